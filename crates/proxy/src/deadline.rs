@@ -39,7 +39,7 @@ impl Deadline {
     }
 
     pub(crate) fn slow(&self, registry: &Registry) -> Error {
-        Error::Slow {
+        Error::UpstreamTimeout {
             upstream: registry.to_string(),
             limit: self.within,
         }

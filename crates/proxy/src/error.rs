@@ -9,7 +9,7 @@ use pierhead_oci::{Digest, ParseError};
 
 use crate::limits::limit::Limit;
 
-/// Whose fault it is follows from the variant: the client's up to `ManyLogins`, then the
+/// Whose fault it is follows from the variant: the client's up to `TooManyLogins`, then the
 /// upstream's or ours. `Clone`, because one failed flight is reported to all who wait for it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -21,31 +21,31 @@ pub(crate) enum Error {
     #[error("pierhead is a pull-through cache and read-only: push to the registry itself")]
     ReadOnly,
     #[error("{name} may not be pulled here: {why}")]
-    Ruled { name: String, why: String },
+    Forbidden { name: String, why: String },
     #[error("a request over HTTP/1.1 has exactly one Host, a name or an address and maybe a port")]
     Host,
     #[error("log in first, with a user and password that are known here")]
-    Login,
+    LoginRequired,
     #[error(
         "pierhead takes passwords over TLS or from this machine only: use https:// (tls.cert and tls.key in its configuration)"
     )]
-    InTheClear,
+    InsecurePassword,
     #[error("{upstream} does not let this login (or none) read that")]
-    NotForThisLogin { upstream: String },
+    UpstreamDenied { upstream: String },
     #[error("a client needs a certificate here (tls.client_ca)")]
     NoCertificate,
     #[error("too many wrong logins from this address; try again later")]
-    ManyLogins,
+    TooManyLogins,
     #[error(transparent)]
     Upstream(#[from] pierhead_remote::Error),
     #[error(transparent)]
     Cache(Box<pierhead_cache::Error>),
     #[error("{upstream} gave no answer within {} ms, and nothing older is cached", limit.as_millis())]
-    Slow { upstream: String, limit: Duration },
+    UpstreamTimeout { upstream: String, limit: Duration },
     #[error("no answer was ready in time; try again")]
-    Late,
+    Timeout,
     #[error("{upstream} is failing, and {missing} of this image is not cached")]
-    Unbacked { upstream: String, missing: Digest },
+    BlobNotCached { upstream: String, missing: Digest },
     #[error("the upstream's document is of no use: {0}")]
     Document(String),
     #[error("the content ended at byte {at}, before its length")]
@@ -59,30 +59,30 @@ pub(crate) enum Error {
     #[error("the body must be JSON, and its Content-Type application/json")]
     NotJson,
     #[error("the body did not come in time")]
-    SlowBody,
+    BodyTimeout,
     #[error("{0}")]
-    Question(String),
+    BadRequest(String),
     #[error("there are no bundles here (bundle.size = \"off\")")]
     NoBundles,
     #[error("bundles cannot be had until pierhead restarts: {0}")]
-    BundlesFailed(String),
+    BundlesUnavailable(String),
     #[error("{0}: pull its layers")]
-    Unbundled(String),
+    NotBundled(String),
     #[error("not all of this image came from the registry that is meant: pull its layers")]
-    NotProved,
+    OriginUnproven,
     #[error("no image that is meant has that file")]
     NoSuchFile,
-    #[error("{}", told(_0))]
+    #[error("{}", not_ready_text(_0))]
     NotReady(Progress),
     #[error("the image could not be pulled: {0}")]
     Pull(String),
     #[error(transparent)]
     Bundle(Arc<pierhead_toc::Error>),
     #[error("cannot be read: {0}")]
-    Records(String),
+    BundleRead(String),
 }
 
-fn told(progress: &Progress) -> String {
+fn not_ready_text(progress: &Progress) -> String {
     let Progress { stage, done, total } = progress;
     match (stage, total) {
         (Stage::Pull, 0) => "the image is being pulled; ask again".into(),
@@ -175,7 +175,10 @@ impl Error {
     pub(crate) fn allows_stale(&self) -> bool {
         match self {
             Self::Upstream(error) => error.is_retryable(),
-            Self::Slow { .. } | Self::Document(_) | Self::Limited(_) | Self::Internal => true,
+            Self::UpstreamTimeout { .. }
+            | Self::Document(_)
+            | Self::Limited(_)
+            | Self::Internal => true,
             _ => false,
         }
     }

@@ -12,31 +12,31 @@ use crate::access::basic::Basic;
 use crate::access::htpasswd::Users;
 use crate::access::rules::Pattern;
 use crate::config::Config;
-use crate::http::http1::head::{Head, MAX_HEAD, parse};
+use crate::http::http1::head::{MAX_HEAD, RequestHead, parse};
 use crate::http::range::{Selection, is_known, select};
 use crate::http::route::route;
 use crate::pull::document::Document;
-use crate::pull::lists::{Page, filtered, link};
+use crate::pull::lists::{TagPageRequest, filtered, link};
 use crate::pull::tag_page;
 
 /// The head of a request on a plain connection: what is taken for an ordinary one means one thing only.
 pub fn head(input: &[u8]) {
-    let Head::Ordinary(ordinary) = parse(input) else {
+    let RequestHead::Simple(simple) = parse(input) else {
         return;
     };
-    let len = ordinary.len;
+    let len = simple.len;
     assert!(len <= input.len() && len <= MAX_HEAD);
-    assert!(matches!(ordinary.parts.method, Method::GET | Method::HEAD));
-    assert!(ordinary.parts.uri.path().starts_with('/'));
-    let headers = &ordinary.parts.headers;
+    assert!(matches!(simple.parts.method, Method::GET | Method::HEAD));
+    assert!(simple.parts.uri.path().starts_with('/'));
+    let headers = &simple.parts.headers;
     assert!(!headers.contains_key("transfer-encoding") && !headers.contains_key("upgrade"));
     let lengths = headers.get_all("content-length");
     assert!(lengths.iter().all(|length| length == "0"), "it has a body");
     // It does not depend on what follows, nor on how the bytes came in.
-    assert!(matches!(parse(&input[..len]), Head::Ordinary(again) if again.len == len));
+    assert!(matches!(parse(&input[..len]), RequestHead::Simple(again) if again.len == len));
     assert!(matches!(
         parse(&input[..len - 1]),
-        Head::Partial | Head::Other
+        RequestHead::Partial | RequestHead::Other
     ));
 }
 
@@ -87,8 +87,10 @@ pub fn routed(input: &[u8]) {
 
 /// A list that is kept, and in the first line the query of a client who wants a page of it.
 pub fn lists(input: &[u8]) {
-    let cut = input.iter().position(|byte| *byte == b'\n');
-    let (query, list) = cut.map_or((&b""[..], input), |cut| (&input[..cut], &input[cut + 1..]));
+    let range = input.iter().position(|byte| *byte == b'\n');
+    let (query, list) = range.map_or((&b""[..], input), |range| {
+        (&input[..range], &input[range + 1..])
+    });
     if let Ok(kept) = filtered(list, "application/x") {
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap_or_default();
         let kept = kept["manifests"].as_array().expect("an index");
@@ -104,14 +106,17 @@ pub fn lists(input: &[u8]) {
         return;
     };
     let document = Document::of(Bytes::copy_from_slice(list));
-    let Ok(cut) = at_once(tag_page::cut(&document, *n, last.as_deref())) else {
+    let Ok(range) = at_once(tag_page::find_page(&document, *n, last.as_deref())) else {
         return;
     };
-    assert!(cut.first <= cut.end && cut.end <= document.size());
-    let run = at_once(tag_page::read(&document, &cut, [b"[", b"]"])).expect("it is in memory");
-    assert_eq!(u64::try_from(run.len()).ok(), Some(cut.end - cut.first + 2));
-    if let Some(last) = &cut.more_behind {
-        let page = Page {
+    assert!(range.first <= range.end && range.end <= document.size());
+    let run = at_once(tag_page::read(&document, &range, [b"[", b"]"])).expect("it is in memory");
+    assert_eq!(
+        u64::try_from(run.len()).ok(),
+        Some(range.end - range.first + 2)
+    );
+    if let Some(last) = &range.next_after {
+        let page = TagPageRequest {
             name,
             query: Some(query),
             n: *n,

@@ -13,7 +13,6 @@ mod config;
 mod context;
 mod deadline;
 mod error;
-mod flight;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -24,6 +23,7 @@ mod metrics;
 mod proxy;
 mod pull;
 mod refusal_log;
+mod shared_requests;
 
 pub use access::htpasswd::check as check_htpasswd;
 pub use access::rules::{Pattern, Rules};

@@ -3,41 +3,42 @@
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hash};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// How long something is not said again.
 const LIFETIME: Duration = Duration::from_secs(60);
 /// At 32 bytes each; when there are more, they are all forgotten and said once more.
-const LIMIT: usize = 8192;
+const MAX_ENTRIES: usize = 8192;
 
 /// See the head of this module. Keeps keyed hashes, not what they are of.
 #[derive(Default)]
-pub(crate) struct Said {
+pub(crate) struct LogDedup {
     keys: RandomState,
-    lately: Mutex<HashMap<u64, Instant>>,
+    last_logged: Mutex<HashMap<u64, Instant>>,
 }
 
-impl Said {
+impl LogDedup {
     /// Whether this is to be said now: it was not within the last minute.
-    pub(crate) fn is_news(&self, what: impl Hash) -> bool {
-        self.is_news_at(what, Instant::now())
+    pub(crate) fn is_new(&self, what: impl Hash) -> bool {
+        self.is_new_at(what, Instant::now())
     }
 
-    fn is_news_at(&self, what: impl Hash, now: Instant) -> bool {
+    fn is_new_at(&self, what: impl Hash, now: Instant) -> bool {
         let key = self.keys.hash_one(what);
-        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_recent = |said: &Instant| now.saturating_duration_since(*said) < LIFETIME;
-        if lately.get(&key).is_some_and(is_recent) {
+        let mut last_logged = self.last_logged.lock();
+        let is_recent = |logged: &Instant| now.saturating_duration_since(*logged) < LIFETIME;
+        if last_logged.get(&key).is_some_and(is_recent) {
             return false;
         }
-        if lately.len() >= LIMIT {
-            lately.retain(|_, said| is_recent(said));
-            if lately.len() >= LIMIT {
-                lately.clear();
+        if last_logged.len() >= MAX_ENTRIES {
+            last_logged.retain(|_, logged| is_recent(logged));
+            if last_logged.len() >= MAX_ENTRIES {
+                last_logged.clear();
             }
         }
-        lately.insert(key, now);
+        last_logged.insert(key, now);
         true
     }
 }
@@ -48,22 +49,22 @@ mod tests {
 
     #[test]
     fn the_same_is_said_once_a_minute() {
-        let (said, now) = (Said::default(), Instant::now());
-        assert!(said.is_news_at(("a", 1), now) && said.is_news_at(("a", 2), now));
-        assert!(!said.is_news_at(("a", 1), now));
-        assert!(!said.is_news_at(("a", 1), now + LIFETIME / 2));
+        let (logged, now) = (LogDedup::default(), Instant::now());
+        assert!(logged.is_new_at(("a", 1), now) && logged.is_new_at(("a", 2), now));
+        assert!(!logged.is_new_at(("a", 1), now));
+        assert!(!logged.is_new_at(("a", 1), now + LIFETIME / 2));
         assert!(
-            said.is_news_at(("a", 1), now + LIFETIME),
+            logged.is_new_at(("a", 1), now + LIFETIME),
             "counted from when it was said"
         );
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let (said, now) = (Said::default(), Instant::now());
-        for nth in 0..3 * LIMIT {
-            assert!(said.is_news_at(nth, now));
-            assert!(said.lately.lock().unwrap().len() <= LIMIT);
+        let (logged, now) = (LogDedup::default(), Instant::now());
+        for nth in 0..3 * MAX_ENTRIES {
+            assert!(logged.is_new_at(nth, now));
+            assert!(logged.last_logged.lock().len() <= MAX_ENTRIES);
         }
     }
 }

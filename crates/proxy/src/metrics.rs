@@ -17,7 +17,7 @@ use crate::limits::limit::Limit;
 
 /// Which part of the API was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum EndpointKind {
     Base,
     Manifest,
     Blob,
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-impl Kind {
+impl EndpointKind {
     const ALL: [Self; KINDS] = [
         Self::Base,
         Self::Manifest,
@@ -76,7 +76,7 @@ impl Kind {
     }
 }
 
-impl EncodeLabelValue for Kind {
+impl EncodeLabelValue for EndpointKind {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
         EncodeLabelValue::encode(&self.name(), encoder)
     }
@@ -84,7 +84,7 @@ impl EncodeLabelValue for Kind {
 
 /// Where an answer came from: the `X-Cache` header says the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Outcome {
+pub(crate) enum CacheOutcome {
     /// The cache, as the upstream has it.
     Hit,
     /// The upstream, now.
@@ -95,7 +95,7 @@ pub(crate) enum Outcome {
     None,
 }
 
-impl Outcome {
+impl CacheOutcome {
     /// The value of `X-Cache`.
     pub(crate) fn header(self) -> Option<&'static str> {
         match self {
@@ -117,16 +117,16 @@ impl Outcome {
     }
 }
 
-impl EncodeLabelValue for Outcome {
+impl EncodeLabelValue for CacheOutcome {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
         EncodeLabelValue::encode(&self.name(), encoder)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
-    endpoint: Kind,
-    cache: Outcome,
+struct RequestLabels {
+    endpoint: EndpointKind,
+    cache: CacheOutcome,
     /// The class, spelled as by the counter of requests to upstreams.
     status: &'static str,
 }
@@ -135,8 +135,8 @@ struct Answered {
 const STATUS_CLASSES: [&str; CLASSES] = ["other", "1xx", "2xx", "3xx", "4xx", "5xx"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Of {
-    endpoint: Kind,
+struct EndpointLabels {
+    endpoint: EndpointKind,
 }
 
 const KINDS: usize = 10;
@@ -144,44 +144,45 @@ const OUTCOMES: usize = 4;
 const CLASSES: usize = 6;
 
 /// What answers are like: each of these has a series from the start, so that its first increase is seen.
-const USUAL: [(Outcome, usize); 6] = [
-    (Outcome::Hit, 2),
-    (Outcome::Miss, 2),
-    (Outcome::Stale, 2),
-    (Outcome::None, 2),
-    (Outcome::None, 4),
-    (Outcome::None, 5),
+const USUAL: [(CacheOutcome, usize); 6] = [
+    (CacheOutcome::Hit, 2),
+    (CacheOutcome::Miss, 2),
+    (CacheOutcome::Stale, 2),
+    (CacheOutcome::None, 2),
+    (CacheOutcome::None, 4),
+    (CacheOutcome::None, 5),
 ];
 
 /// A metric an endpoint, found by its number: looking it up by its label costs ten times as much as
 /// counting, and a request counts five times.
 #[derive(Clone)]
 struct PerKind<M> {
-    family: Family<Of, M>,
+    family: Family<EndpointLabels, M>,
     found: [M; KINDS],
 }
 
 impl<M: Clone + 'static> PerKind<M> {
     fn new(new: fn() -> M) -> Self {
         let family = Family::new_with_constructor(new);
-        let found = Kind::ALL.map(|endpoint| family.get_or_create_owned(&Of { endpoint }));
+        let found = EndpointKind::ALL
+            .map(|endpoint| family.get_or_create_owned(&EndpointLabels { endpoint }));
         Self { family, found }
     }
 
-    fn of(&self, kind: Kind) -> &M {
+    fn of(&self, kind: EndpointKind) -> &M {
         &self.found[kind as usize]
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reached {
+struct LimitLabels {
     limit: Limit,
 }
 
 /// A value, registered by whoever shows metrics.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    requests: Family<Answered, Counter>,
+    requests: Family<RequestLabels, Counter>,
     found: [[[OnceLock<Counter>; CLASSES]; OUTCOMES]; KINDS],
     bytes_out: PerKind<Counter>,
     first_byte: PerKind<Histogram>,
@@ -191,7 +192,7 @@ pub(crate) struct Metrics {
     pub(crate) refused: Counter,
     /// Closed so that a client with fewer could connect.
     pub(crate) displaced: Counter,
-    limited: Family<Reached, Counter>,
+    limited: Family<LimitLabels, Counter>,
     pub(crate) gone: Counter,
     pub(crate) stalled: Counter,
     pub(crate) cut: Counter,
@@ -202,19 +203,19 @@ pub(crate) struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let requests = Family::default();
-        for endpoint in Kind::ALL {
+        for endpoint in EndpointKind::ALL {
             for (cache, class) in USUAL {
-                let answered = Answered {
+                let labels = RequestLabels {
                     endpoint,
                     cache,
                     status: STATUS_CLASSES[class],
                 };
-                drop(requests.get_or_create(&answered));
+                drop(requests.get_or_create(&labels));
             }
         }
         let limited = Family::default();
         for limit in Limit::ALL {
-            drop(limited.get_or_create(&Reached { limit }));
+            drop(limited.get_or_create(&LimitLabels { limit }));
         }
         Self {
             requests,
@@ -239,39 +240,39 @@ impl Default for Metrics {
 
 impl Metrics {
     /// A request was answered so.
-    pub(crate) fn answered(&self, kind: Kind, outcome: Outcome, status: StatusCode) {
+    pub(crate) fn answered(&self, kind: EndpointKind, outcome: CacheOutcome, status: StatusCode) {
         let class = usize::from(status.as_u16() / 100);
         let class = if class < CLASSES { class } else { 0 };
         self.found[kind as usize][outcome as usize][class]
             .get_or_init(|| {
-                let answered = Answered {
+                let labels = RequestLabels {
                     endpoint: kind,
                     cache: outcome,
                     status: STATUS_CLASSES[class],
                 };
-                self.requests.get_or_create_owned(&answered)
+                self.requests.get_or_create_owned(&labels)
             })
             .inc();
     }
 
     /// Bytes of content were handed over.
-    pub(crate) fn sent(&self, kind: Kind, bytes: u64) {
+    pub(crate) fn sent(&self, kind: EndpointKind, bytes: u64) {
         self.bytes_out.of(kind).inc_by(bytes);
     }
 
     /// The first byte of an answer's content was handed over after so many seconds.
-    pub(crate) fn first_byte(&self, kind: Kind, seconds: f64) {
+    pub(crate) fn first_byte(&self, kind: EndpointKind, seconds: f64) {
         self.first_byte.of(kind).observe(seconds);
     }
 
     /// An answer ended after so many seconds.
-    pub(crate) fn ended(&self, kind: Kind, seconds: f64) {
+    pub(crate) fn ended(&self, kind: EndpointKind, seconds: f64) {
         self.total.of(kind).observe(seconds);
     }
 
     /// Somebody was refused or cut for the sake of that limit.
     pub(crate) fn limited(&self, limit: Limit) {
-        self.limited.get_or_create(&Reached { limit }).inc();
+        self.limited.get_or_create(&LimitLabels { limit }).inc();
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {

@@ -16,23 +16,23 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::access;
-use crate::access::authenticator::Access;
-use crate::bundle::background_pulls::Pulls;
+use crate::access::authenticator::Authenticator;
+use crate::bundle::background_pulls::BackgroundPulls;
 use crate::bundle::cache_blobs::CacheBlobs;
-use crate::bundle::hot_ranges::Touches;
-use crate::bundle::pending_images::Arrivals;
+use crate::bundle::hot_ranges::HotRanges;
+use crate::bundle::pending_images::PendingImages;
 use crate::bundle::plan_slots::PlanSlots;
 use crate::bundle::stored_images::offer as offer_stored;
 use crate::config::{Config, Tls};
-use crate::context::{Common, CurrentContext};
+use crate::context::{CurrentContext, SharedState};
 use crate::error::with_sources;
 use crate::http::listener;
 use crate::limits::resource_limits::ResourceLimits;
-use crate::log_dedup::Said;
+use crate::log_dedup::LogDedup;
 use crate::pull::cached_image::{CachedImage, Removal};
-use crate::pull::download_costs::Costs;
+use crate::pull::download_costs::DownloadCosts;
 use crate::pull::download_log;
-use crate::pull::fill_owner::Leads;
+use crate::pull::fill_owner::FillOwners;
 use crate::pull::warm::{self, Progress};
 use crate::refusal_log::RefusalLog;
 
@@ -50,7 +50,7 @@ pub struct Proxy(CurrentContext);
 impl Proxy {
     /// The context of a new request.
     #[cfg(test)]
-    pub(crate) fn current(&self) -> Arc<crate::context::Inner> {
+    pub(crate) fn current(&self) -> Arc<crate::context::RequestContext> {
         self.0.current()
     }
 
@@ -67,41 +67,41 @@ impl Proxy {
         library: Option<Library>,
     ) -> Self {
         let limits = ResourceLimits::new(config.limits.clone());
-        let access_metrics = access::metrics::Metrics::default();
+        let access_metrics = access::metrics::AccessMetrics::default();
         let metrics = Arc::<crate::metrics::Metrics>::default();
         let threads = Handle::try_current().map_or(1, |handle| handle.metrics().num_workers());
         let pacer = |quota| Arc::new(CpuPacer::new(quota, threads, metrics.quota_waited.clone()));
-        let access = Access::new(&config.auth, &access_metrics, cache.panics());
+        let access = Authenticator::new(&config.auth, &access_metrics, cache.panics());
         cache.tags().set_configured(config.configured());
-        let common = Common {
+        let shared = SharedState {
             client,
             access_metrics,
             cache,
             pacer: config.quota.clone().map(pacer),
             config: ArcSwap::from_pointee(config),
             metrics,
-            said: Said::default(),
+            log_dedup: LogDedup::default(),
             refusals: RefusalLog::default(),
             parsing: Semaphore::new(PARSING),
             limits,
-            leads: Leads::default(),
-            costs: Costs::default(),
+            fill_owners: FillOwners::default(),
+            costs: DownloadCosts::default(),
             library,
             library_failure: OnceLock::new(),
-            arrivals: Arrivals::default(),
-            pulls: Pulls::default(),
-            touches: Touches::default(),
+            pending_images: PendingImages::default(),
+            background_pulls: BackgroundPulls::default(),
+            hot_ranges: HotRanges::default(),
             planning: PlanSlots::new(PLANNING),
             making: Arc::new(Semaphore::new(MAKING)),
         };
-        let common = Arc::new(common);
-        Self(CurrentContext::new(common, access))
+        let shared = Arc::new(shared);
+        Self(CurrentContext::new(shared, access))
     }
 
     /// Says why bundles cannot be had although the configuration wants them. Requests for bundles then get this text and 503.
     /// Only the first call counts.
     pub fn set_library_failure(&self, why: String) {
-        let _ = self.0.common.library_failure.set(why);
+        let _ = self.0.shared.library_failure.set(why);
     }
 
     /// What of the cache a library reads.
@@ -112,17 +112,17 @@ impl Proxy {
     /// Tells the cache what starts read of the images that were traced before this one began, for its fast tier: one after another, at the
     /// pace of work that can wait. Returns when that is done.
     pub async fn tell_hot(&self) {
-        if let Some(library) = self.0.common.library.clone() {
-            let cache = self.0.common.cache.clone();
-            self.0.common.touches.tell_all(library, cache).await;
+        if let Some(library) = self.0.shared.library.clone() {
+            let cache = self.0.shared.cache.clone();
+            self.0.shared.hot_ranges.report_all(library, cache).await;
         }
     }
 
     /// Offers the library what was cached before it knew of it (while there were no bundles, or in another process's days),
     /// at the pace of work that can wait. Returns when that is done.
     pub async fn offer_stored(&self) {
-        if let Some(library) = &self.0.common.library {
-            let offered = offer_stored(library, &self.0.common.cache).await;
+        if let Some(library) = &self.0.shared.library {
+            let offered = offer_stored(library, &self.0.shared.cache).await;
             if let Err(error) = offered {
                 tracing::warn!(error = %with_sources(&error), "what is cached is bundled when it is asked for");
             }
@@ -132,11 +132,11 @@ impl Proxy {
     /// Applies a new configuration, together with the client settings of [`Client::apply`]. Keeps all connections.
     /// Requests in progress end with the old settings. Blocks like [`Proxy::new`].
     pub fn reload(&self, config: Config) {
-        let common = &self.0.common;
-        common.limits.reload(config.limits.clone());
+        let shared = &self.0.shared;
+        shared.limits.reload(config.limits.clone());
         let old = self.0.current();
-        let access = if common.config.load().auth != config.auth {
-            Access::new(&config.auth, &common.access_metrics, common.cache.panics())
+        let access = if shared.config.load().auth != config.auth {
+            Authenticator::new(&config.auth, &shared.access_metrics, shared.cache.panics())
         } else {
             if let Some(access) = old.access() {
                 access.look_again();
@@ -144,8 +144,8 @@ impl Proxy {
             old.access().cloned()
         };
         self.0.replace(access);
-        common.cache.tags().set_configured(config.configured());
-        common.config.store(Arc::new(config));
+        shared.cache.tags().set_configured(config.configured());
+        shared.config.store(Arc::new(config));
     }
 
     /// Serves until `stop` resolves, then drains: no new connections, requests under way may finish
@@ -162,7 +162,7 @@ impl Proxy {
         listener::serve(self.0.clone(), listener, tls, stop).await
     }
 
-    /// Pulls an image (of an index: those platforms that are named, all when none) into the cache, as a client would.
+    /// BackgroundPulls an image (of an index: those platforms that are named, all when none) into the cache, as a client would.
     ///
     /// # Errors
     /// A text for people: what failed, at which upstream.
@@ -173,9 +173,9 @@ impl Proxy {
         progress: impl FnMut(Progress) + Send,
     ) -> Result<Progress, String> {
         let started = Instant::now();
-        let own = self.0.common.limits.own();
-        let (inner, goes_on) = (self.0.current().for_operator(), std::future::pending());
-        let warmed = warm::warm(&inner, &own, reference, platforms, goes_on, progress).await;
+        let own = self.0.shared.limits.own();
+        let (context, goes_on) = (self.0.current().for_operator(), std::future::pending());
+        let warmed = warm::warm(&context, &own, reference, platforms, goes_on, progress).await;
         let seconds = download_log::seconds(started);
         match &warmed {
             Ok(Progress { blobs, bytes, .. }) => {
@@ -193,7 +193,7 @@ impl Proxy {
     /// # Errors
     /// A text for people: the image is not in the cache.
     pub async fn cached(&self, reference: &Reference) -> Result<CachedImage, String> {
-        let (cache, reference) = (self.0.common.cache.clone(), reference.clone());
+        let (cache, reference) = (self.0.shared.cache.clone(), reference.clone());
         blocking(move || CachedImage::read(&cache, &reference)).await
     }
 
@@ -206,14 +206,14 @@ impl Proxy {
         reference: &Reference,
         known: Vec<Reference>,
     ) -> Result<Removal, String> {
-        let (cache, reference) = (self.0.common.cache.clone(), reference.clone());
+        let (cache, reference) = (self.0.shared.cache.clone(), reference.clone());
         blocking(move || Removal::of(&cache, &reference, &known)).await
     }
 
     /// Registers the metrics of the proxy; the caller gives the prefix.
     pub fn register(&self, registry: &mut Metrics) {
-        self.0.common.metrics.register(registry);
-        self.0.common.access_metrics.register(registry);
+        self.0.shared.metrics.register(registry);
+        self.0.shared.access_metrics.register(registry);
     }
 }
 
@@ -251,8 +251,10 @@ mod tests {
             upstream: "example.com".into(),
             status: 401,
         };
-        old.trust.recent.failed(&registry, subject(), &denied);
-        assert!(old.trust.recent.error(&subject()).is_some());
-        assert!(new.trust.recent.error(&subject()).is_none());
+        old.generation
+            .negative_cache
+            .failed(&registry, subject(), &denied);
+        assert!(old.generation.negative_cache.error(&subject()).is_some());
+        assert!(new.generation.negative_cache.error(&subject()).is_none());
     }
 }

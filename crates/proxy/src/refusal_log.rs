@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hash};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pierhead_host::ClientKey;
 use pierhead_oci::Registry;
 use tokio::runtime::Handle;
@@ -28,10 +29,10 @@ const MAX_TEXT: usize = 256;
 
 /// Decides which refusals are logged. Clones share one table. Takes a lock, so only refusals may use it.
 #[derive(Clone, Default)]
-pub(crate) struct RefusalLog(Arc<Shared>);
+pub(crate) struct RefusalLog(Arc<RefusalTable>);
 
 #[derive(Default)]
-struct Shared {
+struct RefusalTable {
     hashes: RandomState,
     entries: Mutex<HashMap<Key, Entry>>,
 }
@@ -115,10 +116,7 @@ impl RefusalLog {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
-        self.0
-            .entries
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.0.entries.lock()
     }
 
     fn count_later(&self, key: Key, until: Instant) {
@@ -168,7 +166,7 @@ mod tests {
     fn refusal(client: Option<IpAddr>, registry: &Registry) -> Refusal<'_> {
         Refusal {
             event: "pull refused",
-            cause: Error::Late.cause(),
+            cause: Error::Timeout.cause(),
             client,
             registry: Some(registry),
         }
@@ -179,13 +177,13 @@ mod tests {
         let lines = capture();
         let log = RefusalLog::default();
         let one = registry(1);
-        let again = || log.is_new(&refusal(client(1), &one), "app:1", &Error::Late);
+        let again = || log.is_new(&refusal(client(1), &one), "app:1", &Error::Timeout);
         assert!(again());
         for _ in 0..41 {
             assert!(!again());
         }
-        assert!(log.is_new(&refusal(client(2), &one), "app:1", &Error::Late));
-        assert!(log.is_new(&refusal(client(1), &registry(2)), "app:1", &Error::Late));
+        assert!(log.is_new(&refusal(client(2), &one), "app:1", &Error::Timeout));
+        assert!(log.is_new(&refusal(client(1), &registry(2)), "app:1", &Error::Timeout));
         let internal = Refusal {
             cause: Error::Internal.cause(),
             ..refusal(client(1), &one)
@@ -212,7 +210,7 @@ mod tests {
         let log = RefusalLog::default();
         let one = registry(1);
         let named = (0..1000)
-            .filter(|image| log.is_new(&refusal(client(1), &one), image, &Error::Late))
+            .filter(|image| log.is_new(&refusal(client(1), &one), image, &Error::Timeout))
             .count();
         assert_eq!(named, MAX_IMAGES);
     }

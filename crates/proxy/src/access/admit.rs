@@ -7,8 +7,8 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use pierhead_oci::Endpoint;
 
-use crate::access::authenticator::Access;
-use crate::context::Inner;
+use crate::access::authenticator::Authenticator;
+use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::http::peer::Peer;
@@ -17,13 +17,13 @@ use crate::refusal_log::Refusal;
 /// Lets a request in or says why not; with whose eyes to look, when they are the client's own. Costs one
 /// comparison while everybody is let in.
 pub(crate) async fn admit(
-    inner: &Arc<Inner>,
+    context: &Arc<RequestContext>,
     peer: &Peer,
     request: &Parts,
     endpoint: &Endpoint,
     deadline: Deadline,
-) -> Result<Option<Arc<Inner>>, Error> {
-    let Some(access) = inner.access() else {
+) -> Result<Option<Arc<RequestContext>>, Error> {
+    let Some(access) = context.access() else {
         return Ok(None);
     };
     match access.at_once(peer, request) {
@@ -32,11 +32,12 @@ pub(crate) async fn admit(
             let access = access.clone();
             Box::pin(async move {
                 match &*access {
-                    Access::Guests(guests) => {
-                        let guest = guests.admit(inner, peer, request, endpoint, deadline);
-                        guest.await.map(Some)
+                    Authenticator::PassThrough(pass_through) => {
+                        let client_context =
+                            pass_through.admit(context, peer, request, endpoint, deadline);
+                        client_context.await.map(Some)
                     }
-                    _ => access.ask(inner, peer, request).await.map(|()| None),
+                    _ => access.ask(context, peer, request).await.map(|()| None),
                 }
             })
             .await
@@ -47,29 +48,29 @@ pub(crate) async fn admit(
 /// Checks who sends a request before its body is read. Pass-through only checks that there is a login, if one is needed:
 /// the body names the image that the upstream is asked about.
 pub(crate) async fn admit_body(
-    inner: &Arc<Inner>,
+    context: &Arc<RequestContext>,
     peer: &Peer,
     request: &Parts,
 ) -> Result<(), Error> {
-    let Some(access) = inner.access() else {
+    let Some(access) = context.access() else {
         return Ok(());
     };
-    if let Access::Guests(guests) = &**access {
-        return guests.credentials(peer, request).map(drop);
+    if let Authenticator::PassThrough(pass_through) = &**access {
+        return pass_through.credentials(peer, request).map(drop);
     }
     let Some(verdict) = access.at_once(peer, request) else {
-        let deadline = Deadline::new(inner.config.load().answer_within);
-        let asked = Box::pin(access.ask(inner, peer, request));
+        let deadline = Deadline::new(context.config.load().answer_within);
+        let asked = Box::pin(access.ask(context, peer, request));
         return match tokio::time::timeout_at(deadline.end(), asked).await {
             Ok(verdict) => verdict,
-            Err(_) => Err(Error::Late),
+            Err(_) => Err(Error::Timeout),
         };
     };
     verdict
 }
 
 /// Logs no user name, since users type passwords into the wrong field.
-fn note_refused_login(inner: &Inner, client: IpAddr, error: &Error) {
+fn note_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
     let event = "a login was refused";
     let refusal = Refusal {
         event,
@@ -77,25 +78,33 @@ fn note_refused_login(inner: &Inner, client: IpAddr, error: &Error) {
         client: Some(client),
         registry: None,
     };
-    if inner.refusals.is_new(&refusal, (), error) {
+    if context.refusals.is_new(&refusal, (), error) {
         tracing::info!(%client, "{event}");
     }
 }
 
-impl Access {
+impl Authenticator {
     /// The verdict that [`Self::at_once`] does not know.
-    async fn ask(&self, inner: &Inner, peer: &Peer, request: &Parts) -> Result<(), Error> {
+    async fn ask(
+        &self,
+        context: &RequestContext,
+        peer: &Peer,
+        request: &Parts,
+    ) -> Result<(), Error> {
         match self {
-            Self::Logins(logins) => {
-                let header = request.headers.get(AUTHORIZATION).ok_or(Error::Login)?;
+            Self::Htpasswd(logins) => {
+                let header = request
+                    .headers
+                    .get(AUTHORIZATION)
+                    .ok_or(Error::LoginRequired)?;
                 let verdict = logins.ask(header, peer.address).await;
-                if let Err(error @ Error::Login) = &verdict {
-                    note_refused_login(inner, peer.address, error);
+                if let Err(error @ Error::LoginRequired) = &verdict {
+                    note_refused_login(context, peer.address, error);
                 }
                 verdict
             }
             Self::Certificate => Err(Error::NoCertificate),
-            Self::Guests(_) | Self::Nobody => Err(Error::Internal),
+            Self::PassThrough(_) | Self::DenyAll => Err(Error::Internal),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Client authentication and authorization, cached.
+//! ClientUsage authentication and authorization, cached.
 //!
 //! Clients need no credentials unless the configuration demands them. A cached decision costs one keyed
 //! hash and one table lookup.
@@ -9,40 +9,40 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use pierhead_host::Panics;
 
-use crate::access::htpasswd_auth::Logins;
-use crate::access::metrics::Metrics;
-use crate::access::pass_through::Guests;
-use crate::access::sealer::Sealer;
+use crate::access::htpasswd_auth::HtpasswdAuth;
+use crate::access::keyed_hash::KeyedHasher;
+use crate::access::metrics::AccessMetrics;
+use crate::access::pass_through::PassThrough;
 use crate::config::Auth;
 use crate::error::Error;
 use crate::http::peer::{Channel, Peer};
 
 /// One configured way of asking.
-pub(crate) enum Access {
+pub(crate) enum Authenticator {
     Certificate,
-    Logins(Logins),
-    Guests(Guests),
+    Htpasswd(HtpasswdAuth),
+    PassThrough(PassThrough),
     /// Something is missing without which nobody can be told from anybody.
-    Nobody,
+    DenyAll,
 }
 
-impl Access {
+impl Authenticator {
     /// `None`: everybody is let in. Reads files, so it blocks; one that cannot be read lets nobody in.
-    pub(crate) fn new(auth: &Auth, metrics: &Metrics, panics: &Panics) -> Option<Arc<Self>> {
-        Self::with(auth, metrics, panics, Sealer::new).map(Arc::new)
+    pub(crate) fn new(auth: &Auth, metrics: &AccessMetrics, panics: &Panics) -> Option<Arc<Self>> {
+        Self::with(auth, metrics, panics, KeyedHasher::new).map(Arc::new)
     }
 
     fn with(
         auth: &Auth,
-        metrics: &Metrics,
+        metrics: &AccessMetrics,
         panics: &Panics,
-        sealer: impl FnOnce() -> Option<Sealer>,
+        hasher: impl FnOnce() -> Option<KeyedHasher>,
     ) -> Option<Self> {
-        let sealed = |make: &dyn Fn(Sealer) -> Self| {
-            sealer().map_or_else(
+        let sealed = |make: &dyn Fn(KeyedHasher) -> Self| {
+            hasher().map_or_else(
                 || {
                     tracing::error!("the system gives no random numbers: nobody is let in");
-                    Self::Nobody
+                    Self::DenyAll
                 },
                 make,
             )
@@ -53,20 +53,20 @@ impl Access {
             Auth::PassThrough {
                 lifetime,
                 anonymous,
-            } => sealed(&|sealer| {
-                Self::Guests(Guests::new(
+            } => sealed(&|hasher| {
+                Self::PassThrough(PassThrough::new(
                     *lifetime,
                     *anonymous,
-                    sealer,
+                    hasher,
                     metrics.clone(),
                     panics.clone(),
                 ))
             }),
-            Auth::Htpasswd { file, lifetime } => sealed(&|sealer| {
-                Self::Logins(Logins::new(
+            Auth::Htpasswd { file, lifetime } => sealed(&|hasher| {
+                Self::Htpasswd(HtpasswdAuth::new(
                     file.clone(),
                     *lifetime,
-                    sealer,
+                    hasher,
                     metrics.clone(),
                     panics.clone(),
                 ))
@@ -76,7 +76,7 @@ impl Access {
 
     /// Files are looked at before the next verdict.
     pub(crate) fn look_again(&self) {
-        if let Self::Logins(logins) = self {
+        if let Self::Htpasswd(logins) = self {
             logins.look_again();
         }
     }
@@ -87,12 +87,12 @@ impl Access {
             Self::Certificate if peer.channel == Channel::Certified => Some(Ok(())),
             Self::Certificate => Some(Err(Error::NoCertificate)),
             // Where a certificate is optional, it says who one is as well as a password does.
-            Self::Logins(_) if peer.channel == Channel::Certified => Some(Ok(())),
-            Self::Logins(_) if !peer.is_private() => Some(Err(Error::InTheClear)),
-            Self::Nobody => Some(Err(Error::Internal)),
-            Self::Guests(_) => None,
-            Self::Logins(logins) => match request.headers.get(AUTHORIZATION) {
-                None => Some(Err(Error::Login)),
+            Self::Htpasswd(_) if peer.channel == Channel::Certified => Some(Ok(())),
+            Self::Htpasswd(_) if !peer.is_private() => Some(Err(Error::InsecurePassword)),
+            Self::DenyAll => Some(Err(Error::Internal)),
+            Self::PassThrough(_) => None,
+            Self::Htpasswd(logins) => match request.headers.get(AUTHORIZATION) {
+                None => Some(Err(Error::LoginRequired)),
                 Some(header) => logins.known(header).then_some(Ok(())),
             },
         }
@@ -104,13 +104,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::limits::client::Client;
-    use crate::limits::connections::Activity;
+    use crate::limits::client_usage::ClientUsage;
+    use crate::limits::connections::ConnectionActivity;
 
     fn peer(address: &str, channel: Channel) -> Peer {
         let address = std::net::SocketAddr::new(address.parse().unwrap(), 1);
-        let client = Arc::new(Client::operator());
-        let activity = Arc::new(Activity::uncounted(client.clone()));
+        let client = Arc::new(ClientUsage::operator());
+        let activity = Arc::new(ConnectionActivity::uncounted(client.clone()));
         let peer = Peer::new(address, client, activity);
         Peer { channel, ..peer }
     }
@@ -123,24 +123,24 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
-    fn htpasswd() -> Arc<Access> {
+    fn htpasswd() -> Arc<Authenticator> {
         let auth = Auth::Htpasswd {
             file: "/absent/users".into(),
             lifetime: Duration::from_secs(60),
         };
-        Access::new(&auth, &Metrics::default(), &Panics::default()).unwrap()
+        Authenticator::new(&auth, &AccessMetrics::default(), &Panics::default()).unwrap()
     }
 
     /// The challenge goes with `Login`, so it must not arise where a password could be read on the way.
     #[test]
     fn passwords_travel_over_tls_or_within_this_machine_only() {
         let access = htpasswd();
-        let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
-        let guests = Guests::new(
+        let (lifetime, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
+        let pass_through = PassThrough::new(
             lifetime,
             true,
-            sealer,
-            Metrics::default(),
+            hasher,
+            AccessMetrics::default(),
             Panics::default(),
         );
         for address in ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"] {
@@ -148,31 +148,31 @@ mod tests {
             for login in [true, false] {
                 let verdict = access.at_once(&plain, &request(login));
                 assert!(
-                    matches!(verdict, Some(Err(Error::InTheClear))),
+                    matches!(verdict, Some(Err(Error::InsecurePassword))),
                     "{address} {login}"
                 );
             }
             assert!(matches!(
-                guests.of(&plain, &request(true)),
-                Err(Error::InTheClear)
+                pass_through.of(&plain, &request(true)),
+                Err(Error::InsecurePassword)
             ));
-            assert!(matches!(guests.of(&plain, &request(false)), Ok(None)));
+            assert!(matches!(pass_through.of(&plain, &request(false)), Ok(None)));
             let tls = peer(address, Channel::Tls);
             assert!(matches!(
                 access.at_once(&tls, &request(false)),
-                Some(Err(Error::Login))
+                Some(Err(Error::LoginRequired))
             ));
             assert!(
                 access.at_once(&tls, &request(true)).is_none(),
                 "it is looked at"
             );
-            assert!(matches!(guests.of(&tls, &request(true)), Ok(Some(_))));
+            assert!(matches!(pass_through.of(&tls, &request(true)), Ok(Some(_))));
         }
         for address in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             let here = peer(address, Channel::Plain);
             assert!(matches!(
                 access.at_once(&here, &request(false)),
-                Some(Err(Error::Login))
+                Some(Err(Error::LoginRequired))
             ));
         }
     }
@@ -183,9 +183,9 @@ mod tests {
             lifetime: Duration::from_secs(60),
             anonymous: true,
         };
-        let access = Access::with(
+        let access = Authenticator::with(
             &pass_through,
-            &Metrics::default(),
+            &AccessMetrics::default(),
             &Panics::default(),
             || None,
         )
@@ -195,11 +195,13 @@ mod tests {
             assert!(matches!(verdict, Some(Err(Error::Internal))), "{channel:?}");
         }
         // Nothing is remembered about these.
-        let with = |auth| Access::with(auth, &Metrics::default(), &Panics::default(), || None);
+        let with = |auth| {
+            Authenticator::with(auth, &AccessMetrics::default(), &Panics::default(), || None)
+        };
         assert!(with(&Auth::Open).is_none());
         assert!(matches!(
             with(&Auth::Certificate),
-            Some(Access::Certificate)
+            Some(Authenticator::Certificate)
         ));
     }
 
@@ -210,8 +212,12 @@ mod tests {
             htpasswd().at_once(&certified, &request(false)),
             Some(Ok(()))
         ));
-        let access =
-            Access::new(&Auth::Certificate, &Metrics::default(), &Panics::default()).unwrap();
+        let access = Authenticator::new(
+            &Auth::Certificate,
+            &AccessMetrics::default(),
+            &Panics::default(),
+        )
+        .unwrap();
         assert!(matches!(
             access.at_once(&certified, &request(false)),
             Some(Ok(()))
@@ -223,6 +229,9 @@ mod tests {
                 "{channel:?}"
             );
         }
-        assert!(Access::new(&Auth::Open, &Metrics::default(), &Panics::default()).is_none());
+        assert!(
+            Authenticator::new(&Auth::Open, &AccessMetrics::default(), &Panics::default())
+                .is_none()
+        );
     }
 }

@@ -13,17 +13,17 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 /// Why a certificate that its authority vouches for is refused all the same.
 #[derive(Debug, thiserror::Error)]
 #[error("the client's certificate has none of the names in tls.client_names")]
-struct Unnamed;
+struct NameMismatch;
 
 /// Asks another verifier first, then for the name.
 #[derive(Debug)]
-pub(crate) struct Named {
+pub(crate) struct NameVerifier {
     pub(crate) chain: Arc<dyn ClientCertVerifier>,
     /// Common names, or alternative names of the kinds DNS, URI and e-mail.
     pub(crate) names: Vec<String>,
 }
 
-impl Named {
+impl NameVerifier {
     fn is_expected(&self, certificate: &CertificateDer<'_>) -> bool {
         let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
             return false;
@@ -51,7 +51,7 @@ impl Named {
     }
 }
 
-impl ClientCertVerifier for Named {
+impl ClientCertVerifier for NameVerifier {
     fn offer_client_auth(&self) -> bool {
         self.chain.offer_client_auth()
     }
@@ -76,7 +76,7 @@ impl ClientCertVerifier for Named {
         if self.is_expected(certificate) {
             return Ok(verified);
         }
-        Err(CertificateError::Other(OtherError(Arc::new(Unnamed))).into())
+        Err(CertificateError::Other(OtherError(Arc::new(NameMismatch))).into())
     }
 
     fn verify_tls12_signature(
@@ -128,12 +128,12 @@ mod tests {
         params.self_signed(&key).unwrap().der().clone()
     }
 
-    fn named(names: &[&str]) -> Named {
+    fn named(names: &[&str]) -> NameVerifier {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(|_| ())).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-        Named {
+        NameVerifier {
             chain: chain.build().unwrap(),
             names: names.iter().map(|&name| name.to_owned()).collect(),
         }

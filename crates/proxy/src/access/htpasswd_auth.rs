@@ -15,12 +15,12 @@ use tokio::sync::Semaphore;
 
 use crate::access::basic::Basic;
 use crate::access::htpasswd::Users;
-use crate::access::metrics::{Metrics, Verdict};
-use crate::access::sealer::{Seal, Sealer};
-use crate::access::table::Table;
+use crate::access::keyed_hash::{KeyedHash, KeyedHasher};
+use crate::access::metrics::{AccessMetrics, Verdict};
 use crate::access::throttle::Throttle;
+use crate::access::ttl_table::TtlTable;
 use crate::error::Error;
-use crate::flight::Flights;
+use crate::shared_requests::SharedRequests;
 
 /// How often the file is looked at, at most; and only when a client asks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -30,36 +30,36 @@ const TURNS: usize = 2;
 const WRONG: Duration = Duration::from_secs(10);
 
 /// What a file looks like from outside.
-type Stamp = Option<(u64, u64, u64, i64, i64)>;
+type FileStamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// Clones share everything.
 #[derive(Clone)]
-pub(crate) struct Logins(Arc<State>);
+pub(crate) struct HtpasswdAuth(Arc<State>);
 
 struct State {
     file: PathBuf,
     lifetime: Duration,
-    users: ArcSwap<(Users, Stamp)>,
-    sealer: Sealer,
-    right: Table<Seal, ()>,
-    wrong: Table<Seal, ()>,
+    users: ArcSwap<(Users, FileStamp)>,
+    hasher: KeyedHasher,
+    right: TtlTable<KeyedHash, ()>,
+    wrong: TtlTable<KeyedHash, ()>,
     throttle: Throttle,
     turns: Semaphore,
-    flights: Flights<Seal, Result<(), Error>>,
+    shared_requests: SharedRequests<KeyedHash, Result<(), Error>>,
     born: Instant,
     /// Milliseconds after `born` at which the file is to be looked at again.
     due: AtomicU64,
-    metrics: Metrics,
+    metrics: AccessMetrics,
     panics: Panics,
 }
 
-impl Logins {
+impl HtpasswdAuth {
     /// Reads the file, which blocks.
     pub(crate) fn new(
         file: PathBuf,
         lifetime: Duration,
-        sealer: Sealer,
-        metrics: Metrics,
+        hasher: KeyedHasher,
+        metrics: AccessMetrics,
         panics: Panics,
     ) -> Self {
         let stamp = stamp(&file);
@@ -68,12 +68,12 @@ impl Logins {
             file,
             lifetime,
             users: ArcSwap::from_pointee((users, stamp)),
-            sealer,
-            right: Table::default(),
-            wrong: Table::default(),
+            hasher,
+            right: TtlTable::default(),
+            wrong: TtlTable::default(),
             throttle: Throttle::default(),
             turns: Semaphore::new(TURNS),
-            flights: Flights::new(panics.clone()),
+            shared_requests: SharedRequests::new(panics.clone()),
             born: Instant::now(),
             due: AtomicU64::new(0),
             metrics,
@@ -83,7 +83,7 @@ impl Logins {
 
     /// Whether this header was found right lately. About a microsecond.
     pub(crate) fn known(&self, header: &HeaderValue) -> bool {
-        !self.0.is_due() && self.0.right.get(&self.0.seal(header)).is_some()
+        !self.0.is_due() && self.0.right.get(&self.0.keyed_hash(header)).is_some()
     }
 
     pub(crate) fn look_again(&self) {
@@ -98,22 +98,22 @@ impl Logins {
             let _ = self.0.blocking(move || state.look()).await;
         }
         let state = &self.0;
-        let seal = state.seal(header);
-        if state.right.get(&seal).is_some() {
+        let keyed_hash = state.keyed_hash(header);
+        if state.right.get(&keyed_hash).is_some() {
             return Ok(());
         }
-        if state.wrong.get(&seal).is_some() {
-            return Err(Error::Login);
+        if state.wrong.get(&keyed_hash).is_some() {
+            return Err(Error::LoginRequired);
         }
         let Some(basic) = Basic::parse(header) else {
-            return Err(Error::Login);
+            return Err(Error::LoginRequired);
         };
-        let flight = state.flights.join(&seal, || {
+        let pending = state.shared_requests.join(&keyed_hash, || {
             let state = state.clone();
-            Ok(async move { state.verify(seal, basic, address).await })
+            Ok(async move { state.verify(keyed_hash, basic, address).await })
         });
-        match flight {
-            Ok(flight) => flight.answer().await.unwrap_or(Err(Error::Internal)),
+        match pending {
+            Ok(pending) => pending.answer().await.unwrap_or(Err(Error::Internal)),
             Err(limit) => Err(limit.into()),
         }
     }
@@ -132,8 +132,8 @@ impl State {
         done.await.ok().flatten()
     }
 
-    fn seal(&self, header: &HeaderValue) -> Seal {
-        self.sealer.seal(&[header.as_bytes()])
+    fn keyed_hash(&self, header: &HeaderValue) -> KeyedHash {
+        self.hasher.hash(&[header.as_bytes()])
     }
 
     fn now(&self) -> u64 {
@@ -178,13 +178,13 @@ impl State {
 
     async fn verify(
         self: Arc<Self>,
-        seal: Seal,
+        keyed_hash: KeyedHash,
         basic: Basic,
         address: IpAddr,
     ) -> Result<(), Error> {
         if !self.throttle.charge(address, Instant::now()) {
             self.metrics.count(Verdict::Throttled);
-            return Err(Error::ManyLogins);
+            return Err(Error::TooManyLogins);
         }
         let Ok(_turn) = self.turns.acquire().await else {
             return Err(Error::Internal);
@@ -200,7 +200,7 @@ impl State {
             false => (&self.wrong, WRONG.min(self.lifetime)),
         };
         // The file may have changed meanwhile, and the tables been cleared.
-        table.insert_if(seal, (), lifetime, || {
+        table.insert_if(keyed_hash, (), lifetime, || {
             Arc::ptr_eq(&users, &self.users.load())
         });
         if right {
@@ -209,11 +209,11 @@ impl State {
             return Ok(());
         }
         self.metrics.count(Verdict::Denied);
-        Err(Error::Login)
+        Err(Error::LoginRequired)
     }
 }
 
-fn stamp(file: &Path) -> Stamp {
+fn stamp(file: &Path) -> FileStamp {
     let it = std::fs::metadata(file).ok()?;
     Some((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()))
 }
@@ -259,16 +259,16 @@ mod tests {
         std::fs::rename(next, file).unwrap();
     }
 
-    fn open(users: &[(&str, &str)]) -> (Logins, PathBuf, tempfile::TempDir) {
+    fn open(users: &[(&str, &str)]) -> (HtpasswdAuth, PathBuf, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("users");
         write(&file, users);
-        let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
-        let logins = Logins::new(
+        let (lifetime, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
+        let logins = HtpasswdAuth::new(
             file.clone(),
             lifetime,
-            sealer,
-            Metrics::default(),
+            hasher,
+            AccessMetrics::default(),
             Panics::default(),
         );
         (logins, file, folder)
@@ -288,7 +288,7 @@ mod tests {
         ] {
             assert!(matches!(
                 logins.ask(&wrong, HERE.into()).await,
-                Err(Error::Login)
+                Err(Error::LoginRequired)
             ));
             assert!(!logins.known(&wrong));
         }
@@ -337,8 +337,8 @@ mod tests {
                 .ask(&header("ann", &n.to_string()), HERE.into())
                 .await
             {
-                Err(Error::Login) => {}
-                Err(Error::ManyLogins) => refused += 1,
+                Err(Error::LoginRequired) => {}
+                Err(Error::TooManyLogins) => refused += 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -346,7 +346,7 @@ mod tests {
         // The same wrong one again costs nothing and is no new guess; who is known is not locked out.
         assert!(matches!(
             logins.ask(&header("ann", "0"), HERE.into()).await,
-            Err(Error::Login)
+            Err(Error::LoginRequired)
         ));
         assert!(logins.ask(&known, HERE.into()).await.is_ok());
         assert!(
@@ -362,10 +362,10 @@ mod tests {
         let (logins, _, _folder) = open(&[("ann", "pw")]);
         let state = &logins.0;
         assert_eq!(state.blocking(|| panic!("by intent")).await, None::<()>);
-        let seal = state.seal(&header("ann", "pw"));
+        let keyed_hash = state.keyed_hash(&header("ann", "pw"));
         let died = state
-            .flights
-            .join(&seal, || Ok(async { panic!("by intent") }));
+            .shared_requests
+            .join(&keyed_hash, || Ok(async { panic!("by intent") }));
         assert!(died.unwrap().answer().await.is_none());
         assert_eq!(
             state.panics.counts(),

@@ -31,41 +31,43 @@ impl EncodeLabelValue for Verdict {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct AuthenticationLabels {
     result: Verdict,
 }
 
 /// A value, registered by whoever shows metrics.
 #[derive(Clone)]
-pub(crate) struct Metrics {
-    asked: Family<Asked, Counter>,
+pub(crate) struct AccessMetrics {
+    authentications: Family<AuthenticationLabels, Counter>,
 }
 
-impl Default for Metrics {
+impl Default for AccessMetrics {
     fn default() -> Self {
-        let asked = Family::default();
+        let authentications = Family::default();
         for result in [
             Verdict::Granted,
             Verdict::Denied,
             Verdict::Throttled,
             Verdict::Unknown,
         ] {
-            drop(asked.get_or_create(&Asked { result }));
+            drop(authentications.get_or_create(&AuthenticationLabels { result }));
         }
-        Self { asked }
+        Self { authentications }
     }
 }
 
-impl Metrics {
+impl AccessMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "authentications",
             "Questions who a client is or what it may, beyond those whose answer was known",
-            self.asked.clone(),
+            self.authentications.clone(),
         );
     }
 
     pub(crate) fn count(&self, result: Verdict) {
-        self.asked.get_or_create(&Asked { result }).inc();
+        self.authentications
+            .get_or_create(&AuthenticationLabels { result })
+            .inc();
     }
 }

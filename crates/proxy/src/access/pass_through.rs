@@ -7,66 +7,68 @@
 //!    a registry and learns a digest could read a stranger's blob here.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::request::Parts;
+use parking_lot::Mutex;
 use pierhead_cache::Fill;
 use pierhead_host::Panics;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{AccessDecision, ClientCredentials};
 
 use crate::access::basic::Basic;
-use crate::access::metrics::Metrics;
-use crate::access::seal_set::Known;
-use crate::access::sealer::{Seal, Sealer};
-use crate::access::table::Table;
+use crate::access::keyed_hash::{KeyedHash, KeyedHasher};
+use crate::access::keyed_hash_set::KeyedHashSet;
+use crate::access::metrics::AccessMetrics;
+use crate::access::ttl_table::TtlTable;
 use crate::error::Error;
-use crate::flight::Flights;
 use crate::http::peer::Peer;
+use crate::shared_requests::SharedRequests;
 
 /// Clones share everything.
 #[derive(Clone)]
-pub(crate) struct Guests(pub(super) Arc<State>);
+pub(crate) struct PassThrough(pub(super) Arc<State>);
 
 pub(super) struct State {
     pub(super) lifetime: Duration,
     pub(super) anonymous: bool,
-    pub(super) sealer: Sealer,
-    pub(super) granted: Table<Seal, ()>,
-    pub(super) denied: Table<Seal, ()>,
-    pub(super) flights: Flights<Seal, Result<AccessDecision, pierhead_remote::Error>>,
+    pub(super) hasher: KeyedHasher,
+    pub(super) granted: TtlTable<KeyedHash, ()>,
+    pub(super) denied: TtlTable<KeyedHash, ()>,
+    pub(super) shared_requests:
+        SharedRequests<KeyedHash, Result<AccessDecision, pierhead_remote::Error>>,
     /// Which content a repository holds, as the registry says.
-    pub(super) holds: Known,
+    pub(super) holds: KeyedHashSet,
     /// From which registry all bytes of a content have come.
-    origins: Known,
+    origins: KeyedHashSet,
     /// Fills that hold nothing but what their registry sends.
-    clean: Mutex<HashMap<Digest, usize>>,
-    pub(super) metrics: Metrics,
+    single_origin: Mutex<HashMap<Digest, usize>>,
+    pub(super) metrics: AccessMetrics,
 }
 
 /// While this lives, a fill is known to hold nothing but what its registry sends.
-pub(crate) struct Clean(Guests, Digest);
+pub(crate) struct SingleOriginFill(PassThrough, Digest);
 
-impl Guests {
+impl PassThrough {
     pub(crate) fn new(
         lifetime: Duration,
         anonymous: bool,
-        sealer: Sealer,
-        metrics: Metrics,
+        hasher: KeyedHasher,
+        metrics: AccessMetrics,
         panics: Panics,
     ) -> Self {
         Self(Arc::new(State {
             lifetime,
             anonymous,
-            sealer,
-            granted: Table::default(),
-            denied: Table::default(),
-            flights: Flights::new(panics),
-            holds: Known::default(),
-            origins: Known::default(),
-            clean: Mutex::default(),
+            hasher,
+            granted: TtlTable::default(),
+            denied: TtlTable::default(),
+            shared_requests: SharedRequests::new(panics),
+            holds: KeyedHashSet::default(),
+            origins: KeyedHashSet::default(),
+            single_origin: Mutex::default(),
             metrics,
         }))
     }
@@ -81,8 +83,8 @@ impl Guests {
         let credentials = match &login {
             Some(basic) => ClientCredentials::basic(basic.user(), basic.password()),
             None if self.0.anonymous => ClientCredentials::anonymous(),
-            None if !peer.is_private() => return Err(Error::InTheClear),
-            None => return Err(Error::Login),
+            None if !peer.is_private() => return Err(Error::InsecurePassword),
+            None => return Err(Error::LoginRequired),
         };
         Ok((login, credentials))
     }
@@ -94,19 +96,19 @@ impl Guests {
             return Ok(None);
         };
         if !peer.is_private() {
-            return Err(Error::InTheClear);
+            return Err(Error::InsecurePassword);
         }
         match Basic::parse(header) {
             Some(basic) if basic.user().is_empty() && basic.password().is_empty() => Ok(None),
             Some(basic) => Ok(Some(basic)),
-            None => Err(Error::Login),
+            None => Err(Error::LoginRequired),
         }
     }
 
-    fn origin(&self, registry: &Registry, digest: &Digest) -> Seal {
+    fn origin(&self, registry: &Registry, digest: &Digest) -> KeyedHash {
         let digest = digest.to_string();
         let parts = [b"origin", registry.as_str().as_bytes(), digest.as_bytes()];
-        self.0.sealer.seal(&parts)
+        self.0.hasher.hash(&parts)
     }
 
     pub(super) fn holding(
@@ -114,7 +116,7 @@ impl Guests {
         registry: &Registry,
         repository: &Repository,
         digest: &Digest,
-    ) -> Seal {
+    ) -> KeyedHash {
         let digest = digest.to_string();
         let (registry, repository) = (registry.as_str(), repository.as_str());
         let parts = [
@@ -123,11 +125,16 @@ impl Guests {
             repository.as_bytes(),
             digest.as_bytes(),
         ];
-        self.0.sealer.seal(&parts)
+        self.0.hasher.hash(&parts)
     }
 
     /// All bytes of that content came from that registry, out of that repository.
-    pub(crate) fn proved(&self, registry: &Registry, repository: &Repository, digest: &Digest) {
+    pub(crate) fn record_origin(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        digest: &Digest,
+    ) {
         self.0.origins.insert(&self.origin(registry, digest));
         self.0
             .holds
@@ -141,32 +148,35 @@ impl Guests {
 
     /// Makes a fill hold nothing but what comes now: what is staged may be of another registry, and those
     /// who read the fill would get it without having been let in there.
-    pub(crate) async fn begin(&self, fill: &mut Fill) -> Result<Clean, pierhead_cache::Error> {
+    pub(crate) async fn begin(
+        &self,
+        fill: &mut Fill,
+    ) -> Result<SingleOriginFill, pierhead_cache::Error> {
         if fill.offset() > 0 {
             fill.restart().await?;
         }
         let digest = fill.digest();
-        *self.clean().entry(digest).or_default() += 1;
-        Ok(Clean(self.clone(), digest))
+        *self.single_origin().entry(digest).or_default() += 1;
+        Ok(SingleOriginFill(self.clone(), digest))
     }
 
     /// Whether the fill under way may be read by those who mean its registry.
-    pub(crate) fn is_clean(&self, digest: &Digest) -> bool {
-        self.clean().contains_key(digest)
+    pub(crate) fn is_single_origin(&self, digest: &Digest) -> bool {
+        self.single_origin().contains_key(digest)
     }
 
-    fn clean(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, usize>> {
-        self.0.clean.lock().unwrap_or_else(PoisonError::into_inner)
+    fn single_origin(&self) -> parking_lot::MutexGuard<'_, HashMap<Digest, usize>> {
+        self.0.single_origin.lock()
     }
 }
 
-impl Drop for Clean {
+impl Drop for SingleOriginFill {
     fn drop(&mut self) {
-        let mut clean = self.0.clean();
-        if let Some(count) = clean.get_mut(&self.1) {
+        let mut single_origin = self.0.single_origin();
+        if let Some(count) = single_origin.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {
-                clean.remove(&self.1);
+                single_origin.remove(&self.1);
             }
         }
     }
@@ -180,14 +190,20 @@ mod tests {
 
     #[tokio::test]
     async fn panics_of_questions_to_upstreams_are_counted() {
-        let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
+        let (lifetime, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
         let panics = Panics::default();
-        let guests = Guests::new(lifetime, true, sealer, Metrics::default(), panics.clone());
-        let seal = guests.0.sealer.seal(&[b"question"]);
-        let died = guests
+        let pass_through = PassThrough::new(
+            lifetime,
+            true,
+            hasher,
+            AccessMetrics::default(),
+            panics.clone(),
+        );
+        let keyed_hash = pass_through.0.hasher.hash(&[b"question"]);
+        let died = pass_through
             .0
-            .flights
-            .join(&seal, || Ok(async { panic!("by intent") }));
+            .shared_requests
+            .join(&keyed_hash, || Ok(async { panic!("by intent") }));
         assert!(died.unwrap().answer().await.is_none());
         assert_eq!(panics.counts(), [(BackgroundTask::SharedRequest, 1)]);
     }

@@ -26,7 +26,7 @@ impl Rules {
     pub(crate) fn check(&self, registry: &Registry, repository: &Repository) -> Result<(), Error> {
         let (registry, repository) = (registry.as_str(), repository.as_str());
         let fits = |pattern: &&Pattern| pattern.fits(registry, repository);
-        let refused = |why: String| Error::Ruled {
+        let refused = |why: String| Error::Forbidden {
             name: format!("{registry}/{repository}"),
             why,
         };

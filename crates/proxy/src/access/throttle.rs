@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// What one guess costs, and how much may be owed: ten at once, then ten a minute.
 const GUESS: Duration = Duration::from_secs(6);
 const CREDIT: Duration = Duration::from_secs(60);
 /// Addresses remembered.
-const LIMIT: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// Each address owes [`GUESS`] for each guess; time pays the debt.
 #[derive(Default)]
@@ -19,9 +20,9 @@ impl Throttle {
     /// Charges one guess before it is looked at, so that many at once are no way around it. `false`:
     /// too much is owed, and nothing was charged.
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
-        let mut paid = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paid = self.0.lock();
         let network = network(address);
-        if paid.len() >= LIMIT && !paid.contains_key(&network) {
+        if paid.len() >= MAX_ENTRIES && !paid.contains_key(&network) {
             make_room(&mut paid, now);
         }
         let until = paid.entry(network).or_insert(now);
@@ -35,7 +36,7 @@ impl Throttle {
 
     /// It was no guess: the login was right.
     pub(crate) fn refund(&self, address: IpAddr) {
-        let mut paid = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paid = self.0.lock();
         if let Some(until) = paid.get_mut(&network(address)) {
             *until = until.checked_sub(GUESS).unwrap_or(*until);
         }
@@ -46,11 +47,11 @@ impl Throttle {
 /// once each is no way to be forgiven.
 fn make_room(paid: &mut HashMap<IpAddr, Instant>, now: Instant) {
     paid.retain(|_, until| *until > now);
-    if paid.len() < LIMIT {
+    if paid.len() < MAX_ENTRIES {
         return;
     }
     let mut debts: Vec<_> = paid.iter().map(|(who, until)| (*until, *who)).collect();
-    let (least, _, _) = debts.select_nth_unstable(LIMIT / 2);
+    let (least, _, _) = debts.select_nth_unstable(MAX_ENTRIES / 2);
     for (_, who) in least {
         paid.remove(who);
     }
@@ -97,10 +98,10 @@ mod tests {
         let of = |text: String| text.parse::<IpAddr>().unwrap();
         let let_in = (0..20).filter(|n| throttle.charge(of(format!("2001:db8::{n:x}")), now));
         assert_eq!(let_in.count(), 10);
-        for n in 0..2 * LIMIT {
+        for n in 0..2 * MAX_ENTRIES {
             throttle.charge(of(format!("10.0.{}.{}", n / 256, n % 256)), now);
         }
-        assert!(throttle.0.lock().unwrap().len() <= LIMIT);
+        assert!(throttle.0.lock().len() <= MAX_ENTRIES);
     }
 
     #[test]
@@ -108,7 +109,7 @@ mod tests {
         let (throttle, now) = (Throttle::default(), Instant::now());
         let guesser: IpAddr = "192.0.2.1".parse().unwrap();
         while throttle.charge(guesser, now) {}
-        for n in 0..3 * LIMIT {
+        for n in 0..3 * MAX_ENTRIES {
             let one = format!("10.0.{}.{}", n / 256, n % 256);
             assert!(throttle.charge(one.parse().unwrap(), now), "a newcomer");
             assert!(!throttle.charge(guesser, now), "after {n}");

@@ -8,10 +8,10 @@ use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
 use pierhead_remote::{AccessDecision, ClientCredentials, Resource};
 
 use crate::access::basic::Basic;
+use crate::access::keyed_hash::KeyedHash;
 use crate::access::metrics::Verdict;
-use crate::access::pass_through::Guests;
-use crate::access::sealer::Seal;
-use crate::context::Inner;
+use crate::access::pass_through::PassThrough;
+use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::http::peer::Peer;
@@ -22,116 +22,118 @@ use crate::refusal_log::Refusal;
 const DENIED: Duration = Duration::from_secs(60);
 
 /// What is asked for, as far as it matters here.
-enum Wish {
+enum RequestedPart {
     Tag(Target),
     Document(Digest),
     Blob(Digest),
     Tags,
 }
 
-impl Guests {
+impl PassThrough {
     /// Lets a request in: what it may use asks upstreams in the client's name.
     pub(crate) async fn admit(
         &self,
-        inner: &Arc<Inner>,
+        context: &Arc<RequestContext>,
         peer: &Peer,
         request: &Parts,
         endpoint: &Endpoint,
         deadline: Deadline,
-    ) -> Result<Arc<Inner>, Error> {
+    ) -> Result<Arc<RequestContext>, Error> {
         let (login, credentials) = self.credentials(peer, request)?;
-        if let Some((name, wish)) = wish(endpoint) {
+        if let Some((name, part)) = part(endpoint) {
             // Nobody is asked, in whosoever's name, about what the operator does not want pulled.
             let (registry, repository) = {
-                let config = inner.config.load();
+                let config = context.config.load();
                 let (registry, repository) = route(name, request.uri.query(), &config)?;
                 config.rules.check(&registry, &repository)?;
                 (registry, repository)
             };
-            let asked = Asked {
-                guests: self,
+            let check = AccessCheck {
+                pass_through: self,
                 login: login.as_ref(),
                 registry,
                 repository,
-                wish,
+                part,
             };
             let until = deadline.last();
-            match tokio::time::timeout_at(until, asked.verdict(inner, peer, &credentials)).await {
+            match tokio::time::timeout_at(until, check.verdict(context, peer, &credentials)).await {
                 Ok(verdict) => verdict?,
-                Err(_) => return Err(deadline.slow(&asked.registry)),
+                Err(_) => return Err(deadline.slow(&check.registry)),
             }
         }
-        Ok(inner.on_behalf(&credentials))
+        Ok(context.for_client(&credentials))
     }
 }
 
 /// `None`: nothing of an upstream is in the answer.
-fn wish(endpoint: &Endpoint) -> Option<(&Name, Wish)> {
+fn part(endpoint: &Endpoint) -> Option<(&Name, RequestedPart)> {
     Some(match endpoint {
         Endpoint::Manifest { name, target } => match target {
-            Target::Tag(_) => (name, Wish::Tag(target.clone())),
-            Target::Digest(digest) => (name, Wish::Document(*digest)),
+            Target::Tag(_) => (name, RequestedPart::Tag(target.clone())),
+            Target::Digest(digest) => (name, RequestedPart::Document(*digest)),
         },
-        Endpoint::Blob { name, digest } => (name, Wish::Blob(*digest)),
-        Endpoint::Tags { name, .. } | Endpoint::Referrers { name, .. } => (name, Wish::Tags),
+        Endpoint::Blob { name, digest } => (name, RequestedPart::Blob(*digest)),
+        Endpoint::Tags { name, .. } | Endpoint::Referrers { name, .. } => {
+            (name, RequestedPart::Tags)
+        }
         _ => return None,
     })
 }
 
 /// One question.
-struct Asked<'a> {
-    guests: &'a Guests,
+struct AccessCheck<'a> {
+    pass_through: &'a PassThrough,
     login: Option<&'a Basic>,
     registry: Registry,
     repository: Repository,
-    wish: Wish,
+    part: RequestedPart,
 }
 
-impl Asked<'_> {
+impl AccessCheck<'_> {
     /// Stands for the right of this login to that repository, or to a part of it: some registries hand out
     /// blobs to whoever knows a digest, or lists to everybody, and that says nothing of the rest.
-    fn right(&self, part: &str) -> Seal {
+    fn right(&self, scope: &str) -> KeyedHash {
         let (user, password) = self.login.map_or(("", ""), |it| (it.user(), it.password()));
-        self.guests.0.sealer.seal(&[
+        self.pass_through.0.hasher.hash(&[
             b"right",
             if self.login.is_some() { b"1" } else { b"0" },
             user.as_bytes(),
             password.as_bytes(),
             self.registry.as_str().as_bytes(),
             self.repository.as_str().as_bytes(),
-            part.as_bytes(),
+            scope.as_bytes(),
         ])
     }
 
     fn refused(&self, peer: &Peer) -> Error {
         match peer.is_private() {
-            true => Error::NotForThisLogin {
+            true => Error::UpstreamDenied {
                 upstream: self.registry.to_string(),
             },
-            false => Error::InTheClear,
+            false => Error::InsecurePassword,
         }
     }
 
     async fn verdict(
         &self,
-        inner: &Arc<Inner>,
+        context: &Arc<RequestContext>,
         peer: &Peer,
         credentials: &ClientCredentials,
     ) -> Result<(), Error> {
-        let state = &self.guests.0;
+        let state = &self.pass_through.0;
         let whole = self.right("");
         // The right that an answer to this wish would show.
-        let right = match &self.wish {
-            Wish::Blob(digest) => self.right(&digest.to_string()),
-            Wish::Tags => self.right("lists"),
-            Wish::Tag(_) | Wish::Document(_) => whole,
+        let right = match &self.part {
+            RequestedPart::Blob(digest) => self.right(&digest.to_string()),
+            RequestedPart::Tags => self.right("lists"),
+            RequestedPart::Tag(_) | RequestedPart::Document(_) => whole,
         };
-        let content = match &self.wish {
-            Wish::Blob(digest) | Wish::Document(digest) => Some(digest),
-            Wish::Tag(_) | Wish::Tags => None,
+        let content = match &self.part {
+            RequestedPart::Blob(digest) | RequestedPart::Document(digest) => Some(digest),
+            RequestedPart::Tag(_) | RequestedPart::Tags => None,
         };
         let holding = content.map(|digest| {
-            self.guests
+            self.pass_through
                 .holding(&self.registry, &self.repository, digest)
         });
         let is_held = holding.is_none_or(|holding| state.holds.contains(&holding));
@@ -142,16 +144,16 @@ impl Asked<'_> {
         if !is_granted && state.denied.get(&right).is_some() {
             return Err(self.refused(peer));
         }
-        let flight = state.flights.join(&self.key(&right), || {
-            let ticket = inner.limits.queue(&peer.client)?;
-            let question = self.question(inner.on_behalf(credentials), credentials.clone());
+        let pending = state.shared_requests.join(&self.key(&right), || {
+            let ticket = context.limits.queue(&peer.client)?;
+            let question = self.question(context.for_client(credentials), credentials.clone());
             Ok(async move {
                 // The place in the queue is kept until the answer is there.
                 let _ticket = ticket;
                 question.await
             })
         });
-        match flight?.answer().await.ok_or(Error::Internal)? {
+        match pending?.answer().await.ok_or(Error::Internal)? {
             Ok(AccessDecision::Granted) => {
                 state.metrics.count(Verdict::Granted);
                 state.granted.insert(right, (), state.lifetime);
@@ -170,7 +172,7 @@ impl Asked<'_> {
                     client: Some(peer.address),
                     registry: Some(&self.registry),
                 };
-                if inner.refusals.is_new(&refusal, &self.repository, &error) {
+                if context.refusals.is_new(&refusal, &self.repository, &error) {
                     tracing::info!(client = %peer.address, registry = %self.registry, repository = %self.repository, "{event}");
                 }
                 Err(error)
@@ -187,39 +189,39 @@ impl Asked<'_> {
     }
 
     /// Those who ask the same in the same name share one question.
-    fn key(&self, right: &Seal) -> Seal {
-        let wish = match &self.wish {
-            Wish::Tag(target) => format!("tag {target}"),
-            Wish::Document(digest) => format!("document {digest}"),
-            Wish::Blob(_) => "blob".to_owned(),
-            Wish::Tags => "tags".to_owned(),
+    fn key(&self, right: &KeyedHash) -> KeyedHash {
+        let part = match &self.part {
+            RequestedPart::Tag(target) => format!("tag {target}"),
+            RequestedPart::Document(digest) => format!("document {digest}"),
+            RequestedPart::Blob(_) => "blob".to_owned(),
+            RequestedPart::Tags => "tags".to_owned(),
         };
-        self.guests
+        self.pass_through
             .0
-            .sealer
-            .seal(&[b"question", right, wish.as_bytes()])
+            .hasher
+            .hash(&[b"question", right, part.as_bytes()])
     }
 
     fn question(
         &self,
-        inner: Arc<Inner>,
+        context: Arc<RequestContext>,
         credentials: ClientCredentials,
     ) -> impl Future<Output = Result<AccessDecision, pierhead_remote::Error>> + Send + use<> {
         let (registry, repository) = (self.registry.clone(), self.repository.clone());
-        let (target, blob) = match &self.wish {
-            Wish::Tag(target) => (Some(target.clone()), None),
-            Wish::Document(digest) => (Some(Target::Digest(*digest)), None),
-            Wish::Blob(digest) => (None, Some(*digest)),
-            Wish::Tags => (None, None),
+        let (target, blob) = match &self.part {
+            RequestedPart::Tag(target) => (Some(target.clone()), None),
+            RequestedPart::Document(digest) => (Some(Target::Digest(*digest)), None),
+            RequestedPart::Blob(digest) => (None, Some(*digest)),
+            RequestedPart::Tags => (None, None),
         };
         async move {
             let wanted = match (&target, &blob) {
                 (Some(target), _) => Resource::Manifest(target),
                 (None, Some(digest)) => Resource::Blob(digest),
                 // A list is the only way to learn who may read lists.
-                (None, None) => return inner.client.may_list(&registry, &repository).await,
+                (None, None) => return context.client.may_list(&registry, &repository).await,
             };
-            inner
+            context
                 .client
                 .authorize(&registry, &repository, wanted, &credentials)
                 .await

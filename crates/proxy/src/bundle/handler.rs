@@ -21,17 +21,17 @@ use pierhead_toc::{Fault, FileDigest};
 use crate::access::admit::admit;
 use crate::blocking::blocking;
 use crate::bundle::image_pull;
-use crate::bundle::record_stream::Records;
-use crate::bundle::request::Wish;
-use crate::context::Inner;
+use crate::bundle::record_stream::RecordStream;
+use crate::bundle::request::BundleRequest;
+use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::http::body::Body;
 use crate::http::peer::Peer;
 use crate::http::range::is_known;
 use crate::http::respond;
-use crate::metrics::Outcome;
-use crate::pull::document::EAGER;
+use crate::metrics::CacheOutcome;
+use crate::pull::document::MAX_EAGER;
 use crate::pull::manifest::manifest;
 use crate::refusal_log::Refusal;
 
@@ -43,20 +43,20 @@ pub(crate) const EXTENSIONS: &str = concat!(
 );
 
 /// Images of `have` that a client of pass-through is asked about upstream: each may be a question there.
-const MAX_ASKED: usize = 16;
+const MAX_CHECKED: usize = 16;
 /// Unknown images that a header of the answer names; the bundle names those that are known.
 const MAX_NAMED: usize = 16;
 
 /// It has just been queued.
-const WAIT: Progress = Progress {
+const QUEUED: Progress = Progress {
     stage: Stage::Wait,
     done: 0,
     total: 0,
 };
 
 /// One question, by somebody who may pull the manifest that it names.
-pub(crate) struct Asked<'a> {
-    pub(crate) inner: &'a Arc<Inner>,
+pub(crate) struct BundleHandler<'a> {
+    pub(crate) context: &'a Arc<RequestContext>,
     pub(crate) peer: &'a Peer,
     pub(crate) parts: &'a Parts,
     pub(crate) name: &'a Name,
@@ -66,35 +66,37 @@ pub(crate) struct Asked<'a> {
 }
 
 /// An image that was found.
-struct Found {
+struct ResolvedImage {
     digest: Digest,
     /// Config and layers.
     blobs: Vec<Digest>,
-    outcome: Outcome,
+    outcome: CacheOutcome,
 }
 
-type Answer = Result<(Response<Body>, Outcome), Error>;
+type HandlerResult = Result<(Response<Body>, CacheOutcome), Error>;
 
-impl Asked<'_> {
-    pub(crate) async fn answer(&self, wish: Wish) -> Answer {
-        let Some(library) = &self.inner.library else {
-            let failure = self.inner.library_failure.get();
-            return Err(failure.map_or(Error::NoBundles, |why| Error::BundlesFailed(why.clone())));
+impl BundleHandler<'_> {
+    pub(crate) async fn answer(&self, bundle_request: BundleRequest) -> HandlerResult {
+        let Some(library) = &self.context.library else {
+            let failure = self.context.library_failure.get();
+            return Err(failure.map_or(Error::NoBundles, |why| {
+                Error::BundlesUnavailable(why.clone())
+            }));
         };
-        match wish {
-            Wish::Other => Err(Error::Internal),
-            Wish::Bundle(ask, target) => {
+        match bundle_request {
+            BundleRequest::Other => Err(Error::Internal),
+            BundleRequest::Bundle(ask, target) => {
                 let started = Instant::now();
                 let result = self.bundle(library, &ask, target).await;
                 self.log(&ask, &result, started);
                 result
             }
-            Wish::File(content, image) => self.file(library, content, image).await,
-            Wish::Trace(trace, target) => self.trace(library, trace, target).await,
+            BundleRequest::File(content, image) => self.file(library, content, image).await,
+            BundleRequest::Trace(trace, target) => self.trace(library, trace, target).await,
         }
     }
 
-    async fn trace(&self, library: &Library, trace: Trace, target: Target) -> Answer {
+    async fn trace(&self, library: &Library, trace: Trace, target: Target) -> HandlerResult {
         let image = self.image(target, trace.platform.as_deref()).await?;
         self.ready(library, &image).await?;
         let client = self.client();
@@ -113,25 +115,25 @@ impl Asked<'_> {
             "trace"
         );
         if noted.matched == 0 {
-            return Err(Error::Question(format!(
+            return Err(Error::BadRequest(format!(
                 "none of the {entries} entries of this trace is a file of {}",
                 image.digest
             )));
         }
         if noted.is_new {
-            let (library, cache) = (library.clone(), self.inner.cache.clone());
-            self.inner.touches.tell(library, cache, image.digest);
+            let (library, cache) = (library.clone(), self.context.cache.clone());
+            self.context.hot_ranges.report(library, cache, image.digest);
         }
         let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         let report = TraceReport {
             matched: count(noted.matched),
             clients: count(noted.clients),
         };
-        self.json(&report, Outcome::None)
+        self.json(&report, CacheOutcome::None)
     }
 
     /// Responds with the start order of an image.
-    async fn start_order(&self, library: &Library, image: &Found) -> Answer {
+    async fn start_order(&self, library: &Library, image: &ResolvedImage) -> HandlerResult {
         let (of, digest) = (library.clone(), image.digest);
         // It reads a whole table and programs of the image, as a plan does.
         let order = self.in_planning_slot(move || of.start_order(&digest));
@@ -149,9 +151,9 @@ impl Asked<'_> {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let ticket = self.inner.limits.queue(&self.peer.client)?;
+        let ticket = self.context.limits.queue(&self.peer.client)?;
         let work = async {
-            let slot = self.inner.planning.acquire(self.client()).await;
+            let slot = self.context.planning.acquire(self.client()).await;
             blocking(move || {
                 let _held = (slot, ticket);
                 work()
@@ -159,10 +161,10 @@ impl Asked<'_> {
             .await
         };
         let done = tokio::time::timeout_at(self.deadline.last(), work).await;
-        done.unwrap_or(Err(Error::NotReady(WAIT)))
+        done.unwrap_or(Err(Error::NotReady(QUEUED)))
     }
 
-    fn json(&self, document: &impl serde::Serialize, outcome: Outcome) -> Answer {
+    fn json(&self, document: &impl serde::Serialize, outcome: CacheOutcome) -> HandlerResult {
         let body = serde_json::to_vec(document).map_err(|_| Error::Internal)?;
         let builder = respond::respond(StatusCode::OK, outcome);
         let builder = builder.header(CONTENT_TYPE, HeaderValue::from_static(respond::JSON));
@@ -170,7 +172,7 @@ impl Asked<'_> {
         Ok((with_length(builder, body, &self.parts.method), outcome))
     }
 
-    async fn bundle(&self, library: &Library, ask: &Ask, target: Target) -> Answer {
+    async fn bundle(&self, library: &Library, ask: &Ask, target: Target) -> HandlerResult {
         let image = self.image(target, ask.platform.as_deref()).await?;
         self.ready(library, &image).await?;
         if ask.start_order {
@@ -180,7 +182,7 @@ impl Asked<'_> {
         let mut asked = 0;
         for digest in &ask.have {
             let is_known = library.state(digest) == State::Ready
-                && (!self.is_guest() || asked < MAX_ASKED)
+                && (!self.acts_for_client() || asked < MAX_CHECKED)
                 && self.may_have(library, digest, &mut asked).await;
             let has_layers = ask.have_layers.contains(digest);
             have.push(library::Have {
@@ -200,7 +202,7 @@ impl Asked<'_> {
             Err(pierhead_toc::Error::Missing(_)) => {
                 // What it is made of has left since: it says how far it is from here.
                 self.ready(library, &image).await?;
-                return Err(Error::NotReady(WAIT));
+                return Err(Error::NotReady(QUEUED));
             }
             other => other.map_err(bundle_error)?,
         };
@@ -263,7 +265,7 @@ impl Asked<'_> {
             return Ok(found.map(|found| (found, false)));
         }
         if ask.share.is_some_and(|Share(nth, _)| nth > 0) {
-            return Err(Error::NotReady(WAIT));
+            return Err(Error::NotReady(QUEUED));
         }
         let (library, client) = (library.clone(), self.client());
         // Planned to its end, so that whoever comes back finds it.
@@ -271,59 +273,66 @@ impl Asked<'_> {
         Ok(plan.await?.map(|made| (made, true)))
     }
 
-    async fn file(&self, library: &Library, content: FileDigest, image: Digest) -> Answer {
+    async fn file(&self, library: &Library, content: FileDigest, image: Digest) -> HandlerResult {
         let image = self.image(Target::Digest(image), None).await?;
         self.ready(library, &image).await?;
         let of = library.clone();
         let stream = blocking(move || of.file(&image.digest, &content)).await?;
         let stream = stream.map_err(bundle_error)?.ok_or(Error::NoSuchFile)?;
         let etag = format!("\"{content}\"");
-        let mut builder = respond::respond(StatusCode::OK, Outcome::Hit)
+        let mut builder = respond::respond(StatusCode::OK, CacheOutcome::Hit)
             .header(ETAG, &etag)
             .header(respond::DOCKER_CONTENT_DIGEST, content.to_string());
         if is_known(&self.parts.headers, etag.as_bytes()) {
             builder = builder.status(StatusCode::NOT_MODIFIED);
-            return Ok((respond::finish(builder, Body::empty()), Outcome::Hit));
+            return Ok((respond::finish(builder, Body::empty()), CacheOutcome::Hit));
         }
         let builder = builder.header(CONTENT_TYPE, "application/octet-stream");
         let body = self.stream(stream, content.to_string());
-        Ok((with_length(builder, body, &self.parts.method), Outcome::Hit))
+        Ok((
+            with_length(builder, body, &self.parts.method),
+            CacheOutcome::Hit,
+        ))
     }
 
     fn stream(&self, stream: Stream, name: String) -> Body {
         let length = stream.len();
-        let records = Records::new(stream, self.inner.making.clone(), name);
+        let records = RecordStream::new(stream, self.context.making.clone(), name);
         Body::records(records, length)
     }
 
     /// The image that is meant, as a client that pulls it would find it.
-    async fn image(&self, mut target: Target, platform: Option<&str>) -> Result<Found, Error> {
+    async fn image(
+        &self,
+        mut target: Target,
+        platform: Option<&str>,
+    ) -> Result<ResolvedImage, Error> {
         for _ in 0..=Manifest::MAX_DEPTH {
             let reference = self.reference(target);
             let (document, outcome) =
-                manifest(self.inner, &self.peer.client, &reference, self.deadline).await?;
+                manifest(self.context, &self.peer.client, &reference, self.deadline).await?;
             // Large ones are in memory one after the other.
             let mut turn = None;
-            if document.size() > EAGER {
-                turn = self.inner.parsing.acquire().await.ok();
+            if document.size() > MAX_EAGER {
+                turn = self.context.parsing.acquire().await.ok();
             }
             let bytes = document.bytes(Manifest::MAX_SIZE).await?;
             let parsed = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
             drop(turn);
             let Document::Index { .. } = parsed.body else {
-                return Ok(Found {
+                return Ok(ResolvedImage {
                     digest: document.digest,
                     blobs: parsed.children().map(|child| child.digest).collect(),
                     outcome,
                 });
             };
             let platform = platform.ok_or_else(|| {
-                Error::Question("this is an index: say which platform is meant".into())
+                Error::BadRequest("this is an index: say which platform is meant".into())
             })?;
             let platform: Platform = platform.parse()?;
             let child = parsed
                 .choose(&platform)
-                .ok_or_else(|| Error::Question(format!("there is no image for {platform}")))?;
+                .ok_or_else(|| Error::BadRequest(format!("there is no image for {platform}")))?;
             target = Target::Digest(child.digest);
             self.may_pull(target.clone()).await?;
         }
@@ -345,7 +354,14 @@ impl Asked<'_> {
     }
 
     async fn admit(&self, endpoint: Endpoint) -> Result<(), Error> {
-        let admitted = admit(self.inner, self.peer, self.parts, &endpoint, self.deadline).await;
+        let admitted = admit(
+            self.context,
+            self.peer,
+            self.parts,
+            &endpoint,
+            self.deadline,
+        )
+        .await;
         admitted.map(drop)
     }
 
@@ -354,18 +370,18 @@ impl Asked<'_> {
         ClientKey::of(self.peer.address)
     }
 
-    fn is_guest(&self) -> bool {
-        self.inner.guest().is_some()
+    fn acts_for_client(&self) -> bool {
+        self.context.client_pass_through().is_some()
     }
 
-    /// What is made of blobs that came from another registry is not this one's: see `access::guests`.
+    /// What is made of blobs that came from another registry is not this one's: see `access::pass_through`.
     async fn may_have_blobs(&self, blobs: &[Digest]) -> Result<(), Error> {
-        if !self.is_guest() {
+        if !self.acts_for_client() {
             return Ok(());
         }
         for digest in blobs {
-            if !self.inner.may_share(&self.registry, digest) {
-                return Err(Error::NotProved);
+            if !self.context.may_share(&self.registry, digest) {
+                return Err(Error::OriginUnproven);
             }
             let name = self.name.clone();
             let digest = *digest;
@@ -375,27 +391,27 @@ impl Asked<'_> {
     }
 
     async fn may_have(&self, library: &Library, digest: &Digest, asked: &mut usize) -> bool {
-        if !self.is_guest() {
+        if !self.acts_for_client() {
             return true;
         }
         *asked += 1;
         let Some(blobs) = library.blobs(digest) else {
             return false;
         };
-        self.inner.may_share(&self.registry, digest)
+        self.context.may_share(&self.registry, digest)
             && self.may_pull(Target::Digest(*digest)).await.is_ok()
             && self.may_have_blobs(&blobs).await.is_ok()
     }
 
     /// Returns when the image can be bundled, or says how far it is.
-    async fn ready(&self, library: &Library, image: &Found) -> Result<(), Error> {
+    async fn ready(&self, library: &Library, image: &ResolvedImage) -> Result<(), Error> {
         match library.awaited_by(self.client(), &image.digest) {
             State::Ready => return self.may_have_blobs(&image.blobs).await,
-            State::Refused(why) => return Err(Error::Unbundled(why)),
+            State::Refused(why) => return Err(Error::NotBundled(why)),
             State::Working(progress) => return Err(Error::NotReady(progress)),
             _ => {}
         }
-        let cache = &self.inner.cache;
+        let cache = &self.context.cache;
         if image.blobs.iter().all(|digest| cache.holds(digest)) {
             let of = library::Image {
                 manifest: image.digest,
@@ -403,15 +419,15 @@ impl Asked<'_> {
             };
             library.offer_for(self.client(), of);
             library.awaited_by(self.client(), &image.digest);
-            return Err(Error::NotReady(WAIT));
+            return Err(Error::NotReady(QUEUED));
         }
         let reference = self.reference(Target::Digest(image.digest));
-        let progress = image_pull::progress(self.inner, &self.peer.client, &reference)?;
+        let progress = image_pull::progress(self.context, &self.peer.client, &reference)?;
         Err(Error::NotReady(progress))
     }
 
     /// The one line of a bundle.
-    fn log(&self, ask: &Ask, result: &Answer, started: Instant) {
+    fn log(&self, ask: &Ask, result: &HandlerResult, started: Instant) {
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
         let Self {
@@ -430,7 +446,7 @@ impl Asked<'_> {
                 let etag = response.headers().get(ETAG).and_then(|it| it.to_str().ok());
                 tracing::info!(%registry, %repository, want, have, %client, status, bytes, etag, duration_ms, "bundle");
             }
-            // Asked again every second.
+            // BundleHandler again every second.
             Err(error @ Error::NotReady(_)) => {
                 tracing::debug!(%registry, %repository, want, %client, %error, "bundle not ready");
             }
@@ -442,7 +458,7 @@ impl Asked<'_> {
                     registry: Some(registry),
                 };
                 if !self
-                    .inner
+                    .context
                     .refusals
                     .is_new(&refusal, (repository, want), error)
                 {
@@ -471,7 +487,7 @@ fn with_length(
 
 fn bundle_error(error: pierhead_toc::Error) -> Error {
     match error.fault() {
-        Fault::Theirs => Error::Unbundled(error.to_string()),
+        Fault::Theirs => Error::NotBundled(error.to_string()),
         Fault::Ours | Fault::Nobody => Error::Bundle(Arc::new(error)),
     }
 }
@@ -486,7 +502,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::limits::client::Client;
+    use crate::limits::client_usage::ClientUsage;
     use crate::limits::limit::Limit;
     use crate::proxy::Proxy;
 
@@ -517,12 +533,12 @@ mod tests {
         let config = library::Config::new(data.path(), 64 << 20, 16 << 20);
         let library = Library::open(config, Proxy::blobs(&cache)).unwrap();
         let proxy = Proxy::with_library(cache, client, Config::default(), Some(library.clone()));
-        let inner = proxy.current();
+        let context = proxy.current();
         let address = ([10, 0, 0, 1], 1).into();
-        let client = Arc::new(Client::operator());
+        let client = Arc::new(ClientUsage::operator());
         let (parts, ()) = http::Request::new(()).into_parts();
-        let asked = Asked {
-            inner: &inner,
+        let asked = BundleHandler {
+            context: &context,
             peer: &Peer::refused(address, client, Limit::Fetches),
             parts: &parts,
             name: &"app".parse().unwrap(),
@@ -530,20 +546,20 @@ mod tests {
             repository: "app".parse().unwrap(),
             deadline: Deadline::new(within),
         };
-        let image = Found {
+        let image = ResolvedImage {
             digest: Digest::of(Algorithm::Sha256, b"no image"),
             blobs: Vec::new(),
-            outcome: Outcome::Hit,
+            outcome: CacheOutcome::Hit,
         };
         let other = |nth| ClientKey::of([10, 0, 0, nth].into());
         let mut held = [
-            inner.planning.acquire(other(2)).await,
-            inner.planning.acquire(other(3)).await,
+            context.planning.acquire(other(2)).await,
+            context.planning.acquire(other(3)).await,
         ];
         let mut order = pin!(asked.start_order(&library, &image));
         let poll = order.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(poll.is_pending());
-        assert_eq!(inner.planning.waiting(), 1);
+        assert_eq!(context.planning.waiting(), 1);
         if frees {
             held.iter_mut().for_each(|slot| drop(slot.take()));
         }

@@ -1,8 +1,9 @@
 //! From traces to the fast tier: what a start reads of an image's layers is said to the cache in ranges of blobs.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
 use pierhead_host::BackgroundTask;
@@ -13,11 +14,11 @@ use tokio::sync::Semaphore;
 use crate::blocking::blocking;
 
 /// Images that are looked at after a start of this process: the cache remembers some thousand layers.
-const MOST: usize = 256;
+const MAX_IMAGES: usize = 256;
 
 /// Looks at one image at a time, whoever sends how many traces. Clones share everything.
 #[derive(Clone)]
-pub(crate) struct Touches(Arc<State>);
+pub(crate) struct HotRanges(Arc<State>);
 
 struct State {
     /// Images that wait for their turn.
@@ -25,7 +26,7 @@ struct State {
     turn: Semaphore,
 }
 
-impl Default for Touches {
+impl Default for HotRanges {
     fn default() -> Self {
         Self(Arc::new(State {
             waiting: Mutex::default(),
@@ -34,41 +35,40 @@ impl Default for Touches {
     }
 }
 
-impl Touches {
+impl HotRanges {
     fn waiting(&self) -> MutexGuard<'_, HashSet<Digest>> {
-        let waiting = self.0.waiting.lock();
-        waiting.unwrap_or_else(PoisonError::into_inner)
+        self.0.waiting.lock()
     }
 
     /// Of an image that was traced, behind everybody's back. Nothing without a fast tier.
-    pub(crate) fn tell(&self, library: Library, cache: Cache, image: Digest) {
+    pub(crate) fn report(&self, library: Library, cache: Cache, image: Digest) {
         if cache.tier().is_some() && self.waiting().insert(image) {
-            let touches = self.clone();
+            let hot_ranges = self.clone();
             tokio::spawn(async move {
                 let _watch = cache.panics().watch(BackgroundTask::HotRanges);
-                let _turn = touches.0.turn.acquire().await;
+                let _turn = hot_ranges.0.turn.acquire().await;
                 // A trace that comes from here on is another one.
-                touches.waiting().remove(&image);
-                tell_one(library, cache, image).await;
+                hot_ranges.waiting().remove(&image);
+                report_one(library, cache, image).await;
             });
         }
     }
 
     /// Of those that were traced before this process began.
-    pub(crate) async fn tell_all(&self, library: Library, cache: Cache) {
+    pub(crate) async fn report_all(&self, library: Library, cache: Cache) {
         if cache.tier().is_none() {
             return;
         }
         let looking = library.clone();
         let traced = blocking(move || looking.traced()).await.unwrap_or_default();
-        for image in traced.into_iter().take(MOST) {
+        for image in traced.into_iter().take(MAX_IMAGES) {
             let _turn = self.0.turn.acquire().await;
-            tell_one(library.clone(), cache.clone(), image).await;
+            report_one(library.clone(), cache.clone(), image).await;
         }
     }
 }
 
-async fn tell_one(library: Library, cache: Cache, image: Digest) {
+async fn report_one(library: Library, cache: Cache, image: Digest) {
     let touched = blocking(move || library.touched(&image)).await;
     match touched {
         Ok(Ok(layers)) => {

@@ -1,4 +1,4 @@
-//! Pulls the image that a bundle request needs, in the background.
+//! BackgroundPulls the image that a bundle request needs, in the background.
 
 use std::sync::Arc;
 
@@ -6,29 +6,32 @@ use pierhead_bundle::api::{Progress, Stage};
 use pierhead_host::BackgroundTask;
 use pierhead_oci::Reference;
 
-use crate::bundle::background_pulls::{BEGUN, Begun};
-use crate::context::Inner;
+use crate::bundle::background_pulls::{JUST_STARTED, PullStart};
+use crate::context::RequestContext;
 use crate::error::Error;
-use crate::limits::client::Client;
+use crate::limits::client_usage::ClientUsage;
 use crate::pull::warm;
 
 /// How far the pull of that image (by digest) is; begun when there is none.
 pub(crate) fn progress(
-    inner: &Arc<Inner>,
-    client: &Arc<Client>,
+    context: &Arc<RequestContext>,
+    client: &Arc<ClientUsage>,
     reference: &Reference,
 ) -> Result<Progress, Error> {
-    let is_configured = inner.config.load().names(&reference.registry);
-    let (place, lost) = match inner.pulls.begin(client, reference, is_configured)? {
-        Begun::Before(progress) => return Ok(progress),
-        Begun::Now(place, lost) => (place, lost),
+    let is_configured = context.config.load().names(&reference.registry);
+    let (slot, lost) = match context
+        .background_pulls
+        .begin(client, reference, is_configured)?
+    {
+        PullStart::Running(progress) => return Ok(progress),
+        PullStart::Started(slot, lost) => (slot, lost),
     };
-    let (inner, client) = (inner.clone(), client.clone());
+    let (context, client) = (context.clone(), client.clone());
     tokio::spawn(Box::pin(async move {
-        let _watch = inner.cache.panics().watch(BackgroundTask::BundlePull);
-        let reference = &place.image;
+        let _watch = context.cache.panics().watch(BackgroundTask::BundlePull);
+        let reference = &slot.image;
         let report = |progress: crate::pull::warm::Progress| {
-            place.report(Progress {
+            slot.report(Progress {
                 stage: Stage::Pull,
                 done: progress.bytes_done,
                 total: progress.bytes,
@@ -37,15 +40,15 @@ pub(crate) fn progress(
         let left = async {
             tokio::select! {
                 _ = lost => {}
-                () = place.unasked() => place.leave(),
+                () = slot.unasked() => slot.leave(),
             }
             tracing::info!(%reference, "an image for a bundle is not pulled on: no request waits for it");
         };
-        let pulled = warm::warm(&inner, &client, reference, &[], left, report).await;
+        let pulled = warm::warm(&context, &client, reference, &[], left, report).await;
         if let Err(why) = pulled {
             tracing::info!(%reference, why, "an image for a bundle could not be pulled");
-            place.failed(why);
+            slot.failed(why);
         }
     }));
-    Ok(BEGUN)
+    Ok(JUST_STARTED)
 }

@@ -7,34 +7,34 @@ use pierhead_bundle_server::library::{Image, Library, State};
 use pierhead_host::{BackgroundTask, ClientKey};
 use pierhead_oci::{Body, Manifest, Reference};
 
-use crate::bundle::pending_images::Arrival;
-use crate::context::Inner;
-use crate::pull::document::{Document, EAGER};
+use crate::bundle::pending_images::PendingImage;
+use crate::context::RequestContext;
+use crate::pull::document::{Document, MAX_EAGER};
 
 /// How often they are looked for, while there are any.
-const EVERY: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The manifest was handed out to `client`, which asks for the blobs next. Below a microsecond when it is known.
 pub(crate) fn note(
-    inner: &Arc<Inner>,
+    context: &Arc<RequestContext>,
     client: ClientKey,
     document: &Document,
     reference: &Reference,
 ) {
-    let Some(library) = &inner.library else {
+    let Some(library) = &context.library else {
         return;
     };
-    let is_image = document.media_type.is_manifest() && document.size() <= EAGER;
+    let is_image = document.media_type.is_manifest() && document.size() <= MAX_EAGER;
     if !is_image || library.state(&document.digest) != State::Unknown {
         return;
     }
-    if inner.arrivals.contains(&document.digest) {
+    if context.pending_images.contains(&document.digest) {
         return;
     }
-    let (inner, document) = (inner.clone(), document.clone());
+    let (context, document) = (context.clone(), document.clone());
     let repository = format!("{}/{}", reference.registry, reference.repository);
     tokio::spawn(async move {
-        let _watch = inner.cache.panics().watch(BackgroundTask::BundleArrival);
+        let _watch = context.cache.panics().watch(BackgroundTask::BundleArrival);
         let Ok(bytes) = document.bytes(Manifest::MAX_SIZE).await else {
             return;
         };
@@ -45,39 +45,41 @@ pub(crate) fn note(
         if matches!(manifest.body, Body::Index { .. }) {
             return;
         }
-        let arrival = Arrival {
+        let pending = PendingImage {
             client,
             repository,
             blobs: manifest.children().map(|child| child.digest).collect(),
             since: Instant::now(),
         };
-        inner.arrivals.add(document.digest, arrival);
-        watch(&inner).await;
+        context.pending_images.add(document.digest, pending);
+        watch(&context).await;
     });
 }
 
 /// Looks until nothing is awaited, unless somebody else does.
-async fn watch(inner: &Arc<Inner>) {
-    let Some(library) = &inner.library else {
+async fn watch(context: &Arc<RequestContext>) {
+    let Some(library) = &context.library else {
         return;
     };
-    if !inner.arrivals.begin_watch() {
+    if !context.pending_images.begin_watch() {
         return;
     }
-    while !look(inner, library) {
-        tokio::time::sleep(EVERY).await;
+    while !look(context, library) {
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
 /// Offers what is whole; `true` when nothing is awaited any more, and nobody watches from now on.
-fn look(inner: &Inner, library: &Library) -> bool {
-    let (complete, is_done) = inner.arrivals.take_complete(|blob| inner.cache.holds(blob));
-    for (manifest, arrival) in complete {
+fn look(context: &RequestContext, library: &Library) -> bool {
+    let (complete, is_done) = context
+        .pending_images
+        .take_complete(|blob| context.cache.holds(blob));
+    for (manifest, pending) in complete {
         let image = Image {
             manifest,
-            repository: arrival.repository,
+            repository: pending.repository,
         };
-        library.offer_for(arrival.client, image);
+        library.offer_for(pending.client, image);
     }
     is_done
 }

@@ -1,15 +1,16 @@
 //! Slots for making plans. Clients take turns, and one client never holds all slots.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use pierhead_host::{ClientKey, FairShare, WaiterId};
 use tokio::sync::oneshot;
 
-type Share = FairShare<ClientKey, oneshot::Sender<PlanSlot>>;
+type SlotShare = FairShare<ClientKey, oneshot::Sender<PlanSlot>>;
 
 /// See the head of this module. Clones share everything.
 #[derive(Clone)]
-pub(crate) struct PlanSlots(Arc<Mutex<Share>>);
+pub(crate) struct PlanSlots(Arc<Mutex<SlotShare>>);
 
 /// The right to make a plan, until this is dropped.
 pub(crate) struct PlanSlot {
@@ -22,15 +23,15 @@ impl PlanSlots {
         Self(Arc::new(Mutex::new(FairShare::new(capacity))))
     }
 
-    fn share(&self) -> MutexGuard<'_, Share> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn share(&self) -> MutexGuard<'_, SlotShare> {
+        self.0.lock()
     }
 
     /// Waits for a slot. Cancel safe: dropping the future frees its position or its slot.
     pub(crate) async fn acquire(&self, client: ClientKey) -> Option<PlanSlot> {
         let (sender, receiver) = oneshot::channel();
         let waiter = self.share().wait(&client, sender);
-        let _place = Place(self, client, waiter);
+        let _place = QueuePosition(self, client, waiter);
         self.grant();
         // Never an error: only its own waiter drops a sender.
         receiver.await.ok()
@@ -68,9 +69,9 @@ impl Drop for PlanSlot {
 }
 
 /// A position in the queue.
-struct Place<'a>(&'a PlanSlots, ClientKey, WaiterId);
+struct QueuePosition<'a>(&'a PlanSlots, ClientKey, WaiterId);
 
-impl Drop for Place<'_> {
+impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
         // Does nothing after a grant.
         let _ = self.0.share().cancel(&self.1, self.2);

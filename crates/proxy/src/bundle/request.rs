@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::http::request_body;
 
 /// See the head of this module.
-pub(crate) enum Wish {
+pub(crate) enum BundleRequest {
     /// Another endpoint's matter.
     Other,
     Bundle(Ask, Target),
@@ -18,13 +18,13 @@ pub(crate) enum Wish {
     Trace(Trace, Target),
 }
 
-impl Wish {
+impl BundleRequest {
     /// Of one of the extension's endpoints.
     pub(crate) fn of(
         endpoint: &Endpoint,
         is_post: bool,
         parts: &Parts,
-        question: &Result<Bytes, Error>,
+        body: &Result<Bytes, Error>,
     ) -> Result<Self, Error> {
         if let Endpoint::File { digest, image, .. } = endpoint {
             if is_post {
@@ -43,8 +43,8 @@ impl Wish {
         if !request_body::is_json(parts) {
             return Err(Error::NotJson);
         }
-        let body = question.as_ref().map_err(Clone::clone)?;
-        let malformed = |error: pierhead_toc::Error| Error::Question(error.to_string());
+        let body = body.as_ref().map_err(Clone::clone)?;
+        let malformed = |error: pierhead_toc::Error| Error::BadRequest(error.to_string());
         Ok(match endpoint {
             Endpoint::Bundle { .. } => {
                 let ask = Ask::parse(body).map_err(malformed)?;

@@ -7,31 +7,31 @@ use pierhead_cache::{Cache, Error, TagKey, TagRecord};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 
 use crate::blocking::blocking;
-use crate::pull::document::EAGER;
+use crate::pull::document::MAX_EAGER;
 use crate::pull::manifest::runs;
 
 /// Images that are offered, at most: those that were asked for last.
-const MOST: usize = 256;
+const MAX_IMAGES: usize = 256;
 /// Tags that they are chosen from; the file of each is read.
-const TAGS: usize = 10_000;
+const MAX_TAGS: usize = 10_000;
 /// Images of an index that are looked for, at most.
-const PLATFORMS: usize = 64;
+const MAX_PLATFORMS: usize = 64;
 /// How often it is looked whether the one that was offered last is done.
-const EVERY: Duration = Duration::from_millis(200);
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Offers every image that a tag names, that is all here and that the library does not know. Returns when they are
 /// done: whatever is pulled meanwhile waits for one of them at most.
 pub(crate) async fn offer(library: &Library, cache: &Cache) -> Result<(), Error> {
     let mut tags = Vec::new();
-    for reference in cache.tags().images(TAGS).await? {
+    for reference in cache.tags().images(MAX_TAGS).await? {
         if let Some(record) = cache.tags().get(&TagKey::Manifest(reference.clone())) {
             tags.push((reference, record));
         }
     }
     // Older ones first: what comes later in a repository is an update of what came before.
     tags.sort_unstable_by_key(|(_, record)| record.validated);
-    let old = tags.len().saturating_sub(MOST);
-    let mut left = MOST;
+    let old = tags.len().saturating_sub(MAX_IMAGES);
+    let mut left = MAX_IMAGES;
     for (reference, record) in tags.drain(old..) {
         let looking = (library.clone(), cache.clone());
         let whole = blocking(move || whole(&looking.0, &looking.1, &reference, &record)).await;
@@ -40,7 +40,7 @@ pub(crate) async fn offer(library: &Library, cache: &Cache) -> Result<(), Error>
             let manifest = image.manifest;
             library.offer(image);
             while let State::Working(_) = library.state(&manifest) {
-                tokio::time::sleep(EVERY).await;
+                tokio::time::sleep(LOOK_INTERVAL).await;
             }
         }
     }
@@ -67,7 +67,7 @@ fn whole(
                 manifests
                     .iter()
                     .filter(|child| runs(child))
-                    .take(PLATFORMS)
+                    .take(MAX_PLATFORMS)
                     .filter_map(image),
             );
         }
@@ -90,7 +90,7 @@ fn whole(
 fn read(cache: &Cache, digest: &Digest, media_type: &MediaType) -> Option<Manifest> {
     let held = cache.open_for_background(digest).ok()??;
     let size = usize::try_from(held.size()).ok();
-    let mut bytes = vec![0; size.filter(|_| held.size() <= EAGER)?];
+    let mut bytes = vec![0; size.filter(|_| held.size() <= MAX_EAGER)?];
     held.read_at(0, &mut bytes).ok()?;
     Manifest::parse(bytes.into(), Some(media_type.as_str())).ok()
 }

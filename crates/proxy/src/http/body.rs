@@ -13,50 +13,50 @@ use pierhead_bundle_server::library::Opened;
 use pierhead_cache::VerifiedRange;
 use pierhead_host::{CpuPacer, PIECE_BYTES, metered};
 
-use crate::bundle::record_stream::{Range, Records};
+use crate::bundle::record_stream::{FileRange, RecordStream};
 use crate::error::Error;
-use crate::http::client_progress::{Pace, Turn};
-use crate::limits::connections::Answering;
-use crate::limits::memory::Held;
-use crate::metrics::{Kind, Metrics};
-use crate::pull::blob::Source;
+use crate::http::client_progress::{BodyProgress, ClientProgress};
+use crate::limits::connections::ResponseInProgress;
+use crate::limits::memory::MemoryReservation;
+use crate::metrics::{EndpointKind, Metrics};
+use crate::pull::blob::BlobSource;
 
 /// What leaves next, for a socket that can send files.
-pub(crate) enum Piece {
+pub(crate) enum BodyPiece {
     Bytes(Bytes),
     /// A range of a file that can leave as it is.
     File {
-        file: Sendable,
+        file: FileSource,
         offset: u64,
         len: u64,
     },
 }
 
 /// What holds a file that is sent from.
-pub(crate) enum Sendable {
+pub(crate) enum FileSource {
     /// A range of a committed blob, checked already.
     VerifiedRange(VerifiedRange),
     /// A pack, whose records are checked by who gets them.
     Opened(Opened),
 }
 
-impl Sendable {
+impl FileSource {
     /// The file in which byte `offset`, the first of the range, lies, and where; `None` when it is not the one that was checked.
     pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
-            Self::VerifiedRange(sound) => sound.place(),
+            Self::VerifiedRange(sendable) => sendable.place(),
             Self::Opened(opened) => Some((opened.file(), offset)),
         }
     }
 }
 
 /// What a stream reads from.
-enum Reader {
-    Blob(Source),
-    Records(Records),
+enum BodyReader {
+    Blob(BlobSource),
+    Records(RecordStream),
 }
 
-impl Reader {
+impl BodyReader {
     fn is_file(&self) -> bool {
         match self {
             Self::Blob(source) => source.is_file(),
@@ -64,18 +64,18 @@ impl Reader {
         }
     }
 
-    fn sound(&self, max: u64) -> Option<Piece> {
+    fn sendable(&self, max: u64) -> Option<BodyPiece> {
         Some(match self {
             Self::Blob(source) => {
-                let sound = source.sound(max)?;
-                let (offset, len) = (sound.offset(), sound.bytes());
-                let file = Sendable::VerifiedRange(sound);
-                Piece::File { file, offset, len }
+                let sendable = source.verified_range(max)?;
+                let (offset, len) = (sendable.offset(), sendable.bytes());
+                let file = FileSource::VerifiedRange(sendable);
+                BodyPiece::File { file, offset, len }
             }
             Self::Records(records) => {
-                let Range { file, offset, len } = records.sound(max)?;
-                let file = Sendable::Opened(file);
-                Piece::File { file, offset, len }
+                let FileRange { file, offset, len } = records.resident_range(max)?;
+                let file = FileSource::Opened(file);
+                BodyPiece::File { file, offset, len }
             }
         })
     }
@@ -110,7 +110,7 @@ impl Reader {
 }
 
 /// What of an answer is or will be in memory.
-pub(crate) enum Weight {
+pub(crate) enum MemoryNeed {
     /// All of it.
     Bytes(usize),
     /// Frames, one after the other.
@@ -121,35 +121,35 @@ pub(crate) enum Weight {
 
 /// See the head of this module.
 pub(crate) struct Body {
-    content: Content,
+    content: BodyContent,
     /// Set once the answer is on its way; says what became of it when dropped.
-    account: Option<Account>,
+    account: Option<ResponseAccount>,
     /// Protects the connection from being closed for another client.
-    answering: Option<Answering>,
+    answering: Option<ResponseInProgress>,
 }
 
-enum Content {
+enum BodyContent {
     Bytes(Bytes),
-    Stream(Stream),
+    Stream(BodyStream),
 }
 
 /// Reads the next frame only when asked for it. A failure is an error frame, so that the connection
 /// is cut: a body is never ended cleanly when it is wrong.
-struct Stream {
-    state: State,
+struct BodyStream {
+    state: StreamState,
     /// `None` when the size is known at the end only.
     remaining: Option<u64>,
-    turn: Option<Turn>,
+    progress: Option<BodyProgress>,
     /// Where each piece passes, if it has to.
     pacer: Option<Arc<CpuPacer>>,
     /// Only bytes that were looked at may leave: the file could not be sent as it is.
     copy: bool,
-    held: Option<Arc<Held>>,
+    held: Option<Arc<MemoryReservation>>,
     /// What was read when it failed, for the log.
     blob: Option<String>,
 }
 
-impl Content {
+impl BodyContent {
     fn blob(&self) -> &str {
         match self {
             Self::Stream(stream) => stream.blob.as_deref().unwrap_or_default(),
@@ -158,12 +158,12 @@ impl Content {
     }
 }
 
-type Read = Pin<Box<dyn Future<Output = (Box<Reader>, Result<Bytes, Error>)> + Send>>;
+type PendingRead = Pin<Box<dyn Future<Output = (Box<BodyReader>, Result<Bytes, Error>)> + Send>>;
 
-enum State {
-    Idle(Box<Reader>),
+enum StreamState {
+    Idle(Box<BodyReader>),
     /// One allocation a frame; a boxed future is what lets an async read be polled from here.
-    Reading(Read),
+    Reading(PendingRead),
     Done,
 }
 
@@ -174,29 +174,29 @@ impl Body {
 
     pub(crate) fn bytes(bytes: Bytes) -> Self {
         Self {
-            content: Content::Bytes(bytes),
+            content: BodyContent::Bytes(bytes),
             account: None,
             answering: None,
         }
     }
 
     /// What `source` gives; `length` bytes when that is known.
-    pub(crate) fn stream(source: Box<Source>, length: Option<u64>) -> Self {
-        Self::reader(Reader::Blob(*source), length)
+    pub(crate) fn stream(source: Box<BlobSource>, length: Option<u64>) -> Self {
+        Self::reader(BodyReader::Blob(*source), length)
     }
 
     /// A bundle, or a file of an image.
-    pub(crate) fn records(mut records: Records, length: Option<u64>) -> Self {
+    pub(crate) fn records(mut records: RecordStream, length: Option<u64>) -> Self {
         records.take_ready();
-        Self::reader(Reader::Records(records), length)
+        Self::reader(BodyReader::Records(records), length)
     }
 
-    fn reader(reader: Reader, length: Option<u64>) -> Self {
+    fn reader(reader: BodyReader, length: Option<u64>) -> Self {
         Self {
-            content: Content::Stream(Stream {
-                state: State::Idle(Box::new(reader)),
+            content: BodyContent::Stream(BodyStream {
+                state: StreamState::Idle(Box::new(reader)),
                 remaining: length,
-                turn: None,
+                progress: None,
                 pacer: None,
                 copy: false,
                 held: None,
@@ -208,22 +208,22 @@ impl Body {
     }
 
     /// What of it is or will be in memory.
-    pub(crate) fn weight(&self) -> Weight {
+    pub(crate) fn memory_need(&self) -> MemoryNeed {
         match &self.content {
-            Content::Bytes(bytes) => Weight::Bytes(bytes.len()),
-            Content::Stream(Stream {
-                state: State::Idle(source),
+            BodyContent::Bytes(bytes) => MemoryNeed::Bytes(bytes.len()),
+            BodyContent::Stream(BodyStream {
+                state: StreamState::Idle(source),
                 ..
-            }) if source.is_file() => Weight::File,
-            Content::Stream(_) => Weight::Stream,
+            }) if source.is_file() => MemoryNeed::File,
+            BodyContent::Stream(_) => MemoryNeed::Stream,
         }
     }
 
     /// Lets `held` count for as long as anything of it is in memory.
-    pub(crate) fn held(mut self, held: Arc<Held>) -> Self {
+    pub(crate) fn held(mut self, held: Arc<MemoryReservation>) -> Self {
         match &mut self.content {
-            Content::Bytes(bytes) => *bytes = held.around(std::mem::take(bytes)),
-            Content::Stream(stream) => stream.held = Some(held),
+            BodyContent::Bytes(bytes) => *bytes = held.attach(std::mem::take(bytes)),
+            BodyContent::Stream(stream) => stream.held = Some(held),
         }
         self
     }
@@ -231,21 +231,24 @@ impl Body {
     /// Counts what becomes of the answer, watches whether its client takes it, and lets what is long wait at `pacer`.
     pub(crate) fn accounted(
         mut self,
-        account: Account,
-        pace: &Arc<Pace>,
+        account: ResponseAccount,
+        progress: &Arc<ClientProgress>,
         pacer: Option<&Arc<CpuPacer>>,
     ) -> Self {
-        let is_long = matches!(account.kind, Kind::Blob | Kind::Bundle | Kind::File);
+        let is_long = matches!(
+            account.kind,
+            EndpointKind::Blob | EndpointKind::Bundle | EndpointKind::File
+        );
         self.account = Some(account);
-        if let Content::Stream(stream) = &mut self.content {
-            stream.turn = Some(pace.turn());
+        if let BodyContent::Stream(stream) = &mut self.content {
+            stream.progress = Some(progress.body());
             stream.pacer = pacer.filter(|_| is_long).cloned();
         }
         self
     }
 
     /// Marks a response in progress until this whole body is sent.
-    pub(crate) fn answering(mut self, answering: Option<Answering>) -> Self {
+    pub(crate) fn answering(mut self, answering: Option<ResponseInProgress>) -> Self {
         self.answering = answering;
         self
     }
@@ -253,27 +256,27 @@ impl Body {
     /// Where a piece of a file passes before it is sent. Bytes have passed when they are handed over.
     pub(crate) fn pacer(&self) -> Option<&CpuPacer> {
         match &self.content {
-            Content::Stream(stream) => stream.pacer.as_deref(),
-            Content::Bytes(_) => None,
+            BodyContent::Stream(stream) => stream.pacer.as_deref(),
+            BodyContent::Bytes(_) => None,
         }
     }
 
     /// The next piece; `None` at the end. What is said to be a file's is still to be sent: see
     /// [`Body::sent`] and [`Body::copy`]. Cancel safe.
-    pub(crate) async fn piece(&mut self) -> Option<Result<Piece, Error>> {
-        if let Content::Stream(stream) = &self.content
+    pub(crate) async fn piece(&mut self) -> Option<Result<BodyPiece, Error>> {
+        if let BodyContent::Stream(stream) = &self.content
             && let Some(file) = stream.file()
         {
             return Some(Ok(file));
         }
         let frame = poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await?;
-        Some(frame.map(Piece::Bytes))
+        Some(frame.map(BodyPiece::Bytes))
     }
 
     /// Takes note of bytes that were sent from the file.
     pub(crate) fn sent(&mut self, bytes: u64) {
-        if let Content::Stream(stream) = &mut self.content
-            && let State::Idle(reader) = &mut stream.state
+        if let BodyContent::Stream(stream) = &mut self.content
+            && let StreamState::Idle(reader) = &mut stream.state
         {
             reader.advance(bytes);
             if let Some(remaining) = &mut stream.remaining {
@@ -287,7 +290,7 @@ impl Body {
 
     /// From now on bytes only, which are checked one by one.
     pub(crate) fn copy(&mut self) {
-        if let Content::Stream(stream) = &mut self.content {
+        if let BodyContent::Stream(stream) = &mut self.content {
             stream.copy = true;
         }
     }
@@ -298,9 +301,9 @@ impl Body {
     ) -> Poll<Option<Result<Bytes, Error>>> {
         let this = &mut *self;
         let next = match &mut this.content {
-            Content::Bytes(bytes) if bytes.is_empty() => None,
-            Content::Bytes(bytes) => Some(Ok(std::mem::take(bytes))),
-            Content::Stream(stream) => ready!(stream.poll_next(context)),
+            BodyContent::Bytes(bytes) if bytes.is_empty() => None,
+            BodyContent::Bytes(bytes) => Some(Ok(std::mem::take(bytes))),
+            BodyContent::Stream(stream) => ready!(stream.poll_next(context)),
         };
         if let Some(account) = &mut this.account {
             match &next {
@@ -327,29 +330,29 @@ impl http_body::Body for Body {
 
     fn is_end_stream(&self) -> bool {
         match &self.content {
-            Content::Bytes(bytes) => bytes.is_empty(),
-            Content::Stream(stream) => {
-                stream.remaining == Some(0) || matches!(stream.state, State::Done)
+            BodyContent::Bytes(bytes) => bytes.is_empty(),
+            BodyContent::Stream(stream) => {
+                stream.remaining == Some(0) || matches!(stream.state, StreamState::Done)
             }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
-            Content::Bytes(bytes) => {
+            BodyContent::Bytes(bytes) => {
                 SizeHint::with_exact(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
             }
-            Content::Stream(stream) => stream
+            BodyContent::Stream(stream) => stream
                 .remaining
                 .map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
 }
 
-impl Stream {
+impl BodyStream {
     /// The next range that can leave from a file.
-    fn file(&self) -> Option<Piece> {
-        let State::Idle(source) = &self.state else {
+    fn file(&self) -> Option<BodyPiece> {
+        let StreamState::Idle(source) = &self.state else {
             return None;
         };
         if self.copy {
@@ -360,20 +363,20 @@ impl Stream {
         } else {
             u64::MAX
         };
-        source.sound(self.remaining?.min(most))
+        source.sendable(self.remaining?.min(most))
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
-        if let Some(turn) = &self.turn {
-            turn.ours();
+        if let Some(progress) = &self.progress {
+            progress.client_took_it();
         }
         loop {
-            match std::mem::replace(&mut self.state, State::Done) {
-                State::Done => return Poll::Ready(None),
-                State::Idle(_) if self.remaining == Some(0) => return Poll::Ready(None),
-                State::Idle(mut source) => {
+            match std::mem::replace(&mut self.state, StreamState::Done) {
+                StreamState::Done => return Poll::Ready(None),
+                StreamState::Idle(_) if self.remaining == Some(0) => return Poll::Ready(None),
+                StreamState::Idle(mut source) => {
                     let pacer = self.pacer.clone();
-                    self.state = State::Reading(Box::pin(async move {
+                    self.state = StreamState::Reading(Box::pin(async move {
                         if let Some(pacer) = &pacer {
                             pacer.pass().await;
                         }
@@ -381,9 +384,9 @@ impl Stream {
                         (source, bytes)
                     }));
                 }
-                State::Reading(mut read) => {
+                StreamState::Reading(mut read) => {
                     let Poll::Ready((source, bytes)) = read.as_mut().poll(context) else {
-                        self.state = State::Reading(read);
+                        self.state = StreamState::Reading(read);
                         return Poll::Pending;
                     };
                     return Poll::Ready(self.take(source, bytes));
@@ -394,7 +397,7 @@ impl Stream {
 
     fn take(
         &mut self,
-        source: Box<Reader>,
+        source: Box<BodyReader>,
         bytes: Result<Bytes, Error>,
     ) -> Option<Result<Bytes, Error>> {
         let bytes = match bytes {
@@ -416,21 +419,21 @@ impl Stream {
             Some(remaining) => *remaining -= length,
             None => {}
         }
-        if let Some(turn) = &self.turn {
-            turn.theirs();
+        if let Some(progress) = &self.progress {
+            progress.wait_for_client();
         }
-        self.state = State::Idle(source);
+        self.state = StreamState::Idle(source);
         Some(Ok(match &self.held {
-            Some(held) => held.around(bytes),
+            Some(held) => held.attach(bytes),
             None => bytes,
         }))
     }
 }
 
 /// What becomes of one answer, for the metrics and the log.
-pub(crate) struct Account {
+pub(crate) struct ResponseAccount {
     metrics: Arc<Metrics>,
-    kind: Kind,
+    kind: EndpointKind,
     started: Instant,
     expected: Option<u64>,
     sent: u64,
@@ -438,11 +441,11 @@ pub(crate) struct Account {
     failed: bool,
 }
 
-impl Account {
+impl ResponseAccount {
     /// `expected`: bytes that the body will have, `None` when that is not known.
     pub(crate) fn new(
         metrics: Arc<Metrics>,
-        kind: Kind,
+        kind: EndpointKind,
         started: Instant,
         expected: Option<u64>,
     ) -> Self {
@@ -474,7 +477,7 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for ResponseAccount {
     fn drop(&mut self) {
         let complete = self.complete || self.expected == Some(self.sent);
         self.metrics

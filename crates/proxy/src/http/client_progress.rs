@@ -4,38 +4,40 @@
 //! window while the socket is idle. So each body also notes whose turn it is.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The bodies of one connection that wait for their client.
 #[derive(Default)]
-pub(crate) struct Pace {
-    waiting: Mutex<Waiting>,
+pub(crate) struct ClientProgress {
+    waiting: Mutex<WaitingBodies>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingBodies {
     next: u64,
     since: HashMap<u64, Instant>,
 }
 
 /// Whose turn it is in one body; dropping it ends the matter.
-pub(crate) struct Turn {
-    pace: Arc<Pace>,
+pub(crate) struct BodyProgress {
+    progress: Arc<ClientProgress>,
     key: u64,
 }
 
-impl Pace {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl ClientProgress {
+    fn lock(&self) -> MutexGuard<'_, WaitingBodies> {
+        self.waiting.lock()
     }
 
     /// A new body, which does not wait for the client yet.
-    pub(crate) fn turn(self: &Arc<Self>) -> Turn {
+    pub(crate) fn body(self: &Arc<Self>) -> BodyProgress {
         let mut waiting = self.lock();
         waiting.next += 1;
-        Turn {
-            pace: self.clone(),
+        BodyProgress {
+            progress: self.clone(),
             key: waiting.next,
         }
     }
@@ -49,21 +51,21 @@ impl Pace {
     }
 }
 
-impl Turn {
+impl BodyProgress {
     /// The client took what was handed over: we are reading on.
-    pub(crate) fn ours(&self) {
-        self.pace.lock().since.remove(&self.key);
+    pub(crate) fn client_took_it(&self) {
+        self.progress.lock().since.remove(&self.key);
     }
 
     /// A frame was handed over.
-    pub(crate) fn theirs(&self) {
-        self.pace.lock().since.insert(self.key, Instant::now());
+    pub(crate) fn wait_for_client(&self) {
+        self.progress.lock().since.insert(self.key, Instant::now());
     }
 }
 
-impl Drop for Turn {
+impl Drop for BodyProgress {
     fn drop(&mut self) {
-        self.ours();
+        self.client_took_it();
     }
 }
 
@@ -73,15 +75,17 @@ mod tests {
 
     #[test]
     fn only_a_body_that_waits_for_its_client_stalls() {
-        let pace = Arc::new(Pace::default());
-        let (one, two) = (pace.turn(), pace.turn());
-        assert!(!pace.is_stalled(Duration::ZERO));
-        one.theirs();
-        two.theirs();
+        let progress = Arc::new(ClientProgress::default());
+        let (one, two) = (progress.body(), progress.body());
+        assert!(!progress.is_stalled(Duration::ZERO));
+        one.wait_for_client();
+        two.wait_for_client();
         std::thread::yield_now();
-        assert!(pace.is_stalled(Duration::ZERO) && !pace.is_stalled(Duration::from_secs(60)));
-        one.ours();
+        assert!(
+            progress.is_stalled(Duration::ZERO) && !progress.is_stalled(Duration::from_secs(60))
+        );
+        one.client_took_it();
         drop(two);
-        assert!(!pace.is_stalled(Duration::ZERO));
+        assert!(!progress.is_stalled(Duration::ZERO));
     }
 }

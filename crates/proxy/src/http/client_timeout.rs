@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use crate::limits::connections::{Activity, Answering};
+use crate::limits::connections::{ConnectionActivity, ResponseInProgress};
 
 /// Bytes until hyper knows the protocol and keeps time by itself: the preface of HTTP/2.
 const PREFACE: usize = 24;
 
 /// Wraps a socket or a TLS stream. A write that the other side takes nothing of for `limit` fails, and
 /// so does the read of a connection that has not said anything for `limit`.
-pub(crate) struct Watched<S> {
+pub(crate) struct StallTimeout<S> {
     io: S,
     limit: Duration,
     read: usize,
@@ -24,13 +24,13 @@ pub(crate) struct Watched<S> {
     /// Made at the first write that has to wait: most connections never do.
     stuck: Option<Pin<Box<Sleep>>>,
     is_stuck: bool,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
     /// Set while response bytes wait for the client.
-    answering: Option<Answering>,
+    answering: Option<ResponseInProgress>,
 }
 
-impl<S> Watched<S> {
-    pub(crate) fn new(io: S, limit: Duration, activity: Arc<Activity>) -> Self {
+impl<S> StallTimeout<S> {
+    pub(crate) fn new(io: S, limit: Duration, activity: Arc<ConnectionActivity>) -> Self {
         Self {
             io,
             limit,
@@ -71,7 +71,7 @@ impl<S> Watched<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -103,7 +103,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallTimeout<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -146,16 +146,18 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::limits::client::Client;
+    use crate::limits::client_usage::ClientUsage;
 
-    fn activity() -> Arc<Activity> {
-        Arc::new(Activity::uncounted(Arc::new(Client::operator())))
+    fn activity() -> Arc<ConnectionActivity> {
+        Arc::new(ConnectionActivity::uncounted(Arc::new(
+            ClientUsage::operator(),
+        )))
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_that_nobody_takes_fails() {
         let (mut client, server) = tokio::io::duplex(8);
-        let mut server = Watched::new(server, Duration::from_secs(30), activity());
+        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
         let writer = tokio::spawn(async move { server.write_all(&[0; 1000]).await });
         let mut some = [0; 100];
         client.read_exact(&mut some).await.unwrap();
@@ -167,7 +169,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_but_steady_reader_is_served() {
         let (mut client, server) = tokio::io::duplex(8);
-        let mut server = Watched::new(server, Duration::from_secs(30), activity());
+        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
         let writer = tokio::spawn(async move { server.write_all(&[0; 100]).await });
         let mut some = [0; 8];
         for _ in 0..12 {
@@ -181,7 +183,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_ends_only_a_connection_that_never_spoke() {
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Watched::new(server, Duration::from_secs(30), activity());
+        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
         let mut some = [0; 64];
         client.write_all(b"GET").await.unwrap();
         assert_eq!(server.read(&mut some).await.unwrap(), 3);
@@ -190,7 +192,7 @@ mod tests {
             io::ErrorKind::TimedOut
         );
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Watched::new(server, Duration::from_secs(30), activity());
+        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
         client.write_all(&[b'x'; PREFACE]).await.unwrap();
         assert_eq!(server.read(&mut some).await.unwrap(), PREFACE);
         let late = async {

@@ -13,12 +13,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::http::peer::{Channel, Peer};
-use crate::http::phase::{SHORT, Shared, displaced};
+use crate::http::phase::{ListenerState, SHORT_TIMEOUT, displaced};
 use crate::http::{http1, hyper_server, tls};
 
 /// Serves one client until it leaves, breaks the rules, or we stop.
 pub(crate) async fn serve(
-    shared: Shared,
+    state: ListenerState,
     stream: TcpStream,
     address: SocketAddr,
     tls: Option<Arc<ServerConfig>>,
@@ -29,26 +29,26 @@ pub(crate) async fn serve(
         tracing::debug!(%address, %error, "no TCP_NODELAY");
     }
     let Some(tls) = tls else {
-        return http1::serve(shared, stream, address, peer).await;
+        return http1::serve(state, stream, address, peer).await;
     };
     let accepted = tokio::select! {
-        accepted = tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)) => accepted,
+        accepted = tokio::time::timeout(SHORT_TIMEOUT, TlsAcceptor::from(tls).accept(stream)) => accepted,
         () = peer.activity.closed() => return displaced(address),
     };
     match accepted {
         Ok(Ok(stream)) => match Channel::of(stream.get_ref().1) {
-            Some(channel) => hyper_server::http(shared, stream, Peer { channel, ..peer }).await,
+            Some(channel) => hyper_server::http(state, stream, Peer { channel, ..peer }).await,
             None => {
                 let why = "the client's certificate has ended";
                 tls::note(
-                    &shared.current.common.refusals,
+                    &state.current.shared.refusals,
                     address,
                     why,
                     &"its session was resumed",
                 );
             }
         },
-        Ok(Err(error)) => tls::refused(&shared.current.common.refusals, address, &error),
+        Ok(Err(error)) => tls::refused(&state.current.shared.refusals, address, &error),
         Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
     }
 }

@@ -13,69 +13,69 @@ use pierhead_host::ClientKey;
 use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
 
 use crate::access::admit::admit;
-use crate::bundle::handler::{Asked, EXTENSIONS};
+use crate::bundle::handler::{BundleHandler, EXTENSIONS};
 use crate::bundle::image_watch;
-use crate::bundle::request::Wish;
-use crate::context::Inner;
+use crate::bundle::request::BundleRequest;
+use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::http::body::{Account, Body, Weight};
+use crate::http::body::{Body, MemoryNeed, ResponseAccount};
 use crate::http::peer::Peer;
-use crate::http::representation::Entity;
+use crate::http::representation::Representation;
 use crate::http::respond::{self, CHALLENGE, JSON};
 use crate::http::route::route;
 use crate::limits::head;
 use crate::limits::limit::Limit;
-use crate::limits::memory::{FRAME, SMALL};
+use crate::limits::memory::{FRAME_BYTES, MAX_UNCOUNTED};
 use crate::limits::resource_limits::ResourceLimits;
-use crate::metrics::{Kind, Outcome};
-use crate::pull::blob::Source;
-use crate::pull::blob_request::Wanted;
-use crate::pull::document::EAGER;
+use crate::metrics::{CacheOutcome, EndpointKind};
+use crate::pull::blob::BlobSource;
+use crate::pull::blob_request::BlobRequest;
+use crate::pull::document::MAX_EAGER;
 use crate::pull::{lists, manifest};
 use crate::refusal_log::Refusal;
 
 /// Answers one request, within the configured time: a body's bytes may come later, its head does not.
 /// `question` is the body of the request, or why there is none.
 pub(crate) async fn answer(
-    inner: &Arc<Inner>,
+    context: &Arc<RequestContext>,
     peer: &Peer,
     request: &Parts,
-    question: Result<Bytes, Error>,
+    body: Result<Bytes, Error>,
 ) -> Response<Body> {
     let started = Instant::now();
-    let deadline = Deadline::new(inner.config.load().answer_within);
+    let deadline = Deadline::new(context.config.load().answer_within);
     let (answering, over) = match peer.activity.begin() {
         Ok(answering) => (Some(answering), None),
         Err(limit) => (None, Some(limit)),
     };
-    let mut request = Request {
-        inner,
+    let mut handler = RequestHandler {
+        context,
         peer,
         parts: request,
-        question: &question,
+        body: &body,
         over,
         deadline,
-        kind: Kind::Other,
-        outcome: Outcome::None,
+        kind: EndpointKind::Other,
+        outcome: CacheOutcome::None,
     };
-    let response = match tokio::time::timeout_at(deadline.end(), request.answer()).await {
+    let response = match tokio::time::timeout_at(deadline.end(), handler.answer()).await {
         Ok(Ok(response)) => {
-            match admit_memory(&inner.limits, peer, request.parts.version, response) {
+            match admit_memory(&context.limits, peer, handler.parts.version, response) {
                 Ok(response) => response,
-                Err(limit) => request.failed(&limit.into()),
+                Err(limit) => handler.failed(&limit.into()),
             }
         }
-        Ok(Err(error)) => request.failed(&error),
+        Ok(Err(error)) => handler.failed(&error),
         // The disk, or something that should have kept the deadline by itself.
-        Err(_) => request.failed(&Error::Late),
+        Err(_) => handler.failed(&Error::Timeout),
     };
-    let Request { kind, outcome, .. } = request;
-    inner.metrics.answered(kind, outcome, response.status());
+    let RequestHandler { kind, outcome, .. } = handler;
+    context.metrics.answered(kind, outcome, response.status());
     let expected = response.body().size_hint().exact();
-    let account = Account::new(inner.metrics.clone(), kind, started, expected);
+    let account = ResponseAccount::new(context.metrics.clone(), kind, started, expected);
     response.map(|body| {
-        let body = body.accounted(account, &peer.pace, inner.pacer.as_ref());
+        let body = body.accounted(account, &peer.progress, context.pacer.as_ref());
         body.answering(answering)
     })
 }
@@ -86,24 +86,24 @@ fn is_host(text: &[u8]) -> bool {
         .all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte))
 }
 
-struct Request<'a> {
-    inner: &'a Arc<Inner>,
+struct RequestHandler<'a> {
+    context: &'a Arc<RequestContext>,
     peer: &'a Peer,
     parts: &'a Parts,
-    question: &'a Result<Bytes, Error>,
+    body: &'a Result<Bytes, Error>,
     /// The limit that the connection exceeds, if any.
     over: Option<Limit>,
     deadline: Deadline,
     /// Which endpoint, as far as it was understood.
-    kind: Kind,
-    outcome: Outcome,
+    kind: EndpointKind,
+    outcome: CacheOutcome,
 }
 
-impl Request<'_> {
+impl RequestHandler<'_> {
     fn failed(&mut self, error: &Error) -> Response<Body> {
-        self.outcome = Outcome::None;
+        self.outcome = CacheOutcome::None;
         if let Error::Limited(limit) = error {
-            self.inner.metrics.limited(*limit);
+            self.context.metrics.limited(*limit);
         }
         tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
         let mut response = respond::error(self.kind, &self.parts.method, error);
@@ -120,7 +120,7 @@ impl Request<'_> {
         if let Some(limit) = self.peer.over.or(self.over) {
             return Err(limit.into());
         }
-        head::check(&self.inner.config.load().limits, self.parts)?;
+        head::check(&self.context.config.load().limits, self.parts)?;
         let Parts { method, uri, .. } = self.parts;
         // Two, or one that can be read in two ways, would let a filter before us and us disagree on who is meant.
         let mut hosts = self.parts.headers.get_all(HOST).iter();
@@ -139,28 +139,28 @@ impl Request<'_> {
             Err(_) if method == Method::POST => return Err(Error::ReadOnly),
             endpoint => endpoint?,
         };
-        self.kind = Kind::of(&endpoint);
-        let wish = match (&endpoint, method == Method::POST) {
+        self.kind = EndpointKind::of(&endpoint);
+        let bundle_request = match (&endpoint, method == Method::POST) {
             (Endpoint::Bundle { .. } | Endpoint::Trace { .. } | Endpoint::File { .. }, is_post) => {
-                Wish::of(&endpoint, is_post, self.parts, self.question)?
+                BundleRequest::of(&endpoint, is_post, self.parts, self.body)?
             }
             (_, true) => return Err(Error::ReadOnly),
-            _ => Wish::Other,
+            _ => BundleRequest::Other,
         };
         // Whoever may pull the manifest of an image may have what is in it.
-        let as_pull = wish.as_pull(&endpoint);
+        let as_pull = bundle_request.as_pull(&endpoint);
         let asked = as_pull.as_ref().unwrap_or(&endpoint);
-        let admitted = admit(self.inner, self.peer, self.parts, asked, self.deadline).await?;
-        let Some(guest) = admitted else {
-            return self.serve(endpoint, wish).await;
+        let admitted = admit(self.context, self.peer, self.parts, asked, self.deadline).await?;
+        let Some(client_context) = admitted else {
+            return self.serve(endpoint, bundle_request).await;
         };
         let is_base = endpoint == Endpoint::Base;
-        let mut request = Request {
-            inner: &guest,
+        let mut handler = RequestHandler {
+            context: &client_context,
             ..*self
         };
-        let result = Box::pin(request.serve(endpoint, wish)).await;
-        (self.kind, self.outcome) = (request.kind, request.outcome);
+        let result = Box::pin(handler.serve(endpoint, bundle_request)).await;
+        (self.kind, self.outcome) = (handler.kind, handler.outcome);
         result.map(|response| match is_base {
             true => invite(response, self.peer),
             false => response,
@@ -168,19 +168,23 @@ impl Request<'_> {
     }
 
     /// What was asked for, to somebody who was let in.
-    async fn serve(&mut self, endpoint: Endpoint, wish: Wish) -> Result<Response<Body>, Error> {
+    async fn serve(
+        &mut self,
+        endpoint: Endpoint,
+        bundle_request: BundleRequest,
+    ) -> Result<Response<Body>, Error> {
         let (method, query) = (&self.parts.method, self.parts.uri.query());
         match endpoint {
             // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
             Endpoint::Base => Ok(self.constant("{}")),
-            Endpoint::Discover { .. } => Ok(self.constant(match self.inner.library.is_some() {
+            Endpoint::Discover { .. } => Ok(self.constant(match self.context.library.is_some() {
                 true => EXTENSIONS,
                 false => r#"{"extensions":[]}"#,
             })),
             Endpoint::Bundle { name } | Endpoint::Trace { name } | Endpoint::File { name, .. } => {
                 let (registry, repository) = self.place(&name)?;
-                let asked = Asked {
-                    inner: self.inner,
+                let handler = BundleHandler {
+                    context: self.context,
                     peer: self.peer,
                     parts: self.parts,
                     name: &name,
@@ -189,7 +193,7 @@ impl Request<'_> {
                     deadline: self.deadline,
                 };
                 // Large, and not on the way of a pull.
-                let (response, outcome) = Box::pin(asked.answer(wish)).await?;
+                let (response, outcome) = Box::pin(handler.answer(bundle_request)).await?;
                 self.outcome = outcome;
                 Ok(response)
             }
@@ -204,7 +208,7 @@ impl Request<'_> {
             }
             Endpoint::Blob { name, digest } => {
                 let (registry, repository) = self.place(&name)?;
-                self.blob(Wanted {
+                self.blob(BlobRequest {
                     registry,
                     repository,
                     digest,
@@ -214,7 +218,7 @@ impl Request<'_> {
             }
             Endpoint::Tags { name, n, last } => {
                 let (registry, repository) = self.place(&name)?;
-                let page = lists::Page {
+                let page = lists::TagPageRequest {
                     name: &name,
                     query,
                     n,
@@ -269,12 +273,12 @@ impl Request<'_> {
             client: Some(self.peer.address),
             registry: Some(registry),
         };
-        self.inner.refusals.is_new(&refusal, image, error)
+        self.context.refusals.is_new(&refusal, image, error)
     }
 
-    fn list(&self, registry: Registry, repository: Repository) -> lists::Asked<'_> {
-        lists::Asked {
-            inner: self.inner,
+    fn list(&self, registry: Registry, repository: Repository) -> lists::ListRequest<'_> {
+        lists::ListRequest {
+            context: self.context,
             client: &self.peer.client,
             registry,
             repository,
@@ -284,14 +288,14 @@ impl Request<'_> {
 
     /// Whom the request means, and what of it.
     fn place(&self, name: &Name) -> Result<(Registry, Repository), Error> {
-        let config = self.inner.config.load();
+        let config = self.context.config.load();
         let (registry, repository) = route(name, self.parts.uri.query(), &config)?;
         config
             .rules
             .check(&registry, &repository)
             .inspect_err(|error| {
                 // The blobs of an image whose manifest was refused are not asked for.
-                if self.kind == Kind::Manifest
+                if self.kind == EndpointKind::Manifest
                     && self.is_new("pull refused", &registry, &repository, error)
                 {
                     let client = self.peer.address;
@@ -302,7 +306,7 @@ impl Request<'_> {
     }
 
     fn constant(&self, body: &'static str) -> Response<Body> {
-        let builder = respond::respond(StatusCode::OK, Outcome::None);
+        let builder = respond::respond(StatusCode::OK, CacheOutcome::None);
         respond::whole(
             builder,
             &self.parts.method,
@@ -323,8 +327,8 @@ impl Request<'_> {
                 let (cache, status) = (self.outcome.header(), response.status().as_u16());
                 let Parts { method, uri, .. } = self.parts;
                 // Formatting and writing a line costs as much as all the rest of a hit.
-                let is_news = self.outcome != Outcome::Hit
-                    || (self.inner.said).is_news((client, method, uri, digest, status));
+                let is_news = self.outcome != CacheOutcome::Hit
+                    || (self.context.log_dedup).is_new((client, method, uri, digest, status));
                 if is_news {
                     tracing::info!(%reference, %digest, %client, cache, status, duration_ms, "pull");
                 } else {
@@ -333,7 +337,7 @@ impl Request<'_> {
             }
             Err(error) if !self.is_new("pull refused", &reference.registry, &reference, error) => {}
             Err(error) => {
-                let status = respond::status(Kind::Manifest, error).0;
+                let status = respond::status(EndpointKind::Manifest, error).0;
                 let (code, error) = (status.as_u16(), tracing::field::display(error));
                 // Clients ask for what does not exist as a matter of course; a 5xx is trouble.
                 if status.is_server_error() {
@@ -353,14 +357,15 @@ impl Request<'_> {
         let mut retried = false;
         loop {
             let (document, outcome) =
-                manifest::manifest(self.inner, &self.peer.client, reference, self.deadline).await?;
+                manifest::manifest(self.context, &self.peer.client, reference, self.deadline)
+                    .await?;
             self.outcome = outcome;
             let Reference {
                 registry,
                 repository,
                 ..
             } = reference;
-            let wanted = || Wanted {
+            let blob_request = || BlobRequest {
                 registry: registry.clone(),
                 repository: repository.clone(),
                 digest: document.digest,
@@ -368,20 +373,22 @@ impl Request<'_> {
             };
             if self.parts.method == Method::GET {
                 let client = ClientKey::of(self.peer.address);
-                image_watch::note(self.inner, client, &document, reference);
+                image_watch::note(self.context, client, &document, reference);
             }
-            let entity = match document.object() {
-                _ if self.parts.method == Method::HEAD => Entity::head(Some(document.size())),
+            let representation = match document.object() {
+                _ if self.parts.method == Method::HEAD => {
+                    Representation::head(Some(document.size()))
+                }
                 // Small ones are read before the head leaves, so that rot is mended unseen.
-                Some(object) if document.size() > EAGER => Entity::of(
-                    Source::of(self.inner.clone(), wanted(), object.clone()),
+                Some(object) if document.size() > MAX_EAGER => Representation::of(
+                    BlobSource::of(self.context.clone(), blob_request(), object.clone()),
                     Some(document.size()),
                 ),
                 _ => match document
                     .bytes(usize::try_from(document.size()).unwrap_or(usize::MAX))
                     .await
                 {
-                    Ok(bytes) => Entity::bytes(bytes),
+                    Ok(bytes) => Representation::bytes(bytes),
                     Err(error) if retried => return Err(error.into()),
                     Err(_) => {
                         retried = true;
@@ -389,7 +396,7 @@ impl Request<'_> {
                     }
                 },
             };
-            let response = entity
+            let response = representation
                 .respond(
                     &self.parts.headers,
                     &document.digest,
@@ -401,36 +408,37 @@ impl Request<'_> {
         }
     }
 
-    async fn blob(&mut self, wanted: Wanted) -> Result<Response<Body>, Error> {
-        let digest = wanted.digest;
-        let (registry, client) = (wanted.registry.clone(), wanted.client.clone());
+    async fn blob(&mut self, blob_request: BlobRequest) -> Result<Response<Body>, Error> {
+        let digest = blob_request.digest;
+        let (registry, client) = (blob_request.registry.clone(), blob_request.client.clone());
         let found = async {
-            if self.parts.method == Method::HEAD && !self.inner.is_at_hand(&wanted) {
-                let size = self.inner.size_upstream(&wanted).await?;
-                return Ok::<_, Error>((Entity::head(size), Outcome::Miss));
+            if self.parts.method == Method::HEAD && !self.context.is_at_hand(&blob_request) {
+                let size = self.context.size_upstream(&blob_request).await?;
+                return Ok::<_, Error>((Representation::head(size), CacheOutcome::Miss));
             }
-            let (mut source, outcome) = Source::find(self.inner, wanted).await?;
+            let (mut source, outcome) = BlobSource::find(self.context, blob_request).await?;
             let size = source.size().await?;
             let is_head = self.parts.method == Method::HEAD;
             Ok((
                 if is_head {
-                    Entity::head(size)
+                    Representation::head(size)
                 } else {
-                    Entity::of(source, size)
+                    Representation::of(source, size)
                 },
                 outcome,
             ))
         };
-        let (entity, outcome) = match tokio::time::timeout_at(self.deadline.last(), found).await {
-            Ok(found) => found?,
-            // When a limit delayed the request, the error names the limit and not the registry.
-            Err(_) => match self.inner.limits.why_waiting(&client, &registry, &digest) {
-                Some(limit) => return Err(limit.into()),
-                None => return Err(self.deadline.slow(&registry)),
-            },
-        };
+        let (representation, outcome) =
+            match tokio::time::timeout_at(self.deadline.last(), found).await {
+                Ok(found) => found?,
+                // When a limit delayed the request, the error names the limit and not the registry.
+                Err(_) => match self.context.limits.why_waiting(&client, &registry, &digest) {
+                    Some(limit) => return Err(limit.into()),
+                    None => return Err(self.deadline.slow(&registry)),
+                },
+            };
         self.outcome = outcome;
-        entity
+        representation
             .respond(
                 &self.parts.headers,
                 &digest,
@@ -465,13 +473,13 @@ fn admit_memory(
         Version::HTTP_2 => H2_FRAMES,
         _ => 1,
     };
-    let bytes = match response.body().weight() {
-        Weight::Bytes(bytes) if bytes < SMALL => return Ok(response),
-        Weight::Bytes(bytes) => bytes,
+    let bytes = match response.body().memory_need() {
+        MemoryNeed::Bytes(bytes) if bytes < MAX_UNCOUNTED => return Ok(response),
+        MemoryNeed::Bytes(bytes) => bytes,
         // Frames until the file has been looked at; they are counted as they come.
-        Weight::File if peer.sends_files => 0,
-        Weight::File | Weight::Stream => frames * FRAME,
+        MemoryNeed::File if peer.sends_files => 0,
+        MemoryNeed::File | MemoryNeed::Stream => frames * FRAME_BYTES,
     };
-    let held = limits.hold(&peer.client, bytes)?;
+    let held = limits.reserve_shared(&peer.client, bytes)?;
     Ok(response.map(|body| body.held(held)))
 }

@@ -15,11 +15,11 @@ use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::config::Config;
-use crate::http::client_timeout::Watched;
+use crate::http::client_timeout::StallTimeout;
 use crate::http::handler::answer;
 use crate::http::line_ends::{self, LineEnds};
 use crate::http::peer::Peer;
-use crate::http::phase::{Phase, SHORT, Shared, displaced};
+use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
 use crate::http::request_body;
 use crate::limits::head;
 use crate::limits::limit::Limit;
@@ -34,32 +34,32 @@ const STREAMS: u32 = 16;
 const SEND_BUFFER: usize = 128 << 10;
 
 /// Serves one client through hyper.
-pub(crate) async fn http<S>(shared: Shared, stream: S, peer: Peer)
+pub(crate) async fn http<S>(state: ListenerState, stream: S, peer: Peer)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Shared { current, mut phase } = shared;
-    let common = current.common.clone();
-    let config = common.config.load_full();
+    let ListenerState { current, mut phase } = state;
+    let shared = current.shared.clone();
+    let config = shared.config.load_full();
     let stall = config.client_stall;
-    let (address, pace, over) = (peer.address, peer.pace.clone(), peer.over);
+    let (address, progress, over) = (peer.address, peer.progress.clone(), peer.over);
     let activity = peer.activity.clone();
     let peer = Arc::new(Peer {
         sends_files: false,
         ..peer
     });
     let service = service_fn(move |request: Request<Incoming>| {
-        let (inner, peer) = (current.current(), peer.clone());
+        let (context, peer) = (current.current(), peer.clone());
         async move {
             let (parts, body) = request.into_parts();
             let is_last = line_ends::ends_unknown(&parts.headers);
             // The body has its own time limit.
-            peer.activity.heard();
+            peer.activity.request_began();
             let question = match peer.over {
-                None => request_body::read(&inner, &peer, &parts, body).await,
+                None => request_body::read(&context, &peer, &parts, body).await,
                 Some(_) => Ok(Bytes::new()),
             };
-            let mut response = answer(&inner, &peer, &parts, question).await;
+            let mut response = answer(&context, &peer, &parts, question).await;
             if (peer.over.is_some() || is_last) && parts.version < Version::HTTP_2 {
                 response
                     .headers_mut()
@@ -71,14 +71,14 @@ where
     let builder = builder(&config);
     let stream = LineEnds::new(stream, head::parser_bytes(&config.limits));
     let mut connection = pin!(builder.serve_connection(
-        TokioIo::new(Watched::new(stream, stall, activity.clone())),
+        TokioIo::new(StallTimeout::new(stream, stall, activity.clone())),
         service
     ));
     // Periodic check for stalled and silent clients; `is_stalled` and `idle` hold the limits.
     let head = config.client_head;
     let period = stall.min(head).max(Duration::from_millis(100));
     let mut tick = tokio::time::interval(period);
-    let mut until = pin!(tokio::time::sleep(SHORT));
+    let mut until = pin!(tokio::time::sleep(SHORT_TIMEOUT));
     // A connection that was accepted just before the stop must see it too.
     phase.mark_changed();
     loop {
@@ -86,7 +86,7 @@ where
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
                     if let Some(limit) = reached(&*error) {
-                        common.metrics.limited(limit);
+                        shared.metrics.limited(limit);
                     }
                     tracing::debug!(%address, %error, "connection ended");
                 }
@@ -99,9 +99,9 @@ where
                 (Ok(()), Phase::Cut) | (Err(_), _) => return,
             },
             _ = tick.tick() => {
-                if pace.is_stalled(4 * stall) {
-                    common.metrics.stalled.inc();
-                    common.metrics.limited(Limit::Stalled);
+                if progress.is_stalled(4 * stall) {
+                    shared.metrics.stalled.inc();
+                    shared.metrics.limited(Limit::Stalled);
                     tracing::debug!(%address, "client takes nothing: connection cut");
                     return;
                 }
@@ -146,7 +146,7 @@ fn builder(config: &Config) -> Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(SILENCE)
-        .keep_alive_timeout(SHORT)
+        .keep_alive_timeout(SHORT_TIMEOUT)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .max_concurrent_streams(STREAMS)

@@ -12,16 +12,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::config::Tls;
-use crate::context::{Common, CurrentContext};
+use crate::context::{CurrentContext, SharedState};
 use crate::http::connection;
 use crate::http::peer::Peer;
-use crate::http::phase::{Phase, Shared};
-use crate::http::tls::Reloading;
+use crate::http::phase::{ListenerState, Phase};
+use crate::http::tls::ReloadingTls;
 
 /// Connections over the limit that are told so at the same time; more are closed without a word.
-const REFUSALS: usize = 64;
+const MAX_REFUSALS: usize = 64;
 /// After an accept that failed for want of files or memory: others may give some back.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Accepts until `stop`, then drains. Returns when the last connection is gone.
 pub(crate) async fn serve(
@@ -32,40 +32,40 @@ pub(crate) async fn serve(
 ) -> io::Result<()> {
     let tls = match tls {
         Some(files) => Some(Arc::new(
-            tokio::task::spawn_blocking(|| Reloading::new(files))
+            tokio::task::spawn_blocking(|| ReloadingTls::new(files))
                 .await
                 .map_err(io::Error::other)??,
         )),
         None => None,
     };
     let (phase, watched) = watch::channel(Phase::Serving);
-    let loops = Loop {
-        shared: Shared {
+    let acceptor = Acceptor {
+        state: ListenerState {
             current: current.clone(),
             phase: watched,
         },
         tls,
-        refusals: Arc::new(Semaphore::new(REFUSALS)),
+        refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
     };
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
             () = stop.as_mut() => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, address)) => loops.take(stream, address),
+                Ok((stream, address)) => acceptor.take(stream, address),
                 Err(error) if is_of_the_connection(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             },
         }
     }
     drop(listener);
     // Its receiver goes too, so that the channel closes with the last connection.
-    drop(loops);
+    drop(acceptor);
     phase.send_replace(Phase::Draining);
-    let drain = current.common.config.load().drain;
+    let drain = current.shared.config.load().drain;
     if tokio::time::timeout(drain, phase.closed()).await.is_err() {
         tracing::warn!(
             connections = phase.receiver_count(),
@@ -77,62 +77,62 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-struct Loop {
-    shared: Shared,
-    tls: Option<Arc<Reloading>>,
+struct Acceptor {
+    state: ListenerState,
+    tls: Option<Arc<ReloadingTls>>,
     refusals: Arc<Semaphore>,
 }
 
-impl Loop {
+impl Acceptor {
     fn take(&self, stream: TcpStream, address: SocketAddr) {
-        let common = &self.shared.current.common;
-        common.metrics.accepted.inc();
-        let limit = common.config.load().max_connections;
-        let client = common.limits.client(address.ip());
-        let connected = common.limits.connect(&client, limit);
+        let shared = &self.state.current.shared;
+        shared.metrics.accepted.inc();
+        let limit = shared.config.load().max_connections;
+        let client = shared.limits.client(address.ip());
+        let connected = shared.limits.connect(&client, limit);
         let mut refusal: Option<OwnedSemaphorePermit> = None;
         let mut open = None;
         let peer = match &connected {
             Ok(connected) => {
                 if connected.has_displaced {
-                    common.metrics.displaced.inc();
+                    shared.metrics.displaced.inc();
                 }
-                open = Some(Open::new(common.clone()));
+                open = Some(OpenConnection::new(shared.clone()));
                 Peer::new(address, client, connected.activity.clone())
             }
             Err(limit) => {
-                common.metrics.refused.inc();
+                shared.metrics.refused.inc();
                 match self.refusals.clone().try_acquire_owned() {
                     Ok(permit) => refusal = Some(permit),
-                    Err(_) => return common.metrics.limited(*limit),
+                    Err(_) => return shared.metrics.limited(*limit),
                 }
                 Peer::refused(address, client, *limit)
             }
         };
-        let (shared, tls) = (self.shared.clone(), self.tls.clone());
-        let watch = common.cache.panics().watch(BackgroundTask::Connection);
+        let (state, tls) = (self.state.clone(), self.tls.clone());
+        let watch = shared.cache.panics().watch(BackgroundTask::Connection);
         tokio::spawn(async move {
             let _kept = (open, connected, refusal, watch);
             let tls = match tls {
                 Some(reloading) => Some(reloading.current().await),
                 None => None,
             };
-            connection::serve(shared, stream, address, tls, peer).await;
+            connection::serve(state, stream, address, tls, peer).await;
         });
     }
 }
 
 /// One open connection in the metrics of all listeners.
-struct Open(Arc<Common>);
+struct OpenConnection(Arc<SharedState>);
 
-impl Open {
-    fn new(common: Arc<Common>) -> Self {
-        common.metrics.connections.inc();
-        Self(common)
+impl OpenConnection {
+    fn new(shared: Arc<SharedState>) -> Self {
+        shared.metrics.connections.inc();
+        Self(shared)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.metrics.connections.dec();
     }

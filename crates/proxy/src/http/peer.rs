@@ -6,20 +6,20 @@ use std::sync::Arc;
 use rustls::ServerConnection;
 
 use crate::access::certificate;
-use crate::http::client_progress::Pace;
-use crate::limits::client::Client;
-use crate::limits::connections::Activity;
+use crate::http::client_progress::ClientProgress;
+use crate::limits::client_usage::ClientUsage;
+use crate::limits::connections::ConnectionActivity;
 use crate::limits::limit::Limit;
 
 /// Who asks.
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// What it takes in all its connections.
-    pub(crate) client: Arc<Client>,
+    pub(crate) client: Arc<ClientUsage>,
     /// Whether this connection waits for its client.
-    pub(crate) activity: Arc<Activity>,
+    pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) channel: Channel,
-    pub(crate) pace: Arc<Pace>,
+    pub(crate) progress: Arc<ClientProgress>,
     /// This connection is over that limit: everything is answered 503.
     pub(crate) over: Option<Limit>,
     /// Committed blobs leave from their file, past our memory.
@@ -28,21 +28,25 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// For a connection with a slot.
-    pub(crate) fn new(address: SocketAddr, client: Arc<Client>, activity: Arc<Activity>) -> Self {
+    pub(crate) fn new(
+        address: SocketAddr,
+        client: Arc<ClientUsage>,
+        activity: Arc<ConnectionActivity>,
+    ) -> Self {
         Self {
             address: address.ip(),
             client,
             activity,
             channel: Channel::Plain,
-            pace: Arc::default(),
+            progress: Arc::default(),
             over: None,
             sends_files: false,
         }
     }
 
     /// For a connection that only gets the refusal of its limit.
-    pub(crate) fn refused(address: SocketAddr, client: Arc<Client>, limit: Limit) -> Self {
-        let activity = Arc::new(Activity::uncounted(client.clone()));
+    pub(crate) fn refused(address: SocketAddr, client: Arc<ClientUsage>, limit: Limit) -> Self {
+        let activity = Arc::new(ConnectionActivity::uncounted(client.clone()));
         Self {
             over: Some(limit),
             ..Self::new(address, client, activity)

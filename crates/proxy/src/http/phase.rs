@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use crate::context::CurrentContext;
 
 /// Handshake, and what a connection over the limit may take to get its 503.
-pub(crate) const SHORT: Duration = Duration::from_secs(10);
+pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a listener is in its life; each connection watches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Phase {
 
 /// What all connections of one listener share.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct ListenerState {
     pub(crate) current: CurrentContext,
     pub(crate) phase: watch::Receiver<Phase>,
 }

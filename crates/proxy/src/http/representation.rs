@@ -11,11 +11,11 @@ use crate::error::Error;
 use crate::http::body::Body;
 use crate::http::range::{Selection, is_known, select};
 use crate::http::respond::{self, DOCKER_CONTENT_DIGEST};
-use crate::metrics::Outcome;
-use crate::pull::blob::Source;
+use crate::metrics::CacheOutcome;
+use crate::pull::blob::BlobSource;
 
 /// See the head of this module.
-pub(crate) struct Entity {
+pub(crate) struct Representation {
     /// `None` when it will be known at the end only.
     size: Option<u64>,
     content: Content,
@@ -25,10 +25,10 @@ enum Content {
     /// Of a HEAD: the headers of a GET, and nothing else.
     None,
     Bytes(Bytes),
-    Source(Box<Source>),
+    Source(Box<BlobSource>),
 }
 
-impl Entity {
+impl Representation {
     pub(crate) fn head(size: Option<u64>) -> Self {
         Self {
             size,
@@ -43,7 +43,7 @@ impl Entity {
         }
     }
 
-    pub(crate) fn of(source: Source, size: Option<u64>) -> Self {
+    pub(crate) fn of(source: BlobSource, size: Option<u64>) -> Self {
         Self {
             size,
             content: Content::Source(Box::new(source)),
@@ -56,7 +56,7 @@ impl Entity {
         headers: &HeaderMap,
         digest: &Digest,
         content_type: &str,
-        outcome: Outcome,
+        outcome: CacheOutcome,
     ) -> Result<Response<Body>, Error> {
         let tag = Bytes::from(format!("\"{digest}\""));
         let known = headers.contains_key(IF_NONE_MATCH) && is_known(headers, &tag);
@@ -88,7 +88,7 @@ impl Entity {
             }
             (Content::Bytes(bytes), _) => Body::bytes(bytes),
             (Content::Source(source), Some(Selection::Part { first, last })) => {
-                let part = source.only(first, last + 1).await?;
+                let part = source.in_range(first, last + 1).await?;
                 Body::stream(Box::new(part), length)
             }
             (Content::Source(source), _) => Body::stream(source, length),

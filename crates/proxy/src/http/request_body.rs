@@ -14,13 +14,13 @@ use pierhead_bundle::api::MAX_DOCUMENT;
 use tokio::time::Instant;
 
 use crate::access::admit::admit_body;
-use crate::context::{Common, Inner};
+use crate::context::{RequestContext, SharedState};
 use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::http::respond::JSON;
-use crate::limits::client::Client;
+use crate::limits::client_usage::ClientUsage;
 use crate::limits::limit::Limit;
-use crate::limits::memory::{Held, SMALL};
+use crate::limits::memory::{MAX_UNCOUNTED, MemoryReservation};
 use crate::limits::resource_limits::ResourceLimits;
 
 /// Most bytes of a body.
@@ -54,10 +54,10 @@ pub(crate) fn is_json(parts: &Parts) -> bool {
 ///
 /// 1. Memory is counted in steps, when the bytes arrive, and not when the head announces them.
 /// 2. Each step must arrive within `client_stall`, and the whole body within `client_head`.
-pub(crate) struct Arrival<'a> {
+pub(crate) struct BodyLimits<'a> {
     limits: &'a ResourceLimits,
-    client: &'a Arc<Client>,
-    held: Option<Held>,
+    client: &'a Arc<ClientUsage>,
+    held: Option<MemoryReservation>,
     /// Bytes that are counted.
     counted: usize,
     /// Bytes of the whole body at most.
@@ -69,16 +69,16 @@ pub(crate) struct Arrival<'a> {
     stall: Duration,
 }
 
-impl<'a> Arrival<'a> {
+impl<'a> BodyLimits<'a> {
     /// A body of at most `len` bytes begins now.
-    pub(crate) fn new(common: &'a Common, peer: &'a Peer, len: usize) -> Self {
-        let config = common.config.load();
+    pub(crate) fn new(shared: &'a SharedState, peer: &'a Peer, len: usize) -> Self {
+        let config = shared.config.load();
         let (now, stall) = (Instant::now(), config.client_stall);
         Self {
-            limits: &common.limits,
+            limits: &shared.limits,
             client: &peer.client,
             held: None,
-            counted: SMALL,
+            counted: MAX_UNCOUNTED,
             len,
             step: STEP,
             step_end: now + stall,
@@ -99,7 +99,7 @@ impl<'a> Arrival<'a> {
         let counted = bytes.next_multiple_of(STEP).min(self.len).max(bytes);
         match &mut self.held {
             Some(held) => self.limits.grow(held, counted - self.counted)?,
-            none => *none = Some(self.limits.count(self.client, counted)?),
+            none => *none = Some(self.limits.reserve(self.client, counted)?),
         }
         self.counted = counted;
         Ok(())
@@ -113,7 +113,7 @@ impl<'a> Arrival<'a> {
     /// The body, counted until its last reference is gone.
     pub(crate) fn whole(self, body: Bytes) -> Bytes {
         match self.held {
-            Some(held) => Arc::new(held).around(body),
+            Some(held) => Arc::new(held).attach(body),
             None => body,
         }
     }
@@ -121,7 +121,7 @@ impl<'a> Arrival<'a> {
 
 /// Reads the body of a request that may have one, from a client that proves who it is; of all others nothing.
 pub(crate) async fn read<B>(
-    inner: &Arc<Inner>,
+    context: &Arc<RequestContext>,
     peer: &Peer,
     parts: &Parts,
     body: B,
@@ -140,25 +140,25 @@ where
     if len > MAX {
         return Err(Limit::Body.into());
     }
-    admit_body(inner, peer, parts).await?;
-    let mut arrival = Arrival::new(inner, peer, len);
+    admit_body(context, peer, parts).await?;
+    let mut body_limits = BodyLimits::new(context, peer, len);
     let mut body = pin!(Limited::new(body, len));
     let mut bytes = BytesMut::new();
     loop {
-        let frame = match tokio::time::timeout_at(arrival.due(), body.frame()).await {
-            Err(_) => return Err(Error::SlowBody),
-            Ok(None) => return Ok(arrival.whole(bytes.freeze())),
+        let frame = match tokio::time::timeout_at(body_limits.due(), body.frame()).await {
+            Err(_) => return Err(Error::BodyTimeout),
+            Ok(None) => return Ok(body_limits.whole(bytes.freeze())),
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(error))) if error.is::<LengthLimitError>() => {
                 return Err(Limit::Body.into());
             }
             Ok(Some(Err(_))) => {
                 let why = "the body is cut, or its chunks are malformed";
-                return Err(Error::Question(why.into()));
+                return Err(Error::BadRequest(why.into()));
             }
         };
         if let Ok(data) = frame.into_data() {
-            arrival.arrived(bytes.len() + data.len())?;
+            body_limits.arrived(bytes.len() + data.len())?;
             bytes.extend_from_slice(&data);
         }
     }

@@ -16,8 +16,8 @@ use pierhead_remote::Error as RemoteError;
 use crate::error::Error;
 use crate::http::body::Body;
 use crate::limits::limit::Limit;
-use crate::metrics::{Kind, Outcome};
-use crate::pull::lists::Text;
+use crate::metrics::{CacheOutcome, EndpointKind};
+use crate::pull::lists::ListBody;
 
 pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName =
     HeaderName::from_static("docker-content-digest");
@@ -36,7 +36,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const HEADERS: usize = 8;
 
 /// The headers of every answer.
-pub(crate) fn headers(outcome: Outcome) -> HeaderMap {
+pub(crate) fn headers(outcome: CacheOutcome) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(HEADERS);
     headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
     if let Some(value) = outcome.header() {
@@ -46,7 +46,7 @@ pub(crate) fn headers(outcome: Outcome) -> HeaderMap {
 }
 
 /// The start of an answer.
-pub(crate) fn respond(status: StatusCode, outcome: Outcome) -> http::response::Builder {
+pub(crate) fn respond(status: StatusCode, outcome: CacheOutcome) -> http::response::Builder {
     let mut builder = Response::builder().status(status);
     if let Some(all) = builder.headers_mut() {
         *all = headers(outcome);
@@ -90,11 +90,11 @@ pub(crate) fn text(
     builder: http::response::Builder,
     method: &Method,
     content_type: &str,
-    text: Text,
+    text: ListBody,
 ) -> Response<Body> {
     match text {
-        Text::Whole(bytes) => whole(builder, method, content_type, bytes),
-        Text::Long(source, length) => {
+        ListBody::Whole(bytes) => whole(builder, method, content_type, bytes),
+        ListBody::Long(source, length) => {
             let builder = builder
                 .header(CONTENT_TYPE, content_type)
                 .header(CONTENT_LENGTH, length);
@@ -110,9 +110,9 @@ pub(crate) fn text(
 /// The answer to a request that cannot be served: the spec's error body, and a status that makes
 /// clients do the right thing. Never 429 (podman stalls, containerd insists), and a challenge only where a
 /// login of our own is meant and may travel.
-pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body> {
+pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Response<Body> {
     let (status, code) = status(kind, error);
-    let mut builder = respond(status, Outcome::None);
+    let mut builder = respond(status, CacheOutcome::None);
     if status == StatusCode::SERVICE_UNAVAILABLE {
         builder = builder.header(RETRY_AFTER, retry_after(error).as_secs());
     }
@@ -159,7 +159,7 @@ fn reason(status: StatusCode, cause: &str) -> Option<ReasonPhrase> {
     ReasonPhrase::try_from(text.into_bytes()).ok()
 }
 
-pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
+pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCode) {
     match error {
         Error::Parse(ParseError::Digest | ParseError::DigestAlgorithm) => {
             (StatusCode::BAD_REQUEST, ErrorCode::DigestInvalid)
@@ -171,16 +171,16 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
             (StatusCode::BAD_REQUEST, ErrorCode::Unsupported)
         }
         Error::Parse(_) | Error::Namespace(_) => (StatusCode::BAD_REQUEST, ErrorCode::NameInvalid),
-        Error::Login | Error::NotForThisLogin { .. } => {
+        Error::LoginRequired | Error::UpstreamDenied { .. } => {
             (StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized)
         }
-        Error::InTheClear | Error::NoCertificate => (StatusCode::FORBIDDEN, ErrorCode::Denied),
+        Error::InsecurePassword | Error::NoCertificate => (StatusCode::FORBIDDEN, ErrorCode::Denied),
         Error::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, ErrorCode::Unsupported),
-        Error::SlowBody => (StatusCode::REQUEST_TIMEOUT, ErrorCode::Unavailable),
-        Error::Question(_) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
+        Error::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, ErrorCode::Unavailable),
+        Error::BadRequest(_) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
         Error::NoBundles => (StatusCode::NOT_FOUND, ErrorCode::Unsupported),
-        Error::BundlesFailed(_) => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported),
-        Error::Unbundled(_) | Error::NotProved => {
+        Error::BundlesUnavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported),
+        Error::NotBundled(_) | Error::OriginUnproven => {
             (StatusCode::UNPROCESSABLE_ENTITY, ErrorCode::Unsupported)
         }
         Error::NoSuchFile => (StatusCode::NOT_FOUND, ErrorCode::BlobUnknown),
@@ -196,7 +196,7 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         Error::Upstream(RemoteError::NotFound { .. }) => (StatusCode::NOT_FOUND, unknown(kind)),
         // Also for a 401: a challenge of ours would lead clients to send credentials, and all of them
         // fall back to the origin after a 403.
-        Error::Ruled { .. }
+        Error::Forbidden { .. }
         | Error::Upstream(
             RemoteError::Denied { .. }
             | RemoteError::Forbidden { .. }
@@ -213,24 +213,24 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
             (StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::Unknown)
         }
         Error::Upstream(_)
-        | Error::Slow { .. }
-        | Error::Late
+        | Error::UpstreamTimeout { .. }
+        | Error::Timeout
         | Error::NotReady(_)
         | Error::Pull(_)
         | Error::Bundle(_)
-        | Error::Records(_)
-        | Error::Unbacked { .. }
+        | Error::BundleRead(_)
+        | Error::BlobNotCached { .. }
         | Error::Document(_)
         | Error::Truncated { .. }
-        | Error::ManyLogins
+        | Error::TooManyLogins
         | Error::Limited(_) => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable),
     }
 }
 
-fn unknown(kind: Kind) -> ErrorCode {
+fn unknown(kind: EndpointKind) -> ErrorCode {
     match kind {
-        Kind::Manifest => ErrorCode::ManifestUnknown,
-        Kind::Blob => ErrorCode::BlobUnknown,
+        EndpointKind::Manifest => ErrorCode::ManifestUnknown,
+        EndpointKind::Blob => ErrorCode::BlobUnknown,
         _ => ErrorCode::NameUnknown,
     }
 }
@@ -242,7 +242,7 @@ fn retry_after(error: &Error) -> Duration {
             retry_after: Some(after),
             ..
         }) => (*after).clamp(Duration::from_secs(1), Duration::from_secs(60)),
-        Error::ManyLogins => Duration::from_secs(6),
+        Error::TooManyLogins => Duration::from_secs(6),
         Error::Limited(_) | Error::NotReady(_) => Duration::from_secs(1),
         Error::Upstream(RemoteError::Down { retry_after, .. }) => {
             (*retry_after).max(Duration::from_secs(1))

@@ -4,11 +4,12 @@ use std::fs::Metadata;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use pierhead_remote::open_file;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
@@ -16,7 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{CertificateError, RootCertStore, ServerConfig};
 
-use crate::access::certificate::Named;
+use crate::access::certificate::NameVerifier;
 use crate::config::Tls;
 use crate::error::Cause;
 use crate::refusal_log::{Refusal, RefusalLog};
@@ -25,27 +26,27 @@ use crate::refusal_log::{Refusal, RefusalLog};
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The current configuration, kept up with the files.
-pub(crate) struct Reloading {
+pub(crate) struct ReloadingTls {
     files: Tls,
     current: ArcSwap<ServerConfig>,
-    seen: Mutex<Seen>,
+    seen: Mutex<SeenFiles>,
 }
 
-struct Seen {
+struct SeenFiles {
     at: Instant,
-    stamps: Vec<Option<Stamp>>,
+    stamps: Vec<Option<FileStamp>>,
 }
 
 /// What changes when a file is written or replaced.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
     modified: (i64, i64),
 }
 
-impl Reloading {
+impl ReloadingTls {
     /// Reads the files. Blocks.
     pub(crate) fn new(files: Tls) -> io::Result<Self> {
         // Stamps first: a file that changes in between is read again.
@@ -54,7 +55,7 @@ impl Reloading {
         Ok(Self {
             files,
             current,
-            seen: Mutex::new(Seen {
+            seen: Mutex::new(SeenFiles {
                 at: Instant::now(),
                 stamps,
             }),
@@ -75,7 +76,7 @@ impl Reloading {
     }
 
     fn is_due(&self) -> bool {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let due = seen.at.elapsed() >= LOOK;
         if due {
             seen.at = Instant::now();
@@ -86,7 +87,7 @@ impl Reloading {
     fn look(&self) {
         let stamps = stamps(&self.files);
         {
-            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = self.seen.lock();
             if seen.stamps == stamps {
                 return;
             }
@@ -154,13 +155,13 @@ pub(crate) fn note(
     }
 }
 
-fn stamps(files: &Tls) -> Vec<Option<Stamp>> {
+fn stamps(files: &Tls) -> Vec<Option<FileStamp>> {
     let paths = [
         Some(&files.certificate),
         Some(&files.key),
         files.client_ca.as_ref(),
     ];
-    let stamp = |metadata: Metadata| Stamp {
+    let stamp = |metadata: Metadata| FileStamp {
         device: metadata.dev(),
         inode: metadata.ino(),
         size: metadata.size(),
@@ -198,7 +199,7 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
             let names = files.client_names.clone();
             builder.with_client_cert_verifier(match names.is_empty() {
                 true => chain,
-                false => Arc::new(Named { chain, names }),
+                false => Arc::new(NameVerifier { chain, names }),
             })
         }
     };

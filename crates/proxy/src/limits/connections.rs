@@ -1,4 +1,4 @@
-//! Open connections: counts them per client, and closes an idle one when a new connection needs a slot.
+//! OpenConnections connections: counts them per client, and closes an idle one when a new connection needs a slot.
 //!
 //! 1. A connection with a response in progress is never closed for another.
 //! 2. The configuration bounds the connections of one client, by default to an eighth of all. For one more, the client
@@ -9,31 +9,32 @@
 //!    slot is left, a new request of any other client gets 503.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use pierhead_host::{ClientKey, FairShare};
 use tokio::sync::Notify;
 
-use crate::limits::client::Client;
+use crate::limits::client_usage::ClientUsage;
 use crate::limits::limit::Limit;
 use crate::limits::share::leaves_no_share;
 
 /// All open connections of all listeners.
 #[derive(Default)]
 pub(super) struct Connections {
-    open: Mutex<Open>,
-    totals: Arc<Totals>,
+    open: Mutex<OpenConnections>,
+    totals: Arc<ConnectionTotals>,
 }
 
-struct Open {
+struct OpenConnections {
     share: FairShare<ClientKey, ()>,
-    by_client: HashMap<ClientKey, HashMap<u64, Arc<Activity>>>,
+    by_client: HashMap<ClientKey, HashMap<u64, Arc<ConnectionActivity>>>,
     next_id: u64,
 }
 
-impl Default for Open {
+impl Default for OpenConnections {
     fn default() -> Self {
         Self {
             share: FairShare::new(0),
@@ -44,34 +45,34 @@ impl Default for Open {
 }
 
 #[derive(Debug, Default)]
-struct Totals {
+struct ConnectionTotals {
     capacity: AtomicUsize,
     /// Connections with a response in progress.
     answered: AtomicUsize,
 }
 
 /// One open connection, counted until this is dropped.
-pub(crate) struct Connected {
+pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     client: ClientKey,
     id: u64,
-    pub(crate) activity: Arc<Activity>,
+    pub(crate) activity: Arc<ConnectionActivity>,
     /// Whether another connection was closed for this one.
     pub(crate) has_displaced: bool,
 }
 
 /// Whether a connection waits for its client or is being answered.
 #[derive(Debug)]
-pub(crate) struct Activity {
-    client: Arc<Client>,
+pub(crate) struct ConnectionActivity {
+    client: Arc<ClientUsage>,
     /// `None` for a refused connection.
-    totals: Option<Arc<Totals>>,
-    state: Mutex<State>,
+    totals: Option<Arc<ConnectionTotals>>,
+    state: Mutex<ActivityState>,
     closed: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct ActivityState {
     answers: usize,
     /// End of the last response.
     idle_since: Instant,
@@ -80,20 +81,20 @@ struct State {
 
 /// Marks a response in progress on the connection until dropped.
 #[derive(Debug)]
-pub(crate) struct Answering(Arc<Activity>);
+pub(crate) struct ResponseInProgress(Arc<ConnectionActivity>);
 
 impl Connections {
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, OpenConnections> {
+        self.open.lock()
     }
 
     /// Counts a connection of `client`, and closes another one for it if necessary. Fails with the limit that it exceeds.
     pub(super) fn admit(
         self: &Arc<Self>,
-        client: &Arc<Client>,
+        client: &Arc<ClientUsage>,
         capacity: usize,
         per_client: usize,
-    ) -> Result<Connected, Limit> {
+    ) -> Result<ConnectionSlot, Limit> {
         let key = client.key;
         self.totals.capacity.store(capacity, Ordering::Relaxed);
         let mut open = self.lock();
@@ -111,12 +112,15 @@ impl Connections {
             }
             has_displaced = true;
         }
-        let activity = Arc::new(Activity::new(client.clone(), Some(self.totals.clone())));
+        let activity = Arc::new(ConnectionActivity::new(
+            client.clone(),
+            Some(self.totals.clone()),
+        ));
         let id = open.next_id;
         open.next_id += 1;
         let of_client = open.by_client.entry(key).or_default();
         of_client.insert(id, activity.clone());
-        Ok(Connected {
+        Ok(ConnectionSlot {
             connections: self.clone(),
             client: key,
             id,
@@ -126,7 +130,7 @@ impl Connections {
     }
 }
 
-impl Open {
+impl OpenConnections {
     /// Closes one connection for `newcomer`; `false` when none may be closed.
     fn displace(&mut self, newcomer: &ClientKey) -> bool {
         loop {
@@ -163,7 +167,7 @@ impl Open {
         idle.min().map(|(_, id)| id)
     }
 
-    fn remove(&mut self, client: &ClientKey, id: u64) -> Option<Arc<Activity>> {
+    fn remove(&mut self, client: &ClientKey, id: u64) -> Option<Arc<ConnectionActivity>> {
         let of_client = self.by_client.get_mut(client)?;
         let removed = of_client.remove(&id)?;
         if of_client.is_empty() {
@@ -174,18 +178,18 @@ impl Open {
     }
 }
 
-impl Drop for Connected {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.lock().remove(&self.client, self.id);
     }
 }
 
-impl Activity {
-    fn new(client: Arc<Client>, totals: Option<Arc<Totals>>) -> Self {
+impl ConnectionActivity {
+    fn new(client: Arc<ClientUsage>, totals: Option<Arc<ConnectionTotals>>) -> Self {
         Self {
             client,
             totals,
-            state: Mutex::new(State {
+            state: Mutex::new(ActivityState {
                 answers: 0,
                 idle_since: Instant::now(),
                 is_closed: false,
@@ -195,12 +199,12 @@ impl Activity {
     }
 
     /// For a connection that only gets a refusal.
-    pub(crate) fn uncounted(client: Arc<Client>) -> Self {
+    pub(crate) fn uncounted(client: Arc<ClientUsage>) -> Self {
         Self::new(client, None)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ActivityState> {
+        self.state.lock()
     }
 
     fn idle_since(&self) -> Option<Instant> {
@@ -230,12 +234,12 @@ impl Activity {
     }
 
     /// The head of a request arrived: restarts the idle time.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn request_began(&self) {
         self.lock().idle_since = Instant::now();
     }
 
     /// A whole request arrived: the response begins.
-    pub(crate) fn begin(self: &Arc<Self>) -> Result<Answering, Limit> {
+    pub(crate) fn begin(self: &Arc<Self>) -> Result<ResponseInProgress, Limit> {
         let state = self.lock();
         // A connection with a response in progress already has its slot.
         if state.answers == 0 && self.leaves_no_share() {
@@ -245,7 +249,7 @@ impl Activity {
     }
 
     /// The same for response bytes that wait for the client; `None` when the connection was closed.
-    pub(crate) fn hold(self: &Arc<Self>) -> Option<Answering> {
+    pub(crate) fn hold(self: &Arc<Self>) -> Option<ResponseInProgress> {
         self.count(self.lock())
     }
 
@@ -259,7 +263,10 @@ impl Activity {
         leaves_no_share(own, all, totals.capacity.load(Ordering::Relaxed))
     }
 
-    fn count(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Option<Answering> {
+    fn count(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, ActivityState>,
+    ) -> Option<ResponseInProgress> {
         if state.is_closed {
             return None;
         }
@@ -268,11 +275,11 @@ impl Activity {
             totals.answered.fetch_add(1, Ordering::Relaxed);
             self.client.answered.fetch_add(1, Ordering::Relaxed);
         }
-        Some(Answering(self.clone()))
+        Some(ResponseInProgress(self.clone()))
     }
 }
 
-impl Drop for Answering {
+impl Drop for ResponseInProgress {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.answers -= 1;
@@ -305,26 +312,26 @@ mod tests {
             }
         }
 
-        fn connect(&self, client: &Arc<Client>) -> Result<Connected, Limit> {
+        fn connect(&self, client: &Arc<ClientUsage>) -> Result<ConnectionSlot, Limit> {
             self.connections
                 .admit(client, self.capacity, self.per_client)
         }
 
-        fn fill(&self, client: &Arc<Client>, count: usize) -> Vec<Connected> {
+        fn fill(&self, client: &Arc<ClientUsage>, count: usize) -> Vec<ConnectionSlot> {
             (0..count)
                 .map(|_| self.connect(client).ok().unwrap())
                 .collect()
         }
     }
 
-    fn clients<const N: usize>() -> [Arc<Client>; N] {
+    fn clients<const N: usize>() -> [Arc<ClientUsage>; N] {
         std::array::from_fn(|nth| {
             let last = u8::try_from(nth + 1).unwrap();
-            Arc::new(Client::new(ClientKey::of([10, 0, 0, last].into())))
+            Arc::new(ClientUsage::new(ClientKey::of([10, 0, 0, last].into())))
         })
     }
 
-    fn is_closed(connected: &Connected) -> bool {
+    fn is_closed(connected: &ConnectionSlot) -> bool {
         connected.activity.lock().is_closed
     }
 
@@ -377,7 +384,7 @@ mod tests {
         let _answering: Vec<_> = most[..3].iter().map(|it| it.activity.begin()).collect();
         let newcomer = host.connect(&three).ok().unwrap();
         assert!(newcomer.has_displaced);
-        let closed = |all: &[Connected]| all.iter().filter(|it| is_closed(it)).count();
+        let closed = |all: &[ConnectionSlot]| all.iter().filter(|it| is_closed(it)).count();
         assert_eq!((closed(&most), closed(&some)), (1, 0));
         assert!(is_closed(&most[3]));
         assert!(
@@ -422,7 +429,7 @@ mod tests {
     fn two_clients_whose_answers_take_all_leave_an_eighth_to_others() {
         let ([one, two, three], host) = (clients(), Host::new(64));
         let open = (host.fill(&one, 32), host.fill(&two, 32));
-        let begin = |all: &[Connected]| -> Vec<_> {
+        let begin = |all: &[ConnectionSlot]| -> Vec<_> {
             all.iter()
                 .filter_map(|it| it.activity.begin().ok())
                 .collect()
@@ -443,7 +450,7 @@ mod tests {
         let ([one], host) = (clients(), Host::new(2));
         let open = host.fill(&one, 2);
         let before = open[0].activity.idle_since().unwrap();
-        open[0].activity.heard();
+        open[0].activity.request_began();
         assert!(open[0].activity.idle_since().unwrap() > before);
         assert!(host.connections.lock().close_idle(&one.key));
         assert!(is_closed(&open[1]), "the other has waited longer");

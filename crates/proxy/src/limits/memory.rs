@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-use crate::limits::client::Client;
+use crate::limits::client_usage::ClientUsage;
 use crate::limits::limit::Limit;
-use crate::limits::share::{PARTS, leaves_no_room};
+use crate::limits::share::{SHARE_DIVISOR, leaves_no_room};
 
 /// Answers and request bodies below this are not counted: there is at most one a connection or stream, and those are.
-pub(crate) const SMALL: usize = 4 << 10;
+pub(crate) const MAX_UNCOUNTED: usize = 4 << 10;
 
 /// Bytes a frame at most: what one stream holds at a time, beside what hyper and the kernel buffer.
-pub(crate) const FRAME: usize = 128 << 10;
+pub(crate) const FRAME_BYTES: usize = 128 << 10;
 
 /// Bytes that are counted for all clients.
 #[derive(Default)]
@@ -32,13 +32,13 @@ pub(crate) struct MemoryBounds {
 
 impl Memory {
     /// Counts `bytes` that are about to be held for `client`.
-    pub(crate) fn count(
+    pub(crate) fn reserve(
         self: &Arc<Self>,
-        client: &Arc<Client>,
+        client: &Arc<ClientUsage>,
         bytes: usize,
         bounds: MemoryBounds,
-    ) -> Result<Held, Limit> {
-        let held = Held {
+    ) -> Result<MemoryReservation, Limit> {
+        let held = MemoryReservation {
             memory: self.clone(),
             client: client.clone(),
             bytes,
@@ -49,7 +49,7 @@ impl Memory {
         if own.saturating_add(bytes) > bounds.per_client {
             return Err(Limit::BytesPerClient);
         }
-        if leaves_no_room((own, all), bytes, bounds.all, bounds.all / PARTS) {
+        if leaves_no_room((own, all), bytes, bounds.all, bounds.all / SHARE_DIVISOR) {
             return Err(Limit::BytesInFlight);
         }
         Ok(held)
@@ -57,22 +57,22 @@ impl Memory {
 }
 
 /// So many bytes, counted until this is dropped.
-pub(crate) struct Held {
+pub(crate) struct MemoryReservation {
     memory: Arc<Memory>,
-    client: Arc<Client>,
+    client: Arc<ClientUsage>,
     bytes: usize,
 }
 
-impl Held {
+impl MemoryReservation {
     /// Counts `bytes` more for the same client.
     pub(crate) fn grow(&mut self, bytes: usize, bounds: MemoryBounds) -> Result<(), Limit> {
-        let mut more = self.memory.count(&self.client, bytes, bounds)?;
+        let mut more = self.memory.reserve(&self.client, bytes, bounds)?;
         self.bytes += std::mem::take(&mut more.bytes);
         Ok(())
     }
 
     /// Counts more, whatever the limits: of a stream that nobody thought would hold anything.
-    fn more(&self, bytes: usize) -> Self {
+    fn reserve_unbounded(&self, bytes: usize) -> Self {
         self.memory.0.fetch_add(bytes, Ordering::Relaxed);
         self.client.held.fetch_add(bytes, Ordering::Relaxed);
         Self {
@@ -84,28 +84,31 @@ impl Held {
 
     /// The same bytes, which keep this until the last reference to them is gone: also in the queues of
     /// whoever writes them to the socket.
-    pub(crate) fn around(self: &Arc<Self>, bytes: Bytes) -> Bytes {
-        let _held = match self.bytes {
-            0 => Arc::new(self.more(bytes.len())),
+    pub(crate) fn attach(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        let _reservation = match self.bytes {
+            0 => Arc::new(self.reserve_unbounded(bytes.len())),
             _ => self.clone(),
         };
-        Bytes::from_owner(Guarded { bytes, _held })
+        Bytes::from_owner(ReservedBytes {
+            bytes,
+            _reservation,
+        })
     }
 }
 
-impl Drop for Held {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.memory.0.fetch_sub(self.bytes, Ordering::Relaxed);
         self.client.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-struct Guarded {
+struct ReservedBytes {
     bytes: Bytes,
-    _held: Arc<Held>,
+    _reservation: Arc<MemoryReservation>,
 }
 
-impl AsRef<[u8]> for Guarded {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -128,17 +131,26 @@ mod tests {
     fn bytes_count_for_all_and_for_one_until_the_last_reference() {
         let limits = limits();
         let [one, two] = ["10.0.0.1", "10.0.0.2"].map(|it| limits.client(it.parse().unwrap()));
-        let held = limits.hold(&one, 60).unwrap();
-        assert_eq!(limits.hold(&one, 1).err(), Some(Limit::BytesPerClient));
-        assert_eq!(limits.hold(&two, 41).err(), Some(Limit::BytesInFlight));
-        let mut frame = held.around(Bytes::from_static(b"abc"));
+        let held = limits.reserve_shared(&one, 60).unwrap();
+        assert_eq!(
+            limits.reserve_shared(&one, 1).err(),
+            Some(Limit::BytesPerClient)
+        );
+        assert_eq!(
+            limits.reserve_shared(&two, 41).err(),
+            Some(Limit::BytesInFlight)
+        );
+        let mut frame = held.attach(Bytes::from_static(b"abc"));
         drop(held);
         let rest = frame.split_off(1);
         drop(frame);
         assert_eq!(&rest[..], b"bc");
-        assert!(limits.hold(&one, 1).is_err(), "a part of it still waits");
+        assert!(
+            limits.reserve_shared(&one, 1).is_err(),
+            "a part of it still waits"
+        );
         drop(rest);
-        assert!(limits.hold(&one, 60).is_ok());
+        assert!(limits.reserve_shared(&one, 60).is_ok());
         assert_eq!(limits.memory.0.load(Ordering::Relaxed), 0);
     }
 
@@ -151,12 +163,15 @@ mod tests {
         });
         let [one, two, three] =
             ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|it| limits.client(it.parse().unwrap()));
-        let _one = limits.hold(&one, 40).unwrap();
-        let _two = limits.hold(&two, 30).unwrap();
+        let _one = limits.reserve_shared(&one, 40).unwrap();
+        let _two = limits.reserve_shared(&two, 30).unwrap();
         for greedy in [&one, &two] {
-            assert_eq!(limits.hold(greedy, 1).err(), Some(Limit::BytesInFlight));
+            assert_eq!(
+                limits.reserve_shared(greedy, 1).err(),
+                Some(Limit::BytesInFlight)
+            );
         }
-        let mut held = limits.count(&three, 4).unwrap();
+        let mut held = limits.reserve(&three, 4).unwrap();
         assert!(limits.grow(&mut held, 6).is_ok());
         assert_eq!(limits.grow(&mut held, 1), Err(Limit::BytesInFlight));
         drop(held);

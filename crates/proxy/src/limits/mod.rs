@@ -2,7 +2,7 @@
 //!
 //! Each limit has one name, which the response, the metric and the documentation share.
 
-pub(crate) mod client;
+pub(crate) mod client_usage;
 pub(crate) mod connections;
 pub(crate) mod downloads;
 pub(crate) mod head;

@@ -8,30 +8,30 @@ use pierhead_host::ClientKey;
 use pierhead_oci::{Digest, Registry};
 
 use crate::config;
-use crate::limits::client::Client;
-use crate::limits::connections::{Connected, Connections};
-use crate::limits::downloads::{Bounds, Download, Fetches, Ticket, Turn};
+use crate::limits::client_usage::ClientUsage;
+use crate::limits::connections::{ConnectionSlot, Connections};
+use crate::limits::downloads::{Download, DownloadBounds, DownloadSlot, DownloadSlots, Ticket};
 use crate::limits::limit::Limit;
-use crate::limits::memory::{Held, Memory, MemoryBounds};
-use crate::limits::weak_table::Table;
+use crate::limits::memory::{Memory, MemoryBounds, MemoryReservation};
+use crate::limits::weak_table::WeakTable;
 
-/// The counts of all that is limited. Bounds may change while it runs.
+/// The counts of all that is limited. DownloadBounds may change while it runs.
 pub(crate) struct ResourceLimits {
     bounds: ArcSwap<config::Limits>,
-    clients: Table<ClientKey, Client>,
+    clients: WeakTable<ClientKey, ClientUsage>,
     connections: Arc<Connections>,
-    pub(crate) downloads: Arc<Fetches>,
+    pub(crate) downloads: Arc<DownloadSlots>,
     pub(crate) memory: Arc<Memory>,
     /// Whoever acts for no client: an operator who warms the cache.
-    own: Arc<Client>,
+    own: Arc<ClientUsage>,
 }
 
 impl ResourceLimits {
     pub(crate) fn new(bounds: config::Limits) -> Self {
         Self {
-            own: Arc::new(Client::operator()),
+            own: Arc::new(ClientUsage::operator()),
             bounds: ArcSwap::from_pointee(bounds),
-            clients: Table::default(),
+            clients: WeakTable::default(),
             connections: Arc::default(),
             downloads: Arc::default(),
             memory: Arc::default(),
@@ -44,35 +44,47 @@ impl ResourceLimits {
     }
 
     /// The counts of whoever has this address. To be called once a connection: it takes a lock.
-    pub(crate) fn client(&self, address: IpAddr) -> Arc<Client> {
+    pub(crate) fn client(&self, address: IpAddr) -> Arc<ClientUsage> {
         let key = ClientKey::of(address);
-        self.clients.get(&key, || Client::new(key))
+        self.clients.get(&key, || ClientUsage::new(key))
     }
 
     /// For what no client asked for: only the limits of upstreams apply.
-    pub(crate) fn own(&self) -> Arc<Client> {
+    pub(crate) fn own(&self) -> Arc<ClientUsage> {
         self.own.clone()
     }
 
     /// Counts a connection of `client`, of at most `all`. Closes an idle one of the client with most connections when all are
     /// in use, or one of the client's own at its limit. Fails with the limit when there is none to close.
-    pub(crate) fn connect(&self, client: &Arc<Client>, all: usize) -> Result<Connected, Limit> {
+    pub(crate) fn connect(
+        &self,
+        client: &Arc<ClientUsage>,
+        all: usize,
+    ) -> Result<ConnectionSlot, Limit> {
         let per_client = self.bounds.load().connections_per_client;
         self.connections.admit(client, all, per_client)
     }
 
     /// Counts `bytes` that are about to be held for `client`.
-    pub(crate) fn hold(&self, client: &Arc<Client>, bytes: usize) -> Result<Arc<Held>, Limit> {
-        self.count(client, bytes).map(Arc::new)
+    pub(crate) fn reserve_shared(
+        &self,
+        client: &Arc<ClientUsage>,
+        bytes: usize,
+    ) -> Result<Arc<MemoryReservation>, Limit> {
+        self.reserve(client, bytes).map(Arc::new)
     }
 
     /// The same, for what grows by [`Self::grow`].
-    pub(crate) fn count(&self, client: &Arc<Client>, bytes: usize) -> Result<Held, Limit> {
-        self.memory.count(client, bytes, self.memory_bounds())
+    pub(crate) fn reserve(
+        &self,
+        client: &Arc<ClientUsage>,
+        bytes: usize,
+    ) -> Result<MemoryReservation, Limit> {
+        self.memory.reserve(client, bytes, self.memory_bounds())
     }
 
     /// Counts `bytes` more for the same client.
-    pub(crate) fn grow(&self, held: &mut Held, bytes: usize) -> Result<(), Limit> {
+    pub(crate) fn grow(&self, held: &mut MemoryReservation, bytes: usize) -> Result<(), Limit> {
         held.grow(bytes, self.memory_bounds())
     }
 
@@ -85,7 +97,7 @@ impl ResourceLimits {
     }
 
     /// A place in the queue of `client`.
-    pub(crate) fn queue(&self, client: &Arc<Client>) -> Result<Ticket, Limit> {
+    pub(crate) fn queue(&self, client: &Arc<ClientUsage>) -> Result<Ticket, Limit> {
         Ticket::take(client, self.bounds.load().fetches_per_client)
     }
 
@@ -95,21 +107,26 @@ impl ResourceLimits {
     }
 
     /// Waits for one of `all` download slots. Cancel safe.
-    pub(crate) async fn turn(&self, ticket: Ticket, download: Download, all: usize) -> Turn {
+    pub(crate) async fn acquire_download(
+        &self,
+        ticket: Ticket,
+        download: Download,
+        all: usize,
+    ) -> DownloadSlot {
         let bounds = self.bounds.load();
-        self.downloads.set_bounds(Bounds {
+        self.downloads.set_bounds(DownloadBounds {
             all,
             per_client: bounds.fetches_per_client,
             per_registry: bounds.fetches_per_registry,
         });
         drop(bounds);
-        self.downloads.turn(ticket, download).await
+        self.downloads.acquire(ticket, download).await
     }
 
     /// The limit that delays the downloads of `client`; `None` when none of them waits.
     pub(crate) fn why_waiting(
         &self,
-        client: &Client,
+        client: &ClientUsage,
         registry: &Registry,
         digest: &Digest,
     ) -> Option<Limit> {

@@ -1,11 +1,11 @@
 //! Shares of a resource that are reserved for clients that hold less than their share.
 
 /// This fraction (1/n) of each shared resource is reserved for clients that hold less than it.
-pub(crate) const PARTS: usize = 8;
+pub(crate) const SHARE_DIVISOR: usize = 8;
 
 /// Whether a client with `own` slots gets none of the free ones: none is free, or all free ones are reserved.
 pub(crate) fn leaves_no_share(own: usize, held: usize, all: usize) -> bool {
-    leaves_no_room((own, held), 1, all, all / PARTS)
+    leaves_no_room((own, held), 1, all, all / SHARE_DIVISOR)
 }
 
 /// Whether a client with `own` units of the `held` ones gets no `more`: not all of them are free, or they are reserved.
@@ -21,9 +21,9 @@ pub(crate) fn leaves_no_room(
 }
 
 /// This fraction (1/n) of all slots is reserved for configured registries.
-const CONFIGURED_PARTS: usize = 4;
+const CONFIGURED_DIVISOR: usize = 4;
 
 /// How many of `all` slots are reserved for configured registries. A single slot cannot be reserved.
 pub(crate) fn configured_reserve(all: usize) -> usize {
-    (all / CONFIGURED_PARTS).max(usize::from(all > 1))
+    (all / CONFIGURED_DIVISOR).max(usize::from(all > 1))
 }

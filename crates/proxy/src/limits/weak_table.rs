@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 /// Entries that may be dead before anybody looks for them.
 const SLACK: usize = 64;
 
 /// As large as twice what is in use, at most.
-pub(crate) struct Table<K, V>(Mutex<Entries<K, V>>);
+pub(crate) struct WeakTable<K, V>(Mutex<Entries<K, V>>);
 
 struct Entries<K, V> {
     map: HashMap<K, Weak<V>>,
@@ -16,7 +18,7 @@ struct Entries<K, V> {
     sweep: usize,
 }
 
-impl<K, V> Default for Table<K, V> {
+impl<K, V> Default for WeakTable<K, V> {
     fn default() -> Self {
         Self(Mutex::new(Entries {
             map: HashMap::new(),
@@ -25,10 +27,10 @@ impl<K, V> Default for Table<K, V> {
     }
 }
 
-impl<K: Eq + Hash + Clone, V> Table<K, V> {
+impl<K: Eq + Hash + Clone, V> WeakTable<K, V> {
     /// The value in use under `key`, or a new one.
     pub(crate) fn get(&self, key: &K, make: impl FnOnce() -> V) -> Arc<V> {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock();
         if let Some(found) = entries.map.get(key).and_then(Weak::upgrade) {
             return found;
         }
@@ -48,12 +50,12 @@ mod tests {
 
     #[test]
     fn it_finds_what_is_in_use_and_forgets_the_rest() {
-        let table = Table::default();
+        let table = WeakTable::default();
         let one = table.get(&1, || "one");
         assert!(Arc::ptr_eq(&one, &table.get(&1, || "another")));
         for key in 2..10_000 {
             table.get(&key, || "unused");
-            assert!(table.0.lock().unwrap().map.len() <= 2 + 2 * SLACK);
+            assert!(table.0.lock().map.len() <= 2 + 2 * SLACK);
         }
         assert!(Arc::ptr_eq(&one, &table.get(&1, || "another")));
         drop(one);

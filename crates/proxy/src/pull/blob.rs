@@ -9,27 +9,27 @@ use bytes::Bytes;
 use pierhead_cache::{BlobReader, Error as CacheError, StoredBlob, VerifiedRange};
 use tokio::sync::oneshot;
 
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::error::{Error, is_passed_on};
-use crate::limits::memory::FRAME;
-use crate::metrics::Outcome;
-use crate::pull::blob_request::Wanted;
+use crate::limits::memory::FRAME_BYTES;
+use crate::metrics::CacheOutcome;
+use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::claim;
-use crate::pull::direct_download::{Direct, Position};
-use crate::pull::fetch::Passed;
+use crate::pull::direct_download::{DirectDownload, ReadPosition};
+use crate::pull::fetch::HandedOverStream;
 
 /// How often one reader may change its source: more is a disk or an upstream beyond help.
-const CHANGES: u32 = 4;
+const MAX_SOURCE_CHANGES: u32 = 4;
 
 /// A part of a blob up to this size that is still coming waits until all of it is known good: nobody
 /// could tell that it is wrong, since a part has no digest. Of a larger one it leaves as it comes.
-const VERIFIED_FIRST: u64 = 8 << 20;
+const MAX_VERIFIED_FIRST: u64 = 8 << 20;
 
 /// See the head of this module.
-pub(crate) struct Source {
-    inner: Arc<Inner>,
-    wanted: Wanted,
-    from: From,
+pub(crate) struct BlobSource {
+    context: Arc<RequestContext>,
+    request: BlobRequest,
+    active: ActiveSource,
     start: u64,
     offset: u64,
     /// Where to stop; `None` at the end of the content.
@@ -41,60 +41,74 @@ pub(crate) struct Source {
     behind: Bytes,
     changes: u32,
     /// What was opened for the fill that this reader began, in case it is not let in.
-    passed: Option<oneshot::Receiver<Passed>>,
+    handed_over: Option<oneshot::Receiver<HandedOverStream>>,
 }
 
-enum From {
+enum ActiveSource {
     Cache(BlobReader),
-    Upstream(Box<Direct>),
+    Upstream(Box<DirectDownload>),
 }
 
-impl Source {
+impl BlobSource {
     /// Finds the blob: in the cache, in a fill under way, or by starting one. The outcome says which.
     /// Cancel safe: a fill that was started goes on.
-    pub(crate) async fn find(inner: &Arc<Inner>, wanted: Wanted) -> Result<(Self, Outcome), Error> {
+    pub(crate) async fn find(
+        context: &Arc<RequestContext>,
+        request: BlobRequest,
+    ) -> Result<(Self, CacheOutcome), Error> {
         let mut storable = true;
-        if !inner.cache.contains(&wanted.digest) {
-            if let Some(error) = inner.trust.recent.error(&wanted.subject()) {
+        if !context.cache.contains(&request.digest) {
+            if let Some(error) = context.generation.negative_cache.error(&request.subject()) {
                 return Err(error.into());
             }
-            storable = !inner.trust.recent.is_unstorable(&wanted.digest);
+            storable = !context
+                .generation
+                .negative_cache
+                .is_unstorable(&request.digest);
         }
         let claimed = match storable {
-            true => Some(claim(inner, &wanted).await),
+            true => Some(claim(context, &request).await),
             false => None,
         };
-        let mut passed = None;
-        let (from, outcome) = match claimed {
+        let mut handed_over = None;
+        let (active, outcome) = match claimed {
             Some(Ok(Some((content, outcome, stream)))) => {
-                passed = stream;
-                (From::Cache(content), outcome)
+                handed_over = stream;
+                (ActiveSource::Cache(content), outcome)
             }
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
-                let whole = Position {
+                let whole = ReadPosition {
                     start: 0,
                     offset: 0,
                 };
-                let direct = Direct::open(inner, &wanted, whole).await?;
-                (From::Upstream(direct), Outcome::Miss)
+                let direct = DirectDownload::open(context, &request, whole).await?;
+                (ActiveSource::Upstream(direct), CacheOutcome::Miss)
             }
         };
-        let mut source = Self::new(inner.clone(), wanted, from);
-        source.passed = passed;
+        let mut source = Self::new(context.clone(), request, active);
+        source.handed_over = handed_over;
         Ok((source, outcome))
     }
 
     /// Of an object that is open already.
-    pub(crate) fn of(inner: Arc<Inner>, wanted: Wanted, object: StoredBlob) -> Self {
-        Self::new(inner, wanted, From::Cache(BlobReader::Stored(object)))
+    pub(crate) fn of(
+        context: Arc<RequestContext>,
+        request: BlobRequest,
+        object: StoredBlob,
+    ) -> Self {
+        Self::new(
+            context,
+            request,
+            ActiveSource::Cache(BlobReader::Stored(object)),
+        )
     }
 
-    fn new(inner: Arc<Inner>, wanted: Wanted, from: From) -> Self {
+    fn new(context: Arc<RequestContext>, request: BlobRequest, active: ActiveSource) -> Self {
         Self {
-            inner,
-            wanted,
-            from,
+            context,
+            request,
+            active,
             start: 0,
             offset: 0,
             end: None,
@@ -102,56 +116,56 @@ impl Source {
             before: Bytes::new(),
             behind: Bytes::new(),
             changes: 0,
-            passed: None,
+            handed_over: None,
         }
     }
 
     /// Puts other bytes around what is read. To be called before the first read; `behind` needs an end
-    /// that is known, by [`Source::only`].
-    pub(crate) fn between(&mut self, before: Bytes, behind: Bytes) {
+    /// that is known, by [`BlobSource::in_range`].
+    pub(crate) fn surround(&mut self, before: Bytes, behind: Bytes) {
         (self.before, self.behind) = (before, behind);
     }
 
     /// Of which blob, for the log.
     pub(crate) fn name(&self) -> String {
-        let Wanted {
+        let BlobRequest {
             registry,
             repository,
             digest,
             ..
-        } = &self.wanted;
+        } = &self.request;
         format!("{registry}/{repository}@{digest}")
     }
 
     /// Reads only `[first, end)`. To be called before the first read.
-    pub(crate) async fn only(mut self, first: u64, end: u64) -> Result<Self, Error> {
+    pub(crate) async fn in_range(mut self, first: u64, end: u64) -> Result<Self, Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
-        let size = match &self.from {
-            From::Cache(BlobReader::Stored(_)) => None,
+        let size = match &self.active {
+            ActiveSource::Cache(BlobReader::Stored(_)) => None,
             // What fails here fails at the first read again, where there is a way out.
-            From::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
-            From::Upstream(direct) => direct.size(),
+            ActiveSource::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
+            ActiveSource::Upstream(direct) => direct.size(),
         };
-        self.verified_first = size.is_some_and(|size| end < size && size <= VERIFIED_FIRST);
-        self.from = match self.from {
-            From::Upstream(direct) if first > 0 => {
-                From::Upstream(direct.part(&self.inner, &self.wanted, first).await?)
+        self.verified_first = size.is_some_and(|size| end < size && size <= MAX_VERIFIED_FIRST);
+        self.active = match self.active {
+            ActiveSource::Upstream(direct) if first > 0 => {
+                ActiveSource::Upstream(direct.part(&self.context, &self.request, first).await?)
             }
-            from => from,
+            active => active,
         };
         Ok(self)
     }
 
     /// Whether all of it lies in the file of a committed blob.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(&self.from, From::Cache(BlobReader::Stored(object)) if object.extent(0).is_some())
+        matches!(&self.active, ActiveSource::Cache(BlobReader::Stored(object)) if object.extent(0).is_some())
     }
 
     /// Of what comes next, up to `max` bytes that need not be read: they lie in the file of a committed
-    /// blob, are known good and in memory. Whoever sends them says so by [`Source::advance`].
-    pub(crate) fn sound(&self, max: u64) -> Option<VerifiedRange> {
-        let From::Cache(BlobReader::Stored(object)) = &self.from else {
+    /// blob, are known good and in memory. Whoever sends them says so by [`BlobSource::advance`].
+    pub(crate) fn verified_range(&self, max: u64) -> Option<VerifiedRange> {
+        let ActiveSource::Cache(BlobReader::Stored(object)) = &self.active else {
             return None;
         };
         if !self.before.is_empty() {
@@ -176,9 +190,9 @@ impl Source {
     /// Total bytes of the blob, as soon as that is known; `None` when it will be known at the end only.
     pub(crate) async fn size(&mut self) -> Result<Option<u64>, Error> {
         loop {
-            match &self.from {
-                From::Upstream(direct) => return Ok(direct.size()),
-                From::Cache(content) => match content.size().await {
+            match &self.active {
+                ActiveSource::Upstream(direct) => return Ok(direct.size()),
+                ActiveSource::Cache(content) => match content.size().await {
                     Ok(size) => return Ok(size),
                     Err(error) => self.change(error).await?,
                 },
@@ -186,21 +200,21 @@ impl Source {
         }
     }
 
-    /// The next bytes, at most [`FRAME`]; empty at the end.
+    /// The next bytes, at most [`FRAME_BYTES`]; empty at the end.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             let left = self
                 .end
                 .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
-            let max = usize::try_from(left).unwrap_or(usize::MAX).min(FRAME);
+            let max = usize::try_from(left).unwrap_or(usize::MAX).min(FRAME_BYTES);
             if !self.before.is_empty() {
                 return Ok(std::mem::take(&mut self.before));
             }
             if max == 0 {
                 return Ok(std::mem::take(&mut self.behind));
             }
-            let bytes = match &mut self.from {
-                From::Cache(content) => {
+            let bytes = match &mut self.active {
+                ActiveSource::Cache(content) => {
                     match read(content, self.verified_first, self.offset, max).await {
                         Ok(bytes) => bytes,
                         Err(error) => {
@@ -209,13 +223,13 @@ impl Source {
                         }
                     }
                 }
-                From::Upstream(direct) => {
-                    let (inner, wanted) = (&self.inner, &self.wanted);
+                ActiveSource::Upstream(direct) => {
+                    let (context, request) = (&self.context, &self.request);
                     if self.verified_first && !direct.is_verified() {
                         let len = usize::try_from(left).unwrap_or(usize::MAX);
-                        direct.verify(inner, wanted, len).await?;
+                        direct.verify(context, request, len).await?;
                     }
-                    direct.next(inner, wanted, max).await?
+                    direct.next(context, request, max).await?
                 }
             };
             self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -226,16 +240,16 @@ impl Source {
     /// Goes on elsewhere after `error`, or says that there is nowhere to go.
     async fn change(&mut self, error: CacheError) -> Result<(), Error> {
         self.changes += 1;
-        if self.changes > CHANGES {
+        if self.changes > MAX_SOURCE_CHANGES {
             return Err(error.into());
         }
-        tracing::debug!(digest = %self.wanted.digest, offset = self.offset, %error, "a reader changes its source");
+        tracing::debug!(digest = %self.request.digest, offset = self.offset, %error, "a reader changes its source");
         let nothing_sent = self.offset == self.start;
         // A fetch whose fill has failed otherwise has nothing to pass on, and may learn of it late.
         if !is_passed_on(&error) {
-            self.passed = None;
+            self.handed_over = None;
         }
-        self.from = match error {
+        self.active = match error {
             error if error.is_storage() => self.direct().await?,
             // The leftovers of an earlier fill may have been what was wrong; they are gone now.
             CacheError::WrongDigest { resumed: true, .. } | CacheError::Restarted
@@ -254,7 +268,11 @@ impl Source {
             | CacheError::WrongSize { .. }
             | CacheError::Restarted => return Err(error.into()),
             // Whoever led asked another repository, which need not say anything of ours.
-            CacheError::Abandoned(_) => match self.inner.trust.recent.error(&self.wanted.subject())
+            CacheError::Abandoned(_) => match self
+                .context
+                .generation
+                .negative_cache
+                .error(&self.request.subject())
             {
                 Some(upstream) => return Err(upstream.into()),
                 None => self.again().await?,
@@ -265,11 +283,11 @@ impl Source {
         Ok(())
     }
 
-    async fn again(&mut self) -> Result<From, Error> {
-        match claim(&self.inner, &self.wanted).await {
-            Ok(Some((content, _, passed))) => {
-                self.passed = passed;
-                Ok(From::Cache(content))
+    async fn again(&mut self) -> Result<ActiveSource, Error> {
+        match claim(&self.context, &self.request).await {
+            Ok(Some((content, _, handed_over))) => {
+                self.handed_over = handed_over;
+                Ok(ActiveSource::Cache(content))
             }
             Ok(None) => self.direct().await,
             Err(error) if error.is_storage() => self.direct().await,
@@ -277,19 +295,20 @@ impl Source {
         }
     }
 
-    async fn direct(&mut self) -> Result<From, Error> {
+    async fn direct(&mut self) -> Result<ActiveSource, Error> {
         let Self { start, offset, .. } = *self;
-        if let Some(passed) = self.passed.take()
-            && Direct::takes_all(start)
+        if let Some(handed_over) = self.handed_over.take()
+            && DirectDownload::takes_all(start)
             // The fill has ended, or will in a moment.
-            && let Ok(passed) = passed.await
+            && let Ok(handed_over) = handed_over.await
         {
-            let direct = Direct::passed(&self.inner, passed, &self.wanted, offset);
-            return Ok(From::Upstream(direct));
+            let direct =
+                DirectDownload::handed_over(&self.context, handed_over, &self.request, offset);
+            return Ok(ActiveSource::Upstream(direct));
         }
-        let position = Position { start, offset };
-        Ok(From::Upstream(
-            Direct::open(&self.inner, &self.wanted, position).await?,
+        let position = ReadPosition { start, offset };
+        Ok(ActiveSource::Upstream(
+            DirectDownload::open(&self.context, &self.request, position).await?,
         ))
     }
 }

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use pierhead_cache::Origin;
 use pierhead_oci::{Digest, Registry, Repository};
 
-use crate::limits::client::Client;
+use crate::limits::client_usage::ClientUsage;
 use crate::pull::negative_cache::Subject;
 
 /// Which blob of which repository: who is asked for it when the cache lacks it.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct BlobRequest {
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
     /// For whom: upstream fetches are counted.
-    pub(crate) client: Arc<Client>,
+    pub(crate) client: Arc<ClientUsage>,
 }
 
-impl Wanted {
+impl BlobRequest {
     /// The registry whose staged bytes a fill may resume.
     pub(crate) fn origin(&self) -> Origin {
         Origin::of(&self.registry)

@@ -2,57 +2,57 @@
 
 use std::sync::Arc;
 
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::error::Error;
-use crate::pull::blob_request::Wanted;
+use crate::pull::blob_request::BlobRequest;
 
-impl Inner {
+impl RequestContext {
     /// Whether the cache has that blob, or is getting it from the registry that is meant.
-    pub(crate) fn is_at_hand(&self, wanted: &Wanted) -> bool {
-        self.cache.contains(&wanted.digest)
-            && self.may_share(&wanted.registry, &wanted.digest)
+    pub(crate) fn is_at_hand(&self, request: &BlobRequest) -> bool {
+        self.cache.contains(&request.digest)
+            && self.may_share(&request.registry, &request.digest)
             && !self
-                .leads
-                .is_led_by_another(&wanted.digest, &wanted.registry)
+                .fill_owners
+                .is_owned_by_another(&request.digest, &request.registry)
     }
 
     /// The size of a blob that the cache lacks, from its upstream: one question however many ask.
     /// Cancel safe: a question that was asked goes on.
     pub(crate) async fn size_upstream(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        request: &BlobRequest,
     ) -> Result<Option<u64>, Error> {
-        let subject = wanted.subject();
-        if let Some(error) = self.trust.recent.error(&subject) {
+        let subject = request.subject();
+        if let Some(error) = self.generation.negative_cache.error(&subject) {
             return Err(error.into());
         }
-        let flight = self.trust.sizes.join(&subject, || {
+        let pending = self.generation.size_requests.join(&subject, || {
             // A registry that answers nothing holds a socket for each question. It takes no turn: it is short, and
             // would wait for downloads that take minutes.
-            let place = self.limits.queue(&wanted.client)?;
-            let (inner, wanted) = (self.clone(), wanted.clone());
+            let place = self.limits.queue(&request.client)?;
+            let (context, request) = (self.clone(), request.clone());
             Ok(async move {
                 let _place = place;
-                inner.ask_size(&wanted).await
+                context.ask_size(&request).await
             })
         });
-        flight?.answer().await.ok_or(Error::Internal)?
+        pending?.answer().await.ok_or(Error::Internal)?
     }
 
-    async fn ask_size(&self, wanted: &Wanted) -> Result<Option<u64>, Error> {
+    async fn ask_size(&self, request: &BlobRequest) -> Result<Option<u64>, Error> {
         match self
             .client
-            .blob_size(&wanted.registry, &wanted.repository, &wanted.digest)
+            .blob_size(&request.registry, &request.repository, &request.digest)
             .await
         {
             Ok(size) => {
-                self.trust.recent.answered(&wanted.registry);
+                self.generation.negative_cache.answered(&request.registry);
                 Ok(size)
             }
             Err(error) => {
-                self.trust
-                    .recent
-                    .failed(&wanted.registry, wanted.subject(), &error);
+                self.generation
+                    .negative_cache
+                    .failed(&request.registry, request.subject(), &error);
                 Err(error.into())
             }
         }

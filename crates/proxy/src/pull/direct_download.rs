@@ -7,26 +7,26 @@ use pierhead_cache::Error as CacheError;
 use pierhead_oci::Hasher;
 use pierhead_remote::BlobStream;
 
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::error::Error;
-use crate::limits::downloads::Turn;
-use crate::limits::memory::Held;
-use crate::pull::blob_request::Wanted;
+use crate::limits::downloads::DownloadSlot;
+use crate::limits::memory::MemoryReservation;
+use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
-use crate::pull::fetch::{self, Passed};
+use crate::pull::fetch::{self, HandedOverStream};
 
 /// A reader of a part that begins no later than this takes the bytes before it too, so that what it gets can be
 /// held against the digest. For later ones that would cost more than they ask for: only their client can verify.
-const TAKEN_TOO: u64 = 8 << 20;
+const MAX_HASHED_PREFIX: u64 = 8 << 20;
 
 /// Where a reader is, and where it began: at 0 when it wants the whole blob.
-pub(crate) struct Position {
+pub(crate) struct ReadPosition {
     pub(crate) start: u64,
     pub(crate) offset: u64,
 }
 
 /// Straight from the upstream, past a disk that would not take it.
-pub(crate) struct Direct {
+pub(crate) struct DirectDownload {
     stream: BlobStream,
     /// Bytes before the reader's offset, to be thrown away.
     skip: u64,
@@ -36,68 +36,81 @@ pub(crate) struct Direct {
     hasher: Option<Hasher>,
     ended: bool,
     /// What is held back for a part that is verified first.
-    counted: Option<Arc<Held>>,
-    turn: Turn,
+    counted: Option<Arc<MemoryReservation>>,
+    slot: DownloadSlot,
     download: DownloadLog<'static>,
 }
 
-impl Direct {
+impl DirectDownload {
     /// Opens it for a reader. Of a whole blob the bytes that have left are taken once more: it is not ended
     /// cleanly unless it was held against the digest from its first byte.
     pub(crate) async fn open(
-        inner: &Inner,
-        wanted: &Wanted,
-        position: Position,
+        context: &RequestContext,
+        request: &BlobRequest,
+        position: ReadPosition,
     ) -> Result<Box<Self>, Error> {
-        let ticket = inner.limits.queue(&wanted.client)?;
-        let turn = fetch::slot(inner, ticket, wanted, None).await;
-        Self::open_in(turn, inner, wanted, position).await
+        let ticket = context.limits.queue(&request.client)?;
+        let slot = fetch::acquire_slot(context, ticket, request, None).await;
+        Self::open_in(slot, context, request, position).await
     }
 
     async fn open_in(
-        turn: Turn,
-        inner: &Inner,
-        wanted: &Wanted,
-        position: Position,
+        slot: DownloadSlot,
+        context: &RequestContext,
+        request: &BlobRequest,
+        position: ReadPosition,
     ) -> Result<Box<Self>, Error> {
-        let Wanted {
+        let BlobRequest {
             registry,
             repository,
             digest,
             ..
-        } = wanted;
-        let Position { start, offset } = position;
-        let from = if start <= TAKEN_TOO { 0 } else { offset };
-        let mut download = DownloadLog::start(inner, wanted, None);
-        let stream = match inner.client.blob(registry, repository, digest, from).await {
+        } = request;
+        let ReadPosition { start, offset } = position;
+        let from = if start <= MAX_HASHED_PREFIX {
+            0
+        } else {
+            offset
+        };
+        let mut download = DownloadLog::start(context, request, None);
+        let stream = match context
+            .client
+            .blob(registry, repository, digest, from)
+            .await
+        {
             Ok(stream) => stream,
             Err(error) => {
-                inner
-                    .trust
-                    .recent
-                    .failed(registry, wanted.subject(), &error);
+                context
+                    .generation
+                    .negative_cache
+                    .failed(registry, request.subject(), &error);
                 let error = error.into();
                 download.failed(&error);
                 return Err(error);
             }
         };
-        inner.trust.recent.answered(registry);
+        context.generation.negative_cache.answered(registry);
         let skip = offset
             .checked_sub(stream.offset())
             .ok_or(Error::Truncated { at: offset })?;
         let hasher = (stream.offset() == 0).then(|| Hasher::new(digest.algorithm()));
-        if hasher.is_none() && start <= TAKEN_TOO {
+        if hasher.is_none() && start <= MAX_HASHED_PREFIX {
             return Err(Error::Truncated { at: 0 });
         }
-        Ok(Self::of(stream, hasher, skip, (turn, download)))
+        Ok(Self::of(stream, hasher, skip, (slot, download)))
     }
 
     /// Goes on with what was opened for a fill that was not let in, for a reader at `offset`.
-    pub(crate) fn passed(inner: &Inner, passed: Passed, wanted: &Wanted, offset: u64) -> Box<Self> {
-        let Passed { stream, turn } = passed;
-        let download = DownloadLog::start(inner, wanted, None);
-        let hasher = Some(Hasher::new(wanted.digest.algorithm()));
-        Self::of(stream, hasher, offset, (turn, download))
+    pub(crate) fn handed_over(
+        context: &RequestContext,
+        handed_over: HandedOverStream,
+        request: &BlobRequest,
+        offset: u64,
+    ) -> Box<Self> {
+        let HandedOverStream { stream, slot } = handed_over;
+        let download = DownloadLog::start(context, request, None);
+        let hasher = Some(Hasher::new(request.digest.algorithm()));
+        Self::of(stream, hasher, offset, (slot, download))
     }
 
     /// For a reader of the part from `first`, before it reads anything. What began at 0 goes on when those bytes are
@@ -105,33 +118,33 @@ impl Direct {
     /// this is held could be to wait for oneself.
     pub(crate) async fn part(
         mut self: Box<Self>,
-        inner: &Inner,
-        wanted: &Wanted,
+        context: &RequestContext,
+        request: &BlobRequest,
         first: u64,
     ) -> Result<Box<Self>, Error> {
         if self.hasher.is_some() && Self::takes_all(first) {
             self.skip = first;
             return Ok(self);
         }
-        let Self { stream, turn, .. } = *self;
+        let Self { stream, slot, .. } = *self;
         drop(stream);
-        let position = Position {
+        let position = ReadPosition {
             start: first,
             offset: first,
         };
-        Self::open_in(turn, inner, wanted, position).await
+        Self::open_in(slot, context, request, position).await
     }
 
     /// Whether a reader that began there wants all bytes from the first.
     pub(crate) fn takes_all(start: u64) -> bool {
-        start <= TAKEN_TOO
+        start <= MAX_HASHED_PREFIX
     }
 
     fn of(
         stream: BlobStream,
         hasher: Option<Hasher>,
         skip: u64,
-        (turn, mut download): (Turn, DownloadLog<'static>),
+        (slot, mut download): (DownloadSlot, DownloadLog<'static>),
     ) -> Box<Self> {
         download.from(stream.address());
         Box::new(Self {
@@ -141,7 +154,7 @@ impl Direct {
             hasher,
             ended: false,
             counted: None,
-            turn,
+            slot,
             download,
         })
     }
@@ -159,14 +172,14 @@ impl Direct {
     /// Takes the next `len` bytes and all that is behind them: none of them leaves before the digest has matched.
     pub(crate) async fn verify(
         &mut self,
-        inner: &Inner,
-        wanted: &Wanted,
+        context: &RequestContext,
+        request: &BlobRequest,
         len: usize,
     ) -> Result<(), Error> {
-        self.counted = Some(inner.limits.hold(&wanted.client, len)?);
+        self.counted = Some(context.limits.reserve_shared(&request.client, len)?);
         let mut part = BytesMut::with_capacity(len);
         while !self.ended {
-            let bytes = self.arrive(inner, wanted).await?;
+            let bytes = self.arrive(context, request).await?;
             part.extend_from_slice(&bytes[..bytes.len().min(len - part.len())]);
         }
         self.held = part.freeze();
@@ -176,8 +189,8 @@ impl Direct {
     /// Up to `max` bytes. What is held back leaves when more has come, and last when the hash matched.
     pub(crate) async fn next(
         &mut self,
-        inner: &Inner,
-        wanted: &Wanted,
+        context: &RequestContext,
+        request: &BlobRequest,
         max: usize,
     ) -> Result<Bytes, Error> {
         loop {
@@ -188,7 +201,7 @@ impl Direct {
             if self.ended {
                 return Ok(Bytes::new());
             }
-            let bytes = self.arrive(inner, wanted).await?;
+            let bytes = self.arrive(context, request).await?;
             if self.ended {
                 continue;
             }
@@ -201,21 +214,26 @@ impl Direct {
     }
 
     /// The next bytes from the reader's offset on; none at the end, when the digest has matched.
-    async fn arrive(&mut self, inner: &Inner, wanted: &Wanted) -> Result<Bytes, Error> {
+    async fn arrive(
+        &mut self,
+        context: &RequestContext,
+        request: &BlobRequest,
+    ) -> Result<Bytes, Error> {
         loop {
             let mut bytes = match self.stream.next().await {
                 Some(Ok(bytes)) => bytes,
                 Some(Err(error)) => {
-                    inner
-                        .trust
-                        .recent
-                        .failed(&wanted.registry, wanted.subject(), &error);
+                    context.generation.negative_cache.failed(
+                        &request.registry,
+                        request.subject(),
+                        &error,
+                    );
                     let error = error.into();
                     self.download.failed(&error);
                     return Err(error);
                 }
                 None => {
-                    let checked = self.check(inner, wanted);
+                    let checked = self.check(context, request);
                     checked.inspect_err(|error| self.download.failed(error))?;
                     self.download.from(self.stream.address());
                     self.download.streamed();
@@ -238,8 +256,8 @@ impl Direct {
         }
     }
 
-    fn check(&mut self, inner: &Inner, wanted: &Wanted) -> Result<(), Error> {
-        let expected = &wanted.digest;
+    fn check(&mut self, context: &RequestContext, request: &BlobRequest) -> Result<(), Error> {
+        let expected = &request.digest;
         match self.hasher.take().map(Hasher::finish) {
             Some(actual) if actual != *expected => {
                 self.stream.sources().report_mismatch();
@@ -251,7 +269,7 @@ impl Direct {
                 Err(error.into())
             }
             Some(_) => {
-                inner.proved(&wanted.registry, &wanted.repository, expected);
+                context.record_origin(&request.registry, &request.repository, expected);
                 Ok(())
             }
             None => Ok(()),

@@ -5,18 +5,18 @@ use pierhead_cache::{Error as CacheError, StoredBlob};
 use pierhead_oci::{Digest, MediaType};
 
 /// Documents up to so many bytes are read whole before their head leaves.
-pub(crate) const EAGER: u64 = 128 << 10;
+pub(crate) const MAX_EAGER: u64 = 128 << 10;
 
 /// One document, ready to leave. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Document {
     pub(crate) digest: Digest,
     pub(crate) media_type: MediaType,
-    pub(crate) content: Content,
+    pub(crate) content: DocumentContent,
 }
 
 #[derive(Clone)]
-pub(crate) enum Content {
+pub(crate) enum DocumentContent {
     /// The disk would not take it, or it has just come.
     Bytes(Bytes),
     Object(StoredBlob),
@@ -29,43 +29,43 @@ impl Document {
         Self {
             digest: Digest::of(pierhead_oci::Algorithm::Sha256, &bytes),
             media_type: MediaType::new("application/json").expect("a constant"),
-            content: Content::Bytes(bytes),
+            content: DocumentContent::Bytes(bytes),
         }
     }
 
     /// Bytes of it.
     pub(crate) fn size(&self) -> u64 {
         match &self.content {
-            Content::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
-            Content::Object(object) => object.size(),
+            DocumentContent::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+            DocumentContent::Object(object) => object.size(),
         }
     }
 
     /// The committed blob, unless the bytes are at hand.
     pub(crate) fn object(&self) -> Option<&StoredBlob> {
         match &self.content {
-            Content::Bytes(_) => None,
-            Content::Object(object) => Some(object),
+            DocumentContent::Bytes(_) => None,
+            DocumentContent::Object(object) => Some(object),
         }
     }
 
     /// Up to `max` bytes (and at most 128 KiB) from `offset`; fewer only at its end.
     pub(crate) async fn part(&self, offset: u64, max: usize) -> Result<Bytes, CacheError> {
         match &self.content {
-            Content::Bytes(bytes) => {
+            DocumentContent::Bytes(bytes) => {
                 let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
                 let end = offset.saturating_add(u64::try_from(max).unwrap_or(u64::MAX));
                 Ok(bytes.slice(at(offset)..at(end)))
             }
-            Content::Object(object) => object.read_at(offset, max).await,
+            DocumentContent::Object(object) => object.read_at(offset, max).await,
         }
     }
 
     /// All of it, when it is at most `limit` bytes.
     pub(crate) async fn bytes(&self, limit: usize) -> Result<Bytes, CacheError> {
         match &self.content {
-            Content::Bytes(bytes) => Ok(bytes.clone()),
-            Content::Object(object) => object.read_all(limit).await,
+            DocumentContent::Bytes(bytes) => Ok(bytes.clone()),
+            DocumentContent::Object(object) => object.read_all(limit).await,
         }
     }
 }

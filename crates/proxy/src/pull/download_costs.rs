@@ -1,39 +1,39 @@
 //! How long clients would wait for what is not in the cache: a + b · size, learned for each registry.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use pierhead_cache::Access;
 use pierhead_oci::Registry;
 
 /// Registries that something is known of; beyond it the one that was asked the longest ago is forgotten.
-const LIMIT: usize = 256;
+const MAX_REGISTRIES: usize = 256;
 
 /// What is assumed of a registry before anything was measured: seconds to the first byte, and seconds a byte.
-const FIRST: f64 = Access::<()>::ROUND_TRIP;
-const PER_BYTE: f64 = Access::<()>::PER_MEGABYTE / 1e6;
+const ASSUMED_FIRST_BYTE: f64 = Access::<()>::ROUND_TRIP;
+const ASSUMED_PER_BYTE: f64 = Access::<()>::PER_MEGABYTE / 1e6;
 
 /// No registry costs more than so many times what is assumed of a distant one: whoever may name any registry could
 /// raise what it keeps above all else, by one that drips.
-const MOST: f64 = 4.0;
+const MAX_COST_FACTOR: f64 = 4.0;
 
 /// The assumed rate counts as so many bytes measured.
-const ASSUMED: f64 = 4e6;
+const ASSUMED_BYTES: f64 = 4e6;
 /// Of measured bytes the last ones count: a link that has changed is known after about so many.
-const MEMORY: f64 = 256e6;
+const MAX_WEIGHED_BYTES: f64 = 256e6;
 /// Bytes that come along with the head tell nothing of the rate.
-const TOO_FEW: u64 = 64 << 10;
+const MIN_RATE_BYTES: u64 = 64 << 10;
 /// One measurement says no more than that it is so many times faster or slower: a stalled fetch is no rule.
-const OUTLIER: f64 = 8.0;
+const MAX_OUTLIER: f64 = 8.0;
 /// The least weight of a new time to the first byte.
-const WEIGHT: f64 = 1.0 / 16.0;
+const MIN_WEIGHT: f64 = 1.0 / 16.0;
 
 /// See the head of this module. Learned anew after a restart; what each blob cost is kept with the blob.
 #[derive(Default)]
-pub(crate) struct Costs(Mutex<HashMap<Registry, Model>>);
+pub(crate) struct DownloadCosts(Mutex<HashMap<Registry, CostModel>>);
 
-struct Model {
+struct CostModel {
     /// Seconds to the first byte.
     first: f64,
     fetches: f64,
@@ -43,13 +43,13 @@ struct Model {
     used: Instant,
 }
 
-impl Model {
+impl CostModel {
     fn new(used: Instant) -> Self {
         Self {
-            first: FIRST,
+            first: ASSUMED_FIRST_BYTE,
             fetches: 0.0,
-            seconds: ASSUMED * PER_BYTE,
-            bytes: ASSUMED,
+            seconds: ASSUMED_BYTES * ASSUMED_PER_BYTE,
+            bytes: ASSUMED_BYTES,
             used,
         }
     }
@@ -61,40 +61,45 @@ impl Model {
     fn learn(&mut self, first: f64, body: f64, bytes: u64) {
         // Of samples that keep to the bound, any mean does.
         let about = |sample: f64, known: f64, most: f64| {
-            sample.clamp(known / OUTLIER, known * OUTLIER).min(most)
+            sample
+                .clamp(known / MAX_OUTLIER, known * MAX_OUTLIER)
+                .min(most)
         };
         // The assumption weighs as much as one fetch.
         self.fetches += 1.0;
-        let weight = (1.0 / (1.0 + self.fetches)).max(WEIGHT);
-        self.first += (about(first, self.first, FIRST * MOST) - self.first) * weight;
-        if bytes >= TOO_FEW {
+        let weight = (1.0 / (1.0 + self.fetches)).max(MIN_WEIGHT);
+        self.first +=
+            (about(first, self.first, ASSUMED_FIRST_BYTE * MAX_COST_FACTOR) - self.first) * weight;
+        if bytes >= MIN_RATE_BYTES {
             let bytes = bytes as f64;
-            let most = bytes * PER_BYTE * MOST;
+            let most = bytes * ASSUMED_PER_BYTE * MAX_COST_FACTOR;
             self.seconds += about(body, bytes * self.per_byte(), most);
             self.bytes += bytes;
-            let decay = (MEMORY / self.bytes).min(1.0);
+            let decay = (MAX_WEIGHED_BYTES / self.bytes).min(1.0);
             (self.seconds, self.bytes) = (self.seconds * decay, self.bytes * decay);
         }
     }
 }
 
-impl Costs {
+impl DownloadCosts {
     /// Seconds until a client would have `size` bytes of that registry.
     // A rank needs no more precision than a float has.
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) fn estimate(&self, registry: &Registry, size: u64) -> f32 {
-        let models = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let models = self.0.lock();
         let (first, per_byte) = models
             .get(registry)
-            .map_or((FIRST, PER_BYTE), |model| (model.first, model.per_byte()));
+            .map_or((ASSUMED_FIRST_BYTE, ASSUMED_PER_BYTE), |model| {
+                (model.first, model.per_byte())
+            });
         (first + per_byte * size as f64) as f32
     }
 
     /// A fetch took so long to its first byte, and then waited so long for the other `bytes`.
     pub(crate) fn learn(&self, registry: &Registry, first: Duration, body: Duration, bytes: u64) {
         let now = Instant::now();
-        let mut models = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if models.len() >= LIMIT && !models.contains_key(registry) {
+        let mut models = self.0.lock();
+        if models.len() >= MAX_REGISTRIES && !models.contains_key(registry) {
             let oldest = models.iter().min_by_key(|(_, model)| model.used);
             if let Some(oldest) = oldest.map(|(registry, _)| registry.clone()) {
                 models.remove(&oldest);
@@ -102,7 +107,7 @@ impl Costs {
         }
         let model = models
             .entry(registry.clone())
-            .or_insert_with(|| Model::new(now));
+            .or_insert_with(|| CostModel::new(now));
         model.used = now;
         model.learn(first.as_secs_f64(), body.as_secs_f64(), bytes);
     }
@@ -120,7 +125,7 @@ mod tests {
 
     #[test]
     fn each_registry_is_known_by_what_was_measured() {
-        let (costs, near, far) = (Costs::default(), registry(1), registry(2));
+        let (costs, near, far) = (DownloadCosts::default(), registry(1), registry(2));
         assert!((costs.estimate(&near, MB) - 1.38).abs() < 1e-5, "assumed");
         let ms = Duration::from_millis;
         for _ in 0..100 {
@@ -136,7 +141,7 @@ mod tests {
 
     #[test]
     fn one_stalled_fetch_is_no_rule_and_a_small_one_says_nothing_of_the_rate() {
-        let (costs, registry) = (Costs::default(), registry(1));
+        let (costs, registry) = (DownloadCosts::default(), registry(1));
         let ms = Duration::from_millis;
         for _ in 0..50 {
             costs.learn(&registry, ms(100), ms(1000), 10 * MB);
@@ -151,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_registry_that_drips_is_worth_no_more_than_a_few_of_the_assumed_ones() {
-        let (costs, registry) = (Costs::default(), registry(1));
+        let (costs, registry) = (DownloadCosts::default(), registry(1));
         let ms = Duration::from_millis;
         for _ in 0..100 {
             costs.learn(&registry, ms(3_600_000), ms(3_600_000), MB);
@@ -170,13 +175,13 @@ mod tests {
 
     #[test]
     fn registries_are_forgotten_before_they_are_too_many() {
-        let costs = Costs::default();
+        let costs = DownloadCosts::default();
         let ms = Duration::from_millis;
-        for number in 0..LIMIT + 10 {
+        for number in 0..MAX_REGISTRIES + 10 {
             costs.learn(&registry(number), ms(10), ms(10), MB);
         }
-        assert_eq!(costs.0.lock().unwrap().len(), LIMIT);
+        assert_eq!(costs.0.lock().len(), MAX_REGISTRIES);
         assert!((costs.estimate(&registry(0), 0) - 0.44).abs() < 1e-5);
-        assert!(costs.estimate(&registry(LIMIT + 9), 0) < 0.3);
+        assert!(costs.estimate(&registry(MAX_REGISTRIES + 9), 0) < 0.3);
     }
 }

@@ -4,25 +4,25 @@ use std::time::Instant;
 
 use tracing::field::display;
 
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::error::{Cause, Error, with_sources};
-use crate::limits::downloads::Turn;
-use crate::pull::blob_request::Wanted;
+use crate::limits::downloads::DownloadSlot;
+use crate::pull::blob_request::BlobRequest;
 use crate::refusal_log::{Refusal, RefusalLog};
 
 /// One blob download from an upstream. Dropping it writes its log line.
 pub(crate) struct DownloadLog<'a> {
     refusals: RefusalLog,
-    wanted: Wanted,
+    request: BlobRequest,
     /// The slot of a download that yields to other clients.
-    turn: Option<&'a Turn>,
+    slot: Option<&'a DownloadSlot>,
     started: Instant,
     address: Option<String>,
     bytes: u64,
-    end: End,
+    end: DownloadOutcome,
 }
 
-enum End {
+enum DownloadOutcome {
     /// The client left or pierhead is shutting down.
     Cancelled,
     Stored,
@@ -33,15 +33,19 @@ enum End {
 }
 
 impl<'a> DownloadLog<'a> {
-    pub(crate) fn start(inner: &Inner, wanted: &Wanted, turn: Option<&'a Turn>) -> Self {
+    pub(crate) fn start(
+        context: &RequestContext,
+        request: &BlobRequest,
+        slot: Option<&'a DownloadSlot>,
+    ) -> Self {
         Self {
-            refusals: inner.refusals.clone(),
-            wanted: wanted.clone(),
-            turn,
+            refusals: context.refusals.clone(),
+            request: request.clone(),
+            slot,
             started: Instant::now(),
             address: None,
             bytes: 0,
-            end: End::Cancelled,
+            end: DownloadOutcome::Cancelled,
         }
     }
 
@@ -55,43 +59,45 @@ impl<'a> DownloadLog<'a> {
     }
 
     pub(crate) fn stored(&mut self) {
-        self.end = End::Stored;
+        self.end = DownloadOutcome::Stored;
     }
 
     /// To a client, past the cache.
     pub(crate) fn streamed(&mut self) {
-        self.end = End::Streamed;
+        self.end = DownloadOutcome::Streamed;
     }
 
     pub(crate) fn failed(&mut self, error: &Error) {
         // A refusal to store is no failure: the client gets the blob by a download with its own line.
         let is_refused = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::TooLarge { .. }));
         self.end = match error.is_passed_on() || is_refused {
-            true => End::HandedOver,
-            false => End::Failed(error.cause(), with_sources(error)),
+            true => DownloadOutcome::HandedOver,
+            false => DownloadOutcome::Failed(error.cause(), with_sources(error)),
         };
     }
 }
 
 impl Drop for DownloadLog<'_> {
     fn drop(&mut self) {
-        let Wanted {
+        let BlobRequest {
             registry: upstream,
             repository,
             digest,
             ..
-        } = &self.wanted;
+        } = &self.request;
         let (address, bytes) = (self.address.as_deref().map(display), self.bytes);
         let seconds = seconds(self.started);
         let outcome = match &self.end {
-            End::HandedOver => return,
+            DownloadOutcome::HandedOver => return,
             // Nothing was downloaded.
-            End::Cancelled if bytes == 0 => return,
-            End::Cancelled if self.turn.is_some_and(Turn::is_yielding) => "paused",
-            End::Cancelled => "cancelled",
-            End::Stored => "stored",
-            End::Streamed => "streamed",
-            End::Failed(cause, error) => {
+            DownloadOutcome::Cancelled if bytes == 0 => return,
+            DownloadOutcome::Cancelled if self.slot.is_some_and(DownloadSlot::is_yielding) => {
+                "paused"
+            }
+            DownloadOutcome::Cancelled => "cancelled",
+            DownloadOutcome::Stored => "stored",
+            DownloadOutcome::Streamed => "streamed",
+            DownloadOutcome::Failed(cause, error) => {
                 let refusal = Refusal {
                     event: "blob download failed",
                     cause: *cause,

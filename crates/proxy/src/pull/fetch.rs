@@ -10,85 +10,85 @@ use pierhead_remote::{BlobSources, BlobStream};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
-use crate::access::pass_through::Clean;
-use crate::context::Inner;
+use crate::access::pass_through::SingleOriginFill;
+use crate::context::RequestContext;
 use crate::error::{is_passed_on, is_wrong};
-use crate::limits::downloads::{Download, Ticket, Turn};
-use crate::pull::blob_request::Wanted;
+use crate::limits::downloads::{Download, DownloadSlot, Ticket};
+use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
-use crate::pull::fill_owner::Lead;
+use crate::pull::fill_owner::FillOwner;
 
 /// Fills `fill` in the background: clients come and go without a say in it.
 pub(crate) fn start(
-    inner: Arc<Inner>,
-    wanted: Wanted,
+    context: Arc<RequestContext>,
+    request: BlobRequest,
     fill: Fill,
-    (lead, clean): (Lead, Option<Clean>),
+    (owner, single_origin): (FillOwner, Option<SingleOriginFill>),
     ticket: Ticket,
-) -> oneshot::Receiver<Passed> {
-    let (pass, passed) = oneshot::channel();
+) -> oneshot::Receiver<HandedOverStream> {
+    let (pass, handed_over) = oneshot::channel();
     tokio::spawn(async move {
         // Dropping the fill fails its readers. The next request fetches the digest again.
-        let _watch = inner.cache.panics().watch(BackgroundTask::FillOwner);
+        let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
         let readers = Some(fill.readers());
-        let turn = turn(&inner, (&wanted, readers), ticket, &lead).await;
+        let slot = acquire_slot_for_fill(&context, (&request, readers), ticket, &owner).await;
         let mut stream = None;
-        let fill = (fill, Keep::IfAdmitted);
+        let fill = (fill, AdmissionMode::IfAdmitted);
         let arrived = AtomicU64::new(0);
         // How it ended is known to the fill's readers; nobody else waits.
         tokio::select! {
-            _ = run(&inner, &wanted, fill, (&turn, &arrived), &mut stream) => {}
-            () = turn.yields() => {}
+            _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
+            () = slot.yield_requested() => {}
         }
         // How fast it is read is up to the client: only its own turn is held up by that.
         if let Some(stream) = stream
-            && turn.is_of(&wanted.client)
+            && slot.is_of(&request.client)
         {
-            turn.awaited_by(None);
+            slot.set_readers(None);
             // Nobody takes it when the client has left.
-            let _ = pass.send(Passed { stream, turn });
+            let _ = pass.send(HandedOverStream { stream, slot });
         }
         // In this order: while it counts as clean, no other registry fills it.
-        drop(clean);
-        drop(lead);
+        drop(single_origin);
+        drop(owner);
     });
-    passed
+    handed_over
 }
 
 /// What was opened for a fill that was not let in, from its first byte: for whoever began it, so that no second
 /// request is made.
-pub(crate) struct Passed {
+pub(crate) struct HandedOverStream {
     pub(crate) stream: BlobStream,
-    pub(crate) turn: Turn,
+    pub(crate) slot: DownloadSlot,
 }
 
 /// Waits for a slot to download a blob. `readers`: the readers of its bytes; `None` when a reader waits until the end.
 /// Cancel safe.
-pub(crate) async fn slot(
-    inner: &Inner,
+pub(crate) async fn acquire_slot(
+    context: &RequestContext,
     ticket: Ticket,
-    wanted: &Wanted,
+    request: &BlobRequest,
     readers: Option<Readers>,
-) -> Turn {
+) -> DownloadSlot {
     let download = Download {
-        registry: wanted.registry.clone(),
-        digest: wanted.digest,
-        is_configured: inner.config.load().names(&wanted.registry),
+        registry: request.registry.clone(),
+        digest: request.digest,
+        is_configured: context.config.load().names(&request.registry),
         readers,
     };
-    let all = inner.limits.max_fetches();
-    inner.limits.turn(ticket, download, all).await
+    let all = context.limits.max_fetches();
+    context.limits.acquire_download(ticket, download, all).await
 }
 
 /// Waits until the fill has its turn: that of whoever began it, or of another who waits for it, whichever
 /// comes first.
-pub(crate) async fn turn(
-    inner: &Inner,
-    (wanted, readers): (&Wanted, Option<Readers>),
+pub(crate) async fn acquire_slot_for_fill(
+    context: &RequestContext,
+    (request, readers): (&BlobRequest, Option<Readers>),
     ticket: Ticket,
-    lead: &Lead,
-) -> Turn {
-    let mut offered = lead.offered(&wanted.client);
+    owner: &FillOwner,
+) -> DownloadSlot {
+    let mut offered = owner.take_slot_offers(&request.client);
     let other = async {
         match &mut offered {
             Some(offered) => offered.recv().await,
@@ -96,22 +96,22 @@ pub(crate) async fn turn(
         }
     };
     tokio::select! {
-        turn = slot(inner, ticket, wanted, readers) => turn,
-        Some(turn) = other => turn,
+        slot = acquire_slot(context, ticket, request, readers) => slot,
+        Some(slot) = other => slot,
     }
 }
 
 /// Waits for a turn on behalf of a fill that somebody else began, until it has one.
-pub(crate) async fn offer(
-    inner: &Inner,
+pub(crate) async fn offer_slot(
+    context: &RequestContext,
     ticket: Ticket,
-    (wanted, readers): (&Wanted, Option<Readers>),
-    fill: Sender<Turn>,
+    (request, readers): (&BlobRequest, Option<Readers>),
+    fill: Sender<DownloadSlot>,
 ) {
     tokio::select! {
-        turn = slot(inner, ticket, wanted, readers) => {
+        slot = acquire_slot(context, ticket, request, readers) => {
             // When another was quicker, this one is given back.
-            let _ = fill.try_send(turn);
+            let _ = fill.try_send(slot);
         }
         () = fill.closed() => {}
     }
@@ -119,14 +119,14 @@ pub(crate) async fn offer(
 
 /// Whether the admission is asked.
 #[derive(Clone, Copy)]
-pub(crate) enum Keep {
+pub(crate) enum AdmissionMode {
     /// A client wants the bytes.
     IfAdmitted,
     /// Somebody asked for it to be kept.
     Always,
 }
 
-impl Keep {
+impl AdmissionMode {
     fn tell(self, fill: &mut Fill) {
         if matches!(self, Self::Always) {
             fill.insist();
@@ -147,23 +147,27 @@ impl Keep {
 ///
 /// Not cancel safe in one respect: when dropped, the fill ends for its readers. What is staged stays.
 pub(crate) async fn run(
-    inner: &Arc<Inner>,
-    wanted: &Wanted,
-    (mut fill, keep): (Fill, Keep),
-    (turn, arrived): (&Turn, &AtomicU64),
-    passed: &mut Option<BlobStream>,
+    context: &Arc<RequestContext>,
+    request: &BlobRequest,
+    (mut fill, admission): (Fill, AdmissionMode),
+    (slot, arrived): (&DownloadSlot, &AtomicU64),
+    handed_over: &mut Option<BlobStream>,
 ) -> Result<StoredBlob, crate::error::Error> {
     let resumed = fill.offset() > 0;
-    keep.tell(&mut fill);
-    match into(inner, wanted, fill, (turn, arrived), passed).await {
+    admission.tell(&mut fill);
+    match into(context, request, fill, (slot, arrived), handed_over).await {
         // The leftovers of an earlier fill may be what was wrong, and they are gone now.
         Err(error) if resumed && error.is_wrong_content() => {
-            match inner.cache.claim(&wanted.digest, wanted.origin()).await? {
+            match context
+                .cache
+                .claim(&request.digest, request.origin())
+                .await?
+            {
                 Claim::Leader(mut fill, _) => {
-                    keep.tell(&mut fill);
+                    admission.tell(&mut fill);
                     // The readers of the first fill now wait for this one.
-                    turn.awaited_by(keep.readers(&fill));
-                    into(inner, wanted, fill, (turn, arrived), passed).await
+                    slot.set_readers(admission.readers(&fill));
+                    into(context, request, fill, (slot, arrived), handed_over).await
                 }
                 Claim::Hit(object) => Ok(object),
                 Claim::Follower(content) => committed(content).await,
@@ -184,22 +188,25 @@ pub(crate) async fn committed(
 }
 
 async fn into(
-    inner: &Inner,
-    wanted: &Wanted,
+    context: &RequestContext,
+    request: &BlobRequest,
     mut fill: Fill,
-    (turn, arrived): (&Turn, &AtomicU64),
-    passed: &mut Option<BlobStream>,
+    (slot, arrived): (&DownloadSlot, &AtomicU64),
+    handed_over: &mut Option<BlobStream>,
 ) -> Result<StoredBlob, crate::error::Error> {
     let is_whole = fill.offset() == 0;
-    let mut download = DownloadLog::start(inner, wanted, Some(turn));
+    let mut download = DownloadLog::start(context, request, Some(slot));
     let bytes = (arrived, &mut download);
-    let failed = match transfer(inner, wanted, &mut fill, bytes, passed).await {
+    let failed = match transfer(context, request, &mut fill, bytes, handed_over).await {
         Ok(sources) => match fill.finish().await {
             Ok(object) => {
                 download.stored();
-                inner.trust.recent.answered(&wanted.registry);
+                context
+                    .generation
+                    .negative_cache
+                    .answered(&request.registry);
                 if is_whole {
-                    inner.proved(&wanted.registry, &wanted.repository, &wanted.digest);
+                    context.record_origin(&request.registry, &request.repository, &request.digest);
                 }
                 return Ok(object);
             }
@@ -209,10 +216,10 @@ async fn into(
                 // Bytes of an earlier fill may have been wrong, so no address is to blame.
                 if is_wrong(&error) && !is_leftover(&error) {
                     sources.report_mismatch();
-                    let (registry, digest) = (&wanted.registry, &wanted.digest);
-                    elsewhere = !inner.client.all_mismatched(registry, digest);
+                    let (registry, digest) = (&request.registry, &request.digest);
+                    elsewhere = !context.client.all_mismatched(registry, digest);
                 }
-                note(inner, wanted, &error, elsewhere);
+                note(context, request, &error, elsewhere);
                 let error = error.into();
                 download.failed(&error);
                 return Err(error);
@@ -223,12 +230,12 @@ async fn into(
     // First the note, then the news: readers that wake up look for the note.
     match &failed {
         crate::error::Error::Upstream(error) => {
-            inner
-                .trust
-                .recent
-                .failed(&wanted.registry, wanted.subject(), error)
+            context
+                .generation
+                .negative_cache
+                .failed(&request.registry, request.subject(), error)
         }
-        crate::error::Error::Cache(error) => note(inner, wanted, error, false),
+        crate::error::Error::Cache(error) => note(context, request, error, false),
         _ => {}
     }
     download.failed(&failed);
@@ -237,20 +244,20 @@ async fn into(
 }
 
 async fn transfer(
-    inner: &Inner,
-    wanted: &Wanted,
+    context: &RequestContext,
+    request: &BlobRequest,
     fill: &mut Fill,
     (arrived, download): (&AtomicU64, &mut DownloadLog<'_>),
-    passed: &mut Option<BlobStream>,
+    handed_over: &mut Option<BlobStream>,
 ) -> Result<BlobSources, crate::error::Error> {
-    let Wanted {
+    let BlobRequest {
         registry,
         repository,
         digest,
         ..
-    } = wanted;
+    } = request;
     let mut asked = Instant::now();
-    let mut stream = inner
+    let mut stream = context
         .client
         .blob(registry, repository, digest, fill.offset())
         .await?;
@@ -260,11 +267,11 @@ async fn transfer(
         fill.restart().await?;
     }
     if let Some(size) = stream.size() {
-        fill.set_cost(inner.costs.estimate(registry, size));
+        fill.set_cost(context.costs.estimate(registry, size));
     }
     if let Err(error) = fill.begin(stream.size()).await {
         if is_passed_on(&error) && stream.offset() == 0 {
-            *passed = Some(stream);
+            *handed_over = Some(stream);
         }
         return Err(error.into());
     }
@@ -283,7 +290,7 @@ async fn transfer(
         download.received(bytes.len());
         arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
         since_pause += u64::try_from(bytes.len()).unwrap_or(0);
-        let pacer = inner.pacer.as_deref();
+        let pacer = context.pacer.as_deref();
         metered(pacer, fill.write(bytes)).await?;
         if let Some(pacer) = pacer.filter(|_| since_pause >= PIECE_BYTES) {
             since_pause = 0;
@@ -292,7 +299,7 @@ async fn transfer(
         asked = Instant::now();
     }
     if let Some(first) = first {
-        inner.costs.learn(registry, first, waited, rest);
+        context.costs.learn(registry, first, waited, rest);
     }
     // The last address, when several sent parts.
     download.from(stream.address());
@@ -305,26 +312,29 @@ fn is_leftover(error: &CacheError) -> bool {
 }
 
 /// `elsewhere`: another address may have what this one has not.
-fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
-    let Wanted {
+fn note(context: &RequestContext, request: &BlobRequest, error: &CacheError, elsewhere: bool) {
+    let BlobRequest {
         registry,
         repository,
         digest,
         ..
-    } = wanted;
+    } = request;
     // Not let in this time; the next request may be what tips the scale.
     if is_passed_on(error) {
         tracing::debug!(%registry, %repository, %digest, %error, "passed on");
         return;
     }
     if error.is_storage() {
-        inner.trust.recent.refused_by_disk(*digest);
+        context.generation.negative_cache.refused_by_disk(*digest);
     }
     if is_wrong(error) && !is_leftover(error) && !elsewhere {
-        let lie = pierhead_remote::Error::Protocol {
+        let mismatch = pierhead_remote::Error::Protocol {
             upstream: registry.to_string(),
             what: error.to_string(),
         };
-        inner.trust.recent.lied(wanted.subject(), lie);
+        context
+            .generation
+            .negative_cache
+            .mismatched(request.subject(), mismatch);
     }
 }

@@ -9,22 +9,22 @@ use pierhead_oci::{self as oci, Digest, Endpoint, Manifest, MediaType, Registry,
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::client::Client;
-use crate::metrics::Outcome;
-use crate::pull::blob::Source;
-use crate::pull::blob_request::Wanted;
-use crate::pull::document::{Document, EAGER};
+use crate::limits::client_usage::ClientUsage;
+use crate::metrics::CacheOutcome;
+use crate::pull::blob::BlobSource;
+use crate::pull::blob_request::BlobRequest;
+use crate::pull::document::{Document, MAX_EAGER};
 use crate::pull::resolve::resolve;
-use crate::pull::tag_page::{self, cut};
+use crate::pull::tag_page::{self, find_page};
 
 /// What stands behind the last tag of an answer.
-const BEHIND: &[u8] = b"]}";
+const LIST_END: &[u8] = b"]}";
 
 /// Which part of a tag list is asked for.
-pub(crate) struct Page<'a> {
+pub(crate) struct TagPageRequest<'a> {
     /// As the client wrote it: the answer's `name` and `Link` are in its words.
     pub(crate) name: &'a oci::Name,
     /// The request's query: `ns` must be in the `Link` too.
@@ -34,129 +34,135 @@ pub(crate) struct Page<'a> {
 }
 
 /// The text of an answer.
-pub(crate) enum Text {
+pub(crate) enum ListBody {
     Whole(Bytes),
     /// So many bytes, read as the client takes them.
-    Long(Box<Source>, u64),
+    Long(Box<BlobSource>, u64),
 }
 
 /// A page of tags.
-pub(crate) struct Tags {
-    pub(crate) body: Text,
+pub(crate) struct TagPage {
+    pub(crate) body: ListBody,
     /// The value of `Link`, when there is more.
     pub(crate) next: Option<String>,
 }
 
 /// A list of referrers.
-pub(crate) struct Referrers {
-    pub(crate) body: Text,
+pub(crate) struct ReferrersPage {
+    pub(crate) body: ListBody,
     pub(crate) media_type: MediaType,
 }
 
 /// Who wants a list of which repository.
-pub(crate) struct Asked<'a> {
-    pub(crate) inner: &'a Arc<Inner>,
-    pub(crate) client: &'a Arc<Client>,
+pub(crate) struct ListRequest<'a> {
+    pub(crate) context: &'a Arc<RequestContext>,
+    pub(crate) client: &'a Arc<ClientUsage>,
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) deadline: Deadline,
 }
 
 /// One page of the complete list.
-pub(crate) async fn tags(asked: &Asked<'_>, page: Page<'_>) -> Result<(Tags, Outcome), Error> {
-    let name = TagKey::Tags(asked.registry.clone(), asked.repository.clone());
-    let (document, outcome) = asked.resolve(&name).await?;
-    match asked.page(&document, &page).await {
+pub(crate) async fn tags(
+    list: &ListRequest<'_>,
+    page: TagPageRequest<'_>,
+) -> Result<(TagPage, CacheOutcome), Error> {
+    let name = TagKey::Tags(list.registry.clone(), list.repository.clone());
+    let (document, outcome) = list.resolve(&name).await?;
+    match list.page(&document, &page).await {
         Ok(tags) => Ok((tags, outcome)),
         // It was damaged, which took it out of the cache: this asks the upstream.
         Err(_) => {
-            let (document, outcome) = asked.resolve(&name).await?;
-            Ok((asked.page(&document, &page).await?, outcome))
+            let (document, outcome) = list.resolve(&name).await?;
+            Ok((list.page(&document, &page).await?, outcome))
         }
     }
 }
 
 /// The complete list, or those of one artifact type.
 pub(crate) async fn referrers(
-    asked: &Asked<'_>,
+    list: &ListRequest<'_>,
     digest: Digest,
     artifact_type: Option<&str>,
-) -> Result<(Referrers, Outcome), Error> {
-    let name = TagKey::Referrers(asked.registry.clone(), asked.repository.clone(), digest);
-    let (document, outcome) = asked.resolve(&name).await?;
-    match asked.referrers(&document, artifact_type).await {
-        Ok(list) => Ok((list, outcome)),
+) -> Result<(ReferrersPage, CacheOutcome), Error> {
+    let name = TagKey::Referrers(list.registry.clone(), list.repository.clone(), digest);
+    let (document, outcome) = list.resolve(&name).await?;
+    match list.referrers(&document, artifact_type).await {
+        Ok(referrers) => Ok((referrers, outcome)),
         Err(_) => {
-            let (document, outcome) = asked.resolve(&name).await?;
-            Ok((asked.referrers(&document, artifact_type).await?, outcome))
+            let (document, outcome) = list.resolve(&name).await?;
+            Ok((list.referrers(&document, artifact_type).await?, outcome))
         }
     }
 }
 
-impl Asked<'_> {
-    async fn resolve(&self, name: &TagKey) -> Result<(Document, Outcome), Error> {
-        resolve(self.inner, self.client, name, self.deadline).await
+impl ListRequest<'_> {
+    async fn resolve(&self, name: &TagKey) -> Result<(Document, CacheOutcome), Error> {
+        resolve(self.context, self.client, name, self.deadline).await
     }
 
-    async fn page(&self, document: &Document, page: &Page<'_>) -> Result<Tags, Error> {
-        let cut = cut(document, page.n, page.last).await?;
+    async fn page(&self, document: &Document, page: &TagPageRequest<'_>) -> Result<TagPage, Error> {
+        let range = find_page(document, page.n, page.last).await?;
         let before = format!(r#"{{"name":"{}","tags":["#, page.name);
-        let next = cut.more_behind.as_deref().map(|last| link(page, last));
+        let next = range.next_after.as_deref().map(|last| link(page, last));
         let body = match document.object() {
-            Some(object) if cut.end - cut.first > EAGER => {
-                let length = cut.end - cut.first + as_u64(before.len()) + as_u64(BEHIND.len());
+            Some(object) if range.end - range.first > MAX_EAGER => {
+                let length =
+                    range.end - range.first + as_u64(before.len()) + as_u64(LIST_END.len());
                 let source = self.source(document, object);
-                let mut source = source.only(cut.first, cut.end).await?;
-                source.between(before.into(), Bytes::from_static(BEHIND));
-                Text::Long(Box::new(source), length)
+                let mut source = source.in_range(range.first, range.end).await?;
+                source.surround(before.into(), Bytes::from_static(LIST_END));
+                ListBody::Long(Box::new(source), length)
             }
-            _ => Text::Whole(tag_page::read(document, &cut, [before.as_bytes(), BEHIND]).await?),
+            _ => ListBody::Whole(
+                tag_page::read(document, &range, [before.as_bytes(), LIST_END]).await?,
+            ),
         };
-        Ok(Tags { body, next })
+        Ok(TagPage { body, next })
     }
 
     async fn referrers(
         &self,
         document: &Document,
         artifact_type: Option<&str>,
-    ) -> Result<Referrers, Error> {
+    ) -> Result<ReferrersPage, Error> {
         let body = match (artifact_type, document.object()) {
-            (None, Some(object)) if document.size() > EAGER => {
+            (None, Some(object)) if document.size() > MAX_EAGER => {
                 let source = self.source(document, object);
-                Text::Long(Box::new(source), document.size())
+                ListBody::Long(Box::new(source), document.size())
             }
-            (None, _) => Text::Whole(document.bytes(Manifest::MAX_SIZE).await?),
-            (Some(wanted), _) => {
+            (None, _) => ListBody::Whole(document.bytes(Manifest::MAX_SIZE).await?),
+            (Some(artifact_type), _) => {
                 // Not held while the upstream is asked, which may take its time.
-                let _permit = match document.size() > EAGER {
-                    true => self.inner.parsing.acquire().await.ok(),
+                let _permit = match document.size() > MAX_EAGER {
+                    true => self.context.parsing.acquire().await.ok(),
                     false => None,
                 };
-                Text::Whole(filtered(
+                ListBody::Whole(filtered(
                     &document.bytes(Manifest::MAX_SIZE).await?,
-                    wanted,
+                    artifact_type,
                 )?)
             }
         };
-        Ok(Referrers {
+        Ok(ReferrersPage {
             body,
             media_type: document.media_type.clone(),
         })
     }
 
-    fn source(&self, document: &Document, object: &StoredBlob) -> Source {
-        let wanted = Wanted {
+    fn source(&self, document: &Document, object: &StoredBlob) -> BlobSource {
+        let request = BlobRequest {
             registry: self.registry.clone(),
             repository: self.repository.clone(),
             digest: document.digest,
             client: self.client.clone(),
         };
-        Source::of(self.inner.clone(), wanted, object.clone())
+        BlobSource::of(self.context.clone(), request, object.clone())
     }
 }
 
 /// Tags need no escaping in a query, by their grammar; one that does is not followed further.
-pub(crate) fn link(page: &Page<'_>, last: &str) -> String {
+pub(crate) fn link(page: &TagPageRequest<'_>, last: &str) -> String {
     let last: String = last
         .chars()
         .filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c))
@@ -173,7 +179,7 @@ pub(crate) fn link(page: &Page<'_>, last: &str) -> String {
 /// An index, as far as a filtered one keeps it. What is kept is kept as it was written.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Index<'a> {
+struct FilteredIndex<'a> {
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     schema_version: Option<&'a RawValue>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
@@ -186,18 +192,18 @@ struct Index<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Typed<'a> {
+struct ArtifactTypeOnly<'a> {
     #[serde(borrow, default)]
     artifact_type: Option<Cow<'a, str>>,
 }
 
-pub(crate) fn filtered(document: &[u8], wanted: &str) -> Result<Bytes, Error> {
+pub(crate) fn filtered(document: &[u8], artifact_type: &str) -> Result<Bytes, Error> {
     let broken = |error: serde_json::Error| Error::Document(format!("referrers list: {error}"));
     // An index made for one request: it is not content-addressed, so writing it anew changes no digest.
-    let mut index: Index<'_> = serde_json::from_slice(document).map_err(broken)?;
+    let mut index: FilteredIndex<'_> = serde_json::from_slice(document).map_err(broken)?;
     index.manifests.retain(|manifest| {
-        serde_json::from_str::<Typed<'_>>(manifest.get())
-            .is_ok_and(|it| it.artifact_type.as_deref() == Some(wanted))
+        serde_json::from_str::<ArtifactTypeOnly<'_>>(manifest.get())
+            .is_ok_and(|it| it.artifact_type.as_deref() == Some(artifact_type))
     });
     Ok(serde_json::to_vec(&index).map_err(broken)?.into())
 }
@@ -213,7 +219,7 @@ mod tests {
     /// The stored list of `tags`, cut and read as a client would get it.
     async fn paged(tags: &str, n: Option<u32>, last: Option<&str>) -> (String, Option<String>) {
         let name = "docker.io/library/redis".parse().unwrap();
-        let page = Page {
+        let page = TagPageRequest {
             name: &name,
             query: Some("n=2&ns=docker.io"),
             n,
@@ -221,10 +227,10 @@ mod tests {
         };
         let stored = format!(r#"{{"name":"library/redis","tags":[{tags}]}}"#);
         let document = Document::of(stored.into());
-        let cut = cut(&document, n, last).await.unwrap();
+        let range = find_page(&document, n, last).await.unwrap();
         let before = format!(r#"{{"name":"{name}","tags":["#);
-        let body = tag_page::read(&document, &cut, [before.as_bytes(), BEHIND]);
-        let next = cut.more_behind.as_deref().map(|last| link(&page, last));
+        let body = tag_page::read(&document, &range, [before.as_bytes(), LIST_END]);
+        let next = range.next_after.as_deref().map(|last| link(&page, last));
         (
             String::from_utf8(body.await.unwrap().to_vec()).unwrap(),
             next,
@@ -290,8 +296,11 @@ mod tests {
     async fn what_the_client_crate_did_not_write_is_no_list() {
         for stored in ["[", "{}", r#"{"tags":["a"]"#, r#"{"tags":["a\"b"]}"#] {
             let document = Document::of(stored.into());
-            let cut = cut(&document, Some(9), None).await;
-            assert!(matches!(cut, Err(Error::Document(_))), "{stored}: {cut:?}");
+            let range = find_page(&document, Some(9), None).await;
+            assert!(
+                matches!(range, Err(Error::Document(_))),
+                "{stored}: {range:?}"
+            );
         }
     }
 

@@ -4,22 +4,22 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use pierhead_cache::TagKey;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{Error, Fault};
 
 /// How long "there is no such thing" and "you may not" are believed: long enough to take the sting out
 /// of a client that asks in a loop, short enough that somebody who just pushed does not notice.
-const REFUSAL: Duration = Duration::from_secs(5);
+const REFUSAL_TTL: Duration = Duration::from_secs(5);
 /// How long a failure of the upstream is believed. A retry may help, so only a burst is spared.
-const FAILURE: Duration = Duration::from_secs(1);
+const FAILURE_TTL: Duration = Duration::from_secs(1);
 /// How long a blob that the disk did not take is streamed past it.
-const UNSTORABLE: Duration = Duration::from_secs(10);
+const UNSTORABLE_TTL: Duration = Duration::from_secs(10);
 /// Entries a table; at some 300 bytes each about 1 MB in the worst case.
-const LIMIT: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// What an answer was about.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -41,16 +41,16 @@ impl Subject {
 
 /// See the head of this module.
 #[derive(Default)]
-pub(crate) struct Recent {
-    errors: Mutex<Table<Subject, Error>>,
-    lies: Mutex<Table<Subject, Error>>,
-    unstorable: Mutex<Table<Digest, ()>>,
-    failing: Mutex<Table<Registry, ()>>,
+pub(crate) struct NegativeCache {
+    errors: Mutex<TtlEntries<Subject, Error>>,
+    mismatches: Mutex<TtlEntries<Subject, Error>>,
+    unstorable: Mutex<TtlEntries<Digest, ()>>,
+    failing: Mutex<TtlEntries<Registry, ()>>,
     /// Each client has its own rights at upstreams, so a refusal to one client does not apply to others.
     is_personal: bool,
 }
 
-impl Recent {
+impl NegativeCache {
     /// `is_personal`: upstreams respond by the rights of each client.
     pub(crate) fn new(is_personal: bool) -> Self {
         Self {
@@ -70,13 +70,13 @@ impl Recent {
             Fault::Upstream => {
                 // Without an end: only an answer of the upstream shows that it is back.
                 lock(&self.failing).insert(registry.clone(), (), Duration::MAX);
-                FAILURE
+                FAILURE_TTL
             }
             Fault::Request => {
                 self.answered(registry);
-                REFUSAL
+                REFUSAL_TTL
             }
-            Fault::Policy => REFUSAL,
+            Fault::Policy => REFUSAL_TTL,
         };
         // The client knows by itself when to ask an upstream again that is down.
         let lifetime = match error {
@@ -89,8 +89,8 @@ impl Recent {
     /// The upstream sent other content than it was asked for. That is believed for a moment whatever
     /// else it answers: containerd comes back at once for the rest of a body that was cut for it, four
     /// times, and falls back only when it is refused.
-    pub(crate) fn lied(&self, subject: Subject, error: Error) {
-        lock(&self.lies).insert(subject, error, FAILURE);
+    pub(crate) fn mismatched(&self, subject: Subject, error: Error) {
+        lock(&self.mismatches).insert(subject, error, FAILURE_TTL);
     }
 
     /// The upstream answered sensibly.
@@ -106,7 +106,7 @@ impl Recent {
     /// The error that was seen for this a moment ago. A failure of the upstream is forgotten as soon as
     /// the upstream has answered anything: a client that just got a manifest is not refused its blobs.
     pub(crate) fn error(&self, subject: &Subject) -> Option<Error> {
-        if let Some(error) = lock(&self.lies).get(subject) {
+        if let Some(error) = lock(&self.mismatches).get(subject) {
             return Some(error);
         }
         let error = lock(&self.errors).get(subject)?;
@@ -116,7 +116,7 @@ impl Recent {
 
     /// The disk did not take this blob.
     pub(crate) fn refused_by_disk(&self, digest: Digest) {
-        lock(&self.unstorable).insert(digest, (), UNSTORABLE);
+        lock(&self.unstorable).insert(digest, (), UNSTORABLE_TTL);
     }
 
     /// Whether the disk refused it a moment ago.
@@ -126,15 +126,15 @@ impl Recent {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
-struct Table<K, V> {
+struct TtlEntries<K, V> {
     /// `None` = for good.
     entries: HashMap<K, (V, Option<Instant>)>,
 }
 
-impl<K, V> Default for Table<K, V> {
+impl<K, V> Default for TtlEntries<K, V> {
     fn default() -> Self {
         Self {
             entries: HashMap::new(),
@@ -142,13 +142,13 @@ impl<K, V> Default for Table<K, V> {
     }
 }
 
-impl<K: Eq + Hash, V: Clone> Table<K, V> {
+impl<K: Eq + Hash, V: Clone> TtlEntries<K, V> {
     fn insert(&mut self, key: K, value: V, lifetime: Duration) {
-        if self.entries.len() >= LIMIT && !self.entries.contains_key(&key) {
+        if self.entries.len() >= MAX_ENTRIES && !self.entries.contains_key(&key) {
             let now = Instant::now();
             self.entries
                 .retain(|_, (_, until)| until.is_some_and(|until| until > now));
-            if self.entries.len() >= LIMIT {
+            if self.entries.len() >= MAX_ENTRIES {
                 self.entries.clear();
             }
         }
@@ -186,30 +186,35 @@ mod tests {
 
     #[test]
     fn an_upstream_fails_until_it_answers() {
-        let (recent, registry) = (Recent::default(), "example.com".parse().unwrap());
+        let (negative_cache, registry) = (NegativeCache::default(), "example.com".parse().unwrap());
         let down = Error::Status {
             upstream: "example.com".into(),
             status: 500,
         };
-        recent.failed(&registry, subject("a"), &down);
-        assert!(recent.is_failing(&registry) && recent.error(&subject("a")).is_some());
-        assert!(recent.error(&subject("b")).is_none());
-        recent.failed(
+        negative_cache.failed(&registry, subject("a"), &down);
+        assert!(
+            negative_cache.is_failing(&registry) && negative_cache.error(&subject("a")).is_some()
+        );
+        assert!(negative_cache.error(&subject("b")).is_none());
+        negative_cache.failed(
             &registry,
             subject("b"),
             &Error::NotFound {
                 upstream: "example.com".into(),
             },
         );
-        assert!(!recent.is_failing(&registry), "a 404 is an answer");
-        assert!(recent.error(&subject("a")).is_none(), "it is back");
+        assert!(!negative_cache.is_failing(&registry), "a 404 is an answer");
+        assert!(negative_cache.error(&subject("a")).is_none(), "it is back");
         assert!(matches!(
-            recent.error(&subject("b")),
+            negative_cache.error(&subject("b")),
             Some(Error::NotFound { .. })
         ));
-        recent.lied(subject("c"), down);
-        recent.answered(&registry);
-        assert!(recent.error(&subject("c")).is_some(), "it goes on lying");
+        negative_cache.mismatched(subject("c"), down);
+        negative_cache.answered(&registry);
+        assert!(
+            negative_cache.error(&subject("c")).is_some(),
+            "it goes on lying"
+        );
     }
 
     #[test]
@@ -227,25 +232,25 @@ mod tests {
             },
         ];
         for error in &refusals {
-            let recent = Recent::new(true);
-            recent.failed(&registry, subject("a"), error);
-            assert!(recent.error(&subject("a")).is_none(), "{error}");
-            assert!(!recent.is_failing(&registry), "{error}");
-            let recent = Recent::new(false);
-            recent.failed(&registry, subject("a"), error);
-            assert!(recent.error(&subject("a")).is_some(), "{error}");
+            let negative_cache = NegativeCache::new(true);
+            negative_cache.failed(&registry, subject("a"), error);
+            assert!(negative_cache.error(&subject("a")).is_none(), "{error}");
+            assert!(!negative_cache.is_failing(&registry), "{error}");
+            let negative_cache = NegativeCache::new(false);
+            negative_cache.failed(&registry, subject("a"), error);
+            assert!(negative_cache.error(&subject("a")).is_some(), "{error}");
         }
     }
 
     #[test]
     fn what_is_remembered_ends_and_is_bounded() {
-        let mut table = Table::default();
+        let mut table = TtlEntries::default();
         table.insert(0, (), Duration::ZERO);
         assert!(table.get(&0).is_none() && table.entries.is_empty());
-        for key in 0..3 * LIMIT {
+        for key in 0..3 * MAX_ENTRIES {
             table.insert(key, (), Duration::MAX);
-            assert!(table.entries.len() <= LIMIT);
+            assert!(table.entries.len() <= MAX_ENTRIES);
         }
-        assert!(table.get(&(3 * LIMIT - 1)).is_some());
+        assert!(table.get(&(3 * MAX_ENTRIES - 1)).is_some());
     }
 }

@@ -9,32 +9,32 @@ use pierhead_oci::{Digest, Manifest, Reference, Registry, Repository, Target};
 use pierhead_remote::{DocumentResponse, Fault, Validators};
 use tokio::time::Instant;
 
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::{Error, is_passed_on, with_sources};
-use crate::limits::client::Client;
-use crate::metrics::Outcome;
-use crate::pull::document::{Content, Document, EAGER};
+use crate::limits::client_usage::ClientUsage;
+use crate::metrics::CacheOutcome;
+use crate::pull::document::{Document, DocumentContent, MAX_EAGER};
 use crate::pull::manifest_type::manifest_media_type;
 use crate::pull::negative_cache::{Subject, registry_of};
 use crate::refusal_log::Refusal;
 
 /// Documents below this never take room in the client crate.
-const TINY: usize = 16 << 10;
+const MAX_UNCOPIED: usize = 16 << 10;
 
 /// While the upstream is known to be failing, a client with a stale answer waiting for it waits no
 /// longer than this for the upstream to show that it is back.
-const GRACE: Duration = Duration::from_millis(500);
+const FAILING_UPSTREAM_WAIT: Duration = Duration::from_millis(500);
 
 /// What is cached under a name.
-struct Cached {
+struct CachedDocument {
     document: Document,
     etag: Option<String>,
     /// Seconds since 1970; `None` = for good: a digest names one content for ever.
     validated: Option<u64>,
 }
 
-impl Cached {
+impl CachedDocument {
     fn is_fresh(&self, freshness: Duration) -> bool {
         // A clock that was put back makes it stale, not fresh for years.
         self.validated.is_none_or(|at| {
@@ -55,58 +55,64 @@ fn now() -> u64 {
 /// revalidated, by one request however many ask; stale when the upstream is in trouble or slow.
 /// Cancel safe: a revalidation that was started goes on.
 pub(crate) async fn resolve(
-    inner: &Arc<Inner>,
-    client: &Arc<Client>,
+    context: &Arc<RequestContext>,
+    client: &Arc<ClientUsage>,
     name: &TagKey,
     deadline: Deadline,
-) -> Result<(Document, Outcome), Error> {
-    let cached = cached(inner, name).await;
-    let freshness = inner.config.load().tag_freshness;
+) -> Result<(Document, CacheOutcome), Error> {
+    let cached = cached(context, name).await;
+    let freshness = context.config.load().tag_freshness;
     let stale = match cached {
-        Some(cached) if cached.is_fresh(freshness) => return Ok((cached.document, Outcome::Hit)),
+        Some(cached) if cached.is_fresh(freshness) => {
+            return Ok((cached.document, CacheOutcome::Hit));
+        }
         other => other.map(|cached| cached.document),
     };
-    if let Some(error) = inner.trust.recent.error(&Subject::Name(name.clone())) {
+    if let Some(error) = context
+        .generation
+        .negative_cache
+        .error(&Subject::Name(name.clone()))
+    {
         // Who wants every answer fresh wants a "there is none" fresh too.
         let is_believed = error.fault() == Fault::Upstream || !freshness.is_zero();
         if is_believed {
-            return stale_or(inner, name, stale, error.into());
+            return stale_or(context, name, stale, error.into());
         }
     }
     let registry = registry_of(name);
     let until = match &stale {
-        Some(_) if inner.trust.recent.is_failing(registry) => {
-            deadline.patience().min(Instant::now() + GRACE)
-        }
+        Some(_) if context.generation.negative_cache.is_failing(registry) => deadline
+            .patience()
+            .min(Instant::now() + FAILING_UPSTREAM_WAIT),
         Some(_) => deadline.patience(),
         None => deadline.last(),
     };
-    let flight = inner.trust.flights.join(name, || {
-        let place = inner.limits.queue(client)?;
-        let (inner, name) = (inner.clone(), name.clone());
+    let pending = context.generation.document_requests.join(name, || {
+        let place = context.limits.queue(client)?;
+        let (context, name) = (context.clone(), name.clone());
         Ok(async move {
             let _place = place;
-            refresh(&inner, &name).await
+            refresh(&context, &name).await
         })
     });
-    let flight = match flight {
-        Ok(flight) => flight,
-        Err(limit) => return stale_or(inner, name, stale, limit.into()),
+    let pending = match pending {
+        Ok(pending) => pending,
+        Err(limit) => return stale_or(context, name, stale, limit.into()),
     };
-    match tokio::time::timeout_at(until, flight.answer()).await {
+    match tokio::time::timeout_at(until, pending.answer()).await {
         Ok(Some(Ok(answer))) => Ok(answer),
-        Ok(Some(Err(error))) => stale_or(inner, name, stale, error),
-        Ok(None) => stale_or(inner, name, stale, Error::Internal),
-        Err(_) => stale_or(inner, name, stale, deadline.slow(registry)),
+        Ok(Some(Err(error))) => stale_or(context, name, stale, error),
+        Ok(None) => stale_or(context, name, stale, Error::Internal),
+        Err(_) => stale_or(context, name, stale, deadline.slow(registry)),
     }
 }
 
 fn stale_or(
-    inner: &Inner,
+    context: &RequestContext,
     name: &TagKey,
     stale: Option<Document>,
     error: Error,
-) -> Result<(Document, Outcome), Error> {
+) -> Result<(Document, CacheOutcome), Error> {
     match stale {
         Some(document) if error.allows_stale() => {
             let refusal = Refusal {
@@ -115,11 +121,11 @@ fn stale_or(
                 client: None,
                 registry: Some(registry_of(name)),
             };
-            if inner.refusals.is_new(&refusal, name, &error) {
+            if context.refusals.is_new(&refusal, name, &error) {
                 let (image, digest) = (image_of(name), document.digest);
                 tracing::warn!(%image, %digest, %error, "stale response served");
             }
-            Ok((document, Outcome::Stale))
+            Ok((document, CacheOutcome::Stale))
         }
         _ => Err(error),
     }
@@ -142,16 +148,16 @@ fn image_of(name: &TagKey) -> String {
 }
 
 /// What the cache has under that name. A failing disk counts as having nothing.
-async fn cached(inner: &Inner, name: &TagKey) -> Option<Cached> {
+async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocument> {
     if let TagKey::Manifest(Reference {
         target: Target::Digest(digest),
         ..
     }) = name
     {
-        if !inner.may_share(registry_of(name), digest) {
+        if !context.may_share(registry_of(name), digest) {
             return None;
         }
-        let object = open(inner, digest).await?;
+        let object = open(context, digest).await?;
         // A blob without a type was never served as a manifest: the upstream must say what it is.
         let media_type = object.media_type()?.clone();
         // Lists of tags have one, too.
@@ -162,9 +168,9 @@ async fn cached(inner: &Inner, name: &TagKey) -> Option<Cached> {
         let document = Document {
             digest: *digest,
             media_type,
-            content: Content::Object(object),
+            content: DocumentContent::Object(object),
         };
-        return Some(Cached {
+        return Some(CachedDocument {
             document,
             etag: None,
             validated: None,
@@ -175,26 +181,26 @@ async fn cached(inner: &Inner, name: &TagKey) -> Option<Cached> {
         media_type,
         etag,
         validated,
-    } = inner.cache.tags().get(name)?;
-    let object = open(inner, &digest).await?;
+    } = context.cache.tags().get(name)?;
+    let object = open(context, &digest).await?;
     // It has a name since it came from there.
-    inner.proved(registry_of(name), repository_of(name), &digest);
+    context.record_origin(registry_of(name), repository_of(name), &digest);
     let document = Document {
         digest,
         media_type,
-        content: Content::Object(object),
+        content: DocumentContent::Object(object),
     };
-    Some(Cached {
+    Some(CachedDocument {
         document,
         etag,
         validated: Some(validated),
     })
 }
 
-async fn open(inner: &Inner, digest: &Digest) -> Option<StoredBlob> {
-    let found = match inner.is_upkeep {
-        true => inner.cache.peek(digest).await,
-        false => inner.cache.get(digest).await,
+async fn open(context: &RequestContext, digest: &Digest) -> Option<StoredBlob> {
+    let found = match context.is_operator {
+        true => context.cache.peek(digest).await,
+        false => context.cache.get(digest).await,
     };
     match found {
         Ok(object) => object,
@@ -206,12 +212,15 @@ async fn open(inner: &Inner, digest: &Digest) -> Option<StoredBlob> {
 }
 
 /// One exchange with the upstream: the flight that all who ask for `name` share.
-async fn refresh(inner: &Inner, name: &TagKey) -> Result<(Document, Outcome), Error> {
+async fn refresh(
+    context: &RequestContext,
+    name: &TagKey,
+) -> Result<(Document, CacheOutcome), Error> {
     // Whoever looked just before another flight landed finds its answer here.
-    let cached = cached(inner, name).await;
+    let cached = cached(context, name).await;
     let cached = match cached {
-        Some(cached) if cached.is_fresh(inner.config.load().tag_freshness) => {
-            return Ok((cached.document, Outcome::Hit));
+        Some(cached) if cached.is_fresh(context.config.load().tag_freshness) => {
+            return Ok((cached.document, CacheOutcome::Hit));
         }
         other => other,
     };
@@ -223,10 +232,12 @@ async fn refresh(inner: &Inner, name: &TagKey) -> Result<(Document, Outcome), Er
         });
     let registry = registry_of(name);
     let fetched = match name {
-        TagKey::Manifest(reference) => inner.client.manifest(reference, &known).await,
-        TagKey::Tags(registry, repository) => inner.client.tags(registry, repository, &known).await,
+        TagKey::Manifest(reference) => context.client.manifest(reference, &known).await,
+        TagKey::Tags(registry, repository) => {
+            context.client.tags(registry, repository, &known).await
+        }
         TagKey::Referrers(registry, repository, digest) => {
-            inner
+            context
                 .client
                 .referrers(registry, repository, digest, &known)
                 .await
@@ -236,21 +247,21 @@ async fn refresh(inner: &Inner, name: &TagKey) -> Result<(Document, Outcome), Er
     let fetched = match fetched {
         Ok(fetched) => fetched,
         Err(error) => {
-            inner
-                .trust
-                .recent
+            context
+                .generation
+                .negative_cache
                 .failed(registry, Subject::Name(name.clone()), &error);
             if matches!(error, pierhead_remote::Error::NotFound { .. }) {
-                note(inner.cache.tags().remove(name).await);
+                note(context.cache.tags().remove(name).await);
             }
             return Err(error.into());
         }
     };
-    inner.trust.recent.answered(registry);
+    context.generation.negative_cache.answered(registry);
     match (fetched, cached) {
-        (DocumentResponse::NotModified, Some(Cached { document, etag, .. })) => {
-            remember(inner, name, &document, etag).await;
-            Ok((document, Outcome::Hit))
+        (DocumentResponse::NotModified, Some(CachedDocument { document, etag, .. })) => {
+            remember(context, name, &document, etag).await;
+            Ok((document, CacheOutcome::Hit))
         }
         (DocumentResponse::NotModified, None) => Err(Error::Document(
             "unchanged, though nothing was known".into(),
@@ -268,35 +279,35 @@ async fn refresh(inner: &Inner, name: &TagKey) -> Result<(Document, Outcome), Er
                 TagKey::Manifest(_) => manifest_media_type(&bytes, media_type)?,
                 _ => media_type,
             };
-            inner.proved(registry, repository_of(name), &digest);
+            context.record_origin(registry, repository_of(name), &digest);
             let document = store(
-                inner,
+                context,
                 registry,
                 Document {
                     digest,
                     media_type,
-                    content: Content::Bytes(bytes),
+                    content: DocumentContent::Bytes(bytes),
                 },
             )
             .await;
-            remember(inner, name, &document, etag).await;
-            Ok((document, Outcome::Miss))
+            remember(context, name, &document, etag).await;
+            Ok((document, CacheOutcome::Miss))
         }
     }
 }
 
 /// Puts it into the cache; what the disk does not take is served from memory all the same.
-async fn store(inner: &Inner, registry: &Registry, document: Document) -> Document {
-    let Content::Bytes(bytes) = &document.content else {
+async fn store(context: &RequestContext, registry: &Registry, document: Document) -> Document {
+    let DocumentContent::Bytes(bytes) = &document.content else {
         return document;
     };
     let bytes = bytes.clone();
-    let is_small = u64::try_from(bytes.len()).is_ok_and(|size| size <= EAGER);
-    let cost = inner.costs.estimate(registry, document.size());
+    let is_small = u64::try_from(bytes.len()).is_ok_and(|size| size <= MAX_EAGER);
+    let cost = context.costs.estimate(registry, document.size());
     // While another registry fills this very digest nothing of ours waits for it.
-    let stored = match inner.leads.enter(&document.digest, registry) {
-        Some(_lead) => Some(
-            inner
+    let stored = match context.fill_owners.enter(&document.digest, registry) {
+        Some(_owner) => Some(
+            context
                 .cache
                 .put_costing(
                     &document.digest,
@@ -310,15 +321,15 @@ async fn store(inner: &Inner, registry: &Registry, document: Document) -> Docume
     };
     let content = match stored {
         // Clients that take their time hold a file open, not megabytes.
-        Some(Ok(object)) if !is_small => Content::Object(object),
+        Some(Ok(object)) if !is_small => DocumentContent::Object(object),
         stored => {
             if let Some(failed) = stored {
                 note(failed);
             }
             // A copy, as what the client crate handed over may take of its room until it is dropped,
             // and clients are slow.
-            Content::Bytes(match bytes.len() {
-                0..TINY => bytes,
+            DocumentContent::Bytes(match bytes.len() {
+                0..MAX_UNCOPIED => bytes,
                 _ => Bytes::copy_from_slice(&bytes),
             })
         }
@@ -329,7 +340,12 @@ async fn store(inner: &Inner, registry: &Registry, document: Document) -> Docume
     }
 }
 
-async fn remember(inner: &Inner, name: &TagKey, document: &Document, etag: Option<String>) {
+async fn remember(
+    context: &RequestContext,
+    name: &TagKey,
+    document: &Document,
+    etag: Option<String>,
+) {
     if matches!(
         name,
         TagKey::Manifest(Reference {
@@ -345,7 +361,7 @@ async fn remember(inner: &Inner, name: &TagKey, document: &Document, etag: Optio
         etag,
         validated: now(),
     };
-    note(inner.cache.tags().put(name, record).await);
+    note(context.cache.tags().put(name, record).await);
 }
 
 fn note<T>(stored: Result<T, CacheError>) {

@@ -11,20 +11,20 @@ use crate::pull::document::Document;
 /// What stands before the first tag of a stored list, behind the name.
 const TAGS: &[u8] = br#""tags":["#;
 /// A repository's name, and what stands around it.
-const LONGEST_START: usize = 512;
+const MAX_START: usize = 512;
 /// Longer is no tag.
-const LONGEST_TAG: usize = 256;
+const MAX_TAG: usize = 256;
 /// Bytes that are looked at together.
 const BLOCK: usize = 128 << 10;
 
 /// A run of the stored list.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct PageRange {
     /// Its first byte, and the one behind its last.
     pub(crate) first: u64,
     pub(crate) end: u64,
     /// The last tag in it, when there are more behind it.
-    pub(crate) more_behind: Option<String>,
+    pub(crate) next_after: Option<String>,
 }
 
 fn broken() -> Error {
@@ -32,33 +32,33 @@ fn broken() -> Error {
 }
 
 /// The tags behind `last`, at most `n` of them. Reads what stands before them, a block at a time.
-pub(crate) async fn cut(
+pub(crate) async fn find_page(
     document: &Document,
     n: Option<u32>,
     last: Option<&str>,
-) -> Result<Cut, Error> {
+) -> Result<PageRange, Error> {
     let size = document.size();
-    let start = document.part(0, LONGEST_START).await?;
+    let start = document.part(0, MAX_START).await?;
     let found = start.windows(TAGS.len()).position(|it| it == TAGS);
     let start = found.ok_or_else(broken)? + TAGS.len();
     let (start, close) = (as_u64(start), size.saturating_sub(2));
     if &document.part(close, 2).await?[..] != b"]}" || close < start {
         return Err(broken());
     }
-    let all = Cut {
+    let all = PageRange {
         first: start,
         end: close,
-        more_behind: None,
+        next_after: None,
     };
     if n.is_none() && last.is_none() {
         return Ok(all);
     }
-    let mut scan = Scan {
+    let mut scan = TagScan {
         last: last.map(str::as_bytes),
         left: n.unwrap_or(u32::MAX),
         first: None,
         end: start,
-        tag: Vec::with_capacity(LONGEST_TAG),
+        tag: Vec::with_capacity(MAX_TAG),
         inside: false,
         opened: start,
     };
@@ -72,10 +72,10 @@ pub(crate) async fn cut(
         }
         if scan.take(block, at)? {
             let last = String::from_utf8(scan.tag).map_err(|_| broken())?;
-            return Ok(Cut {
+            return Ok(PageRange {
                 first: scan.first.unwrap_or(start),
                 end: scan.end,
-                more_behind: Some(last),
+                next_after: Some(last),
             });
         }
         at += as_u64(block.len());
@@ -86,15 +86,15 @@ pub(crate) async fn cut(
     } else {
         close
     };
-    Ok(Cut {
+    Ok(PageRange {
         first,
         end,
-        more_behind: None,
+        next_after: None,
     })
 }
 
 /// Where a look through the tags is.
-struct Scan<'a> {
+struct TagScan<'a> {
     last: Option<&'a [u8]>,
     /// Tags that the page may still have.
     left: u32,
@@ -109,7 +109,7 @@ struct Scan<'a> {
     opened: u64,
 }
 
-impl Scan<'_> {
+impl TagScan<'_> {
     /// Looks at the bytes from `at`; whether there is a tag behind a full page.
     fn take(&mut self, block: &[u8], at: u64) -> Result<bool, Error> {
         for (offset, byte) in block.iter().enumerate() {
@@ -133,7 +133,7 @@ impl Scan<'_> {
                 }
                 b'\\' => return Err(broken()),
                 byte if self.inside => {
-                    if self.tag.len() == LONGEST_TAG {
+                    if self.tag.len() == MAX_TAG {
                         return Err(broken());
                     }
                     self.tag.push(*byte);
@@ -148,15 +148,15 @@ impl Scan<'_> {
 /// The run itself, between what stands before and behind it, when that is at most `limit` bytes.
 pub(crate) async fn read(
     document: &Document,
-    cut: &Cut,
+    range: &PageRange,
     [before, behind]: [&[u8]; 2],
 ) -> Result<Bytes, Error> {
-    let length = usize::try_from(cut.end - cut.first).unwrap_or(usize::MAX);
+    let length = usize::try_from(range.end - range.first).unwrap_or(usize::MAX);
     let mut page = Vec::with_capacity(before.len() + length + behind.len());
     page.extend_from_slice(before);
-    let mut at = cut.first;
-    while at < cut.end {
-        let left = usize::try_from(cut.end - at).unwrap_or(usize::MAX);
+    let mut at = range.first;
+    while at < range.end {
+        let left = usize::try_from(range.end - at).unwrap_or(usize::MAX);
         let part = document.part(at, left.min(BLOCK)).await?;
         if part.is_empty() {
             return Err(broken());

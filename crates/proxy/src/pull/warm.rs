@@ -11,24 +11,24 @@ use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Targ
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::client::Client;
-use crate::pull::blob_request::Wanted;
-use crate::pull::claim::{Claimed, claim_of};
-use crate::pull::fetch::{self, Keep};
+use crate::limits::client_usage::ClientUsage;
+use crate::pull::blob_request::BlobRequest;
+use crate::pull::claim::{ClaimResult, claim_of};
+use crate::pull::fetch::{self, AdmissionMode};
 use crate::pull::manifest::{is_distributable, manifest};
 
 /// Blobs fetched at once: what docker and containerd do.
-const PARALLEL: usize = 3;
+const MAX_PARALLEL: usize = 3;
 /// Manifests and blobs of one image. An index of 20 platforms has some hundreds.
 const MAX_PARTS: usize = 10_000;
 /// How often a warm joins the fill of a client again after one that was not let in: clients that come just before
 /// it each time are no reason to give up, and none to go on for ever.
-const JOINS: usize = 8;
+const MAX_JOINS: usize = 8;
 /// How often progress within large blobs is reported.
-const REPORT: Duration = Duration::from_millis(200);
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What [`Proxy::warm`](crate::Proxy::warm) reports as it goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,19 +48,19 @@ pub struct Progress {
 /// When `left` resolves, nobody waits for the image any more. No further download begins. A running download goes on until
 /// another download needs its slot, and in any case while a client reads it.
 pub(crate) async fn warm(
-    inner: &Arc<Inner>,
-    client: &Arc<Client>,
+    context: &Arc<RequestContext>,
+    client: &Arc<ClientUsage>,
     reference: &Reference,
     platforms: &[Platform],
     left: impl Future<Output = ()> + Send,
     mut report: impl FnMut(Progress) + Send,
 ) -> Result<Progress, String> {
     let (mut left, mut has_left) = (pin!(left), false);
-    let rules = &inner.config.load().rules;
+    let rules = &context.config.load().rules;
     let allowed = rules.check(&reference.registry, &reference.repository);
     allowed.map_err(|error| error.to_string())?;
     let blobs = tokio::select! {
-        blobs = blobs(inner, client, reference, platforms) => blobs,
+        blobs = blobs(context, client, reference, platforms) => blobs,
         () = left.as_mut() => return Ok(Progress::default()),
     };
     let blobs = blobs.map_err(|error| format!("{reference}: {error}"))?;
@@ -78,22 +78,22 @@ pub(crate) async fn warm(
     let (leave, left_by_all) = watch::channel(false);
     let (mut waiting, mut running) = (VecDeque::from(blobs), JoinSet::new());
     let mut settled = 0;
-    let mut tick = tokio::time::interval(REPORT);
+    let mut tick = tokio::time::interval(REPORT_INTERVAL);
     loop {
-        while running.len() < PARALLEL
+        while running.len() < MAX_PARALLEL
             && let Some(blob) = waiting.pop_front()
         {
-            let wanted = Wanted {
+            let request = BlobRequest {
                 registry: reference.registry.clone(),
                 repository: reference.repository.clone(),
                 digest: blob.digest,
                 client: client.clone(),
             };
-            let (inner, arrived) = (inner.clone(), arrived.clone());
+            let (context, arrived) = (context.clone(), arrived.clone());
             let left = left_by_all.clone();
             running.spawn(async move {
-                let _watch = inner.cache.panics().watch(BackgroundTask::FillOwner);
-                one(&inner, wanted, &arrived, left).await
+                let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
+                one(&context, request, &arrived, left).await
             });
         }
         tokio::select! {
@@ -127,95 +127,100 @@ async fn has_left(left: &mut watch::Receiver<bool>) {
 }
 
 /// What a blob counts for that nobody waits for any more.
-const LEFT: (u64, u64) = (0, 0);
+const ABANDONED: (u64, u64) = (0, 0);
 
 /// Gets one blob; its size, and how many bytes of that were counted while they came.
 async fn one(
-    inner: &Arc<Inner>,
-    wanted: Wanted,
+    context: &Arc<RequestContext>,
+    request: BlobRequest,
     arrived: &AtomicU64,
     mut left: watch::Receiver<bool>,
 ) -> Result<(u64, u64), (Digest, Error)> {
-    let mut got = claimed(inner, &wanted, arrived, &mut left).await;
+    let mut got = claimed(context, &request, arrived, &mut left).await;
     // The fills of clients that it joined were not let in: its own will be.
-    for _ in 0..JOINS {
+    for _ in 0..MAX_JOINS {
         match &got {
             Err(error) if error.is_passed_on() => {
-                got = claimed(inner, &wanted, arrived, &mut left).await;
+                got = claimed(context, &request, arrived, &mut left).await;
             }
             _ => break,
         }
     }
-    got.map_err(|error| (wanted.digest, error))
+    got.map_err(|error| (request.digest, error))
 }
 
 async fn claimed(
-    inner: &Arc<Inner>,
-    wanted: &Wanted,
+    context: &Arc<RequestContext>,
+    request: &BlobRequest,
     arrived: &AtomicU64,
     left: &mut watch::Receiver<bool>,
 ) -> Result<(u64, u64), Error> {
-    if inner.is_upkeep
-        && let Some(entry) = inner.cache.entry(&wanted.digest)
+    if context.is_operator
+        && let Some(entry) = context.cache.entry(&request.digest)
     {
         return Ok((entry.size, 0));
     }
     let claimed = loop {
-        match claim_of(inner, wanted).await? {
+        match claim_of(context, request).await? {
             Some(claimed) => break claimed,
             // Another registry fills it; what comes of that is the same, if anything.
             None => tokio::select! {
-                () = tokio::time::sleep(REPORT) => {}
-                () = has_left(left) => return Ok(LEFT),
+                () = tokio::time::sleep(REPORT_INTERVAL) => {}
+                () = has_left(left) => return Ok(ABANDONED),
             },
         }
     };
     match claimed {
-        Claimed::Object(object) => Ok((object.size(), 0)),
-        Claimed::Follower(content, None) => tokio::select! {
+        ClaimResult::Object(object) => Ok((object.size(), 0)),
+        ClaimResult::Follower(content, None) => tokio::select! {
             object = fetch::committed(content) => Ok((object?.size(), 0)),
-            () = has_left(left) => Ok(LEFT),
+            () = has_left(left) => Ok(ABANDONED),
         },
-        Claimed::Follower(content, Some(offer)) => {
-            let ticket = inner.limits.queue(&wanted.client)?;
-            let offered = fetch::offer(inner, ticket, (wanted, None), offer);
+        ClaimResult::Follower(content, Some(offer)) => {
+            let ticket = context.limits.queue(&request.client)?;
+            let offered = fetch::offer_slot(context, ticket, (request, None), offer);
             let both = async { tokio::join!(fetch::committed(content), offered) };
             tokio::select! {
                 (object, ()) = both => Ok((object?.size(), 0)),
-                () = has_left(left) => Ok(LEFT),
+                () = has_left(left) => Ok(ABANDONED),
             }
         }
-        Claimed::Leader(fill, content, lead) => {
+        ClaimResult::Leader(fill, content, owner) => {
             // Only clients count as readers.
             drop(content);
             let readers = fill.readers();
-            let ticket = inner.limits.queue(&wanted.client)?;
-            let turn = {
-                let mut turn = pin!(fetch::turn(inner, (wanted, None), ticket, &lead));
+            let ticket = context.limits.queue(&request.client)?;
+            let slot = {
+                let mut slot = pin!(fetch::acquire_slot_for_fill(
+                    context,
+                    (request, None),
+                    ticket,
+                    &owner
+                ));
                 tokio::select! {
-                    turn = turn.as_mut() => turn,
+                    slot = slot.as_mut() => slot,
                     () = has_left(left) => match readers.is_empty() {
-                        true => return Ok(LEFT),
-                        false => turn.await,
+                        true => return Ok(ABANDONED),
+                        false => slot.await,
                     },
                 }
             };
-            let (staged, mut passed) = (fill.offset(), None);
-            let fill = (fill, Keep::Always);
+            let (staged, mut handed_over) = (fill.offset(), None);
+            let fill = (fill, AdmissionMode::Always);
             let mut run = pin!(fetch::run(
-                inner,
-                wanted,
+                context,
+                request,
                 fill,
-                (&turn, arrived),
-                &mut passed
+                (&slot, arrived),
+                &mut handed_over
             ));
             let object = tokio::select! {
                 object = run.as_mut() => object,
                 () = has_left(left) => {
-                    turn.awaited_by(Some(readers));
+                    slot.set_readers(Some(readers));
                     tokio::select! {
                         object = run => object,
-                        () = turn.yields() => return Ok(LEFT),
+                        () = slot.yield_requested() => return Ok(ABANDONED),
                     }
                 }
             };
@@ -227,16 +232,16 @@ async fn claimed(
 
 /// The blobs of an image, without repetition; its manifests are in the cache when this returns.
 async fn blobs(
-    inner: &Arc<Inner>,
-    client: &Arc<Client>,
+    context: &Arc<RequestContext>,
+    client: &Arc<ClientUsage>,
     reference: &Reference,
     platforms: &[Platform],
 ) -> Result<Vec<Descriptor>, Error> {
     let mut walk = Walk::new(reference);
     let mut blobs = Vec::new();
     while let Some((reference, depth)) = walk.next() {
-        let deadline = Deadline::new(inner.config.load().answer_within);
-        let (document, _) = manifest(inner, client, &reference, deadline).await?;
+        let deadline = Deadline::new(context.config.load().answer_within);
+        let (document, _) = manifest(context, client, &reference, deadline).await?;
         let bytes = document.bytes(Manifest::MAX_SIZE).await?;
         let manifest = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
         walk.seen.insert(document.digest);
@@ -368,14 +373,14 @@ mod tests {
         let registry = upstream.addr().to_string();
         remote.upstreams.insert(registry.parse().unwrap(), entry);
         let remote = Remote::new(remote).unwrap();
-        let inner = Proxy::new(cache.clone(), remote, Config::default()).current();
-        let (client, reference) = (inner.limits.own(), format!("{registry}/app:1"));
+        let context = Proxy::new(cache.clone(), remote, Config::default()).current();
+        let (client, reference) = (context.limits.own(), format!("{registry}/app:1"));
         let reference = reference.parse().unwrap();
         let (leave, left) = tokio::sync::oneshot::channel();
         let left = async { left.await.unwrap_or_default() };
-        let warmed = warm(&inner, &client, &reference, &[], left, |_| {});
+        let warmed = warm(&context, &client, &reference, &[], left, |_| {});
         let leaves = async {
-            gate.reached(PARALLEL).await;
+            gate.reached(MAX_PARALLEL).await;
             leave.send(()).unwrap();
             tokio::task::yield_now().await;
             gate.release();
@@ -384,6 +389,6 @@ mod tests {
         warmed.unwrap();
         let blobs = image.blobs.iter();
         let stored = blobs.filter(|blob| cache.contains(&blob.digest)).count();
-        assert_eq!(stored, PARALLEL, "those that ran go on");
+        assert_eq!(stored, MAX_PARALLEL, "those that ran go on");
     }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// Until when the other side must have moved. Whoever waits for it sets the limit, [`Clock::late`]
+/// Until when the other side must have moved. Whoever waits for it sets the limit, [`ClientDeadline::late`]
 /// watches. Setting it touches no timer: a request costs two stores.
-pub(crate) struct Clock {
+pub(crate) struct ClientDeadline {
     start: Instant,
     /// Milliseconds since `start`; [`FREE`] while it is our turn.
     due: AtomicU64,
@@ -22,7 +22,7 @@ pub(crate) struct Clock {
 
 const FREE: u64 = u64::MAX;
 
-impl Clock {
+impl ClientDeadline {
     pub(crate) fn new() -> Self {
         Self {
             start: Instant::now(),

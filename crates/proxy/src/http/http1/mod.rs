@@ -26,47 +26,52 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::access::admit::admit_body;
-use crate::context::Inner;
+use crate::context::RequestContext;
 use crate::error::Error;
-use crate::http::body::{Body, Piece};
+use crate::http::body::{Body, BodyPiece};
 use crate::http::handler::answer;
-use crate::http::http1::clock::Clock;
+use crate::http::http1::clock::ClientDeadline;
 use crate::http::http1::front::Front;
-use crate::http::http1::head::{Head, Ordinary};
-use crate::http::http1::response_head::{Date, Framing};
-use crate::http::http1::socket::{Sent, Socket};
+use crate::http::http1::head::{RequestHead, SimpleRequest};
+use crate::http::http1::response_head::{DateHeader, Framing};
+use crate::http::http1::socket::{FileSendResult, Socket};
 use crate::http::hyper_server;
 use crate::http::peer::Peer;
-use crate::http::phase::{Phase, SHORT, Shared, displaced};
-use crate::http::request_body::Arrival;
+use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
+use crate::http::request_body::BodyLimits;
 use crate::limits::limit::Limit;
 
 /// Bytes that a client who takes them as fast as they come gets before others have their turn: about a
 /// millisecond. A turn costs a wake-up of another thread, so that each MiB is too often.
-const TURN: u64 = 4 << 20;
+const BURST_BYTES: u64 = 4 << 20;
 
 /// How a conversation of ours ends.
-enum End {
+enum ConnectionEnd {
     Over,
     /// The client wants something that is hyper's matter.
     Other(TcpStream, Bytes),
 }
 
 /// Serves one client until it leaves, breaks the rules, or we stop.
-pub(crate) async fn serve(mut shared: Shared, stream: TcpStream, address: SocketAddr, peer: Peer) {
+pub(crate) async fn serve(
+    mut state: ListenerState,
+    stream: TcpStream,
+    address: SocketAddr,
+    peer: Peer,
+) {
     let peer = Peer {
         sends_files: true,
         ..peer
     };
-    let config = shared.current.common.config.load_full();
+    let config = state.current.shared.config.load_full();
     let (head, stall) = (config.client_head, config.client_stall);
     drop(config);
     // Whoever is refused has little time for each step: there are few places for them.
     let (head, stall) = match peer.over {
-        Some(_) => (head.min(SHORT), stall.min(SHORT)),
+        Some(_) => (head.min(SHORT_TIMEOUT), stall.min(SHORT_TIMEOUT)),
         None => (head, stall),
     };
-    let clock = Clock::new();
+    let clock = ClientDeadline::new();
     let ended = {
         let socket = Socket {
             stream,
@@ -75,8 +80,8 @@ pub(crate) async fn serve(mut shared: Shared, stream: TcpStream, address: Socket
             head,
             stall,
         };
-        let mut talk = pin!(talk(&shared, &peer, socket));
-        let mut phase = shared.phase.clone();
+        let mut talk = pin!(talk(&state, &peer, socket));
+        let mut phase = state.phase.clone();
         // A connection that was accepted just before the stop must see it too.
         phase.mark_changed();
         let period = stall.min(head).max(Duration::from_millis(100));
@@ -95,8 +100,8 @@ pub(crate) async fn serve(mut shared: Shared, stream: TcpStream, address: Socket
                 () = peer.activity.closed() => return displaced(address),
                 () = clock.late(sleep.as_mut(), period) => {
                     if clock.is_taking() {
-                        shared.current.common.metrics.stalled.inc();
-                        shared.current.common.metrics.limited(Limit::Stalled);
+                        state.current.shared.metrics.stalled.inc();
+                        state.current.shared.metrics.limited(Limit::Stalled);
                     }
                     tracing::debug!(%address, "client does nothing: connection cut");
                     return;
@@ -105,32 +110,36 @@ pub(crate) async fn serve(mut shared: Shared, stream: TcpStream, address: Socket
         }
     };
     match ended {
-        Ok(End::Over) => {}
-        Ok(End::Other(stream, front)) => {
-            shared.phase.mark_changed();
+        Ok(ConnectionEnd::Over) => {}
+        Ok(ConnectionEnd::Other(stream, front)) => {
+            state.phase.mark_changed();
             let stream = Front::new(front, stream);
-            Box::pin(hyper_server::http(shared, stream, peer)).await;
+            Box::pin(hyper_server::http(state, stream, peer)).await;
         }
         Err(error) => tracing::debug!(%address, %error, "connection ended"),
     }
 }
 
-async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Result<End> {
-    let mut date = Date::default();
+async fn talk(
+    state: &ListenerState,
+    peer: &Peer,
+    mut socket: Socket<'_>,
+) -> io::Result<ConnectionEnd> {
+    let mut date = DateHeader::default();
     // Until hyper's own limits would hold, silence is not suffered for long.
     socket.clock.must_speak(socket.stall.min(socket.head));
     loop {
-        let Ordinary {
+        let SimpleRequest {
             parts,
             mut close,
             body,
             ..
         } = match next(&mut socket).await? {
-            None => return Ok(End::Over),
-            Some(Head::Ordinary(ordinary)) => *ordinary,
-            Some(_) => return Ok(End::Other(socket.stream, socket.buffer.freeze())),
+            None => return Ok(ConnectionEnd::Over),
+            Some(RequestHead::Simple(simple)) => *simple,
+            Some(_) => return Ok(ConnectionEnd::Other(socket.stream, socket.buffer.freeze())),
         };
-        let inner = shared.current.current();
+        let context = state.current.current();
         let mut unread = 0;
         let question = match body {
             0 => Ok(Bytes::new()),
@@ -140,7 +149,7 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
                 Ok(Bytes::new())
             }
             len => {
-                let question = read_body(&inner, peer, &parts, &mut socket, len).await?;
+                let question = read_body(&context, peer, &parts, &mut socket, len).await?;
                 if question.is_err() {
                     close = true;
                     unread = len.saturating_sub(socket.buffer.len());
@@ -152,7 +161,7 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
         socket.clock.free();
         let response = {
             // Pinned where it is made: it is too large to be moved about.
-            let answer = pin!(answer(&inner, peer, &parts, question));
+            let answer = pin!(answer(&context, peer, &parts, question));
             socket.unless_gone(answer).await?
         };
         close |= peer.over.is_some()
@@ -164,34 +173,34 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
             discard(&mut socket, unread).await?;
         }
         if !is_whole || close {
-            return Ok(End::Over);
+            return Ok(ConnectionEnd::Over);
         }
         socket.clock.must_speak(socket.head);
     }
 }
 
 /// The next head; `None` when the client has left, or we are about to stop.
-async fn next(socket: &mut Socket<'_>) -> io::Result<Option<Head>> {
+async fn next(socket: &mut Socket<'_>) -> io::Result<Option<RequestHead>> {
     // A head is looked at when it begins and when it may have ended, not at every byte of it.
     let mut looked = 0;
     loop {
-        let is_worth_a_look = looked == 0 || ends_behind(&socket.buffer, looked);
+        let is_worth_a_look = looked == 0 || may_be_complete(&socket.buffer, looked);
         if !socket.buffer.is_empty() && is_worth_a_look {
             match head::parse(&socket.buffer) {
-                Head::Partial => {
+                RequestHead::Partial => {
                     if looked == 0 {
                         socket.clock.must_speak(socket.head);
                     }
                     looked = socket.buffer.len();
                 }
-                Head::Ordinary(ordinary) => {
-                    socket.buffer.advance(ordinary.len);
+                RequestHead::Simple(simple) => {
+                    socket.buffer.advance(simple.len);
                     if socket.buffer.is_empty() {
                         socket.buffer = BytesMut::new();
                     }
-                    return Ok(Some(Head::Ordinary(ordinary)));
+                    return Ok(Some(RequestHead::Simple(simple)));
                 }
-                Head::Other => return Ok(Some(Head::Other)),
+                RequestHead::Other => return Ok(Some(RequestHead::Other)),
             }
         }
         if socket.read().await? == 0 {
@@ -202,27 +211,27 @@ async fn next(socket: &mut Socket<'_>) -> io::Result<Option<Head>> {
 
 /// The body of a request, of a client that proves who it is.
 async fn read_body(
-    inner: &Arc<Inner>,
+    context: &Arc<RequestContext>,
     peer: &Peer,
     parts: &Parts,
     socket: &mut Socket<'_>,
     len: usize,
 ) -> io::Result<Result<Bytes, Error>> {
     socket.clock.free();
-    let admitted = admit_body(inner, peer, parts);
+    let admitted = admit_body(context, peer, parts);
     if let Err(error) = socket.unless_gone(admitted).await? {
         return Ok(Err(error));
     }
-    let mut arrival = Arrival::new(inner, peer, len);
+    let mut limits = BodyLimits::new(context, peer, len);
     loop {
         let bytes = socket.buffer.len().min(len);
-        if let Err(limit) = arrival.arrived(bytes) {
+        if let Err(limit) = limits.arrived(bytes) {
             return Ok(Err(limit.into()));
         }
         if bytes == len {
             break;
         }
-        let left = arrival.due().saturating_duration_since(Instant::now());
+        let left = limits.due().saturating_duration_since(Instant::now());
         socket.clock.must_speak(left);
         if socket.read().await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -232,13 +241,13 @@ async fn read_body(
     if socket.buffer.is_empty() {
         socket.buffer = BytesMut::new();
     }
-    Ok(Ok(arrival.whole(body)))
+    Ok(Ok(limits.whole(body)))
 }
 
 /// Reads what is left of a refused body, and keeps none of it. A close before that would make the kernel reset the
 /// connection, and the client could lose the answer.
 async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
-    socket.clock.must_speak(socket.head.min(SHORT));
+    socket.clock.must_speak(socket.head.min(SHORT_TIMEOUT));
     while unread > 0 {
         socket.buffer.clear();
         match socket.read().await? {
@@ -250,11 +259,11 @@ async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
 }
 
 /// Whether a head that was looked at up to `looked` may tell more now.
-fn ends_behind(buffer: &[u8], looked: usize) -> bool {
+fn may_be_complete(buffer: &[u8], looked: usize) -> bool {
     /// While it is short, looking at all of it costs nothing.
-    const SHORT: usize = 2048;
+    const ALWAYS_PARSED: usize = 2048;
     let new = &buffer[looked.saturating_sub(3)..];
-    buffer.len() <= SHORT
+    buffer.len() <= ALWAYS_PARSED
         || buffer.len() >= head::MAX_HEAD
         || new.windows(2).any(|pair| pair == b"\n\n")
         || new.windows(3).any(|three| three == b"\n\r\n")
@@ -266,7 +275,7 @@ async fn send(
     method: &Method,
     response: Response<Body>,
     close: bool,
-    date: &mut Date,
+    date: &mut DateHeader,
 ) -> io::Result<bool> {
     let (parts, mut body) = response.into_parts();
     let bodiless = method == Method::HEAD
@@ -303,7 +312,7 @@ async fn send(
             None => socket.unless_gone(body.piece()).await?,
         };
         match piece {
-            Some(Ok(Piece::Bytes(bytes))) => {
+            Some(Ok(BodyPiece::Bytes(bytes))) => {
                 if framing == Framing::Chunked {
                     head.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
                 }
@@ -313,21 +322,21 @@ async fn send(
                     head.extend_from_slice(b"\r\n");
                 }
             }
-            Some(Ok(Piece::File { file, offset, len })) => {
+            Some(Ok(BodyPiece::File { file, offset, len })) => {
                 if !head.is_empty() {
                     socket.send([&head, &[]], true).await?;
                     head.clear();
                 }
                 match socket.send_file(&file, offset, len, body.pacer()).await? {
-                    Sent::Some(sent) => {
+                    FileSendResult::Some(sent) => {
                         body.sent(sent);
                         in_a_row = if sent == len { in_a_row + sent } else { 0 };
-                        if in_a_row >= TURN {
+                        if in_a_row >= BURST_BYTES {
                             in_a_row = 0;
                             tokio::task::yield_now().await;
                         }
                     }
-                    Sent::Nothing => body.copy(),
+                    FileSendResult::Nothing => body.copy(),
                 }
             }
             // Cut: a body that is wrong is never ended cleanly.
@@ -343,7 +352,7 @@ async fn send(
     }
 }
 
-type Next = Option<Result<Piece, crate::error::Error>>;
+type Next = Option<Result<BodyPiece, crate::error::Error>>;
 
 /// What of the body is at hand now.
 async fn first(body: &mut Body) -> Option<Next> {

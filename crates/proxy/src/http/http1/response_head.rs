@@ -18,14 +18,14 @@ pub(crate) enum Framing {
     Chunked,
 }
 
-/// The `Date` of answers, made anew once a second.
+/// The `DateHeader` of answers, made anew once a second.
 #[derive(Default)]
-pub(crate) struct Date {
+pub(crate) struct DateHeader {
     second: u64,
     text: String,
 }
 
-impl Date {
+impl DateHeader {
     fn text(&mut self) -> &str {
         let now = SystemTime::now();
         let second = now
@@ -46,7 +46,7 @@ pub(crate) fn encode(
     headers: &HeaderMap,
     framing: Framing,
     close: bool,
-    date: &mut Date,
+    date: &mut DateHeader,
 ) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());

@@ -13,8 +13,8 @@ use rustix::net::SendFlags;
 use tokio::io::{AsyncRead as _, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::http::body::Sendable;
-use crate::http::http1::clock::Clock;
+use crate::http::body::FileSource;
+use crate::http::http1::clock::ClientDeadline;
 use crate::http::http1::head::MAX_HEAD;
 
 /// What is read at once: the heads of clients are half as long.
@@ -25,7 +25,7 @@ pub(crate) struct Socket<'a> {
     pub(crate) stream: TcpStream,
     /// What was read and not understood yet; without memory while the connection idles.
     pub(crate) buffer: BytesMut,
-    pub(crate) clock: &'a Clock,
+    pub(crate) clock: &'a ClientDeadline,
     /// How long a head may take, or the pause before it.
     pub(crate) head: Duration,
     /// How long the client may take nothing.
@@ -33,7 +33,7 @@ pub(crate) struct Socket<'a> {
 }
 
 /// What became of sending from a file.
-pub(crate) enum Sent {
+pub(crate) enum FileSendResult {
     /// So many bytes left; at least one.
     Some(u64),
     /// The file does not give them (any more): its content must be looked at.
@@ -138,13 +138,13 @@ impl Socket<'_> {
     /// Only those of the socket.
     pub(crate) async fn send_file(
         &mut self,
-        file: &Sendable,
+        file: &FileSource,
         offset: u64,
         len: u64,
         pacer: Option<&CpuPacer>,
-    ) -> io::Result<Sent> {
+    ) -> io::Result<FileSendResult> {
         let Some((file, offset)) = file.at(offset) else {
-            return Ok(Sent::Nothing);
+            return Ok(FileSendResult::Nothing);
         };
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         loop {
@@ -162,14 +162,14 @@ impl Socket<'_> {
                 )?)
             });
             match sent {
-                Ok(0) => return Ok(Sent::Nothing),
-                Ok(sent) => return Ok(Sent::Some(u64::try_from(sent).unwrap_or(0))),
+                Ok(0) => return Ok(FileSendResult::Nothing),
+                Ok(sent) => return Ok(FileSendResult::Some(u64::try_from(sent).unwrap_or(0))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.room().await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_of_the_socket(&error) => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "a file cannot be sent as it is");
-                    return Ok(Sent::Nothing);
+                    return Ok(FileSendResult::Nothing);
                 }
             }
         }

@@ -10,29 +10,30 @@
 //!    holds most yields first. The bytes of the download stay staged.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use pierhead_cache::Readers;
 use pierhead_host::{ClientKey, FairShare, WaiterId};
 use pierhead_oci::{Digest, Registry};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::limits::client::Client;
+use crate::limits::client_usage::ClientUsage;
 use crate::limits::limit::Limit;
 use crate::limits::share::{configured_reserve, leaves_no_share};
 
 /// For each fetch that a client may have under way, so many in all may be under way or wait: an image
 /// has dozens of layers, and a client that wants hundreds at once is told to come back.
-const QUEUED: usize = 4;
+const QUEUED_PER_SLOT: usize = 4;
 
 /// Interval at which waiters look for a running download without readers. All waiters share one look.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A place in the queue of one client, kept until the fetch has ended.
-pub(crate) struct Ticket(Arc<Client>);
+pub(crate) struct Ticket(Arc<ClientUsage>);
 
 /// A download that waits or runs.
 #[derive(Clone, Debug)]
@@ -52,37 +53,37 @@ impl Download {
 }
 
 /// The right to fetch now.
-pub(crate) struct Turn {
-    slot: Slot,
+pub(crate) struct DownloadSlot {
+    guard: SlotGuard,
     ticket: Ticket,
 }
 
-impl Turn {
+impl DownloadSlot {
     /// Whether it counts for `client`: a fill may have that of another who waits for it.
-    pub(crate) fn is_of(&self, client: &Arc<Client>) -> bool {
+    pub(crate) fn is_of(&self, client: &Arc<ClientUsage>) -> bool {
         Arc::ptr_eq(&self.ticket.0, client)
     }
 
     /// Sets the readers that wait for the bytes; `None` when a reader waits until the end.
-    pub(crate) fn awaited_by(&self, readers: Option<Readers>) {
-        let mut inner = self.slot.fetches.lock();
-        if let Some(holder) = inner.running.by_id.get_mut(&self.slot.id) {
-            holder.download.readers = readers;
-            holder.is_yielding = false;
+    pub(crate) fn set_readers(&self, readers: Option<Readers>) {
+        let mut queue = self.guard.slots.lock();
+        if let Some(running_download) = queue.running.by_id.get_mut(&self.guard.id) {
+            running_download.download.readers = readers;
+            running_download.is_yielding = false;
         }
     }
 
     /// Whether another client needs the slot and no reader waits for this download.
     pub(crate) fn is_yielding(&self) -> bool {
-        let inner = self.slot.fetches.lock();
-        let holder = inner.running.by_id.get(&self.slot.id);
-        holder.is_some_and(|it| it.is_yielding)
+        let queue = self.guard.slots.lock();
+        let running_download = queue.running.by_id.get(&self.guard.id);
+        running_download.is_some_and(|it| it.is_yielding)
     }
 
     /// Resolves when [`Self::is_yielding`]. For one task.
-    pub(crate) async fn yields(&self) {
+    pub(crate) async fn yield_requested(&self) {
         loop {
-            self.slot.wanted.notified().await;
+            self.guard.yield_request.notified().await;
             // A reader may wait for it again.
             if self.is_yielding() {
                 return;
@@ -93,40 +94,40 @@ impl Turn {
 
 /// All running and waiting downloads.
 #[derive(Default)]
-pub(crate) struct Fetches(Mutex<Inner>);
+pub(crate) struct DownloadSlots(Mutex<DownloadQueue>);
 
-struct Inner {
-    share: FairShare<ClientKey, Waiter>,
-    bounds: Bounds,
-    running: Running,
+struct DownloadQueue {
+    share: FairShare<ClientKey, WaitingDownload>,
+    bounds: DownloadBounds,
+    running: RunningDownloads,
     /// When a waiter last looked for a download without readers.
-    looked: Option<Instant>,
+    last_look: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Bounds {
+pub(crate) struct DownloadBounds {
     pub(crate) all: usize,
     pub(crate) per_client: usize,
     pub(crate) per_registry: usize,
 }
 
 #[derive(Default)]
-struct Running {
+struct RunningDownloads {
     next_id: u64,
-    by_id: HashMap<u64, Holder>,
-    by_registry: HashMap<Registry, Counts>,
+    by_id: HashMap<u64, RunningDownload>,
+    by_registry: HashMap<Registry, SlotCounts>,
     /// From registries that the configuration does not name.
-    unconfigured: Counts,
+    unconfigured: SlotCounts,
 }
 
-/// Running downloads of one kind.
+/// RunningDownloads downloads of one kind.
 #[derive(Default)]
-struct Counts {
+struct SlotCounts {
     all: usize,
     by_client: HashMap<ClientKey, usize>,
 }
 
-impl Counts {
+impl SlotCounts {
     fn of(&self, client: &ClientKey) -> usize {
         self.by_client.get(client).copied().unwrap_or(0)
     }
@@ -152,59 +153,59 @@ impl Counts {
         &self,
         client: &ClientKey,
         capacity: usize,
-        without: Option<&Holder>,
+        without: Option<&RunningDownload>,
     ) -> bool {
         let own = self.of(client) - usize::from(without.is_some_and(|it| it.client == *client));
         leaves_no_share(own, self.all - usize::from(without.is_some()), capacity)
     }
 }
 
-struct Holder {
+struct RunningDownload {
     client: ClientKey,
     download: Download,
-    wanted: Arc<Notify>,
+    yield_request: Arc<Notify>,
     is_yielding: bool,
 }
 
-struct Waiter {
+struct WaitingDownload {
     download: Download,
-    granted: oneshot::Sender<Slot>,
+    granted: oneshot::Sender<SlotGuard>,
 }
 
 /// One download slot; dropping it releases it.
-struct Slot {
-    fetches: Arc<Fetches>,
+struct SlotGuard {
+    slots: Arc<DownloadSlots>,
     id: u64,
-    wanted: Arc<Notify>,
+    yield_request: Arc<Notify>,
 }
 
 /// Takes a waiter off the list when its future is dropped.
-struct Waiting<'a> {
-    fetches: &'a Fetches,
+struct CancelWait<'a> {
+    slots: &'a DownloadSlots,
     client: ClientKey,
     id: WaiterId,
 }
 
-impl Default for Inner {
+impl Default for DownloadQueue {
     fn default() -> Self {
         Self {
             share: FairShare::new(0),
-            bounds: Bounds::default(),
-            running: Running::default(),
-            looked: None,
+            bounds: DownloadBounds::default(),
+            running: RunningDownloads::default(),
+            last_look: None,
         }
     }
 }
 
-impl Bounds {
+impl DownloadBounds {
     /// The limit that stops a client with `own` of `held` slots from taking one for `download`; `None` when it may.
     /// Computed as if the download `without` had ended.
     fn obstacle(
         &self,
-        running: &Running,
+        running: &RunningDownloads,
         (client, own, held): (&ClientKey, usize, usize),
         download: &Download,
-        without: Option<&Holder>,
+        without: Option<&RunningDownload>,
     ) -> Option<Limit> {
         let less = |is_it: bool| usize::from(is_it);
         let own = own - less(without.is_some_and(|it| it.client == *client));
@@ -229,9 +230,12 @@ impl Bounds {
     }
 }
 
-impl Inner {
+impl DownloadQueue {
     /// Grants the free slots. The caller sends them after it releases the lock.
-    fn grant(&mut self, fetches: &Arc<Fetches>) -> Vec<(oneshot::Sender<Slot>, Slot)> {
+    fn grant(
+        &mut self,
+        slots: &Arc<DownloadSlots>,
+    ) -> Vec<(oneshot::Sender<SlotGuard>, SlotGuard)> {
         let mut granted = Vec::new();
         self.share.set_capacity(self.bounds.all);
         loop {
@@ -248,18 +252,18 @@ impl Inner {
             let Some((client, waiter)) = next(true).or_else(|| next(false)) else {
                 return granted;
             };
-            let wanted = Arc::<Notify>::default();
-            let id = self.running.add(Holder {
+            let yield_request = Arc::<Notify>::default();
+            let id = self.running.add(RunningDownload {
                 client,
                 download: waiter.download,
-                wanted: wanted.clone(),
+                yield_request: yield_request.clone(),
                 is_yielding: false,
             });
-            let fetches = fetches.clone();
-            let slot = Slot {
-                fetches,
+            let slots = slots.clone();
+            let slot = SlotGuard {
+                slots,
                 id,
-                wanted,
+                yield_request,
             };
             granted.push((waiter.granted, slot));
         }
@@ -268,8 +272,8 @@ impl Inner {
     /// As above, unless another waiter did so within the interval.
     fn look(&mut self) {
         let now = Instant::now();
-        if self.looked.is_none_or(|it| now >= it + LOOK) {
-            self.looked = Some(now);
+        if self.last_look.is_none_or(|it| now >= it + LOOK_INTERVAL) {
+            self.last_look = Some(now);
             self.ask_to_yield();
         }
     }
@@ -289,68 +293,68 @@ impl Inner {
             });
             // Within one client, the oldest download comes first.
             let most = idle
-                .filter(|(_, holder)| self.lets_another_begin(holder))
+                .filter(|(_, running_download)| self.lets_another_begin(running_download))
                 .max_by_key(|(id, it)| (self.share.held_by(&it.client), std::cmp::Reverse(**id)))
                 .map(|(id, _)| *id);
-            let Some(holder) = most.and_then(|id| self.running.by_id.get_mut(&id)) else {
+            let Some(running_download) = most.and_then(|id| self.running.by_id.get_mut(&id)) else {
                 return;
             };
-            holder.is_yielding = true;
-            holder.wanted.notify_one();
+            running_download.is_yielding = true;
+            running_download.yield_request.notify_one();
             yielding += 1;
         }
     }
 
-    fn lets_another_begin(&self, holder: &Holder) -> bool {
+    fn lets_another_begin(&self, running_download: &RunningDownload) -> bool {
         let held = self.share.held();
         self.share.waiters().any(|(client, waiter)| {
             let own = (client, self.share.held_by(client), held);
             let (download, running) = (&waiter.download, &self.running);
             download.is_awaited()
                 && (self.bounds)
-                    .obstacle(running, own, download, Some(holder))
+                    .obstacle(running, own, download, Some(running_download))
                     .is_none()
         })
     }
 }
 
-impl Running {
-    fn add(&mut self, holder: Holder) -> u64 {
+impl RunningDownloads {
+    fn add(&mut self, running_download: RunningDownload) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         let Download {
             registry,
             is_configured,
             ..
-        } = &holder.download;
+        } = &running_download.download;
         let of_registry = self.by_registry.entry(registry.clone()).or_default();
-        of_registry.add(holder.client);
+        of_registry.add(running_download.client);
         if !is_configured {
-            self.unconfigured.add(holder.client);
+            self.unconfigured.add(running_download.client);
         }
-        self.by_id.insert(id, holder);
+        self.by_id.insert(id, running_download);
         id
     }
 
-    fn remove(&mut self, id: u64) -> Option<Holder> {
-        let holder = self.by_id.remove(&id)?;
-        let registry = &holder.download.registry;
+    fn remove(&mut self, id: u64) -> Option<RunningDownload> {
+        let running_download = self.by_id.remove(&id)?;
+        let registry = &running_download.download.registry;
         if let Some(of_registry) = self.by_registry.get_mut(registry) {
-            of_registry.remove(&holder.client);
+            of_registry.remove(&running_download.client);
             if of_registry.all == 0 {
                 self.by_registry.remove(registry);
             }
         }
-        if !holder.download.is_configured {
-            self.unconfigured.remove(&holder.client);
+        if !running_download.download.is_configured {
+            self.unconfigured.remove(&running_download.client);
         }
-        Some(holder)
+        Some(running_download)
     }
 }
 
-impl Fetches {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl DownloadSlots {
+    fn lock(&self) -> MutexGuard<'_, DownloadQueue> {
+        self.0.lock()
     }
 
     fn grant(self: &Arc<Self>) {
@@ -361,52 +365,56 @@ impl Fetches {
         }
     }
 
-    pub(crate) fn set_bounds(&self, bounds: Bounds) {
+    pub(crate) fn set_bounds(&self, bounds: DownloadBounds) {
         self.lock().bounds = bounds;
     }
 
     /// Waits for a slot. Cancel safe.
-    pub(crate) async fn turn(self: &Arc<Self>, ticket: Ticket, download: Download) -> Turn {
-        let slot = self.slot(ticket.0.key, download).await;
-        Turn { slot, ticket }
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        ticket: Ticket,
+        download: Download,
+    ) -> DownloadSlot {
+        let guard = self.acquire_guard(ticket.0.key, download).await;
+        DownloadSlot { guard, ticket }
     }
 
     /// The limit that delays the downloads of `client`; `None` when none of them waits.
     pub(crate) fn why_waiting(
         &self,
-        client: &Client,
+        client: &ClientUsage,
         registry: &Registry,
         digest: &Digest,
     ) -> Option<Limit> {
-        let inner = self.lock();
+        let queue = self.lock();
         let is_it =
             |download: &Download| download.registry == *registry && download.digest == *digest;
-        if inner.running.by_id.values().any(|it| is_it(&it.download)) {
+        if queue.running.by_id.values().any(|it| is_it(&it.download)) {
             return None;
         }
-        let mut waiters = inner.share.waiters();
+        let mut waiters = queue.share.waiters();
         let (_, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
         // Waiters of other clients may wait for other limits.
         let key = &client.key;
-        let own = (key, inner.share.held_by(key), inner.share.held());
-        (inner.bounds).obstacle(&inner.running, own, &waiter.download, None)
+        let own = (key, queue.share.held_by(key), queue.share.held());
+        (queue.bounds).obstacle(&queue.running, own, &waiter.download, None)
     }
 
     /// Waits for a slot. Cancel safe.
-    async fn slot(self: &Arc<Self>, client: ClientKey, download: Download) -> Slot {
+    async fn acquire_guard(self: &Arc<Self>, client: ClientKey, download: Download) -> SlotGuard {
         let (granted, mut slot) = oneshot::channel();
         let id = self
             .lock()
             .share
-            .wait(&client, Waiter { download, granted });
-        let _waiting = Waiting {
-            fetches: self,
+            .wait(&client, WaitingDownload { download, granted });
+        let _waiting = CancelWait {
+            slots: self,
             client,
             id,
         };
         self.grant();
         loop {
-            match tokio::time::timeout(LOOK, &mut slot).await {
+            match tokio::time::timeout(LOOK_INTERVAL, &mut slot).await {
                 Ok(Ok(slot)) => return slot,
                 // Only this future drops the waiter, and with it the sender.
                 Ok(Err(_)) => std::future::pending().await,
@@ -416,30 +424,30 @@ impl Fetches {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for CancelWait<'_> {
     fn drop(&mut self) {
-        self.fetches.lock().share.cancel(&self.client, self.id);
+        self.slots.lock().share.cancel(&self.client, self.id);
     }
 }
 
-impl Drop for Slot {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
         {
-            let mut inner = self.fetches.lock();
-            if let Some(holder) = inner.running.remove(self.id) {
-                inner.share.release(&holder.client);
+            let mut queue = self.slots.lock();
+            if let Some(running_download) = queue.running.remove(self.id) {
+                queue.share.release(&running_download.client);
             }
         }
-        self.fetches.grant();
+        self.slots.grant();
     }
 }
 
 impl Ticket {
     /// A place in the queue of `client`, which may have `per_client` downloads at once.
-    pub(crate) fn take(client: &Arc<Client>, per_client: usize) -> Result<Self, Limit> {
+    pub(crate) fn take(client: &Arc<ClientUsage>, per_client: usize) -> Result<Self, Limit> {
         let ticket = Self(client.clone());
-        let before = client.fetches.fetch_add(1, Ordering::Relaxed);
-        if before >= QUEUED * per_client && client.key != ClientKey::OPERATOR {
+        let before = client.upstream_requests.fetch_add(1, Ordering::Relaxed);
+        if before >= QUEUED_PER_SLOT * per_client && client.key != ClientKey::OPERATOR {
             return Err(Limit::FetchesPerClient);
         }
         Ok(ticket)
@@ -448,7 +456,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.0.fetches.fetch_sub(1, Ordering::Relaxed);
+        self.0.upstream_requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

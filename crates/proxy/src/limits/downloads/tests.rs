@@ -1,12 +1,12 @@
-use futures_now::now;
 use pierhead_oci::Algorithm;
+use poll_once::now;
 
 use super::*;
 use crate::config;
 use crate::limits::resource_limits::ResourceLimits;
 
 /// Polls a future once.
-mod futures_now {
+mod poll_once {
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
@@ -27,7 +27,7 @@ fn limits(change: impl FnOnce(&mut config::Limits)) -> ResourceLimits {
     ResourceLimits::new(bounds)
 }
 
-fn client(limits: &ResourceLimits, last: u8) -> Arc<Client> {
+fn client(limits: &ResourceLimits, last: u8) -> Arc<ClientUsage> {
     limits.client([10, 0, 0, last].into())
 }
 
@@ -43,16 +43,18 @@ fn download(registry: &str, seed: usize, is_configured: bool) -> Download {
 /// A slot, if one is free at once.
 fn at_once(
     limits: &ResourceLimits,
-    client: &Arc<Client>,
+    client: &Arc<ClientUsage>,
     download: Download,
     all: usize,
-) -> Option<Turn> {
+) -> Option<DownloadSlot> {
     let ticket = limits.queue(client).ok()?;
-    now(std::pin::pin!(limits.turn(ticket, download, all)))
+    now(std::pin::pin!(
+        limits.acquire_download(ticket, download, all)
+    ))
 }
 
 /// All slots that the client gets, each for a registry of its own.
-fn greedy(limits: &ResourceLimits, client: &Arc<Client>, name: &str) -> Vec<Turn> {
+fn greedy(limits: &ResourceLimits, client: &Arc<ClientUsage>, name: &str) -> Vec<DownloadSlot> {
     let registry = |nth| format!("{name}-{nth}.example");
     (0..2 * ALL)
         .map_while(|nth| at_once(limits, client, download(&registry(nth), nth, false), ALL))
@@ -103,15 +105,18 @@ async fn a_free_slot_goes_to_the_client_that_holds_fewest() {
     let [one, two] = [1, 2].map(|last| client(&limits, last));
     let first = at_once(&limits, &one, download("a.example", 0, true), 1).unwrap();
     let ticket = |client| limits.queue(client).unwrap();
-    let mut again = std::pin::pin!(limits.turn(ticket(&one), download("a.example", 1, true), 1));
-    let mut other = std::pin::pin!(limits.turn(ticket(&two), download("b.example", 2, true), 1));
+    let mut again =
+        std::pin::pin!(limits.acquire_download(ticket(&one), download("a.example", 1, true), 1));
+    let mut other =
+        std::pin::pin!(limits.acquire_download(ticket(&two), download("b.example", 2, true), 1));
     assert!(now(again.as_mut()).is_none() && now(other.as_mut()).is_none());
     drop(first);
-    let turn = now(again.as_mut()).expect("it was there first, and holds as few");
+    let slot = now(again.as_mut()).expect("it was there first, and holds as few");
     assert!(now(other.as_mut()).is_none());
-    let mut third = std::pin::pin!(limits.turn(ticket(&one), download("a.example", 3, true), 1));
+    let mut third =
+        std::pin::pin!(limits.acquire_download(ticket(&one), download("a.example", 3, true), 1));
     assert!(now(third.as_mut()).is_none());
-    drop(turn);
+    drop(slot);
     assert!(now(third.as_mut()).is_none());
     assert!(now(other.as_mut()).is_some());
     assert!(now(third.as_mut()).is_some());
@@ -125,7 +130,7 @@ async fn whoever_waits_is_told_for_what() {
     });
     let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
     let of = |registry: &str, nth| download(registry, nth, true);
-    let why = |client: &Client, download: &Download| {
+    let why = |client: &ClientUsage, download: &Download| {
         limits.why_waiting(client, &download.registry, &download.digest)
     };
     let _running = [
@@ -136,11 +141,11 @@ async fn whoever_waits_is_told_for_what() {
     assert_eq!(why(&one, &of("a.example", 0)), None, "it runs");
     let ticket = |client| limits.queue(client).unwrap();
     let own = of("b.example", 3);
-    let mut first = std::pin::pin!(limits.turn(ticket(&one), own.clone(), 4));
+    let mut first = std::pin::pin!(limits.acquire_download(ticket(&one), own.clone(), 4));
     assert!(now(first.as_mut()).is_none());
     assert_eq!(why(&one, &own), Some(Limit::FetchesPerClient));
-    let mut along = std::pin::pin!(limits.turn(ticket(&two), of("a.example", 7), 4));
-    let mut other = std::pin::pin!(limits.turn(ticket(&one), of("a.example", 7), 4));
+    let mut along = std::pin::pin!(limits.acquire_download(ticket(&two), of("a.example", 7), 4));
+    let mut other = std::pin::pin!(limits.acquire_download(ticket(&one), of("a.example", 7), 4));
     assert!(now(along.as_mut()).is_none() && now(other.as_mut()).is_none());
     let shared = of("a.example", 7);
     assert_eq!(why(&one, &shared), Some(Limit::FetchesPerClient));
@@ -150,13 +155,13 @@ async fn whoever_waits_is_told_for_what() {
         "not what keeps the other"
     );
     let registry = of("a.example", 4);
-    let mut second = std::pin::pin!(limits.turn(ticket(&three), registry.clone(), 4));
+    let mut second = std::pin::pin!(limits.acquire_download(ticket(&three), registry.clone(), 4));
     assert!(now(second.as_mut()).is_none());
     assert_eq!(why(&three, &registry), Some(Limit::FetchesPerRegistry));
     let _last = at_once(&limits, &two, of("c.example", 5), 4).unwrap();
     let all = of("d.example", 6);
     {
-        let mut third = std::pin::pin!(limits.turn(ticket(&three), all.clone(), 4));
+        let mut third = std::pin::pin!(limits.acquire_download(ticket(&three), all.clone(), 4));
         assert!(now(third.as_mut()).is_none());
         assert_eq!(why(&three, &all), Some(Limit::Downloads));
     }
@@ -167,11 +172,11 @@ async fn whoever_waits_is_told_for_what() {
 async fn one_slot_is_for_everybody() {
     let limits = limits(|_| {});
     let one = client(&limits, 1);
-    let turn = at_once(&limits, &one, download("a.example", 0, false), 1);
-    assert!(turn.is_some());
-    drop(turn);
+    let slot = at_once(&limits, &one, download("a.example", 0, false), 1);
+    assert!(slot.is_some());
+    drop(slot);
     assert_eq!(limits.downloads.lock().running.by_id.len(), 0);
-    assert_eq!(one.fetches.load(Ordering::Relaxed), 0);
+    assert_eq!(one.upstream_requests.load(Ordering::Relaxed), 0);
 }
 
 fn abandoned(seed: usize) -> Download {
@@ -192,23 +197,27 @@ async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_firs
     let other = take(&two, abandoned(3));
     // No download yields to one without readers.
     let ticket = |client| limits.queue(client).unwrap();
-    let mut idle = std::pin::pin!(limits.turn(ticket(&three), abandoned(4), 4));
-    assert!(tokio::time::timeout(2 * LOOK, idle.as_mut()).await.is_err());
+    let mut idle = std::pin::pin!(limits.acquire_download(ticket(&three), abandoned(4), 4));
+    assert!(
+        tokio::time::timeout(2 * LOOK_INTERVAL, idle.as_mut())
+            .await
+            .is_err()
+    );
     let mut waiting =
-        std::pin::pin!(limits.turn(ticket(&three), download("a.example", 5, true), 4));
+        std::pin::pin!(limits.acquire_download(ticket(&three), download("a.example", 5, true), 4));
     tokio::select! {
         _ = waiting.as_mut() => panic!("there is no free slot"),
-        () = first.yields() => {}
+        () = first.yield_requested() => {}
     }
     for kept in [&awaited, &second, &other] {
         assert!(
-            now(std::pin::pin!(kept.yields())).is_none(),
+            now(std::pin::pin!(kept.yield_requested())).is_none(),
             "one is enough"
         );
     }
     drop(first);
-    let turn = waiting.await;
-    assert!(turn.is_of(&three));
+    let slot = waiting.await;
+    assert!(slot.is_of(&three));
     assert!(now(idle.as_mut()).is_none());
 }
 
@@ -216,12 +225,16 @@ async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_firs
 async fn a_download_that_its_client_reads_itself_does_not_yield() {
     let limits = limits(|_| {});
     let [one, two] = [1, 2].map(|last| client(&limits, last));
-    let turn = at_once(&limits, &one, abandoned(0), 1).unwrap();
-    turn.awaited_by(None);
+    let slot = at_once(&limits, &one, abandoned(0), 1).unwrap();
+    slot.set_readers(None);
     let ticket = limits.queue(&two).unwrap();
-    let waiting = limits.turn(ticket, download("a.example", 1, true), 1);
-    assert!(tokio::time::timeout(3 * LOOK, waiting).await.is_err());
-    assert!(now(std::pin::pin!(turn.yields())).is_none());
+    let waiting = limits.acquire_download(ticket, download("a.example", 1, true), 1);
+    assert!(
+        tokio::time::timeout(3 * LOOK_INTERVAL, waiting)
+            .await
+            .is_err()
+    );
+    assert!(now(std::pin::pin!(slot.yield_requested())).is_none());
 }
 
 /// A fill with wrong content restarts in the same slot.
@@ -248,21 +261,22 @@ async fn a_download_that_is_awaited_anew_does_not_yield() {
         readers: Some(fill.readers()),
         ..abandoned(0)
     };
-    let turn = at_once(&limits, &one, first, 1).unwrap();
+    let slot = at_once(&limits, &one, first, 1).unwrap();
     let ticket = limits.queue(&two).unwrap();
-    let mut waiting = std::pin::pin!(limits.turn(ticket, download("a.example", 1, true), 1));
+    let mut waiting =
+        std::pin::pin!(limits.acquire_download(ticket, download("a.example", 1, true), 1));
     assert!(now(waiting.as_mut()).is_none());
     drop((fill, content));
     let ask = || limits.downloads.lock().ask_to_yield();
     // It yields before a reader waits again, and not afterwards.
     ask();
-    assert!(turn.is_yielding());
+    assert!(slot.is_yielding());
     let (fill, content) = claim(0).await;
-    turn.awaited_by(Some(fill.readers()));
+    slot.set_readers(Some(fill.readers()));
     ask();
-    assert!(!turn.is_yielding());
-    assert!(now(std::pin::pin!(turn.yields())).is_none());
+    assert!(!slot.is_yielding());
+    assert!(now(std::pin::pin!(slot.yield_requested())).is_none());
     drop(content);
     ask();
-    assert!(now(std::pin::pin!(turn.yields())).is_some());
+    assert!(now(std::pin::pin!(slot.yield_requested())).is_some());
 }

@@ -20,18 +20,18 @@ pub(crate) const MAX_HEAD: usize = 32 << 10;
 
 /// What the bytes are that a client has sent so far.
 #[derive(Debug)]
-pub(crate) enum Head {
+pub(crate) enum RequestHead {
     /// More are needed to tell.
     Partial,
     /// An ordinary request.
-    Ordinary(Box<Ordinary>),
+    Simple(Box<SimpleRequest>),
     /// Anything else.
     Other,
 }
 
 /// A GET or HEAD without a body, or a POST to [`request_body`].
 #[derive(Debug)]
-pub(crate) struct Ordinary {
+pub(crate) struct SimpleRequest {
     pub(crate) parts: Parts,
     /// Bytes of the body that follows; only of a POST, and at most [`request_body::MAX`].
     pub(crate) body: usize,
@@ -42,25 +42,31 @@ pub(crate) struct Ordinary {
 }
 
 /// Looks at the start of a conversation, or of what follows a request. One pass, one copy.
-pub(crate) fn parse(bytes: &[u8]) -> Head {
+pub(crate) fn parse(bytes: &[u8]) -> RequestHead {
     let mut headers = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut []);
     match request.parse_with_uninit_headers(bytes, &mut headers) {
         Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD => {
             match understand(bytes, len, &request) {
-                Some(ordinary) if !has_bare_lf(&bytes[..len]) => Head::Ordinary(Box::new(ordinary)),
-                _ => Head::Other,
+                Some(simple) if !has_bare_lf(&bytes[..len]) => {
+                    RequestHead::Simple(Box::new(simple))
+                }
+                _ => RequestHead::Other,
             }
         }
         Ok(httparse::Status::Partial) if bytes.len() < MAX_HEAD && !has_bare_lf(bytes) => {
-            Head::Partial
+            RequestHead::Partial
         }
-        _ => Head::Other,
+        _ => RequestHead::Other,
     }
 }
 
 /// The request, unless something about it is not ordinary.
-fn understand(bytes: &[u8], len: usize, request: &httparse::Request<'_, '_>) -> Option<Ordinary> {
+fn understand(
+    bytes: &[u8],
+    len: usize,
+    request: &httparse::Request<'_, '_>,
+) -> Option<SimpleRequest> {
     let method = match request.method? {
         "GET" => Method::GET,
         "HEAD" => Method::HEAD,
@@ -114,7 +120,7 @@ fn understand(bytes: &[u8], len: usize, request: &httparse::Request<'_, '_>) -> 
     parts.uri = uri;
     parts.version = Version::HTTP_11;
     parts.headers = headers;
-    Some(Ordinary {
+    Some(SimpleRequest {
         parts,
         body,
         close,

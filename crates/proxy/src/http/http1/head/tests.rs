@@ -3,18 +3,18 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn ordinary(bytes: &[u8]) -> Option<Ordinary> {
+fn simple(bytes: &[u8]) -> Option<SimpleRequest> {
     match parse(bytes) {
-        Head::Ordinary(ordinary) => Some(*ordinary),
+        RequestHead::Simple(simple) => Some(*simple),
         _ => None,
     }
 }
 
-fn told(head: &Head) -> String {
+fn outcome(head: &RequestHead) -> String {
     match head {
-        Head::Partial => "partial".to_owned(),
-        Head::Other => "other".to_owned(),
-        Head::Ordinary(ordinary) => format!("{ordinary:?}"),
+        RequestHead::Partial => "partial".to_owned(),
+        RequestHead::Other => "other".to_owned(),
+        RequestHead::Simple(simple) => format!("{simple:?}"),
     }
 }
 
@@ -24,7 +24,7 @@ fn what_clients_send_is_ordinary() {
         b"GET /v2/library/redis/manifests/7?ns=docker.io HTTP/1.1\r\nHost: 127.0.0.1:5000\r\n\
         User-Agent: docker/28.0 go/go1.23\r\nAccept: application/json\r\nAccept: */*\r\nEmpty:\r\n\
         Accept-Encoding: gzip\r\nConnection: keep-alive\r\n\r\nGET /";
-    let got = ordinary(docker).unwrap();
+    let got = simple(docker).unwrap();
     assert_eq!((got.len, got.close), (docker.len() - 5, false));
     assert_eq!(
         (
@@ -47,13 +47,13 @@ fn what_clients_send_is_ordinary() {
         (&headers["host"], &headers["empty"]),
         (&"127.0.0.1:5000".parse().unwrap(), &"".parse().unwrap())
     );
-    let head = ordinary(
+    let head = simple(
         b"HEAD /v2/ HTTP/1.1\r\nhost: a\r\nContent-Length: 0\r\nConnection: x, Close\r\n\r\n",
     )
     .unwrap();
     assert_eq!((head.parts.method, head.close), (Method::HEAD, true));
     // Who is meant is for `answer` to judge, by one rule for all ways in.
-    assert!(ordinary(b"GET / HTTP/1.1\r\n\r\n").is_some());
+    assert!(simple(b"GET / HTTP/1.1\r\n\r\n").is_some());
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn whatever_has_two_meanings_is_left_to_hyper() {
         "\x16\x03\x01\x00\x05hello".to_owned(),
         "x".repeat(MAX_HEAD),
     ] {
-        assert_eq!(told(&parse(head.as_bytes())), "other", "{head:?}");
+        assert_eq!(outcome(&parse(head.as_bytes())), "other", "{head:?}");
     }
 }
 
@@ -167,21 +167,21 @@ proptest! {
     #[test]
     fn a_split_anywhere_changes_nothing(bytes in heads()) {
         let whole = parse(&bytes);
-        if let Head::Ordinary(ordinary) = &whole {
-            prop_assert!(ordinary.len > 0 && ordinary.len <= bytes.len());
+        if let RequestHead::Simple(simple) = &whole {
+            prop_assert!(simple.len > 0 && simple.len <= bytes.len());
         }
         let mut decided = false;
         for end in 0..=bytes.len() {
             match parse(&bytes[..end]) {
-                Head::Partial => prop_assert!(!decided, "undecided again at {end}"),
-                Head::Other => {
+                RequestHead::Partial => prop_assert!(!decided, "undecided again at {end}"),
+                RequestHead::Other => {
                     decided = true;
-                    prop_assert_eq!(told(&whole), "other", "at {}", end);
+                    prop_assert_eq!(outcome(&whole), "other", "at {}", end);
                 }
-                Head::Ordinary(ordinary) => {
+                RequestHead::Simple(simple) => {
                     decided = true;
-                    prop_assert!(end >= ordinary.len);
-                    prop_assert_eq!(told(&Head::Ordinary(ordinary)), told(&whole), "at {}", end);
+                    prop_assert!(end >= simple.len);
+                    prop_assert_eq!(outcome(&RequestHead::Simple(simple)), outcome(&whole), "at {}", end);
                 }
             }
         }
@@ -190,7 +190,7 @@ proptest! {
     /// What is taken as ordinary is what it says, with nothing that could tell of a body.
     #[test]
     fn an_ordinary_request_has_no_body(bytes in heads()) {
-        if let Some(Ordinary { parts, len, .. }) = ordinary(&bytes) {
+        if let Some(SimpleRequest { parts, len, .. }) = simple(&bytes) {
             prop_assert!(bytes[..len].ends_with(b"\n"));
             prop_assert!(!parts.headers.contains_key("transfer-encoding"));
             prop_assert!(parts.headers.get_all("content-length").iter().all(|length| length == "0"));

@@ -2,24 +2,25 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 /// Entries a table; some 100 bytes each.
-const LIMIT: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// Losing an entry costs asking anew, so when even fresh ones are too many, all go.
-pub(crate) struct Table<K, V>(Mutex<HashMap<K, (V, Instant)>>);
+pub(crate) struct TtlTable<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
-impl<K, V> Default for Table<K, V> {
+impl<K, V> Default for TtlTable<K, V> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: Eq + Hash, V: Copy> Table<K, V> {
+impl<K: Eq + Hash, V: Copy> TtlTable<K, V> {
     pub(crate) fn get(&self, key: &K) -> Option<V> {
-        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.0.lock();
         let (value, until) = entries.get(key)?;
         (*until > Instant::now()).then_some(*value)
     }
@@ -28,7 +29,7 @@ impl<K: Eq + Hash, V: Copy> Table<K, V> {
         self.insert_if(key, value, lifetime, || true);
     }
 
-    /// `holds` is asked under the lock, which [`Table::clear`] takes too: what no longer holds when the
+    /// `holds` is asked under the lock, which [`TtlTable::clear`] takes too: what no longer holds when the
     /// table was cleared does not come back into it.
     pub(crate) fn insert_if(
         &self,
@@ -41,13 +42,13 @@ impl<K: Eq + Hash, V: Copy> Table<K, V> {
         let Some(until) = now.checked_add(lifetime) else {
             return;
         };
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock();
         if !holds() {
             return;
         }
-        if entries.len() >= LIMIT {
+        if entries.len() >= MAX_ENTRIES {
             entries.retain(|_, (_, until)| *until > now);
-            if entries.len() >= LIMIT {
+            if entries.len() >= MAX_ENTRIES {
                 entries.clear();
             }
         }
@@ -55,10 +56,7 @@ impl<K: Eq + Hash, V: Copy> Table<K, V> {
     }
 
     pub(crate) fn clear(&self) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.0.lock().clear();
     }
 }
 
@@ -68,13 +66,13 @@ mod tests {
 
     #[test]
     fn entries_end_and_are_bounded() {
-        let table = Table::default();
+        let table = TtlTable::default();
         table.insert(0, 'a', Duration::ZERO);
         assert_eq!(table.get(&0), None);
-        for key in 1..=3 * LIMIT {
+        for key in 1..=3 * MAX_ENTRIES {
             table.insert(key, 'b', Duration::from_secs(60));
             assert_eq!(table.get(&key), Some('b'));
-            assert!(table.0.lock().unwrap().len() <= LIMIT);
+            assert!(table.0.lock().len() <= MAX_ENTRIES);
         }
         table.clear();
         table.insert_if(1, 'c', Duration::from_secs(60), || false);
