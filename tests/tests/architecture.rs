@@ -27,6 +27,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-remote", &["pierhead-atomic-file", "pierhead-oci"]),
     ("pierhead-toc", &["pierhead-atomic-file", "pierhead-oci"]),
     ("pierhead-bundle", &["pierhead-oci", "pierhead-toc"]),
+    ("pierhead-client-setup", &["pierhead-atomic-file"]),
     (
         "pierhead-bundle-server",
         &[
@@ -86,6 +87,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-cache",
             "pierhead-proxy",
             "pierhead-worker",
+            "pierhead-client-setup",
         ],
     ),
     (
@@ -149,8 +151,8 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     ),
     (
         "toml",
-        &["pierhead"],
-        "only the binary reads files of configuration",
+        &["pierhead", "pierhead-client-setup"],
+        "only the binary reads its configuration; client-setup edits files of containerd and podman",
     ),
     (
         "anyhow",
@@ -169,6 +171,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
             "pierhead-remote",
             "pierhead-proxy",
             "pierhead-worker",
+            "pierhead-client-setup",
             "pierhead",
             TESTKIT,
         ],

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use pierhead_client_setup::Address;
 use pierhead_oci::{Digest, Platform};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,14 @@ pub(crate) struct Stat {
     /// Bundles, when they are served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bundle: Option<Bundle>,
+}
+
+impl Stat {
+    /// Where clients on this machine reach the first listener.
+    pub(crate) fn address(&self) -> Option<Address> {
+        let listener = self.listen.first()?.parse().ok()?;
+        Some(Address::of_listener(listener, self.tls))
+    }
 }
 
 /// Bytes on disk of all files in the data folder, by kind.

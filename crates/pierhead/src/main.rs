@@ -19,7 +19,6 @@ mod quiet;
 mod reference;
 mod replay;
 mod serve;
-mod setup;
 mod terminal;
 mod tier;
 mod wiring;
@@ -38,7 +37,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args, Environment::read()),
         Command::Config(command) => cli::config::run(&command, &Environment::read()),
         Command::Cache(command) => client::run(&command),
-        Command::Setup(args) => setup::run(&args, &Environment::read()),
+        Command::Setup(args) => cli::setup::run(&args, &Environment::read()),
         Command::Doctor(args) => doctor::run(&args, &Environment::read()),
         Command::Replay(args) => replay::run(&args),
         Command::Pull(args) => cli::worker::pull(&args, &Environment::read()),

@@ -3,14 +3,14 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use pierhead_client_setup::{Address, Client, ConfigRoot, ConfiguredMirrors};
+
 use super::daemon::Running;
 use super::docker_socket;
 use super::report::Finding;
 use crate::cli::doctor::DoctorArgs;
-use crate::cli::setup::Client;
 use crate::config::Config;
 use crate::environment::Environment;
-use crate::setup::{Address, Installed, Place};
 
 /// Those that are installed; a machine without any is told so.
 pub(crate) async fn look(
@@ -22,26 +22,21 @@ pub(crate) async fn look(
     let ours = Ours::new(running, config);
     let is_root = rustix::process::geteuid().is_root();
     let mut findings = Vec::new();
-    for client in [
-        Client::Docker,
-        Client::Containerd,
-        Client::Podman,
-        Client::Crio,
-    ] {
+    for client in Client::ALL {
         if !is_installed(client, environment) {
             continue;
         }
         let about = format!("client {}", client.name());
-        let place = place_of(client, environment, is_root);
-        match Installed::read(&place, client, args.docker_config.as_deref()) {
+        let root = config_root_of(client, environment, is_root);
+        match ConfiguredMirrors::read(&root, client, args.docker_config.as_deref()) {
             Ok(found) => {
-                let setup = setup_command(client, &place);
+                let setup = setup_command(client, &root);
                 let finding = one(&about, client, &setup, &found, &ours, &args.docker_socket);
                 findings.push(finding.await);
             }
             Err(error) => findings.push(Finding::fail(
                 about,
-                format!("{error:#}"),
+                format!("{:#}", anyhow::Error::from(error)),
                 "fix the line: the client itself cannot read it",
             )),
         }
@@ -56,18 +51,18 @@ pub(crate) async fn look(
 }
 
 /// Where a client's files are: the podman of a user who is not root reads that user's own, too.
-fn place_of(client: Client, environment: &Environment, is_root: bool) -> Place {
+fn config_root_of(client: Client, environment: &Environment, is_root: bool) -> ConfigRoot {
     match (&environment.user_config, &environment.user_state) {
         (Some(config), Some(state)) if client == Client::Podman && !is_root => {
-            Place::user(config, state)
+            ConfigRoot::user(config, state)
         }
-        _ => Place::machine(Path::new("/")),
+        _ => ConfigRoot::system(Path::new("/")),
     }
 }
 
 /// The command that sets up a client of that place.
-fn setup_command(client: Client, place: &Place) -> String {
-    let user = if place.is_user() { " --user" } else { "" };
+fn setup_command(client: Client, root: &ConfigRoot) -> String {
+    let user = if root.is_user() { " --user" } else { "" };
     format!("pierhead setup {}{user}", client.name())
 }
 
@@ -90,7 +85,9 @@ impl Ours {
             Some(address) => address.is_tls(),
             None => config.tls.cert.is_some(),
         };
-        let shown = address.unwrap_or_else(Address::usual).to_string();
+        let shown = address
+            .unwrap_or_else(Address::default_listener)
+            .to_string();
         Self { ports, tls, shown }
     }
 
@@ -119,7 +116,7 @@ async fn one(
     about: &str,
     client: Client,
     setup: &str,
-    found: &Installed,
+    found: &ConfiguredMirrors,
     ours: &Ours,
     docker: &Path,
 ) -> Finding {
@@ -207,7 +204,7 @@ mod tests {
     async fn who_asks_us_is_told_from_who_does_not() {
         let config = Config::with_data("/nowhere".into());
         let ours = Ours::new(&Running::Off, &config);
-        let found = |mirrors: &[&str], problem: Option<&str>| Installed {
+        let found = |mirrors: &[&str], problem: Option<&str>| ConfiguredMirrors {
             mirrors: mirrors.iter().map(|it| (*it).to_owned()).collect(),
             scope: "every registry".to_owned(),
             problem: problem.map(str::to_owned),
@@ -329,12 +326,12 @@ mod tests {
         ] {
             config.tls.cert = tls.then(|| "/nowhere".into());
             let ours = Ours::new(&Running::Off, &config);
-            let found = Installed {
+            let found = ConfiguredMirrors {
                 mirrors: (!file.is_empty())
                     .then(|| file.to_owned())
                     .into_iter()
                     .collect(),
-                ..Installed::default()
+                ..ConfiguredMirrors::default()
             };
             let folder = tempfile::tempdir().expect("a folder");
             let socket = folder.path().join("docker.sock");
@@ -356,8 +353,8 @@ mod tests {
             ..Environment::read()
         };
         let command = |client, is_root| {
-            let place = place_of(client, &environment, is_root);
-            (place.is_user(), setup_command(client, &place))
+            let root = config_root_of(client, &environment, is_root);
+            (root.is_user(), setup_command(client, &root))
         };
         let user = (true, "pierhead setup podman --user".to_owned());
         assert_eq!(command(Client::Podman, false), user);

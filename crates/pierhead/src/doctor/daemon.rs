@@ -9,11 +9,12 @@ use std::time::Duration;
 use http::uri::Authority;
 use pierhead_oci::units::human_bytes;
 
+use pierhead_client_setup::Address;
+
 use super::report::Finding;
 use crate::api::Stat;
 use crate::client::Daemon;
 use crate::config::{Config, Overrides};
-use crate::setup::{Address, of_stat};
 
 /// It is on this machine.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -106,7 +107,7 @@ impl Running {
     /// Where its clients reach it from this machine.
     pub(crate) fn address(&self) -> Option<Address> {
         match self {
-            Self::Yes { stat, .. } => of_stat(stat),
+            Self::Yes { stat, .. } => stat.address(),
             _ => None,
         }
     }

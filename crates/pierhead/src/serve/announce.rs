@@ -5,10 +5,10 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use pierhead_cache::Cache;
+use pierhead_client_setup::Address;
 use pierhead_oci::units::human_bytes;
 
 use crate::config::{Config, files};
-use crate::setup::Address;
 
 /// The lines that people look for after a start.
 pub(super) fn announce(

@@ -1,11 +1,14 @@
 //! `pierhead setup`.
 
+mod run;
+
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use pierhead_client_setup::{Address, Client};
 use pierhead_oci::Registry;
 
-use crate::setup::Address;
+pub(crate) use run::run;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,7 +31,7 @@ what was edited since, which is named), or nobody holds it (--held); 2 wrong usa
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SetupArgs {
     /// Who is to pull through pierhead
-    pub(crate) client: Client,
+    pub(crate) client: ClientArg,
 
     /// Put everything back as it was before
     #[arg(long)]
@@ -89,9 +92,9 @@ pub(crate) struct SetupArgs {
     pub(crate) admin: http::uri::Authority,
 }
 
-/// A program that pulls images.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Client {
+/// A program that pulls images, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ClientArg {
     /// dockerd: daemon.json
     Docker,
     /// containerd 1.x and 2.x: config.toml (or a drop-in) and hosts.toml
@@ -102,14 +105,13 @@ pub(crate) enum Client {
     Crio,
 }
 
-impl Client {
-    /// As it is typed.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Docker => "docker",
-            Self::Containerd => "containerd",
-            Self::Podman => "podman",
-            Self::Crio => "crio",
+impl From<ClientArg> for Client {
+    fn from(client: ClientArg) -> Self {
+        match client {
+            ClientArg::Docker => Self::Docker,
+            ClientArg::Containerd => Self::Containerd,
+            ClientArg::Podman => Self::Podman,
+            ClientArg::Crio => Self::Crio,
         }
     }
 }

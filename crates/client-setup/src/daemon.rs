@@ -1,24 +1,23 @@
-//! What is known of a client's daemon: its flags, its version, and how it takes a new configuration.
+//! The daemons of the clients: the flags of dockerd, and the version of containerd.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::place::Place;
-use crate::cli::setup::Client;
+use crate::config_root::ConfigRoot;
 
-/// What dockerd is started with.
+/// The command line of dockerd.
 #[derive(Debug, Default)]
-pub(crate) struct Flags {
+pub(crate) struct DockerdFlags {
     /// `--config-file`.
     pub(crate) config_file: Option<PathBuf>,
-    /// Words, and where they come from.
+    /// Each word, and where dockerd gets it from.
     words: Vec<(String, String)>,
 }
 
-impl Flags {
-    /// Where a flag comes from, if it is given.
-    pub(crate) fn place_of(&self, flag: &str) -> Option<&str> {
+impl DockerdFlags {
+    /// Where dockerd gets a flag from, if it gets it.
+    pub(crate) fn source_of(&self, flag: &str) -> Option<&str> {
         let given = |word: &str| {
             word.strip_prefix(flag)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
@@ -45,9 +44,9 @@ impl Flags {
 }
 
 /// The flags of the machine's dockerd: of the running one, of its unit, and of Debian's defaults.
-pub(crate) fn dockerd_flags(place: &Place) -> Flags {
-    let mut flags = Flags::default();
-    if place.is_user() {
+pub(crate) fn dockerd_flags(root: &ConfigRoot) -> DockerdFlags {
+    let mut flags = DockerdFlags::default();
+    if root.is_user() {
         return flags;
     }
     let mut add = |words: Vec<String>, source: &str| {
@@ -55,7 +54,7 @@ pub(crate) fn dockerd_flags(place: &Place) -> Flags {
             .words
             .extend(words.into_iter().map(|word| (word, source.to_owned())));
     };
-    if let Some(pid) = dockerd_pid(place) {
+    if let Some(pid) = dockerd_pid(root) {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         let words: Vec<_> = words.map(|word| word.into_owned()).collect();
@@ -64,11 +63,11 @@ pub(crate) fn dockerd_flags(place: &Place) -> Flags {
             add(words, &format!("its command line (process {pid})"));
         }
     }
-    for (path, words) in unit_words(place, "docker.service") {
+    for (path, words) in unit_words(root, "docker.service") {
         add(words, &path.display().to_string());
     }
     let defaults = Path::new("/etc/default/docker");
-    if let Ok(Some(text)) = place.read(defaults) {
+    if let Ok(Some(text)) = root.read(defaults) {
         let line = text
             .lines()
             .rev()
@@ -83,16 +82,16 @@ pub(crate) fn dockerd_flags(place: &Place) -> Flags {
 }
 
 /// The process of the machine's own dockerd: others, of tests or in containers, have other pid files.
-pub(crate) fn dockerd_pid(place: &Place) -> Option<u32> {
-    if !place.is_live() || place.is_user() {
+pub(crate) fn dockerd_pid(root: &ConfigRoot) -> Option<u32> {
+    if !root.is_live() || root.is_user() {
         return None;
     }
-    let pid = place.read(Path::new("/run/docker.pid")).ok()??;
+    let pid = root.read(Path::new("/run/docker.pid")).ok()??;
     pid.trim().parse().ok()
 }
 
 /// What the last `ExecStart` of a unit and its drop-ins says.
-fn unit_words(place: &Place, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
+fn unit_words(root: &ConfigRoot, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
     const FOLDERS: [&str; 4] = [
         "/etc/systemd/system",
         "/run/systemd/system",
@@ -101,16 +100,16 @@ fn unit_words(place: &Place, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
     ];
     let main = FOLDERS.iter().map(|folder| Path::new(folder).join(unit));
     let mut files: Vec<_> = main
-        .filter(|path| place.real(path).is_file())
+        .filter(|path| root.real(path).is_file())
         .take(1)
         .collect();
     for folder in FOLDERS {
         let folder = Path::new(folder).join(format!("{unit}.d"));
-        files.extend(place.list(&folder, ".conf").unwrap_or_default());
+        files.extend(root.list(&folder, ".conf").unwrap_or_default());
     }
     let mut words = Vec::new();
     for path in files {
-        let Ok(Some(text)) = place.read(&path) else {
+        let Ok(Some(text)) = root.read(&path) else {
             continue;
         };
         for line in text.replace("\\\n", " ").lines() {
@@ -133,9 +132,9 @@ fn split(line: &str) -> Vec<String> {
 
 /// Whether containerd reads `conf.d` without being told: since 2.2. In an image nobody can be asked; the
 /// folder then says so.
-pub(crate) fn containerd_imports_by_default(place: &Place) -> bool {
-    if !place.is_live() {
-        return place.real(&place.etc("containerd/conf.d")).is_dir();
+pub(crate) fn containerd_imports_by_default(root: &ConfigRoot) -> bool {
+    if !root.is_live() {
+        return root.real(&root.etc("containerd/conf.d")).is_dir();
     }
     let Ok(output) = Command::new("containerd").arg("--version").output() else {
         return false;
@@ -156,33 +155,6 @@ fn imports_by_default(version: &str) -> bool {
         (Some(major), _) => major > 2,
         _ => false,
     }
-}
-
-/// How a client takes its new configuration; `None` when it does by itself.
-///
-/// `forgets`: dockerd's file names no mirrors any more.
-pub(crate) fn reload(
-    client: Client,
-    place: &Place,
-    main_changed: bool,
-    forgets: bool,
-) -> Option<Vec<String>> {
-    let words: &[&str] = match client {
-        // A key that is gone changes nothing on SIGHUP: mirrors then stay until the next start.
-        Client::Docker if main_changed && forgets => &["restart", "docker"],
-        // SIGHUP, which takes mirrors without touching a container.
-        Client::Docker if main_changed => &["reload", "docker"],
-        // hosts.toml is read for each pull; config.toml at the start. Containers go on meanwhile.
-        Client::Containerd if main_changed => &["restart", "containerd"],
-        Client::Crio => &["reload", "crio"],
-        _ => return None,
-    };
-    let mut command = vec!["systemctl".to_owned()];
-    if place.is_user() {
-        command.push("--user".to_owned());
-    }
-    command.extend(words.iter().map(|word| (*word).to_owned()));
-    Some(command)
 }
 
 #[cfg(test)]
@@ -207,9 +179,9 @@ mod tests {
 
     #[test]
     fn flags_of_the_unit_are_seen() {
-        let root = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a folder");
         let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
+            let path = folder.path().join(path);
             fs::create_dir_all(path.parent().expect("a parent")).expect("made");
             fs::write(path, text).expect("written");
         };
@@ -217,10 +189,10 @@ mod tests {
             "lib/systemd/system/docker.service",
             "[Service]\nExecStart=/usr/sbin/dockerd -H fd:// --registry-mirror https://old\n",
         );
-        let place = Place::machine(root.path());
-        let flags = dockerd_flags(&place);
+        let root = ConfigRoot::system(folder.path());
+        let flags = dockerd_flags(&root);
         assert_eq!(
-            flags.place_of("--registry-mirror"),
+            flags.source_of("--registry-mirror"),
             Some("/lib/systemd/system/docker.service")
         );
         // A drop-in that starts anew takes the flag away and may give others.
@@ -228,10 +200,10 @@ mod tests {
             "etc/systemd/system/docker.service.d/a.conf",
             "[Service]\nExecStart=\nExecStart=/usr/sbin/dockerd \\\n --config-file=/srv/d.json --insecure-registry x\n",
         );
-        let flags = dockerd_flags(&place);
-        assert_eq!(flags.place_of("--registry-mirror"), None);
+        let flags = dockerd_flags(&root);
+        assert_eq!(flags.source_of("--registry-mirror"), None);
         assert_eq!(
-            flags.place_of("--insecure-registry"),
+            flags.source_of("--insecure-registry"),
             Some("/etc/systemd/system/docker.service.d/a.conf")
         );
         assert_eq!(flags.config_file.as_deref(), Some(Path::new("/srv/d.json")));

@@ -1,9 +1,10 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::containers::Entries;
-use super::record::Entry;
-use super::{Address, containerd, containers, docker, hosts, toml_text};
+use super::registries_conf::RegistryEntries;
+use super::{containerd_config, daemon_json, hosts_toml, registries_conf, toml_text};
+use crate::address::Address;
+use crate::error::TextProblem;
 
 const CERTS: &str = "/etc/containerd/certs.d";
 
@@ -54,24 +55,24 @@ proptest! {
     ) {
         let mut object = Map::from_iter(others);
         if let Some(mirrors) = &mirrors {
-            object.insert(docker::MIRRORS.to_owned(), json!(mirrors));
+            object.insert(daemon_json::MIRRORS.to_owned(), json!(mirrors));
         }
         let before = Value::from(object);
         let text = if pretty { serde_json::to_string_pretty(&before) } else { serde_json::to_string(&before) };
         let text = dressed(text.expect("JSON") + "\n", crlf, open_end);
         let address = address(if remote { "http://10.1.2.3:5000" } else { "http://127.0.0.1:5000" });
 
-        let after = docker::with_mirror(Some(&text), &address).expect("it is taken");
-        prop_assert_eq!(docker::with_mirror(Some(&after), &address).expect("again"), after.clone());
+        let after = daemon_json::with_mirror(Some(&text), &address).expect("it is taken");
+        prop_assert_eq!(daemon_json::with_mirror(Some(&after), &address).expect("again"), after.clone());
         let mut found: Value = serde_json::from_str(&after).expect("JSON");
         let mut expected = vec![address.to_string()];
         expected.extend(mirrors.clone().unwrap_or_default());
-        prop_assert_eq!(docker::mirrors(&after).expect("mirrors"), expected);
+        prop_assert_eq!(daemon_json::mirrors(&after).expect("mirrors"), expected);
         let object = found.as_object_mut().expect("an object");
-        prop_assert_eq!(object.remove(docker::INSECURE), remote.then(|| json!(["10.1.2.3:5000"])));
-        object.remove(docker::MIRRORS);
+        prop_assert_eq!(object.remove(daemon_json::INSECURE), remote.then(|| json!(["10.1.2.3:5000"])));
+        object.remove(daemon_json::MIRRORS);
         let mut before = before;
-        before.as_object_mut().expect("an object").remove(docker::MIRRORS);
+        before.as_object_mut().expect("an object").remove(daemon_json::MIRRORS);
         prop_assert_eq!(found, before);
         if crlf && text.contains('\n') {
             prop_assert!(!after.replace("\r\n", "").contains('\n'), "{:?}", after);
@@ -116,11 +117,11 @@ proptest! {
         }
         let text = dressed(text, crlf, open_end);
         let before = toml_text::parse(&text).expect("the generator writes TOML");
-        let says = containerd::read(&text).expect("it is read");
-        let after = containerd::with_config_path(Some(&text), CERTS).expect("it is taken");
-        let certs = containerd::read(&after).expect("it is read").certs;
+        let says = containerd_config::read(&text).expect("it is read");
+        let after = containerd_config::with_config_path(Some(&text), CERTS).expect("it is taken");
+        let certs = containerd_config::read(&after).expect("it is read").certs;
         prop_assert_eq!(certs.as_deref(), Some(CERTS));
-        prop_assert_eq!(containerd::with_config_path(Some(&after), CERTS).expect("again"), after.clone());
+        prop_assert_eq!(containerd_config::with_config_path(Some(&after), CERTS).expect("again"), after.clone());
         if says.certs.is_none() {
             // Every line stays, comments too, but the one with an empty path.
             let missing: Vec<_> = text.lines().filter(|line| !after.lines().any(|it| it == *line)).collect();
@@ -162,8 +163,8 @@ proptest! {
         }
         let text = dressed(text, crlf, open_end);
         let address = address("http://10.0.0.1:5000");
-        let after = hosts::with_host(Some(&text), &address, Some("https://ignored"), None).expect("it is taken");
-        prop_assert_eq!(&hosts::with_host(Some(&after), &address, None, None).expect("again"), &after);
+        let after = hosts_toml::with_host(Some(&text), &address, Some("https://ignored"), None).expect("it is taken");
+        prop_assert_eq!(&hosts_toml::with_host(Some(&after), &address, None, None).expect("again"), &after);
         let headers: Vec<_> = after.lines().filter(|line| line.starts_with("[host.")).collect();
         prop_assert_eq!(headers.len(), names.len() + 1);
         if crlf && text.contains('\n') {
@@ -174,28 +175,20 @@ proptest! {
             prop_assert!(after.lines().any(|it| it == line), "{} in {}", line, after);
         }
     }
-
-    /// Undoing gives back what was there, exactly, and does not mind a run that was cut short.
-    #[test]
-    fn what_was_there_comes_back(before in proptest::option::of("\\PC{0,40}"), after in "\\PC{0,40}") {
-        let entry = Entry { before: before.clone(), after: Some(after.clone()), found: None };
-        prop_assert!(matches!(entry.without_us(Some(&after)), Ok(found) if found == before));
-        prop_assert!(matches!(entry.without_us(before.as_deref()), Ok(found) if found == before));
-    }
 }
 
 #[test]
 fn new_files() {
     let (near, far) = (address("127.0.0.1:5000"), address("https://p.example:5000"));
     assert_eq!(
-        docker::with_mirror(None, &near).expect("new"),
+        daemon_json::with_mirror(None, &near).expect("new"),
         "{\n  \"registry-mirrors\": [\"http://127.0.0.1:5000\"]\n}\n"
     );
     assert_eq!(
-        containerd::with_config_path(None, CERTS).expect("new"),
+        containerd_config::with_config_path(None, CERTS).expect("new"),
         "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/etc/containerd/certs.d\"\n"
     );
-    let text = hosts::with_host(
+    let text = hosts_toml::with_host(
         None,
         &far,
         Some("https://registry-1.docker.io"),
@@ -206,7 +199,7 @@ fn new_files() {
         "server = \"https://registry-1.docker.io\"\n\n# pierhead; when it is down or refuses, the next one is asked.\n\
          [host.\"https://p.example:5000\"]\n  capabilities = [\"pull\", \"resolve\"]\n  ca = \"ca.crt\"\n"
     );
-    let text = containers::drop_in(&far, &["quay.io".to_owned()], &Entries::new());
+    let text = registries_conf::drop_in(&far, &["quay.io".to_owned()], &RegistryEntries::new());
     assert!(
         text.ends_with(
             "\n[[registry]]\nprefix = \"quay.io\"\nlocation = \"quay.io\"\n[[registry.mirror]]\nlocation = \"p.example:5000/quay.io\"\n"
@@ -217,14 +210,15 @@ fn new_files() {
 
 #[test]
 fn what_somebody_else_configured_is_carried_on() {
-    let mut others = Entries::new();
+    let mut others = RegistryEntries::new();
     let theirs = "[[registry]]\nlocation = \"quay.io\"\nblocked = false\n[[registry.mirror]]\nlocation = \"mirror.lab/q\"\ninsecure = true\n";
-    containers::read(theirs, &mut others).expect("it is read");
-    let ours = containers::drop_in(&address("127.0.0.1:5000"), &["quay.io".to_owned()], &others);
-    let mut found = Entries::new();
-    containers::read(&ours, &mut found).expect("it is read");
+    registries_conf::read(theirs, &mut others).expect("it is read");
+    let ours =
+        registries_conf::drop_in(&address("127.0.0.1:5000"), &["quay.io".to_owned()], &others);
+    let mut found = RegistryEntries::new();
+    registries_conf::read(&ours, &mut found).expect("it is read");
     assert_eq!(
-        containers::mirrors(&found)["quay.io"],
+        registries_conf::mirrors(&found)["quay.io"],
         ["127.0.0.1:5000/quay.io", "mirror.lab/q"]
     );
     assert_eq!(found["quay.io"]["blocked"], false.into());
@@ -237,26 +231,30 @@ fn podman_may_pull_by_the_name_of_pierhead() {
     let registries = ["quay.io".to_owned()];
     let theirs = "[[registry]]\nlocation = \"p.example:5000\"\ninsecure = false\nblocked = false\n\
                   [[registry.mirror]]\nlocation = \"mirror.lab/p\"\n";
-    let mut others = Entries::new();
-    containers::read(theirs, &mut others).expect("it is read");
-    for (others, mirrors) in [(Entries::new(), 0), (others, 1)] {
-        let ours = containers::drop_in(&address("http://p.example:5000"), &registries, &others);
-        let mut found = Entries::new();
-        containers::read(&ours, &mut found).expect("it is read");
+    let mut others = RegistryEntries::new();
+    registries_conf::read(theirs, &mut others).expect("it is read");
+    for (others, mirrors) in [(RegistryEntries::new(), 0), (others, 1)] {
+        let ours =
+            registries_conf::drop_in(&address("http://p.example:5000"), &registries, &others);
+        let mut found = RegistryEntries::new();
+        registries_conf::read(&ours, &mut found).expect("it is read");
         let entry = &found["p.example:5000"];
         assert_eq!(entry["location"], "p.example:5000".into(), "{ours}");
         assert_eq!(entry["insecure"], true.into(), "{ours}");
-        assert_eq!(containers::mirrors(&found)["p.example:5000"].len(), mirrors);
+        assert_eq!(
+            registries_conf::mirrors(&found)["p.example:5000"].len(),
+            mirrors
+        );
     }
     let with_tls = address("https://p.example:5000");
-    let ours = containers::drop_in(&with_tls, &registries, &Entries::new());
+    let ours = registries_conf::drop_in(&with_tls, &registries, &RegistryEntries::new());
     assert!(!ours.contains("insecure"), "{ours}");
 }
 
 #[test]
-fn mistakes_of_others_have_a_line() {
+fn errors_of_others_have_a_line() {
     let near = address("127.0.0.1:5000");
-    let line = |problem: crate::config::Problem| problem.line;
+    let line = |problem: TextProblem| problem.line;
     for (text, expected) in [
         ("{\n  \"a\": 1,\n}\n", Some(3)),
         ("{\n  // mine\n}\n", Some(2)),
@@ -266,7 +264,7 @@ fn mistakes_of_others_have_a_line() {
         ("{\"registry-mirrors\": [], \"registry-mirrors\": []}", None),
     ] {
         assert_eq!(
-            docker::with_mirror(Some(text), &near).map_err(line),
+            daemon_json::with_mirror(Some(text), &near).map_err(line),
             Err(expected),
             "{text}"
         );
@@ -286,12 +284,13 @@ fn mistakes_of_others_have_a_line() {
         ("version = \"2\"\n", Some(1)),
     ] {
         assert_eq!(
-            containerd::read(text).map_err(line),
+            containerd_config::read(text).map_err(line),
             Err(expected),
             "{text}"
         );
     }
-    let refused = containerd::with_config_path(Some("version = 5\n"), CERTS).expect_err("refused");
+    let refused =
+        containerd_config::with_config_path(Some("version = 5\n"), CERTS).expect_err("refused");
     assert!(
         refused.message.contains("version = 5 is not known"),
         "{}",
@@ -300,44 +299,19 @@ fn mistakes_of_others_have_a_line() {
     let newest =
         "version = 4\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/a'\n";
     assert_eq!(
-        containerd::read(newest).expect("read").certs.as_deref(),
+        containerd_config::read(newest)
+            .expect("read")
+            .certs
+            .as_deref(),
         Some("/a")
     );
     // Nothing can be written below an inline table without rewriting it.
     let inline = "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { registry = {} } }\n";
-    let refused = containerd::with_config_path(Some(inline), CERTS).expect_err("refused");
+    let refused = containerd_config::with_config_path(Some(inline), CERTS).expect_err("refused");
     assert!(refused.message.contains("by hand"), "{}", refused.message);
     let old = "[registries.search]\nregistries = [\"docker.io\"]\n";
     assert_eq!(
-        containers::read(old, &mut Entries::new()).map_err(line),
+        registries_conf::read(old, &mut RegistryEntries::new()).map_err(line),
         Err(Some(1))
     );
-}
-
-/// What others changed since stays; what they changed in our own lines is theirs to settle.
-#[test]
-fn changes_since_are_kept() {
-    let before = "a = 1\nb = 2\nc = 3\n";
-    let after = "a = 1\nb = 2\nc = 3\nours = 1\n";
-    let entry = Entry {
-        before: Some(before.to_owned()),
-        after: Some(after.to_owned()),
-        found: None,
-    };
-    let without = |now| entry.without_us(now).map_err(|_| "changed");
-    assert_eq!(
-        without(Some("a = 9\nb = 2\nc = 3\nours = 1\n")),
-        Ok(Some("a = 9\nb = 2\nc = 3\n".to_owned()))
-    );
-    assert_eq!(
-        without(Some("a = 1\nb = 2\nc = 3\nours = 2\n")),
-        Err("changed")
-    );
-    assert_eq!(without(None), Err("changed"));
-    let new = Entry {
-        before: None,
-        after: Some("ours\n".to_owned()),
-        found: None,
-    };
-    assert!(matches!(new.without_us(None), Ok(None)));
 }

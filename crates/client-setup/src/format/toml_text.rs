@@ -1,20 +1,23 @@
-//! Changes to somebody else's TOML file that leave every other byte of it alone.
+//! Edits of a TOML file of somebody else that keep every other byte.
 //!
-//! A key is put into the text where it belongs, and the result is parsed again: it must mean what the
-//! file meant before, plus that key. What cannot be done so is refused.
+//! An edit puts a key into the text where it belongs, and parses the result again. The result must
+//! mean what the file meant before, plus that key. Otherwise the edit is refused.
+//!
+//! `toml_edit` 0.25.18 does not keep every byte, so this module does not use it. It writes each line
+//! end as LF and adds a last line end (toml-rs/toml issue 1158), so an undo would not restore the
+//! file. `toml` gives the spans of keys and values, which is all that an edit in place needs.
 
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::Problem;
+use crate::error::TextProblem;
 
 /// What the text means.
 ///
 /// # Errors
 /// The line where it is no TOML.
-pub(crate) fn parse(text: &str) -> Result<Table, Problem> {
-    toml::from_str(text).map_err(|error| Problem {
-        flag: None,
+pub(crate) fn parse(text: &str) -> Result<Table, TextProblem> {
+    toml::from_str(text).map_err(|error| TextProblem {
         line: error.span().map(|span| line_of(text, span.start)),
         message: error.message().to_owned(),
     })
@@ -46,11 +49,10 @@ pub(crate) fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a toml::Value>
 ///
 /// # Errors
 /// When none of these means that and nothing else.
-pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Problem> {
+pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, TextProblem> {
     let before = parse(text)?;
     let mut expected = before.clone();
-    let refuse = |line| Problem {
-        flag: None,
+    let refuse = |line| TextProblem {
         line,
         message: format!(
             "{} cannot be put in here without changing more: write {} = {} there by hand",
@@ -67,11 +69,11 @@ pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Prob
     let (key, parents) = path.split_last().ok_or_else(|| refuse(None))?;
     let line = format!("{} = {}{end}", bare_or_quoted(key), quoted(value));
     let mut candidates = Vec::new();
-    let places = Places::of(text, path);
-    if let Some(span) = places.value {
+    let spans = Spans::of(text, path);
+    if let Some(span) = spans.value {
         candidates.push(splice(text, span.start, span.end, &quoted(value)));
     }
-    if let Some(header) = places.table {
+    if let Some(header) = spans.table {
         let after = text[header..].find('\n').map(|at| header + at + 1);
         let (at, first) = after.map_or((text.len(), end), |at| (at, ""));
         let indent = indent_of(text, header);
@@ -87,14 +89,14 @@ pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Prob
     candidates
         .into_iter()
         .find(|candidate| parse(candidate).is_ok_and(|found| found == expected))
-        .ok_or_else(|| refuse(places.table.map(|header| line_of(text, header))))
+        .ok_or_else(|| refuse(spans.table.map(|header| line_of(text, header))))
 }
 
 /// The text with a block of lines before its first `[header]` of a table named `table`, else at its end.
 ///
 /// # Errors
 /// When the result is not the old meaning and that of the block together.
-pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, Problem> {
+pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, TextProblem> {
     let mut expected = parse(text)?;
     let end = newline(text);
     let block = block.replace('\n', end);
@@ -122,8 +124,7 @@ pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, 
         .into_iter()
         .chain([format!("{text}{gap}{block}")])
         .find(|candidate| parse(candidate).is_ok_and(|found| found == expected))
-        .ok_or_else(|| Problem {
-            flag: None,
+        .ok_or_else(|| TextProblem {
             line: None,
             message: format!(
                 "this cannot be added without changing more, add it by hand:\n{block}"
@@ -131,37 +132,37 @@ pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, 
         })
 }
 
-/// Where the value of a path stands, and where the header of its table does.
+/// The value at a path, and the header of its table.
 #[derive(Default)]
-struct Places {
+struct Spans {
     value: Option<std::ops::Range<usize>>,
     table: Option<usize>,
 }
 
-impl Places {
+impl Spans {
     fn of(text: &str, path: &[&str]) -> Self {
-        let mut places = Self::default();
+        let mut spans = Self::default();
         let Ok(document) = DeTable::parse(text) else {
-            return places;
+            return spans;
         };
         let mut table = document.get_ref();
         for (index, key) in path.iter().enumerate() {
             let Some((name, value)) = table.get_key_value(*key) else {
-                return places;
+                return spans;
             };
             match value.get_ref() {
                 DeValue::Table(inner) => {
                     table = inner;
                     // Only the header of the innermost table is a place to write below.
                     if index + 2 == path.len() {
-                        places.table = Some(name.span().end);
+                        spans.table = Some(name.span().end);
                     }
                 }
-                _ if index + 1 == path.len() => places.value = Some(value.span()),
-                _ => return places,
+                _ if index + 1 == path.len() => spans.value = Some(value.span()),
+                _ => return spans,
             }
         }
-        places
+        spans
     }
 }
 

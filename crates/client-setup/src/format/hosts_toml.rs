@@ -1,9 +1,10 @@
-//! containerd's `hosts.toml`, old text to new text: pierhead first, then whoever was there before.
+//! `hosts.toml` of containerd: pierhead comes first, then the hosts that were there before.
 
 use toml::Value;
 
-use super::{Address, toml_text};
-use crate::config::Problem;
+use super::toml_text;
+use crate::address::Address;
+use crate::error::TextProblem;
 
 /// The file with pierhead as the first host; every other byte of it stays. `server` is where the registry
 /// itself is, written into a new file that is about one registry; in `_default` containerd knows.
@@ -15,7 +16,7 @@ pub(crate) fn with_host(
     address: &Address,
     server: Option<&str>,
     ca: Option<&str>,
-) -> Result<String, Problem> {
+) -> Result<String, TextProblem> {
     let mut block = format!(
         "# pierhead; when it is down or refuses, the next one is asked.\n[host.{}]\n  capabilities = [\"pull\", \"resolve\"]\n",
         toml_text::quoted(&address.to_string())
@@ -25,7 +26,7 @@ pub(crate) fn with_host(
     }
     match text {
         Some(text) if !text.trim().is_empty() => {
-            if names(text)?.iter().any(|host| address.is(host)) {
+            if names(text)?.iter().any(|host| address.matches(host)) {
                 return Ok(text.to_owned());
             }
             toml_text::put_first(text, "host", &block)
@@ -41,7 +42,7 @@ pub(crate) fn with_host(
 ///
 /// # Errors
 /// Where it is no TOML.
-pub(crate) fn names(text: &str) -> Result<Vec<String>, Problem> {
+pub(crate) fn names(text: &str) -> Result<Vec<String>, TextProblem> {
     let table = toml_text::parse(text)?;
     let hosts = table.get("host").and_then(Value::as_table);
     Ok(hosts

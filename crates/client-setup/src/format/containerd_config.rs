@@ -1,16 +1,18 @@
-//! containerd's `config.toml`, old text to new text: where its CRI looks for `hosts.toml` files.
+//! `config.toml` of containerd: where its CRI looks for `hosts.toml` files.
 //!
-//! Version 1 and 2 are of containerd 1.x (2.x reads 2, too), 3 and 4 of 2.x. They call the part with the registries
-//! differently, so a version that is not known here is refused. containerd 1.x replaces the whole section of a plugin by that of an
-//! imported file, so a section is only ever added to the file that has it already, or to none.
+//! containerd 1.x reads versions 1 and 2; containerd 2.x reads 2, 3 and 4. Each version names the
+//! section of the registries differently, so this module refuses an unknown version.
+//!
+//! When an imported file has a section of a plugin, containerd 1.x drops the same section of the main
+//! file. Therefore a new section goes only into a file that already has it, or into the last one.
 
 use toml::{Table, Value};
 
 use super::toml_text;
-use crate::config::Problem;
+use crate::error::TextProblem;
 
-/// Where `hosts.toml` files are unless a configuration says otherwise, below `/etc`.
-pub(crate) const CERTS: &str = "containerd/certs.d";
+/// The default folder of `hosts.toml` files, below `/etc`.
+pub(crate) const DEFAULT_CERTS_DIR: &str = "containerd/certs.d";
 
 const V1: &[&str] = &["plugins", "cri", "registry", "config_path"];
 const V2: &[&str] = &[
@@ -26,9 +28,9 @@ const V3: &[&str] = &[
     "config_path",
 ];
 
-/// What one file says of registries.
+/// What one file says about registries.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Says {
+pub(crate) struct RegistrySettings {
     /// The first folder of `config_path`, when it is set.
     pub(crate) certs: Option<String>,
     /// It has the section of the plugin that reads registries.
@@ -43,7 +45,7 @@ pub(crate) struct Says {
 ///
 /// # Errors
 /// Where it is no TOML, or has mirrors of the old kind, beside which containerd refuses `config_path`.
-pub(crate) fn read(text: &str) -> Result<Says, Problem> {
+pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
     let table = toml_text::parse(text)?;
     let path = path_of(text, &table)?;
     let certs = toml_text::at(&table, path)
@@ -67,12 +69,11 @@ pub(crate) fn read(text: &str) -> Result<Says, Problem> {
             let line = line.trim_start();
             line.starts_with('[') && line.contains(word)
         });
-        return Err(Problem {
-            flag: None,
+        return Err(TextProblem {
             line: line.map(|index| index + 1),
             message: format!(
                 "this file has registry {} of the old kind, beside which containerd refuses config_path: move each \
-                 to /etc/{CERTS}/REGISTRY/hosts.toml first",
+                 to /etc/{DEFAULT_CERTS_DIR}/REGISTRY/hosts.toml first",
                 if with_tls {
                     "configs with tls"
                 } else {
@@ -90,7 +91,7 @@ pub(crate) fn read(text: &str) -> Result<Says, Problem> {
         )
     };
     let disabled = strings("disabled_plugins").unwrap_or_default();
-    Ok(Says {
+    Ok(RegistrySettings {
         certs,
         has_section,
         imports: strings("imports"),
@@ -108,7 +109,7 @@ pub(crate) fn read(text: &str) -> Result<Says, Problem> {
 ///
 /// # Errors
 /// Where it is no TOML, or the key cannot be put in.
-pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String, Problem> {
+pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String, TextProblem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,
         _ => "version = 2\n",
@@ -117,7 +118,7 @@ pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String
     toml_text::set(text, path, certs)
 }
 
-fn path_of(text: &str, table: &Table) -> Result<&'static [&'static str], Problem> {
+fn path_of(text: &str, table: &Table) -> Result<&'static [&'static str], TextProblem> {
     let version = table.get("version");
     match version.map(Value::as_integer) {
         None | Some(Some(1)) => Ok(V1),
@@ -126,12 +127,11 @@ fn path_of(text: &str, table: &Table) -> Result<&'static [&'static str], Problem
         Some(_) => {
             let is_key = |line: &str| line.trim_start().starts_with("version");
             let found = version.map(ToString::to_string).unwrap_or_default();
-            Err(Problem {
-                flag: None,
+            Err(TextProblem {
                 line: text.lines().position(is_key).map(|index| index + 1),
                 message: format!(
                     "version = {found} is not known: pierhead knows 1 to 4, which containerd 1.3 to 2.4 read. Set config_path of the \
-                     plugin with the registries to /etc/{CERTS} by hand, or use a newer pierhead"
+                     plugin with the registries to /etc/{DEFAULT_CERTS_DIR} by hand, or use a newer pierhead"
                 ),
             })
         }

@@ -1,23 +1,22 @@
-//! dockerd's `daemon.json`, old text to new text: a mirror for Docker Hub, the only registry that it has
-//! mirrors for.
+//! `daemon.json` of dockerd: a mirror for Docker Hub, the only registry that dockerd has mirrors for.
 
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstNode, CstObject, CstRootNode};
 use serde_json::Value;
 
-use super::Address;
-use crate::config::Problem;
+use crate::address::Address;
+use crate::error::TextProblem;
 
-/// `registry-mirrors`, which both the file and this function name.
+/// The key of the mirrors.
 pub(crate) const MIRRORS: &str = "registry-mirrors";
-/// `insecure-registries`: who may be asked over plain HTTP. Loopback always may.
+/// The key of the registries that dockerd asks over plain HTTP. Loopback needs no entry.
 pub(crate) const INSECURE: &str = "insecure-registries";
 
 /// The file with pierhead as the first mirror; every other byte of it stays.
 ///
 /// # Errors
 /// Where it is not what dockerd would read.
-pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<String, Problem> {
+pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<String, TextProblem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,
         _ => "{\n}\n",
@@ -27,7 +26,7 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
     let object = root.object_value().ok_or_else(not_an_object)?;
     let url = address.to_string();
     put(&object, &mut expected, MIRRORS, &url, |entry| {
-        address.is(entry)
+        address.matches(entry)
     })?;
     if !address.is_tls() && !address.is_loopback() {
         let name = address.authority();
@@ -40,8 +39,7 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
     if parse(&after).ok().as_ref() == Some(&expected) {
         Ok(after)
     } else {
-        Err(Problem {
-            flag: None,
+        Err(TextProblem {
             line: None,
             message: format!("a key stands here twice: leave one {MIRRORS} and one {INSECURE}"),
         })
@@ -52,7 +50,7 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
 ///
 /// # Errors
 /// As [`with_mirror`].
-pub(crate) fn mirrors(text: &str) -> Result<Vec<String>, Problem> {
+pub(crate) fn mirrors(text: &str) -> Result<Vec<String>, TextProblem> {
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }
@@ -72,15 +70,14 @@ fn put(
     key: &str,
     entry: &str,
     same: impl Fn(&str) -> bool,
-) -> Result<(), Problem> {
+) -> Result<(), TextProblem> {
     let value = CstInputValue::String(entry.to_owned());
     let Some(property) = object.get(key) else {
         object.append(key, CstInputValue::Array(vec![value]));
         expected[key] = Value::from(vec![entry]);
         return Ok(());
     };
-    let wrong = || Problem {
-        flag: None,
+    let wrong = || TextProblem {
         line: None,
         message: format!("{key} is not a list of strings, which dockerd would refuse"),
     };
@@ -102,7 +99,7 @@ fn put(
 }
 
 /// JSON as dockerd reads it: without the extensions of other parsers.
-fn tree(text: &str) -> Result<CstRootNode, Problem> {
+fn tree(text: &str) -> Result<CstRootNode, TextProblem> {
     let strict = ParseOptions {
         allow_comments: false,
         allow_loose_object_property_names: false,
@@ -115,16 +112,14 @@ fn tree(text: &str) -> Result<CstRootNode, Problem> {
         allow_non_finite_numbers: false,
         allow_extended_string_escapes: false,
     };
-    CstRootNode::parse(text, &strict).map_err(|error| Problem {
-        flag: None,
+    CstRootNode::parse(text, &strict).map_err(|error| TextProblem {
         line: Some(error.line_display()),
         message: error.kind().to_string(),
     })
 }
 
-fn parse(text: &str) -> Result<Value, Problem> {
-    let value: Value = serde_json::from_str(text).map_err(|error| Problem {
-        flag: None,
+fn parse(text: &str) -> Result<Value, TextProblem> {
+    let value: Value = serde_json::from_str(text).map_err(|error| TextProblem {
         line: Some(error.line()),
         message: format!("no JSON, so dockerd would not start with it: {error}"),
     })?;
@@ -135,9 +130,8 @@ fn parse(text: &str) -> Result<Value, Problem> {
     }
 }
 
-fn not_an_object() -> Problem {
-    Problem {
-        flag: None,
+fn not_an_object() -> TextProblem {
+    TextProblem {
         line: Some(1),
         message: "a daemon.json is one object in braces".to_owned(),
     }

@@ -1,4 +1,4 @@
-//! Where clients reach pierhead, in the forms that their configurations want.
+//! The address at which clients reach pierhead.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -6,16 +6,21 @@ use std::str::FromStr;
 
 use http::uri::{Authority, Scheme, Uri};
 
+/// A text that is no [`Address`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write http://HOST:PORT or https://HOST:PORT")]
+pub struct InvalidAddress;
+
 /// `http://host:port` or `https://host:port`: no path, no user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
+pub struct Address {
     authority: Authority,
     tls: bool,
 }
 
 impl Address {
     /// Of a listener on this machine: an unspecified address is reached by loopback.
-    pub(crate) fn of_listener(listener: SocketAddr, tls: bool) -> Self {
+    pub fn of_listener(listener: SocketAddr, tls: bool) -> Self {
         let ip = match listener.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
             IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
@@ -28,8 +33,8 @@ impl Address {
         Self { authority, tls }
     }
 
-    /// What `pierhead serve` listens on when nobody says otherwise.
-    pub(crate) fn usual() -> Self {
+    /// The address that `pierhead serve` listens on by default.
+    pub fn default_listener() -> Self {
         Self {
             authority: Authority::from_static("127.0.0.1:5000"),
             tls: false,
@@ -37,12 +42,12 @@ impl Address {
     }
 
     /// `host` or `host:port`, as it stands before a repository.
-    pub(crate) fn authority(&self) -> &str {
+    pub fn authority(&self) -> &str {
         self.authority.as_str()
     }
 
     /// Without the brackets of IPv6.
-    pub(crate) fn host(&self) -> &str {
+    pub fn host(&self) -> &str {
         let host = self.authority.host();
         host.strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'))
@@ -50,18 +55,18 @@ impl Address {
     }
 
     /// To connect to.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         let usual = if self.tls { 443 } else { 80 };
         self.authority.port_u16().unwrap_or(usual)
     }
 
     /// Whether it is HTTPS.
-    pub(crate) fn is_tls(&self) -> bool {
+    pub fn is_tls(&self) -> bool {
         self.tls
     }
 
     /// Whether it names this machine, which clients trust without TLS.
-    pub(crate) fn is_loopback(&self) -> bool {
+    pub fn is_loopback(&self) -> bool {
         self.host() == "localhost"
             || self
                 .host()
@@ -69,8 +74,8 @@ impl Address {
                 .is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// Whether two texts name the same place: clients take a final slash or leave it out.
-    pub(crate) fn is(&self, url: &str) -> bool {
+    /// Whether `url` is this address. Clients write it with a final slash or without.
+    pub fn matches(&self, url: &str) -> bool {
         url.trim_end_matches('/')
             .eq_ignore_ascii_case(&self.to_string())
     }
@@ -84,10 +89,10 @@ impl fmt::Display for Address {
 }
 
 impl FromStr for Address {
-    type Err = String;
+    type Err = InvalidAddress;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "write http://HOST:PORT or https://HOST:PORT".to_owned();
+    fn from_str(text: &str) -> Result<Self, InvalidAddress> {
+        let wrong = || InvalidAddress;
         let url = if text.contains("://") {
             text.to_owned()
         } else {
@@ -139,7 +144,7 @@ mod tests {
             let address: Address = text.parse().expect(text);
             assert_eq!(address.to_string(), url);
             assert_eq!((address.is_loopback(), address.port()), (loopback, port));
-            assert!(address.is(&format!("{url}/")));
+            assert!(address.matches(&format!("{url}/")));
         }
         for text in [
             "",

@@ -1,15 +1,16 @@
-//! The `registries.conf.d` of podman, CRI-O, buildah and skopeo: a file of ours with a mirror for each
+//! `registries.conf.d` of podman, CRI-O, buildah and skopeo: a drop-in with a mirror for each
 //! registry.
 
 use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::{Address, toml_text};
-use crate::config::Problem;
+use super::toml_text;
+use crate::address::Address;
+use crate::error::TextProblem;
 
-/// Registries that people pull from. Others need `--registry`: this format has no word for "all".
-pub(crate) const USUAL: &[&str] = &[
+/// The well-known registries. The format has no word for "all", so other ones are named one by one.
+pub(crate) const DEFAULT_REGISTRIES: [&str; 8] = [
     "docker.io",
     "gcr.io",
     "ghcr.io",
@@ -20,18 +21,17 @@ pub(crate) const USUAL: &[&str] = &[
     "registry.k8s.io",
 ];
 
-/// What other files say, by prefix: our file takes the place of their entry, so it has to carry it on.
-pub(crate) type Entries = BTreeMap<String, Table>;
+/// The entries of other files, by prefix. Our entry replaces theirs, so it repeats their keys.
+pub(crate) type RegistryEntries = BTreeMap<String, Table>;
 
 /// Adds the entries of one file to those of the files read before it.
 ///
 /// # Errors
 /// Where it is no TOML, or of the old form that no drop-in can be mixed with.
-pub(crate) fn read(text: &str, entries: &mut Entries) -> Result<(), Problem> {
+pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), TextProblem> {
     let table = toml_text::parse(text)?;
     if table.get("registries").is_some() {
-        return Err(Problem {
-            flag: None,
+        return Err(TextProblem {
             line: text
                 .lines()
                 .position(|line| line.trim_start().starts_with("[registries"))
@@ -55,9 +55,13 @@ pub(crate) fn read(text: &str, entries: &mut Entries) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Our file: for each registry pierhead, then the mirrors that it had before, then itself. Where pierhead speaks plain
+/// The drop-in: for each registry pierhead, then the mirrors that it had before, then itself. Where pierhead speaks plain
 /// HTTP, an entry for its own name allows that.
-pub(crate) fn drop_in(address: &Address, registries: &[String], others: &Entries) -> String {
+pub(crate) fn drop_in(
+    address: &Address,
+    registries: &[String],
+    others: &RegistryEntries,
+) -> String {
     let mut text = "# Written by `pierhead setup`; `pierhead setup podman --undo` takes it away. When pierhead\n\
                     # is down or refuses, the registry itself is asked.\n"
         .to_owned();
@@ -116,7 +120,7 @@ fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str,
 }
 
 /// The mirrors in effect, by prefix.
-pub(crate) fn mirrors(entries: &Entries) -> BTreeMap<String, Vec<String>> {
+pub(crate) fn mirrors(entries: &RegistryEntries) -> BTreeMap<String, Vec<String>> {
     let of = |entry: &Table| {
         let mirrors = entry.get("mirror").and_then(Value::as_array);
         let location = |mirror: &Value| mirror.get("location")?.as_str().map(str::to_owned);

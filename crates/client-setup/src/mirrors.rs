@@ -1,0 +1,105 @@
+//! The mirrors that the files of a client name at present, whoever wrote them.
+
+use std::path::Path;
+
+use crate::client::Client;
+use crate::config_root::ConfigRoot;
+use crate::error::Error;
+use crate::format::{containerd_config, daemon_json, hosts_toml};
+use crate::original_files::OriginalFiles;
+use crate::plan;
+
+/// The mirrors of one client.
+#[derive(Debug, Default)]
+pub struct ConfiguredMirrors {
+    /// As the client's files write them.
+    pub mirrors: Vec<String>,
+    /// For which registries.
+    pub scope: String,
+    /// Why the client does not look at them.
+    pub problem: Option<String>,
+}
+
+impl ConfiguredMirrors {
+    /// Reads the client's files. `daemon_json` is that of dockerd, where it is not the default one.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// One that cannot be read or understood, with its line.
+    pub fn read(
+        root: &ConfigRoot,
+        client: Client,
+        daemon_json: Option<&Path>,
+    ) -> Result<Self, Error> {
+        match client {
+            Client::Docker => Self::of_docker(root, daemon_json),
+            Client::Containerd => Self::of_containerd(root),
+            Client::Podman | Client::Crio => Self::of_containers(root),
+        }
+    }
+
+    fn of_docker(root: &ConfigRoot, named: Option<&Path>) -> Result<Self, Error> {
+        let path = plan::docker_file(root, named);
+        let text = root.read(&path)?.unwrap_or_default();
+        let mirrors =
+            daemon_json::mirrors(&text).map_err(|problem| problem.in_file(root.real(&path)))?;
+        Ok(Self {
+            mirrors,
+            scope: "Docker Hub".to_owned(),
+            problem: None,
+        })
+    }
+
+    fn of_containerd(root: &ConfigRoot) -> Result<Self, Error> {
+        let originals = OriginalFiles::unchanged(root);
+        let main = root.etc("containerd/config.toml");
+        let read = plan::containerd_files(&originals, &main)?;
+        let usual = root.etc(containerd_config::DEFAULT_CERTS_DIR);
+        let certs = read.certs();
+        let folder = certs.as_deref().unwrap_or(&usual);
+        let mut found = Self::default();
+        let mut scopes = Vec::new();
+        for name in root.names(folder)? {
+            let path = folder.join(&name).join("hosts.toml");
+            let Some(text) = root.read(&path)? else {
+                continue;
+            };
+            let names =
+                hosts_toml::names(&text).map_err(|problem| problem.in_file(root.real(&path)))?;
+            if !names.is_empty() {
+                scopes.push(if name == "_default" {
+                    "every other registry".to_owned()
+                } else {
+                    name
+                });
+            }
+            found.mirrors.extend(names);
+        }
+        found.scope = match scopes.as_slice() {
+            [only] if only == "every other registry" => "every registry".to_owned(),
+            _ => scopes.join(", "),
+        };
+        if certs.is_none() {
+            found.problem = Some(format!(
+                "its CRI does not look into {}: config_path is not set in {}",
+                folder.display(),
+                root.real(&main).display()
+            ));
+        }
+        Ok(found)
+    }
+
+    fn of_containers(root: &ConfigRoot) -> Result<Self, Error> {
+        let by_registry = plan::containers_mirrors(root)?;
+        let mut found = Self::default();
+        let mut scopes = Vec::new();
+        for (registry, mirrors) in by_registry {
+            if !mirrors.is_empty() {
+                scopes.push(registry);
+            }
+            found.mirrors.extend(mirrors);
+        }
+        found.scope = scopes.join(", ");
+        Ok(found)
+    }
+}

@@ -1,0 +1,37 @@
+//! The files of a machine as they were before pierhead. A plan starts from these.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::config_root::ConfigRoot;
+use crate::error::Error;
+
+/// Reads files, with what pierhead wrote taken out of them.
+pub(crate) struct OriginalFiles<'a> {
+    pub(crate) root: &'a ConfigRoot,
+    /// The original text of each file that pierhead wrote; `None` is no file.
+    pub(crate) restored: BTreeMap<PathBuf, Option<String>>,
+}
+
+impl<'a> OriginalFiles<'a> {
+    /// The files as they are, on a machine that pierhead never changed.
+    pub(crate) fn unchanged(root: &'a ConfigRoot) -> Self {
+        let restored = BTreeMap::new();
+        Self { root, restored }
+    }
+
+    /// The text of a file; `None` is no file.
+    pub(crate) fn read(&self, path: &Path) -> Result<Option<String>, Error> {
+        match self.restored.get(path) {
+            Some(text) => Ok(text.clone()),
+            None => self.root.read(path),
+        }
+    }
+
+    /// The files of a folder whose names end in `suffix`, sorted by name.
+    pub(crate) fn list(&self, folder: &Path, suffix: &str) -> Result<Vec<PathBuf>, Error> {
+        let mut paths = self.root.list(folder, suffix)?;
+        paths.retain(|path| !matches!(self.restored.get(path), Some(None)));
+        Ok(paths)
+    }
+}

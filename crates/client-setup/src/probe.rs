@@ -1,0 +1,126 @@
+//! Whether a registry answers at an address. Setup warns when none does.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::time::Duration;
+
+use crate::address::Address;
+
+/// For one connection, and for one read. pierhead is near: a slower one is worth a warning.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Why no registry can be seen at an address.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unreachable {
+    /// No connection.
+    #[error("nothing answers ({0})")]
+    NoConnection(io::Error),
+    /// A connection, and no response.
+    #[error("no registry answers ({0})")]
+    NoResponse(io::Error),
+    /// A response that is not HTTP.
+    #[error("what answers does not speak HTTP")]
+    NotHttp,
+    /// `GET /v2/` is not found.
+    #[error("what answers is no registry (404)")]
+    NotARegistry,
+}
+
+/// Sends `GET /v2/` over plain HTTP. With TLS, it only connects: the client checks the certificate.
+/// Blocks, at most a second for each address of the host and for the response.
+///
+/// # Errors
+/// What is there in place of a registry.
+pub fn probe(address: &Address) -> Result<(), Unreachable> {
+    let targets = (address.host(), address.port()).to_socket_addrs();
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for target in targets.map_err(Unreachable::NoConnection)? {
+        match TcpStream::connect_timeout(&target, TIMEOUT) {
+            Ok(_) if address.is_tls() => return Ok(()),
+            Ok(stream) => return check_registry(stream, address),
+            Err(error) => last = error,
+        }
+    }
+    Err(Unreachable::NoConnection(last))
+}
+
+/// A registry that refuses this client (401, 403) is a registry, too.
+fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreachable> {
+    let status = request_status(&mut stream, address.authority());
+    let status = status.map_err(Unreachable::NoResponse)?;
+    match String::from_utf8_lossy(&status).split_once(' ') {
+        Some((http, code)) if http.starts_with("HTTP/") => match code {
+            "404" => Err(Unreachable::NotARegistry),
+            _ => Ok(()),
+        },
+        _ => Err(Unreachable::NotHttp),
+    }
+}
+
+/// The first 12 bytes of the response: `HTTP/1.1 200`.
+fn request_status(stream: &mut TcpStream, host: &str) -> io::Result<[u8; 12]> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    write!(stream, "GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n")?;
+    let mut status = [0; 12];
+    stream.read_exact(&mut status)?;
+    Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// Answers one request with `response`; returns its address.
+    fn server(response: &'static str) -> Address {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut request = [0; 256];
+            let length = stream.read(&mut request).expect("a request");
+            assert!(request[..length].starts_with(b"GET /v2/ HTTP/1.0\r\n"));
+            stream.write_all(response.as_bytes()).expect("written");
+        });
+        Address::of_listener(address, false)
+    }
+
+    #[test]
+    fn a_registry_is_told_from_other_servers() {
+        assert!(probe(&server("HTTP/1.1 200 OK\r\n\r\n")).is_ok());
+        assert!(probe(&server("HTTP/1.1 401 Unauthorized\r\n\r\n")).is_ok());
+        let found = probe(&server("HTTP/1.1 404 Not Found\r\n\r\n"));
+        assert!(matches!(found, Err(Unreachable::NotARegistry)), "{found:?}");
+        let found = probe(&server("SSH-2.0-OpenSSH_9.9\r\n"));
+        assert!(matches!(found, Err(Unreachable::NotHttp)), "{found:?}");
+        let found = probe(&server("HTTP"));
+        assert!(
+            matches!(found, Err(Unreachable::NoResponse(_))),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_closed_port_is_no_registry() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        drop(listener);
+        for tls in [false, true] {
+            let found = probe(&Address::of_listener(address, tls));
+            assert!(
+                matches!(found, Err(Unreachable::NoConnection(_))),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn with_tls_a_connection_is_enough() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        assert!(probe(&Address::of_listener(address, true)).is_ok());
+    }
+}

@@ -1,0 +1,306 @@
+//! The record of changed files, from which an undo restores them: one JSON file for each kind of
+//! client.
+//!
+//! 1. The record is written before the first change is made.
+//! 2. It is removed after the last change is undone.
+//! 3. It holds the text from before the first run, however many runs follow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::apply;
+use crate::client::Client;
+use crate::config_root::ConfigRoot;
+use crate::error::{Error, IoContext as _};
+
+/// The version of the format.
+const VERSION: u32 = 1;
+
+/// What pierhead did for one client.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    version: u32,
+    pub(crate) files: BTreeMap<PathBuf, FileRecord>,
+    /// Folders that did not exist before, inner ones first.
+    pub(crate) folders: Vec<PathBuf>,
+}
+
+/// One file: what it held, and what pierhead wrote. `None` is no file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileRecord {
+    pub(crate) before: Option<String>,
+    pub(crate) after: Option<String>,
+    /// What the file held at the last run, where that is neither: an earlier run wrote it, and the
+    /// last run may have been killed before it wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) found: Option<String>,
+}
+
+/// Somebody changed a file since, in the same lines as pierhead.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct EditConflict;
+
+impl FileRecord {
+    /// The text that the file would have without pierhead: the text from before, with what others
+    /// changed since. `now` is the present text.
+    ///
+    /// # Errors
+    /// [`EditConflict`].
+    pub(crate) fn original(&self, now: Option<&str>) -> Result<Option<String>, EditConflict> {
+        if now == self.after.as_deref() || now == self.before.as_deref() {
+            return Ok(self.before.clone());
+        }
+        if now.is_some() && now == self.found.as_deref() {
+            return Ok(self.before.clone());
+        }
+        match (&self.after, now, &self.before) {
+            // Somebody removed a file that pierhead created.
+            (_, None, None) => Ok(None),
+            (Some(after), Some(now), before) => {
+                let before = before.as_deref();
+                match diffy::merge(after, now, before.unwrap_or("")) {
+                    Ok(merged) => {
+                        Ok(Some(merged).filter(|it| before.is_some() || !it.trim().is_empty()))
+                    }
+                    // Written anew by hand, without anything of ours.
+                    Err(_) if names_nothing_of_ours(after, now, before) => Ok(Some(now.to_owned())),
+                    Err(_) => Err(EditConflict),
+                }
+            }
+            _ => Err(EditConflict),
+        }
+    }
+}
+
+/// Whether the file has lost all values (addresses, folders) that pierhead put into it.
+fn names_nothing_of_ours(after: &str, now: &str, before: Option<&str>) -> bool {
+    let theirs = quoted(before.unwrap_or(""));
+    let ours = quoted(after).into_iter().filter(|it| !theirs.contains(it));
+    // A key, such as `registry-mirrors`, is anybody's.
+    let mut values = ours.filter(|it| it.contains(['/', ':'])).peekable();
+    values.peek().is_some() && values.all(|value| !now.contains(value))
+}
+
+/// The strings of a JSON or TOML text.
+fn quoted(text: &str) -> BTreeSet<&str> {
+    let between = |quote| text.split(quote).skip(1).step_by(2);
+    between('"').chain(between('\'')).collect()
+}
+
+impl Record {
+    pub(crate) fn new(files: BTreeMap<PathBuf, FileRecord>, folders: Vec<PathBuf>) -> Self {
+        Self {
+            version: VERSION,
+            files,
+            folders,
+        }
+    }
+
+    /// Where it is. Clients that read the same files have the same record.
+    pub(crate) fn path(root: &ConfigRoot, client: Client) -> PathBuf {
+        let name = match client {
+            Client::Docker => "docker.json",
+            Client::Containerd => "containerd.json",
+            Client::Podman | Client::Crio => "containers.json",
+        };
+        root.real(root.state()).join(name)
+    }
+
+    /// What earlier runs did; `None` if nothing.
+    pub(crate) fn load(root: &ConfigRoot, client: Client) -> Result<Option<Self>, Error> {
+        let path = Self::path(root, client);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).context("read", &path),
+        };
+        match serde_json::from_str::<Self>(&text) {
+            Ok(record) if record.version == VERSION => Ok(Some(record)),
+            Ok(_) => Err(Error::RecordVersion { path }),
+            Err(source) => Err(Error::InvalidRecord { path, source }),
+        }
+    }
+
+    /// Writes it, readable for its owner alone: configurations may hold secrets.
+    pub(crate) fn save(&self, root: &ConfigRoot, client: Client) -> Result<(), Error> {
+        let path = Self::path(root, client);
+        match serde_json::to_string_pretty(self) {
+            Ok(text) => apply::write(root, &path, &text, 0o600),
+            Err(source) => Err(Error::InvalidRecord { path, source }),
+        }
+    }
+
+    /// Deletes it, and its folder when that is empty.
+    pub(crate) fn remove(root: &ConfigRoot, client: Client) -> Result<(), Error> {
+        let path = Self::path(root, client);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).context("remove", &path)
+            }
+            _ => {
+                let _ = fs::remove_dir(root.real(root.state()));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// One setup or undo at a time: held from before the plan until after it is applied. Dropping it
+/// removes the folders that it created, when nobody used them.
+#[derive(Debug)]
+pub struct Lock<'a> {
+    root: &'a ConfigRoot,
+    created: Vec<PathBuf>,
+    _folder: File,
+}
+
+impl<'a> Lock<'a> {
+    /// Waits until no other process holds it. Blocks.
+    ///
+    /// # Errors
+    /// The folder of records cannot be made or locked.
+    pub fn take(root: &'a ConfigRoot) -> Result<Self, Error> {
+        let real = root.real(root.state());
+        let created = apply::missing_folders(root, &root.state().join("record"));
+        // The folder itself is the lock, so that no lock file remains.
+        let open = || {
+            fs::create_dir_all(&real)?;
+            File::open(&real)
+        };
+        let folder = open().context("write below", &real)?;
+        folder.lock().context("lock", &real)?;
+        Ok(Self {
+            root,
+            created,
+            _folder: folder,
+        })
+    }
+
+    /// The folders that were created for it.
+    pub(crate) fn created_folders(&self) -> &[PathBuf] {
+        &self.created
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        apply::remove_empty(self.root, &self.created);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(before: Option<&str>, after: Option<&str>) -> FileRecord {
+        FileRecord {
+            before: before.map(str::to_owned),
+            after: after.map(str::to_owned),
+            found: None,
+        }
+    }
+
+    proptest! {
+        /// An undo restores what was there, exactly, also after a run that was killed.
+        #[test]
+        fn the_text_from_before_comes_back(
+            before in proptest::option::of("\\PC{0,40}"),
+            after in "\\PC{0,40}",
+        ) {
+            let record = file(before.as_deref(), Some(&after));
+            prop_assert_eq!(record.original(Some(&after)), Ok(before.clone()));
+            prop_assert_eq!(record.original(before.as_deref()), Ok(before));
+        }
+    }
+
+    /// What others changed stays. A change in our own lines is a conflict.
+    #[test]
+    fn changes_of_others_are_kept() {
+        let before = "a = 1\nb = 2\nc = 3\n";
+        let record = file(Some(before), Some("a = 1\nb = 2\nc = 3\nours = 1\n"));
+        assert_eq!(
+            record.original(Some("a = 9\nb = 2\nc = 3\nours = 1\n")),
+            Ok(Some("a = 9\nb = 2\nc = 3\n".to_owned()))
+        );
+        let edited = record.original(Some("a = 1\nb = 2\nc = 3\nours = 2\n"));
+        assert_eq!(edited, Err(EditConflict));
+        assert_eq!(record.original(None), Err(EditConflict));
+        assert_eq!(file(None, Some("ours\n")).original(None), Ok(None));
+    }
+
+    #[test]
+    fn a_file_written_anew_by_hand_is_theirs() {
+        let record = file(Some("old"), Some("mirror = \"http://a:5000\"\n"));
+        let anew = "mirror = \"http://b\"\n";
+        assert_eq!(record.original(Some(anew)), Ok(Some(anew.to_owned())));
+        let named = "other = 1\nmirror = [\"http://a:5000\"]\n";
+        assert_eq!(record.original(Some(named)), Err(EditConflict));
+    }
+
+    #[test]
+    fn what_a_killed_run_found_is_no_edit() {
+        let mut record = file(Some("1"), Some("3"));
+        record.found = Some("2".to_owned());
+        assert_eq!(record.original(Some("2")), Ok(Some("1".to_owned())));
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = ConfigRoot::system(folder.path());
+        assert_eq!(Record::load(&root, Client::Docker).expect("read"), None);
+        let files = BTreeMap::from([("/etc/a".into(), file(None, Some("1")))]);
+        let record = Record::new(files, vec!["/etc/b".into()]);
+        record.save(&root, Client::Podman).expect("written");
+        let path = Record::path(&root, Client::Podman);
+        let mode = fs::metadata(&path).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        // podman and CRI-O read the same files.
+        assert_eq!(
+            Record::load(&root, Client::Crio).expect("read"),
+            Some(record)
+        );
+        assert_eq!(Record::load(&root, Client::Docker).expect("read"), None);
+        Record::remove(&root, Client::Crio).expect("removed");
+        Record::remove(&root, Client::Crio).expect("removed already");
+        assert!(!root.real(root.state()).exists(), "its folder goes with it");
+    }
+
+    #[test]
+    fn another_version_and_another_file_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = ConfigRoot::system(folder.path());
+        let path = Record::path(&root, Client::Docker);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        let load = |text: &str| {
+            fs::write(&path, text).expect("written");
+            Record::load(&root, Client::Docker).expect_err("refused")
+        };
+        let newer = r#"{"version": 2, "files": {}, "folders": []}"#;
+        assert!(matches!(load(newer), Error::RecordVersion { .. }));
+        assert!(matches!(load("{}"), Error::InvalidRecord { .. }));
+    }
+
+    #[test]
+    fn a_lock_leaves_no_folder_that_nobody_used() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = ConfigRoot::system(folder.path());
+        let state = root.real(root.state());
+        let lock = Lock::take(&root).expect("a lock");
+        assert!(File::open(&state).expect("a folder").try_lock().is_err());
+        drop(lock);
+        assert!(!folder.path().join("var").exists());
+        let lock = Lock::take(&root).expect("a lock");
+        fs::write(state.join("used"), "").expect("written");
+        drop(lock);
+        assert!(state.join("used").exists());
+    }
+}

@@ -1,0 +1,217 @@
+//! How a client takes its new files: a command of systemd, or a signal.
+
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::apply::Change;
+use crate::client::Client;
+use crate::config_root::ConfigRoot;
+use crate::daemon;
+use crate::error::Error;
+use crate::format::daemon_json;
+
+/// What has to run before a client uses its new files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reload {
+    client: Client,
+    /// Program and arguments.
+    command: Vec<String>,
+    keeps_old_mirrors: bool,
+    dockerd_pid: Option<u32>,
+}
+
+impl Reload {
+    /// `None` when the client reads the changed files for each pull.
+    pub fn after(client: Client, root: &ConfigRoot, changes: &[Change]) -> Option<Self> {
+        let main: Vec<_> = changes.iter().filter(|change| is_main(change)).collect();
+        let has_mirrors = |change: &&Change| {
+            let text = change.to.as_deref();
+            text.is_some_and(|text| text.contains(daemon_json::MIRRORS))
+        };
+        let loses_mirrors = !main.iter().all(has_mirrors);
+        let words: &[&str] = match client {
+            // dockerd ignores on SIGHUP that a key is gone: mirrors stay until it starts again.
+            Client::Docker if loses_mirrors => &["restart", "docker"],
+            // SIGHUP, which takes mirrors without touching a container.
+            Client::Docker if !main.is_empty() => &["reload", "docker"],
+            // containerd reads config.toml at its start. Containers go on meanwhile.
+            Client::Containerd if !main.is_empty() => &["restart", "containerd"],
+            Client::Crio => &["reload", "crio"],
+            _ => return None,
+        };
+        let user = root.is_user().then_some("--user");
+        let words = ["systemctl"]
+            .into_iter()
+            .chain(user)
+            .chain(words.iter().copied());
+        Some(Self {
+            client,
+            command: words.map(str::to_owned).collect(),
+            keeps_old_mirrors: client == Client::Docker && loses_mirrors,
+            dockerd_pid: daemon::dockerd_pid(root),
+        })
+    }
+
+    /// The command, for people.
+    pub fn shown(&self) -> String {
+        self.command.join(" ")
+    }
+
+    /// dockerd asks its old mirrors until this ran, and this ends containers without live-restore.
+    pub fn keeps_old_mirrors(&self) -> bool {
+        self.keeps_old_mirrors
+    }
+
+    /// Runs it. Without systemd, only dockerd can be told, by SIGHUP. Blocks until the command ends.
+    /// Returns what was done, for people.
+    ///
+    /// # Errors
+    /// [`Error::NotReloaded`].
+    pub fn run(&self) -> Result<String, Error> {
+        if !Path::new("/run/systemd/system").exists() {
+            return self.signal_dockerd();
+        }
+        let shown = self.shown();
+        let (program, words) = self.command.split_first().unwrap_or((&shown, &[]));
+        let status = Command::new(program).args(words).status();
+        let status = status.map_err(|source| Error::NotReloaded {
+            reason: format!("{shown} cannot run"),
+            source: Some(source),
+        })?;
+        if !status.success() {
+            return Err(Error::NotReloaded {
+                reason: format!("`{shown}` failed: see `journalctl -e`"),
+                source: None,
+            });
+        }
+        Ok(format!("done: {shown}"))
+    }
+
+    fn signal_dockerd(&self) -> Result<String, Error> {
+        let pid = self.dockerd_pid.and_then(|pid| i32::try_from(pid).ok());
+        match (self.client, pid.and_then(Pid::from_raw)) {
+            (Client::Docker, Some(pid)) if !self.keeps_old_mirrors => {
+                kill_process(pid, Signal::HUP).map_err(|error| Error::NotReloaded {
+                    reason: "dockerd cannot get SIGHUP".to_owned(),
+                    source: Some(error.into()),
+                })?;
+                Ok("dockerd reloads its configuration".to_owned())
+            }
+            _ => Err(Error::NotReloaded {
+                reason: format!("there is no systemd here: reload {} yourself", self.client),
+                source: None,
+            }),
+        }
+    }
+}
+
+/// Clients read `hosts.toml` and certificates for each pull, and all other files at their start.
+fn is_main(change: &Change) -> bool {
+    let name = change.path.file_name().and_then(|name| name.to_str());
+    !matches!(name, Some("hosts.toml" | "pierhead-ca.crt" | "ca.crt"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(path: &str, to: Option<&str>) -> Change {
+        Change {
+            path: path.into(),
+            from: None,
+            to: to.map(str::to_owned),
+        }
+    }
+
+    fn shown(client: Client, root: &ConfigRoot, changes: &[Change]) -> Option<String> {
+        Reload::after(client, root, changes).map(|reload| reload.shown())
+    }
+
+    #[test]
+    fn a_client_reloads_when_it_has_to() {
+        let system = ConfigRoot::system(Path::new("/image"));
+        let user = ConfigRoot::user(Path::new("/home/a/.config"), Path::new("/home/a/.state"));
+        let mirrors = change(
+            "/etc/docker/daemon.json",
+            Some("{\"registry-mirrors\": []}"),
+        );
+        let empty = change("/etc/docker/daemon.json", Some("{}"));
+        let removed = change("/etc/docker/daemon.json", None);
+        let ca = change("/etc/docker/certs.d/a/ca.crt", Some("PEM"));
+        for (client, changes, expected) in [
+            (
+                Client::Docker,
+                vec![mirrors.clone()],
+                Some("systemctl reload docker"),
+            ),
+            (
+                Client::Docker,
+                vec![mirrors.clone(), ca.clone()],
+                Some("systemctl reload docker"),
+            ),
+            (
+                Client::Docker,
+                vec![empty],
+                Some("systemctl restart docker"),
+            ),
+            (
+                Client::Docker,
+                vec![removed],
+                Some("systemctl restart docker"),
+            ),
+            (Client::Docker, vec![ca], None),
+            (
+                Client::Containerd,
+                vec![change("/etc/containerd/config.toml", Some("version = 2"))],
+                Some("systemctl restart containerd"),
+            ),
+            (
+                Client::Containerd,
+                vec![change(
+                    "/etc/containerd/certs.d/_default/hosts.toml",
+                    Some(""),
+                )],
+                None,
+            ),
+            (
+                Client::Crio,
+                vec![change(
+                    "/etc/containers/registries.conf.d/50-pierhead.conf",
+                    Some(""),
+                )],
+                Some("systemctl reload crio"),
+            ),
+            (
+                Client::Podman,
+                vec![change(
+                    "/etc/containers/registries.conf.d/50-pierhead.conf",
+                    Some(""),
+                )],
+                None,
+            ),
+        ] {
+            assert_eq!(
+                shown(client, &system, &changes).as_deref(),
+                expected,
+                "{client}"
+            );
+        }
+        assert_eq!(
+            shown(Client::Docker, &user, &[mirrors]).as_deref(),
+            Some("systemctl --user reload docker")
+        );
+    }
+
+    #[test]
+    fn only_a_restart_makes_dockerd_forget() {
+        let root = ConfigRoot::system(Path::new("/image"));
+        let reload = |text| {
+            let changes = [change("/etc/docker/daemon.json", Some(text))];
+            Reload::after(Client::Docker, &root, &changes).expect("a command")
+        };
+        assert!(reload("{}").keeps_old_mirrors());
+        assert!(!reload("{\"registry-mirrors\": []}").keeps_old_mirrors());
+    }
+}

@@ -1,0 +1,122 @@
+//! Makes a client pull through pierhead.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::apply::{self, Change};
+use crate::client::Client;
+use crate::config_root::ConfigRoot;
+use crate::error::{Error, Outcome};
+use crate::original_files::OriginalFiles;
+use crate::plan::{self, Options, Plan};
+use crate::record::{FileRecord, Lock, Record};
+use crate::undo;
+
+/// A setup that is planned: what differs from the files as they are.
+#[derive(Debug)]
+pub struct Setup<'a> {
+    root: &'a ConfigRoot,
+    client: Client,
+    changes: Vec<Change>,
+    notes: Vec<String>,
+    /// What an earlier run did.
+    previous: Option<Record>,
+    /// What the record says after this run.
+    files: BTreeMap<PathBuf, FileRecord>,
+}
+
+impl<'a> Setup<'a> {
+    /// Computes the new files. Writes nothing. To apply it, take the [`Lock`] before. Blocks.
+    ///
+    /// # Errors
+    /// A file that cannot be read or changed safely, or options that the client cannot meet.
+    pub fn plan(root: &'a ConfigRoot, options: &Options<'_>) -> Result<Self, Error> {
+        let client = options.client;
+        let previous = Record::load(root, client)?;
+        let restored = match &previous {
+            None => BTreeMap::new(),
+            Some(record) => {
+                let (files, edited) = undo::original_texts(root, record)?;
+                edited.check(root, client, Outcome::Untouched)?;
+                files
+            }
+        };
+        let originals = OriginalFiles { root, restored };
+        let Plan { files: new, notes } = plan::plan(&originals, options)?;
+        // A file that an earlier run wrote, and that this one does not need, is restored.
+        let mut wanted = originals.restored.clone();
+        wanted.extend(new.into_iter().map(|(path, text)| (path, Some(text))));
+        let mut files = BTreeMap::new();
+        for (path, after) in &wanted {
+            let found = root.read(path)?;
+            let before = match originals.restored.get(path) {
+                Some(text) => text.clone(),
+                None => found.clone(),
+            };
+            if before == *after && found == before {
+                continue;
+            }
+            let file = FileRecord {
+                found: found.filter(|text| before.as_ref() != Some(text)),
+                before,
+                after: after.clone(),
+            };
+            files.insert(path.clone(), file);
+        }
+        Ok(Self {
+            root,
+            client,
+            changes: apply::changes(root, wanted)?,
+            notes,
+            previous,
+            files,
+        })
+    }
+
+    /// What would be written; empty when the client pulls through pierhead already.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// What people should know about this client, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Writes the record, then all files or none. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::NotApplied`], [`Error::NotRestored`], or the record cannot be written.
+    pub fn apply(&self, lock: &Lock<'_>) -> Result<(), Error> {
+        let (root, client) = (self.root, self.client);
+        let record = Record::new(self.files.clone(), self.created_folders(lock));
+        record.save(root, client)?;
+        let Err(error) = apply::apply_all(root, &self.changes) else {
+            return Ok(());
+        };
+        match &self.previous {
+            Some(previous) => previous.save(root, client)?,
+            None => {
+                Record::remove(root, client)?;
+                apply::remove_empty(root, &record.folders);
+            }
+        }
+        Err(error)
+    }
+
+    /// The folders that pierhead creates, in this run or in an earlier one; inner ones first.
+    fn created_folders(&self, lock: &Lock<'_>) -> Vec<PathBuf> {
+        let previous = self.previous.as_ref();
+        let mut folders = previous.map_or_else(Vec::new, |record| record.folders.clone());
+        let missing = self.files.keys();
+        let missing = missing.flat_map(|path| apply::missing_folders(self.root, path));
+        for folder in lock.created_folders().iter().cloned().chain(missing) {
+            if !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+        folders.sort_by_key(|folder| Reverse(folder.components().count()));
+        folders
+    }
+}

@@ -1,0 +1,152 @@
+//! Restores the files of a client as they were before pierhead, with what others changed since.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::apply::{self, Change, diff};
+use crate::client::Client;
+use crate::config_root::ConfigRoot;
+use crate::error::{Error, Outcome};
+use crate::record::{EditConflict, Lock, Record};
+
+/// An undo that is planned.
+#[derive(Debug)]
+pub struct Undo<'a> {
+    root: &'a ConfigRoot,
+    client: Client,
+    record: Record,
+    /// The files that can be restored, each with its original text.
+    originals: BTreeMap<PathBuf, Option<String>>,
+    edited: EditedFiles,
+    changes: Vec<Change>,
+}
+
+impl<'a> Undo<'a> {
+    /// Computes the original files; `None` when pierhead changed none. Writes nothing. To apply it,
+    /// take the [`Lock`] before. Blocks.
+    ///
+    /// # Errors
+    /// The record or a file cannot be read.
+    pub fn plan(root: &'a ConfigRoot, client: Client) -> Result<Option<Self>, Error> {
+        let Some(record) = Record::load(root, client)? else {
+            return Ok(None);
+        };
+        let (mut originals, edited) = original_texts(root, &record)?;
+        edited.keep_named_files(root, &mut originals)?;
+        let changes = apply::changes(root, originals.clone())?;
+        Ok(Some(Self {
+            root,
+            client,
+            record,
+            originals,
+            edited,
+            changes,
+        }))
+    }
+
+    /// What would be written.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// Whether every file can be restored.
+    pub fn is_complete(&self) -> bool {
+        self.edited.0.is_empty()
+    }
+
+    /// Restores the files, and removes them from the record. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::NotApplied`], [`Error::NotRestored`], or the record cannot be written.
+    pub fn apply(&self, _lock: &Lock<'_>) -> Result<(), Error> {
+        let (root, client) = (self.root, self.client);
+        apply::apply_all(root, &self.changes)?;
+        let folders = &self.record.folders;
+        if self.is_complete() {
+            Record::remove(root, client)?;
+            apply::remove_empty(root, folders);
+            return Ok(());
+        }
+        let mut files = self.record.files.clone();
+        files.retain(|path, _| !self.originals.contains_key(path));
+        if files.len() < self.record.files.len() {
+            apply::remove_empty(root, folders);
+            Record::new(files, folders.clone()).save(root, client)?;
+        }
+        Ok(())
+    }
+
+    /// Reports the files that cannot be restored.
+    ///
+    /// # Errors
+    /// [`Error::Edited`], unless [`Undo::is_complete`].
+    pub fn check_edited(&self, outcome: Outcome) -> Result<(), Error> {
+        self.edited.check(self.root, self.client, outcome)
+    }
+}
+
+/// Files that somebody changed in the same lines as pierhead, each with the diff.
+#[derive(Debug, Default)]
+pub(crate) struct EditedFiles(BTreeMap<PathBuf, String>);
+
+impl EditedFiles {
+    /// `Ok` when there are none.
+    pub(crate) fn check(
+        &self,
+        root: &ConfigRoot,
+        client: Client,
+        outcome: Outcome,
+    ) -> Result<(), Error> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let files = self.0.iter();
+        Err(Error::Edited {
+            files: files
+                .map(|(path, diff)| (root.real(path), diff.clone()))
+                .collect(),
+            outcome,
+            record: Record::path(root, client),
+        })
+    }
+
+    /// Takes those files out of `originals` that an edited file names. A client does not start when
+    /// its file names a certificate that is gone.
+    fn keep_named_files(
+        &self,
+        root: &ConfigRoot,
+        originals: &mut BTreeMap<PathBuf, Option<String>>,
+    ) -> Result<(), Error> {
+        let mut texts = String::new();
+        for path in self.0.keys() {
+            texts.extend(root.read(path)?);
+        }
+        originals.retain(|path, _| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            !name.is_some_and(|name| texts.contains(name))
+        });
+        Ok(())
+    }
+}
+
+/// The original text of each file of a record, and the files of which it cannot be computed.
+pub(crate) fn original_texts(
+    root: &ConfigRoot,
+    record: &Record,
+) -> Result<(BTreeMap<PathBuf, Option<String>>, EditedFiles), Error> {
+    let (mut originals, mut edited) = (BTreeMap::new(), EditedFiles::default());
+    for (path, file) in &record.files {
+        let now = root.read(path)?;
+        match file.original(now.as_deref()) {
+            Ok(text) => {
+                originals.insert(path.clone(), text);
+            }
+            Err(EditConflict) => {
+                let from = file.after.as_deref().unwrap_or_default();
+                let diff = diff(path, from, now.as_deref().unwrap_or_default());
+                edited.0.insert(path.clone(), diff);
+            }
+        }
+    }
+    Ok((originals, edited))
+}
