@@ -46,10 +46,15 @@ pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
 
 /// 40 small files, a large one, and a program that is another in each version.
 pub(crate) fn files(version: u64) -> Files {
+    files_with(version, 5 * MIB)
+}
+
+/// As [`files`], with a large file of `large` bytes.
+fn files_with(version: u64, large: usize) -> Files {
     let mut files: Files = (0..40)
         .map(|nth| (format!("usr/share/doc-{nth}"), content(nth, 3000)))
         .collect();
-    files.push(("usr/lib/large.so".to_owned(), content(100, 5 * MIB)));
+    files.push(("usr/lib/large.so".to_owned(), content(100, large)));
     files.push(("usr/bin/app".to_owned(), content(200 + version, 20_000)));
     files
 }
@@ -71,6 +76,13 @@ pub(crate) fn image(files: &Files) -> Image {
 /// A registry with both versions, and a pierhead in front of it.
 pub(crate) fn stage(
     options: Options,
+) -> Result<(pierhead_testkit::registry::Background, Pierhead)> {
+    stage_files(options, files)
+}
+
+fn stage_files(
+    options: Options,
+    files: impl Fn(u64) -> Files,
 ) -> Result<(pierhead_testkit::registry::Background, Pierhead)> {
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     for version in [1, 2] {
@@ -809,7 +821,8 @@ fn an_order_of_another_image_is_not_sent() -> Result<()> {
 
 #[test]
 fn images_are_shown_and_compared() -> Result<()> {
-    let (_hub, pierhead) = stage(Options::new())?;
+    // The test waits for packs that a thread of low priority compresses: a few hundred KB, not megabytes.
+    let (_hub, pierhead) = stage_files(Options::new(), |version| files_with(version, MIB / 4))?;
     let folder = place::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
     for version in ["1", "2"] {
