@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 
 use super::BackgroundTask;
@@ -75,6 +76,24 @@ impl Panics {
         }
     }
 
+    /// Runs the future that `work` returns until it ends, and a new one after each panic. The pause before each restart
+    /// doubles from 100 ms to 60 s. Cancel safe: a dropped call drops the future of `work`.
+    pub async fn restart_task<F: Future<Output = ()>>(
+        &self,
+        task: BackgroundTask,
+        mut work: impl FnMut() -> F,
+    ) {
+        let mut backoff = MIN_BACKOFF;
+        while let Err(panic) = AssertUnwindSafe(async { work().await })
+            .catch_unwind()
+            .await
+        {
+            self.note(task, &*panic);
+            tokio::time::sleep(backoff).await;
+            backoff = MAX_BACKOFF.min(backoff * 2);
+        }
+    }
+
     fn count(&self, task: BackgroundTask) {
         *self.0.lock().entry(task).or_default() += 1;
     }
@@ -102,6 +121,21 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_future_restarts_after_pauses_that_double_to_a_minute() {
+        let panics = Panics::default();
+        let (mut starts, begin) = (Vec::new(), tokio::time::Instant::now());
+        let work = || {
+            starts.push(begin.elapsed().as_millis());
+            let is_last = starts.len() == 12;
+            async move { assert!(is_last, "by intent") }
+        };
+        panics.restart_task(BackgroundTask::HotRanges, work).await;
+        assert_eq!(starts[..4], [0, 100, 300, 700]);
+        assert_eq!(starts[11] - starts[10], 60_000);
+        assert_eq!(panics.counts(), [(BackgroundTask::HotRanges, 11)]);
+    }
 
     #[test]
     fn a_task_that_panics_is_counted_and_runs_again() {

@@ -152,7 +152,7 @@ impl Admin {
     }
 
     /// Serves until dropped, and then cuts what is under way.
-    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
+    pub(crate) async fn serve(self: Arc<Self>, listener: Arc<TcpListener>) {
         let Ok(local) = listener.local_addr() else {
             return;
         };

@@ -1,15 +1,14 @@
-//! The background tasks of the daemon. A task that panics is logged and counted.
+//! The background tasks of the daemon. A task that panics is logged, counted and restarted.
 
-use std::collections::HashMap;
+use std::future::Future;
 
 use pierhead_host::{BackgroundTask, Panics};
-use tokio::task::{Id, JoinSet};
+use tokio::task::JoinSet;
 
 /// Tasks that end when this is dropped.
 pub(super) struct BackgroundTasks {
     panics: Panics,
     tasks: JoinSet<()>,
-    by_id: HashMap<Id, BackgroundTask>,
 }
 
 impl BackgroundTasks {
@@ -18,59 +17,70 @@ impl BackgroundTasks {
         Self {
             panics,
             tasks: JoinSet::new(),
-            by_id: HashMap::new(),
         }
     }
 
-    /// Starts a task.
-    pub(super) fn spawn(
+    /// Starts a task. `work` is called again after each panic, with a pause before ([`Panics::restart_task`]). The task
+    /// ends when the future that `work` returns does.
+    pub(super) fn spawn<F>(
         &mut self,
         task: BackgroundTask,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) {
-        let id = self.tasks.spawn(work).id();
-        self.by_id.insert(id, task);
-    }
-
-    /// Waits until a task panics and returns it.
-    pub(super) async fn panicked(&mut self) -> BackgroundTask {
-        loop {
-            match self.tasks.join_next_with_id().await {
-                None => return std::future::pending().await,
-                Some(Ok((id, ()))) => {
-                    self.by_id.remove(&id);
-                }
-                Some(Err(error)) => {
-                    let Some(task) = self.by_id.remove(&error.id()) else {
-                        continue;
-                    };
-                    tracing::error!(%error, "{task} stopped; pierhead continues without it");
-                    if let Ok(panic) = error.try_into_panic() {
-                        self.panics.note(task, &*panic);
-                    }
-                    return task;
-                }
-            }
-        }
+        work: impl FnMut() -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let panics = self.panics.clone();
+        self.tasks
+            .spawn(async move { panics.restart_task(task, work).await });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_logged_with_its_task_and_an_end_is_not() {
+    async fn a_task_restarts_after_a_panic_and_not_after_its_end() {
         let panics = Panics::default();
         let mut tasks = BackgroundTasks::new(panics.clone());
-        tasks.spawn(BackgroundTask::HotRanges, async {});
-        tasks.spawn(BackgroundTask::InterfaceWatch, std::future::pending());
-        tasks.spawn(BackgroundTask::StoredImages, async { panic!("by intent") });
-        assert_eq!(tasks.panicked().await, BackgroundTask::StoredImages);
+        let starts = Arc::new(AtomicUsize::new(0));
+        let counted = starts.clone();
+        tasks.spawn(BackgroundTask::StoredImages, move || {
+            let nth = counted.fetch_add(1, Ordering::Relaxed);
+            async move { assert!(nth == 1, "by intent") }
+        });
+        while let Some(ended) = tasks.tasks.join_next().await {
+            ended.expect("the panics of a task stay inside");
+        }
+        assert_eq!(starts.load(Ordering::Relaxed), 2);
         assert_eq!(panics.counts(), [(BackgroundTask::StoredImages, 1)]);
-        // The task that ended is not reported.
-        let next = tokio::time::timeout(std::time::Duration::ZERO, tasks.panicked());
-        assert!(next.await.is_err());
-        assert_eq!(tasks.by_id.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn tasks_end_when_they_are_dropped() {
+        struct Dropped(Option<tokio::sync::oneshot::Sender<()>>);
+        impl Drop for Dropped {
+            fn drop(&mut self) {
+                let _ = self.0.take().map(|sender| sender.send(()));
+            }
+        }
+        let (sender, dropped) = tokio::sync::oneshot::channel();
+        let (started, running) = tokio::sync::oneshot::channel();
+        let mut tasks = BackgroundTasks::new(Panics::default());
+        let mut parts = Some((Dropped(Some(sender)), started));
+        tasks.spawn(BackgroundTask::HotRanges, move || {
+            let (guard, started) = parts.take().expect("the task starts once");
+            async move {
+                let _guard = guard;
+                let _ = started.send(());
+                std::future::pending().await
+            }
+        });
+        running.await.expect("the task runs");
+        drop(tasks);
+        dropped.await.expect("the future of the task was dropped");
     }
 }

@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use super::listen;
 use super::notify::{Notify, State};
@@ -85,14 +86,17 @@ pub(super) enum Change {
     Gone(SocketAddr),
 }
 
-/// Tells what the interface `name` gets and loses from now on, until nobody wants to know. `bound` is what is listened on already.
-pub(super) async fn follow(
-    name: String,
-    listen: Vec<SocketAddr>,
-    bound: Vec<SocketAddr>,
-    changes: mpsc::Sender<Change>,
-) {
-    let mut following = Following::new(listen, &bound);
+/// The addresses that pierhead listens on. A restarted [`follow`] goes on with them.
+pub(super) type BoundAddresses = Arc<Mutex<Following>>;
+
+/// The addresses at the start: `listen` of the configuration, and those that are `bound` for it.
+pub(super) fn bound_addresses(listen: Vec<SocketAddr>, bound: &[SocketAddr]) -> BoundAddresses {
+    Arc::new(Mutex::new(Following::new(listen, bound)))
+}
+
+/// Sends each address that the interface `name` gets or loses, until the receiver of `changes` is dropped.
+pub(super) async fn follow(name: String, bound: BoundAddresses, changes: mpsc::Sender<Change>) {
+    let mut following = bound.lock().await;
     let mut ticks = tokio::time::interval(FOLLOW);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -127,7 +131,7 @@ pub(super) async fn follow(
 }
 
 /// What is listened on, and since how many looks it is not there.
-struct Following {
+pub(super) struct Following {
     listen: Vec<SocketAddr>,
     missing: BTreeMap<SocketAddr, u32>,
     /// Those that could not be bound, which was said.

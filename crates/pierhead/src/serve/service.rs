@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
-use pierhead_host::{BackgroundTask, BackgroundWork};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -28,7 +27,6 @@ pub(super) struct Service {
     /// Of the interface that clients come by.
     pub(super) changed: mpsc::Receiver<Change>,
     pub(super) background_tasks: BackgroundTasks,
-    pub(super) background: BackgroundWork,
     pub(super) trace: Option<Trace>,
     pub(super) library: Option<Library>,
     /// Tells everybody to take nothing more.
@@ -68,10 +66,6 @@ impl Service {
                 Some(change) = self.changed.recv() => match change {
                     Change::Came(address, listener) => self.servers.add(address, listener)?,
                     Change::Gone(address) => self.servers.close(address),
-                },
-                task = self.background_tasks.panicked() => if task == BackgroundTask::PressureMonitor {
-                    // No task is left that would end the pause.
-                    self.background.set_paused(false);
                 },
                 error = self.servers.ended() => return Err(error),
             }

@@ -81,8 +81,10 @@ pub(super) async fn start(
     let mut background_tasks = BackgroundTasks::new(background.panics().clone());
     let (changes, changed) = mpsc::channel(1);
     if let Some(name) = config.network.interface.clone() {
-        let follow = interface::follow(name, config.listen.clone(), wanted, changes);
-        background_tasks.spawn(BackgroundTask::InterfaceWatch, follow);
+        let bound = interface::bound_addresses(config.listen.clone(), &wanted);
+        background_tasks.spawn(BackgroundTask::InterfaceWatch, move || {
+            interface::follow(name.clone(), bound.clone(), changes.clone())
+        });
     }
     let tier_limit = TierLimit::of(&cache);
     let following = tier_limit
@@ -99,16 +101,20 @@ pub(super) async fn start(
         monitor = monitor.reporting_memory("the fast tier in memory", Path::new("/"));
     }
     let pressure = monitor.metrics();
-    background_tasks.spawn(
-        BackgroundTask::PressureMonitor,
-        follow_pressure(monitor, following),
-    );
+    let monitor = Arc::new(tokio::sync::Mutex::new(monitor));
+    background_tasks.spawn(BackgroundTask::PressureMonitor, move || {
+        follow_pressure(monitor.clone(), following.clone())
+    });
     let of_traces = proxy.clone();
-    let tell_hot = async move { of_traces.tell_hot().await };
-    background_tasks.spawn(BackgroundTask::HotRanges, tell_hot);
+    background_tasks.spawn(BackgroundTask::HotRanges, move || {
+        let proxy = of_traces.clone();
+        async move { proxy.tell_hot().await }
+    });
     let of_stored = proxy.clone();
-    let offer = async move { of_stored.offer_stored().await };
-    background_tasks.spawn(BackgroundTask::StoredImages, offer);
+    background_tasks.spawn(BackgroundTask::StoredImages, move || {
+        let proxy = of_stored.clone();
+        async move { proxy.offer_stored().await }
+    });
     let threads = tokio::runtime::Handle::current().metrics().num_workers();
     let share = Share::new(&config, &environment.machine, threads);
     let (effective, shown) = watch::channel(config::show(&config));
@@ -134,10 +140,10 @@ pub(super) async fn start(
             },
             stopped,
         );
-        background_tasks.spawn(
-            BackgroundTask::AdminListener,
-            Arc::new(state).serve(listener),
-        );
+        let (admin, listener) = (Arc::new(state), Arc::new(listener));
+        background_tasks.spawn(BackgroundTask::AdminListener, move || {
+            Arc::clone(&admin).serve(listener.clone())
+        });
     }
     announce(&config, &cache, &listen, admin_address);
     if let Some(path) = &args.ready_file {
@@ -160,7 +166,6 @@ pub(super) async fn start(
         servers,
         changed,
         background_tasks,
-        background,
         trace,
         library,
         stop,

@@ -12,7 +12,11 @@ use prometheus_client::registry::{Registry, Unit};
 use tokio::time::MissedTickBehavior;
 
 /// Reads the pressure until the task is dropped. Background work pauses first, then `limit` follows.
-pub(super) async fn follow_pressure(mut monitor: PressureMonitor, limit: Option<TierLimit>) {
+pub(super) async fn follow_pressure(
+    monitor: Arc<tokio::sync::Mutex<PressureMonitor>>,
+    limit: Option<TierLimit>,
+) {
+    let mut monitor = monitor.lock().await;
     let mut ticks = tokio::time::interval(PressureMonitor::INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last = Instant::now();

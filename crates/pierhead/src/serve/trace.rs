@@ -69,12 +69,14 @@ impl Trace {
         let (stop, stopped) = channel();
         let writer = {
             let notes = notes.clone();
-            let watch = panics.watch(BackgroundTask::RequestLog);
+            let panics = panics.clone();
             std::thread::Builder::new()
                 .name("trace".into())
                 .spawn(move || {
-                    let _watch = watch;
-                    notes.write(&secret, &mut output, &stopped);
+                    let write = || notes.write(&secret, &mut output, &stopped);
+                    let wait =
+                        |pause| stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout);
+                    panics.restart(BackgroundTask::RequestLog, write, wait);
                 })?
         };
         Ok(Self {
