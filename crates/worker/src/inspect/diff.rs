@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io::{self, Read as _};
 
-use crate::store::wanted;
+use crate::store::decode_toc;
 use pierhead_bundle::Coding;
 use pierhead_bundle::format::{Event, Sizes};
 use pierhead_oci::Reference;
@@ -110,7 +110,7 @@ fn measure_bundle(
     progress: &dyn Progress,
 ) -> Result<BundleSize, Error> {
     let mut start = source.start_bundle(session, new, vec![old.digest], progress)?;
-    let table = wanted(&start.header, &[Some(&old.table)])?;
+    let table = decode_toc(&start.header, &[Some(&old.table)])?;
     let sizes = ContentSizes {
         new: &table,
         old: &old.table,

@@ -65,7 +65,7 @@ pub struct ContentCounts {
 }
 
 impl ContentCounts {
-    pub(super) fn new(counts: &store::Counts) -> Self {
+    pub(super) fn new(counts: &store::ApplyCounts) -> Self {
         Self {
             reused: counts.reused.contents,
             patched: counts.patched.contents,

@@ -2,20 +2,24 @@
 //! something is damaged, or the worker is killed.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
 
 use pierhead_oci::{Algorithm, Digest};
 use tempfile::TempDir;
 
+use super::content_dir::ContentDir;
+use super::folder::VERSION;
 use super::*;
+use crate::export::rootfs::StoreFiles;
 use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{
     Decoder, End, Event, Frames, Had, Header, Known, Prelude, Sizes, WireTable, bounded, unsent,
 };
 use pierhead_bundle::{Base, Coding, Frame, MAX_FRAME, RecordHead, Slice};
 use pierhead_toc::table::{self, LayerEntries};
-use pierhead_toc::{Entry, Kind, Table, Time};
+use pierhead_toc::{Entry, Error, FileDigest, Kind, Source as _, Table, Time};
 
 const NAME: &str = "registry.example/app:1";
 
@@ -338,8 +342,8 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
             },
             _,
         ) => {
-            let begin = Begin {
-                proven: false,
+            let begin = NewFetch {
+                is_toc_verified: false,
                 name: NAME,
                 ask: &Ask::default(),
                 etag: &prelude.etag(),
@@ -364,8 +368,8 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
 
 fn finish(apply: &Apply) -> Image {
     match apply.finish().unwrap() {
-        Outcome::Complete(whole) => whole.recorded().unwrap(),
-        Outcome::Need(need) => panic!("it lacks {need:?}"),
+        ApplyOutcome::Complete(whole) => whole.recorded().unwrap(),
+        ApplyOutcome::Missing(need) => panic!("it lacks {need:?}"),
     }
 }
 
@@ -526,7 +530,7 @@ fn a_stream_that_is_cut_is_gone_on_with() {
     // In the middle of the second record of the large one.
     let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
     let apply = feed(&store, &all[..cut], 50_000).unwrap();
-    assert!(matches!(apply.finish().unwrap(), Outcome::Need(_)));
+    assert!(matches!(apply.finish().unwrap(), ApplyOutcome::Missing(_)));
     drop(apply);
     drop(store);
     let store = f.store();
@@ -587,7 +591,7 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
         100_000,
     )
     .unwrap();
-    let Outcome::Need(need) = apply.finish().unwrap() else {
+    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
         panic!("it is damaged")
     };
     let needed: Vec<FileDigest> = need.iter().map(|(content, _)| *content).collect();
@@ -612,30 +616,31 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
     assert_holds(&store, &f.new, false);
 }
 
-/// Exports with hard links, into a folder that is given back.
-fn lend(store: &Store, made: &Made) -> TempDir {
-    lend_of(store, store, made)
+/// Exports with hard links into a new folder.
+fn export_linked(store: &Store, made: &Made) -> TempDir {
+    export_linked_from(store, store, made)
 }
 
-fn lend_of(store: &Store, files: &dyn Files, made: &Made) -> TempDir {
-    use crate::export::rootfs::{self, Contents, Options, Reuse};
+fn export_linked_from(store: &Store, files: &dyn StoreFiles, made: &Made) -> TempDir {
+    use crate::export::rootfs::{self, ContentSource, Options, ReuseMode};
     let folder = TempDir::new().unwrap();
     let options = Options {
-        reuse: Reuse::HardLink,
+        reuse: ReuseMode::HardLink,
         ..Options::default()
     };
-    let contents = Contents {
+    let contents = ContentSource {
         source: store,
         files: Some(files),
     };
-    let told = |_| {};
-    let summary = rootfs::rootfs(&made.table(), contents, folder.path(), &options, &told).unwrap();
+    let progress = |_| {};
+    let summary =
+        rootfs::rootfs(&made.table(), contents, folder.path(), &options, &progress).unwrap();
     assert!(summary.shared > 2, "{summary:?}");
     folder
 }
 
 #[test]
-fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
+fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
     use std::os::unix::fs::MetadataExt as _;
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
@@ -643,7 +648,7 @@ fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
-    let tree = lend(&store, &f.old);
+    let tree = export_linked(&store, &f.old);
     let large = f.of(&f.old, "c/large");
     let times = |path: &Path| {
         (
@@ -658,7 +663,7 @@ fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     assert_holds(&store, &f.old, false);
     drop(store);
     assert_holds(&f.store(), &f.old, false);
-    let stamps = f.folder.path().join("lent");
+    let stamps = f.folder.path().join("stamps");
     let mut bytes = fs::read(&stamps).unwrap();
     assert!(bytes.len() >= 48 && bytes.len().is_multiple_of(16));
     bytes.iter_mut().for_each(|byte| *byte ^= 1);
@@ -681,13 +686,13 @@ struct Altered<'a> {
     store: &'a Store,
     content: FileDigest,
     path: &'a Path,
-    linked: std::sync::Mutex<Option<bool>>,
+    linked: parking_lot::Mutex<Option<bool>>,
 }
 
-impl Files for Altered<'_> {
+impl StoreFiles for Altered<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         use std::os::unix::fs::MetadataExt as _;
-        let mut linked = self.linked.lock().unwrap();
+        let mut linked = self.linked.lock();
         if *content == self.content {
             *linked = linked.or(Some(true));
         } else if *linked == Some(true) {
@@ -709,12 +714,12 @@ impl Files for Altered<'_> {
         self.store.file(content)
     }
 
-    fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
-        self.store.is_still(content, file)
+    fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
+        self.store.is_current(content, file)
     }
 
-    fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
-        self.store.lent(content, file, modified)
+    fn record_link(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
+        self.store.record_link(content, file, modified)
     }
 }
 
@@ -732,13 +737,13 @@ fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
         store: &store,
         content: same,
         path: &path,
-        linked: std::sync::Mutex::default(),
+        linked: parking_lot::Mutex::default(),
     };
-    let _tree = lend_of(&store, &files, &f.old);
-    assert_eq!(*files.linked.lock().unwrap(), Some(false), "it was altered");
+    let _tree = export_linked_from(&store, &files, &f.old);
+    assert_eq!(*files.linked.lock(), Some(false), "it was altered");
     drop(store);
-    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
-    assert!(!contents().is_known(&same));
+    let contents = || ContentDir::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(!contents().has_stamp(&same));
     assert!(!contents().has(&same, None));
 }
 
@@ -754,23 +759,23 @@ fn nobody_else_looks_into_a_store_that_is_made() {
 }
 
 #[test]
-fn a_stamp_saves_reading_what_was_lent() {
+fn a_stamp_saves_the_read_of_a_shared_file() {
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
     }
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
-    let _tree = lend(&store, &f.old);
+    let _tree = export_linked(&store, &f.old);
     drop(store);
     let same = f.of(&f.old, "a/same");
-    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
-    assert!(contents().is_known(&same));
-    fs::remove_file(f.folder.path().join("lent")).unwrap();
-    assert!(!contents().is_known(&same));
+    let contents = || ContentDir::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(contents().has_stamp(&same));
+    fs::remove_file(f.folder.path().join("stamps")).unwrap();
+    assert!(!contents().has_stamp(&same));
     // Read once, it has one again.
     assert!(contents().has(&same, None));
-    assert!(contents().is_known(&same));
+    assert!(contents().has_stamp(&same));
 }
 
 #[test]
@@ -791,7 +796,7 @@ fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
         100_000,
     )
     .unwrap();
-    let Outcome::Need(need) = apply.finish().unwrap() else {
+    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
         panic!("it is damaged")
     };
     assert_eq!(need, vec![(f.of(&f.new, "d/alike"), 20_000)]);
@@ -971,7 +976,7 @@ fn frames_that_are_not_sent_are_asked_for() {
     end[8..16].copy_from_slice(&payload.to_le_bytes());
     encoded.end = end;
     let apply = feed(&store, &encoded.bytes(), 10_000).unwrap();
-    let Outcome::Need(need) = apply.finish().unwrap() else {
+    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
         panic!("one was not sent")
     };
     assert_eq!(need, vec![(f.of(&f.old, "a/same"), 3000)]);
@@ -1013,7 +1018,7 @@ fn a_new_store_may_be_opened_by_several_at_once() {
             let open = || {
                 start.wait();
                 let store = Store::open(&path, &[]).map_err(|error| error.to_string())?;
-                store.unsynced().map_err(|error| error.to_string())
+                store.mark_unsynced().map_err(|error| error.to_string())
             };
             let all: Vec<_> = (0..MANY).map(|_| scope.spawn(open)).collect();
             for opened in all {
@@ -1100,7 +1105,7 @@ fn one_unusable_entry_of_a_store_is_replaced_or_named() {
     other.0.contents.put(&content, b"bytes").unwrap();
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    let taken = store.0.contents.take(&other.0.contents, &content, 5);
+    let taken = store.0.contents.copy_from(&other.0.contents, &content, 5);
     assert!(taken.unwrap());
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
     drop(store);
