@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use pierhead_oci::Digest;
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{FileDigest, Kind};
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ impl Indices {
         }
         let blob = InMemory(bytes.clone());
         let out = self.folder.path().join(digest.hex());
-        let index = layer::index(&blob, request, &mut Unhurried, &out)?;
+        let index = layer::index(&blob, request, &mut Unpaced, &out)?;
         self.made.insert(*digest, index.clone());
         Ok(index)
     }
@@ -108,7 +108,7 @@ impl Indices {
         let mut touched = Vec::new();
         for ((index, contents), (layer, bytes)) in indices.iter().zip(wanted).zip(&image.layers) {
             let blob = Arc::new(InMemory(bytes.clone()));
-            let ranges = index.touched(blob, &contents, &mut Unhurried)?;
+            let ranges = index.hot_ranges(blob, &contents, &mut Unpaced)?;
             if !ranges.is_empty() {
                 touched.push(Touched {
                     layer: *layer,

@@ -11,9 +11,9 @@ use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::patch::{Effort, Level};
 use pierhead_bundle_server::plan::{Expected, prepare};
 use pierhead_oci::Digest;
-use pierhead_toc::table::{LayerEntries, encode};
-use pierhead_toc::{Entry, FileDigest, Kind, Source, Table, Time};
-use pierhead_toc::{Image, Tree};
+use pierhead_toc::image_toc::{LayerEntries, encode};
+use pierhead_toc::{Entry, FileDigest, ImageToc, Kind, Source, Time};
+use pierhead_toc::{TocView, Tree};
 use serde_json::Value;
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
@@ -50,7 +50,7 @@ fn main() -> Fallible<()> {
     let (mut sent, mut frames, mut plain) = (table, 0, 0);
     let mut by: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     let effort = level.map_or(Effort::Idle, |level| Effort::Level(Level::new(level)));
-    let (have, want) = (Image::with_layers(&have), Image::with_layers(&want));
+    let (have, want) = (TocView::with_layers(&have), TocView::with_layers(&want));
     let names = Tree::of(want)?;
     let expected = Expected::default();
     prepare(
@@ -107,7 +107,7 @@ fn blob(layout: &Path, digest: &Value) -> Fallible<PathBuf> {
     Ok(layout.join("blobs").join(digest.replace(':', "/")))
 }
 
-fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<Table> {
+fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<ImageToc> {
     let index = json(&layout.join("index.json"))?;
     let all = index["manifests"].as_array().ok_or("no manifests")?;
     let named =
@@ -139,7 +139,7 @@ fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<Table> {
             entries: entries.into_iter().map(Ok),
         });
     }
-    Ok(Table::merge(layers)?)
+    Ok(ImageToc::merge(layers)?)
 }
 
 fn entries(path: &Path, source: &mut Memory) -> Fallible<Vec<Entry>> {

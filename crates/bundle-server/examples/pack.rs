@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pierhead_bundle_server::pack::{Config, Contents, InMemory, Item, Packs, Settings, pack};
+use pierhead_bundle_server::pack::{
+    Contents, MemoryFrameIndex, PackConfig, PackItem, PackSettings, Packs, pack,
+};
 use pierhead_oci::Digest;
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Kind, Source};
 use serde_json::Value;
 
@@ -38,7 +40,7 @@ fn main() -> Done<()> {
         return Err("LAYOUT REF FOLDER [LEVEL [SMALL GROUP]]".into());
     };
     let (layout, folder) = (Path::new(layout), Path::new(folder));
-    let mut settings = Settings::default();
+    let mut settings = PackSettings::default();
     if let Some(level) = rest.first() {
         settings.level = level.parse()?;
     }
@@ -51,8 +53,8 @@ fn main() -> Done<()> {
     let compressed: u64 = layers.iter().map(|(_, blob)| blob.size()).sum();
     let packs_folder = folder.join("packs");
     let _ = fs::remove_dir_all(&packs_folder);
-    let packs = Arc::new(Packs::open(Config::new(&packs_folder, 64 << 30))?);
-    let known = Arc::new(InMemory::default());
+    let packs = Arc::new(Packs::open(PackConfig::new(&packs_folder, 64 << 30))?);
+    let known = Arc::new(MemoryFrameIndex::default());
 
     let (began, cpu, before) = (Instant::now(), cpu_seconds()?, peak()?);
     let (mut seen, mut raw, mut packed, mut frames) = (HashSet::new(), 0, 0, Vec::new());
@@ -143,7 +145,7 @@ fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex
                     diff_id: &diff_id,
                     limits: Limits::default(),
                 };
-                layer::index(&*blob, &request, &mut Unhurried, &out)?
+                layer::index(&*blob, &request, &mut Unpaced, &out)?
             }
         };
         layers.push((index, blob));
@@ -151,7 +153,7 @@ fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex
     Ok(layers)
 }
 
-fn items(index: &LayerIndex, seen: &mut HashSet<FileDigest>) -> Done<Vec<Item>> {
+fn items(index: &LayerIndex, seen: &mut HashSet<FileDigest>) -> Done<Vec<PackItem>> {
     let mut items = Vec::new();
     for entry in index.entries() {
         let entry = entry?;
@@ -159,12 +161,12 @@ fn items(index: &LayerIndex, seen: &mut HashSet<FileDigest>) -> Done<Vec<Item>> 
             && size > 0
             && seen.insert(content)
         {
-            items.push(Item::file(content, size, &entry.path));
+            items.push(PackItem::file(content, size, &entry.path));
         }
     }
     let (skeleton, size) = index.skeleton();
     if seen.insert(skeleton) {
-        items.push(Item::apart(skeleton, size));
+        items.push(PackItem::apart(skeleton, size));
     }
     Ok(items)
 }

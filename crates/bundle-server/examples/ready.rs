@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pierhead_bundle_server::library::{Config, Image, Library, State};
+use pierhead_bundle_server::{BundleServer, Config, Image, State};
 use pierhead_oci::Digest;
 use pierhead_testkit::source::BlobFolder;
 use serde_json::Value;
@@ -32,12 +32,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         .ok_or("no such image")?
         .parse()?;
     let mut config = Config::new(folder, 8 << 30, 1 << 30);
-    config.share = 100;
-    if let [quick, level] = rest {
-        (config.quick, config.level) = (quick.parse()?, level.parse()?);
+    config.cpu_percent = 100;
+    if let [fast, level] = rest {
+        (config.fast_level, config.optimized_level) = (fast.parse()?, level.parse()?);
     }
     let blobs = BlobFolder::new(layout.join("blobs/sha256"));
-    let library = Library::open(config, Arc::new(blobs))?;
+    let library = BundleServer::open(config, Arc::new(blobs))?;
     let began = Instant::now();
     let repository = "example/image".to_owned();
     library.offer(Image {
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             sent[0].unwrap_or(0),
             sent[1].unwrap_or(0),
             stat.packs,
-            stat.quick_layers
+            stat.fast_layers
         );
     };
     loop {
@@ -70,8 +70,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     say("ready");
-    if library.stat().quick_layers > 0 {
-        while library.stat().improved == 0 {
+    if library.stat().fast_layers > 0 {
+        while library.stat().optimized == 0 {
             sleep(Duration::from_millis(100));
         }
         say("packed well");

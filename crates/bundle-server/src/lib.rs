@@ -3,7 +3,7 @@
 //! It knows no cache, no network and no async runtime. It reads layers through `pierhead_toc::Blobs`.
 //!
 //! Layers, from the bytes up: `pack` (contents as compressed frames), `plan` (what to send), `directory`
-//! (what is known of each image), `library` (the work in the background, and the bundles).
+//! (what is known of each image), `server` (the work in the background, and the bundles).
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,8 @@ mod directory;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod library;
 pub mod pack;
 pub mod plan;
+mod server;
+
+pub use server::*;

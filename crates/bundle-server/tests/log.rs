@@ -6,16 +6,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pierhead_bundle_server::library::{Config, Image, Library, State};
+use pierhead_bundle_server::{BundleServer, Config, Image, State};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeOptions};
 use pierhead_testkit::log::capture_process;
 use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::{Blob, Blobs};
 
-struct InMemory(HashMap<Digest, Arc<MemoryBlob>>);
+struct MemoryBlobs(HashMap<Digest, Arc<MemoryBlob>>);
 
-impl Blobs for InMemory {
+impl Blobs for MemoryBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let found = self.0.get(digest).cloned();
         Ok(found.map(|bytes| bytes as Arc<dyn Blob>))
@@ -40,7 +40,7 @@ fn an_image_that_is_ready_has_one_line() {
     blobs.insert(refused.blobs[1].digest, broken);
     let folder = tempfile::tempdir().unwrap();
     let config = Config::new(folder.path(), 64 << 20, 16 << 20);
-    let library = Library::open(config, Arc::new(InMemory(blobs))).unwrap();
+    let library = BundleServer::open(config, Arc::new(MemoryBlobs(blobs))).unwrap();
     for image in &images {
         library.offer(Image {
             manifest: image.root,

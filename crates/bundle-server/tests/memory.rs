@@ -9,12 +9,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pierhead_bundle::api::Ask;
+use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{Decoder, Event};
-use pierhead_bundle_server::library::{Config, Image, Library, Piece, State};
+use pierhead_bundle_server::{BundleServer, Config, Image, Piece, State};
 use pierhead_oci::{Algorithm, Digest, Hasher};
 use pierhead_testkit::source::BlobFolder;
-use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
+use pierhead_worker::store::{Begin, Outcome, Store};
 use serde_json::json;
 
 /// With 100 000 the server takes 34 to 67 MiB and the worker 12 to 33, by shape; an empty process has 7.
@@ -98,8 +98,8 @@ fn serve(shape: &str, folder: &Path) {
     fs::create_dir(blobs.path()).unwrap();
     let manifest = image(shape, &blobs);
     let mut config = Config::new(folder.join("data"), 256 << 20, 64 << 20);
-    config.share = 100;
-    let library = Library::open(config, Arc::new(blobs)).unwrap();
+    config.cpu_percent = 100;
+    let library = BundleServer::open(config, Arc::new(blobs)).unwrap();
     library.offer(Image {
         manifest,
         repository: "registry/app".into(),
@@ -143,14 +143,14 @@ fn work(folder: &Path) {
                 } => {
                     apply = Some(
                         store
-                            .begin(NewFetch {
+                            .begin(Begin {
                                 name: "app",
-                                ask: &Ask::default(),
+                                ask: &BundleQuery::default(),
                                 etag: &prelude.etag(),
                                 prelude: &prelude,
                                 body: &body,
                                 header: *header,
-                                is_toc_verified: false,
+                                proven: false,
                             })
                             .unwrap(),
                     );
@@ -171,8 +171,8 @@ fn work(folder: &Path) {
         }
     }
     match apply.unwrap().finish().unwrap() {
-        ApplyOutcome::Complete(whole) => drop(whole.recorded().unwrap()),
-        outcome @ ApplyOutcome::Missing(_) => panic!("{outcome:?}"),
+        Outcome::Complete(whole) => drop(whole.recorded().unwrap()),
+        outcome @ Outcome::Need(_) => panic!("{outcome:?}"),
     }
 }
 

@@ -7,7 +7,8 @@ use std::io;
 
 use pierhead_bundle::{Coding, MAX_FRAME};
 use pierhead_bundle_server::pack::{
-    Config, InMemory, Item, Known, Packed, Packs, Settings, decode, improve, is_quick, pack,
+    FrameIndex, MemoryFrameIndex, PackConfig, PackItem, PackResult, PackSettings, Packs, decode,
+    is_fast, optimize, pack,
 };
 use pierhead_testkit::source::MemorySource;
 use pierhead_toc::{Error, FileDigest, Source};
@@ -15,7 +16,7 @@ use pierhead_toc::{Error, FileDigest, Source};
 struct Bench {
     _folder: tempfile::TempDir,
     packs: Packs,
-    known: InMemory,
+    known: MemoryFrameIndex,
     source: MemorySource,
 }
 
@@ -23,30 +24,30 @@ impl Bench {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         Self {
-            packs: Packs::open(Config::new(folder.path().join("packs"), 256 << 20)).unwrap(),
-            known: InMemory::default(),
+            packs: Packs::open(PackConfig::new(folder.path().join("packs"), 256 << 20)).unwrap(),
+            known: MemoryFrameIndex::default(),
             source: MemorySource::default(),
             _folder: folder,
         }
     }
 
-    fn item(&mut self, seed: u64, len: usize) -> Item {
-        Item::file(self.source.add(text(seed, len)), len as u64, b"usr/share/a")
+    fn item(&mut self, seed: u64, len: usize) -> PackItem {
+        PackItem::file(self.source.add(text(seed, len)), len as u64, b"usr/share/a")
     }
 
-    fn pack(&self, items: &[Item]) -> Packed {
+    fn pack(&self, items: &[PackItem]) -> PackResult {
         self.try_pack(items, &mut |_| Ok(())).unwrap()
     }
 
     fn try_pack(
         &self,
-        items: &[Item],
+        items: &[PackItem],
         pause: &mut dyn FnMut(u64) -> Result<(), Error>,
-    ) -> Result<Packed, Error> {
-        let settings = Settings {
+    ) -> Result<PackResult, Error> {
+        let settings = PackSettings {
             level: 1,
             small: 256 << 10,
-            ..Settings::default()
+            ..PackSettings::default()
         };
         pack(
             items,
@@ -59,7 +60,7 @@ impl Bench {
     }
 
     /// What frames decode to, content by content: each must be whole, right, and there once.
-    fn contents(&self, packed: &Packed) -> HashSet<FileDigest> {
+    fn contents(&self, packed: &PackResult) -> HashSet<FileDigest> {
         let mut found: Vec<(FileDigest, Vec<u8>)> = Vec::new();
         for place in &packed.frames {
             let frame = self.packs.frame(place).unwrap();
@@ -153,7 +154,7 @@ fn what_is_apart_shares_no_frame() {
     let mut bench = Bench::new();
     let file = bench.item(1, 1000);
     let content = bench.source.add(text(2, 1000));
-    let packed = bench.pack(&[file, Item::apart(content, 1000)]);
+    let packed = bench.pack(&[file, PackItem::apart(content, 1000)]);
     assert_eq!(packed.frames.len(), 2);
     assert_eq!(bench.known.get(&content).unwrap(), &packed.frames[..1]);
 }
@@ -164,7 +165,7 @@ fn what_does_not_compress_is_stored() {
     let mut bytes = vec![0; 400_000];
     fastrand::Rng::with_seed(1).fill(&mut bytes);
     let content = bench.source.add(bytes);
-    let packed = bench.pack(&[Item::file(content, 400_000, b"a")]);
+    let packed = bench.pack(&[PackItem::file(content, 400_000, b"a")]);
     assert_eq!(
         bench.packs.frame(&packed.frames[0]).unwrap().coding,
         Coding::Stored
@@ -213,10 +214,10 @@ impl Source for Liar {
 fn other_bytes_than_promised_are_never_known() {
     let mut bench = Bench::new();
     for item in [bench.item(1, 1000), bench.item(2, 1 << 20)] {
-        let settings = Settings {
+        let settings = PackSettings {
             level: 1,
             small: 256 << 10,
-            ..Settings::default()
+            ..PackSettings::default()
         };
         let result = pack(
             &[item],
@@ -272,41 +273,41 @@ fn better_frames_go_on_where_they_were_stopped() {
     let mut items: Vec<_> = (0..20).map(|seed| bench.item(seed, 20_000)).collect();
     let large = bench.item(99, 9 << 20);
     items.push(large);
-    let settings = Settings {
+    let settings = PackSettings {
         level: 1,
         small: 256 << 10,
-        quick: true,
-        ..Settings::default()
+        fast: true,
+        ..PackSettings::default()
     };
     let Bench { source, known, .. } = &bench;
-    let quick = pack(&items, source, &bench.packs, known, &settings, &mut |_| {
+    let fast = pack(&items, source, &bench.packs, known, &settings, &mut |_| {
         Ok(())
     });
-    let quick = quick.unwrap();
-    assert!(quick.frames.len() > 3 && quick.frames.iter().all(|it| is_quick(it.pack)));
-    let whole = bench.contents(&quick);
+    let fast = fast.unwrap();
+    assert!(fast.frames.len() > 3 && fast.frames.iter().all(|it| is_fast(it.pack)));
+    let whole = bench.contents(&fast);
     let before = bench.packs.stat().appended;
-    let (mut stops, frames) = (0, &quick.frames);
+    let (mut stops, frames) = (0, &fast.frames);
     let made = loop {
         // Stopped after each frame that it makes.
         let mut pause = |bytes| match bytes {
             0 => Ok(()),
             _ => Err(Error::Stopped),
         };
-        match improve(frames, &bench.packs, known, 6, &mut pause, &mut || Ok(())) {
+        match optimize(frames, &bench.packs, known, 6, &mut pause, &mut || Ok(())) {
             Ok(made) => break made,
             Err(Error::Stopped) if stops < frames.len() => stops += 1,
             Err(error) => panic!("{error}, after {stops}"),
         }
     };
     assert_eq!(stops, frames.len());
-    assert_eq!(made.len(), quick.frames.len());
+    assert_eq!(made.len(), fast.frames.len());
     assert_eq!(bench.packs.stat().appended, before + made.len() as u64);
-    let better = Packed {
-        frames: quick.frames.iter().map(|place| made[place]).collect(),
-        ..Packed::default()
+    let better = PackResult {
+        frames: fast.frames.iter().map(|place| made[place]).collect(),
+        ..PackResult::default()
     };
-    assert!(better.frames.iter().all(|it| !is_quick(it.pack)));
+    assert!(better.frames.iter().all(|it| !is_fast(it.pack)));
     assert_eq!(bench.contents(&better), whole);
     // Without the quick ones all is found, and nothing is packed again.
     bench.packs.give_up(&|_| false).unwrap();

@@ -10,26 +10,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
-use pierhead_bundle_server::pack::Place;
+use pierhead_bundle_server::pack::RecordLocation;
 use pierhead_bundle_server::pack::{
-    Config, Contents, InMemory, Item, Known, Packs, Part, Settings, is_quick, pack,
+    ContentRange, Contents, FrameIndex, MemoryFrameIndex, PackConfig, PackItem, PackSettings,
+    Packs, is_fast, pack,
 };
 use pierhead_testkit::source::{MemorySource, conforms};
 use pierhead_toc::{Error, FileDigest, Source};
 
-fn config(folder: &Path) -> Config {
-    Config {
+fn config(folder: &Path) -> PackConfig {
+    PackConfig {
         folder: folder.to_owned(),
         budget: 1 << 20,
         pack: 64 << 10,
     }
 }
 
-const FAST: Settings = Settings {
+const FAST: PackSettings = PackSettings {
     level: 1,
     small: 256 << 10,
     group: 4 << 20,
-    quick: false,
+    fast: false,
     most: u64::MAX,
 };
 
@@ -40,8 +41,8 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// A record whose payload is `bytes`, of one content.
-fn append(packs: &Packs, bytes: &[u8]) -> Result<Place, Error> {
-    let part = Part {
+fn append(packs: &Packs, bytes: &[u8]) -> Result<RecordLocation, Error> {
+    let part = ContentRange {
         content: FileDigest::of(bytes),
         offset: 0,
         len: bytes.len() as u64,
@@ -49,7 +50,7 @@ fn append(packs: &Packs, bytes: &[u8]) -> Result<Place, Error> {
     packs.append(&[part], Coding::Stored, bytes)
 }
 
-fn read(packs: &Packs, place: &Place) -> Result<Vec<u8>, Error> {
+fn read(packs: &Packs, place: &RecordLocation) -> Result<Vec<u8>, Error> {
     let mut payload = Vec::new();
     packs.read(place, &mut payload).map(|_| payload)
 }
@@ -170,7 +171,7 @@ fn the_budget_is_never_exceeded_and_the_least_used_leaves() {
     assert!(matches!(packs.file(&second), Err(Error::Missing(_))));
     assert!(packs.stat().evicted > 30);
     // A smaller budget holds from the start on; the order of use outlives a restart.
-    packs.upkeep();
+    packs.maintain();
     drop(packs);
     let mut half = config(folder.path());
     half.budget /= 2;
@@ -237,7 +238,7 @@ fn no_damaged_byte_is_given_to_anybody() {
             let packs = Packs::open(config(folder.path())).unwrap();
             let mut lost = 0;
             for (bytes, place) in contents.iter().zip(&places) {
-                assert!(!packs.is_checked(place));
+                assert!(!packs.is_verified(place));
                 match (packs.check(place), read(&packs, place)) {
                     (Ok(()), Ok(found)) => {
                         assert!(found == *bytes, "byte {at} of {name}");
@@ -245,7 +246,7 @@ fn no_damaged_byte_is_given_to_anybody() {
                             packs.frame(place).unwrap().members[0].content,
                             FileDigest::of(bytes)
                         );
-                        assert!(packs.is_checked(place));
+                        assert!(packs.is_verified(place));
                     }
                     (Err(_), Err(Error::Missing(_))) => {
                         assert!(!packs.contains(place) && packs.frame(place).is_err());
@@ -271,16 +272,17 @@ fn damage_under_a_running_process_is_found_once_checks_are_old() {
         .open(folder.path().join("00000000.pack"))
         .unwrap();
     file.write_all_at(b"x", place.offset + 5000).unwrap();
-    assert!(packs.is_checked(&place));
-    packs.upkeep();
-    assert!(!packs.is_checked(&place) && packs.contains(&place));
+    assert!(packs.is_verified(&place));
+    packs.maintain();
+    assert!(!packs.is_verified(&place) && packs.contains(&place));
     assert!(matches!(packs.check(&place), Err(Error::Malformed { .. })));
     assert!(!packs.contains(&place));
 }
 
-fn items(contents: &[Vec<u8>]) -> Vec<Item> {
-    let item =
-        |bytes: &Vec<u8>| Item::file(FileDigest::of(bytes), bytes.len() as u64, b"usr/lib/x.py");
+fn items(contents: &[Vec<u8>]) -> Vec<PackItem> {
+    let item = |bytes: &Vec<u8>| {
+        PackItem::file(FileDigest::of(bytes), bytes.len() as u64, b"usr/lib/x.py")
+    };
     contents.iter().map(item).collect()
 }
 
@@ -291,7 +293,7 @@ fn packed_contents_are_a_source() {
         let mut large = config(folder.path());
         (large.budget, large.pack) = (64 << 20, 16 << 20);
         let packs = Arc::new(Packs::open(large).unwrap());
-        let known = Arc::new(InMemory::default());
+        let known = Arc::new(MemoryFrameIndex::default());
         let all: MemorySource = contents.iter().cloned().collect();
         let done = pack(&items(contents), &all, &packs, &*known, &FAST, &mut |_| {
             Ok(())
@@ -312,7 +314,7 @@ fn packed_contents_are_a_source() {
 fn what_is_not_packed_any_more_comes_from_the_layers() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Arc::new(Packs::open(config(folder.path())).unwrap());
-    let known = Arc::new(InMemory::default());
+    let known = Arc::new(MemoryFrameIndex::default());
     let contents: Vec<_> = (0..4).map(|seed| random(seed, 10_000)).collect();
     let all: Arc<MemorySource> = Arc::new(contents.iter().cloned().collect());
     pack(
@@ -345,19 +347,19 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
 fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let quick = |seed| {
+    let fast = |seed| {
         let bytes = random(seed, 30_000);
-        let part = Part {
+        let part = ContentRange {
             content: FileDigest::of(&bytes),
             offset: 0,
             len: bytes.len() as u64,
         };
-        let mut writer = packs.quick_writer();
+        let mut writer = packs.fast_writer();
         writer.append(&[part], Coding::Stored, &bytes).unwrap()
     };
     let good = append(&packs, &random(1, 3000)).unwrap();
-    let places: Vec<_> = (10..16).map(quick).collect();
-    assert!(places.iter().all(|place| is_quick(place.pack)) && !is_quick(good.pack));
+    let places: Vec<_> = (10..16).map(fast).collect();
+    assert!(places.iter().all(|place| is_fast(place.pack)) && !is_fast(good.pack));
     let (held, kept) = (places[0].pack, places[2].pack);
     let other = places[5].pack;
     assert!(held != kept && kept != other && held != other);
@@ -387,15 +389,15 @@ fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
 
 /// Says how often it was asked.
 #[derive(Default)]
-struct Counting(InMemory, AtomicUsize);
+struct Counting(MemoryFrameIndex, AtomicUsize);
 
-impl Known for Counting {
-    fn get(&self, content: &FileDigest) -> Result<Vec<Place>, Error> {
+impl FrameIndex for Counting {
+    fn get(&self, content: &FileDigest) -> Result<Vec<RecordLocation>, Error> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.get(content)
     }
 
-    fn put(&self, content: &FileDigest, places: &[Place]) -> Result<(), Error> {
+    fn put(&self, content: &FileDigest, places: &[RecordLocation]) -> Result<(), Error> {
         self.0.put(content, places)
     }
 }
@@ -409,7 +411,7 @@ fn a_content_of_many_ranges_is_laid_out_once() {
     let bytes = random(1, 60 * RANGE);
     let content = FileDigest::of(&bytes);
     let write = |nth: usize| {
-        let part = Part {
+        let part = ContentRange {
             content,
             offset: (nth * RANGE) as u64,
             len: RANGE as u64,
@@ -444,12 +446,12 @@ fn a_content_of_many_ranges_is_laid_out_once() {
 #[test]
 fn packs_are_looked_up_while_files_are_made_and_deleted() {
     let folder = tempfile::tempdir().unwrap();
-    let here: Arc<std::sync::OnceLock<(std::sync::Weak<Packs>, Place)>> = Arc::default();
+    let here: Arc<std::sync::OnceLock<(std::sync::Weak<Packs>, RecordLocation)>> = Arc::default();
     let looked = Arc::new(AtomicUsize::new(0));
     let (of, count) = (here.clone(), looked.clone());
     // At each change to the disk another thread asks for a place, as those do that send.
-    let watch = move |step: pierhead_bundle_server::pack::Step<'_>| {
-        let changes_names = !matches!(step, pierhead_bundle_server::pack::Step::Write(..));
+    let watch = move |step: pierhead_bundle_server::pack::DiskChange<'_>| {
+        let changes_names = !matches!(step, pierhead_bundle_server::pack::DiskChange::Write(..));
         if let Some((packs, place)) = of.get().filter(|_| changes_names)
             && let Some(packs) = packs.upgrade()
         {

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pierhead_bundle::Coding;
-use pierhead_bundle_server::pack::Place;
-use pierhead_bundle_server::pack::{Config, Packs, Part, Step};
+use pierhead_bundle_server::pack::RecordLocation;
+use pierhead_bundle_server::pack::{ContentRange, DiskChange, PackConfig, Packs};
 use pierhead_toc::FileDigest;
 
 /// Appends of one run.
 const COUNT: u64 = 11;
 const BUDGET: u64 = 24 << 10;
 
-fn config(folder: &Path) -> Config {
-    Config {
+fn config(folder: &Path) -> PackConfig {
+    PackConfig {
         folder: folder.to_owned(),
         budget: BUDGET,
         pack: 4 << 10,
@@ -45,13 +45,17 @@ enum Fault {
 }
 
 /// Fails step number `nth`.
-fn watch(nth: u64, fault: Fault, steps: Arc<AtomicU64>) -> impl Fn(Step<'_>) -> io::Result<()> {
+fn watch(
+    nth: u64,
+    fault: Fault,
+    steps: Arc<AtomicU64>,
+) -> impl Fn(DiskChange<'_>) -> io::Result<()> {
     move |step| {
         let now = steps.fetch_add(1, Ordering::SeqCst);
         let is_hit = now == nth || (now > nth && fault != Fault::Full);
         if now == nth
             && fault != Fault::Kill
-            && let Step::Write(path, at, bytes) = step
+            && let DiskChange::Write(path, at, bytes) = step
         {
             let file = OpenOptions::new().write(true).open(path)?;
             file.write_all_at(&bytes[..bytes.len() / 2], at)?;
@@ -65,12 +69,12 @@ fn watch(nth: u64, fault: Fault, steps: Arc<AtomicU64>) -> impl Fn(Step<'_>) -> 
 }
 
 /// Appends until packs were turned over and evicted; returns what was said to be packed, with its seed.
-fn work(packs: &Packs) -> Vec<(u64, Place)> {
+fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
     let mut writer = packs.writer();
     let mut done = Vec::new();
     for seed in 0..COUNT {
         let bytes = content(seed);
-        let part = Part {
+        let part = ContentRange {
             content: FileDigest::of(&bytes),
             offset: 0,
             len: bytes.len() as u64,
@@ -99,7 +103,7 @@ fn on_disk(folder: &Path) -> u64 {
 }
 
 /// Whether a record is there; if so it must be the right one.
-fn is_there(packs: &Packs, (seed, place): &(u64, Place)) -> bool {
+fn is_there(packs: &Packs, (seed, place): &(u64, RecordLocation)) -> bool {
     let mut payload = Vec::new();
     if !packs.contains(place) {
         return false;
@@ -117,7 +121,7 @@ fn is_there(packs: &Packs, (seed, place): &(u64, Place)) -> bool {
 }
 
 /// Runs `test` for each step of the work, until there are no more.
-fn at_every_step(fault: Fault, test: impl Fn(&Path, &Packs, &[(u64, Place)])) {
+fn at_every_step(fault: Fault, test: impl Fn(&Path, &Packs, &[(u64, RecordLocation)])) {
     let mut nth = 0;
     loop {
         let folder = tempfile::tempdir().unwrap();
@@ -169,7 +173,7 @@ fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
         assert!(after.stat().bytes <= BUDGET);
         let more = work(&after);
         assert_eq!(more.len() as u64, COUNT);
-        let clash = |(_, place): &(u64, Place)| before.iter().any(|(_, old)| old == place);
+        let clash = |(_, place): &(u64, RecordLocation)| before.iter().any(|(_, old)| old == place);
         assert!(!more.iter().any(clash), "a place is given twice");
         let found = more
             .iter()

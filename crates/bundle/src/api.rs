@@ -9,7 +9,7 @@ use pierhead_toc::Error;
 pub const MAX_DOCUMENT: usize = 1 << 20;
 
 /// Most images that a worker may say it has: each is a table to merge.
-pub const MAX_HAVE: usize = 256;
+pub const MAX_BASE_IMAGES: usize = 256;
 
 /// Most shares that a bundle is sent in: each is a connection.
 pub const MAX_SHARES: u16 = 64;
@@ -21,11 +21,11 @@ pub const MAX_TRACE: usize = 16_384;
 pub const MEDIA_TYPE: &str = "application/vnd.pierhead.bundle.v1";
 
 /// The header of an answer that lists what of `have` is not known here, or may not be pulled by whoever asks.
-pub const UNKNOWN_HAVE: &str = "pierhead-unknown-have";
+pub const UNKNOWN_BASE_IMAGES: &str = "pierhead-unknown-have";
 
 /// `POST /v2/<name>/_pierhead/bundle`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ask {
+pub struct BundleQuery {
     /// A tag, or the digest of a manifest.
     pub want: String,
     /// `os/architecture[/variant]`: which image of an index.
@@ -55,7 +55,7 @@ pub struct Ask {
     pub start_order: bool,
 }
 
-/// The expected order of file opens at a container start. The response to an [`Ask`] with `start_order`.
+/// The expected order of file opens at a container start. The response to an [`BundleQuery`] with `start_order`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartOrder {
     /// Where the order comes from.
@@ -160,7 +160,7 @@ pub enum Stage {
     Index,
 }
 
-impl Ask {
+impl BundleQuery {
     /// Reads what a worker sent.
     ///
     /// # Errors
@@ -175,10 +175,10 @@ impl Ask {
             return Err(Error::malformed("bundle request", why));
         }
         match ask.have.len().max(ask.have_layers.len()) {
-            0..=MAX_HAVE => Ok(ask),
+            0..=MAX_BASE_IMAGES => Ok(ask),
             many => Err(Error::malformed(
                 "bundle request",
-                format!("{many} images in have, and {MAX_HAVE} are the most"),
+                format!("{many} images in have, and {MAX_BASE_IMAGES} are the most"),
             )),
         }
     }
@@ -219,12 +219,12 @@ mod tests {
 
     #[test]
     fn a_short_question_means_the_usual() {
-        let ask = Ask::parse(br#"{"want":"7"}"#).unwrap();
+        let ask = BundleQuery::parse(br#"{"want":"7"}"#).unwrap();
         assert_eq!(
             ask,
-            Ask {
+            BundleQuery {
                 want: "7".into(),
-                ..Ask::default()
+                ..BundleQuery::default()
             }
         );
         assert_eq!(serde_json::to_string(&ask).unwrap(), r#"{"want":"7"}"#);
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn shares_are_numbered_from_0() {
-        let ask = Ask::parse(br#"{"want":"7","share":[63,64]}"#).unwrap();
+        let ask = BundleQuery::parse(br#"{"want":"7","share":[63,64]}"#).unwrap();
         assert_eq!(ask.share, Some(Share(63, MAX_SHARES)));
         let json = serde_json::to_string(&ask).unwrap();
         assert_eq!(json, r#"{"want":"7","share":[63,64]}"#);
@@ -242,7 +242,10 @@ mod tests {
     fn hostile_questions_are_malformed() {
         let digest = format!("\"sha256:{}\"", "0".repeat(64));
         let have = |n: usize| format!(r#"{{"want":"7","have":[{}]}}"#, vec![&*digest; n].join(","));
-        assert_eq!(Ask::parse(have(256).as_bytes()).unwrap().have.len(), 256);
+        assert_eq!(
+            BundleQuery::parse(have(256).as_bytes()).unwrap().have.len(),
+            256
+        );
         for bad in [
             have(257),
             have(10_000),
@@ -262,7 +265,7 @@ mod tests {
             format!(r#"{{"want":"7","x":"{}"}}"#, "x".repeat(MAX_DOCUMENT)),
             "[".repeat(100_000),
         ] {
-            let parsed = Ask::parse(bad.as_bytes());
+            let parsed = BundleQuery::parse(bad.as_bytes());
             let start: String = bad.chars().take(60).collect();
             assert!(matches!(parsed, Err(Error::Malformed { .. })), "{start}");
         }

@@ -102,9 +102,9 @@ pub struct Slice {
 
 /// A range of a content that the worker has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Base {
+pub struct BaseSlice {
     /// Position in the bundle's list of images that the worker has.
-    pub have: u16,
+    pub image: u16,
     /// In that image's table.
     pub slice: Slice,
 }
@@ -157,7 +157,7 @@ pub struct Frame {
     /// What is in it, in order.
     pub members: Vec<Slice>,
     /// What it was made against; empty for [`Coding::Stored`] and [`Coding::Zstd`].
-    pub bases: Vec<Base>,
+    pub bases: Vec<BaseSlice>,
     /// How.
     pub coding: Coding,
 }

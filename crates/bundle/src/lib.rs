@@ -15,4 +15,4 @@ mod frame;
 pub mod fuzzing;
 pub mod patch;
 
-pub use frame::{Base, Coding, Frame, MAX_BASE, MAX_FRAME, RECORD_HEAD, RecordHead, Slice};
+pub use frame::{BaseSlice, Coding, Frame, MAX_BASE, MAX_FRAME, RECORD_HEAD, RecordHead, Slice};

@@ -122,7 +122,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
 }
 
 /// For the library of bundles, on a file system where `space` is left.
-pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle_server::library::Config {
+pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle_server::Config {
     /// Below this bundles are of little use; nobody who did not ask for it gives more.
     const AUTO: (u64, u64) = (256 << 20, 100 << 30);
     let bundle = &config.bundle;
@@ -136,11 +136,10 @@ pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle_server::
         Some(size) => size.resolve(space.total, 0),
     };
     let plans = size / 8;
-    let mut library =
-        pierhead_bundle_server::library::Config::new(&config.data, size - plans, plans);
+    let mut library = pierhead_bundle_server::Config::new(&config.data, size - plans, plans);
     library.workers = bundle.workers;
     if let Some(profile) = config.profile {
-        library.share = profile.worker_cpu;
+        library.cpu_percent = profile.worker_cpu;
     }
     library
 }
@@ -154,7 +153,7 @@ impl fmt::Debug for Day {
     }
 }
 
-impl pierhead_bundle_server::library::Wear for Day {
+impl pierhead_bundle_server::WriteBudget for Day {
     fn wrote(&self, bytes: u64) {
         self.0.wrote(bytes);
     }

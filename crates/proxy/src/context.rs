@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use pierhead_cache::{Cache, TagKey};
 use pierhead_host::CpuPacer;
 use pierhead_oci::{Digest, Registry, Repository};
@@ -108,7 +108,7 @@ pub(crate) struct SharedState {
     pub(crate) fill_owners: FillOwners,
     pub(crate) costs: DownloadCosts,
     /// `None`: there are no bundles.
-    pub(crate) library: Option<Library>,
+    pub(crate) library: Option<BundleServer>,
     /// Why there is no library, although the configuration wants one.
     pub(crate) library_failure: OnceLock<String>,
     pub(crate) background_pulls: BackgroundPulls,

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
 use pierhead_host::CpuPacer;
 use pierhead_oci::Reference;
@@ -64,7 +64,7 @@ impl Proxy {
         cache: Cache,
         client: Client,
         config: Config,
-        library: Option<Library>,
+        library: Option<BundleServer>,
     ) -> Self {
         let limits = ResourceLimits::new(config.limits.clone());
         let access_metrics = access::metrics::AccessMetrics::default();

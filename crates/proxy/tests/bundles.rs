@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
-use pierhead_bundle_server::library::State;
+use pierhead_bundle_server::State;
 use pierhead_bundle_server::pack;
 use pierhead_host::BackgroundWork;
 use pierhead_oci::Digest;
@@ -19,7 +19,7 @@ use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
-use pierhead_toc::{FileDigest, Kind, Table, table};
+use pierhead_toc::{FileDigest, ImageToc, Kind, image_toc};
 use serde_json::{Value, json};
 use stage::{Plan, Stage, blob_path, code, eventually, from, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -78,26 +78,29 @@ async fn bundle(stage: &Stage, body: &Value) -> Response {
     .await
 }
 
-struct Tables<'a>(&'a Table, Option<&'a Table>);
+struct Tables<'a>(&'a ImageToc, Option<&'a ImageToc>);
 
 impl Sizes for Tables<'_> {
     fn wanted(&self, content: u32) -> Option<u64> {
         self.0.contents().size(content)
     }
 
-    fn had(&self, _: u16, content: u32) -> Option<u64> {
+    fn base(&self, _: u16, content: u32) -> Option<u64> {
         self.1?.contents().size(content)
     }
 }
 
 /// Header, table, and the contents that came whole.
-fn received(bundle: &[u8], base: Option<&Table>) -> (Header, Table, BTreeMap<FileDigest, Vec<u8>>) {
+fn received(
+    bundle: &[u8],
+    base: Option<&ImageToc>,
+) -> (Header, ImageToc, BTreeMap<FileDigest, Vec<u8>>) {
     let mut decoder = Decoder::new();
     let mut rest = bundle;
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
         panic!("no header");
     };
-    let table = table::decode(&header.table.coded, header.table.base.and(base)).unwrap();
+    let table = image_toc::decode(&header.table.coded, header.table.base.and(base)).unwrap();
     let sizes = Tables(&table, base);
     let frames: Vec<_> = header
         .frames
@@ -134,7 +137,7 @@ fn received(bundle: &[u8], base: Option<&Table>) -> (Header, Table, BTreeMap<Fil
     (*header, table, contents)
 }
 
-fn is_whole(table: &Table, contents: &BTreeMap<FileDigest, Vec<u8>>) -> bool {
+fn is_whole(table: &ImageToc, contents: &BTreeMap<FileDigest, Vec<u8>>) -> bool {
     let all = table.contents();
     (0..table.visible()).all(|number| {
         all.size(number) == Some(0) || contents.contains_key(&all.content(number).unwrap())
@@ -175,10 +178,8 @@ async fn a_pull_by_layers_is_indexed_unasked() {
     stage.upstream.push("app", "1", &image.image);
     stage.pull(&image.image).await;
     let library = stage.library.clone().unwrap();
-    eventually(async || {
-        library.state(&image.image.root) == pierhead_bundle_server::library::State::Ready
-    })
-    .await;
+    eventually(async || library.state(&image.image.root) == pierhead_bundle_server::State::Ready)
+        .await;
     let answer = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
     assert_eq!(answer.status, 200);
 }
@@ -279,7 +280,7 @@ async fn what_a_worker_has_is_not_sent_and_what_is_unknown_is_told() {
     assert_eq!(update.header("pierhead-unknown-have"), Some(&*stranger));
     assert!(update.body.len() < whole.body.len());
     let (header, _, _) = received(&update.body, Some(&old_table));
-    assert_eq!(header.haves.len(), 1);
+    assert_eq!(header.base_images.len(), 1);
     // As many as somebody may say, none of them known.
     let many: Vec<_> = (0..256_u32)
         .map(|nth| Digest::from(FileDigest::of(&nth.to_le_bytes())).to_string())
@@ -879,7 +880,7 @@ async fn bundles_files_and_traces_are_for_those_who_may_pull_them_there() {
         assert_eq!(answer.status, 200, "{answer:.300?}");
         assert_eq!(answer.header("pierhead-unknown-have"), Some(&**unknown));
         let (header, _, contents) = received(&answer.body, None);
-        assert!(header.haves.is_empty() && is_whole(table, &contents));
+        assert!(header.base_images.is_empty() && is_whole(table, &contents));
         assert!(answer.body == whole.body, "as if nothing were had");
     }
 }

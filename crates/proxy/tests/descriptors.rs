@@ -8,7 +8,7 @@ mod stage;
 use std::fs::File;
 use std::time::Duration;
 
-use pierhead_bundle_server::library::State;
+use pierhead_bundle_server::State;
 use pierhead_testkit::http::{Connection, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

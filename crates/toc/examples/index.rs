@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pierhead_oci::Digest;
-use pierhead_toc::layer::{self, Limits, Request, Unhurried};
+use pierhead_toc::layer::{self, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, Source};
 
 struct Layer {
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             limits: Limits::default(),
         };
         let begin = cpu()?;
-        let index = match layer::index(&*opened, &request, &mut Unhurried, &out) {
+        let index = match layer::index(&*opened, &request, &mut Unpaced, &out) {
             Ok(index) => index,
             Err(error) => {
                 println!("{digest} {error}");

@@ -4,7 +4,7 @@
 //! layers through [`Blob`] and file contents through [`Source`].
 //!
 //! Layers, from the bytes up: [`FileDigest`] and [`Entry`] (the words), [`layer`] (one pass over a layer),
-//! [`table`] (the merged view of an image), [`Tree`] (the files of an image by path).
+//! [`image_toc`] (the merged view of an image), [`Tree`] (the files of an image by path).
 
 #![forbid(unsafe_code)]
 
@@ -16,17 +16,17 @@ mod file_digest;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod image;
+pub mod image_toc;
 pub mod layer;
 mod source;
-pub mod table;
+mod toc_view;
 mod tree;
 pub mod varint;
 
 pub use entry::{Entry, Kind, Time};
 pub use error::{Error, Fault, is_exhausted};
 pub use file_digest::FileDigest;
-pub use image::Image;
+pub use image_toc::ImageToc;
 pub use source::{Blob, Blobs, FileBlob, Source};
-pub use table::Table;
+pub use toc_view::TocView;
 pub use tree::{Leaf, Tree};

@@ -1,13 +1,13 @@
 //! What planning needs of a table: files and symbolic links by path, and which contents they have.
 
-use crate::Image;
-use crate::table::{Node, compare};
+use crate::TocView;
+use crate::image_toc::{Node, compare};
 use crate::{Error, FileDigest};
 
 /// The files of an image in path order, hard links as files of their own. About 16 bytes a file, and its path.
 #[derive(Debug)]
 pub struct Tree<'a> {
-    image: Image<'a>,
+    image: TocView<'a>,
     bytes: Vec<u8>,
     names: Vec<Name>,
 }
@@ -40,12 +40,12 @@ impl<'a> Tree<'a> {
     /// Reads a table once.
     ///
     /// # Errors
-    /// `Malformed`, never for a table that was parsed or built; `Image` when its paths take more than 96 MiB.
-    pub fn of(image: Image<'a>) -> Result<Self, Error> {
+    /// `Malformed`, never for a table that was parsed or built; `TocView` when its paths take more than 96 MiB.
+    pub fn of(image: TocView<'a>) -> Result<Self, Error> {
         Self::within(image, MAX_PATHS)
     }
 
-    fn within(image: Image<'a>, most: usize) -> Result<Self, Error> {
+    fn within(image: TocView<'a>, most: usize) -> Result<Self, Error> {
         let mut tree = Self {
             image,
             bytes: Vec::new(),
@@ -145,7 +145,7 @@ impl<'a> Tree<'a> {
     }
 
     /// What it is of.
-    pub const fn image(&self) -> &Image<'a> {
+    pub const fn image(&self) -> &TocView<'a> {
         &self.image
     }
 
@@ -158,8 +158,8 @@ impl<'a> Tree<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::LayerEntries;
-    use crate::{Entry, Kind, Table, Time};
+    use crate::image_toc::LayerEntries;
+    use crate::{Entry, ImageToc, Kind, Time};
 
     #[test]
     fn paths_are_bounded_in_bytes() {
@@ -182,8 +182,8 @@ mod tests {
             skeleton: (FileDigest::of(b"skeleton"), 8),
             entries: ["one", "two"].map(file).into_iter(),
         };
-        let table = Table::merge([layer]).expect("sound");
-        let image = Image::mounted(&table);
+        let table = ImageToc::merge([layer]).expect("sound");
+        let image = TocView::mounted(&table);
         assert_eq!(Tree::within(image, 10).expect("they fit").len(), 2);
         assert!(matches!(Tree::within(image, 9), Err(Error::Image(_))));
     }

@@ -16,7 +16,7 @@ mod hostile;
 
 use std::sync::Arc;
 
-use pierhead_toc::layer::{self, LayerIndex, Unhurried};
+use pierhead_toc::layer::{self, LayerIndex, Unpaced};
 use pierhead_toc::{Blob, FileDigest, Kind, Source};
 
 use pierhead_testkit::images::{Image, TreeOptions};
@@ -186,7 +186,7 @@ fn what_is_touched_is_enough_to_read_by() {
             FileDigest::of(b"elsewhere"),
         ];
         let touched =
-            |hot: &[FileDigest]| index.touched(blob.clone(), hot, &mut Unhurried).unwrap();
+            |hot: &[FileDigest]| index.hot_ranges(blob.clone(), hot, &mut Unpaced).unwrap();
         let ranges = touched(&hot);
         assert!(
             ranges.is_sorted_by(|a, b| a.end < b.start),

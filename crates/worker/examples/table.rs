@@ -13,11 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pierhead_toc::Table;
-use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
-use pierhead_toc::table::{decode, encode};
+use pierhead_toc::ImageToc;
+use pierhead_toc::image_toc::{decode, encode};
+use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Source, Time};
-use pierhead_worker::export::rootfs::{ContentSource, Options, ReuseMode, StoreFiles, rootfs};
+use pierhead_worker::export::rootfs::{Contents, Files, Options, Reuse, rootfs};
 use serde_json::Value;
 
 /// A folder of contents.
@@ -43,16 +43,16 @@ impl Store<'_> {
     }
 }
 
-impl StoreFiles for Store<'_> {
+impl Files for Store<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         File::open(self.0.join(content.hex())).map(Some)
     }
 
-    fn is_current(&self, _: &FileDigest, _: &File) -> io::Result<bool> {
+    fn is_still(&self, _: &FileDigest, _: &File) -> io::Result<bool> {
         Ok(true)
     }
 
-    fn record_link(&self, _: &FileDigest, _: &File, _: Time) -> io::Result<()> {
+    fn lent(&self, _: &FileDigest, _: &File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -81,11 +81,11 @@ fn main() -> Result<()> {
     let root = names.remove(0);
     let root = Path::new(&root);
     let folder = tempfile::tempdir()?;
-    let mut last: Option<Table> = None;
+    let mut last: Option<ImageToc> = None;
     for name in &names {
         let layers = index(root, name, folder.path())?;
         let all: Vec<&LayerIndex> = layers.iter().map(|(index, _)| index).collect();
-        let table = timed("build", || Ok(Table::build(&all)?))?;
+        let table = timed("build", || Ok(ImageToc::build(&all)?))?;
         println!(
             "{name}: {} entries, {} contents ({} visible), {} layers, {} bytes",
             table.entries(),
@@ -96,8 +96,8 @@ fn main() -> Result<()> {
         );
         let path = folder.path().join("table");
         timed("save", || Ok(table.save(&path)?))?;
-        timed("open", || Ok(Table::open(&path)?))?;
-        timed("parse", || Ok(Table::parse(table.bytes().to_vec())?))?;
+        timed("open", || Ok(ImageToc::open(&path)?))?;
+        timed("parse", || Ok(ImageToc::parse(table.bytes().to_vec())?))?;
         timed("walk", || {
             let mut rows = table.rows();
             let mut bytes = 0;
@@ -125,11 +125,8 @@ fn main() -> Result<()> {
             let folder = into.join("store");
             let store = Store(&folder);
             timed("fill a store", || store.fill(&layers))?;
-            for (name, reuse) in [
-                ("rootfs", ReuseMode::Clone),
-                ("linked", ReuseMode::HardLink),
-            ] {
-                let contents = ContentSource {
+            for (name, reuse) in [("rootfs", Reuse::Clone), ("linked", Reuse::HardLink)] {
+                let contents = Contents {
                     source: &store,
                     files: Some(&store),
                 };
@@ -197,7 +194,7 @@ fn index(root: &Path, name: &str, out: &Path) -> Result<Vec<(LayerIndex, Arc<dyn
         };
         let out = out.join(format!("{name}-{nth}"));
         layers.push((
-            layer::index(&*opened, &request, &mut Unhurried, &out)?,
+            layer::index(&*opened, &request, &mut Unpaced, &out)?,
             opened,
         ));
     }

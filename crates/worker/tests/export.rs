@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
-use pierhead_toc::layer::{self, Limits, Unhurried};
-use pierhead_toc::{Error, Source as _, Table};
-use pierhead_worker::export::{ImageLabels, ORIGINAL_MANIFEST, archive, layout};
+use pierhead_toc::layer::{self, Limits, Unpaced};
+use pierhead_toc::{Error, ImageToc, Source as _};
+use pierhead_worker::export::{Names, ORIGINAL, archive, layout};
 use pierhead_worker::store::Image;
 use serde_json::{Value, json};
 
@@ -48,8 +48,7 @@ fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
             limits: Limits::default(),
         };
         let path = folder.path().join(number.to_string());
-        let index =
-            layer::index(&MemoryBlob(tar.clone()), &request, &mut Unhurried, &path).unwrap();
+        let index = layer::index(&MemoryBlob(tar.clone()), &request, &mut Unpaced, &path).unwrap();
         let (skeleton, size) = index.skeleton();
         let mut bytes = vec![0; usize::try_from(size).unwrap()];
         index
@@ -85,12 +84,12 @@ fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
         manifest: serde_json::to_vec(&manifest).unwrap(),
         config,
         layers: true,
-        table: Table::build(&layers.iter().collect::<Vec<_>>()).unwrap(),
+        table: ImageToc::build(&layers.iter().collect::<Vec<_>>()).unwrap(),
     };
     (image, source)
 }
 
-const NAMES: ImageLabels<'_> = ImageLabels {
+const NAMES: Names<'_> = Names {
     full: Some("registry.example/app:1"),
     short: Some("1"),
 };
@@ -118,10 +117,7 @@ fn a_layout_has_the_layers_and_both_manifests() {
         found["annotations"]["org.opencontainers.image.ref.name"],
         "1"
     );
-    assert_eq!(
-        found["annotations"][ORIGINAL_MANIFEST],
-        image.digest().to_string()
-    );
+    assert_eq!(found["annotations"][ORIGINAL], image.digest().to_string());
     assert_eq!(blob(&image.digest().to_string()), image.manifest);
     let manifest = json_of(&blob(&digest.to_string()));
     assert_eq!(manifest["annotations"]["kept"], "yes");

@@ -9,16 +9,14 @@ use std::path::Path;
 
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
-use pierhead_toc::layer::{self, LayerIndex, Limits, Pace, Request, Unhurried};
-use pierhead_toc::table::{LayerEntries, Node};
-use pierhead_toc::{Entry, Error, FileDigest, Kind, Table, Time};
-use pierhead_worker::export::rootfs::{
-    self, ContentSource, Options, ReuseMode, StoreFiles, Summary, rootfs,
-};
+use pierhead_toc::image_toc::{LayerEntries, Node};
+use pierhead_toc::layer::{self, LayerIndex, Limits, Pace, Request, Unpaced};
+use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Time};
+use pierhead_worker::export::rootfs::{self, Contents, Files, Options, Reuse, Summary, rootfs};
 
-fn table(image: &TreeImage) -> Table {
+fn table(image: &TreeImage) -> ImageToc {
     let layers = layers(image);
-    Table::build(&layers.iter().collect::<Vec<_>>()).expect("built")
+    ImageToc::build(&layers.iter().collect::<Vec<_>>()).expect("built")
 }
 
 /// They outlive their folder.
@@ -33,12 +31,12 @@ fn layers(image: &TreeImage) -> Vec<LayerIndex> {
                 limits: Limits::default(),
             };
             let out = folder.path().join(nth.to_string());
-            layer::index(&MemoryBlob(tar.clone()), &request, &mut Unhurried, &out).expect("indexed")
+            layer::index(&MemoryBlob(tar.clone()), &request, &mut Unpaced, &out).expect("indexed")
         })
         .collect()
 }
 
-fn entries(table: &Table) -> Vec<Entry> {
+fn entries(table: &ImageToc) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut rows = table.rows();
     while let Some(row) = rows.next().expect("a sound table") {
@@ -77,7 +75,7 @@ fn a_random_image_merges_to_the_tree_that_was_meant() {
             assert_eq!(found, meant, "seed {seed}");
         }
         assert_eq!(table.entries() as usize, image.tree.len());
-        let parsed = Table::parse(table.bytes().to_vec()).expect("canonical");
+        let parsed = ImageToc::parse(table.bytes().to_vec()).expect("canonical");
         assert_eq!(parsed.bytes(), table.bytes());
     }
 }
@@ -93,13 +91,7 @@ fn a_random_image_lies_in_the_folder_as_it_was_meant() {
         let image = Image::tree(seed, &options);
         let (table, source) = (table(&image), source(&image));
         let folder = tempfile::tempdir().expect("a folder");
-        let summary = export(
-            &table,
-            &source,
-            None,
-            folder.path(),
-            &with(ReuseMode::Clone, 2),
-        );
+        let summary = export(&table, &source, None, folder.path(), &with(Reuse::Clone, 2));
         let summary = summary.expect("exported");
         assert_eq!(summary.entries, u64::from(table.entries()));
         assert!(summary.complete() || !is_root(), "{summary:?}");
@@ -107,7 +99,7 @@ fn a_random_image_lies_in_the_folder_as_it_was_meant() {
     }
 }
 
-fn with(reuse: ReuseMode, threads: usize) -> Options {
+fn with(reuse: Reuse, threads: usize) -> Options {
     Options {
         reuse,
         threads: NonZeroUsize::new(threads).expect("some"),
@@ -116,19 +108,13 @@ fn with(reuse: ReuseMode, threads: usize) -> Options {
 }
 
 fn export(
-    table: &Table,
+    table: &ImageToc,
     source: &MemorySource,
-    files: Option<&dyn StoreFiles>,
+    files: Option<&dyn Files>,
     into: &Path,
     options: &Options,
 ) -> Result<Summary, Error> {
-    rootfs(
-        table,
-        ContentSource { source, files },
-        into,
-        options,
-        &|_| {},
-    )
+    rootfs(table, Contents { source, files }, into, options, &|_| {})
 }
 
 /// A store: one file a content.
@@ -144,18 +130,18 @@ impl Store {
     }
 }
 
-impl StoreFiles for Store {
+impl Files for Store {
     fn file(&self, content: &FileDigest) -> io::Result<Option<std::fs::File>> {
         std::fs::File::open(self.0.path().join(content.hex())).map(Some)
     }
 
-    fn is_current(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
+    fn is_still(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
         use std::os::unix::fs::MetadataExt as _;
         let named = std::fs::metadata(self.0.path().join(content.hex()))?;
         Ok(named.ino() == file.metadata()?.ino())
     }
 
-    fn record_link(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
+    fn lent(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -197,18 +183,18 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     let changed = entries(&other);
     let nothing = MemorySource::default();
     let trees = [
-        (ReuseMode::Clone, &table, &image.tree),
-        (ReuseMode::HardLink, &table, &image.tree),
-        (ReuseMode::HardLink, &table, &image.tree),
-        (ReuseMode::HardLink, &other, &changed),
-        (ReuseMode::HardLink, &other, &changed),
-        (ReuseMode::HardLink, &table, &image.tree),
+        (Reuse::Clone, &table, &image.tree),
+        (Reuse::HardLink, &table, &image.tree),
+        (Reuse::HardLink, &table, &image.tree),
+        (Reuse::HardLink, &other, &changed),
+        (Reuse::HardLink, &other, &changed),
+        (Reuse::HardLink, &table, &image.tree),
     ];
     let mut folders = Vec::new();
     let mut shared = Vec::new();
     for (reuse, table, _) in trees {
         let folder = tempfile::tempdir().expect("a folder");
-        let files = Some(&store as &dyn StoreFiles);
+        let files = Some(&store as &dyn Files);
         let summary = export(table, &nothing, files, folder.path(), &with(reuse, 2));
         let summary = summary.expect("exported");
         assert!(summary.complete() || !is_root(), "{summary:?}");
@@ -217,7 +203,7 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     }
     // Each is what it was meant to be after all of them were written.
     for (folder, (reuse, _, tree)) in folders.iter().zip(trees) {
-        let linked = reuse == ReuseMode::HardLink;
+        let linked = reuse == Reuse::HardLink;
         disk::compare_but_links(folder.path(), tree, &image.contents, is_root(), linked);
     }
     if is_root() {
@@ -235,8 +221,8 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     // Without the trees nobody counts on the attributes of the store's files.
     drop(folders);
     let folder = tempfile::tempdir().expect("a folder");
-    let files = Some(&store as &dyn StoreFiles);
-    let linked = with(ReuseMode::HardLink, 1);
+    let files = Some(&store as &dyn Files);
+    let linked = with(Reuse::HardLink, 1);
     let summary = export(&other, &nothing, files, folder.path(), &linked).expect("exported");
     assert!(!is_root() || summary.shared > shared[3], "{summary:?}");
     disk::compare_but_links(folder.path(), &changed, &image.contents, is_root(), true);
@@ -269,7 +255,7 @@ fn trees_that_are_written_at_once_have_each_their_own_attributes() {
             let (table, store) = (&versions[nth % 2], &store);
             scope.spawn(move || {
                 let nothing = MemorySource::default();
-                let linked = with(ReuseMode::HardLink, 2);
+                let linked = with(Reuse::HardLink, 2);
                 export(table, &nothing, Some(store), folder.path(), &linked).expect("exported");
             });
         }
@@ -290,7 +276,7 @@ fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
     let folder = tempfile::tempdir().expect("a folder");
     let over = Options {
         over: true,
-        ..with(ReuseMode::HardLink, 1)
+        ..with(Reuse::HardLink, 1)
     };
     for table in [&old, &new] {
         export(table, &source, Some(&store), folder.path(), &over).expect("exported");
@@ -326,7 +312,7 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
         }
     });
     let folder = tempfile::tempdir().expect("a folder");
-    let linked = with(ReuseMode::HardLink, 1);
+    let linked = with(Reuse::HardLink, 1);
     export(&of(&entries), &source, Some(&store), folder.path(), &linked).expect("exported");
     for (name, ..) in cases {
         let kept = store.0.path().join(FileDigest::of(name.as_bytes()).hex());
@@ -340,7 +326,7 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
 /// A store that gets another file of a content when one was taken, and another tree the one that was.
 struct Renewed<'a>(&'a Store, &'a Path);
 
-impl StoreFiles for Renewed<'_> {
+impl Files for Renewed<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<std::fs::File>> {
         let file = self.0.file(content)?;
         let named = self.0.0.path().join(content.hex());
@@ -352,11 +338,11 @@ impl StoreFiles for Renewed<'_> {
         Ok(file)
     }
 
-    fn is_current(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
-        self.0.is_current(content, file)
+    fn is_still(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
+        self.0.is_still(content, file)
     }
 
-    fn record_link(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
+    fn lent(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -372,7 +358,7 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
     let trees = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
     let of_a_tree = trees[0].path().join("f");
     let renewed = Renewed(&store, &of_a_tree);
-    let linked = with(ReuseMode::HardLink, 1);
+    let linked = with(Reuse::HardLink, 1);
     export(&table, &source, Some(&renewed), trees[1].path(), &linked).expect("exported");
     let [kept, new] =
         [&of_a_tree, &trees[1].path().join("f")].map(|path| path.metadata().expect("there"));
@@ -382,8 +368,8 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
 }
 
 /// A table of one layer.
-fn of(entries: &[Entry]) -> Table {
-    Table::merge([LayerEntries {
+fn of(entries: &[Entry]) -> ImageToc {
+    ImageToc::merge([LayerEntries {
         diff_id: digest_of(b""),
         skeleton: (FileDigest::of(b""), 0),
         files: None,
@@ -497,7 +483,7 @@ fn a_very_deep_tree_is_written() {
 fn what_a_file_system_does_not_take_is_told_with_its_size_and_the_mend() {
     let of_one = |entry: Entry| {
         let folder = tempfile::tempdir().expect("a folder");
-        let options = with(ReuseMode::Clone, 1);
+        let options = with(Reuse::Clone, 1);
         let source = MemorySource::default();
         let done = export(&of(&[entry]), &source, None, folder.path(), &options);
         done.map(|summary| summary.entries).map_err(|error| {
@@ -538,7 +524,7 @@ fn what_the_source_lacks_is_told_and_ends_it() {
         &source,
         None,
         folder.path(),
-        &with(ReuseMode::Clone, 3),
+        &with(Reuse::Clone, 3),
     );
     assert!(matches!(failed, Err(Error::Missing(_))), "{failed:?}");
     let left = std::fs::read_dir(folder.path()).expect("the folder stays");
@@ -609,10 +595,10 @@ fn putting_layers_together_stops_when_it_is_told_to() {
     let layers = layers(&Image::tree(1, &TreeOptions::default()));
     let layers: Vec<_> = layers.iter().collect();
     for pauses in 0..2 {
-        let stopped = Table::build_at(&layers, &mut Stops(pauses));
+        let stopped = ImageToc::build_at(&layers, &mut Stops(pauses));
         assert!(matches!(stopped, Err(Error::Stopped)), "{pauses}");
     }
-    let built = Table::build_at(&layers, &mut Stops(u32::MAX)).expect("built");
-    let expected = Table::build(&layers).expect("built");
+    let built = ImageToc::build_at(&layers, &mut Stops(u32::MAX)).expect("built");
+    let expected = ImageToc::build(&layers).expect("built");
     assert!(built.bytes() == expected.bytes());
 }

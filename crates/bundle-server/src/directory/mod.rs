@@ -16,8 +16,8 @@ use pierhead_oci::Digest;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::pack::Known;
-use crate::pack::Place;
+use crate::pack::FrameIndex;
+use crate::pack::RecordLocation;
 use pierhead_toc::{Error, FileDigest};
 
 /// Of keys and values; another one is a reason to start anew.
@@ -49,13 +49,13 @@ pub(crate) enum Stage {
     /// Never written.
     Refused(String),
     /// As `Ready`; these of its layers have frames that better ones will replace.
-    Quick(Vec<Digest>),
+    Fast(Vec<Digest>),
 }
 
 impl Stage {
     /// Whether the image can be bundled.
     pub(crate) const fn is_ready(&self) -> bool {
-        matches!(self, Self::Ready | Self::Quick(_))
+        matches!(self, Self::Ready | Self::Fast(_))
     }
 }
 
@@ -153,7 +153,10 @@ impl Directory {
     }
 
     /// Visits all contents with places; those that `keep` does not want are forgotten.
-    pub(crate) fn retain_places(&self, keep: impl Fn(&[Place]) -> bool) -> Result<u64, Error> {
+    pub(crate) fn retain_places(
+        &self,
+        keep: impl Fn(&[RecordLocation]) -> bool,
+    ) -> Result<u64, Error> {
         self.guarded("tidy the directory", |open| {
             let mut gone = 0;
             for entry in &open.places {
@@ -222,15 +225,15 @@ impl Directory {
     }
 }
 
-impl Known for Directory {
-    fn get(&self, content: &FileDigest) -> Result<Vec<Place>, Error> {
+impl FrameIndex for Directory {
+    fn get(&self, content: &FileDigest) -> Result<Vec<RecordLocation>, Error> {
         self.guarded("read the directory", |open| {
             let value = open.places.get(content.as_bytes())?;
             Ok(value.map(|value| places(&value)).unwrap_or_default())
         })
     }
 
-    fn put(&self, content: &FileDigest, places: &[Place]) -> Result<(), Error> {
+    fn put(&self, content: &FileDigest, places: &[RecordLocation]) -> Result<(), Error> {
         let mut value = Vec::with_capacity(places.len() * PLACE);
         for place in places {
             value.extend_from_slice(&place.pack.to_le_bytes());
@@ -244,9 +247,9 @@ impl Known for Directory {
     }
 }
 
-fn places(value: &[u8]) -> Vec<Place> {
+fn places(value: &[u8]) -> Vec<RecordLocation> {
     let place = |bytes: &[u8]| {
-        Some(Place {
+        Some(RecordLocation {
             pack: u32::from_le_bytes(*bytes.first_chunk()?),
             offset: u64::from_le_bytes(*bytes.get(4..)?.first_chunk()?),
             len: u32::from_le_bytes(*bytes.get(12..)?.first_chunk()?),

@@ -9,8 +9,8 @@ fn row() -> ImageRow {
     }
 }
 
-fn place(pack: u32) -> Place {
-    Place {
+fn place(pack: u32) -> RecordLocation {
+    RecordLocation {
         pack,
         offset: 1 << 33,
         len: 77,

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::pack::Place;
+use crate::pack::RecordLocation;
 use pierhead_toc::{Error, FileDigest, Source};
 
-use super::{Known, PackedFrame, Packs, decode};
+use super::{FrameIndex, PackedFrame, Packs, decode};
 
 /// A [`Source`] over packs, with another one (layers) for what is not in them. Shared by threads.
 pub struct Contents {
     packs: Arc<Packs>,
-    known: Arc<dyn Known>,
+    known: Arc<dyn FrameIndex>,
     layers: Arc<dyn Source + Send + Sync>,
     recent: Mutex<Recent>,
     laid: Mutex<VecDeque<(FileDigest, Arc<Ranges>)>>,
@@ -22,11 +22,11 @@ pub struct Contents {
 const LAID: usize = 4;
 
 /// Where the ranges of a content begin, and their frames, in order.
-type Ranges = Vec<(u64, Place)>;
+type Ranges = Vec<(u64, RecordLocation)>;
 
 /// Frames as they decode, the last used first: neighbours in a frame are often asked for one after the other.
 struct Recent {
-    frames: VecDeque<(Place, Arc<Decoded>)>,
+    frames: VecDeque<(RecordLocation, Arc<Decoded>)>,
     bytes: usize,
     most: usize,
 }
@@ -40,7 +40,7 @@ impl Contents {
     /// Keeps up to `memory` bytes of decoded frames (one frame is up to 4 MiB).
     pub fn new(
         packs: Arc<Packs>,
-        known: Arc<dyn Known>,
+        known: Arc<dyn FrameIndex>,
         layers: Arc<dyn Source + Send + Sync>,
         memory: usize,
     ) -> Self {
@@ -59,7 +59,7 @@ impl Contents {
     }
 
     /// What a frame decodes to; checked, dropped from its pack when it is damaged.
-    fn decoded(&self, place: &Place) -> Result<Arc<Decoded>, Error> {
+    fn decoded(&self, place: &RecordLocation) -> Result<Arc<Decoded>, Error> {
         if let Some(found) = self.recent().get(place) {
             return Ok(found);
         }
@@ -212,7 +212,7 @@ impl Source for Contents {
 }
 
 impl Recent {
-    fn get(&mut self, place: &Place) -> Option<Arc<Decoded>> {
+    fn get(&mut self, place: &RecordLocation) -> Option<Arc<Decoded>> {
         let at = self.frames.iter().position(|(of, _)| of == place)?;
         let found = self.frames.remove(at)?;
         let decoded = found.1.clone();
@@ -220,7 +220,7 @@ impl Recent {
         Some(decoded)
     }
 
-    fn put(&mut self, place: Place, decoded: Arc<Decoded>) {
+    fn put(&mut self, place: RecordLocation, decoded: Arc<Decoded>) {
         if decoded.bytes.len() > self.most || self.frames.iter().any(|(of, _)| *of == place) {
             return;
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A change that is about to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Step<'a> {
+pub enum DiskChange<'a> {
     /// A file is made, empty.
     Create(&'a Path),
     /// Bytes are written at an offset.
@@ -27,8 +27,8 @@ pub enum Step<'a> {
     Remove(&'a Path),
 }
 
-/// Called before each [`Step`]; an error is taken as the system's answer to it.
-pub(super) type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
+/// Called before each [`DiskChange`]; an error is taken as the system's answer to it.
+pub(super) type Watch = Arc<dyn Fn(DiskChange<'_>) -> io::Result<()> + Send + Sync>;
 
 /// See the head of this module.
 #[derive(Clone, Default)]
@@ -50,12 +50,12 @@ impl Disk {
         self.written.load(Ordering::Relaxed)
     }
 
-    fn step(&self, step: Step<'_>) -> io::Result<()> {
+    fn step(&self, step: DiskChange<'_>) -> io::Result<()> {
         self.watch.as_ref().map_or(Ok(()), |watch| watch(step))
     }
 
     pub(super) fn create(&self, path: &Path) -> io::Result<File> {
-        self.step(Step::Create(path))?;
+        self.step(DiskChange::Create(path))?;
         OpenOptions::new()
             .read(true)
             .write(true)
@@ -65,7 +65,7 @@ impl Disk {
     }
 
     pub(super) fn write(&self, path: &Path, file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.step(Step::Write(path, at, bytes))?;
+        self.step(DiskChange::Write(path, at, bytes))?;
         file.write_all_at(bytes, at)?;
         self.written
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -73,18 +73,18 @@ impl Disk {
     }
 
     pub(super) fn cut(&self, path: &Path, file: &File, len: u64) -> io::Result<()> {
-        self.step(Step::Cut(path, len))?;
+        self.step(DiskChange::Cut(path, len))?;
         file.set_len(len)
     }
 
     pub(super) fn sync(&self, path: &Path, file: &File) -> io::Result<()> {
-        self.step(Step::Sync(path))?;
+        self.step(DiskChange::Sync(path))?;
         file.sync_data()
     }
 
     /// Deleting what is not there is no error.
     pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
-        self.step(Step::Remove(path))?;
+        self.step(DiskChange::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
@@ -97,10 +97,10 @@ impl Disk {
         let file = self.create(&beside)?;
         self.write(&beside, &file, 0, bytes)?;
         self.sync(&beside, &file)?;
-        self.step(Step::Rename(&beside, path))?;
+        self.step(DiskChange::Rename(&beside, path))?;
         fs::rename(&beside, path)?;
         let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        self.step(Step::SyncFolder(folder))?;
+        self.step(DiskChange::SyncFolder(folder))?;
         File::open(folder)?.sync_all()
     }
 }

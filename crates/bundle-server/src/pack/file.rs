@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::pack::Place;
+use crate::pack::RecordLocation;
 use pierhead_bundle::{RECORD_HEAD, RecordHead};
 use pierhead_toc::Error;
 
 use super::index::{self, Record};
-use super::{PackedFrame, Part};
+use super::{ContentRange, PackedFrame};
 
 /// Bytes of the file system that a file of `len` bytes takes: whole blocks.
 pub(super) const fn on_disk(len: u64) -> u64 {
@@ -34,16 +34,16 @@ pub struct PackFile {
     number: u32,
     pub(super) data: File,
     pub(super) index: File,
-    records: Mutex<Vec<Known>>,
+    records: Mutex<Vec<VerifiedRecord>>,
     /// Bytes on disk of both files, and those of all packs of the folder.
     bytes: AtomicU64,
     total: Arc<AtomicU64>,
 }
 
 /// One record, and whether its checksum was compared lately.
-struct Known {
+struct VerifiedRecord {
     record: Record,
-    is_checked: bool,
+    is_verified: bool,
 }
 
 impl PackFile {
@@ -55,9 +55,9 @@ impl PackFile {
         bytes: u64,
         total: Arc<AtomicU64>,
     ) -> Self {
-        let known = |record| Known {
+        let known = |record| VerifiedRecord {
             record,
-            is_checked: false,
+            is_verified: false,
         };
         Self {
             number,
@@ -74,7 +74,7 @@ impl PackFile {
         self.number
     }
 
-    /// The records, to be sent as they lie there: from [`Place::offset`] on. Only what was checked
+    /// The records, to be sent as they lie there: from [`RecordLocation::offset`] on. Only what was checked
     /// ([`super::Packs::check`]) may leave so.
     pub const fn file(&self) -> &File {
         &self.data
@@ -100,23 +100,23 @@ impl PackFile {
 
     pub(super) fn push(&self, record: Record) {
         // The bytes were at hand a moment ago; but whether the disk took them is seen when they are read.
-        self.records().push(Known {
+        self.records().push(VerifiedRecord {
             record,
-            is_checked: false,
+            is_verified: false,
         });
     }
 
     /// What lies at `place`, and whether it was checked; `None` when nothing does (any more).
-    pub(super) fn find(&self, place: &Place) -> Option<(Record, bool)> {
+    pub(super) fn find(&self, place: &RecordLocation) -> Option<(Record, bool)> {
         let records = self.records();
         let at = position(&records, place)?;
-        Some((records[at].record, records[at].is_checked))
+        Some((records[at].record, records[at].is_verified))
     }
 
     /// Records in the order in which they lie there.
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<RecordLocation> {
         let records = self.records();
-        let place = |known: &Known| Place {
+        let place = |known: &VerifiedRecord| RecordLocation {
             pack: self.number,
             offset: u64::from(known.record.offset),
             len: known.record.len,
@@ -125,14 +125,18 @@ impl PackFile {
     }
 
     /// Believes no check any more.
-    pub(super) fn forget_checks(&self) {
+    pub(super) fn forget_verified(&self) {
         for known in self.records().iter_mut() {
-            known.is_checked = false;
+            known.is_verified = false;
         }
     }
 
     /// Reads a record and compares its checksum. `payload` is cleared first, and holds it only after success.
-    pub(super) fn read(&self, place: &Place, payload: &mut Vec<u8>) -> Result<RecordHead, Error> {
+    pub(super) fn read(
+        &self,
+        place: &RecordLocation,
+        payload: &mut Vec<u8>,
+    ) -> Result<RecordHead, Error> {
         payload.clear();
         let (record, _) = self.find(place).ok_or_else(|| missing(place))?;
         let mut head = [0; RECORD_HEAD];
@@ -154,7 +158,7 @@ impl PackFile {
     }
 
     /// The head of the record at `place`.
-    pub(super) fn head(&self, place: &Place) -> Result<[u8; RECORD_HEAD], Error> {
+    pub(super) fn head(&self, place: &RecordLocation) -> Result<[u8; RECORD_HEAD], Error> {
         let mut head = [0; RECORD_HEAD];
         let read = self.data.read_exact_at(&mut head, place.offset);
         read.map_err(|error| Error::io(self.doing("read"), error))?;
@@ -162,7 +166,7 @@ impl PackFile {
     }
 
     /// Compares the checksum of a record. Reads it in pieces: no memory of its size.
-    pub(super) fn check(&self, place: &Place) -> Result<(), Error> {
+    pub(super) fn check(&self, place: &RecordLocation) -> Result<(), Error> {
         let (record, _) = self.find(place).ok_or_else(|| missing(place))?;
         let mut piece = vec![0; 64 << 10];
         let (mut at, end) = (place.offset, place.offset + u64::from(place.len));
@@ -180,13 +184,18 @@ impl PackFile {
     }
 
     /// Notes a record as checked, or drops it when it is damaged: it is as if it had never been packed.
-    fn judge(&self, place: &Place, read: io::Result<()>, is_same: bool) -> Result<(), Error> {
+    fn judge(
+        &self,
+        place: &RecordLocation,
+        read: io::Result<()>,
+        is_same: bool,
+    ) -> Result<(), Error> {
         match read {
             Err(error) if !is_damage(&error) => Err(Error::io(self.doing("read"), error)),
             Ok(()) if is_same => {
                 let mut records = self.records();
                 if let Some(at) = position(&records, place) {
-                    records[at].is_checked = true;
+                    records[at].is_verified = true;
                 }
                 Ok(())
             }
@@ -198,7 +207,7 @@ impl PackFile {
     }
 
     /// What is in the frame at `place`.
-    pub(super) fn frame(&self, place: &Place) -> Result<PackedFrame, Error> {
+    pub(super) fn frame(&self, place: &RecordLocation) -> Result<PackedFrame, Error> {
         let (record, members) = self.entry(place)?;
         Ok(PackedFrame {
             place: *place,
@@ -207,7 +216,7 @@ impl PackFile {
         })
     }
 
-    fn entry(&self, place: &Place) -> Result<(Record, Vec<Part>), Error> {
+    fn entry(&self, place: &RecordLocation) -> Result<(Record, Vec<ContentRange>), Error> {
         let (known, _) = self.find(place).ok_or_else(|| missing(place))?;
         let (at, len) = known.entry;
         let mut bytes = vec![0; len as usize];
@@ -223,14 +232,14 @@ impl PackFile {
         }
     }
 
-    fn drop_record(&self, place: &Place) {
+    fn drop_record(&self, place: &RecordLocation) {
         let mut records = self.records();
         if let Some(at) = position(&records, place) {
             records.remove(at);
         }
     }
 
-    fn damaged(&self, place: &Place) -> Error {
+    fn damaged(&self, place: &RecordLocation) -> Error {
         let why = format!(
             "the record at {} of {:08x} is damaged",
             place.offset, self.number
@@ -242,7 +251,7 @@ impl PackFile {
         format!("{what} pack {:08x}", self.number)
     }
 
-    fn records(&self) -> MutexGuard<'_, Vec<Known>> {
+    fn records(&self) -> MutexGuard<'_, Vec<VerifiedRecord>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -259,7 +268,7 @@ impl std::fmt::Debug for PackFile {
     }
 }
 
-fn position(records: &[Known], place: &Place) -> Option<usize> {
+fn position(records: &[VerifiedRecord], place: &RecordLocation) -> Option<usize> {
     let offset = u32::try_from(place.offset).ok()?;
     let at = records
         .binary_search_by_key(&offset, |known| known.record.offset)
@@ -273,7 +282,7 @@ fn is_damage(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(EIO)
 }
 
-pub(super) fn missing(place: &Place) -> Error {
+pub(super) fn missing(place: &RecordLocation) -> Error {
     Error::Missing(format!(
         "the record at {} of pack {:08x}",
         place.offset, place.pack

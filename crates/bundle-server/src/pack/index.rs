@@ -3,7 +3,7 @@
 use pierhead_bundle::{Coding, MAX_FRAME, RECORD_HEAD};
 use pierhead_toc::{Error, FileDigest};
 
-use super::{MAX_MEMBERS, Part};
+use super::{ContentRange, MAX_MEMBERS};
 
 /// Bytes before the first record of a pack, and before the first entry of its index.
 pub(super) const HEADER: usize = 16;
@@ -43,7 +43,11 @@ pub(super) fn header(magic: &[u8; 8], pack: u32) -> [u8; HEADER] {
 ///
 /// # Errors
 /// [`Error::Malformed`] for members that no frame can have.
-pub(super) fn encode(pack: u32, record: &Record, members: &[Part]) -> Result<Vec<u8>, Error> {
+pub(super) fn encode(
+    pack: u32,
+    record: &Record,
+    members: &[ContentRange],
+) -> Result<Vec<u8>, Error> {
     check(members)?;
     let len = ENTRY + MEMBER * members.len();
     let mut bytes = Vec::with_capacity(len);
@@ -81,7 +85,11 @@ pub(super) fn length(bytes: [u8; 4]) -> Result<usize, Error> {
 ///
 /// # Errors
 /// [`Error::Malformed`].
-pub(super) fn decode(pack: u32, at: u32, bytes: &[u8]) -> Result<(Record, Vec<Part>), Error> {
+pub(super) fn decode(
+    pack: u32,
+    at: u32,
+    bytes: &[u8],
+) -> Result<(Record, Vec<ContentRange>), Error> {
     let len = length(array(bytes, 0)?)?;
     if len != bytes.len() {
         return Err(malformed("an entry cut short"));
@@ -97,7 +105,7 @@ pub(super) fn decode(pack: u32, at: u32, bytes: &[u8]) -> Result<(Record, Vec<Pa
     }
     let mut members = Vec::with_capacity((len - ENTRY) / MEMBER);
     for member in bytes[ENTRY..].chunks_exact(MEMBER) {
-        members.push(Part {
+        members.push(ContentRange {
             content: FileDigest::from_bytes(array(member, 0)?),
             offset: u64::from_le_bytes(array(member, 32)?),
             len: u64::from(number(member, 40)?),
@@ -119,7 +127,7 @@ pub(super) fn decode(pack: u32, at: u32, bytes: &[u8]) -> Result<(Record, Vec<Pa
 }
 
 /// What `members` decode to is bounded, and none is empty.
-fn check(members: &[Part]) -> Result<(), Error> {
+fn check(members: &[ContentRange]) -> Result<(), Error> {
     let mut total = 0_u64;
     for part in members {
         total = total.saturating_add(part.len);

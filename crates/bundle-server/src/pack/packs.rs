@@ -9,19 +9,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
-use crate::pack::Place;
+use crate::pack::RecordLocation;
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
 use pierhead_toc::Error;
 
-use super::disk::{Disk, Step};
+use super::disk::{Disk, DiskChange};
 use super::file::{PackFile, index_path, missing, on_disk, pack_path};
+use super::frame::FAST;
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC};
 use super::writer::{Open, Writer};
-use super::{PackedFrame, Part, QUICK, is_quick, recovery};
+use super::{ContentRange, PackedFrame, is_fast, recovery};
 
 /// Where packs lie, and how much they may take.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct PackConfig {
     /// Theirs alone.
     pub folder: PathBuf,
     /// Bytes on disk of everything in it, in whole blocks of 4 KiB, evicted packs that somebody still reads
@@ -32,7 +33,7 @@ pub struct Config {
     pub pack: u64,
 }
 
-impl Config {
+impl PackConfig {
     /// With packs of a 128th of the budget, at least 8 MiB (two of the longest records), at most 1 GiB.
     pub fn new(folder: impl Into<PathBuf>, budget: u64) -> Self {
         Self {
@@ -43,8 +44,8 @@ impl Config {
     }
 
     /// Bytes at which a pack is full. Quick ones are shorter: one leaves when the last of its images was improved.
-    pub(super) fn most(&self, is_quick: bool) -> u64 {
-        if is_quick {
+    pub(super) fn most(&self, is_fast: bool) -> u64 {
+        if is_fast {
             (self.pack / 4).max(self.pack.min(8 << 20))
         } else {
             self.pack
@@ -54,8 +55,8 @@ impl Config {
 
 /// What there is, and what happened since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    /// Bytes on disk, as [`Config::budget`] counts them.
+pub struct PackStats {
+    /// Bytes on disk, as [`PackConfig::budget`] counts them.
     pub bytes: u64,
     /// Files of records.
     pub packs: u64,
@@ -69,7 +70,7 @@ pub struct Stat {
 
 /// See the head of this module. Shared by threads; every method may block on the disk.
 pub struct Packs {
-    pub(super) config: Config,
+    pub(super) config: PackConfig,
     pub(super) disk: Disk,
     /// Held by whoever makes or deletes files, and never asked for under `state`, which nobody holds meanwhile:
     /// threads that may not wait for the disk take that one.
@@ -106,7 +107,7 @@ impl Packs {
     ///
     /// # Errors
     /// [`Error::Io`]: `WouldBlock` inside when another process (or this one) has the folder open.
-    pub fn open(config: Config) -> Result<Self, Error> {
+    pub fn open(config: PackConfig) -> Result<Self, Error> {
         Self::open_on(config, Disk::default())
     }
 
@@ -115,13 +116,13 @@ impl Packs {
     /// # Errors
     /// As [`Self::open`], and what `watch` says.
     pub fn open_watched(
-        config: Config,
-        watch: impl Fn(Step<'_>) -> io::Result<()> + Send + Sync + 'static,
+        config: PackConfig,
+        watch: impl Fn(DiskChange<'_>) -> io::Result<()> + Send + Sync + 'static,
     ) -> Result<Self, Error> {
         Self::open_on(config, Disk::new(Some(Arc::new(watch))))
     }
 
-    fn open_on(config: Config, disk: Disk) -> Result<Self, Error> {
+    fn open_on(config: PackConfig, disk: Disk) -> Result<Self, Error> {
         let failed = |error| Error::io(format!("open {}", config.folder.display()), error);
         fs::create_dir_all(&config.folder).map_err(failed)?;
         let lock = lock(&config.folder).map_err(failed)?;
@@ -150,7 +151,7 @@ impl Packs {
         for pack in found {
             let bytes = on_disk(pack.lens.0) + on_disk(pack.lens.1);
             total.fetch_add(bytes, Ordering::Relaxed);
-            let has_room = pack.lens.0 < config.most(is_quick(pack.number)) / 2;
+            let has_room = pack.lens.0 < config.most(is_fast(pack.number)) / 2;
             let file = PackFile::new(pack.number, pack.files, pack.records, bytes, total.clone());
             state.enter(Arc::new(file), has_room.then_some(pack.lens));
         }
@@ -173,7 +174,7 @@ impl Packs {
     }
 
     /// The same for frames that better ones will replace.
-    pub fn quick_writer(&self) -> Writer<'_> {
+    pub fn fast_writer(&self) -> Writer<'_> {
         Writer::new(self, true)
     }
 
@@ -181,12 +182,17 @@ impl Packs {
     ///
     /// # Errors
     /// Those of [`Writer::append`].
-    pub fn append(&self, members: &[Part], coding: Coding, payload: &[u8]) -> Result<Place, Error> {
+    pub fn append(
+        &self,
+        members: &[ContentRange],
+        coding: Coding,
+        payload: &[u8],
+    ) -> Result<RecordLocation, Error> {
         self.writer().append(members, coding, payload)
     }
 
     /// Whether a record lies there. In memory; it is no use.
-    pub fn contains(&self, place: &Place) -> bool {
+    pub fn contains(&self, place: &RecordLocation) -> bool {
         let state = self.state();
         state
             .packs
@@ -203,7 +209,7 @@ impl Packs {
     ///
     /// # Errors
     /// [`Error::Missing`] when the record is not here (any more).
-    pub fn file(&self, place: &Place) -> Result<Arc<PackFile>, Error> {
+    pub fn file(&self, place: &RecordLocation) -> Result<Arc<PackFile>, Error> {
         let mut state = self.state();
         state.tick += 1;
         let tick = state.tick;
@@ -216,15 +222,15 @@ impl Packs {
         Ok(entry.file.clone())
     }
 
-    /// Whether the record was found sound since the last [`Self::upkeep`], so that it may leave by `sendfile`.
+    /// Whether the record was found sound since the last [`Self::maintain`], so that it may leave by `sendfile`.
     /// In memory.
-    pub fn is_checked(&self, place: &Place) -> bool {
+    pub fn is_verified(&self, place: &RecordLocation) -> bool {
         let state = self.state();
         state
             .packs
             .get(&place.pack)
             .and_then(|entry| entry.file.find(place))
-            .is_some_and(|(_, is_checked)| is_checked)
+            .is_some_and(|(_, is_verified)| is_verified)
     }
 
     /// Reads a record and compares its checksum, which brings it into the page cache besides: 1 to 2 GB/s on a busy
@@ -233,7 +239,7 @@ impl Packs {
     /// # Errors
     /// [`Error::Malformed`] when it is damaged: then it is dropped, as if it had never been packed.
     /// [`Error::Missing`] when it is not here.
-    pub fn check(&self, place: &Place) -> Result<(), Error> {
+    pub fn check(&self, place: &RecordLocation) -> Result<(), Error> {
         self.file(place)?.check(place)
     }
 
@@ -241,7 +247,7 @@ impl Packs {
     ///
     /// # Errors
     /// As [`Self::check`].
-    pub fn read(&self, place: &Place, payload: &mut Vec<u8>) -> Result<RecordHead, Error> {
+    pub fn read(&self, place: &RecordLocation, payload: &mut Vec<u8>) -> Result<RecordHead, Error> {
         self.file(place)?.read(place, payload)
     }
 
@@ -249,7 +255,7 @@ impl Packs {
     ///
     /// # Errors
     /// [`Error::Missing`] when it is not here; [`Error::Io`].
-    pub fn head(&self, place: &Place) -> Result<[u8; RECORD_HEAD], Error> {
+    pub fn head(&self, place: &RecordLocation) -> Result<[u8; RECORD_HEAD], Error> {
         self.file(place)?.head(place)
     }
 
@@ -257,7 +263,7 @@ impl Packs {
     ///
     /// # Errors
     /// As [`Self::check`].
-    pub fn frame(&self, place: &Place) -> Result<PackedFrame, Error> {
+    pub fn frame(&self, place: &RecordLocation) -> Result<PackedFrame, Error> {
         self.file(place)?.frame(place)
     }
 
@@ -290,7 +296,7 @@ impl Packs {
 
     /// To be called every few minutes: checks older than this are believed no more (pages may have been dropped
     /// and be read again), and which packs were used is told to the disk, for the order after a restart.
-    pub fn upkeep(&self) {
+    pub fn maintain(&self) {
         let (mut all, mut used) = (Vec::new(), Vec::new());
         for entry in self.state().packs.values_mut() {
             all.push(entry.file.clone());
@@ -299,7 +305,7 @@ impl Packs {
             }
         }
         for file in &all {
-            file.forget_checks();
+            file.forget_verified();
         }
         used.sort_by_key(|(tick, _)| *tick);
         for (_, file) in used {
@@ -314,10 +320,10 @@ impl Packs {
     }
 
     /// Counts, without reading anything.
-    pub fn stat(&self) -> Stat {
+    pub fn stat(&self) -> PackStats {
         let state = self.state();
         let records: usize = state.packs.values().map(|entry| entry.file.count()).sum();
-        Stat {
+        PackStats {
             bytes: self.total.load(Ordering::Relaxed),
             packs: state.packs.len() as u64,
             records: records as u64,
@@ -332,9 +338,9 @@ impl Packs {
     }
 
     /// A pack to append to: one with room, else a new one.
-    pub(super) fn take_open(&self, need: u64, quick: bool) -> Result<Open, Error> {
+    pub(super) fn take_open(&self, need: u64, fast: bool) -> Result<Open, Error> {
         let fits = |open: &Open| {
-            is_quick(open.file.number()) == quick && open.data + need <= self.config.most(quick)
+            is_fast(open.file.number()) == fast && open.data + need <= self.config.most(fast)
         };
         let _changes = self.changes();
         let next = {
@@ -345,11 +351,11 @@ impl Packs {
             state.next
         };
         self.make_room(2 * on_disk(HEADER as u64))?;
-        let number = next | if quick { QUICK } else { 0 };
+        let number = next | if fast { FAST } else { 0 };
         let failed = |error| Error::io(format!("make pack {number:08x}"), error);
         // The last numbers are no packs in plans.
         let next = Some(next + 1)
-            .filter(|next| *next < QUICK - 2)
+            .filter(|next| *next < FAST - 2)
             .ok_or_else(|| failed(io::ErrorKind::StorageFull.into()))?;
         // Before the pack: a number is given once, whatever happens.
         self.disk
@@ -386,7 +392,7 @@ impl Packs {
 
     /// Takes a pack back that may be appended to again.
     pub(super) fn give_back(&self, open: Open) {
-        if open.data < self.config.most(is_quick(open.file.number())) {
+        if open.data < self.config.most(is_fast(open.file.number())) {
             self.state().idle.push(open);
         }
     }
@@ -410,7 +416,7 @@ impl Packs {
     /// # Errors
     /// [`Error::Io`] when one cannot be deleted.
     pub fn give_up(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
-        self.retain(&|number| !is_quick(number) || keep(number))
+        self.retain(&|number| !is_fast(number) || keep(number))
     }
 
     /// Deletes the packs that `keep` rejects and that are not in use. Returns their number.
@@ -554,7 +560,7 @@ fn next_bytes(next: u32) -> [u8; 8] {
 
 /// Places outlive their packs in what others wrote down, so that no number may be given twice.
 fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
-    let counts = numbers.iter().map(|number| number & !QUICK);
+    let counts = numbers.iter().map(|number| number & !FAST);
     let above = counts.max().map_or(0, |last| last.saturating_add(1));
     let read = fs::read(next_path(folder)).ok().and_then(|bytes| {
         let next = u32::from_le_bytes(*bytes.first_chunk()?);

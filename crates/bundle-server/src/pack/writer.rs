@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::pack::Place;
+use crate::pack::RecordLocation;
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
 use pierhead_toc::Error;
 
-use super::Part;
+use super::ContentRange;
 use super::file::{PackFile, index_path, on_disk, pack_path};
 use super::index::{self, Record};
 use super::packs::Packs;
@@ -21,15 +21,15 @@ pub(super) struct Open {
 /// Appends to a pack that nobody else appends to meanwhile. Dropping it gives the pack back.
 pub struct Writer<'a> {
     packs: &'a Packs,
-    is_quick: bool,
+    is_fast: bool,
     open: Option<Open>,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) const fn new(packs: &'a Packs, is_quick: bool) -> Self {
+    pub(super) const fn new(packs: &'a Packs, is_fast: bool) -> Self {
         Self {
             packs,
-            is_quick,
+            is_fast,
             open: None,
         }
     }
@@ -43,16 +43,16 @@ impl<'a> Writer<'a> {
     /// [`Error::Malformed`] for what no frame can be.
     pub fn append(
         &mut self,
-        members: &[Part],
+        members: &[ContentRange],
         coding: Coding,
         payload: &[u8],
-    ) -> Result<Place, Error> {
+    ) -> Result<RecordLocation, Error> {
         let head = RecordHead::of(coding, payload)?.encode();
         let len = (RECORD_HEAD + payload.len()) as u64;
         self.turn_over(len)?;
         let open = match self.open.take() {
             Some(open) => open,
-            None => self.packs.take_open(len, self.is_quick)?,
+            None => self.packs.take_open(len, self.is_fast)?,
         };
         let number = open.file.number();
         let (Ok(offset), Ok(len)) = (u32::try_from(open.data), u32::try_from(len)) else {
@@ -82,7 +82,7 @@ impl<'a> Writer<'a> {
         }
         if let Err(error) = self.write(&open, &head, payload, &entry) {
             let doing = open.file.doing("write to");
-            self.mend(open);
+            self.fix_tail(open);
             return Err(Error::io(doing, error));
         }
         let (Ok(at), Ok(entry_len)) = (u32::try_from(open.index), u32::try_from(entry.len()))
@@ -99,7 +99,7 @@ impl<'a> Writer<'a> {
             data: after.0,
             index: after.1,
         });
-        Ok(Place {
+        Ok(RecordLocation {
             pack: number,
             offset: u64::from(offset),
             len,
@@ -121,7 +121,7 @@ impl<'a> Writer<'a> {
     fn turn_over(&mut self, len: u64) -> Result<(), Error> {
         if let Some(open) = self
             .open
-            .take_if(|open| open.data + len > self.packs.config.most(self.is_quick))
+            .take_if(|open| open.data + len > self.packs.config.most(self.is_fast))
         {
             self.sync_open(&open)?;
         }
@@ -145,7 +145,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Takes back what was half written; a pack where that fails is not appended to any more before the next start.
-    fn mend(&mut self, open: Open) {
+    fn fix_tail(&mut self, open: Open) {
         let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
         let number = open.file.number();
         let mended = disk

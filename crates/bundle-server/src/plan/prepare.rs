@@ -4,8 +4,8 @@ use super::Expected;
 use super::groups::{Shape, groups};
 use super::matching::{Missing, match_similar, missing, read, similar_work};
 use pierhead_bundle::patch::{Coded, Effort, Encoder};
-use pierhead_bundle::{Base, Coding, Frame, Slice};
-use pierhead_toc::Image;
+use pierhead_bundle::{BaseSlice, Coding, Frame, Slice};
+use pierhead_toc::TocView;
 use pierhead_toc::Tree;
 use pierhead_toc::{Error, Source};
 
@@ -20,8 +20,8 @@ use pierhead_toc::{Error, Source};
 /// [`Error::Missing`] when a content is no longer here; those of `pause`, which is told the bytes that were
 /// read, compressed or read against, at most 20 MiB at once; those of `emit`.
 pub fn prepare(
-    want: Image<'_>,
-    have: Image<'_>,
+    want: TocView<'_>,
+    have: TocView<'_>,
     expected: &Expected,
     source: &dyn Source,
     effort: Effort,
@@ -55,7 +55,7 @@ pub fn prepare(
         let bases = bases.into_iter();
         let frame = Frame {
             members: group.members,
-            bases: bases.map(|slice| Base { have: 0, slice }).collect(),
+            bases: bases.map(|slice| BaseSlice { image: 0, slice }).collect(),
             coding: coded.coding,
         };
         emit(&frame, &coded)?;

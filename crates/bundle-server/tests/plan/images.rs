@@ -7,15 +7,15 @@ use pierhead_bundle::format::{Frames, Sizes};
 use pierhead_bundle::patch::Coded;
 use pierhead_bundle::{Coding, Frame, MAX_BASE, MAX_FRAME};
 use pierhead_testkit::source::MemorySource;
-use pierhead_toc::Image;
-use pierhead_toc::table::LayerEntries;
-use pierhead_toc::{Entry, Error, FileDigest, Kind, Table, Time};
+use pierhead_toc::TocView;
+use pierhead_toc::image_toc::LayerEntries;
+use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Time};
 use zstd::zstd_safe::DCtx;
 
 pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
 /// Files in any order become the table of an image of one layer.
-pub(crate) fn table(files: &Files, source: &mut MemorySource) -> Table {
+pub(crate) fn table(files: &Files, source: &mut MemorySource) -> ImageToc {
     let mut files = files.clone();
     files.sort();
     files.dedup_by(|one, other| one.0 == other.0);
@@ -37,7 +37,7 @@ pub(crate) fn table(files: &Files, source: &mut MemorySource) -> Table {
     let entries: Vec<_> = entries.collect();
     let files: Vec<_> = entries.iter().filter_map(file).collect();
     let skeleton = b"skeleton".to_vec();
-    Table::merge([LayerEntries {
+    ImageToc::merge([LayerEntries {
         diff_id: FileDigest::of(b"diff").into(),
         files: files.into_iter(),
         skeleton: (source.add(skeleton), 8),
@@ -117,22 +117,22 @@ pub(crate) fn versions(rng: &mut Rng) -> (Files, Files) {
     (old, new)
 }
 
-struct Tables<'a>(Image<'a>, &'a [Image<'a>]);
+struct Tables<'a>(TocView<'a>, &'a [TocView<'a>]);
 
 impl Sizes for Tables<'_> {
     fn wanted(&self, content: u32) -> Option<u64> {
         Some(self.0.content(content)?.1)
     }
 
-    fn had(&self, have: u16, content: u32) -> Option<u64> {
+    fn base(&self, have: u16, content: u32) -> Option<u64> {
         Some(self.1.get(usize::from(have))?.content(content)?.1)
     }
 }
 
 /// Checks the frames as the format does, applies them, and holds every content that is wanted against its digest.
 pub(crate) fn apply(
-    want: Image<'_>,
-    haves: &[Image<'_>],
+    want: TocView<'_>,
+    haves: &[TocView<'_>],
     frames: &[(Frame, Option<Coded>)],
     source: &MemorySource,
 ) {
@@ -147,7 +147,7 @@ pub(crate) fn apply(
         assert!(len <= MAX_FRAME && base <= MAX_BASE);
         let mut prefix = Vec::new();
         for base in &frame.bases {
-            let (content, _) = haves[usize::from(base.have)]
+            let (content, _) = haves[usize::from(base.image)]
                 .content(base.slice.content)
                 .expect("a base that is had");
             let start = usize::try_from(base.slice.offset).expect("small");

@@ -5,7 +5,7 @@ use pierhead_bundle::patch::{Effort, Level};
 use pierhead_bundle_server::plan::{Expected, Start, Traced, prepare};
 use pierhead_testkit::source::MemorySource;
 use pierhead_toc::FileDigest;
-use pierhead_toc::{Image, Tree};
+use pierhead_toc::{TocView, Tree};
 
 use crate::images::{Files, table, text};
 
@@ -65,7 +65,7 @@ fn files() -> Files {
 fn ranked(traced: &[Traced], files: &Files) -> Vec<String> {
     let mut source = MemorySource::default();
     let table = table(files, &mut source);
-    let tree = Tree::of(Image::mounted(&table)).expect("a sound table");
+    let tree = Tree::of(TocView::mounted(&table)).expect("a sound table");
     let start = Start {
         arguments: vec![b"./run".to_vec(), b"--verbose".to_vec()],
         environment: vec![b"PATH=/usr/local/bin:/usr/bin".to_vec()],
@@ -122,7 +122,7 @@ fn frames_of_a_pair_come_in_that_order() {
     let mut source = MemorySource::default();
     let have = table(&Files::new(), &mut source);
     let want = table(&new, &mut source);
-    let want = Image::mounted(&want);
+    let want = TocView::mounted(&want);
     let tree = Tree::of(want).expect("a sound table");
     let start = Start {
         arguments: vec![b"/app/run".to_vec()],
@@ -132,7 +132,7 @@ fn frames_of_a_pair_come_in_that_order() {
     let mut ranks = Vec::new();
     prepare(
         want,
-        Image::mounted(&have),
+        TocView::mounted(&have),
         &expected,
         &source,
         Effort::Level(Level::FAST),

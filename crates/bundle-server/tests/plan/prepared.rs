@@ -5,14 +5,14 @@ use pierhead_bundle::patch::{Coded, Effort, Level};
 use pierhead_bundle::{Coding, Frame};
 use pierhead_bundle_server::plan::{Expected, prepare};
 use pierhead_testkit::source::MemorySource;
-use pierhead_toc::Image;
+use pierhead_toc::TocView;
 use pierhead_toc::{Error, Source};
 
 use crate::images::{Files, apply, edited, table, text, versions};
 
 fn prepared(
-    want: Image<'_>,
-    have: Image<'_>,
+    want: TocView<'_>,
+    have: TocView<'_>,
     source: &dyn Source,
     effort: Effort,
 ) -> Vec<(Frame, Option<Coded>)> {
@@ -49,8 +49,8 @@ fn a_prepared_pair_makes_the_new_image_out_of_the_old_one_and_always_alike() {
         let want = table(&new, &mut source);
         let effort = Effort::Level(Level::new([1, 3, 6][usize::try_from(seed).unwrap() % 3]));
         let (want, have) = match seed % 2 {
-            0 => (Image::mounted(&want), Image::mounted(&have)),
-            _ => (Image::with_layers(&want), Image::with_layers(&have)),
+            0 => (TocView::mounted(&want), TocView::mounted(&have)),
+            _ => (TocView::with_layers(&want), TocView::with_layers(&have)),
         };
         let frames = prepared(want, have, &source, effort);
         apply(want, &[have], &frames, &source);
@@ -68,7 +68,7 @@ fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)>
     let mut source = MemorySource::default();
     let have = table(&old, &mut source);
     let want = table(&new, &mut source);
-    let (want, have) = (Image::mounted(&want), Image::mounted(&have));
+    let (want, have) = (TocView::mounted(&want), TocView::mounted(&have));
     let frames = prepared(want, have, &source, Effort::Level(Level::FAST));
     apply(want, &[have], &frames, &source);
     frames
@@ -137,8 +137,8 @@ fn preparing_stops_where_it_is_told_to() {
     let mut source = MemorySource::default();
     let (have, want) = (table(&old, &mut source), table(&new, &mut source));
     let stopped = prepare(
-        Image::mounted(&want),
-        Image::mounted(&have),
+        TocView::mounted(&want),
+        TocView::mounted(&have),
         &Expected::default(),
         &source,
         Effort::Idle,
@@ -149,8 +149,8 @@ fn preparing_stops_where_it_is_told_to() {
     // A content that is gone is named.
     let nothing = MemorySource::default();
     let missing = prepare(
-        Image::mounted(&want),
-        Image::mounted(&have),
+        TocView::mounted(&want),
+        TocView::mounted(&have),
         &Expected::default(),
         &nothing,
         Effort::Idle,
@@ -172,8 +172,8 @@ fn while_somebody_waits_too_much_is_not_begun() {
         let want = table(&files("bin/a", &new), &mut source);
         let mut frames = 0;
         let is_made = prepare(
-            Image::mounted(&want),
-            Image::mounted(&have),
+            TocView::mounted(&want),
+            TocView::mounted(&have),
             &Expected::default(),
             &source,
             Effort::Waiting(most),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::{Base, Coding, Frame, MAX_BASE, MAX_FRAME, Slice};
+use crate::{BaseSlice, Coding, Frame, MAX_BASE, MAX_FRAME, Slice};
 use pierhead_toc::Error;
 use pierhead_toc::varint::{self, Reader};
 
@@ -26,7 +26,7 @@ pub trait Sizes {
     /// Of a content of the image that is wanted.
     fn wanted(&self, content: u32) -> Option<u64>;
     /// Of a content of an image that the worker has.
-    fn had(&self, have: u16, content: u32) -> Option<u64>;
+    fn base(&self, image: u16, content: u32) -> Option<u64>;
 }
 
 /// A frame list in its compact form: about two bytes a member.
@@ -75,7 +75,7 @@ impl Frames {
                     len,
                 } = base.slice;
                 let size = base_size(base, sizes)?;
-                varint::put(bases, u64::from(base.have));
+                varint::put(bases, u64::from(base.image));
                 put_next(bases, &mut last_base, content);
                 if (offset, len) == (0, size) {
                     varint::put(bases, 0);
@@ -227,16 +227,16 @@ impl Cursor<'_> {
             .ok_or_else(|| wrong("too many members or bases in a frame"))
     }
 
-    fn base(&mut self) -> Result<Base, Error> {
-        let have = u16::try_from(self.bases.u32()?)
+    fn base(&mut self) -> Result<BaseSlice, Error> {
+        let image = u16::try_from(self.bases.u32()?)
             .map_err(|_| wrong("an image that is not in the list"))?;
         let content = next(&mut self.bases, &mut self.last_base)?;
         let (len, offset) = match self.bases.u64()? {
-            0 => (self.sizes.had(have, content).unwrap_or(0), 0),
+            0 => (self.sizes.base(image, content).unwrap_or(0), 0),
             len => (len, self.bases.u64()?),
         };
-        let base = Base {
-            have,
+        let base = BaseSlice {
+            image,
             slice: Slice {
                 content,
                 offset,
@@ -327,14 +327,14 @@ impl Open {
     }
 }
 
-fn base_size(base: &Base, sizes: &dyn Sizes) -> Result<u64, Error> {
+fn base_size(base: &BaseSlice, sizes: &dyn Sizes) -> Result<u64, Error> {
     let Slice {
         content,
         offset,
         len,
     } = base.slice;
     let size = sizes
-        .had(base.have, content)
+        .base(base.image, content)
         .ok_or_else(|| wrong("a base that is in no table"))?;
     let fits = offset
         .checked_add(len)

@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::bounded;
 use super::frames::{Frames, MAX_FRAME_LIST};
-use crate::api::MAX_HAVE;
+use crate::api::MAX_BASE_IMAGES;
 use pierhead_toc::varint::{self, Reader};
 use pierhead_toc::{Error, FileDigest};
 
@@ -19,7 +19,7 @@ pub const MAX_BODY: usize = 10 << 20;
 pub const MAX_DOCUMENTS: usize = 4 << 20;
 
 /// Most bytes of a table in its canonical form: about 220 000 files. Bounds the worker's memory.
-pub const MAX_TABLE: usize = 16 << 20;
+pub const MAX_TOC: usize = 16 << 20;
 
 const MAGIC: [u8; 8] = *b"\x89PHB\r\n\x1a\n";
 const VERSION: u16 = 1;
@@ -117,34 +117,34 @@ impl Prelude {
     }
 }
 
-/// An image that the worker said to have.
+/// A base image of a bundle: an image that the worker has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Had {
-    /// Of its manifest.
+pub struct BaseImage {
+    /// The digest of its manifest.
     pub manifest: Digest,
-    /// What the server makes of it.
-    pub known: Known,
+    /// Which of its contents the bundle uses.
+    pub usable: UsableContents,
 }
 
-/// Which contents of an image that the worker has may be counted upon.
+/// Which contents of a base image a bundle uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
-    /// The server does not know the image, or may not tell: nothing of it is used.
-    Unknown,
-    /// Those of the merged tree.
+pub enum UsableContents {
+    /// None: the server does not know the image, or the client may not pull it.
+    None,
+    /// The contents of the merged tree.
     Visible,
-    /// The extras too.
-    Layers,
+    /// All contents, with those that only rebuilding the layers needs.
+    All,
 }
 
 /// The want's table, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WireTable {
-    /// Position in [`Header::haves`] of the image whose table it is coded against.
+pub struct WireToc {
+    /// Position in [`Header::base_images`] of the image whose table it is coded against.
     pub base: Option<u16>,
     /// SHA-256 of the canonical bytes.
     pub digest: [u8; 32],
-    /// Bytes of the canonical form, at most [`MAX_TABLE`].
+    /// Bytes of the canonical form, at most [`MAX_TOC`].
     pub len: u32,
     /// As `table` codes it.
     pub coded: Vec<u8>,
@@ -161,10 +161,10 @@ pub struct Header {
     pub manifest: Vec<u8>,
     /// The exact bytes.
     pub config: Vec<u8>,
-    /// The images that the worker said to have, in the request's order; [`crate::Base::have`] counts in it.
-    pub haves: Vec<Had>,
+    /// The images that the worker said to have, in the request's order; [`crate::BaseSlice::image`] counts in it.
+    pub base_images: Vec<BaseImage>,
     /// The merged tree and its contents.
-    pub table: WireTable,
+    pub table: WireToc,
     /// What follows, in order.
     pub frames: Frames,
     /// Bytes of all records, heads included, if the server knows them; else 0. For progress and for parting
@@ -180,18 +180,18 @@ impl Header {
     pub fn encode(&self, level: i32) -> Result<(Prelude, Vec<u8>), Error> {
         let mut body = Vec::new();
         self.check()?;
-        varint::put(&mut body, as_u64(self.haves.len()));
-        for have in &self.haves {
-            body.push(match have.known {
-                Known::Unknown => 0,
-                Known::Visible => 1,
-                Known::Layers => 2,
+        varint::put(&mut body, as_u64(self.base_images.len()));
+        for base in &self.base_images {
+            body.push(match base.usable {
+                UsableContents::None => 0,
+                UsableContents::Visible => 1,
+                UsableContents::All => 2,
             });
-            body.push(match have.manifest.algorithm() {
+            body.push(match base.manifest.algorithm() {
                 Algorithm::Sha256 => 0,
                 Algorithm::Sha512 => 1,
             });
-            body.extend_from_slice(have.manifest.as_bytes());
+            body.extend_from_slice(base.manifest.as_bytes());
         }
         let table = &self.table;
         varint::put(&mut body, table.base.map_or(0, |base| u64::from(base) + 1));
@@ -237,12 +237,12 @@ impl Header {
             });
         }
         let mut reader = Reader::new(WHAT, body);
-        let haves = haves(&mut reader)?;
+        let base_images = base_images(&mut reader)?;
         let base = match reader.u32()? {
             0 => None,
             base => Some(u16::try_from(base - 1).map_err(|_| wrong("a table against nothing"))?),
         };
-        let table = WireTable {
+        let table = WireToc {
             base,
             digest: *reader.content()?.as_bytes(),
             len: reader.u32()?,
@@ -262,7 +262,7 @@ impl Header {
             media_type,
             manifest,
             config,
-            haves,
+            base_images,
             table,
             frames,
             records,
@@ -280,14 +280,14 @@ impl Header {
         let base = self
             .table
             .base
-            .map(|base| self.haves.get(usize::from(base)));
-        if self.haves.len() > MAX_HAVE {
+            .map(|base| self.base_images.get(usize::from(base)));
+        if self.base_images.len() > MAX_BASE_IMAGES {
             return Err(wrong("too many images"));
         }
-        if base.is_some_and(|have| have.is_none_or(|have| have.known == Known::Unknown)) {
+        if base.is_some_and(|have| have.is_none_or(|have| have.usable == UsableContents::None)) {
             return Err(wrong("a table against one that is unknown"));
         }
-        if usize::try_from(self.table.len).map_or(true, |len| len > MAX_TABLE) {
+        if usize::try_from(self.table.len).map_or(true, |len| len > MAX_TOC) {
             return Err(wrong("the table is too long"));
         }
         if over(self.media_type.as_bytes(), MAX_MEDIA_TYPE)
@@ -299,25 +299,25 @@ impl Header {
     }
 }
 
-impl Had {
-    /// Those of a header, from the start of its body alone.
+impl BaseImage {
+    /// Decodes the base images from the start of the body of a header.
     ///
     /// # Errors
     /// Not of the format.
-    pub fn of(body: &[u8]) -> Result<Vec<Self>, Error> {
-        haves(&mut Reader::new(WHAT, body))
+    pub fn all_of(body: &[u8]) -> Result<Vec<Self>, Error> {
+        base_images(&mut Reader::new(WHAT, body))
     }
 }
 
-fn haves(reader: &mut Reader<'_>) -> Result<Vec<Had>, Error> {
-    (0..reader.count()?).map(|_| have(reader)).collect()
+fn base_images(reader: &mut Reader<'_>) -> Result<Vec<BaseImage>, Error> {
+    (0..reader.count()?).map(|_| base_image(reader)).collect()
 }
 
-fn have(reader: &mut Reader<'_>) -> Result<Had, Error> {
-    let known = match reader.byte()? {
-        0 => Known::Unknown,
-        1 => Known::Visible,
-        2 => Known::Layers,
+fn base_image(reader: &mut Reader<'_>) -> Result<BaseImage, Error> {
+    let usable = match reader.byte()? {
+        0 => UsableContents::None,
+        1 => UsableContents::Visible,
+        2 => UsableContents::All,
         _ => return Err(wrong("an image of unknown standing")),
     };
     let algorithm = match reader.byte()? {
@@ -327,7 +327,7 @@ fn have(reader: &mut Reader<'_>) -> Result<Had, Error> {
     };
     let manifest = Digest::from_bytes(algorithm, reader.take(algorithm.hash_len())?);
     let manifest = manifest.ok_or_else(|| wrong("a digest of another length"))?;
-    Ok(Had { manifest, known })
+    Ok(BaseImage { manifest, usable })
 }
 
 fn plain(reader: &mut Reader<'_>, most: usize) -> Result<Vec<u8>, Error> {

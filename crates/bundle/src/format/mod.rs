@@ -9,6 +9,6 @@ mod record;
 pub use decoder::{Decoder, Event};
 pub use frames::{Cursor, Frames, MAX_FRAME_LIST, MAX_FRAMES, MAX_MEMBERS, Sizes};
 pub use header::{
-    Had, Header, Known, MAX_BODY, MAX_DOCUMENTS, MAX_TABLE, PRELUDE, Prelude, WireTable,
+    BaseImage, Header, MAX_BODY, MAX_DOCUMENTS, MAX_TOC, PRELUDE, Prelude, UsableContents, WireToc,
 };
 pub use record::{End, unsent};

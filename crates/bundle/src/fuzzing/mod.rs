@@ -40,8 +40,8 @@ pub fn frames(bytes: &[u8]) {
         fn wanted(&self, content: u32) -> Option<u64> {
             (content < 1000).then_some(u64::from(content % 7) * 1000)
         }
-        fn had(&self, have: u16, content: u32) -> Option<u64> {
-            self.wanted(content).filter(|_| have < 3)
+        fn base(&self, image: u16, content: u32) -> Option<u64> {
+            self.wanted(content).filter(|_| image < 3)
         }
     }
     let Ok(frames) = Frames::parse(bytes.to_vec()) else {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -12,7 +12,7 @@ use prometheus_client::registry::Unit;
 use crate::api::Bundle;
 
 /// For `GET /v1/stat`.
-pub(super) fn stat(library: &Library) -> Bundle {
+pub(super) fn stat(library: &BundleServer) -> Bundle {
     let stat = library.stat();
     Bundle {
         ready: stat.ready,
@@ -28,7 +28,7 @@ pub(super) fn stat(library: &Library) -> Bundle {
 }
 
 /// For `GET /metrics`.
-pub(super) struct Figures(pub(super) Library);
+pub(super) struct Figures(pub(super) BundleServer);
 
 impl fmt::Debug for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,7 +69,7 @@ impl Collector for Figures {
                 "layers_fast",
                 "Layers that wait to be packed at level 18 of zstd; their images can be bundled",
                 None,
-                stat.quick_layers,
+                stat.fast_layers,
             ),
             ("packs", "Packs, on disk", bytes.clone(), stat.packs),
             (
@@ -125,7 +125,7 @@ impl Collector for Figures {
                 "diff_id_mismatches",
                 "Layers that are not what their diff IDs say",
                 None,
-                stat.lies,
+                stat.diff_id_mismatches,
             ),
             (
                 "failed",
@@ -137,7 +137,7 @@ impl Collector for Figures {
                 "cancelled",
                 "Work that gave back what it held while the machine was short of something, and begins again",
                 None,
-                stat.given_up,
+                stat.cancelled,
             ),
             (
                 "pairs_prepared",
@@ -149,7 +149,7 @@ impl Collector for Figures {
                 "optimized",
                 "Images whose quick frames were replaced by better ones",
                 None,
-                stat.improved,
+                stat.optimized,
             ),
             (
                 "plans_made",
@@ -179,7 +179,7 @@ mod tests {
     use std::sync::{Arc, Condvar, Mutex};
     use std::time::{Duration, Instant};
 
-    use pierhead_bundle_server::library::{Config, Image};
+    use pierhead_bundle_server::{Config, Image};
     use pierhead_oci::{Algorithm, Digest};
     use pierhead_toc::{Blob, Blobs};
     use prometheus_client::registry::Registry;
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    fn jobs(library: &Library) -> u64 {
+    fn jobs(library: &BundleServer) -> u64 {
         let mut registry = Registry::default();
         let bundle = registry.sub_registry_with_prefix("pierhead_bundle");
         bundle.register_collector(Box::new(Figures(library.clone())));
@@ -208,7 +208,7 @@ mod tests {
         text.lines().find_map(value).expect("it is told")
     }
 
-    fn until_idle(library: &Library) {
+    fn until_idle(library: &BundleServer) {
         let started = Instant::now();
         while jobs(library) > 0 {
             assert!(
@@ -224,7 +224,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let blobs = Arc::<Held>::default();
         let config = Config::new(folder.path(), 64 << 20, 16 << 20);
-        let library = Library::open(config, blobs.clone()).unwrap();
+        let library = BundleServer::open(config, blobs.clone()).unwrap();
         *blobs.0.lock().unwrap() = true;
         for nth in 0..3_u8 {
             library.offer(Image {

@@ -147,7 +147,7 @@ impl Admin {
         Ok(json(&Pruned { freed, used }))
     }
 
-    /// Calls [`pierhead_bundle_server::library::Library::prune`] and returns the freed bytes.
+    /// Calls [`pierhead_bundle_server::BundleServer::prune`] and returns the freed bytes.
     async fn prune_bundles(&self, target: u64) -> Result<u64, Box<super::body::Answer>> {
         let before = self.bundle_bytes().await?;
         let Some(library) = self.library.clone() else {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
 use pierhead_host::BackgroundTask;
 use pierhead_proxy::Proxy;
@@ -47,7 +47,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the admin listener answers from.
 pub(crate) struct Admin {
-    library: Option<Library>,
+    library: Option<BundleServer>,
     cache: Cache,
     proxy: Proxy,
     tier_limit: Option<TierLimit>,
@@ -74,7 +74,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) proxy: Proxy,
     pub(crate) trace: Option<&'a Trace>,
     /// `None`: bundles are off.
-    pub(crate) library: Option<Library>,
+    pub(crate) library: Option<BundleServer>,
     /// `None`: there is no fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
     pub(crate) pressure: PressureMetrics,

@@ -1,6 +1,6 @@
 //! What follows from a number of bytes: who may take how many of them.
 
-use pierhead_bundle_server::library::{RECENT_MEMORY, WORKER_MEMORY as WORKER};
+use pierhead_bundle_server::{RECENT_MEMORY, WORKER_MEMORY as WORKER};
 
 use super::{MIB, Origins, Profile};
 use crate::config::Config;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
 use pierhead_host::BackgroundWork;
 use pierhead_oci::units::human_bytes;
@@ -59,7 +59,7 @@ pub(super) async fn library(
     config: &Config,
     cache: &Cache,
     rest: &BackgroundWork,
-) -> anyhow::Result<Result<Option<Library>, String>> {
+) -> anyhow::Result<Result<Option<BundleServer>, String>> {
     if config.bundle.size.is_none() {
         return Ok(Ok(None));
     }
@@ -67,12 +67,12 @@ pub(super) async fn library(
     let wear = Arc::new(wiring::Day(cache.clone()));
     let open = move || -> anyhow::Result<_> {
         let library = wiring::library(&config, wiring::space(&config.data)?);
-        let library = pierhead_bundle_server::library::Config {
-            rest,
-            wear,
+        let library = pierhead_bundle_server::Config {
+            background: rest,
+            write_budget: wear,
             ..library
         };
-        Ok(Library::open(library, blobs))
+        Ok(BundleServer::open(library, blobs))
     };
     Ok(match tokio::task::spawn_blocking(open).await?? {
         Ok(library) => Ok(Some(library)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -28,7 +28,7 @@ pub(super) struct Service {
     pub(super) changed: mpsc::Receiver<Change>,
     pub(super) background_tasks: BackgroundTasks,
     pub(super) trace: Option<Trace>,
-    pub(super) library: Option<Library>,
+    pub(super) library: Option<BundleServer>,
     /// Tells everybody to take nothing more.
     pub(super) stop: watch::Sender<bool>,
     pub(super) notify: Arc<Notify>,

@@ -8,9 +8,9 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode};
 use pierhead_bundle::api::{
-    Ask, MEDIA_TYPE, Progress, Share, Stage, Trace, TraceReport, UNKNOWN_HAVE,
+    BundleQuery, MEDIA_TYPE, Progress, Share, Stage, Trace, TraceReport, UNKNOWN_BASE_IMAGES,
 };
-use pierhead_bundle_server::library::{self, Library, State, Stream};
+use pierhead_bundle_server::{self as bundle_server, BundleServer, State, Stream};
 use pierhead_host::ClientKey;
 use pierhead_oci::{
     Body as Document, Digest, Endpoint, Manifest, Name, Platform, Reference, Registry, Repository,
@@ -96,7 +96,7 @@ impl BundleHandler<'_> {
         }
     }
 
-    async fn trace(&self, library: &Library, trace: Trace, target: Target) -> HandlerResult {
+    async fn trace(&self, library: &BundleServer, trace: Trace, target: Target) -> HandlerResult {
         let image = self.image(target, trace.platform.as_deref()).await?;
         self.ready(library, &image).await?;
         let client = self.client();
@@ -133,7 +133,7 @@ impl BundleHandler<'_> {
     }
 
     /// Responds with the start order of an image.
-    async fn start_order(&self, library: &Library, image: &ResolvedImage) -> HandlerResult {
+    async fn start_order(&self, library: &BundleServer, image: &ResolvedImage) -> HandlerResult {
         let (of, digest) = (library.clone(), image.digest);
         // It reads a whole table and programs of the image, as a plan does.
         let order = self.in_planning_slot(move || of.start_order(&digest));
@@ -172,7 +172,12 @@ impl BundleHandler<'_> {
         Ok((with_length(builder, body, &self.parts.method), outcome))
     }
 
-    async fn bundle(&self, library: &Library, ask: &Ask, target: Target) -> HandlerResult {
+    async fn bundle(
+        &self,
+        library: &BundleServer,
+        ask: &BundleQuery,
+        target: Target,
+    ) -> HandlerResult {
         let image = self.image(target, ask.platform.as_deref()).await?;
         self.ready(library, &image).await?;
         if ask.start_order {
@@ -185,7 +190,7 @@ impl BundleHandler<'_> {
                 && (!self.acts_for_client() || asked < MAX_CHECKED)
                 && self.may_have(library, digest, &mut asked).await;
             let has_layers = ask.have_layers.contains(digest);
-            have.push(library::Have {
+            have.push(bundle_server::RequestBase {
                 manifest: *digest,
                 is_known,
                 has_layers,
@@ -210,7 +215,7 @@ impl BundleHandler<'_> {
         let part = ask.part.as_ref().filter(|it| it.etag == etag);
         let mut builder = respond::respond(StatusCode::OK, image.outcome).header(ETAG, &etag);
         if !named.is_empty() {
-            builder = builder.header(UNKNOWN_HAVE, named);
+            builder = builder.header(UNKNOWN_BASE_IMAGES, named);
         }
         if part.is_none() && is_known(&self.parts.headers, etag.as_bytes()) {
             let builder = builder.status(StatusCode::NOT_MODIFIED);
@@ -239,21 +244,21 @@ impl BundleHandler<'_> {
     /// shares that are asked for at once, the first takes a turn.
     async fn plan(
         &self,
-        library: &Library,
+        library: &BundleServer,
         want: Digest,
-        have: Vec<library::Have>,
-        ask: &Ask,
-    ) -> Result<Result<(library::Bundle, bool), pierhead_toc::Error>, Error> {
+        have: Vec<bundle_server::RequestBase>,
+        ask: &BundleQuery,
+    ) -> Result<Result<(bundle_server::Bundle, bool), pierhead_toc::Error>, Error> {
         let (of, layers) = (library.clone(), ask.layers);
         let etag = ask.part.as_ref().map(|part| part.etag.clone());
         let (have, found) = blocking(move || {
             let found = of.planned(&want, &have, layers);
-            let is_other = |bundle: &Option<library::Bundle>, etag: &str| {
+            let is_other = |bundle: &Option<bundle_server::Bundle>, etag: &str| {
                 bundle.as_ref().is_none_or(|bundle| bundle.etag() != etag)
             };
             let found = match (found, etag) {
                 (Ok(found), Some(etag)) if is_other(&found, &etag) => {
-                    let earlier = of.earlier(&want, &have, layers, &etag);
+                    let earlier = of.superseded(&want, &have, layers, &etag);
                     earlier.map(|earlier| earlier.or(found))
                 }
                 (found, _) => found,
@@ -273,7 +278,12 @@ impl BundleHandler<'_> {
         Ok(plan.await?.map(|made| (made, true)))
     }
 
-    async fn file(&self, library: &Library, content: FileDigest, image: Digest) -> HandlerResult {
+    async fn file(
+        &self,
+        library: &BundleServer,
+        content: FileDigest,
+        image: Digest,
+    ) -> HandlerResult {
         let image = self.image(Target::Digest(image), None).await?;
         self.ready(library, &image).await?;
         let of = library.clone();
@@ -390,7 +400,7 @@ impl BundleHandler<'_> {
         Ok(())
     }
 
-    async fn may_have(&self, library: &Library, digest: &Digest, asked: &mut usize) -> bool {
+    async fn may_have(&self, library: &BundleServer, digest: &Digest, asked: &mut usize) -> bool {
         if !self.acts_for_client() {
             return true;
         }
@@ -404,7 +414,7 @@ impl BundleHandler<'_> {
     }
 
     /// Returns when the image can be bundled, or says how far it is.
-    async fn ready(&self, library: &Library, image: &ResolvedImage) -> Result<(), Error> {
+    async fn ready(&self, library: &BundleServer, image: &ResolvedImage) -> Result<(), Error> {
         match library.awaited_by(self.client(), &image.digest) {
             State::Ready => return self.may_have_blobs(&image.blobs).await,
             State::Refused(why) => return Err(Error::NotBundled(why)),
@@ -413,7 +423,7 @@ impl BundleHandler<'_> {
         }
         let cache = &self.context.cache;
         if image.blobs.iter().all(|digest| cache.holds(digest)) {
-            let of = library::Image {
+            let of = bundle_server::Image {
                 manifest: image.digest,
                 repository: format!("{}/{}", self.registry, self.repository),
             };
@@ -427,7 +437,7 @@ impl BundleHandler<'_> {
     }
 
     /// The one line of a bundle.
-    fn log(&self, ask: &Ask, result: &HandlerResult, started: Instant) {
+    fn log(&self, ask: &BundleQuery, result: &HandlerResult, started: Instant) {
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
         let Self {
@@ -530,8 +540,8 @@ mod tests {
         let config = pierhead_cache::Config::new(data.path(), 1 << 20);
         let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
         let client = pierhead_remote::Client::new(pierhead_remote::Config::default()).unwrap();
-        let config = library::Config::new(data.path(), 64 << 20, 16 << 20);
-        let library = Library::open(config, Proxy::blobs(&cache)).unwrap();
+        let config = bundle_server::Config::new(data.path(), 64 << 20, 16 << 20);
+        let library = BundleServer::open(config, Proxy::blobs(&cache)).unwrap();
         let proxy = Proxy::with_library(cache, client, Config::default(), Some(library.clone()));
         let context = proxy.current();
         let address = ([10, 0, 0, 1], 1).into();

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Cache;
 use pierhead_host::BackgroundTask;
 use pierhead_oci::Digest;
@@ -41,7 +41,7 @@ impl HotRanges {
     }
 
     /// Of an image that was traced, behind everybody's back. Nothing without a fast tier.
-    pub(crate) fn report(&self, library: Library, cache: Cache, image: Digest) {
+    pub(crate) fn report(&self, library: BundleServer, cache: Cache, image: Digest) {
         if cache.tier().is_some() && self.waiting().insert(image) {
             let hot_ranges = self.clone();
             tokio::spawn(async move {
@@ -55,12 +55,14 @@ impl HotRanges {
     }
 
     /// Of those that were traced before this process began.
-    pub(crate) async fn report_all(&self, library: Library, cache: Cache) {
+    pub(crate) async fn report_all(&self, library: BundleServer, cache: Cache) {
         if cache.tier().is_none() {
             return;
         }
         let looking = library.clone();
-        let traced = blocking(move || looking.traced()).await.unwrap_or_default();
+        let traced = blocking(move || looking.traced_images())
+            .await
+            .unwrap_or_default();
         for image in traced.into_iter().take(MAX_IMAGES) {
             let _turn = self.0.turn.acquire().await;
             report_one(library.clone(), cache.clone(), image).await;
@@ -68,8 +70,8 @@ impl HotRanges {
     }
 }
 
-async fn report_one(library: Library, cache: Cache, image: Digest) {
-    let touched = blocking(move || library.touched(&image)).await;
+async fn report_one(library: BundleServer, cache: Cache, image: Digest) {
+    let touched = blocking(move || library.hot_ranges(&image)).await;
     match touched {
         Ok(Ok(layers)) => {
             for layer in layers {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pierhead_bundle_server::library::{Image, Library, State};
+use pierhead_bundle_server::{BundleServer, Image, State};
 use pierhead_host::{BackgroundTask, ClientKey};
 use pierhead_oci::{Body, Manifest, Reference};
 
@@ -70,7 +70,7 @@ async fn watch(context: &Arc<RequestContext>) {
 }
 
 /// Offers what is whole; `true` when nothing is awaited any more, and nobody watches from now on.
-fn look(context: &RequestContext, library: &Library) -> bool {
+fn look(context: &RequestContext, library: &BundleServer) -> bool {
     let (complete, is_done) = context
         .pending_images
         .take_complete(|blob| context.cache.holds(blob));

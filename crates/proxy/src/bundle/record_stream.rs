@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_bundle_server::library::{Opened, Piece, Stream};
+use pierhead_bundle_server::{Piece, SentFile, Stream};
 use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;
@@ -26,7 +26,7 @@ pub(crate) struct RecordStream {
 
 #[derive(Clone)]
 pub(crate) struct FileRange {
-    pub(crate) file: Opened,
+    pub(crate) file: SentFile,
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::request::Parts;
-use pierhead_bundle::api::{Ask, Trace};
+use pierhead_bundle::api::{BundleQuery, Trace};
 use pierhead_oci::{Digest, Endpoint, ParseError, Target};
 use pierhead_toc::FileDigest;
 
@@ -13,7 +13,7 @@ use crate::http::request_body;
 pub(crate) enum BundleRequest {
     /// Another endpoint's matter.
     Other,
-    Bundle(Ask, Target),
+    Bundle(BundleQuery, Target),
     File(FileDigest, Digest),
     Trace(Trace, Target),
 }
@@ -47,7 +47,7 @@ impl BundleRequest {
         let malformed = |error: pierhead_toc::Error| Error::BadRequest(error.to_string());
         Ok(match endpoint {
             Endpoint::Bundle { .. } => {
-                let ask = Ask::parse(body).map_err(malformed)?;
+                let ask = BundleQuery::parse(body).map_err(malformed)?;
                 let target = ask.want.parse()?;
                 Self::Bundle(ask, target)
             }

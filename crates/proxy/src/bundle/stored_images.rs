@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pierhead_bundle_server::library::{Image, Library, State};
+use pierhead_bundle_server::{BundleServer, Image, State};
 use pierhead_cache::{Cache, Error, TagKey, TagRecord};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 
@@ -21,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Offers every image that a tag names, that is all here and that the library does not know. Returns when they are
 /// done: whatever is pulled meanwhile waits for one of them at most.
-pub(crate) async fn offer(library: &Library, cache: &Cache) -> Result<(), Error> {
+pub(crate) async fn offer(library: &BundleServer, cache: &Cache) -> Result<(), Error> {
     let mut tags = Vec::new();
     for reference in cache.tags().images(MAX_TAGS).await? {
         if let Some(record) = cache.tags().get(&TagKey::Manifest(reference.clone())) {
@@ -49,7 +49,7 @@ pub(crate) async fn offer(library: &Library, cache: &Cache) -> Result<(), Error>
 
 /// The images behind a tag that are all here and not known yet.
 fn whole(
-    library: &Library,
+    library: &BundleServer,
     cache: &Cache,
     reference: &Reference,
     record: &TagRecord,

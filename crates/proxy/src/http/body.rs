@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use pierhead_bundle_server::library::Opened;
+use pierhead_bundle_server::SentFile;
 use pierhead_cache::VerifiedRange;
 use pierhead_host::{CpuPacer, PIECE_BYTES, metered};
 
@@ -37,7 +37,7 @@ pub(crate) enum FileSource {
     /// A range of a committed blob, checked already.
     VerifiedRange(VerifiedRange),
     /// A pack, whose records are checked by who gets them.
-    Opened(Opened),
+    SentFile(SentFile),
 }
 
 impl FileSource {
@@ -45,7 +45,7 @@ impl FileSource {
     pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
             Self::VerifiedRange(sendable) => sendable.place(),
-            Self::Opened(opened) => Some((opened.file(), offset)),
+            Self::SentFile(opened) => Some((opened.file(), offset)),
         }
     }
 }
@@ -74,7 +74,7 @@ impl BodyReader {
             }
             Self::Records(records) => {
                 let FileRange { file, offset, len } = records.resident_range(max)?;
-                let file = FileSource::Opened(file);
+                let file = FileSource::SentFile(file);
                 BodyPiece::File { file, offset, len }
             }
         })

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pierhead_bundle_server::library::Library;
+use pierhead_bundle_server::BundleServer;
 use pierhead_cache::Placement;
 use pierhead_cache::tier::{DiskTier, Options};
 use pierhead_cache::{Cache, FastTier, TagKey, TagRecord};
@@ -33,7 +33,7 @@ pub(crate) struct Stage {
     /// The client of the proxy, for a reload, and what it was made with.
     pub(crate) client: Client,
     pub(crate) remote: pierhead_remote::Config,
-    pub(crate) library: Option<Library>,
+    pub(crate) library: Option<BundleServer>,
     pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<std::io::Result<()>>>,
@@ -146,11 +146,10 @@ impl Plan {
         let mut config = self.config;
         config.default_upstream = upstream.addr().to_string().parse().unwrap();
         let library = self.bundles.then(|| {
-            let mut config =
-                pierhead_bundle_server::library::Config::new(data.path(), 256 << 20, 32 << 20);
-            (config.share, config.level) = (100, 3);
-            config.rest = self.rest;
-            Library::open(config, Proxy::blobs(&cache)).unwrap()
+            let mut config = pierhead_bundle_server::Config::new(data.path(), 256 << 20, 32 << 20);
+            (config.cpu_percent, config.optimized_level) = (100, 3);
+            config.background = self.rest;
+            BundleServer::open(config, Proxy::blobs(&cache)).unwrap()
         });
         let proxy = Proxy::with_library(cache.clone(), client.clone(), config, library.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

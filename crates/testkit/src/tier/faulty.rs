@@ -107,7 +107,7 @@ impl Faulty {
     }
 
     /// Everything works again.
-    pub fn restore(&self) {
+    pub fn mend(&self) {
         let calls = self.plan().calls;
         *self.plan() = Plan {
             calls,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pierhead_oci::{Algorithm, Digest};
 
-use crate::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use crate::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use crate::{Blob, Error, FileDigest, Kind, Source};
 
 /// Most bytes that come out of an input.
@@ -43,7 +43,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
                 max_window: 1 << 20,
             },
         };
-        layer::index(&*blob, &request, &mut Unhurried, &out)
+        layer::index(&*blob, &request, &mut Unpaced, &out)
     };
     // Nobody knows the diff ID of what a fuzzer makes up, but the error tells it.
     let Err(Error::Digest { found, .. }) = index(&Digest::of(Algorithm::Sha256, b"nothing")) else {

@@ -4,13 +4,13 @@ mod layer;
 
 pub use layer::{layer, skeleton};
 
-use crate::Table;
-use crate::table::{LayerEntries, Node, compare};
+use crate::ImageToc;
+use crate::image_toc::{LayerEntries, Node, compare};
 use crate::{Entry, Kind};
 
 /// Bytes of a table: refused, or walked to the end without an error, and merged anew from its own entries to the same tree.
 pub fn table(bytes: &[u8]) {
-    let Ok(table) = Table::parse(bytes.to_vec()) else {
+    let Ok(table) = ImageToc::parse(bytes.to_vec()) else {
         return;
     };
     assert_eq!(table.bytes(), bytes);
@@ -39,7 +39,7 @@ pub fn table(bytes: &[u8]) {
         let layer = layer.expect("it was checked");
         assert!(layer.files.iter().all(|number| *number < contents.len()));
     }
-    let again = Table::merge([LayerEntries {
+    let again = ImageToc::merge([LayerEntries {
         diff_id: crate::FileDigest::of(b"").into(),
         skeleton: (crate::FileDigest::of(b""), 0),
         files: None,

@@ -12,86 +12,30 @@ mod builder;
 mod chunks;
 mod decoder;
 mod header;
+mod hot_ranges;
+mod pace;
 mod paths;
 mod pax;
 mod probe;
 mod reader;
 mod record;
+mod request;
 mod skeleton;
 mod sparse;
 mod stored;
 mod stream;
-mod touched;
 mod walk;
 
 use std::path::Path;
 
 pub use chunks::{CHUNK_AVERAGE, CHUNK_MAX, CHUNK_MIN, CHUNKED_FROM, Chunk};
+pub use pace::{Pace, Unpaced};
 pub use reader::LayerReader;
+pub use request::{Limits, RATIO_FREE, Request};
 pub use skeleton::rebuild;
 pub use stored::{Entries, Files, LayerIndex};
 
-use pierhead_oci::Digest;
-
 use crate::{Blob, Error};
-
-/// Lets the caller bound how fast background work goes, and stop it.
-pub trait Pace {
-    /// Told after every portion of work (at most 1 MiB). Blocks as long as it likes.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`] ends the work at once.
-    fn pause(&mut self, bytes: u64) -> Result<(), Error>;
-}
-
-/// As fast as it goes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unhurried;
-
-impl Pace for Unhurried {
-    fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-/// What a layer may ask of the machine; over it, it is refused with an error that names the limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of the uncompressed tar, and bytes of all its files together (holes of sparse ones included), each.
-    pub max_size: u64,
-    /// Uncompressed bytes for each byte of the blob, and bytes of files (holes included), each; the first [`RATIO_FREE`]
-    /// bytes are not counted.
-    pub max_ratio: u64,
-    /// Entries of the tar. Each costs up to 64 bytes of memory while the layer is indexed.
-    pub max_entries: u64,
-    /// Bytes that the window of a zstd frame may have: memory while indexing and reading.
-    pub max_window: u64,
-}
-
-/// Uncompressed bytes that [`Limits::max_ratio`] does not count: small layers of zeros are common.
-pub const RATIO_FREE: u64 = 64 << 20;
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_size: 64 << 30,
-            max_ratio: 200,
-            max_entries: 500_000,
-            max_window: 16 << 20,
-        }
-    }
-}
-
-/// What a layer says about itself, from the manifest and config of its image.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// From the manifest. Compression is told by the bytes, as containerd does; encrypted layers are refused.
-    pub media_type: &'a str,
-    /// From the config: the digest that the uncompressed bytes must have.
-    pub diff_id: &'a Digest,
-    /// Bounds.
-    pub limits: Limits,
-}
 
 /// Reads a layer once and writes its index to `out` (beside, fsync, rename).
 ///

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Blob, Error, FileDigest, Source};
 
-use super::Unhurried;
 use super::blocks::Stream as Records;
 use super::decoder::Coding;
+use super::pace::Unpaced;
 use super::stored::{EXTENT, LayerIndex, Row, as_io, little};
 use super::stream::{INPUT, Point, Stream};
 
@@ -78,7 +78,7 @@ impl LayerReader {
         }
         let mut stream = self.position(state, at)?;
         while !buf.is_empty() {
-            if !stream.fill(&*self.blob, &mut Unhurried)? {
+            if !stream.fill(&*self.blob, &mut Unpaced)? {
                 return Err(Error::malformed(
                     "layer",
                     "its blob ends before its index does",

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Blob, Error};
 
-use super::Pace;
 use super::decoder::{Coding, Decoder, Gzip, WINDOW};
+use super::pace::Pace;
 use super::probe::{Candidate, PROBED, probe};
 
 /// Uncompressed bytes between checkpoints. A read inflates half of it in vain on the average (about 5 ms);

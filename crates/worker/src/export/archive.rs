@@ -9,28 +9,28 @@ use pierhead_oci::{Algorithm, Digest};
 use serde_json::json;
 
 use super::layout::{
-    Documents, ImageLabels, RebuiltLayer, distinct, documents, layers_of, to_vec, write_layer,
+    Documents, Names, Rebuilt, distinct, documents, layers_of, to_vec, write_layer,
 };
 use crate::store::Image;
 use pierhead_toc::{Error, FileDigest, Source};
 
 const BLOCK: u64 = 512;
 
-/// Writes the archive. `progress` is called with the bytes of layers written since the last call.
+/// Writes the archive. `told` is called with the bytes of layers written since the last call.
 ///
 /// # Errors
 /// As [`super::layout::layout`]. What was written until then is no archive: it has no end.
 pub fn archive(
     image: &Image,
     source: &dyn Source,
-    names: ImageLabels<'_>,
+    names: Names<'_>,
     out: &mut dyn Write,
-    progress: &dyn Fn(u64),
+    told: &dyn Fn(u64),
 ) -> Result<(), Error> {
     let all = layers_of(image)?;
     let mut sizes = Vec::with_capacity(all.len());
     for layer in &all {
-        sizes.push(RebuiltLayer {
+        sizes.push(Rebuilt {
             diff_id: layer.diff_id,
             size: measure(image, layer, source)?,
         });
@@ -52,7 +52,7 @@ pub fn archive(
             .find(|size| size.diff_id == layer.diff_id)
             .map_or(0, |size| size.size);
         tar.header(&blob(&layer.diff_id.into()), size)?;
-        let written = write_layer(image, &layer, source, tar.out, progress)?;
+        let written = write_layer(image, &layer, source, tar.out, told)?;
         if written.size != size {
             return Err(Error::malformed(
                 "skeleton",
@@ -74,7 +74,7 @@ pub fn archive(
 /// Bytes of a layer's tar, which the lengths alone decide.
 fn measure(
     image: &Image,
-    layer: &pierhead_toc::table::TableLayer,
+    layer: &pierhead_toc::image_toc::TocLayer,
     source: &dyn Source,
 ) -> Result<u64, Error> {
     let skeleton = image.table.contents().content(layer.skeleton);

@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::io::{self, Read as _};
 
-use crate::store::decode_toc;
+use crate::store::wanted;
 use pierhead_bundle::Coding;
 use pierhead_bundle::format::{Event, Sizes};
 use pierhead_oci::Reference;
-use pierhead_toc::{FileDigest, Table};
+use pierhead_toc::{FileDigest, ImageToc};
 use serde::Serialize;
 
 use super::source::{ImageDetails, ImageSource, tree_contents};
@@ -87,7 +87,7 @@ pub fn diff(
 }
 
 /// Sizes of the contents of the new tree that the old tree lacks.
-fn new_contents<'a>(old: &Table, new: &'a Table) -> impl Iterator<Item = u64> + use<'a> {
+fn new_contents<'a>(old: &ImageToc, new: &'a ImageToc) -> impl Iterator<Item = u64> + use<'a> {
     let old: HashSet<FileDigest> = tree_contents(old).map(|(content, _)| content).collect();
     tree_contents(new)
         .filter(move |(content, _)| !old.contains(content))
@@ -110,7 +110,7 @@ fn measure_bundle(
     progress: &dyn Progress,
 ) -> Result<BundleSize, Error> {
     let mut start = source.start_bundle(session, new, vec![old.digest], progress)?;
-    let table = decode_toc(&start.header, &[Some(&old.table)])?;
+    let table = wanted(&start.header, &[Some(&old.table)])?;
     let sizes = ContentSizes {
         new: &table,
         old: &old.table,
@@ -165,8 +165,8 @@ fn measure_bundle(
 
 /// Sizes of the contents of the new and the old image.
 struct ContentSizes<'a> {
-    new: &'a Table,
-    old: &'a Table,
+    new: &'a ImageToc,
+    old: &'a ImageToc,
 }
 
 impl Sizes for ContentSizes<'_> {
@@ -174,7 +174,7 @@ impl Sizes for ContentSizes<'_> {
         self.new.contents().size(content)
     }
 
-    fn had(&self, base: u16, content: u32) -> Option<u64> {
+    fn base(&self, base: u16, content: u32) -> Option<u64> {
         (base == 0).then(|| self.old.contents().size(content))?
     }
 }

@@ -1,10 +1,10 @@
 //! Look up an image at a server or in a local store.
 
-use crate::store::{Store, decode_toc};
+use crate::store::{Store, wanted};
 use http::{StatusCode, header};
-use pierhead_bundle::api::{Ask, MAX_TRACE, StartOrder};
+use pierhead_bundle::api::{BundleQuery, MAX_TRACE, StartOrder};
 use pierhead_oci::{Algorithm, Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
-use pierhead_toc::{FileDigest, Table};
+use pierhead_toc::{FileDigest, ImageToc};
 
 use crate::http::{Request, RetryBackoff, Session};
 use crate::image_names::ImageNames;
@@ -21,7 +21,7 @@ pub(crate) struct ImageDetails {
     pub(crate) digest: Digest,
     /// The compressed layers, as the manifest lists them.
     pub(super) layers: Vec<Descriptor>,
-    pub(crate) table: Table,
+    pub(crate) table: ImageToc,
 }
 
 /// Where images are looked up: at a server if there is one, else in a store.
@@ -107,7 +107,7 @@ impl ImageSource {
             image: image.clone(),
             digest: Digest::of(Algorithm::Sha256, &header.manifest),
             layers: manifest_layers(&header.manifest, &header.media_type)?,
-            table: decode_toc(&header, &[])?,
+            table: wanted(&header, &[])?,
         })
     }
 
@@ -119,11 +119,11 @@ impl ImageSource {
         base_images: Vec<Digest>,
         progress: &dyn Progress,
     ) -> Result<BundleStart, Error> {
-        let ask = Ask {
+        let ask = BundleQuery {
             want: image.target.to_string(),
             platform: Some(self.platform.to_string()),
             have: base_images,
-            ..Ask::default()
+            ..BundleQuery::default()
         };
         let mut wait = ReadinessWait::new();
         let mut last_stage = String::new();
@@ -149,11 +149,11 @@ impl ImageSource {
         let Some(session) = &self.session else {
             return Ok(None);
         };
-        let ask = Ask {
+        let ask = BundleQuery {
             want: details.digest.to_string(),
             platform: Some(self.platform.to_string()),
             start_order: true,
-            ..Ask::default()
+            ..BundleQuery::default()
         };
         let body = serde_json::to_vec(&ask)
             .map_err(|error| Error::file("cannot encode the request")(error.into()))?;
@@ -199,7 +199,7 @@ fn manifest_layers(manifest: &[u8], media_type: &str) -> Result<Vec<Descriptor>,
 }
 
 /// The contents of the merged tree, with their sizes.
-pub(super) fn tree_contents(table: &Table) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
+pub(super) fn tree_contents(table: &ImageToc) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
     let count = usize::try_from(table.visible()).unwrap_or(usize::MAX);
     table.contents().iter().take(count)
 }

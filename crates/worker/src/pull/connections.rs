@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use pierhead_bundle::api::{self, Ask};
+use pierhead_bundle::api::{self, BundleQuery};
 use pierhead_bundle::format::{PRELUDE, Prelude};
 use pierhead_oci::Reference;
 
@@ -55,7 +55,7 @@ impl ExtraConnections {
     pub(super) fn open(
         server: &Server,
         image: &Reference,
-        ask: Option<&Ask>,
+        ask: Option<&BundleQuery>,
         total: usize,
         preconnected: Vec<Connecting>,
     ) -> Self {
@@ -66,7 +66,7 @@ impl ExtraConnections {
         let mut preconnected = preconnected.into_iter();
         let mut start = |number: usize| {
             let (server, image, stop) = (server.clone(), image.clone(), Arc::clone(&stop));
-            let ask = ask.cloned().map(|ask| Ask {
+            let ask = ask.cloned().map(|ask| BundleQuery {
                 share: share(number, total),
                 pieces: true,
                 ..ask
@@ -133,7 +133,7 @@ pub(super) fn share(number: usize, total: usize) -> Option<api::Share> {
 fn receive_share(
     session: &Session,
     image: &Reference,
-    ask: &Ask,
+    ask: &BundleQuery,
     limit: usize,
     stop: &AtomicBool,
     slot: Option<PieceSlot<'_>>,

@@ -16,7 +16,7 @@ mod schedule;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use crate::store::{CompleteImage, Store};
+use crate::store::{Store, Whole};
 use pierhead_oci::{Platform, Reference};
 
 use crate::image_names::{ImageNames, base_images};
@@ -102,10 +102,7 @@ pub fn pull(
 }
 
 /// Pulls. While another process pulls the same image into the same store, waits for it: then most contents are there.
-fn pull_when_free(
-    context: &PullContext<'_>,
-    report: &mut PullReport,
-) -> Result<CompleteImage, Error> {
+fn pull_when_free(context: &PullContext<'_>, report: &mut PullReport) -> Result<Whole, Error> {
     let mut is_noted = false;
     loop {
         match pull_once(context, report) {
@@ -123,25 +120,25 @@ fn pull_when_free(
     }
 }
 
-fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<CompleteImage, Error> {
+fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<Whole, Error> {
     if let Some(image) = context.stored()? {
         report.contents.reused = u64::from(image.table.visible());
         return Ok(image.into());
     }
     let session = context.session();
     if context.layers_only {
-        return pull_layers::pull(context, &session, report).map(CompleteImage::from);
+        return pull_layers::pull(context, &session, report).map(Whole::from);
     }
     let names = ImageNames::read(context.store.folders());
     let (have, have_layers) = base_images(&context.store, &names, &context.image)?;
     report.have = have.len();
-    let ask = pierhead_bundle::api::Ask {
+    let ask = pierhead_bundle::api::BundleQuery {
         want: context.image.target.to_string(),
         platform: Some(context.platform.to_string()),
         have,
         have_layers,
         layers: context.with_layers,
-        ..pierhead_bundle::api::Ask::default()
+        ..pierhead_bundle::api::BundleQuery::default()
     };
     match pull_bundle::pull(context, &session, &ask, report)? {
         BundleOutcome::Image(image) => Ok(*image),
@@ -149,14 +146,14 @@ fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<Compl
             let line = format!("no bundle, its layers are pulled: {reason}");
             context.progress.note(&line);
             report.reason = Some(reason);
-            pull_layers::pull(context, &session, report).map(CompleteImage::from)
+            pull_layers::pull(context, &session, report).map(Whole::from)
         }
     }
 }
 
 fn export_image(
     context: &PullContext<'_>,
-    complete: &CompleteImage,
+    complete: &Whole,
     export: ExportOptions,
     report: &mut PullReport,
 ) -> Result<(), Error> {

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::store::{Apply, ApplyOutcome, CompleteImage, NewFetch};
-use pierhead_bundle::api::{Ask, Part, Stage};
-use pierhead_bundle::format::Known;
+use crate::store::{Apply, Begin, Outcome, Whole};
+use pierhead_bundle::api::{BundleQuery, Part, Stage};
+use pierhead_bundle::format::UsableContents;
 use pierhead_oci::{Algorithm, Digest, Target};
 use pierhead_toc::FileDigest;
 
@@ -33,7 +33,7 @@ const READ_SIZE: usize = 64 << 10;
 
 /// The result of a pull as a bundle.
 pub(super) enum BundleOutcome {
-    Image(Box<CompleteImage>),
+    Image(Box<Whole>),
     /// The server has no bundle that can be applied, for this reason.
     Unavailable(String),
 }
@@ -42,7 +42,7 @@ pub(super) enum BundleOutcome {
 pub(super) fn pull(
     context: &PullContext<'_>,
     session: &Session,
-    ask: &Ask,
+    ask: &BundleQuery,
     report: &mut PullReport,
 ) -> Result<BundleOutcome, Error> {
     BundlePull { context, session }.run(ask, report)
@@ -55,7 +55,7 @@ struct BundlePull<'a> {
 }
 
 impl BundlePull<'_> {
-    fn run(&self, ask: &Ask, report: &mut PullReport) -> Result<BundleOutcome, Error> {
+    fn run(&self, ask: &BundleQuery, report: &mut PullReport) -> Result<BundleOutcome, Error> {
         let context = self.context;
         let name = format!(
             "{} {} {}",
@@ -82,18 +82,20 @@ impl BundlePull<'_> {
             };
             context.verify_manifest(self.session, &start.header.manifest)?;
             // The header lists the base images that the server considered.
-            let haves = start.header.haves.iter();
-            let known = haves.filter(|have| have.known != Known::Unknown).count();
+            let base_images = start.header.base_images.iter();
+            let known = base_images
+                .filter(|have| have.usable != UsableContents::None)
+                .count();
             report.have_unknown = ask.have.len().saturating_sub(known);
             let records = start.header.records;
-            let begun = context.store.begin(NewFetch {
+            let begun = context.store.begin(Begin {
                 name: &name,
                 ask: &ask,
                 etag: &start.etag,
                 prelude: &start.prelude,
                 body: &start.body,
                 header: *start.header,
-                is_toc_verified: false,
+                proven: false,
             });
             let apply = match begun {
                 Ok(apply) => apply,
@@ -137,10 +139,10 @@ impl BundlePull<'_> {
     /// reason why the server has no bundle.
     fn read_start(
         &self,
-        ask: &Ask,
+        ask: &BundleQuery,
         extra: &ExtraConnections,
     ) -> Result<Result<BundleStart, String>, Error> {
-        let mut first = Ask {
+        let mut first = BundleQuery {
             share: connections::share(0, extra.len() + 1),
             pieces: extra.pieces().is_some(),
             ..ask.clone()
@@ -164,7 +166,7 @@ impl BundlePull<'_> {
     }
 
     /// Removes base images from the request whose layers have left the store. Returns whether there were any.
-    fn drop_missing_layers(&self, ask: &mut Ask) -> Result<bool, Error> {
+    fn drop_missing_layers(&self, ask: &mut BundleQuery) -> Result<bool, Error> {
         let images = self.context.store.images()?;
         let before = ask.have_layers.len();
         ask.have_layers.retain(|manifest| {
@@ -180,7 +182,7 @@ impl BundlePull<'_> {
         name: &str,
         total: usize,
         report: &mut PullReport,
-    ) -> Result<Option<Box<CompleteImage>>, Error> {
+    ) -> Result<Option<Box<Whole>>, Error> {
         let context = self.context;
         let Some(apply) = context.store.resume(name)? else {
             return Ok(None);
@@ -207,7 +209,7 @@ impl BundlePull<'_> {
         if matches!(self.context.image.target, Target::Digest(_)) {
             return Ok(true);
         }
-        let mut ask = Ask {
+        let mut ask = BundleQuery {
             part: Some(Part {
                 etag: apply.etag().to_owned(),
                 first: u32::MAX,
@@ -222,7 +224,7 @@ impl BundlePull<'_> {
     }
 
     /// Requests a bundle until the server has prepared it, or has none.
-    fn request(&self, session: &Session, ask: &mut Ask) -> Result<BundleResponse, Error> {
+    fn request(&self, session: &Session, ask: &mut BundleQuery) -> Result<BundleResponse, Error> {
         let context = self.context;
         let image = &context.image;
         let mut wait = ReadinessWait::new();
@@ -281,14 +283,14 @@ impl BundlePull<'_> {
         apply: &Apply,
         report: &mut PullReport,
         total: usize,
-    ) -> Result<Box<CompleteImage>, Error> {
+    ) -> Result<Box<Whole>, Error> {
         for _ in 0..MAX_REPAIR_ROUNDS {
             match apply.finish()? {
-                ApplyOutcome::Complete(image) => {
+                Outcome::Complete(image) => {
                     report.contents = ContentCounts::new(&apply.counts());
                     return Ok(image);
                 }
-                ApplyOutcome::Missing(contents) => {
+                Outcome::Need(contents) => {
                     self.fetch_contents(session, apply, &contents, total)?;
                 }
             }
@@ -390,7 +392,7 @@ enum Fallback {
 
 /// A base image may be damaged, so the first fallback is a bundle without base images. The second is layers, which the
 /// manifest proves.
-fn fallback(ask: &mut Ask, error: pierhead_toc::Error) -> Result<Fallback, Error> {
+fn fallback(ask: &mut BundleQuery, error: pierhead_toc::Error) -> Result<Fallback, Error> {
     use pierhead_toc::Error as Bundle;
     match error {
         Bundle::Malformed { .. } | Bundle::Digest { .. } | Bundle::Missing(_)
@@ -418,14 +420,14 @@ mod tests {
             why: "x".to_owned(),
         };
         let have = Digest::of(Algorithm::Sha256, b"have");
-        let mut ask = Ask {
+        let mut ask = BundleQuery {
             have: vec![have],
             have_layers: vec![have],
-            ..Ask::default()
+            ..BundleQuery::default()
         };
         let first = fallback(&mut ask, malformed());
         assert!(matches!(first, Ok(Fallback::AskAgain)));
-        assert_eq!(ask, Ask::default());
+        assert_eq!(ask, BundleQuery::default());
         let second = fallback(&mut ask, malformed());
         assert!(matches!(second, Ok(Fallback::Layers(reason)) if reason.contains('x')));
         ask.have.push(have);

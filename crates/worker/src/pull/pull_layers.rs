@@ -6,12 +6,12 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::store::{Apply, ApplyOutcome, Image, NewFetch};
-use pierhead_bundle::api::Ask;
-use pierhead_bundle::format::{Frames, Header, Sizes, WireTable};
+use crate::store::{Apply, Begin, Image, Outcome};
+use pierhead_bundle::api::BundleQuery;
+use pierhead_bundle::format::{Frames, Header, Sizes, WireToc};
 use pierhead_oci::{Descriptor, Digest};
-use pierhead_toc::layer::{self, LayerIndex, Limits, Unhurried};
-use pierhead_toc::{FileBlob, FileDigest, Source as _, Table, table};
+use pierhead_toc::layer::{self, LayerIndex, Limits, Unpaced};
+use pierhead_toc::{FileBlob, FileDigest, ImageToc, Source as _, image_toc};
 use serde::Deserialize;
 
 use super::context::PullContext;
@@ -79,43 +79,43 @@ pub(super) fn pull(
             limits: Limits::default(),
         };
         let index = path(blob).with_extension("index");
-        let index = layer::index(&file, &request, &mut Unhurried, &index)?;
+        let index = layer::index(&file, &request, &mut Unpaced, &index)?;
         progress.advance(blob.size);
         readers.push(index.reader(Arc::new(file)));
     }
     let indexes: Vec<&LayerIndex> = readers.iter().map(layer::LayerReader::index).collect();
-    let table = Table::build(&indexes)?;
+    let table = ImageToc::build(&indexes)?;
     // The store applies bundles only: this bundle has a table of contents and no frames.
     let header = Header {
         layers: context.with_layers,
         media_type: resolved.manifest.media_type.to_string(),
         manifest: resolved.manifest.bytes.to_vec(),
         config,
-        haves: Vec::new(),
-        table: WireTable {
+        base_images: Vec::new(),
+        table: WireToc {
             base: None,
             digest: *FileDigest::of(table.bytes()).as_bytes(),
             len: u32::try_from(table.bytes().len()).unwrap_or(u32::MAX),
-            coded: table::encode(&table, None, TABLE_LEVEL)?,
+            coded: image_toc::encode(&table, None, TABLE_LEVEL)?,
         },
         frames: Frames::encode([], &NoSizes)?,
         records: 0,
     };
     drop(table);
     let (prelude, body) = header.encode(TABLE_LEVEL)?;
-    let apply = context.store.begin(NewFetch {
+    let apply = context.store.begin(Begin {
         name: &format!("layers of {} {}", resolved.digest, context.with_layers),
-        ask: &Ask::default(),
+        ask: &BundleQuery::default(),
         etag: "\"layers\"",
         prelude: &prelude,
         body: &body,
         header,
-        is_toc_verified: true,
+        proven: true,
     })?;
     let image = loop {
         match apply.finish()? {
-            ApplyOutcome::Complete(complete) => break complete.recorded()?,
-            ApplyOutcome::Missing(contents) => {
+            Outcome::Complete(complete) => break complete.recorded()?,
+            Outcome::Need(contents) => {
                 let mut missing: HashMap<FileDigest, u64> = contents.into_iter().collect();
                 let total = missing.values().sum();
                 progress.begin(&format!("{reference} is unpacked"), Unit::Bytes, total);
@@ -180,7 +180,7 @@ impl Sizes for NoSizes {
         None
     }
 
-    fn had(&self, _: u16, _: u32) -> Option<u64> {
+    fn base(&self, _: u16, _: u32) -> Option<u64> {
         None
     }
 }

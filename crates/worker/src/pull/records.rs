@@ -6,7 +6,7 @@ use std::thread;
 
 use crate::store::Apply;
 use parking_lot::{Condvar, Mutex};
-use pierhead_bundle::api::{Ask, Part};
+use pierhead_bundle::api::{BundleQuery, Part};
 use pierhead_bundle::format::{Decoder, Event};
 
 use super::connections::{ExtraConnection, ExtraConnections, ShareStream};
@@ -163,7 +163,7 @@ impl<'a> RecordFetch<'a> {
         range: &Range<u32>,
         backoff: &mut RetryBackoff,
     ) -> Result<ReadEnd, Error> {
-        let ask = Ask {
+        let ask = BundleQuery {
             part: Some(Part {
                 etag: self.apply.etag().to_owned(),
                 first: range.start,

@@ -30,9 +30,9 @@ pub struct PullReport {
     pub bytes_received: u64,
     /// File contents by their source.
     pub contents: ContentCounts,
-    /// Base images that the worker named to the server.
+    /// BaseSlice images that the worker named to the server.
     pub have: usize,
-    /// Base images among these that the server does not know.
+    /// BaseSlice images among these that the server does not know.
     pub have_unknown: usize,
     /// Parallel connections.
     pub connections: usize,
@@ -65,7 +65,7 @@ pub struct ContentCounts {
 }
 
 impl ContentCounts {
-    pub(super) fn new(counts: &store::ApplyCounts) -> Self {
+    pub(super) fn new(counts: &store::Counts) -> Self {
         Self {
             reused: counts.reused.contents,
             patched: counts.patched.contents,

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http::{StatusCode, header};
-use pierhead_bundle::api::{Ask, Progress, Stage};
+use pierhead_bundle::api::{BundleQuery, Progress, Stage};
 use pierhead_oci::{ErrorCode, Reference};
 
 use crate::http::{Body, Request, Response, RetryBackoff, Session};
@@ -37,7 +37,7 @@ pub(crate) enum BundleResponse {
 pub(crate) fn request_bundle(
     session: &Session,
     image: &Reference,
-    ask: &Ask,
+    ask: &BundleQuery,
 ) -> Result<BundleResponse, Error> {
     let server = session.server().clone();
     let body = serde_json::to_vec(ask)

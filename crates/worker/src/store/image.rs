@@ -1,4 +1,4 @@
-//! Records of complete images. A record is written after the contents of its image are synced.
+//! Images that are complete: their documents and tables, recorded when all contents are on the disk.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -8,21 +8,21 @@ use pierhead_oci::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
 use pierhead_bundle::format::MAX_DOCUMENTS;
-use pierhead_toc::{Error, FileDigest, Table};
+use pierhead_toc::{Error, FileDigest, ImageToc, durable};
 
 /// An image whose contents are all in the store.
 #[derive(Debug)]
 pub struct Image {
-    /// The media type of the manifest.
+    /// What the manifest is, as a registry serves it.
     pub media_type: String,
-    /// The exact bytes of the manifest.
+    /// The exact bytes.
     pub manifest: Vec<u8>,
-    /// The exact bytes of the config.
+    /// The exact bytes.
     pub config: Vec<u8>,
-    /// Whether the contents that only layers need are stored, so that layers can be rebuilt.
+    /// Whether the extras are there too, so that layers can be rebuilt.
     pub layers: bool,
-    /// The table of contents: the merged tree, its contents, its layers.
-    pub table: Table,
+    /// The merged tree, its contents, its layers.
+    pub table: ImageToc,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -33,17 +33,17 @@ struct Record {
 }
 
 impl Image {
-    /// The digest of the manifest.
+    /// Of the manifest.
     pub fn digest(&self) -> Digest {
         Digest::of(Algorithm::Sha256, &self.manifest)
     }
 
-    /// The contents that the store must have, with their sizes.
+    /// The contents that are to be there.
     pub(super) fn needed(&self) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
         needed(&self.table, self.layers)
     }
 
-    /// Reads a record. `Missing` when there is none, or when it is damaged: the user can pull the image again.
+    /// Reads a record; `Missing` when there is none, or when it is damaged: it can be pulled again.
     pub(super) fn load(folder: &Path) -> Result<Self, Error> {
         let missing = |_| Error::Missing(folder.display().to_string());
         let record: Record = serde_json::from_slice(&read(&folder.join("image.json"), 4096)?)
@@ -53,7 +53,7 @@ impl Image {
             manifest: read(&folder.join("manifest"), MAX_DOCUMENTS)?,
             config: read(&folder.join("config"), MAX_DOCUMENTS)?,
             layers: record.layers,
-            table: Table::open(&folder.join("table")).map_err(missing)?,
+            table: ImageToc::open(&folder.join("table")).map_err(missing)?,
         };
         let named = folder.file_name().and_then(|name| name.to_str());
         let whole = named == Some(&*image.digest().hex())
@@ -63,12 +63,12 @@ impl Image {
             .ok_or_else(|| Error::Missing(folder.display().to_string()))
     }
 
-    /// Writes the record into a temporary folder, syncs it, and renames it into place.
+    /// Writes the record beside, durably, and puts it in place.
     pub(super) fn save(&self, images: &Path) -> Result<(), Error> {
         let target = images.join(self.digest().hex());
         let failed = |error| Error::io(format!("record {}", target.display()), error);
         let mut partial = target.clone().into_os_string();
-        partial.push(pierhead_atomic_file::SUFFIX);
+        partial.push(durable::PARTIAL);
         let partial = PathBuf::from(partial);
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir(&partial).map_err(failed)?;
@@ -79,16 +79,17 @@ impl Image {
         };
         let record = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
         let table = |file: &mut File| self.table.write(file);
-        write_synced(&partial, "table", table).map_err(failed)?;
+        put(&partial, "table", table).map_err(failed)?;
         for (name, bytes) in [
             ("image.json", &record),
             ("manifest", &self.manifest),
             ("config", &self.config),
         ] {
-            write_synced(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
+            put(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
         }
-        // Sync the names inside before the folder gets its own name.
-        pierhead_atomic_file::sync_folder(&partial).map_err(failed)?;
+        // Their names; the folder's own is given when it has them all.
+        let named = File::open(&partial).and_then(|folder| folder.sync_all());
+        named.map_err(failed)?;
         match fs::rename(&partial, &target) {
             Ok(()) => {}
             Err(error) if is_occupied(&error) => {
@@ -105,12 +106,14 @@ impl Image {
             }
             Err(error) => return Err(failed(error)),
         }
-        pierhead_atomic_file::sync_folder(images).map_err(failed)
+        File::open(images)
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed)
     }
 }
 
-/// Writes a new file and syncs its data. The caller syncs the folder.
-fn write_synced(
+/// A file that is on the disk, but for its name.
+fn put(
     folder: &Path,
     name: &str,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
@@ -120,8 +123,11 @@ fn write_synced(
     file.sync_data()
 }
 
-/// The contents of an image: those of the merged tree, and with `layers` those that only its layers need.
-pub(super) fn needed(table: &Table, layers: bool) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
+/// Numbers below `visible` are the merged tree's.
+pub(super) fn needed(
+    table: &ImageToc,
+    layers: bool,
+) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
     let count = if layers {
         table.contents().len()
     } else {
@@ -154,9 +160,4 @@ fn is_occupied(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty
     )
-}
-
-/// The digest by which the store names an image. It is SHA-256, whatever the reference uses.
-pub(super) fn manifest_digest(manifest: &[u8]) -> Digest {
-    Digest::of(Algorithm::Sha256, manifest)
 }

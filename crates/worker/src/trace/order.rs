@@ -4,7 +4,7 @@ use std::io::{self, Read as _, Write};
 use std::path::Path;
 
 use pierhead_bundle::api::MAX_TRACE;
-use pierhead_toc::{Image, Table, Tree};
+use pierhead_toc::{ImageToc, TocView, Tree};
 
 use crate::Error;
 
@@ -70,8 +70,8 @@ pub fn read_paths(from: &Path) -> Result<Vec<Vec<u8>>, Error> {
 
 /// Selects the paths that are regular files of the image. All other paths stay here, since they may reveal local files. So
 /// do paths that are not UTF-8, since JSON cannot hold them.
-pub(super) fn image_files(table: &Table, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
-    let tree = Tree::of(Image::mounted(table))?;
+pub(super) fn image_files(table: &ImageToc, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
+    let tree = Tree::of(TocView::mounted(table))?;
     let own = paths.iter().filter(|path| tree.file(path).is_some());
     let text = own.filter_map(|path| String::from_utf8(path.clone()).ok());
     Ok(text.take(MAX_TRACE).collect())
@@ -79,7 +79,7 @@ pub(super) fn image_files(table: &Table, paths: &[Vec<u8>]) -> Result<Vec<String
 
 #[cfg(test)]
 mod tests {
-    use pierhead_toc::table::LayerEntries;
+    use pierhead_toc::image_toc::LayerEntries;
     use pierhead_toc::{Entry, FileDigest, Kind, Time};
 
     use super::*;
@@ -109,7 +109,7 @@ mod tests {
             skeleton: (FileDigest::of(b"skeleton"), 8),
             entries: names.map(file).into_iter(),
         };
-        let table = Table::merge([layer]).expect("sound");
+        let table = ImageToc::merge([layer]).expect("sound");
         let opened = ["home/me/secret", "etc", "app", "app/sub", ""].map(|path| path.into());
         assert_eq!(image_files(&table, &opened).expect("sound"), ["etc", "app"]);
     }

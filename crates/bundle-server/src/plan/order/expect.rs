@@ -214,9 +214,9 @@ fn parent(path: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pierhead_toc::Image;
-    use pierhead_toc::table::LayerEntries;
-    use pierhead_toc::{Entry, FileDigest, Kind, Table, Time};
+    use pierhead_toc::TocView;
+    use pierhead_toc::image_toc::LayerEntries;
+    use pierhead_toc::{Entry, FileDigest, ImageToc, Kind, Time};
 
     #[test]
     fn paths_are_cleaned_and_never_leave_the_root() {
@@ -252,8 +252,8 @@ mod tests {
                 xattrs: Vec::new(),
             })),
         };
-        let table = Table::merge([layer]).expect("sound");
-        let tree = Tree::of(Image::mounted(&table)).expect("small");
+        let table = ImageToc::merge([layer]).expect("sound");
+        let tree = Tree::of(TocView::mounted(&table)).expect("small");
         let lookups = |left| Lookups {
             tree: &tree,
             left: Cell::new(left),

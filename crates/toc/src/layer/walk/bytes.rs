@@ -5,9 +5,10 @@ use pierhead_oci::{Algorithm, Digest, Hasher};
 use crate::layer::builder::Builder;
 use crate::layer::decoder::Coding;
 use crate::layer::header::BLOCK;
+use crate::layer::pace::Pace;
+use crate::layer::request::{Limits, RATIO_FREE};
 use crate::layer::skeleton;
 use crate::layer::stream::Stream;
-use crate::layer::{Limits, Pace, RATIO_FREE};
 use crate::{Blob, Error};
 
 pub(super) struct Bytes<'a> {

@@ -9,11 +9,12 @@ use crate::{Blob, Entry, Error, FileDigest, Kind, Time};
 use super::builder::{Builder, Outcome};
 use super::chunks::{CHUNKED_FROM, Cutter};
 use super::header::{BLOCK, Fields, has_data, text};
+use super::pace::Pace;
 use super::paths::{self, MAX_PATH, Name};
 use super::pax::{MAX_SPECIAL, Pax};
+use super::request::Request;
 use super::sparse::{self, Ahead, Form, Map, Parts};
 use super::stored::raw;
-use super::{Pace, Request};
 
 use bytes::Bytes;
 

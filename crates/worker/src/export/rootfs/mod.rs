@@ -21,18 +21,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use attributes::Inode;
+use attributes::At;
 pub use counts::Summary;
-use counts::{Counters, add};
+use counts::{Counts, add};
 use data::Writer;
 use folder::Folders;
-use link::ChangeTime;
-use pierhead_toc::Table;
-use pierhead_toc::table::Attributes;
+use link::Changed;
+use pierhead_toc::ImageToc;
+use pierhead_toc::image_toc::Attributes;
 use pierhead_toc::{Error, FileDigest, Source, Time};
-use walk::{Walk, WalkError};
+use walk::{Failure, Walk};
 
-/// StoreFiles that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
+/// Files that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
 /// writing a small one.
 const BATCH: usize = 32;
 const BATCH_BYTES: u64 = 1 << 20;
@@ -40,8 +40,8 @@ const BATCH_BYTES: u64 = 1 << 20;
 /// Batches that wait for a thread; each file in them is an open descriptor.
 const WAITING: usize = 4;
 
-/// ContentSource that lie in files of their own: a worker's store.
-pub trait StoreFiles: Sync {
+/// Contents that lie in files of their own: a worker's store.
+pub trait Files: Sync {
     /// The file of exactly this content; `None` when there is none.
     ///
     /// # Errors
@@ -52,23 +52,23 @@ pub trait StoreFiles: Sync {
     ///
     /// # Errors
     /// Those of the medium.
-    fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool>;
+    fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool>;
 
     /// This file of it is a tree's from now on too, with the attributes of its entry, which was modified at that time.
     ///
     /// # Errors
     /// Those of the medium.
-    fn record_link(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()>;
+    fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()>;
 }
 
-/// What becomes of a file that a [`StoreFiles`] has.
+/// What becomes of a file that a [`Files`] has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReuseMode {
+pub enum Reuse {
     /// Blocks are shared where the file system can (btrfs, XFS), else copied within the kernel.
     #[default]
     Clone,
     /// The same inode: the first place of a content gets it, with the entry's own attributes while no other tree has it, and
-    /// else where it has them all already. Every other place is as [`ReuseMode::Clone`], so that the names that are one file are
+    /// else where it has them all already. Every other place is as [`Reuse::Clone`], so that the names that are one file are
     /// the image's, and so is what is another user's than the exporter's, or may be written to by others. Who writes
     /// to such a file writes to the store, and to other trees: for trees that are only read.
     HardLink,
@@ -80,7 +80,7 @@ pub struct Options {
     /// Into a folder that is not empty: what is in the way goes, everything else stays.
     pub over: bool,
     /// What to do with a store's files.
-    pub reuse: ReuseMode,
+    pub reuse: Reuse,
     /// That write contents, besides the one that walks.
     pub threads: NonZeroUsize,
 }
@@ -89,17 +89,17 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             over: false,
-            reuse: ReuseMode::default(),
+            reuse: Reuse::default(),
             threads: NonZeroUsize::MIN,
         }
     }
 }
 
 /// A file that has its name, and waits for its content and attributes.
-struct FileJob<'t> {
+struct Job<'t> {
     file: File,
     /// It is a store's, which has its content; when it was last changed.
-    store_inode: Option<ChangeTime>,
+    lent: Option<Changed>,
     path: Vec<u8>,
     content: FileDigest,
     size: u64,
@@ -109,39 +109,39 @@ struct FileJob<'t> {
 
 /// Where contents come from.
 #[derive(Clone, Copy)]
-pub struct ContentSource<'a> {
+pub struct Contents<'a> {
     /// Has all of them.
     pub source: &'a (dyn Source + Sync),
     /// Has some as files.
-    pub files: Option<&'a dyn StoreFiles>,
+    pub files: Option<&'a dyn Files>,
 }
 
-/// Writes the tree of `table` into the folder `into`, which is made if it is not there. Not synced to the disk. `progress` hears of bytes of content as
+/// Writes the tree of `table` into the folder `into`, which is made if it is not there. Not synced to the disk. `told` hears of bytes of content as
 /// they are written, from any thread.
 ///
 /// # Errors
 /// `Io`, also when the folder is not empty; `Missing` when the source lacks a content; `Malformed`. What was written goes
 /// again, unless the folder is written over.
 pub fn rootfs(
-    table: &Table,
-    contents: ContentSource<'_>,
+    table: &ImageToc,
+    contents: Contents<'_>,
     into: &Path,
     options: &Options,
-    progress: &(dyn Fn(u64) + Sync),
+    told: &(dyn Fn(u64) + Sync),
 ) -> Result<Summary, Error> {
     let failed = |error| Error::io(format!("export into {}", into.display()), error);
     let made = !into.exists();
     let root = folder::target(into, options.over).map_err(failed)?;
     // Locked like the first one, for as long as it is open.
     let begun = root.try_clone().map_err(failed)?;
-    let counts = Counters::default();
+    let counts = Counts::default();
     let stopped = AtomicBool::new(false);
-    let linked = walk::link_targets(table)?;
+    let linked = walk::linked(table)?;
     let (sender, receiver) = sync_channel(WAITING);
     let receiver = Mutex::new(receiver);
     let written = thread::scope(|scope| {
         let writing: Vec<_> = (0..options.threads.get())
-            .map(|_| scope.spawn(|| write(&receiver, &stopped, contents, &counts, progress)))
+            .map(|_| scope.spawn(|| write(&receiver, &stopped, contents, &counts, told)))
             .collect();
         let walk = Walk {
             table,
@@ -149,17 +149,17 @@ pub fn rootfs(
             options,
             counts: &counts,
             stopped: &stopped,
-            progress,
+            told,
             linked,
             taken: HashSet::new(),
             folders: Folders::new(root),
         };
         // Owned here, so that the writers end even if this panics.
         let sender = sender;
-        let (mut batch, mut bytes): (Vec<FileJob<'_>>, u64) = (Vec::new(), 0);
+        let (mut batch, mut bytes): (Vec<Job<'_>>, u64) = (Vec::new(), 0);
         let mut send = |job: Option<_>| {
             let last = job.is_none();
-            bytes += job.as_ref().map_or(0, |job: &FileJob<'_>| job.size);
+            bytes += job.as_ref().map_or(0, |job: &Job<'_>| job.size);
             batch.extend(job);
             if !last && batch.len() < BATCH && bytes < BATCH_BYTES {
                 return true;
@@ -170,11 +170,11 @@ pub fn rootfs(
         let walked = walk
             .run(|job| send(Some(job)))
             .map_err(|error| match error {
-                WalkError::Io(path, error) => {
+                Failure::Io(path, error) => {
                     let path = path.escape_ascii();
                     Error::io(format!("export {path} into {}", into.display()), error)
                 }
-                WalkError::Other(error) => error,
+                Failure::Other(error) => error,
             });
         if walked.is_err() {
             stopped.store(true, Ordering::Relaxed);
@@ -201,17 +201,17 @@ pub fn rootfs(
 
 /// Writes files until there are no more. After a failure elsewhere the rest is dropped.
 fn write<'t>(
-    jobs: &Mutex<Receiver<Vec<FileJob<'t>>>>,
+    jobs: &Mutex<Receiver<Vec<Job<'t>>>>,
     stopped: &AtomicBool,
-    contents: ContentSource<'_>,
-    counts: &Counters,
-    progress: &(dyn Fn(u64) + Sync),
+    contents: Contents<'_>,
+    counts: &Counts,
+    told: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Error> {
     let mut writer = Writer::new(contents);
     loop {
         let batch = match jobs.lock() {
             Ok(jobs) => jobs.recv(),
-            // Another writer panicked, which will be progress.
+            // Another writer panicked, which will be told.
             Err(_) => return Ok(()),
         };
         let Ok(batch) = batch else {
@@ -230,29 +230,28 @@ fn write<'t>(
                     _ => Error::io(format!("write {}", job.path.escape_ascii()), error),
                 });
             }
-            progress(job.size);
+            told(job.size);
         }
     }
 }
 
-impl FileJob<'_> {
-    fn write(&self, writer: &mut Writer<'_>, counts: &Counters) -> io::Result<()> {
-        let shared =
-            self.store_inode.is_some() || writer.write(&self.file, &self.content, self.size)?;
+impl Job<'_> {
+    fn write(&self, writer: &mut Writer<'_>, counts: &Counts) -> io::Result<()> {
+        let shared = self.lent.is_some() || writer.write(&self.file, &self.content, self.size)?;
         add(&counts.shared, u64::from(shared));
         // Else somebody has written to it since it was read: setting the time would hide that.
-        let untouched = match self.store_inode {
+        let untouched = match self.lent {
             Some(before) => link::changed(&self.file.metadata()?) == before,
             None => false,
         };
         attributes::apply(
-            &Inode::File(&self.file),
+            &At::Open(&self.file),
             self.attributes,
             self.modified,
             counts,
         )?;
         if untouched {
-            writer.record_link(&self.content, &self.file, self.modified)?;
+            writer.lent(&self.content, &self.file, self.modified)?;
         }
         add(&counts.bytes, self.size);
         Ok(())

@@ -1,33 +1,32 @@
-//! Applies a bundle to a store, in bounded memory. Any thread may hand over records.
+//! Applies a bundle to a store: records in from any thread, contents out, in bounded memory.
 
 mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use super::fetch_dir::FetchDir;
-use super::image::{Image, needed};
-use super::image_store::Store;
-use super::partial_file::{ContentWriter, PartialFile};
-use parking_lot::{Condvar, Mutex};
-use pierhead_bundle::api::Ask;
-use pierhead_bundle::format::{Header, Known, Sizes};
+use super::fetch::Folder;
+use super::image::needed;
+use super::parts::{Part, Receive};
+use super::{Image, Store};
+use pierhead_bundle::api::BundleQuery;
+use pierhead_bundle::format::{Header, Sizes, UsableContents};
 use pierhead_bundle::{Coding, Frame, Slice};
-use pierhead_toc::{Error, FileDigest, Table};
+use pierhead_toc::{Error, FileDigest, ImageToc};
 
-/// Most bytes of payloads that wait for a thread or that a thread decodes.
-const MAX_QUEUED_BYTES: u64 = 8 << 20;
-/// Most bytes of bases and outputs of all threads: one frame of the largest size fits.
-const MAX_DECODING_BYTES: u64 = 24 << 20;
-/// Most members and bases of all frames: bounds the memory of the frame list.
+/// Payloads that wait for a thread, or that one is at.
+const QUEUED: u64 = 8 << 20;
+/// Bases and outputs of all threads together: one frame with all that it may have, and little besides.
+const AT_WORK: u64 = 24 << 20;
+/// Members and bases of all frames together: bounds what the list takes in memory.
 const MAX_SLICES: usize = 600_000;
-/// More threads wait for each other in the file system.
+/// More threads than this wait for each other in the file system.
 const MAX_THREADS: usize = 4;
 
-/// A bundle that is being applied. Several threads may call [`Apply::record`]. After an early drop, [`Store::resume`]
-/// continues.
+/// A bundle that is being applied. [`Apply::record`] may be called from several threads. Dropped before the end, it can
+/// be resumed.
 pub struct Apply {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -35,31 +34,31 @@ pub struct Apply {
 
 /// How [`Apply::finish`] ended.
 #[derive(Debug)]
-pub enum ApplyOutcome {
-    /// All contents are stored. A thread records the image.
-    Complete(Box<CompleteImage>),
-    /// The caller has to fetch these contents one by one, and then call `finish` again.
-    Missing(Vec<(FileDigest, u64)>),
+pub enum Outcome {
+    /// All contents are here, and the image is about to be recorded.
+    Complete(Box<Whole>),
+    /// These contents are to be fetched one by one; then `finish` is called again.
+    Need(Vec<(FileDigest, u64)>),
 }
 
-/// An image whose contents are all stored and verified, so that it can be exported. Meanwhile a thread syncs the
-/// contents and records the image. If the process ends before that, the next pull resumes the fetch.
+/// An image whose contents are all in the store, verified: it can be exported. A thread brings them to the disk meanwhile
+/// and records it then, which takes as long as the disk does. Dropped, or killed, before that, the fetch is resumed.
 #[derive(Debug)]
-pub struct CompleteImage {
+pub struct Whole {
     image: Image,
     recording: Option<JoinHandle<Result<Image, Error>>>,
 }
 
-impl CompleteImage {
+impl Whole {
     /// The image.
     pub fn image(&self) -> &Image {
         &self.image
     }
 
-    /// Waits until the record is durable.
+    /// Waits until a crash of the system cannot take it any more.
     ///
     /// # Errors
-    /// Errors of the file system. `Malformed` when another process has recorded another tree of the image.
+    /// The file system's; another process has recorded another tree of it meanwhile.
     pub fn recorded(self) -> Result<Image, Error> {
         match self.recording.map(JoinHandle::join) {
             None => Ok(self.image),
@@ -69,8 +68,8 @@ impl CompleteImage {
     }
 }
 
-/// An image that was recorded before.
-impl From<Image> for CompleteImage {
+/// Of an image that was recorded before.
+impl From<Image> for Whole {
     fn from(image: Image) -> Self {
         Self {
             image,
@@ -79,31 +78,31 @@ impl From<Image> for CompleteImage {
     }
 }
 
-/// How the contents of an image arrived, so far.
+/// What came how, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ApplyCounts {
-    /// By frames without a base, and one by one.
-    pub full: TransferCount,
-    /// By patches against stored contents.
-    pub patched: TransferCount,
-    /// By copies of ranges of stored contents.
-    pub chunked: TransferCount,
-    /// Stored before. `finish` counts them.
-    pub reused: TransferCount,
+pub struct Counts {
+    /// Frames as they are, and contents fetched one by one.
+    pub full: Moved,
+    /// Frames against what was there.
+    pub patched: Moved,
+    /// Ranges of what was there.
+    pub chunked: Moved,
+    /// Contents that were there; counted by `finish`.
+    pub reused: Moved,
 }
 
-/// PartialFile of [`ApplyCounts`]; a content of several ranges is counted with its first.
+/// Part of [`Counts`]; a content of several ranges is counted with its first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TransferCount {
-    /// Number of contents.
+pub struct Moved {
+    /// How many.
     pub contents: u64,
-    /// Their uncompressed bytes.
+    /// Bytes of them, uncompressed.
     pub bytes: u64,
 }
 
 struct Shared {
     store: Store,
-    folder: FetchDir,
+    folder: Folder,
     header: Header,
     tables: Tables,
     frames: Vec<Frame>,
@@ -112,22 +111,22 @@ struct Shared {
 }
 
 struct Tables {
-    want: Table,
-    haves: Vec<(Known, Option<Table>)>,
+    want: ImageToc,
+    base_images: Vec<(UsableContents, Option<ImageToc>)>,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<(u32, Coding, Vec<u8>)>,
-    queued_bytes: u64,
+    queued: u64,
     copies: VecDeque<u32>,
-    decoding_bytes: u64,
+    at_work: u64,
     busy: usize,
     done: Vec<bool>,
-    partial_files: HashMap<u32, Arc<Mutex<Option<PartialFile>>>>,
-    failure: Option<Error>,
-    is_stopped: bool,
-    counts: ApplyCounts,
+    parts: HashMap<u32, Arc<Mutex<Option<Part>>>>,
+    failed: Option<Error>,
+    stop: bool,
+    counts: Counts,
 }
 
 impl Sizes for Tables {
@@ -135,16 +134,16 @@ impl Sizes for Tables {
         self.want.contents().size(content)
     }
 
-    fn had(&self, have: u16, content: u32) -> Option<u64> {
+    fn base(&self, have: u16, content: u32) -> Option<u64> {
         self.base(have, content).map(|(_, size)| size)
     }
 }
 
 impl Tables {
     fn base(&self, have: u16, content: u32) -> Option<(FileDigest, u64)> {
-        let (known, table) = self.haves.get(usize::from(have))?;
+        let (known, table) = self.base_images.get(usize::from(have))?;
         let table = table.as_ref()?;
-        let there = *known == Known::Layers || content < table.visible();
+        let there = *known == UsableContents::All || content < table.visible();
         let contents = table.contents();
         there.then(|| Some((contents.content(content)?, contents.size(content)?)))?
     }
@@ -154,39 +153,41 @@ impl Tables {
         let found = contents
             .content(slice.content)
             .zip(contents.size(slice.content));
-        found.ok_or_else(|| {
-            Error::malformed("frame list", "it names a content that the table lacks")
-        })
+        found
+            .ok_or_else(|| Error::malformed("frame list", "a content that the table does not have"))
     }
 }
 
 impl Apply {
     pub(super) fn new(
         store: Store,
-        folder: FetchDir,
+        folder: Folder,
         mut header: Header,
-        want: Table,
-        haves: Vec<Option<Table>>,
+        want: ImageToc,
+        base_images: Vec<Option<ImageToc>>,
         log: &[u32],
     ) -> Result<Self, Error> {
-        let haves = header
-            .haves
+        let base_images = header
+            .base_images
             .iter()
-            .map(|had| had.known)
-            .zip(haves)
+            .map(|had| had.usable)
+            .zip(base_images)
             .collect();
-        let tables = Tables { want, haves };
+        let tables = Tables { want, base_images };
         let mut frames = Vec::new();
         let mut slices = 0;
         for frame in header.frames.cursor(&tables)? {
             let frame = frame?;
             slices += frame.members.len() + frame.bases.len();
             if slices > MAX_SLICES {
-                return Err(Error::malformed("frame list", "it has too many slices"));
+                return Err(Error::malformed(
+                    "frame list",
+                    "more slices than a worker holds",
+                ));
             }
             frames.push(frame);
         }
-        // It is decoded by now.
+        // It was taken apart by now.
         header.table.coded = Vec::new();
         let mut state = State {
             done: vec![false; frames.len()],
@@ -232,7 +233,7 @@ impl Apply {
         };
         let threads = (0..count).map(spawn).collect::<Result<_, _>>();
         if threads.is_err() {
-            shared.state.lock().is_stopped = true;
+            lock(&shared.state).stop = true;
             shared.changed.notify_all();
         }
         Ok(Self {
@@ -242,31 +243,31 @@ impl Apply {
     }
 
     /// The request that this bundle answers.
-    pub fn ask(&self) -> &Ask {
+    pub fn ask(&self) -> &BundleQuery {
         &self.shared.folder.ask
     }
 
-    /// The `ETag` of the bundle.
+    /// The bundle's.
     pub fn etag(&self) -> &str {
         &self.shared.folder.etag
     }
 
-    /// SHA-256 of the header's body. A request that resumes the bundle must name it.
+    /// SHA-256 of the header's body: what a continuation must name.
     pub fn digest(&self) -> [u8; 32] {
         self.shared.folder.digest
     }
 
-    /// The header, without the coded table.
+    /// The header, without the coded table, which has been taken apart.
     pub fn header(&self) -> &Header {
         &self.shared.header
     }
 
-    /// The table of contents of the wanted image.
-    pub fn table(&self) -> &Table {
+    /// The table of what is wanted.
+    pub fn table(&self) -> &ImageToc {
         &self.shared.tables.want
     }
 
-    /// The uncompressed bytes of each frame; 0 for frames without a record.
+    /// Bytes that each frame gives; 0 for those without a record.
     pub fn weights(&self) -> impl Iterator<Item = u64> + '_ {
         self.shared.frames.iter().map(|frame| match frame.coding {
             Coding::Copy => 0,
@@ -274,9 +275,9 @@ impl Apply {
         })
     }
 
-    /// Ranges of frames whose records are missing.
+    /// Ranges of frames whose records are still wanted.
     pub fn missing(&self) -> Vec<Range<u32>> {
-        let state = self.shared.state.lock();
+        let state = lock(&self.shared.state);
         let mut ranges: Vec<Range<u32>> = Vec::new();
         for (at, frame) in self.shared.frames.iter().enumerate() {
             if state.done[at] || frame.coding == Coding::Copy {
@@ -291,48 +292,48 @@ impl Apply {
         ranges
     }
 
-    /// How the contents arrived, so far.
-    pub fn counts(&self) -> ApplyCounts {
-        self.shared.state.lock().counts
+    /// What came how, so far.
+    pub fn counts(&self) -> Counts {
+        lock(&self.shared.state).counts
     }
 
-    /// Queues a record. Waits while the queue is full.
+    /// Hands over a record. Waits while too much is waiting.
     ///
     /// # Errors
-    /// The error of this or an earlier record, after which the bundle cannot be applied any further. Applied contents stay.
+    /// Whatever went wrong with this or an earlier one: the bundle cannot be applied any further. What was applied stays.
     pub fn record(&self, frame: u32, coding: Coding, payload: Vec<u8>) -> Result<(), Error> {
         let bytes = as_u64(payload.len());
-        let mut state = self.shared.state.lock();
-        while state.queued_bytes > 0
-            && state.queued_bytes + bytes > MAX_QUEUED_BYTES
-            && state.failure.is_none()
-            && !state.is_stopped
+        let mut state = lock(&self.shared.state);
+        while state.queued > 0
+            && state.queued + bytes > QUEUED
+            && state.failed.is_none()
+            && !state.stop
         {
-            self.shared.changed.wait(&mut state);
+            state = wait(&self.shared.changed, state);
         }
-        check_failure(&mut state)?;
-        state.queued_bytes += bytes;
+        fail(&mut state)?;
+        state.queued += bytes;
         state.queue.push_back((frame, coding, payload));
         drop(state);
         self.shared.changed.notify_all();
         Ok(())
     }
 
-    /// Opens a content that [`ApplyOutcome::Missing`] names, for writing.
+    /// A content that [`Outcome::Need`] names, to be written as it arrives.
     ///
     /// # Errors
-    /// `Missing` when the image has no such content. Errors of the file system.
-    pub fn receive(&self, content: &FileDigest) -> Result<ContentWriter, Error> {
+    /// The image has no such content; the file system's.
+    pub fn receive(&self, content: &FileDigest) -> Result<Receive, Error> {
         let table = &self.shared.tables.want;
         let size = table
             .find(content)
             .and_then(|number| table.contents().size(number));
         let size = size.ok_or_else(|| Error::Missing(content.to_string()))?;
-        let mut state = self.shared.state.lock();
+        let mut state = lock(&self.shared.state);
         state.counts.full.contents += 1;
         state.counts.full.bytes += size;
         drop(state);
-        ContentWriter::new(
+        Receive::new(
             &self.shared.store,
             &self.shared.folder.parts(),
             *content,
@@ -340,24 +341,24 @@ impl Apply {
         )
     }
 
-    /// Waits for the queued records, then checks whether the image is complete. If it is, a thread starts to record it.
-    /// Costs one system call per content.
+    /// Waits for what was handed over, and looks whether the image is complete; if it is, recording it begins. Costs a
+    /// system call a content.
     ///
     /// # Errors
     /// As [`Apply::record`].
-    pub fn finish(&self) -> Result<ApplyOutcome, Error> {
+    pub fn finish(&self) -> Result<Outcome, Error> {
         let shared = &self.shared;
-        let mut state = shared.state.lock();
-        while !state.is_stopped
-            && state.failure.is_none()
+        let mut state = lock(&shared.state);
+        while !state.stop
+            && state.failed.is_none()
             && (state.busy > 0 || !state.queue.is_empty() || !state.copies.is_empty())
         {
-            shared.changed.wait(&mut state);
+            state = wait(&shared.changed, state);
         }
-        check_failure(&mut state)?;
+        fail(&mut state)?;
         drop(state);
         let mut need = Vec::new();
-        let mut all = TransferCount::default();
+        let mut all = Moved::default();
         for (content, size) in needed(&shared.tables.want, shared.header.layers) {
             all.contents += 1;
             all.bytes += size;
@@ -366,9 +367,9 @@ impl Apply {
             }
         }
         if !need.is_empty() {
-            return Ok(ApplyOutcome::Missing(need));
+            return Ok(Outcome::Need(need));
         }
-        let mut state = shared.state.lock();
+        let mut state = lock(&shared.state);
         let counts = &mut state.counts;
         let moved = [counts.full, counts.patched, counts.chunked];
         counts.reused.contents = moved.iter().fold(all.contents, |left, moved| {
@@ -384,7 +385,7 @@ impl Apply {
             .name("record".into())
             .spawn(move || shared.record())
             .map_err(|error| Error::io("start a thread", error))?;
-        Ok(ApplyOutcome::Complete(Box::new(CompleteImage {
+        Ok(Outcome::Complete(Box::new(Whole {
             image,
             recording: Some(recording),
         })))
@@ -393,20 +394,20 @@ impl Apply {
 
 impl Drop for Apply {
     fn drop(&mut self) {
-        self.shared.state.lock().is_stopped = true;
+        lock(&self.shared.state).stop = true;
         self.shared.changed.notify_all();
-        for thread in std::mem::take(&mut *self.threads.lock()) {
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
             let _ = thread.join();
         }
     }
 }
 
-/// Restores the ranges that an earlier process has written.
+/// Ranges that an earlier process has written.
 fn restore(
     state: &mut State,
     frame: &Frame,
     tables: &Tables,
-    folder: &FetchDir,
+    folder: &Folder,
     store: &Store,
 ) -> Result<(), Error> {
     for member in &frame.members {
@@ -414,10 +415,10 @@ fn restore(
         if member.len == size || store.0.contents.has(&content, Some(size)) {
             continue;
         }
-        let part = Arc::clone(state.partial_files.entry(member.content).or_default());
-        let mut part = part.lock();
+        let part = Arc::clone(state.parts.entry(member.content).or_default());
+        let mut part = lock(&part);
         if part.is_none() {
-            *part = Some(PartialFile::open(&folder.parts(), content, size)?);
+            *part = Some(Part::open(&folder.parts(), content, size)?);
         }
         if let Some(part) = part.as_mut() {
             part.cover(member.offset, member.len);
@@ -426,12 +427,12 @@ fn restore(
     Ok(())
 }
 
-fn check_failure(state: &mut State) -> Result<(), Error> {
-    match state.failure.take() {
-        None if state.is_stopped => Err(Error::Stopped),
+fn fail(state: &mut State) -> Result<(), Error> {
+    match state.failed.take() {
+        None if state.stop => Err(Error::Stopped),
         None => Ok(()),
         Some(error) => {
-            state.is_stopped = true;
+            state.stop = true;
             Err(error)
         }
     }
@@ -447,4 +448,14 @@ fn ordinal(at: usize) -> u32 {
 
 fn as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wait<'a>(condition: &Condvar, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    condition
+        .wait(guard)
+        .unwrap_or_else(PoisonError::into_inner)
 }

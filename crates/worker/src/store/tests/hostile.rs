@@ -128,7 +128,7 @@ fn a_payload_that_is_not_its_digest_counts_as_not_sent() {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     let apply = feed(&store, &encoded.bytes(), 1 << 16).unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
+    let Outcome::Need(need) = apply.finish().unwrap() else {
         panic!("one record rotted")
     };
     for (content, _) in need {
@@ -141,7 +141,7 @@ fn a_payload_that_is_not_its_digest_counts_as_not_sent() {
 }
 
 /// The documents of an image, with another tree.
-fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (Table, Encoded) {
+fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
     let skeleton = made.skeleton();
     let mut files = Vec::new();
     let mut entries = Vec::new();
@@ -170,14 +170,14 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (Table, Encoded) {
         files,
         entries,
     };
-    let table = Table::merge([layer]).unwrap();
+    let table = ImageToc::merge([layer]).unwrap();
     let good = encode_frames(made, None, false, &[]);
     let mut header = Header::decode(&good.prelude, &good.body).unwrap();
-    header.table = WireTable {
+    header.table = WireToc {
         base: None,
         digest: *FileDigest::of(table.bytes()).as_bytes(),
         len: u32::try_from(table.bytes().len()).unwrap(),
-        coded: table::encode(&table, None, 3).unwrap(),
+        coded: image_toc::encode(&table, None, 3).unwrap(),
     };
     let (prelude, body) = header.encode(3).unwrap();
     let encoded = Encoded {
@@ -201,7 +201,7 @@ fn no_table_makes_a_content_of_another_image_empty() {
             size: 0,
         };
     });
-    let parsed = Table::parse(table.bytes().to_vec());
+    let parsed = ImageToc::parse(table.bytes().to_vec());
     let applied = feed(&store, &encoded.bytes(), 1 << 16).and_then(|apply| apply.finish());
     // Whatever table asks for it.
     let obtained = store.obtain(&victim, 0).unwrap();
@@ -215,7 +215,7 @@ fn no_table_makes_a_content_of_another_image_empty() {
             size: 7,
         };
     });
-    assert!(Table::parse(swollen.bytes().to_vec()).is_err());
+    assert!(ImageToc::parse(swollen.bytes().to_vec()).is_err());
 }
 
 #[test]
@@ -274,14 +274,14 @@ fn documents_that_do_not_go_together_are_refused() {
             ..header.clone()
         },
         Header {
-            table: WireTable {
+            table: WireToc {
                 digest: [1; 32],
                 ..header.table.clone()
             },
             ..header.clone()
         },
         Header {
-            table: WireTable {
+            table: WireToc {
                 len: header.table.len - 1,
                 ..header.table.clone()
             },
@@ -309,7 +309,7 @@ fn a_header_of_too_much_is_refused_unread() {
     assert!(decoder.feed(&mut &prelude.encode()[..]).is_err());
     let header = Header::decode(&good.prelude, &good.body).unwrap();
     let large = Header {
-        table: WireTable {
+        table: WireToc {
             len: u32::MAX,
             ..header.table.clone()
         },
@@ -369,7 +369,7 @@ fn bases_are_in_the_tables_and_go_with_the_coding() {
         members: vec![member(0, 0, 3000)],
         bases: bases
             .into_iter()
-            .map(|(have, slice)| Base { have, slice })
+            .map(|(have, slice)| BaseSlice { image: have, slice })
             .collect(),
         coding,
     };
@@ -417,13 +417,13 @@ fn a_list_that_is_not_of_the_format_is_refused() {
 fn a_table_is_what_its_header_says_for_those_who_only_look() {
     let good = encode(&small(), None, false);
     let header = Header::decode(&good.prelude, &good.body).unwrap();
-    assert!(super::super::decode_toc(&header, &[]).is_ok());
+    assert!(super::super::wanted(&header, &[]).is_ok());
     let said = |len, digest| {
         let mut header = header.clone();
         (header.table.len, header.table.digest) = (len, digest);
-        super::super::decode_toc(&header, &[])
+        super::super::wanted(&header, &[])
     };
-    let WireTable { len, digest, .. } = header.table;
+    let WireToc { len, digest, .. } = header.table;
     assert!(said(len, digest).is_ok());
     assert!(said(len - 1, digest).is_err());
     assert!(said(u32::MAX, digest).is_err());

@@ -2,24 +2,21 @@
 //! something is damaged, or the worker is killed.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 
 use pierhead_oci::{Algorithm, Digest};
 use tempfile::TempDir;
 
-use super::content_dir::ContentDir;
-use super::folder::VERSION;
 use super::*;
-use crate::export::rootfs::StoreFiles;
-use pierhead_bundle::api::Ask;
+use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{
-    Decoder, End, Event, Frames, Had, Header, Known, Prelude, Sizes, WireTable, bounded, unsent,
+    BaseImage, Decoder, End, Event, Frames, Header, Prelude, Sizes, UsableContents, WireToc,
+    bounded, unsent,
 };
-use pierhead_bundle::{Base, Coding, Frame, MAX_FRAME, RecordHead, Slice};
-use pierhead_toc::table::{self, LayerEntries};
-use pierhead_toc::{Entry, Error, FileDigest, Kind, Source as _, Table, Time};
+use pierhead_bundle::{BaseSlice, Coding, Frame, MAX_FRAME, RecordHead, Slice};
+use pierhead_toc::image_toc::{self, LayerEntries};
+use pierhead_toc::{Entry, ImageToc, Kind, Time};
 
 const NAME: &str = "registry.example/app:1";
 
@@ -50,7 +47,7 @@ impl Made {
         FileDigest::of(&self.skeleton())
     }
 
-    fn table(&self) -> Table {
+    fn table(&self) -> ImageToc {
         let entries = self.files.iter().map(|(path, bytes)| {
             Ok(Entry {
                 path: path.clone(),
@@ -75,7 +72,7 @@ impl Made {
                 .map(|bytes| Ok((FileDigest::of(bytes), bytes.len() as u64))),
             entries,
         };
-        Table::merge([layer]).unwrap()
+        ImageToc::merge([layer]).unwrap()
     }
 
     fn config(&self) -> Vec<u8> {
@@ -127,14 +124,14 @@ impl Encoded {
     }
 }
 
-struct Both<'a>(&'a Table, Vec<&'a Table>);
+struct Both<'a>(&'a ImageToc, Vec<&'a ImageToc>);
 
 impl Sizes for Both<'_> {
     fn wanted(&self, content: u32) -> Option<u64> {
         self.0.contents().size(content)
     }
 
-    fn had(&self, have: u16, content: u32) -> Option<u64> {
+    fn base(&self, have: u16, content: u32) -> Option<u64> {
         self.1.get(usize::from(have))?.contents().size(content)
     }
 }
@@ -169,8 +166,8 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
         let old = path
             .and_then(|path| have?.files.get(path))
             .filter(|old| !old.is_empty());
-        let base = old.map(|old| Base {
-            have: 0,
+        let base = old.map(|old| BaseSlice {
+            image: 0,
             slice: Slice {
                 content: had.as_ref().unwrap().find(&FileDigest::of(old)).unwrap(),
                 offset: 0,
@@ -201,7 +198,7 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
             if let (true, Some(base)) = (alike, base) {
                 len = 5000;
                 frame.members = vec![member(len)];
-                frame.bases = vec![Base {
+                frame.bases = vec![BaseSlice {
                     slice: Slice { len, ..base.slice },
                     ..base
                 }];
@@ -236,18 +233,18 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
         media_type: "application/vnd.oci.image.manifest.v1+json".into(),
         manifest: want.manifest(),
         config: want.config(),
-        haves: have
-            .map(|have| Had {
+        base_images: have
+            .map(|have| BaseImage {
                 manifest: have.digest(),
-                known: Known::Visible,
+                usable: UsableContents::Visible,
             })
             .into_iter()
             .collect(),
-        table: WireTable {
+        table: WireToc {
             base: had.as_ref().map(|_| 0),
             digest: *FileDigest::of(table.bytes()).as_bytes(),
             len: u32::try_from(table.bytes().len()).unwrap(),
-            coded: table::encode(&table, had.as_ref(), 3).unwrap(),
+            coded: image_toc::encode(&table, had.as_ref(), 3).unwrap(),
         },
         frames: Frames::encode(frames, &sizes).unwrap(),
         records: 0,
@@ -263,7 +260,7 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
     assert_eq!(Header::decode(&prelude, &body).unwrap(), header);
     let (mut records, mut payloads) = (Vec::new(), 0);
     for frame in frames {
-        let slice = |made: &Made, table: &Table, slice: &Slice| {
+        let slice = |made: &Made, table: &ImageToc, slice: &Slice| {
             let bytes = made.bytes(&table.contents().content(slice.content).unwrap());
             let start = usize::try_from(slice.offset).unwrap();
             bytes[start..start + usize::try_from(slice.len).unwrap()].to_vec()
@@ -342,10 +339,10 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
             },
             _,
         ) => {
-            let begin = NewFetch {
-                is_toc_verified: false,
+            let begin = Begin {
+                proven: false,
                 name: NAME,
-                ask: &Ask::default(),
+                ask: &BundleQuery::default(),
                 etag: &prelude.etag(),
                 prelude: &prelude,
                 body: &body,
@@ -368,8 +365,8 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
 
 fn finish(apply: &Apply) -> Image {
     match apply.finish().unwrap() {
-        ApplyOutcome::Complete(whole) => whole.recorded().unwrap(),
-        ApplyOutcome::Missing(need) => panic!("it lacks {need:?}"),
+        Outcome::Complete(whole) => whole.recorded().unwrap(),
+        Outcome::Need(need) => panic!("it lacks {need:?}"),
     }
 }
 
@@ -530,7 +527,7 @@ fn a_stream_that_is_cut_is_gone_on_with() {
     // In the middle of the second record of the large one.
     let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
     let apply = feed(&store, &all[..cut], 50_000).unwrap();
-    assert!(matches!(apply.finish().unwrap(), ApplyOutcome::Missing(_)));
+    assert!(matches!(apply.finish().unwrap(), Outcome::Need(_)));
     drop(apply);
     drop(store);
     let store = f.store();
@@ -591,7 +588,7 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
         100_000,
     )
     .unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
+    let Outcome::Need(need) = apply.finish().unwrap() else {
         panic!("it is damaged")
     };
     let needed: Vec<FileDigest> = need.iter().map(|(content, _)| *content).collect();
@@ -616,31 +613,30 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
     assert_holds(&store, &f.new, false);
 }
 
-/// Exports with hard links into a new folder.
-fn export_linked(store: &Store, made: &Made) -> TempDir {
-    export_linked_from(store, store, made)
+/// Exports with hard links, into a folder that is given back.
+fn lend(store: &Store, made: &Made) -> TempDir {
+    lend_of(store, store, made)
 }
 
-fn export_linked_from(store: &Store, files: &dyn StoreFiles, made: &Made) -> TempDir {
-    use crate::export::rootfs::{self, ContentSource, Options, ReuseMode};
+fn lend_of(store: &Store, files: &dyn Files, made: &Made) -> TempDir {
+    use crate::export::rootfs::{self, Contents, Options, Reuse};
     let folder = TempDir::new().unwrap();
     let options = Options {
-        reuse: ReuseMode::HardLink,
+        reuse: Reuse::HardLink,
         ..Options::default()
     };
-    let contents = ContentSource {
+    let contents = Contents {
         source: store,
         files: Some(files),
     };
-    let progress = |_| {};
-    let summary =
-        rootfs::rootfs(&made.table(), contents, folder.path(), &options, &progress).unwrap();
+    let told = |_| {};
+    let summary = rootfs::rootfs(&made.table(), contents, folder.path(), &options, &told).unwrap();
     assert!(summary.shared > 2, "{summary:?}");
     folder
 }
 
 #[test]
-fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
+fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     use std::os::unix::fs::MetadataExt as _;
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
@@ -648,7 +644,7 @@ fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
-    let tree = export_linked(&store, &f.old);
+    let tree = lend(&store, &f.old);
     let large = f.of(&f.old, "c/large");
     let times = |path: &Path| {
         (
@@ -663,7 +659,7 @@ fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
     assert_holds(&store, &f.old, false);
     drop(store);
     assert_holds(&f.store(), &f.old, false);
-    let stamps = f.folder.path().join("stamps");
+    let stamps = f.folder.path().join("lent");
     let mut bytes = fs::read(&stamps).unwrap();
     assert!(bytes.len() >= 48 && bytes.len().is_multiple_of(16));
     bytes.iter_mut().for_each(|byte| *byte ^= 1);
@@ -686,13 +682,13 @@ struct Altered<'a> {
     store: &'a Store,
     content: FileDigest,
     path: &'a Path,
-    linked: parking_lot::Mutex<Option<bool>>,
+    linked: std::sync::Mutex<Option<bool>>,
 }
 
-impl StoreFiles for Altered<'_> {
+impl Files for Altered<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         use std::os::unix::fs::MetadataExt as _;
-        let mut linked = self.linked.lock();
+        let mut linked = self.linked.lock().unwrap();
         if *content == self.content {
             *linked = linked.or(Some(true));
         } else if *linked == Some(true) {
@@ -714,12 +710,12 @@ impl StoreFiles for Altered<'_> {
         self.store.file(content)
     }
 
-    fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
-        self.store.is_current(content, file)
+    fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
+        self.store.is_still(content, file)
     }
 
-    fn record_link(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
-        self.store.record_link(content, file, modified)
+    fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
+        self.store.lent(content, file, modified)
     }
 }
 
@@ -737,13 +733,13 @@ fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
         store: &store,
         content: same,
         path: &path,
-        linked: parking_lot::Mutex::default(),
+        linked: std::sync::Mutex::default(),
     };
-    let _tree = export_linked_from(&store, &files, &f.old);
-    assert_eq!(*files.linked.lock(), Some(false), "it was altered");
+    let _tree = lend_of(&store, &files, &f.old);
+    assert_eq!(*files.linked.lock().unwrap(), Some(false), "it was altered");
     drop(store);
-    let contents = || ContentDir::open(&f.folder.path().join("contents"), true).unwrap();
-    assert!(!contents().has_stamp(&same));
+    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(!contents().is_known(&same));
     assert!(!contents().has(&same, None));
 }
 
@@ -759,23 +755,23 @@ fn nobody_else_looks_into_a_store_that_is_made() {
 }
 
 #[test]
-fn a_stamp_saves_the_read_of_a_shared_file() {
+fn a_stamp_saves_reading_what_was_lent() {
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
     }
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
-    let _tree = export_linked(&store, &f.old);
+    let _tree = lend(&store, &f.old);
     drop(store);
     let same = f.of(&f.old, "a/same");
-    let contents = || ContentDir::open(&f.folder.path().join("contents"), true).unwrap();
-    assert!(contents().has_stamp(&same));
-    fs::remove_file(f.folder.path().join("stamps")).unwrap();
-    assert!(!contents().has_stamp(&same));
+    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(contents().is_known(&same));
+    fs::remove_file(f.folder.path().join("lent")).unwrap();
+    assert!(!contents().is_known(&same));
     // Read once, it has one again.
     assert!(contents().has(&same, None));
-    assert!(contents().has_stamp(&same));
+    assert!(contents().is_known(&same));
 }
 
 #[test]
@@ -796,7 +792,7 @@ fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
         100_000,
     )
     .unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
+    let Outcome::Need(need) = apply.finish().unwrap() else {
         panic!("it is damaged")
     };
     assert_eq!(need, vec![(f.of(&f.new, "d/alike"), 20_000)]);
@@ -976,7 +972,7 @@ fn frames_that_are_not_sent_are_asked_for() {
     end[8..16].copy_from_slice(&payload.to_le_bytes());
     encoded.end = end;
     let apply = feed(&store, &encoded.bytes(), 10_000).unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
+    let Outcome::Need(need) = apply.finish().unwrap() else {
         panic!("one was not sent")
     };
     assert_eq!(need, vec![(f.of(&f.old, "a/same"), 3000)]);
@@ -1018,7 +1014,7 @@ fn a_new_store_may_be_opened_by_several_at_once() {
             let open = || {
                 start.wait();
                 let store = Store::open(&path, &[]).map_err(|error| error.to_string())?;
-                store.mark_unsynced().map_err(|error| error.to_string())
+                store.unsynced().map_err(|error| error.to_string())
             };
             let all: Vec<_> = (0..MANY).map(|_| scope.spawn(open)).collect();
             for opened in all {
@@ -1105,7 +1101,7 @@ fn one_unusable_entry_of_a_store_is_replaced_or_named() {
     other.0.contents.put(&content, b"bytes").unwrap();
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    let taken = store.0.contents.copy_from(&other.0.contents, &content, 5);
+    let taken = store.0.contents.take(&other.0.contents, &content, 5);
     assert!(taken.unwrap());
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
     drop(store);

@@ -1,0 +1,279 @@
+//! Recorded start orders: one small file per image, with the order that each client sent.
+//!
+//! Not in the directory: an order has up to a megabyte and may be sent as often as somebody likes, and sled keeps a
+//! value of that size in a file of its own, which it does not delete when another takes its place.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use pierhead_host::ClientKey;
+use pierhead_oci::Digest;
+use serde::{Deserialize, Serialize};
+
+use super::Inner;
+use pierhead_bundle::api::MAX_DOCUMENT;
+use pierhead_toc::Tree;
+use pierhead_toc::{Error, FileDigest, durable};
+
+const WHAT: &str = "trace";
+
+/// Maximum number of clients with an order for one image. Each has one vote. The oldest vote leaves first.
+const MAX_CLIENTS: usize = 16;
+/// Maximum age of a vote. The next upload removes older votes, unless the image has no other.
+const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The result of recording a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedTrace {
+    /// Number of distinct entries that are regular files of the image. With 0, nothing was recorded.
+    pub matched: usize,
+    /// Number of clients with a recorded order for the image.
+    pub clients: usize,
+    /// Whether the merged order changed.
+    pub is_new: bool,
+}
+
+/// The orders of one image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Votes {
+    /// All paths, without duplicates.
+    paths: Vec<String>,
+    votes: Vec<Vote>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Vote {
+    /// Identifies the client.
+    client: u64,
+    /// Seconds since 1970.
+    at: u64,
+    /// Indexes into the paths, in the order of first opens.
+    files: Vec<u32>,
+}
+
+impl Votes {
+    fn files<'a>(&'a self, vote: &'a Vote) -> impl Iterator<Item = &'a String> {
+        let path = |at: &u32| self.paths.get(usize::try_from(*at).ok()?);
+        vote.files.iter().filter_map(path)
+    }
+
+    /// The merged order: sorted by number of clients that opened the file, then by average position. So one client never
+    /// delays files on which two others agree.
+    fn merged(&self) -> Vec<String> {
+        let mut seen: HashMap<&String, (usize, usize)> = HashMap::new();
+        for vote in &self.votes {
+            for (position, path) in self.files(vote).enumerate() {
+                let (count, sum) = seen.entry(path).or_default();
+                *count += 1;
+                *sum += position;
+            }
+        }
+        let mut order: Vec<_> = seen.into_iter().collect();
+        order.sort_unstable_by(|(a, (a_count, a_sum)), (b, (b_count, b_sum))| {
+            let by_position = || (a_sum * b_count).cmp(&(b_sum * a_count));
+            let by_count = b_count.cmp(a_count);
+            by_count.then_with(by_position).then_with(|| a.cmp(b))
+        });
+        order.into_iter().map(|(path, _)| path.clone()).collect()
+    }
+
+    /// Replaces the vote of a client, and removes expired votes.
+    fn put(&mut self, client: u64, now: u64, order: Vec<String>) {
+        let mut orders: Vec<(u64, u64, Vec<String>)> = self
+            .votes
+            .iter()
+            .filter(|vote| vote.client != client)
+            .filter(|vote| now.saturating_sub(vote.at) <= MAX_AGE.as_secs())
+            .map(|vote| (vote.client, vote.at, self.files(vote).cloned().collect()))
+            .collect();
+        orders.sort_by_key(|(_, at, _)| std::cmp::Reverse(*at));
+        orders.truncate(MAX_CLIENTS - 1);
+        orders.insert(0, (client, now, order));
+        *self = Self::default();
+        let (mut numbers, mut bytes) = (HashMap::new(), 0);
+        for (client, at, order) in orders {
+            let before = self.paths.len();
+            let mut files = Vec::with_capacity(order.len());
+            for path in order {
+                bytes += 4;
+                if !numbers.contains_key(&path) {
+                    bytes += path.len() + 4;
+                    let number = u32::try_from(self.paths.len()).unwrap_or(u32::MAX);
+                    numbers.insert(path.clone(), number);
+                    self.paths.push(path.clone());
+                }
+                files.extend(numbers.get(&path));
+            }
+            // Keeps the newest votes that fit. One order is smaller than the limit of a request body.
+            if bytes > MAX_BYTES - 64 * MAX_CLIENTS && !self.votes.is_empty() {
+                self.paths.truncate(before);
+                break;
+            }
+            self.votes.push(Vote { client, at, files });
+        }
+    }
+}
+
+/// Maximum size of the file of one image: four orders of maximum length without common files, or 16 usual ones.
+const MAX_BYTES: usize = 4 * MAX_DOCUMENT;
+
+impl Inner {
+    /// The merged order of the image; `None` also when the file cannot be read. Deletes a damaged file.
+    ///
+    /// # Errors
+    /// When descriptors or memory are short.
+    pub(super) fn traced(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
+        match self.votes(image) {
+            // A plan without the order must not be stored.
+            Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
+                tracing::debug!(%error, %image, "a trace cannot be read");
+                Ok(None)
+            }
+            votes => Ok(votes?.map(|votes| votes.merged())),
+        }
+    }
+
+    /// Number of clients that sent an order for the image.
+    pub(super) fn trace_clients(&self, image: &Digest) -> Result<u32, Error> {
+        let votes = self.votes(image)?.map_or(0, |votes| votes.votes.len());
+        Ok(u32::try_from(votes).unwrap_or(u32::MAX))
+    }
+
+    fn votes(&self, image: &Digest) -> Result<Option<Votes>, Error> {
+        let path = self.paths.trace(image);
+        match read(&path) {
+            Err(error) if error.is_damage() => {
+                tracing::warn!(%error, %image, "a trace is forgotten");
+                super::paths::remove(&path);
+                Ok(None)
+            }
+            found => found,
+        }
+    }
+
+    /// Records the files of a trace that the image has, without duplicates, as the vote of its client.
+    pub(super) fn record_trace(
+        &self,
+        client: ClientKey,
+        image: &Digest,
+        files: &[String],
+    ) -> Result<RecordedTrace, Error> {
+        let table = self.made_table(image)?;
+        let tree = Tree::of(pierhead_toc::TocView::mounted(&table))?;
+        let mut seen = HashSet::new();
+        let files: Vec<_> = files
+            .iter()
+            .filter(|path| tree.file(path.as_bytes()).is_some() && seen.insert(path.as_str()))
+            .cloned()
+            .collect();
+        let matched = files.len();
+        // One upload at a time, so that concurrent uploads do not overwrite each other's votes.
+        let _noting = super::lock(&self.trace_lock);
+        let mut votes = self.votes(image)?.unwrap_or_default();
+        let before = votes.merged();
+        if matched > 0 {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            votes.put(id(client), now.map_or(0, |now| now.as_secs()), files);
+            write(&self.paths.trace(image), &votes)?;
+        }
+        Ok(RecordedTrace {
+            matched,
+            clients: votes.votes.len(),
+            // Responses in progress keep their order.
+            is_new: votes.merged() != before,
+        })
+    }
+}
+
+/// Identifies a client in a file that outlives the process.
+fn id(client: ClientKey) -> u64 {
+    let hash = FileDigest::of(format!("{client:?}").as_bytes());
+    let bytes = hash.as_bytes().first_chunk();
+    bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+fn write(path: &Path, votes: &Votes) -> Result<(), Error> {
+    let failed = |error| Error::io("write a trace", io::Error::other(error));
+    let bytes = postcard::to_stdvec(votes).map_err(failed)?;
+    durable::write(path, |file| {
+        file.write_all(&crc32c::crc32c(&bytes).to_le_bytes())?;
+        file.write_all(&bytes)
+    })
+}
+
+fn read(path: &Path) -> Result<Option<Votes>, Error> {
+    let failed = |error| Error::io(format!("read {}", path.display()), error);
+    let wrong = |why: &str| Error::malformed(WHAT, why);
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+        Ok(meta) if usize::try_from(meta.len()).is_ok_and(|len| len <= MAX_BYTES) => {}
+        Ok(_) => return Err(wrong("it is too long")),
+    }
+    let bytes = fs::read(path).map_err(failed)?;
+    let (sum, bytes) = bytes
+        .split_first_chunk()
+        .ok_or_else(|| wrong("its length"))?;
+    if crc32c::crc32c(bytes).to_le_bytes() != *sum {
+        return Err(wrong("its checksum does not match"));
+    }
+    postcard::from_bytes(bytes)
+        .map(Some)
+        .map_err(|_| wrong("its form"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(text: &str) -> Vec<String> {
+        text.chars().map(String::from).collect()
+    }
+
+    fn merged(votes: &Votes) -> String {
+        votes.merged().concat()
+    }
+
+    #[test]
+    fn each_client_has_one_vote() {
+        let mut votes = Votes::default();
+        votes.put(1, 0, order("abcd"));
+        assert_eq!(merged(&votes), "abcd");
+        votes.put(2, 1, order("abcd"));
+        // One client that uploads repeatedly never outvotes two that agree.
+        for now in 2..20 {
+            votes.put(3, now, order("xyda"));
+        }
+        assert_eq!(merged(&votes), "adbcxy");
+        assert_eq!(votes.votes.len(), 3);
+        votes.put(3, 20, order("abcd"));
+        assert_eq!(merged(&votes), "abcd");
+    }
+
+    #[test]
+    fn old_votes_leave_and_so_do_those_beyond_the_bound() {
+        let mut votes = Votes::default();
+        for client in 0..100 {
+            votes.put(client, client, order("ab"));
+        }
+        assert_eq!(votes.votes.len(), MAX_CLIENTS);
+        assert!(votes.votes.iter().all(|vote| vote.client >= 84));
+        votes.put(7, 200 + MAX_AGE.as_secs(), order("ba"));
+        assert_eq!((merged(&votes), votes.votes.len()), ("ba".into(), 1));
+    }
+
+    #[test]
+    fn the_file_of_an_image_is_bounded() {
+        let mut votes = Votes::default();
+        for client in 0..20 {
+            let long = |nth| format!("{client}/{nth}/{}", "x".repeat(1000));
+            votes.put(client, client, (0..900).map(long).collect());
+        }
+        let len = postcard::to_stdvec(&votes).unwrap().len();
+        assert!(len + 4 <= MAX_BYTES, "{len}");
+        assert!(votes.votes.len() > 1 && votes.votes[0].client == 19);
+    }
+}

@@ -1,0 +1,163 @@
+//! What entries share with many others, read where it stands: nothing is allocated for an extended attribute.
+
+use std::collections::HashSet;
+
+use crate::varint::{self, Reader};
+use crate::{Entry, Error};
+
+use super::format::reader;
+use super::layout::{Layout, widen};
+
+/// Longest name and value of an extended attribute (Linux has the same).
+const MAX_XATTR: usize = 255;
+const MAX_VALUE: usize = 64 << 10;
+
+/// What an extended attribute counts besides the bytes of its name and value.
+const XATTR: usize = 48;
+/// What the extended attributes of a table may count.
+pub(super) const MAX_HELD: usize = 32 << 20;
+
+/// What entries share with many others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes<'a> {
+    /// Permission bits with setuid, setgid and sticky.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Extended attributes.
+    pub xattrs: Xattrs<'a>,
+}
+
+/// Extended attributes as they stand in a table: names and values, sorted by name, names unique.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Xattrs<'a>(&'a [u8]);
+
+impl<'a> Xattrs<'a> {
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names and values. Ends where the bytes are none, which were checked when the table was opened.
+    pub fn iter(self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let mut reader = reader(self.0);
+        std::iter::from_fn(move || pair(&mut reader).ok())
+    }
+
+    /// A copy that stands alone.
+    pub fn to_vec(self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let pairs = self.iter();
+        pairs
+            .map(|(name, value)| (name.to_vec(), value.to_vec()))
+            .collect()
+    }
+}
+
+fn pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], &'a [u8]), Error> {
+    let len = reader.count()?;
+    let name = reader.take(len)?;
+    let len = reader.count()?;
+    Ok((name, reader.take(len)?))
+}
+
+/// All of a table, by number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbered<'a> {
+    section: &'a [u8],
+    /// Where each begins.
+    starts: &'a [u32],
+}
+
+impl<'a> Numbered<'a> {
+    pub(super) const fn new(section: &'a [u8], starts: &'a [u32]) -> Self {
+        Self { section, starts }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    pub(super) fn get(&self, number: u32) -> Option<Attributes<'a>> {
+        let mut reader = reader(self.coded(widen(number))?);
+        let attributes = Attributes {
+            mode: reader.u32().ok()?,
+            uid: reader.u32().ok()?,
+            gid: reader.u32().ok()?,
+            // Behind their number, which is known by now.
+            xattrs: match reader.count() {
+                Ok(0) | Err(_) => Xattrs(&[]),
+                Ok(_) => Xattrs(reader.rest()),
+            },
+        };
+        Some(attributes)
+    }
+
+    /// Numbers have one form, so that the same bytes are the same attributes.
+    pub(super) fn has_twice(&self) -> bool {
+        let mut seen = HashSet::with_capacity(self.len());
+        (0..self.len()).any(|number| !seen.insert(self.coded(number)))
+    }
+
+    fn coded(&self, number: usize) -> Option<&'a [u8]> {
+        let start = widen(*self.starts.get(number)?);
+        let end = self.starts.get(number + 1);
+        let end = end.map_or(self.section.len(), |end| widen(*end));
+        self.section.get(start..end)
+    }
+}
+
+/// Where each begins in its section, all of it checked.
+pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
+    let section = layout.attributes(bytes);
+    let mut reader = reader(section);
+    let mut starts = Vec::with_capacity(widen(layout.attribute_count));
+    let mut held = 0;
+    for _ in 0..layout.attribute_count {
+        let start = section.len() - reader.rest().len();
+        starts.push(u32::try_from(start).map_err(|_| reader.wrong("it is too long"))?);
+        let (mode, _uid, _gid) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        if mode > 0o7777 {
+            return Err(reader.wrong("a mode of more than 12 bits"));
+        }
+        let mut last: Option<&[u8]> = None;
+        for _ in 0..reader.count()? {
+            let (name, value) = pair(&mut reader)?;
+            let sound = !name.is_empty() && name.len() <= MAX_XATTR && !name.contains(&0);
+            if !sound || value.len() > MAX_VALUE {
+                return Err(reader.wrong("an extended attribute that is none"));
+            }
+            if last.is_some_and(|last| last >= name) {
+                return Err(reader.wrong("extended attributes out of order"));
+            }
+            held += XATTR + name.len() + value.len();
+            if held > MAX_HELD {
+                return Err(reader.wrong("extended attributes of too many bytes"));
+            }
+            last = Some(name);
+        }
+    }
+    reader.end()?;
+    Ok(starts)
+}
+
+/// Those of an entry, as they stand in a table.
+pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
+    for number in [mode, entry.uid, entry.gid] {
+        varint::put(out, number.into());
+    }
+    varint::put(out, entry.xattrs.len() as u64);
+    for (name, value) in &entry.xattrs {
+        for bytes in [name, value] {
+            varint::put(out, bytes.len() as u64);
+            out.extend(bytes);
+        }
+    }
+}
+
+/// What so many extended attributes may count is over.
+pub(super) fn held(entry: &Entry) -> usize {
+    let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
+    entry.xattrs.iter().map(held).sum()
+}

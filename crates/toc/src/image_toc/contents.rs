@@ -1,0 +1,153 @@
+//! Contents by number, and in the order of their digests.
+
+use crate::varint::Reader;
+use crate::{Error, FileDigest};
+
+use super::format::reader;
+use super::layout::{DIGEST, Layout, widen};
+
+/// Digests and sizes by number. Both are an array: any one costs a memory access.
+#[derive(Clone, Copy, Debug)]
+pub struct Contents<'a> {
+    digests: &'a [u8],
+    sizes: &'a [u8],
+}
+
+impl<'a> Contents<'a> {
+    pub(super) const fn new(digests: &'a [u8], sizes: &'a [u8]) -> Self {
+        Self { digests, sizes }
+    }
+
+    /// How many.
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.digests.len() / DIGEST).unwrap_or(u32::MAX)
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.digests.is_empty()
+    }
+
+    /// Its name; `None` over the end.
+    pub fn content(&self, number: u32) -> Option<FileDigest> {
+        let start = widen(number).checked_mul(DIGEST)?;
+        let bytes = self.digests.get(start..)?.first_chunk()?;
+        Some(FileDigest::from_bytes(*bytes))
+    }
+
+    /// Its bytes; `None` over the end.
+    pub fn size(&self, number: u32) -> Option<u64> {
+        let start = widen(number).checked_mul(8)?;
+        let bytes = self.sizes.get(start..)?.first_chunk()?;
+        Some(u64::from_le_bytes(*bytes))
+    }
+
+    /// All, by number.
+    pub fn iter(&self) -> impl Iterator<Item = (FileDigest, u64)> + use<'a> {
+        let this = *self;
+        (0..this.len()).filter_map(move |number| Some((this.content(number)?, this.size(number)?)))
+    }
+}
+
+/// Numbers of contents by ascending digest.
+#[derive(Clone, Copy, Debug)]
+pub struct ByDigest<'a>(&'a [u8]);
+
+impl<'a> ByDigest<'a> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len() / 4
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The `nth` number.
+    pub fn get(&self, nth: usize) -> Option<u32> {
+        let bytes = self.0.get(nth.checked_mul(4)?..)?.first_chunk()?;
+        Some(u32::from_le_bytes(*bytes))
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + use<'a> {
+        self.0
+            .chunks_exact(4)
+            .filter_map(<[u8]>::first_chunk)
+            .map(|bytes| u32::from_le_bytes(*bytes))
+    }
+}
+
+/// What is not in the canonical bytes but follows from them: sizes as an array of u64, numbers by digest as one of u32,
+/// both little endian.
+pub(super) struct Index(Vec<u8>);
+
+impl Index {
+    /// Bytes for so many contents.
+    pub(super) fn len_of(contents: u32) -> usize {
+        widen(contents).saturating_mul(12)
+    }
+
+    /// Decodes the result of [`Self::bytes`] from a file.
+    pub(super) const fn read(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// Computes it. Sorts.
+    pub(super) fn of(layout: &Layout, bytes: &[u8]) -> Result<Self, Error> {
+        let mut index = Vec::with_capacity(Self::len_of(layout.contents));
+        let mut sizes = reader(layout.sizes(bytes));
+        for _ in 0..layout.contents {
+            index.extend(sizes.u64()?.to_le_bytes());
+        }
+        sizes.end()?;
+        let digests = layout.digests(bytes);
+        let contents = Contents::new(digests, &[]);
+        // The first eight bytes decide nearly always, and lie next to each other.
+        let mut order: Vec<(u64, u32)> = (0..layout.contents)
+            .zip(digests.chunks_exact(DIGEST))
+            .map(|(number, digest)| (head(digest), number))
+            .collect();
+        order.sort_unstable_by(|a, b| {
+            a.0.cmp(&b.0)
+                .then_with(|| contents.content(a.1).cmp(&contents.content(b.1)))
+        });
+        for (_, number) in order {
+            index.extend(number.to_le_bytes());
+        }
+        Ok(Self(index))
+    }
+
+    fn split(&self) -> (&[u8], &[u8]) {
+        self.0.split_at(self.0.len() / 3 * 2)
+    }
+
+    pub(super) fn sizes(&self) -> &[u8] {
+        self.split().0
+    }
+
+    pub(super) fn by_digest(&self) -> ByDigest<'_> {
+        ByDigest(self.split().1)
+    }
+
+    /// As it stands in a file.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn head(digest: &[u8]) -> u64 {
+    digest
+        .first_chunk()
+        .map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+/// A content's number as it stands in a list of a layer: against the one that would come next.
+pub(super) fn number(reader: &mut Reader<'_>, expected: u32) -> Result<u32, Error> {
+    let delta = reader.i64()?;
+    i64::from(expected)
+        .checked_add(delta)
+        .and_then(|number| u32::try_from(number).ok())
+        .ok_or_else(|| reader.wrong("a content over the end"))
+}

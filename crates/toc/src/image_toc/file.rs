@@ -1,0 +1,53 @@
+//! ImageToc file: canonical bytes, derived data, and a checksum for each block.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::{Error, durable};
+
+use super::blocks::{self, Blocks};
+use super::contents::Index;
+use super::format::WHAT;
+use super::layout::Layout;
+use super::{ImageToc, attributes};
+
+impl ImageToc {
+    /// Writes it, durably, to where [`ImageToc::open`] finds it. What was there is replaced.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
+        durable::write(path, |file| self.write(file))
+    }
+
+    /// What [`ImageToc::open`] reads, all of it checked there.
+    pub fn write(&self, file: &mut impl Write) -> io::Result<()> {
+        let parts = [&self.bytes[..], self.index.bytes()];
+        let sums = blocks::sums(&parts);
+        for part in parts {
+            file.write_all(part)?;
+        }
+        file.write_all(&sums)
+    }
+
+    /// Reads a file that [`ImageToc::save`] wrote into memory, and verifies all of it.
+    ///
+    /// # Errors
+    /// `Missing` when there is none, `Malformed` when it is damaged, `Io`.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let mut bytes = Blocks::open(path)?.all()?;
+        let layout = Layout::read(&bytes, bytes.len())?;
+        if bytes.len() != layout.end() + Index::len_of(layout.contents) {
+            return Err(Error::malformed(WHAT, "another length than it says"));
+        }
+        let index = Index::read(bytes.split_off(layout.end()));
+        bytes.shrink_to_fit();
+        let attributes = attributes::starts(&layout, &bytes)?;
+        Ok(Self {
+            bytes,
+            layout,
+            attributes,
+            index,
+        })
+    }
+}

@@ -1,0 +1,524 @@
+//! Layers put one upon the other, as containerd's and umoci's unpacking do.
+//!
+//! Entries of a layer are applied in the order of its tar. A whiteout hides what lower layers have, never what its own layer
+//! brought. The folder of an entry is found through the symbolic links that are there at that moment, never out of the
+//! root. Whatever is replaced goes, but a directory by a directory keeps what is in it. A hard link shares the node that its target names at
+//! that moment, whoever replaces that name later; as with umoci, its own header changes nothing about the node.
+
+use std::collections::BTreeMap;
+
+use pierhead_oci::Digest;
+
+use crate::{Entry, Error, FileDigest, Kind, Time};
+
+use super::attributes::{self, MAX_HELD};
+use super::format::{MAX_ENTRIES, MAX_PATH_ERROR};
+use super::interned::Interned;
+
+/// One layer to be merged.
+pub struct LayerEntries<I, F> {
+    /// Digest of the uncompressed tar; SHA-256 alone names one here.
+    pub diff_id: Digest,
+    /// Everything of the tar but its contents, and its size.
+    pub skeleton: (FileDigest, u64),
+    /// FileDigest and size of each regular file in the order of the tar, those that are no entries among them.
+    pub files: F,
+    /// All entries in the order of the tar.
+    pub entries: I,
+}
+
+/// Names below a directory; nodes by position, so that nothing recurses however deep a tree is.
+type Children = BTreeMap<Box<[u8]>, u32>;
+
+/// One name in the tree.
+struct Name {
+    inode: u32,
+    /// The last layer that brought it, or something in it.
+    layer: u32,
+    /// The last layer that hid what lower ones brought into it: nothing of theirs can be in it any more.
+    hid: u32,
+    children: Children,
+}
+
+/// On the way to a directory: what has this name, if anything.
+type Step = (Option<u32>, Box<[u8]>);
+
+/// What names share.
+struct Inode {
+    kind: InodeKind,
+    attributes: u32,
+    modified: Time,
+}
+
+enum InodeKind {
+    Directory,
+    File(u32),
+    Symlink(Box<[u8]>),
+    CharDevice(u32, u32),
+    BlockDevice(u32, u32),
+    Fifo,
+}
+
+/// An entry on its way out.
+pub(super) enum Item<'a> {
+    Directory,
+    /// By the identifier of its content.
+    File(u32),
+    Symlink(&'a [u8]),
+    HardLink(u32),
+    CharDevice(u32, u32),
+    BlockDevice(u32, u32),
+    Fifo,
+}
+
+/// A layer that was merged, contents by identifier.
+pub(super) struct MergedLayer {
+    pub(super) diff_id: FileDigest,
+    pub(super) skeleton: u32,
+    pub(super) files: Vec<u32>,
+}
+
+/// All layers in one tree.
+pub(super) struct Merged {
+    names: Vec<Name>,
+    inodes: Vec<Inode>,
+    /// As they stand in a table.
+    attributes: Interned,
+    contents: Interned,
+    sizes: Vec<u64>,
+    pub(super) layers: Vec<MergedLayer>,
+    /// Which layer is being applied.
+    layer: u32,
+    /// Components that may still be walked over: links could make a small image walk for ever.
+    steps: u64,
+    /// Bytes of names, targets and attributes that may still be held.
+    bytes: usize,
+    /// Attributes on their way.
+    coded: Vec<u8>,
+}
+
+const ROOT: u32 = 0;
+
+/// As the kernel.
+const MAX_LINKS: usize = 40;
+
+/// A million entries, each at the end of a path of the greatest depth that real images come near to.
+const MAX_STEPS: u64 = 256 << 20;
+
+/// Bytes of names, targets, attributes and directories in memory. Images of 100 000 entries have two to three million.
+const MAX_BYTES: usize = 2 * MAX_HELD;
+
+/// What a directory takes besides its name: mostly the leaf of a B-tree, with room for eleven children, for its first one. So
+/// chains of directories with one child each, which cost a layer nothing, are bounded by bytes, too.
+const DIRECTORY: usize = 256;
+
+/// Of a parent that no layer has an entry of, and of the root. Its time would be that of the unpacking: none.
+const IMPLIED: Entry = Entry {
+    path: Vec::new(),
+    kind: Kind::Directory,
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    modified: Time {
+        seconds: 0,
+        nanos: 0,
+    },
+    xattrs: Vec::new(),
+};
+
+/// Merges layers, the lowest first.
+pub(super) fn merge<I, F>(
+    layers: impl IntoIterator<Item = LayerEntries<I, F>>,
+) -> Result<Merged, Error>
+where
+    I: IntoIterator<Item = Result<Entry, Error>>,
+    F: IntoIterator<Item = Result<(FileDigest, u64), Error>>,
+{
+    let mut merged = Merged::new()?;
+    for layer in layers {
+        merged.layer += 1;
+        let (skeleton, size) = layer.skeleton;
+        let skeleton = merged.intern(skeleton, size)?;
+        let mut files = Vec::new();
+        for file in layer.files {
+            let (content, size) = file?;
+            files.push(merged.intern(content, size)?);
+        }
+        merged.layers.push(MergedLayer {
+            diff_id: FileDigest::try_from(&layer.diff_id)
+                .map_err(|digest| Error::Image(format!("the diff ID {digest} is no SHA-256")))?,
+            skeleton,
+            files,
+        });
+        for entry in layer.entries {
+            merged.apply(entry?)?;
+        }
+    }
+    Ok(merged)
+}
+
+fn position(len: usize) -> Result<u32, Error> {
+    // Nodes that were replaced stay in memory, and are none of the table's entries: some are let pass.
+    u32::try_from(len)
+        .ok()
+        .filter(|position| *position < MAX_ENTRIES + MAX_ENTRIES / 4)
+        .ok_or_else(many)
+}
+
+fn many() -> Error {
+    Error::Image("more entries than a table has".to_owned())
+}
+
+fn bad(path: &[u8], why: &str) -> Error {
+    Error::Image(format!("{}: {why}", path.escape_ascii()))
+}
+
+fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+}
+
+impl Merged {
+    fn new() -> Result<Self, Error> {
+        let mut merged = Self {
+            names: Vec::new(),
+            inodes: Vec::new(),
+            attributes: Interned::default(),
+            contents: Interned::default(),
+            sizes: Vec::new(),
+            layers: Vec::new(),
+            layer: 0,
+            steps: MAX_STEPS,
+            bytes: MAX_BYTES,
+            coded: Vec::new(),
+        };
+        merged.add_directory()?;
+        Ok(merged)
+    }
+
+    /// Attributes by identifier, as they stand in a table.
+    pub(super) fn attributes(&self, id: u32) -> &[u8] {
+        self.attributes.string(id)
+    }
+
+    /// The digest of a content and its size by identifier.
+    pub(super) fn content(&self, id: u32) -> (&[u8], u64) {
+        (self.contents.string(id), self.sizes[id as usize])
+    }
+
+    fn name(&mut self, name: u32) -> &mut Name {
+        &mut self.names[name as usize]
+    }
+
+    fn kind(&self, name: u32) -> &InodeKind {
+        &self.inodes[self.names[name as usize].inode as usize].kind
+    }
+
+    fn child(&self, folder: u32, name: &[u8]) -> Option<u32> {
+        self.names[folder as usize].children.get(name).copied()
+    }
+
+    fn is_directory(&self, name: u32) -> bool {
+        matches!(self.kind(name), InodeKind::Directory)
+    }
+
+    fn intern(&mut self, content: FileDigest, size: u64) -> Result<u32, Error> {
+        let id = self.contents.get(content.as_bytes()).ok_or_else(many)?;
+        position(id as usize)?;
+        match self.sizes.get(id as usize) {
+            Some(known) if *known != size => Err(Error::Image(format!(
+                "{content} has {size} bytes and {known}"
+            ))),
+            Some(_) => Ok(id),
+            None => {
+                self.sizes.push(size);
+                Ok(id)
+            }
+        }
+    }
+
+    /// With the owner, the mode, the extended attributes and the time of an entry.
+    fn add_inode(&mut self, kind: InodeKind, of: &Entry) -> Result<u32, Error> {
+        let inode = position(self.inodes.len())?;
+        if matches!(kind, InodeKind::Directory) {
+            self.hold(DIRECTORY)?;
+        }
+        let mode = match kind {
+            // The system has no other.
+            InodeKind::Symlink(_) => 0o777,
+            _ => of.mode,
+        };
+        let mut coded = std::mem::take(&mut self.coded);
+        coded.clear();
+        attributes::encode(of, mode, &mut coded);
+        if self.attributes.find(&coded).is_none() {
+            // Once here, and once in the table that is made of it.
+            self.hold(2 * attributes::held(of))?;
+        }
+        let attributes = self.attributes.get(&coded).ok_or_else(many)?;
+        self.coded = coded;
+        self.inodes.push(Inode {
+            kind,
+            attributes,
+            modified: of.modified,
+        });
+        Ok(inode)
+    }
+
+    fn add_name(&mut self, inode: u32) -> Result<u32, Error> {
+        let name = position(self.names.len())?;
+        self.names.push(Name {
+            inode,
+            layer: self.layer,
+            hid: 0,
+            children: Children::new(),
+        });
+        Ok(name)
+    }
+
+    fn add_directory(&mut self) -> Result<u32, Error> {
+        let inode = self.add_inode(InodeKind::Directory, &IMPLIED)?;
+        self.add_name(inode)
+    }
+
+    fn apply(&mut self, entry: Entry) -> Result<(), Error> {
+        let split = entry.path.iter().rposition(|byte| *byte == b'/');
+        let (parent, name) = match split {
+            Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),
+            None => (&[][..], &entry.path[..]),
+        };
+        let kind = match &entry.kind {
+            Kind::Opaque => {
+                if let Some(folder) = self.find(&entry.path)?.filter(|f| self.is_directory(*f)) {
+                    return self.hide_in(folder);
+                }
+                return Ok(());
+            }
+            Kind::Whiteout => {
+                if let Some(folder) = self.find(parent)?
+                    && let Some(hidden) = self.child(folder, name)
+                {
+                    if self.names[hidden as usize].layer == self.layer {
+                        return self.hide_in(hidden);
+                    }
+                    self.name(folder).children.remove(name);
+                }
+                return Ok(());
+            }
+            Kind::HardLink { target } => {
+                let inode = self.linked(&entry.path, target)?;
+                return self.put(&entry.path, parent, name, inode);
+            }
+            Kind::Directory => {
+                let inode = self.add_inode(InodeKind::Directory, &entry)?;
+                return self.put(&entry.path, parent, name, inode);
+            }
+            Kind::File { content, size } => InodeKind::File(self.intern(*content, *size)?),
+            Kind::Symlink { target } => {
+                self.hold(target.len())?;
+                InodeKind::Symlink(target.as_slice().into())
+            }
+            Kind::CharDevice { major, minor } => InodeKind::CharDevice(*major, *minor),
+            Kind::BlockDevice { major, minor } => InodeKind::BlockDevice(*major, *minor),
+            Kind::Fifo => InodeKind::Fifo,
+        };
+        let inode = self.add_inode(kind, &entry)?;
+        self.put(&entry.path, parent, name, inode)
+    }
+
+    /// Gives an inode a name, in place of what has it.
+    fn put(&mut self, path: &[u8], parent: &[u8], name: &[u8], inode: u32) -> Result<(), Error> {
+        let directory = matches!(self.inodes[inode as usize].kind, InodeKind::Directory);
+        if name.is_empty() {
+            if !directory {
+                return Err(bad(path, "the root is no directory"));
+            }
+            let layer = self.layer;
+            let root = self.name(ROOT);
+            (root.inode, root.layer) = (inode, layer);
+            return Ok(());
+        }
+        let folder = self.make(parent)?;
+        let layer = self.layer;
+        match self.child(folder, name) {
+            Some(old) if directory && self.is_directory(old) => {
+                let old = self.name(old);
+                (old.inode, old.layer) = (inode, layer);
+            }
+            _ => {
+                self.hold(name.len())?;
+                let new = self.add_name(inode)?;
+                self.name(folder).children.insert(name.into(), new);
+            }
+        }
+        Ok(())
+    }
+
+    /// The inode that a hard link is to share. The last component is not followed when it is a symbolic link.
+    fn linked(&mut self, path: &[u8], target: &[u8]) -> Result<u32, Error> {
+        let (parent, name) = match target.iter().rposition(|byte| *byte == b'/') {
+            Some(slash) => (&target[..slash], &target[slash + 1..]),
+            None => (&[][..], target),
+        };
+        let found = match self.find(parent)? {
+            Some(folder) => self.child(folder, name),
+            None => None,
+        };
+        match found {
+            None => Err(bad(path, "a hard link to what is not there")),
+            Some(found) if self.is_directory(found) => Err(bad(path, "a hard link to a directory")),
+            Some(found) => Ok(self.names[found as usize].inode),
+        }
+    }
+
+    /// Removes what lower layers brought from a directory of this layer.
+    fn hide_in(&mut self, folder: u32) -> Result<(), Error> {
+        let layer = self.layer;
+        let mut folders = vec![folder];
+        while let Some(folder) = folders.pop() {
+            let name = self.name(folder);
+            if name.hid == layer {
+                continue;
+            }
+            name.hid = layer;
+            let mut children = std::mem::take(&mut name.children);
+            self.step(children.len() as u64)?;
+            children.retain(|_, child| self.names[*child as usize].layer == layer);
+            folders.extend(children.values());
+            self.name(folder).children = children;
+        }
+        Ok(())
+    }
+
+    /// Counts work that a small layer can ask for a lot of.
+    fn step(&mut self, steps: u64) -> Result<(), Error> {
+        let left = self.steps.checked_sub(steps);
+        self.steps =
+            left.ok_or_else(|| Error::Image("too much work to put it together".to_owned()))?;
+        Ok(())
+    }
+
+    /// Counts bytes that stay in memory.
+    fn hold(&mut self, bytes: usize) -> Result<(), Error> {
+        let left = self.bytes.checked_sub(bytes);
+        self.bytes = left.ok_or_else(|| {
+            Error::Image("names and attributes of more bytes than a table has".to_owned())
+        })?;
+        Ok(())
+    }
+
+    /// The way to a directory through symbolic links, as names from the root; what is not there, or is no directory,
+    /// counts as an empty directory.
+    fn resolve(&mut self, path: &[u8]) -> Result<Vec<Step>, Error> {
+        let mut way: Vec<Step> = Vec::new();
+        let mut todo: Vec<Box<[u8]>> = components(path).rev().map(Box::from).collect();
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            self.steps = self
+                .steps
+                .checked_sub(1)
+                .ok_or_else(|| bad(path, "too many symbolic links on the way"))?;
+            if *name == *b".." {
+                way.pop();
+                continue;
+            }
+            let folder = way.last().map_or(Some(ROOT), |(folder, _)| *folder);
+            let child = folder.and_then(|folder| self.child(folder, &name));
+            if let Some(InodeKind::Symlink(target)) = child.map(|child| self.kind(child)) {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(bad(path, "too many symbolic links on the way"));
+                }
+                if target.starts_with(b"/") {
+                    way.clear();
+                }
+                todo.extend(components(target).rev().map(Box::from));
+                continue;
+            }
+            way.push((child, name));
+        }
+        Ok(way)
+    }
+
+    /// What is at a path when symbolic links are followed.
+    fn find(&mut self, path: &[u8]) -> Result<Option<u32>, Error> {
+        let way = self.resolve(path)?;
+        Ok(way.last().map_or(Some(ROOT), |(found, _)| *found))
+    }
+
+    /// The directory at a path; what is missing of it is made, and all of it counts as brought by this layer.
+    fn make(&mut self, path: &[u8]) -> Result<u32, Error> {
+        let layer = self.layer;
+        let mut folder = ROOT;
+        self.name(ROOT).layer = layer;
+        for (found, name) in self.resolve(path)? {
+            folder = match found {
+                Some(found) if self.is_directory(found) => {
+                    self.name(found).layer = layer;
+                    found
+                }
+                // A layer may put a directory over what a lower one has, but this one said itself that it is none.
+                Some(found) if self.names[found as usize].layer == layer => {
+                    return Err(bad(path, "in what is no directory"));
+                }
+                _ => {
+                    self.hold(name.len())?;
+                    let new = self.add_directory()?;
+                    self.name(folder).children.insert(name, new);
+                    new
+                }
+            };
+        }
+        Ok(folder)
+    }
+
+    /// All entries in the order of a table.
+    pub(super) fn walk(
+        &self,
+        mut each: impl FnMut(&[u8], &Item<'_>, u32, Time) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut first: Vec<Option<u32>> = vec![None; self.inodes.len()];
+        let mut path = Vec::new();
+        let mut ordinal = 0;
+        let mut visit = |path: &[u8], name: &Name| {
+            let inode = &self.inodes[name.inode as usize];
+            let item = match (&inode.kind, first[name.inode as usize]) {
+                (InodeKind::Directory, _) => Item::Directory,
+                (_, Some(to)) => Item::HardLink(to),
+                (InodeKind::File(content), None) => Item::File(*content),
+                (InodeKind::Symlink(target), None) => Item::Symlink(target),
+                (InodeKind::CharDevice(major, minor), None) => Item::CharDevice(*major, *minor),
+                (InodeKind::BlockDevice(major, minor), None) => Item::BlockDevice(*major, *minor),
+                (InodeKind::Fifo, None) => Item::Fifo,
+            };
+            first[name.inode as usize].get_or_insert(ordinal);
+            ordinal += 1;
+            each(path, &item, inode.attributes, inode.modified)
+        };
+        visit(&path, &self.names[ROOT as usize])?;
+        let mut ways = vec![(0, self.names[ROOT as usize].children.iter())];
+        while let Some((len, children)) = ways.last_mut() {
+            path.truncate(*len);
+            let Some((name, child)) = children.next() else {
+                ways.pop();
+                continue;
+            };
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(name.iter());
+            if path.len() > super::rows::MAX_PATH {
+                return Err(bad(&path, MAX_PATH_ERROR));
+            }
+            let child = &self.names[*child as usize];
+            visit(&path, child)?;
+            if !child.children.is_empty() {
+                ways.push((path.len(), child.children.iter()));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

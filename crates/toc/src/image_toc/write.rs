@@ -1,0 +1,189 @@
+//! The canonical bytes of a merged tree.
+
+use std::collections::HashMap;
+
+use crate::varint::{put, put_signed};
+use crate::{Error, Time};
+
+use super::format::{MAX_ENTRIES, MAX_PATH_ERROR, MAX_TOC};
+use super::layout::{HEAD, Layout};
+use super::merge::{Item, Merged};
+use super::rows;
+use super::rows::{State, class, flag, kind};
+
+/// Numbers that are given out by first use.
+#[derive(Default)]
+struct Numbers {
+    of: HashMap<u32, u32>,
+    order: Vec<u32>,
+}
+
+impl Numbers {
+    /// The number of an identifier of the merged tree, and whether it is new.
+    fn get(&mut self, id: u32) -> Result<(u32, bool), Error> {
+        if let Some(number) = self.of.get(&id) {
+            return Ok((*number, false));
+        }
+        let number = count(self.order.len())?;
+        self.of.insert(id, number);
+        self.order.push(id);
+        Ok((number, true))
+    }
+}
+
+fn count(len: usize) -> Result<u32, Error> {
+    u32::try_from(len).map_err(|_| Error::Image("too large".to_owned()))
+}
+
+/// Writes the table of a merged tree.
+pub(super) fn table(merged: &Merged) -> Result<Vec<u8>, Error> {
+    let mut entries = Entries::default();
+    merged
+        .walk(|path, item, attributes, modified| entries.put(path, item, attributes, modified))?;
+    let visible = count(entries.contents.order.len())?;
+    let mut layers = Vec::new();
+    for layer in &merged.layers {
+        layers.extend(layer.diff_id.as_bytes());
+        let (skeleton, _) = entries.contents.get(layer.skeleton)?;
+        put(&mut layers, skeleton.into());
+        put(&mut layers, count(layer.files.len())?.into());
+        let mut expected = 0;
+        for file in &layer.files {
+            let (number, _) = entries.contents.get(*file)?;
+            put_signed(&mut layers, i64::from(number) - expected);
+            expected = i64::from(number) + 1;
+        }
+    }
+    let mut attributes = Vec::new();
+    for id in &entries.attributes.order {
+        attributes.extend(merged.attributes(*id));
+    }
+    let mut sizes = Vec::new();
+    let mut digests: Vec<u8> = Vec::new();
+    for id in &entries.contents.order {
+        let (content, size) = merged.content(*id);
+        put(&mut sizes, size);
+        digests.extend(content);
+    }
+    let sections = [&attributes, &entries.names, &entries.nodes, &sizes, &layers];
+    let mut lengths = [0; 5];
+    for (length, section) in lengths.iter_mut().zip(sections) {
+        *length = count(section.len())?;
+    }
+    let layout = Layout {
+        entries: entries.count,
+        attribute_count: count(entries.attributes.order.len())?,
+        visible,
+        contents: count(entries.contents.order.len())?,
+        layer_count: count(merged.layers.len())?,
+        lengths,
+    };
+    let len = HEAD + sections.iter().map(|section| section.len()).sum::<usize>() + digests.len();
+    if len > MAX_TOC || entries.count > MAX_ENTRIES {
+        return Err(Error::Image("more entries than a table has".to_owned()));
+    }
+    let mut bytes = Vec::with_capacity(len);
+    bytes.extend(layout.write());
+    for section in sections {
+        bytes.extend_from_slice(section);
+    }
+    bytes.extend(digests);
+    Ok(bytes)
+}
+
+/// The sections of the entries.
+#[derive(Default)]
+struct Entries {
+    names: Vec<u8>,
+    nodes: Vec<u8>,
+    path: Vec<u8>,
+    count: u32,
+    contents: Numbers,
+    attributes: Numbers,
+    state: State,
+}
+
+impl Entries {
+    fn put(
+        &mut self,
+        path: &[u8],
+        item: &Item<'_>,
+        attributes: u32,
+        modified: Time,
+    ) -> Result<(), Error> {
+        if path.len() > rows::MAX_PATH {
+            return Err(Error::Image(MAX_PATH_ERROR.to_owned()));
+        }
+        let keep = self
+            .path
+            .iter()
+            .zip(path)
+            .take_while(|(a, b)| a == b)
+            .count();
+        put(&mut self.names, (self.path.len() - keep) as u64);
+        put(&mut self.names, (path.len() - keep) as u64);
+        self.names.extend(&path[keep..]);
+        self.path.truncate(keep);
+        self.path.extend(&path[keep..]);
+
+        let of = match item {
+            Item::Directory => kind::DIRECTORY,
+            Item::File(_) => kind::FILE,
+            Item::Symlink(_) => kind::SYMLINK,
+            Item::HardLink(_) => kind::HARD_LINK,
+            Item::CharDevice(..) => kind::CHAR,
+            Item::BlockDevice(..) => kind::BLOCK,
+            Item::Fifo => kind::FIFO,
+        };
+        let at = self.nodes.len();
+        self.nodes.push(of);
+        let mut flags = of;
+        self.put_attributes(of, attributes, &mut flags)?;
+        let seconds = &mut self.state.seconds[class(of)];
+        if *seconds != modified.seconds {
+            flags |= flag::SECONDS;
+            put_signed(&mut self.nodes, modified.seconds.wrapping_sub(*seconds));
+            *seconds = modified.seconds;
+        }
+        if modified.nanos != 0 {
+            flags |= flag::NANOS;
+            put(&mut self.nodes, modified.nanos.into());
+        }
+        match item {
+            Item::File(content) => {
+                let (number, new) = self.contents.get(*content)?;
+                if !new {
+                    flags |= flag::AGAIN;
+                    let distance = count(self.contents.order.len())? - number;
+                    put(&mut self.nodes, distance.into());
+                }
+            }
+            Item::Symlink(target) => {
+                put(&mut self.names, target.len() as u64);
+                self.names.extend_from_slice(target);
+            }
+            Item::HardLink(to) => put(&mut self.nodes, (self.count - to).into()),
+            Item::CharDevice(major, minor) | Item::BlockDevice(major, minor) => {
+                put(&mut self.nodes, (*major).into());
+                put(&mut self.nodes, (*minor).into());
+            }
+            Item::Directory | Item::Fifo => {}
+        }
+        self.nodes[at] = flags;
+        self.count += 1;
+        Ok(())
+    }
+
+    fn put_attributes(&mut self, of: u8, id: u32, flags: &mut u8) -> Result<(), Error> {
+        let next = count(self.attributes.order.len())?;
+        let (number, new) = self.attributes.get(id)?;
+        let last = &mut self.state.attributes[usize::from(of)];
+        if *last != Some(number) {
+            *last = Some(number);
+            *flags |= flag::ATTRIBUTES;
+            let distance = if new { 0 } else { next - number };
+            put(&mut self.nodes, distance.into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,223 @@
+//! Contents that arrive in several pieces: written beside, hashed as they grow, taken over when they are whole and right.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use super::Store;
+use pierhead_toc::{Error, FileDigest};
+
+const BUFFER: usize = 256 << 10;
+
+/// A content of which ranges arrive, in any order.
+#[derive(Debug)]
+pub(super) struct Part {
+    content: FileDigest,
+    size: u64,
+    path: PathBuf,
+    file: File,
+    /// Ends by beginnings; neighbours are joined.
+    covered: BTreeMap<u64, u64>,
+    hash: Sha256,
+    hashed: u64,
+}
+
+impl Part {
+    /// Begins, or goes on with what an earlier process left; which ranges that are the caller has noted.
+    pub(super) fn open(folder: &Path, content: FileDigest, size: u64) -> Result<Self, Error> {
+        let path = folder.join(content.hex());
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
+        let file = file.map_err(|error| Error::io(format!("open {}", path.display()), error))?;
+        Ok(Self {
+            content,
+            size,
+            path,
+            file,
+            covered: BTreeMap::new(),
+            hash: Sha256::new(),
+            hashed: 0,
+        })
+    }
+
+    /// Notes a range that an earlier process has written.
+    pub(super) fn cover(&mut self, offset: u64, len: u64) {
+        let (mut start, mut end) = (offset, offset.saturating_add(len));
+        if let Some((before, reach)) = self
+            .covered
+            .range(..=start)
+            .next_back()
+            .map(|(a, b)| (*a, *b))
+            && reach >= start
+        {
+            (start, end) = (before, end.max(reach));
+        }
+        while let Some((after, reach)) = self
+            .covered
+            .range(start..=end)
+            .next()
+            .map(|(a, b)| (*a, *b))
+        {
+            self.covered.remove(&after);
+            end = end.max(reach);
+        }
+        self.covered.insert(start, end);
+    }
+
+    /// Writes a range; hashes on, as far as all before is there.
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(|error| self.failed(error))?;
+        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        self.cover(offset, len);
+        if offset == self.hashed {
+            self.hash.update(bytes);
+            self.hashed += len;
+        }
+        self.catch_up().map_err(|error| self.failed(error))
+    }
+
+    /// Whether every byte was written.
+    pub(super) fn is_whole(&self) -> bool {
+        self.covered.get(&0).is_some_and(|end| *end >= self.size)
+    }
+
+    /// Makes it a content; `false` when it is another than it should be, and then it is gone.
+    pub(super) fn commit(mut self, store: &Store) -> Result<bool, Error> {
+        self.catch_up().map_err(|error| self.failed(error))?;
+        let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
+        let len = self
+            .file
+            .metadata()
+            .map_err(|error| self.failed(error))?
+            .len();
+        if found != self.content || len != self.size {
+            let _ = fs::remove_file(&self.path);
+            return Ok(false);
+        }
+        store
+            .0
+            .contents
+            .adopt(&self.content, &self.file, &self.path)?;
+        Ok(true)
+    }
+
+    fn catch_up(&mut self) -> io::Result<()> {
+        let reach = self.covered.get(&0).copied().unwrap_or(0).min(self.size);
+        if self.hashed >= reach {
+            return Ok(());
+        }
+        let mut buffer = vec![0; BUFFER];
+        while self.hashed < reach {
+            let left = usize::try_from(reach - self.hashed).unwrap_or(BUFFER);
+            let piece = &mut buffer[..left.min(BUFFER)];
+            let len = self.file.read_at(piece, self.hashed)?;
+            if len == 0 {
+                // Shorter than it was noted to be: its digest will say so.
+                self.hashed = reach;
+            }
+            self.hash.update(&piece[..len]);
+            self.hashed += u64::try_from(len).unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        Error::io(format!("write {}", self.path.display()), error)
+    }
+}
+
+/// A content that is fetched by itself, from its beginning; dropped before the end, it leaves nothing.
+#[derive(Debug)]
+pub struct Receive {
+    store: Store,
+    content: FileDigest,
+    size: u64,
+    path: PathBuf,
+    file: File,
+    hash: Sha256,
+    written: u64,
+    kept: bool,
+}
+
+impl Receive {
+    pub(super) fn new(
+        store: &Store,
+        folder: &Path,
+        content: FileDigest,
+        size: u64,
+    ) -> Result<Self, Error> {
+        let path = folder.join(format!("{}.file", content.hex()));
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path);
+        let file = file.map_err(|error| Error::io(format!("open {}", path.display()), error))?;
+        Ok(Self {
+            store: store.clone(),
+            content,
+            size,
+            path,
+            file,
+            hash: Sha256::new(),
+            written: 0,
+            kept: false,
+        })
+    }
+
+    /// The next bytes.
+    ///
+    /// # Errors
+    /// `Malformed` when there are more than the content has; the file system's.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.written = self
+            .written
+            .saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        if self.written > self.size {
+            return Err(Error::malformed("content", "more bytes than it has"));
+        }
+        self.hash.update(bytes);
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| Error::io(format!("write {}", self.path.display()), error))
+    }
+
+    /// Makes it a content of the store.
+    ///
+    /// # Errors
+    /// `Digest` when it is another; the file system's.
+    pub fn commit(mut self) -> Result<(), Error> {
+        let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
+        if found != self.content || self.written != self.size {
+            return Err(Error::Digest {
+                what: "a content".into(),
+                expected: self.content.to_string(),
+                found: found.to_string(),
+            });
+        }
+        self.store
+            .0
+            .contents
+            .adopt(&self.content, &self.file, &self.path)?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Receive {
+    fn drop(&mut self) {
+        if !self.kept {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
