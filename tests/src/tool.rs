@@ -16,7 +16,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// With the reason, and the mend if there is one.
+    /// With the reason, and the fix if there is one.
     pub fn new(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),

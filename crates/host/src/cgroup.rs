@@ -205,12 +205,12 @@ mod tests {
 ";
 
     fn found(controller: Controller, cgroup: &str, mounts: &str) -> Vec<(Version, Vec<String>)> {
-        let told = |group: Cgroup| {
+        let reported = |group: Cgroup| {
             let folders = group.folders().map(|it| it.display().to_string());
             (group.version, folders.collect())
         };
         let groups = Cgroup::find(controller, cgroup, mounts);
-        groups.into_iter().map(told).collect()
+        groups.into_iter().map(reported).collect()
     }
 
     #[test]

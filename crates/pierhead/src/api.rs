@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use pierhead_client_setup::Address;
-use pierhead_oci::{Digest, Platform};
+use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
 /// Every request that changes something carries this header. A web page cannot send it to another
@@ -337,22 +337,4 @@ pub(crate) enum Event {
 pub(crate) struct Refusal {
     /// For people: what is wrong and what to do.
     pub(crate) error: String,
-}
-
-/// `os/architecture[/variant]`.
-pub(crate) fn parse_platform(text: &str) -> Result<Platform, String> {
-    let mut parts = text.split('/');
-    let (Some(os), Some(architecture), variant, None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return Err("write os/architecture, such as linux/arm64 or linux/arm/v7".to_owned());
-    };
-    if [Some(os), Some(architecture), variant].contains(&Some("")) {
-        return Err("write os/architecture, such as linux/arm64 or linux/arm/v7".to_owned());
-    }
-    Ok(Platform {
-        os: os.to_owned(),
-        architecture: architecture.to_owned(),
-        variant: variant.map(str::to_owned),
-    })
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const WRITTEN: &str = env!("PIERHEAD_WRITTEN");
 
 /// How a clock is set, here and on a DPU.
-pub(crate) const MEND: &str = "`timedatectl set-ntp true`, or run chrony; on a DPU without a clock of its own, NTP must be \
+pub(crate) const FIX: &str = "`timedatectl set-ntp true`, or run chrony; on a DPU without a clock of its own, NTP must be \
                                reached (or `date -s` over its console)";
 
 /// What is wrong with `now`, for people, if it is a time before this program was written.
@@ -35,12 +35,12 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(wrong(written), None);
         assert_eq!(wrong(SystemTime::now()), None);
-        let said = wrong(written - second).unwrap();
+        let output = wrong(written - second).unwrap();
         let date = humantime::format_rfc3339_seconds(written - second).to_string();
-        assert!(said.contains(&date), "{said}");
+        assert!(output.contains(&date), "{output}");
         for early in [UNIX_EPOCH, UNIX_EPOCH - second] {
-            let said = wrong(early).unwrap();
-            assert!(said.contains("1970-01-01T00:00:00Z"), "{said}");
+            let output = wrong(early).unwrap();
+            assert!(output.contains("1970-01-01T00:00:00Z"), "{output}");
         }
     }
 }

@@ -10,7 +10,7 @@ mod clock;
 mod config;
 mod doctor;
 mod environment;
-mod failure;
+mod exit_code;
 mod logging;
 mod profile;
 mod progress;

@@ -14,19 +14,19 @@ use pierhead_host::pressure::Resource;
 /// Opens it; `None` when there is to be none. Blocks: a file that is new is allocated.
 ///
 /// # Errors
-/// For people: what is wrong with the file, and the mend.
-pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, Unfit> {
+/// For people: what is wrong with the file, and the fix.
+pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     let Some(region) = region(tier)? else {
         return Ok(None);
     };
     let (report, len) = (region.report().clone(), region.report().len);
     let file = region.sendable().map(std::fs::File::try_clone);
-    let file = file.transpose().map_err(|error| Unfit {
+    let file = file.transpose().map_err(|error| TierError {
         what: format!("{}: {error}", report.path.display()),
-        mend: SEE.to_owned(),
+        fix: SEE.to_owned(),
     })?;
     let opened = Log::open(region, pierhead_pmem::Options::default());
-    let (log, found) = opened.map_err(|error| Unfit::of(&report.path, &error))?;
+    let (log, found) = opened.map_err(|error| TierError::of(&report.path, &error))?;
     tracing::info!(
         class = %report.class, blobs = found.entries,
         "fast tier: {report}"
@@ -72,7 +72,7 @@ pub(crate) fn follows_pressure(config: &Config) -> bool {
 }
 
 /// The file, mapped; `None` when there is to be none. One that was made and will not do is removed.
-fn region(tier: &Tier) -> Result<Option<Region>, Unfit> {
+fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
     let (TierKind::Pmem | TierKind::File, Some(path)) = (tier.kind, &tier.path) else {
         return Ok(None);
     };
@@ -81,7 +81,7 @@ fn region(tier: &Tier) -> Result<Option<Region>, Unfit> {
         path: path.clone(),
         size: tier.size,
     };
-    let region = Region::open(&config).map_err(|error| Unfit::of(path, &error))?;
+    let region = Region::open(&config).map_err(|error| TierError::of(path, &error))?;
     let report = region.report();
     if tier.kind == TierKind::Pmem && report.class != Class::Pmem {
         let what = format!("{report}: no persistent memory");
@@ -89,9 +89,9 @@ fn region(tier: &Tier) -> Result<Option<Region>, Unfit> {
             // While it is locked: nobody else can have begun to use it.
             let _ = std::fs::remove_file(path);
         }
-        return Err(Unfit {
+        return Err(TierError {
             what,
-            mend: "tier.kind = \"file\" uses it as what it is".to_owned(),
+            fix: "tier.kind = \"file\" uses it as what it is".to_owned(),
         });
     }
     Ok(Some(region))
@@ -102,32 +102,32 @@ fn region(tier: &Tier) -> Result<Option<Region>, Unfit> {
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) fn look(tier: &Tier) -> Result<Option<(Report, Recovered)>, Unfit> {
+pub(crate) fn look(tier: &Tier) -> Result<Option<(Report, Recovered)>, TierError> {
     let Some(region) = region(tier)? else {
         return Ok(None);
     };
     let found = Log::look(&region, pierhead_pmem::Options::default());
-    let found = found.map_err(|error| Unfit::of(region.path(), &error))?;
+    let found = found.map_err(|error| TierError::of(region.path(), &error))?;
     Ok(Some((region.report().clone(), found)))
 }
 
 /// Why there is no fast tier: for people.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unfit {
+pub(crate) struct TierError {
     /// Names the file.
     pub(crate) what: String,
     /// What is to be done.
-    pub(crate) mend: String,
+    pub(crate) fix: String,
 }
 
 /// Where nothing better is known.
 const SEE: &str = "fix that and start it again; until then all is served from the disk";
 
-impl Unfit {
+impl TierError {
     fn of(path: &Path, error: &Error) -> Self {
         let shown = path.display();
         let what = error.to_string();
-        let mend = match error {
+        let fix = match error {
             Error::Format { .. } => format!(
                 "`rm {shown}` while no pierhead uses it; what the disk does not have of it is fetched again"
             ),
@@ -144,14 +144,14 @@ impl Unfit {
                 true => what,
                 false => format!("{shown}: {what}"),
             },
-            mend,
+            fix,
         }
     }
 }
 
-impl fmt::Display for Unfit {
+impl fmt::Display for TierError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.mend)
+        write!(f, "{}: {}", self.what, self.fix)
     }
 }
 

@@ -239,7 +239,7 @@ fn auth(config: &Config) -> Auth {
     }
 }
 
-/// What is allowed and yet hardly meant: for people, each with its mend.
+/// What is allowed and yet hardly meant: for people, each with its fix.
 pub(crate) fn warnings(config: &Config) -> Vec<String> {
     let mut warnings = readable_secrets(config);
     warnings.extend(passwords_in_the_clear(config));
@@ -278,8 +278,8 @@ pub(crate) fn size_above_disk(
         human_bytes(wanted),
         human_bytes(can_have)
     );
-    let mend = format!("set `cache.size = \"{fits}\"`, or make room");
-    Some((what, mend))
+    let fix = format!("set `cache.size = \"{fits}\"`, or make room");
+    Some((what, fix))
 }
 
 /// Passwords that nobody could use: said, not refused, since clients on this machine can.

@@ -24,10 +24,10 @@ pub(crate) fn doctor(words: &[&str]) -> Result<(i32, Vec<Value>)> {
         .with_context(|| format!("{text}\n{}", String::from_utf8_lossy(&output.stderr)))?;
     let findings = document["findings"].as_array().context("no findings")?;
     for finding in findings {
-        let mended = finding["mend"].is_string();
+        let has_fix = finding["fix"].is_string();
         ensure!(
-            mended == (finding["level"] != "ok"),
-            "each has a mend but a good one: {finding}"
+            has_fix == (finding["level"] != "ok"),
+            "each has a fix but a good one: {finding}"
         );
     }
     Ok((output.status.code().context("a signal")?, findings.clone()))

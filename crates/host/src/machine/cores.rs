@@ -159,8 +159,11 @@ mod tests {
             CpuSelection::These(vec![9]).resolve(&unknown),
             Ok(Some(vec![9]))
         );
-        let said = of("1-2").unwrap_err();
-        assert!(said.contains("may run on 0-1,6-7 and not on 2"), "{said}");
+        let output = of("1-2").unwrap_err();
+        assert!(
+            output.contains("may run on 0-1,6-7 and not on 2"),
+            "{output}"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use pierhead_oci::{Digest, Platform, Reference};
 
 use super::Admin;
 use super::body::{Answer, Lines, refuse};
-use crate::api::{Event, Warm, parse_platform};
+use crate::api::{Event, Warm};
 
 /// More progress than this is more than people can see.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -91,8 +91,10 @@ impl Admin {
         }
         let mut platforms = Vec::new();
         for text in &warm.platforms {
-            platforms
-                .push(parse_platform(text).map_err(|error| bad(format!("{text:?}: {error}")))?);
+            platforms.push(
+                text.parse::<Platform>()
+                    .map_err(|error| bad(format!("{text:?}: {error}")))?,
+            );
         }
         let (lines, answer) = Lines::answer();
         tokio::spawn(async move {

@@ -12,7 +12,7 @@ pub(super) struct Room(Arc<Inner>);
 struct Inner {
     places: Arc<Semaphore>,
     silent: Mutex<Silent>,
-    /// Told when one falls silent.
+    /// ExitError when one falls silent.
     fell_silent: Notify,
 }
 

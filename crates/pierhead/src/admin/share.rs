@@ -172,7 +172,7 @@ mod tests {
         let share = Share::new(&config, &machine, 3);
         config.limits.upstream_bandwidth = Some(312_000_000);
         share.note(&config);
-        let said = text(&share);
+        let output = text(&share);
         for line in [
             "pierhead_profile_info{profile=\"bluefield2\"} 1\n",
             "pierhead_limit_memory_bytes 1073741824\n",
@@ -184,17 +184,20 @@ mod tests {
             "pierhead_cpu_quota_exhausted_total 4\n",
             "pierhead_cpu_quota_stopped_seconds_total 2.5\n",
         ] {
-            assert!(said.contains(line), "{line} in {said}");
+            assert!(output.contains(line), "{line} in {output}");
         }
         std::fs::remove_file(stat).unwrap();
         assert!(!text(&share).contains("cpu_quota_periods"));
         let plain = Share::new(&Config::with_data("data".into()), &Machine::default(), 2);
-        let said = text(&plain);
+        let output = text(&plain);
         assert!(
-            said.contains("pierhead_profile_info{profile=\"none\"} 1\n"),
-            "{said}"
+            output.contains("pierhead_profile_info{profile=\"none\"} 1\n"),
+            "{output}"
         );
-        assert!(said.contains("pierhead_limit_memory_bytes 0\n"), "{said}");
-        assert!(!said.contains("cpu_quota_stopped"), "{said}");
+        assert!(
+            output.contains("pierhead_limit_memory_bytes 0\n"),
+            "{output}"
+        );
+        assert!(!output.contains("cpu_quota_stopped"), "{output}");
     }
 }

@@ -1,7 +1,7 @@
 //! `pierhead cache`.
 
 use clap::{Args, Subcommand};
-use pierhead_oci::Reference;
+use pierhead_oci::{Platform, Reference};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -82,7 +82,7 @@ What each line says:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CacheArgs {
     /// The admin address of the running pierhead
-    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = super::parse_admin_url)]
+    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = super::admin_url::parse_admin_url)]
     pub(crate) admin: http::uri::Authority,
 
     /// Print JSON: one document, or one object a line for lists and progress
@@ -187,5 +187,8 @@ fn parse_reference(text: &str) -> Result<Reference, String> {
 }
 
 fn parse_platform(text: &str) -> Result<String, String> {
-    crate::api::parse_platform(text).map(|_| text.to_owned())
+    let parsed: Result<Platform, _> = text.parse();
+    parsed
+        .map(|_| text.to_owned())
+        .map_err(|error| error.to_string())
 }

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use super::serve::{ProfileName, cli_profile};
 use crate::config::{self, Config, Overrides};
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 use crate::wiring;
 use pierhead_host::machine::Machine;
 
@@ -40,7 +40,7 @@ pub(crate) enum ConfigCommand {
 }
 
 /// Runs it.
-pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<(), Failure> {
+pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<(), CommandError> {
     let load = |file, profile: Option<ProfileName>, machine: &Machine| {
         let overrides = Overrides {
             profile: profile.map(|it| it.0),

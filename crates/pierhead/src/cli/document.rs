@@ -5,10 +5,10 @@ use std::io::{self, Write as _};
 use clap::CommandFactory as _;
 
 use super::Cli;
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 
 /// `pierhead completions SHELL`.
-pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandError> {
     // Into memory first: the generator panics when a pipe closes early.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "pierhead", &mut script);
@@ -17,13 +17,13 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
 }
 
 /// `pierhead man [COMMAND…]`.
-pub(crate) fn man(path: &[String]) -> Result<(), Failure> {
+pub(crate) fn man(path: &[String]) -> Result<(), CommandError> {
     // The section of the version has that alone; the long one is for `--version`.
     let mut command = Cli::command().long_version(env!("CARGO_PKG_VERSION"));
     command.build();
     for name in path {
         let Some(inner) = command.find_subcommand(name) else {
-            return Err(Failure::Refused(format!(
+            return Err(CommandError::Usage(format!(
                 "pierhead has no command {:?}: see `pierhead --help`",
                 path.join(" ")
             )));

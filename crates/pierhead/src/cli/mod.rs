@@ -1,5 +1,6 @@
 //! The command line: what can be typed, and the help that teaches it.
 
+mod admin_url;
 pub(crate) mod cache;
 pub(crate) mod config;
 pub(crate) mod doctor;
@@ -102,20 +103,6 @@ pub(crate) enum Command {
         /// A command, for its own page
         command: Vec<String>,
     },
-}
-
-/// `http://HOST:PORT` of an admin listener; the scheme and a final slash may be missing.
-fn parse_admin_url(text: &str) -> Result<http::uri::Authority, String> {
-    let bare = text
-        .strip_prefix("http://")
-        .unwrap_or(text)
-        .trim_end_matches('/');
-    match bare.parse::<http::uri::Authority>() {
-        Ok(authority) if authority.port_u16().is_some() && !bare.contains(['@', '/']) => {
-            Ok(authority)
-        }
-        _ => Err("write http://HOST:PORT, such as http://127.0.0.1:5001".to_owned()),
-    }
 }
 
 #[cfg(test)]

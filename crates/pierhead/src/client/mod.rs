@@ -15,12 +15,12 @@ use crate::api::{
     Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Removed, Stat, Tier, TierLimit, Warm,
 };
 use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 pub(crate) use connection::Daemon;
 use output::Output;
 
 /// Runs one of them.
-pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -15,22 +15,22 @@ use zeroize::Zeroizing;
 
 use super::parse::Lines;
 use super::{Config, Problem, Secret};
-use crate::failure::{Exit, Told};
+use crate::exit_code::{ExitError, ExitReason};
 
 /// A password or token that is longer is another file.
 const MAX_SECRET: u64 = 64 << 10;
 /// Docker's own is a few lines a registry.
 const MAX_DOCKER_CONFIG: u64 = 1 << 20;
 
-/// What is wrong with a file, whose fault that is, and the mend.
+/// What is wrong with a file, with the exit code and the fix.
 #[derive(Debug)]
-pub(crate) struct Unfit {
-    exit: Exit,
+pub(crate) struct FileError {
+    exit: ExitReason,
     message: String,
 }
 
-impl Unfit {
-    pub(super) fn new(exit: Exit, message: impl Into<String>) -> Self {
+impl FileError {
+    pub(super) fn new(exit: ExitReason, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { exit, message }
     }
@@ -39,37 +39,37 @@ impl Unfit {
     fn unread(what: &str, path: &Path, error: &io::Error) -> Self {
         let hint = hint(path, error);
         let message = format!("{what} {}: {error}{hint}", path.display());
-        Self::new(Exit::NoFile, message)
+        Self::new(ExitReason::MissingFile, message)
     }
 
     /// There, and not what it should be.
     fn wrong(message: impl Into<String>) -> Self {
-        Self::new(Exit::WrongFile, message)
+        Self::new(ExitReason::InvalidFile, message)
     }
 
-    /// Where no configuration names the file, but something else does.
-    pub(crate) fn told(self, named_by: &str) -> Told {
-        Told::new(self.exit, format!("{named_by}: {}", self.message))
+    /// The error of a file that is named by something other than the configuration.
+    pub(crate) fn into_exit_error(self, named_by: &str) -> ExitError {
+        ExitError::new(self.exit, format!("{named_by}: {}", self.message))
     }
 
-    pub(super) fn at(self, line: Option<usize>) -> (Exit, Problem) {
+    pub(super) fn at(self, line: Option<usize>) -> (ExitReason, Problem) {
         (self.exit, Problem::new(line, self.message))
     }
 }
 
-impl From<Unfit> for String {
-    fn from(unfit: Unfit) -> Self {
+impl From<FileError> for String {
+    fn from(unfit: FileError) -> Self {
         unfit.message
     }
 }
 
 /// What is wrong with any named file.
-pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
+pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)> {
     let mut problems = Vec::new();
-    let mut report = |key: &str, name: &str, result: Result<(), Unfit>| {
+    let mut report = |key: &str, name: &str, result: Result<(), FileError>| {
         if let Err(unfit) = result {
             let message = format!("{name}: {}", unfit.message);
-            problems.push(Unfit { message, ..unfit }.at(lines.get(key).copied()));
+            problems.push(FileError { message, ..unfit }.at(lines.get(key).copied()));
         }
     };
     if let Some(path) = &config.tls.cert {
@@ -90,7 +90,7 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
     }
     if let Some(path) = &config.request_log.file {
         let checked = super::trace_file(path);
-        let checked = checked.map_err(|message| Unfit::new(Exit::Refused, message));
+        let checked = checked.map_err(|message| FileError::new(ExitReason::Usage, message));
         report("request_log.file", "request_log.file", checked);
     }
     for (registry, upstream) in &config.upstreams {
@@ -98,7 +98,7 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
         let name = |name: &str| format!("[upstreams.\"{registry}\"] {name}");
         if let Some(path) = &upstream.ca {
             let checked = authorities(path).map_err(|unfit| match unfit.exit {
-                Exit::WrongFile => Unfit::new(Exit::Tls, unfit.message),
+                ExitReason::InvalidFile => FileError::new(ExitReason::Tls, unfit.message),
                 _ => unfit,
             });
             report(&key, &name("ca"), checked);
@@ -111,20 +111,20 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
 }
 
 /// The secret in the first line of a file.
-pub(crate) fn first_line(path: &Path) -> Result<Secret, Unfit> {
+pub(crate) fn first_line(path: &Path) -> Result<Secret, FileError> {
     let mut text = Zeroizing::new(String::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_SECRET)
         .read_to_string(&mut text)
         .map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData => Unfit::wrong(format!(
+            io::ErrorKind::InvalidData => FileError::wrong(format!(
                 "{} is no text (UTF-8): the password, token or address belongs into its first line",
                 path.display()
             )),
             _ => cannot_read(path, &error),
         })?;
     match text.lines().next() {
-        None | Some("") => Err(Unfit::wrong(format!(
+        None | Some("") => Err(FileError::wrong(format!(
             "the first line of {} is empty: the password, token or address belongs there (of a Secret or ConfigMap: the \
              key's value)",
             path.display()
@@ -133,20 +133,20 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, Unfit> {
     }
 }
 
-fn htpasswd(path: &Path) -> Result<(), Unfit> {
+fn htpasswd(path: &Path) -> Result<(), FileError> {
     open_file(path).map_err(|error| cannot_read(path, &error))?;
-    pierhead_proxy::check_htpasswd(path).map_err(Unfit::wrong)
+    pierhead_proxy::check_htpasswd(path).map_err(FileError::wrong)
 }
 
 /// Whom to log in as, as `docker login` left it.
-pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, Unfit> {
+pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, FileError> {
     let mut bytes = Zeroizing::new(Vec::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_DOCKER_CONFIG)
         .read_to_end(&mut bytes)
         .map_err(|error| cannot_read(path, &error))?;
     pierhead_remote::docker_config(&bytes)
-        .map_err(|error| Unfit::wrong(format!("{}: {error}", path.display())))
+        .map_err(|error| FileError::wrong(format!("{}: {error}", path.display())))
 }
 
 /// Whether a file that holds secrets may be read by everybody on this machine.
@@ -185,26 +185,27 @@ fn of_first<T>(path: &Path, look: impl FnOnce(&X509Certificate<'_>) -> T) -> Opt
 }
 
 /// Certificates that others can be trusted by.
-fn authorities(path: &Path) -> Result<(), Unfit> {
+fn authorities(path: &Path) -> Result<(), FileError> {
     let mut roots = RootCertStore::empty();
     let mut all = certificates(path)?.into_iter();
     all.try_for_each(|it| roots.add(it)).map_err(|error| {
-        Unfit::wrong(format!(
+        FileError::wrong(format!(
             "{} holds what is no certificate of an authority: {error}",
             path.display()
         ))
     })
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unfit> {
-    let file = open_file(path).map_err(|error| Unfit::unread("no certificate in", path, &error))?;
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let file =
+        open_file(path).map_err(|error| FileError::unread("no certificate in", path, &error))?;
     let all = CertificateDer::pem_reader_iter(file).collect::<Result<Vec<_>, _>>();
     let all = all.map_err(|error| {
         let why = pem(&error);
-        Unfit::wrong(format!("{}: {why}", path.display()))
+        FileError::wrong(format!("{}: {why}", path.display()))
     })?;
     match all.is_empty() {
-        true => Err(Unfit::wrong(format!(
+        true => Err(FileError::wrong(format!(
             "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
             path.display()
         ))),
@@ -212,10 +213,11 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unfit> {
     }
 }
 
-fn private_key(path: &Path) -> Result<(), Unfit> {
-    let file = open_file(path).map_err(|error| Unfit::unread("no private key in", path, &error))?;
+fn private_key(path: &Path) -> Result<(), FileError> {
+    let file =
+        open_file(path).map_err(|error| FileError::unread("no private key in", path, &error))?;
     let wrong = |error: rustls_pki_types::pem::Error| {
-        Unfit::wrong(format!(
+        FileError::wrong(format!(
             "no private key in {}: {}",
             path.display(),
             pem(&error)
@@ -234,11 +236,11 @@ fn pem(error: &rustls_pki_types::pem::Error) -> String {
     }
 }
 
-fn cannot_read(path: &Path, error: &io::Error) -> Unfit {
-    Unfit::unread("cannot read", path, error)
+fn cannot_read(path: &Path, error: &io::Error) -> FileError {
+    FileError::unread("cannot read", path, error)
 }
 
-/// Why a file cannot be read, as far as can be seen, and the mend. The kubelet's way with Secrets and ConfigMaps: a
+/// Why a file cannot be read, as far as can be seen, and the fix. The kubelet's way with Secrets and ConfigMaps: a
 /// name is a link to `..data/NAME`, and `..data` one to the folder of the version that is meant.
 pub(super) fn hint(path: &Path, error: &io::Error) -> String {
     match error.kind() {

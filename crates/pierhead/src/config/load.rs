@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use pierhead_oci::Registry;
 use zeroize::Zeroizing;
 
-use super::files::Unfit;
+use super::files::FileError;
 use super::parse::{Lines, parse};
 use super::validate::validate;
 use super::{Config, LogFormat, Places, Problem, Size, Upstream, files, value};
-use crate::failure::Exit;
+use crate::exit_code::ExitReason;
 use crate::profile::{self, Asked, Misfit, Origins, Profile};
 use crate::tier;
 use pierhead_host::machine::Machine;
@@ -42,12 +42,12 @@ pub(crate) struct Overrides {
 
 /// An invalid configuration: one line per problem, each with its fix.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct InvalidConfig {
     file: Option<PathBuf>,
-    problems: Vec<(Exit, Problem)>,
+    problems: Vec<(ExitReason, Problem)>,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for InvalidConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (_, problem)) in self.problems.iter().enumerate() {
             if index > 0 {
@@ -69,14 +69,16 @@ impl fmt::Display for Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for InvalidConfig {}
 
-impl Refused {
+impl InvalidConfig {
     /// Of the text when anything is wrong with it, else of the first file.
-    pub(crate) fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> ExitReason {
         let mut exits = self.problems.iter().map(|(exit, _)| *exit);
-        let of_text = exits.clone().find(|exit| *exit == Exit::Refused);
-        of_text.or_else(|| exits.next()).unwrap_or(Exit::Refused)
+        let of_text = exits.clone().find(|exit| *exit == ExitReason::Usage);
+        of_text
+            .or_else(|| exits.next())
+            .unwrap_or(ExitReason::Usage)
     }
 }
 
@@ -86,7 +88,7 @@ pub(crate) fn load(
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
-) -> Result<Config, Refused> {
+) -> Result<Config, InvalidConfig> {
     load_by(None, file, overrides, default_data, machine)
 }
 
@@ -98,7 +100,7 @@ pub(crate) fn load_under(
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
-) -> Result<Config, Refused> {
+) -> Result<Config, InvalidConfig> {
     load_by(Some(old), file, overrides, default_data, machine)
 }
 
@@ -108,8 +110,8 @@ fn load_by(
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
-) -> Result<Config, Refused> {
-    let refuse = |problems| Refused {
+) -> Result<Config, InvalidConfig> {
+    let refuse = |problems| InvalidConfig {
         file: file.map(Path::to_owned),
         problems,
     };
@@ -133,7 +135,7 @@ pub(crate) fn load_shown(
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
-) -> Result<(Config, Vec<String>), Refused> {
+) -> Result<(Config, Vec<String>), InvalidConfig> {
     let base = Path::new("");
     let here = (default_data, machine);
     let mut config = checked(text, (None, base), overrides, None, here)?;
@@ -163,8 +165,8 @@ fn checked(
     overrides: &Overrides,
     old: Option<&Config>,
     (default_data, machine): (&Path, &Machine),
-) -> Result<Config, Refused> {
-    let refuse = |problems| Refused {
+) -> Result<Config, InvalidConfig> {
+    let refuse = |problems| InvalidConfig {
         file: file.map(Path::to_owned),
         problems,
     };
@@ -187,9 +189,9 @@ fn checked(
     }
 }
 
-fn of_text(problems: Vec<Problem>) -> Vec<(Exit, Problem)> {
+fn of_text(problems: Vec<Problem>) -> Vec<(ExitReason, Problem)> {
     let problems = problems.into_iter();
-    problems.map(|it| (Exit::Refused, it)).collect()
+    problems.map(|it| (ExitReason::Usage, it)).collect()
 }
 
 /// Reads `text` over the defaults, and over what the profile that it, or `old`, names gives these.
@@ -200,8 +202,8 @@ fn settled(
     overrides: &Overrides,
     old: Option<&Config>,
     machine: &Machine,
-) -> Result<(Config, Lines), Vec<(Exit, Problem)>> {
-    let misfit = |message, line| vec![(Exit::Machine, Problem::new(line, message))];
+) -> Result<(Config, Lines), Vec<(ExitReason, Problem)>> {
+    let misfit = |message, line| vec![(ExitReason::Machine, Problem::new(line, message))];
     let (first, lines) = parse(text, base, defaults.clone()).map_err(of_text)?;
     let profile = overrides.profile.unwrap_or(first.profile);
     let by = old.unwrap_or(&first);
@@ -221,32 +223,32 @@ fn settled(
             flag: by_flag.then_some("--profile"),
             ..Problem::new(line, message)
         };
-        vec![(Exit::Machine, problem)]
+        vec![(ExitReason::Machine, problem)]
     })?;
     let (mut config, lines) = parse(text, base, settled).map_err(of_text)?;
     config.profile = profile;
-    let said = |key: &str| {
+    let output = |key: &str| {
         lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
     };
-    let origins = origins.into_iter().filter(|(key, _)| !said(key));
+    let origins = origins.into_iter().filter(|(key, _)| !output(key));
     config.origins = origins.collect::<Origins>();
     let cores = config.limits.cores.resolve(machine);
     cores.map_err(|message| misfit(message, lines.get("limits.cores").copied()))?;
     Ok((config, lines))
 }
 
-fn read(path: &Path) -> Result<Zeroizing<String>, Unfit> {
+fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     let mut text = Zeroizing::new(String::new());
     let cannot = |error: io::Error| {
         if error.kind() == io::ErrorKind::InvalidData {
-            return Unfit::new(
-                Exit::Refused,
+            return FileError::new(
+                ExitReason::Usage,
                 "this is no text (UTF-8), and so no configuration of pierhead",
             );
         }
         let hint = files::hint(path, &error);
         let message = format!("cannot read the configuration: {error}{hint}");
-        Unfit::new(Exit::NoFile, message)
+        FileError::new(ExitReason::MissingFile, message)
     };
     let file = if is_handed_over(path) {
         File::open(path)
@@ -259,7 +261,7 @@ fn read(path: &Path) -> Result<Zeroizing<String>, Unfit> {
         .map_err(cannot)?;
     if text.len() as u64 > MAX_FILE {
         let message = "this is larger than 1 MiB and no configuration of pierhead";
-        return Err(Unfit::new(Exit::Refused, message));
+        return Err(FileError::new(ExitReason::Usage, message));
     }
     Ok(text)
 }

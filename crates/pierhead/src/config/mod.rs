@@ -37,7 +37,7 @@ use pierhead_host::pressure::Resource;
 pub(crate) use keys::paths;
 pub(crate) use keys::{IDENTITY_TOKEN_USER, MANAGEMENT, check_level};
 pub(crate) use load::{
-    Overrides, Refused, can_be_read_again, load, load_shown, load_under, parse_upstream,
+    InvalidConfig, Overrides, can_be_read_again, load, load_shown, load_under, parse_upstream,
 };
 pub(crate) use places::Places;
 pub(crate) use secret::Secret;

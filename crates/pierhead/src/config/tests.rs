@@ -1,4 +1,4 @@
-//! Bad input is refused with line and mend; good input reads back.
+//! Bad input is refused with line and fix; good input reads back.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::keys::{SECTIONS, UPSTREAM_KEYS, keys};
 use super::parse::{Lines, parse};
 use super::validate::validate;
 use super::*;
-use crate::failure::Exit;
+use crate::exit_code::ExitReason;
 use crate::profile::Profile;
 use pierhead_host::cgroup::Version;
 use pierhead_host::machine::{Machine, MemoryLimit};
@@ -415,7 +415,7 @@ fn lines_are_known_for_later_problems() {
 }
 
 /// Loads `text` on a card with 16 GiB, 8 cores and a group of 1 GiB.
-fn loaded(text: &str, overrides: &Overrides) -> Result<Config, Refused> {
+fn loaded(text: &str, overrides: &Overrides) -> Result<Config, InvalidConfig> {
     loaded_under(None, text, overrides)
 }
 
@@ -423,7 +423,7 @@ fn loaded_under(
     old: Option<&Config>,
     text: &str,
     overrides: &Overrides,
-) -> Result<Config, Refused> {
+) -> Result<Config, InvalidConfig> {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("pierhead.toml");
     std::fs::write(&file, text).expect("a file");
@@ -507,22 +507,22 @@ fn a_profile_is_under_the_file_and_the_command_line_over_both() {
 fn what_the_machine_does_not_have_is_told_apart() {
     let refused = |text: &str, overrides: &Overrides| {
         let refused = loaded(text, overrides).err().expect("it is refused");
-        (refused.exit() == Exit::Machine, refused.to_string())
+        (refused.exit() == ExitReason::Machine, refused.to_string())
     };
-    let (unfit, said) = refused("\nprofile = \"server\"", &Overrides::default());
+    let (unfit, output) = refused("\nprofile = \"server\"", &Overrides::default());
     assert!(
-        unfit && said.contains("pierhead.toml:2: profile \"server\" does not fit"),
-        "{said}"
+        unfit && output.contains("pierhead.toml:2: profile \"server\" does not fit"),
+        "{output}"
     );
-    let (unfit, said) = refused("[limits]\nmemory = \"2GiB\"", &Overrides::default());
+    let (unfit, output) = refused("[limits]\nmemory = \"2GiB\"", &Overrides::default());
     assert!(
-        unfit && said.contains(":2: limits.memory is 2.0 GiB"),
-        "{said}"
+        unfit && output.contains(":2: limits.memory is 2.0 GiB"),
+        "{output}"
     );
-    let (unfit, said) = refused("[limits]\ncores = \"7-8\"", &Overrides::default());
+    let (unfit, output) = refused("[limits]\ncores = \"7-8\"", &Overrides::default());
     assert!(
-        unfit && said.contains("may run on 0-7 and not on 8"),
-        "{said}"
+        unfit && output.contains("may run on 0-7 and not on 8"),
+        "{output}"
     );
     let (unfit, _) = refused("profile = \"huge\"", &Overrides::default());
     assert!(!unfit, "a name that there is not is a mistake");
@@ -571,9 +571,9 @@ fn a_profile_that_takes_a_restart_changes_nothing_before() {
 fn a_key_is_told_with_its_place_unless_something_overruled_it() {
     let text = "\nlisten = [\"127.0.0.1:1\"]\n[cache]\nmin_free = \"1GiB\"";
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-    let told = config.places.of("cache.min_free");
-    assert!(told.starts_with("cache.min_free (/"), "{told}");
-    assert!(told.ends_with("/pierhead.toml:4)"), "{told}");
+    let reported = config.places.of("cache.min_free");
+    assert!(reported.starts_with("cache.min_free (/"), "{reported}");
+    assert!(reported.ends_with("/pierhead.toml:4)"), "{reported}");
     assert_eq!(config.places.of("cache.size"), "cache.size");
     assert!(config.places.of("listen").ends_with(":2)"));
     let by_flag = Overrides {
@@ -606,27 +606,30 @@ fn what_the_command_line_said_is_told_by_its_flag() {
         (file, &[one], Some(one), "--admin: admin and listen"),
         ("", &[one], Some(one), "--admin: admin and listen"),
     ] {
-        let said = refused(text, &flags(listen, admin));
-        assert!(said.contains(place) && said.contains(both), "{said}");
-        assert_eq!(said.starts_with('-'), place.starts_with('-'), "{said}");
+        let output = refused(text, &flags(listen, admin));
+        assert!(output.contains(place) && output.contains(both), "{output}");
+        assert_eq!(output.starts_with('-'), place.starts_with('-'), "{output}");
     }
     let login = "\nlisten = [\"127.0.0.1:6000\"]\n[upstreams.\"a.b\"]\nusername = \"x\"\npassword_file = \"y\"";
-    let said = refused(login, &flags(&["0.0.0.0:6000"], None));
-    assert!(said.starts_with("--listen: pierhead would lend"), "{said}");
+    let output = refused(login, &flags(&["0.0.0.0:6000"], None));
+    assert!(
+        output.starts_with("--listen: pierhead would lend"),
+        "{output}"
+    );
     // A profile that does not fit: which of the two named it.
     for text in ["", "\nprofile = \"small\"", "\nprofile = \"server\""] {
-        let said = refused(text, &by("server"));
+        let output = refused(text, &by("server"));
         assert!(
-            said.starts_with("--profile: profile \"server\" does not"),
-            "{said}"
+            output.starts_with("--profile: profile \"server\" does not"),
+            "{output}"
         );
     }
     // A size that nobody wrote is that of the path.
     let text = "\n[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-never-made\"";
-    let said = refused(text, &Overrides::default());
+    let output = refused(text, &Overrides::default());
     assert!(
-        said.contains("/pierhead.toml:4: tier.path lies in memory"),
-        "{said}"
+        output.contains("/pierhead.toml:4: tier.path lies in memory"),
+        "{output}"
     );
 }
 
@@ -637,11 +640,11 @@ fn a_tier_in_memory_that_does_not_fit_is_told_by_its_line() {
     let refused = loaded(text, &Overrides::default())
         .err()
         .expect("it is refused");
-    assert!(refused.exit() == Exit::Machine, "{refused}");
-    let said = refused.to_string();
+    assert!(refused.exit() == ExitReason::Machine, "{refused}");
+    let output = refused.to_string();
     assert!(
-        said.contains("pierhead.toml:4: tier.path lies in memory"),
-        "{said}"
+        output.contains("pierhead.toml:4: tier.path lies in memory"),
+        "{output}"
     );
     assert!(loaded(&text.replace("1GiB", "512MiB"), &Overrides::default()).is_ok());
     let off = text.replace("\"file\"", "\"off\"");

@@ -101,8 +101,8 @@ mod tests {
         assert_eq!(level(&key, 0), Ok(Level::Fail));
         assert_eq!(level(&key, 67_090_000_000), Ok(Level::Warn));
         assert_eq!(level(&key, 70_000_000_000), Ok(Level::Fail));
-        let told = judge(&cert, &wrong, 1_800_000_000).expect_err("another key");
-        assert!(told.contains("does not belong"), "{told}");
+        let reported = judge(&cert, &wrong, 1_800_000_000).expect_err("another key");
+        assert!(reported.contains("does not belong"), "{reported}");
     }
 
     #[test]
@@ -117,6 +117,6 @@ mod tests {
         std::fs::write(&private, key.serialize_pem()).expect("written");
         let found = judge(&cert, &private, 1_800_000_000).expect("a pair");
         assert_eq!(found.level, Level::Warn, "{found:?}");
-        assert!(found.mend.is_some_and(|mend| mend.contains("CA:FALSE")));
+        assert!(found.fix.is_some_and(|fix| fix.contains("CA:FALSE")));
     }
 }

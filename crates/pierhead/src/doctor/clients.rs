@@ -231,7 +231,7 @@ mod tests {
             )
             .await;
             assert_eq!(finding.level, level, "{finding:?}");
-            assert_eq!(finding.mend.is_none(), level == Level::Ok, "{finding:?}");
+            assert_eq!(finding.fix.is_none(), level == Level::Ok, "{finding:?}");
         }
     }
 
@@ -341,7 +341,7 @@ mod tests {
             daemon.await.expect("it was asked");
             assert_eq!(finding.level, level, "{finding:?}");
             assert!(finding.what.contains(words), "{finding:?}");
-            assert_eq!(finding.mend.is_none(), level == Level::Ok, "{finding:?}");
+            assert_eq!(finding.fix.is_none(), level == Level::Ok, "{finding:?}");
         }
     }
 

@@ -301,7 +301,7 @@ pub(crate) async fn ports(running: &Running, config: &Config) -> Vec<Finding> {
         .map(|address| match TcpListener::bind(address) {
             Ok(_) => Finding::ok("listen", format!("{address} is free")),
             Err(error) => {
-                let mend = match error.kind() {
+                let fix = match error.kind() {
                     ErrorKind::AddrInUse => {
                         format!("`ss -ltnp sport = :{}` names who has it; or choose another in `listen`", address.port())
                     }
@@ -311,7 +311,7 @@ pub(crate) async fn ports(running: &Running, config: &Config) -> Vec<Finding> {
                     }
                     _ => "choose another address in `listen`".to_owned(),
                 };
-                Finding::fail("listen", format!("{address}: {error}"), mend)
+                Finding::fail("listen", format!("{address}: {error}"), fix)
             }
         })
         .collect()

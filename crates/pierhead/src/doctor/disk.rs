@@ -166,8 +166,8 @@ impl Room {
                 ),
             );
         }
-        if let Some((what, mend)) = wiring::size_above_disk(config, wanted, can_have) {
-            return Finding::warn("disk", what, mend);
+        if let Some((what, fix)) = wiring::size_above_disk(config, wanted, can_have) {
+            return Finding::warn("disk", what, fix);
         }
         if wanted < 10 << 30 {
             return Finding::warn(
@@ -208,14 +208,14 @@ impl Speed {
             self.sync.as_secs_f64() * 1e3
         );
         if self.write < SLOW || self.read < SLOW {
-            let mend =
+            let fix =
                 "clients of a fast link will wait for it: set `data` to a folder on a faster disk";
-            return Finding::warn("disk", what, mend);
+            return Finding::warn("disk", what, fix);
         }
         if self.sync > SLOW_SYNC {
-            let mend =
+            let fix =
                 "each layer is synced once: set `data` to a folder on a disk with a write cache";
-            return Finding::warn("disk", what, mend);
+            return Finding::warn("disk", what, fix);
         }
         Finding::ok("disk", what)
     }
@@ -308,18 +308,18 @@ mod tests {
         };
         let look = |size, room: Room| {
             let finding = room.look(&config(size));
-            (finding.level, finding.mend.unwrap_or_default())
+            (finding.level, finding.fix.unwrap_or_default())
         };
         assert_eq!(look(Size::Auto, room(100, 0)).0, Level::Ok);
         assert_eq!(look(Size::Bytes(50 * GIB), room(20, 40)).0, Level::Ok);
-        let (level, mend) = look(Size::Bytes(50 * GIB), room(20, 0));
+        let (level, fix) = look(Size::Bytes(50 * GIB), room(20, 0));
         assert_eq!(level, Level::Warn);
-        assert!(mend.contains("cache.size = \"19GiB\""), "{mend}");
-        let (level, mend) = look(Size::Bytes(50 * GIB), room(1, 0));
+        assert!(fix.contains("cache.size = \"19GiB\""), "{fix}");
+        let (level, fix) = look(Size::Bytes(50 * GIB), room(1, 0));
         assert_eq!(level, Level::Fail);
-        assert!(mend.contains("cache.min_free"), "{mend}");
-        let (_, mend) = look(Size::Bytes(50 * GIB), room(0, 0));
-        assert!(mend.starts_with("free more than 1.0 GiB"), "{mend}");
+        assert!(fix.contains("cache.min_free"), "{fix}");
+        let (_, fix) = look(Size::Bytes(50 * GIB), room(0, 0));
+        assert!(fix.starts_with("free more than 1.0 GiB"), "{fix}");
         assert_eq!(look(Size::Bytes(GIB), room(100, 0)).0, Level::Warn);
     }
 

@@ -93,8 +93,8 @@ fn memory(meminfo: &str, room: Option<MemoryHeadroom>) -> Option<Finding> {
     };
     let what = format!("{} of memory can be had{of}", human_bytes(had));
     Some(if had < needed {
-        let mend = "what is read often is served from free memory: give the machine (the pod, the unit) more, or stop what takes it";
-        Finding::warn("memory", what, mend)
+        let fix = "what is read often is served from free memory: give the machine (the pod, the unit) more, or stop what takes it";
+        Finding::warn("memory", what, fix)
     } else {
         Finding::ok("memory", what)
     })
@@ -125,12 +125,12 @@ mod tests {
 
     #[test]
     fn what_the_processor_lacks_is_told() {
-        let told = |features: &[(&str, bool)]| instructions(features).map(|it| it.what);
-        let both = told(&[("SHA-256", true), ("AES", true)]);
+        let reported = |features: &[(&str, bool)]| instructions(features).map(|it| it.what);
+        let both = reported(&[("SHA-256", true), ("AES", true)]);
         assert_eq!(both.as_deref(), Some("has instructions for SHA-256, AES"));
-        let one = told(&[("SHA-256", false), ("AES", true)]).unwrap_or_default();
+        let one = reported(&[("SHA-256", false), ("AES", true)]).unwrap_or_default();
         assert!(one.contains("for AES, not for SHA-256"), "{one}");
-        assert_eq!(told(&[]), None);
+        assert_eq!(reported(&[]), None);
     }
 
     #[test]

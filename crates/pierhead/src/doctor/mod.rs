@@ -26,14 +26,14 @@ use anyhow::Context as _;
 use crate::cli::doctor::DoctorArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
-use crate::failure::{Exit, Failure};
+use crate::exit_code::{CommandError, ExitReason};
 use report::{Finding, Level};
 
 /// No check takes longer; each has smaller limits inside.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Runs it.
-pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Failure> {
+pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(8)
@@ -45,10 +45,10 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Fa
     report::print(&findings, args.json)?;
     let failed = |finding: &&Finding| finding.level == Level::Fail;
     if findings.iter().filter(failed).any(|it| it.is_clock) {
-        return Err(Failure::Found(Exit::Clock));
+        return Err(CommandError::Reported(ExitReason::Clock));
     }
     match report::worst(&findings) {
-        Level::Fail => Err(Failure::Found(Exit::Failed)),
+        Level::Fail => Err(CommandError::Reported(ExitReason::Failed)),
         _ => Ok(()),
     }
 }
@@ -98,8 +98,8 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         }
         Err(refused) => {
             for line in refused.to_string().lines() {
-                let mend = "fix the line; `pierhead config check FILE` tells when it is good";
-                findings.push(Finding::fail("configuration", line, mend));
+                let fix = "fix the line; `pierhead config check FILE` tells when it is good";
+                findings.push(Finding::fail("configuration", line, fix));
             }
             overrides.upstreams.clear();
             config::load(

@@ -1,4 +1,4 @@
-//! What was found: a line each, and the mend below where there is one.
+//! What was found: a line each, and the fix below where there is one.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -27,7 +27,7 @@ pub(crate) struct Finding {
     pub(crate) what: String,
     /// A command to run or a key to set.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mend: Option<String>,
+    pub(crate) fix: Option<String>,
     /// The clock is years off, which makes whatever else fails.
     #[serde(skip)]
     pub(crate) is_clock: bool,
@@ -39,7 +39,7 @@ impl Finding {
             about: about.into(),
             level: Level::Ok,
             what: what.into(),
-            mend: None,
+            fix: None,
             is_clock: false,
         }
     }
@@ -48,18 +48,18 @@ impl Finding {
     pub(crate) fn clock(about: impl Into<String>, what: impl Into<String>) -> Self {
         Self {
             is_clock: true,
-            ..Self::fail(about, what, clock::MEND)
+            ..Self::fail(about, what, clock::FIX)
         }
     }
 
     pub(crate) fn warn(
         about: impl Into<String>,
         what: impl Into<String>,
-        mend: impl Into<String>,
+        fix: impl Into<String>,
     ) -> Self {
         Self {
             level: Level::Warn,
-            mend: Some(mend.into()),
+            fix: Some(fix.into()),
             ..Self::ok(about, what)
         }
     }
@@ -67,11 +67,11 @@ impl Finding {
     pub(crate) fn fail(
         about: impl Into<String>,
         what: impl Into<String>,
-        mend: impl Into<String>,
+        fix: impl Into<String>,
     ) -> Self {
         Self {
             level: Level::Fail,
-            ..Self::warn(about, what, mend)
+            ..Self::warn(about, what, fix)
         }
     }
 }
@@ -132,9 +132,9 @@ fn text(findings: &[Finding], colours: bool) -> String {
         let one_line = |text: &str| text.replace(char::is_control, " ");
         let (about, what) = (&finding.about, one_line(&finding.what));
         text.push_str(&format!("{word}  {about:widest$}  {what}\n"));
-        if let Some(mend) = &finding.mend {
-            let mend = one_line(mend);
-            text.push_str(&format!("      {:widest$}  -> {mend}\n", ""));
+        if let Some(fix) = &finding.fix {
+            let fix = one_line(fix);
+            text.push_str(&format!("      {:widest$}  -> {fix}\n", ""));
         }
     }
     let count = |level| findings.iter().filter(|it| it.level == level).count();

@@ -48,8 +48,8 @@ fn profile(config: &Config, machine: &Machine) -> Option<Finding> {
                 "none, and the control group has {} of memory: what is planned does not follow from that",
                 human_bytes(limit)
             );
-            let mend = "`--profile small`, or limits.memory (docs/explanation/profiles.md)";
-            Finding::warn("profile", what, mend)
+            let fix = "`--profile small`, or limits.memory (docs/explanation/profiles.md)";
+            Finding::warn("profile", what, fix)
         }
     })
 }
@@ -140,17 +140,17 @@ mod tests {
     fn what_the_group_gives_is_told_and_what_is_planned_by_it() {
         let mut config = Config::with_data("/nowhere".into());
         let pod = limited(256 << 20, 500);
-        let told = profile(&config, &pod).unwrap();
-        assert_eq!(told.level, Level::Warn);
-        assert!(told.what.contains("256.0 MiB"), "{}", told.what);
+        let reported = profile(&config, &pod).unwrap();
+        assert_eq!(reported.level, Level::Warn);
+        assert!(reported.what.contains("256.0 MiB"), "{}", reported.what);
         assert_eq!(profile(&config, &limited(8 << 30, 500)), None);
         config.limits.memory = Some(200 << 20);
-        let told = profile(&config, &pod).unwrap();
-        assert!(told.level == Level::Ok && told.what.contains("200.0 MiB"));
+        let reported = profile(&config, &pod).unwrap();
+        assert!(reported.level == Level::Ok && reported.what.contains("200.0 MiB"));
         config.profile = Profile::named("small").ok();
         assert!(profile(&config, &pod).unwrap().what.starts_with("small, "));
-        let told = quota(&pod).unwrap();
-        assert!(told.what.contains("0.5 cores"), "{}", told.what);
+        let reported = quota(&pod).unwrap();
+        assert!(reported.what.contains("0.5 cores"), "{}", reported.what);
         assert_eq!(quota(&Machine::default()), None);
     }
 
@@ -158,11 +158,15 @@ mod tests {
     fn what_the_kernel_does_not_count_is_told() {
         let mut config = Config::with_data("/nowhere".into());
         config.limits.pause_under = vec![Resource::Cpu, Resource::Memory];
-        let told = pressure(&config, |resource| resource == Resource::Cpu).unwrap();
-        assert_eq!(told.level, Level::Warn);
-        assert!(told.what.contains("that of memory:"), "{}", told.what);
-        let told = pressure(&config, |_| true).unwrap();
-        assert!(told.level == Level::Ok && told.what.contains("cpu, memory"));
+        let reported = pressure(&config, |resource| resource == Resource::Cpu).unwrap();
+        assert_eq!(reported.level, Level::Warn);
+        assert!(
+            reported.what.contains("that of memory:"),
+            "{}",
+            reported.what
+        );
+        let reported = pressure(&config, |_| true).unwrap();
+        assert!(reported.level == Level::Ok && reported.what.contains("cpu, memory"));
         config.limits.pause_under.clear();
         assert_eq!(pressure(&config, |_| false), None);
     }
@@ -180,11 +184,14 @@ mod tests {
             usable: six,
             ..NetworkInterface::default()
         };
-        let told = interface("p0", &config, &seen);
-        assert!(told.level == Level::Fail && told.what.contains("no IPv4"));
+        let reported = interface("p0", &config, &seen);
+        assert!(reported.level == Level::Fail && reported.what.contains("no IPv4"));
         let mut both = config;
         both.listen = vec!["[::]:5000".parse().unwrap()];
-        let told = interface("p0", &both, &seen);
-        assert_eq!((told.level, &*told.what), (Level::Ok, "p0: 2001:db8::1"));
+        let reported = interface("p0", &both, &seen);
+        assert_eq!(
+            (reported.level, &*reported.what),
+            (Level::Ok, "p0: 2001:db8::1")
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::daemon::ServedTier;
 use super::report::Finding;
 use crate::config::{Config, Tier, TierKind};
-use crate::tier::{self, Unfit};
+use crate::tier::{self, TierError};
 
 /// Nothing without one. A file that is not there yet is not made. `served`: what the daemon has, if it runs.
 pub(crate) fn look(config: &Config, served: Option<&ServedTier>) -> Option<Finding> {
@@ -31,7 +31,7 @@ pub(crate) fn look(config: &Config, served: Option<&ServedTier>) -> Option<Findi
             Finding::ok("tier", format!("{report}; {} blobs", found.entries))
         }
         Ok(None) => return None,
-        Err(Unfit { what, mend }) => Finding::fail("tier", what, mend),
+        Err(TierError { what, fix }) => Finding::fail("tier", what, fix),
     })
 }
 
@@ -46,10 +46,10 @@ fn judge(served: &ServedTier, wanted: &Tier) -> Finding {
             None => None,
         };
         return match why {
-            Some(Unfit { what: why, mend }) => Finding::fail(
+            Some(TierError { what: why, fix }) => Finding::fail(
                 "tier",
                 format!("{what}: {why}"),
-                format!("{mend}; then start it again"),
+                format!("{fix}; then start it again"),
             ),
             None => Finding::fail(
                 "tier",
@@ -64,8 +64,8 @@ fn judge(served: &ServedTier, wanted: &Tier) -> Finding {
             "{}: the medium failed while it was in use: nothing goes there, and all is served from the disk",
             path.display()
         );
-        let mend = "see the kernel's log (`dmesg`), and replace the medium or set tier.kind = \"off\"; a restart of pierhead opens it anew";
-        return Finding::fail("tier", what, mend);
+        let fix = "see the kernel's log (`dmesg`), and replace the medium or set tier.kind = \"off\"; a restart of pierhead opens it anew";
+        return Finding::fail("tier", what, fix);
     }
     let what = format!("in use, {class}");
     if served.damaged > 0.0 {
@@ -91,12 +91,12 @@ mod tests {
         config.tier.size = 32 << 20;
         assert!(look(&config, None).is_some() && !path.exists());
         let made = tier::open(&config.tier).unwrap().unwrap();
-        let told = look(&config, None).unwrap();
-        assert_eq!(told.level, Level::Fail, "it is in use");
+        let reported = look(&config, None).unwrap();
+        assert_eq!(reported.level, Level::Fail, "it is in use");
         let class = made.class;
         drop(made);
-        let told = look(&config, None).unwrap();
-        assert!(told.level == Level::Ok && told.what.contains(class));
+        let reported = look(&config, None).unwrap();
+        assert!(reported.level == Level::Ok && reported.what.contains(class));
         if class != "pmem" {
             config.tier.kind = TierKind::Pmem;
             assert!(
@@ -109,16 +109,16 @@ mod tests {
             damaged: 0.0,
             failed: false,
         };
-        let told = look(&config, Some(&served)).unwrap();
-        assert!(told.level == Level::Ok && told.what.contains("volatile"));
+        let reported = look(&config, Some(&served)).unwrap();
+        assert!(reported.level == Level::Ok && reported.what.contains("volatile"));
         served.damaged = 2.0;
         assert_eq!(look(&config, Some(&served)).unwrap().level, Level::Warn);
         served.failed = true;
-        let told = look(&config, Some(&served)).unwrap();
-        assert!(told.level == Level::Fail && told.what.contains("failed"));
+        let reported = look(&config, Some(&served)).unwrap();
+        assert!(reported.level == Level::Fail && reported.what.contains("failed"));
         served.class = None;
-        let told = look(&config, Some(&served)).unwrap();
-        assert!(told.level == Level::Fail && told.what.contains("without"));
+        let reported = look(&config, Some(&served)).unwrap();
+        assert!(reported.level == Level::Fail && reported.what.contains("without"));
         config.tier.size = 64 << 20;
         assert!(tier::open(&config.tier).is_err(), "made with another size");
     }
@@ -134,16 +134,16 @@ mod tests {
         config.tier.size = 64 << 20;
         drop(tier::open(&config.tier).unwrap().unwrap());
         let made = std::fs::read(&path).unwrap();
-        let refused = |config: &Config, mend: &str| {
+        let refused = |config: &Config, fix: &str| {
             let before = std::fs::read(&path).unwrap();
-            let told = look(config, None).unwrap();
-            let Unfit { what, mend: theirs } = tier::open(&config.tier).err().expect("refused");
-            assert_eq!((told.level, &told.what), (Level::Fail, &what));
-            assert_eq!(told.mend, Some(theirs));
+            let reported = look(config, None).unwrap();
+            let TierError { what, fix: theirs } = tier::open(&config.tier).err().expect("refused");
+            assert_eq!((reported.level, &reported.what), (Level::Fail, &what));
+            assert_eq!(reported.fix, Some(theirs));
             let shown = path.display().to_string();
             assert!(what.contains(&shown), "{what}");
-            let all = format!("{what}: {}", told.mend.unwrap());
-            assert!(all.contains(mend), "{all}");
+            let all = format!("{what}: {}", reported.fix.unwrap());
+            assert!(all.contains(fix), "{all}");
             assert!(before == std::fs::read(&path).unwrap(), "it was written to");
         };
         // Made for another size, both ways.
@@ -172,7 +172,7 @@ mod tests {
         config.tier.size = 32 << 20;
         let unfit = tier::open(&config.tier).err().expect("it is memory");
         assert!(unfit.what.contains("no persistent memory"), "{unfit}");
-        assert!(unfit.mend.contains("tier.kind = \"file\""), "{unfit}");
+        assert!(unfit.fix.contains("tier.kind = \"file\""), "{unfit}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         // What was there before is somebody's.
         std::fs::write(&path, vec![0; 32 << 20]).unwrap();

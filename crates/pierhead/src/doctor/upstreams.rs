@@ -24,8 +24,8 @@ pub(crate) async fn look(
     more: &[Registry],
 ) -> Vec<Finding> {
     let wrong = |what: String| {
-        let mend = "fix it; `pierhead config check FILE` reads what the file names, too";
-        vec![Finding::fail("upstreams", what, mend)]
+        let fix = "fix it; `pierhead config check FILE` reads what the file names, too";
+        vec![Finding::fail("upstreams", what, fix)]
     };
     let remote = match wiring::remote(config, environment) {
         Ok(remote) => remote,
@@ -61,7 +61,7 @@ async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
         Err(_) => {
             let what = format!("no answer within {} s", PATIENCE.as_secs());
             let url = format!("https://{name}");
-            return vec![Finding::fail(about, what, mend_of_silence(&url))];
+            return vec![Finding::fail(about, what, fix_of_silence(&url))];
         }
     };
     let took = start.elapsed().as_millis();
@@ -145,7 +145,7 @@ fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding
     })
 }
 
-fn mend_of_silence(url: &str) -> String {
+fn fix_of_silence(url: &str) -> String {
     format!(
         "see `curl -sI {url}/v2/`; behind a proxy, https_proxy must be in pierhead's environment"
     )
@@ -171,7 +171,7 @@ fn failed(
     {
         return Finding::clock(about, what);
     }
-    let mend = match error {
+    let fix = match error {
         Error::Forbidden { .. } | Error::NoSuchHost { .. } | Error::Config { .. } => {
             format!("name it in [upstreams.\"{name}\"] if it is meant to be reached")
         }
@@ -189,11 +189,11 @@ fn failed(
             "for a private authority set `ca` of [upstreams.\"{name}\"]; for plain HTTP a url with http://; and see the clock"
         ),
         _ => match probe {
-            Some((probe, _)) => mend_of_silence(&probe.address),
-            None => mend_of_silence(&format!("https://{name}")),
+            Some((probe, _)) => fix_of_silence(&probe.address),
+            None => fix_of_silence(&format!("https://{name}")),
         },
     };
-    Finding::fail(about, what, mend)
+    Finding::fail(about, what, fix)
 }
 
 #[cfg(test)]

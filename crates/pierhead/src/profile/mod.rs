@@ -32,7 +32,7 @@ pub(crate) struct Asked {
     pub(crate) tier: u64,
 }
 
-/// What this machine cannot give: for people, with the mend.
+/// What this machine cannot give: for people, with the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit {
     /// That asks too much.
@@ -121,14 +121,14 @@ impl Profile {
         let fits = |profile: &&Self| {
             profile.least_memory < self.least_memory && profile.budget(asked, machine).is_ok()
         };
-        let mend = match PROFILES.iter().rev().find(fits) {
+        let fix = match PROFILES.iter().rev().find(fits) {
             Some(smaller) => format!("--profile {} fits", smaller.name),
             None => {
                 "no profile fits: leave it out, and bound what each key takes yourself".to_owned()
             }
         };
         let message = format!(
-            "profile \"{}\" does not fit this machine: {why}; {mend}",
+            "profile \"{}\" does not fit this machine: {why}; {fix}",
             self.name
         );
         Misfit { key, message }
@@ -137,7 +137,7 @@ impl Profile {
 
 /// A tier in memory that leaves less than `least` of `bytes`.
 fn tier(asked: &Asked, bytes: u64, least: u64) -> Misfit {
-    let mend = match bytes.saturating_sub(least) / MIB * MIB {
+    let fix = match bytes.saturating_sub(least) / MIB * MIB {
         0 => "put tier.path onto a disk, or set tier.kind = \"off\"".to_owned(),
         most => format!(
             "write {} or less, or put tier.path onto a disk",
@@ -145,7 +145,7 @@ fn tier(asked: &Asked, bytes: u64, least: u64) -> Misfit {
         ),
     };
     let message = format!(
-        "tier.path lies in memory (tmpfs), and tier.size = {} of the {} that there are leaves less than the {} that all else needs: {mend}",
+        "tier.path lies in memory (tmpfs), and tier.size = {} of the {} that there are leaves less than the {} that all else needs: {fix}",
         human_bytes(asked.tier),
         human_bytes(bytes),
         human_bytes(least)

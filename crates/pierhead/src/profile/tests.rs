@@ -32,7 +32,7 @@ fn of(profile: Option<&'static Profile>, memory: Option<u64>) -> Asked {
     }
 }
 
-fn said(name: &str, machine: &Machine) -> String {
+fn output(name: &str, machine: &Machine) -> String {
     settled(name, machine).err().unwrap().message
 }
 
@@ -65,25 +65,25 @@ fn a_budget_is_the_groups_limit_else_a_share() {
 
 #[test]
 fn what_does_not_fit_is_told_with_what_does() {
-    let said = |name, machine: &Machine| said(name, machine);
-    let few = said("bluefield3", &machine(32 << 30, None, 2));
+    let output = |name, machine: &Machine| output(name, machine);
+    let few = output("bluefield3", &machine(32 << 30, None, 2));
     assert!(
         few.contains("wants 4 cores") && few.contains("on 2 (0-1)"),
         "{few}"
     );
     assert!(few.ends_with("--profile bluefield2 fits"), "{few}");
-    let tight = said("server", &machine(32 << 30, Some(600 * MIB), 8));
+    let tight = output("server", &machine(32 << 30, Some(600 * MIB), 8));
     assert!(
         tight.contains("needs 2.0 GiB") && tight.contains("is 600.0 MiB"),
         "{tight}"
     );
     assert!(tight.ends_with("--profile bluefield2 fits"), "{tight}");
-    let little = said("bluefield2", &machine(1 << 30, None, 2));
+    let little = output("bluefield2", &machine(1 << 30, None, 2));
     assert!(
         little.contains("machines of 2.0 GiB") && little.contains("has 1.0 GiB"),
         "{little}"
     );
-    let none = said("small", &machine(1 << 30, Some(100 * MIB), 1));
+    let none = output("small", &machine(1 << 30, Some(100 * MIB), 1));
     assert!(none.contains("no profile fits"), "{none}");
     assert!(
         Profile::named("bluefield9")
@@ -160,12 +160,12 @@ fn a_budget_is_enough_for_its_profile_whoever_sets_it() {
     };
     let by_hand = settle(of(profile, Some(300 * MIB)), 1 << 30).unwrap_err();
     assert_eq!(by_hand.key, "limits.memory");
-    let said = &by_hand.message;
+    let output = &by_hand.message;
     assert!(
-        said.contains("needs 512.0 MiB") && said.contains("limits.memory is 300.0 MiB"),
-        "{said}"
+        output.contains("needs 512.0 MiB") && output.contains("limits.memory is 300.0 MiB"),
+        "{output}"
     );
-    assert!(said.ends_with("--profile small fits"), "{said}");
+    assert!(output.ends_with("--profile small fits"), "{output}");
     let by_group = settle(of(profile, None), 400 * MIB).unwrap_err();
     assert_eq!(by_group.key, "profile");
     assert!(settle(of(profile, Some(600 * MIB)), 1 << 30).is_ok());
@@ -221,9 +221,9 @@ fn a_tier_in_memory_comes_off_the_budget_first() {
         assert_eq!(key, "tier.size", "{message}");
         assert!(message.contains("tier.size = "), "{message}");
     }
-    let said = settle(tiered("bluefield2", 1 << 30), &card(Some(1 << 30)));
-    let said = said.err().unwrap().message;
-    assert!(said.contains("write 512.0 MiB or less"), "{said}");
+    let output = settle(tiered("bluefield2", 1 << 30), &card(Some(1 << 30)));
+    let output = output.err().unwrap().message;
+    assert!(output.contains("write 512.0 MiB or less"), "{output}");
     // A machine of another, where nothing is known, is not judged.
     assert!(settle(tiered("none", 1 << 40), &Machine::default()).is_ok());
 }

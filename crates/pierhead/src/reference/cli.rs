@@ -7,7 +7,7 @@ use clap::builder::StyledStr;
 
 use super::{check_page, wrap};
 use crate::cli::Cli;
-use crate::failure::Exit;
+use crate::exit_code::ExitReason;
 
 /// Without the styles of a terminal, in one paragraph.
 fn plain(text: Option<&StyledStr>) -> String {
@@ -55,7 +55,7 @@ fn the_page_has_every_command_and_exit_code() {
     let mut text = String::new();
     describe(&mut text, &mut command, "pierhead");
     text.push_str("## Exit codes\n\n- 0: success.\n");
-    for (code, meaning) in Exit::TABLE {
+    for (code, meaning) in ExitReason::TABLE {
         let line = wrap(&format!("- {code}: {}", meaning.trim()));
         let _ = writeln!(text, "{}", line.replace('\n', "\n  "));
     }

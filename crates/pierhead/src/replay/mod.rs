@@ -15,7 +15,7 @@ use std::thread;
 use anyhow::Context as _;
 
 use crate::cli::replay::ReplayArgs;
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 use report::{Report, Row};
 use run::Plan;
 use source::Source;
@@ -26,7 +26,7 @@ pub(crate) use size::CacheSize;
 /// `pierhead replay`.
 ///
 /// One trace is in memory at a time.
-pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), CommandError> {
     let mut players: Vec<Player> = Vec::new();
     for player in args.policy.iter().flat_map(|players| players.iter()) {
         if !players.contains(player) {
@@ -41,14 +41,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let sources = sources(args, &seeds);
     if let Some(folder) = &args.save_state {
         if sources.len() > 1 || seeds.len() > 1 {
-            return Err(Failure::Refused(
+            return Err(CommandError::Usage(
                 "--save-state keeps one state for each policy and size: name one trace and one --seed, or join files with --join".to_owned(),
             ));
         }
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     if args.export.is_some() && sources.len() > 1 {
-        return Err(Failure::Refused(
+        return Err(CommandError::Usage(
             "one --export file holds one trace: name one, give one --seed, or join files with --join".to_owned(),
         ));
     }

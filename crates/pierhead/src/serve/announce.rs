@@ -82,11 +82,11 @@ mod tests {
     #[test]
     fn clients_are_told_a_name_of_the_certificate_or_none() {
         let listener = "0.0.0.0:5000".parse().expect("an address");
-        let told = usage(listener, None).expect("an address");
-        assert!(told.contains("\"http://127.0.0.1:5000\""), "{told}");
+        let reported = usage(listener, None).expect("an address");
+        assert!(reported.contains("\"http://127.0.0.1:5000\""), "{reported}");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("tls.crt");
-        for (names, told) in [
+        for (names, reported) in [
             (&["*.b", "p.b"][..], Some("\"https://p.b:5000\"")),
             (&["127.0.0.1"], None),
         ] {
@@ -94,9 +94,9 @@ mod tests {
             let pair = rcgen::generate_simple_self_signed(names).expect("a pair");
             std::fs::write(&path, pair.cert.pem()).expect("written");
             let usage = usage(listener, Some(files::first_name(&path)));
-            assert_eq!(usage.is_some(), told.is_some(), "{usage:?}");
-            if let (Some(usage), Some(told)) = (usage, told) {
-                assert!(usage.contains(told), "{usage}");
+            assert_eq!(usage.is_some(), reported.is_some(), "{usage:?}");
+            if let (Some(usage), Some(reported)) = (usage, reported) {
+                assert!(usage.contains(reported), "{usage}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Why the data folder cannot be used: whose fault it is, and the mend.
+//! Errors of the data folder: the exit code and the fix.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
@@ -7,66 +7,66 @@ use std::path::Path;
 use pierhead_cache::Error;
 use rustix::process::{getegid, geteuid};
 
-use crate::failure::{Exit, Told};
+use crate::exit_code::{ExitError, ExitReason};
 
-/// With the code that tells it apart.
+/// An error of the cache, with its exit code.
 pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
-    let (exit, mend) = match &error {
-        Error::InUse { .. } => (Exit::Taken, None),
-        Error::Version { .. } | Error::Foreign { .. } => (Exit::Foreign, None),
-        Error::Io { source, path, .. } => mend(data, path, source),
-        Error::UnreadablePin { source, path } => mend(data, path, source),
-        _ => (Exit::Failed, None),
+    let (exit, fix) = match &error {
+        Error::InUse { .. } => (ExitReason::InUse, None),
+        Error::Version { .. } | Error::Foreign { .. } => (ExitReason::ForeignData, None),
+        Error::Io { source, path, .. } => fix(data, path, source),
+        Error::UnreadablePin { source, path } => fix(data, path, source),
+        _ => (ExitReason::Failed, None),
     };
-    told(exit, mend, error.into())
+    with_exit_code(exit, fix, error.into())
 }
 
-/// The same where it could not even be looked at.
+/// The same when the file system cannot be read.
 pub(super) fn unseen(data: &Path, error: io::Error) -> anyhow::Error {
-    let (exit, mend) = mend(data, data, &error);
+    let (exit, fix) = fix(data, data, &error);
     let what = format!("cannot see the file system of {}", data.display());
-    told(exit, mend, anyhow::Error::new(error).context(what))
+    with_exit_code(exit, fix, anyhow::Error::new(error).context(what))
 }
 
-fn told(exit: Exit, mend: Option<String>, error: anyhow::Error) -> anyhow::Error {
-    if exit == Exit::Failed {
+fn with_exit_code(exit: ExitReason, fix: Option<String>, error: anyhow::Error) -> anyhow::Error {
+    if exit == ExitReason::Failed {
         return error;
     }
-    let message = crate::failure::told(&error);
-    let mend = mend.map(|mend| format!(": {mend}")).unwrap_or_default();
-    Told::new(exit, format!("data: {message}{mend}")).into()
+    let message = crate::exit_code::describe(&error);
+    let fix = fix.map(|fix| format!(": {fix}")).unwrap_or_default();
+    ExitError::new(exit, format!("data: {message}{fix}")).into()
 }
 
-/// `failed` is the file or the folder that the error names.
-fn mend(data: &Path, failed: &Path, error: &io::Error) -> (Exit, Option<String>) {
+/// The exit code and the fix. `failed` is the file or the folder that the error names.
+fn fix(data: &Path, failed: &Path, error: &io::Error) -> (ExitReason, Option<String>) {
     let shown = data.display();
-    let (exit, mend) = match error.kind() {
+    let (exit, fix) = match error.kind() {
         ErrorKind::ReadOnlyFilesystem => (
-            Exit::ReadOnly,
+            ExitReason::CannotWrite,
             format!(
                 "mount it writable (`findmnt -T {shown}` shows how it is; in a pod: a volume, and no readOnly), or name \
                  another folder as data"
             ),
         ),
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => (
-            Exit::ReadOnly,
+            ExitReason::CannotWrite,
             "name a folder as data, and not what lies in a file; delete a file in place of a folder of pierhead".to_owned(),
         ),
-        ErrorKind::PermissionDenied => (Exit::Denied, ours(data, failed)),
+        ErrorKind::PermissionDenied => (ExitReason::PermissionDenied, ownership_fix(data, failed)),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => (
-            Exit::Full,
+            ExitReason::DiskFull,
             format!(
                 "the disk is full (`df -h {shown}`, `df -i {shown}`): free some, or name a folder elsewhere as data; what \
                  is in the cache is safe"
             ),
         ),
-        _ => return (Exit::Failed, None),
+        _ => return (ExitReason::Failed, None),
     };
-    (exit, Some(mend))
+    (exit, Some(fix))
 }
 
-/// Whose it is, and whose it should be.
-fn ours(data: &Path, failed: &Path) -> String {
+/// The owner that the folder has, and the one that it needs.
+fn ownership_fix(data: &Path, failed: &Path) -> String {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     let nearest = failed
         .ancestors()
@@ -88,7 +88,7 @@ fn ours(data: &Path, failed: &Path) -> String {
     let shown = data.display();
     // What is behind a folder that may not be looked into is not known to be missing.
     let is_missing = matches!(data.try_exists(), Ok(false));
-    let mend = match lacks_mode {
+    let fix = match lacks_mode {
         _ if is_missing => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
         // Another owner is not what it lacks.
         Some((path, _)) => format!("chmod u+rwX {}", path.display()),
@@ -96,7 +96,7 @@ fn ours(data: &Path, failed: &Path) -> String {
         None => format!("chown -R {user}:{group} {shown}"),
     };
     format!(
-        "{}this is user {user}, group {group}: `{mend}` as root (in a pod: fsGroup, or the owner of the node's \
+        "{}this is user {user}, group {group}: `{fix}` as root (in a pod: fsGroup, or the owner of the node's \
          folder; a security module can refuse, too: see `dmesg`)",
         owner.unwrap_or_default(),
     )
@@ -110,53 +110,61 @@ mod tests {
     fn each_has_its_code_and_its_mend() {
         let data = Path::new("/");
         for (kind, exit, word) in [
-            (ErrorKind::ReadOnlyFilesystem, Exit::ReadOnly, "findmnt"),
-            (ErrorKind::PermissionDenied, Exit::Denied, "as root"),
-            (ErrorKind::StorageFull, Exit::Full, "df -h"),
-            (ErrorKind::QuotaExceeded, Exit::Full, "df -h"),
-            (ErrorKind::NotADirectory, Exit::ReadOnly, "folder"),
+            (
+                ErrorKind::ReadOnlyFilesystem,
+                ExitReason::CannotWrite,
+                "findmnt",
+            ),
+            (
+                ErrorKind::PermissionDenied,
+                ExitReason::PermissionDenied,
+                "as root",
+            ),
+            (ErrorKind::StorageFull, ExitReason::DiskFull, "df -h"),
+            (ErrorKind::QuotaExceeded, ExitReason::DiskFull, "df -h"),
+            (ErrorKind::NotADirectory, ExitReason::CannotWrite, "folder"),
         ] {
-            let (code, said) = mend(data, data, &kind.into());
+            let (code, output) = fix(data, data, &kind.into());
             assert_eq!(code, exit, "{kind}");
-            assert!(said.is_some_and(|said| said.contains(word)), "{kind}");
+            assert!(output.is_some_and(|output| output.contains(word)), "{kind}");
         }
         assert_eq!(
-            mend(data, data, &ErrorKind::Other.into()),
-            (Exit::Failed, None)
+            fix(data, data, &ErrorKind::Other.into()),
+            (ExitReason::Failed, None)
         );
     }
 
     #[test]
     fn a_folder_that_is_not_there_is_to_be_made_first() {
         let folder = tempfile::tempdir().expect("a folder");
-        let told = |data: &Path| ours(data, data);
+        let fix_for = |data: &Path| ownership_fix(data, data);
         let closed = folder.path().join("closed");
         std::fs::write(&closed, "").expect("a file");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o200);
         std::fs::set_permissions(&closed, mode).expect("a mode");
-        let own = ours(folder.path(), &closed);
+        let own = ownership_fix(folder.path(), &closed);
         let shown = closed.display();
         assert!(own.contains(&format!("`chmod u+rwX {shown}`")), "{own}");
         let narrow = folder.path().join("narrow");
         std::fs::create_dir(&narrow).expect("a folder");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o500);
         std::fs::set_permissions(&narrow, mode).expect("a mode");
-        let own = ours(&narrow, &narrow.join("lock"));
+        let own = ownership_fix(&narrow, &narrow.join("lock"));
         let shown = narrow.display();
         assert!(own.contains(&format!("`chmod u+rwX {shown}`")), "{own}");
         // Its own mode is right: something in it belongs to another user.
-        let below = told(folder.path());
+        let below = fix_for(folder.path());
         assert!(below.contains("`chown -R "), "{below}");
         let missing = folder.path().join("a/b");
-        let said = told(&missing);
+        let output = fix_for(&missing);
         let shown = missing.display();
         assert!(
-            said.contains(&format!("`mkdir -p {shown} && chown ")),
-            "{said}"
+            output.contains(&format!("`mkdir -p {shown} && chown ")),
+            "{output}"
         );
         assert!(
-            said.starts_with(&format!("{} belongs to", folder.path().display())),
-            "{said}"
+            output.starts_with(&format!("{} belongs to", folder.path().display())),
+            "{output}"
         );
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, mpsc};
 use super::listen;
 use super::notify::{Notify, State};
 use crate::config::{Config, MANAGEMENT};
-use crate::failure::{Exit, Told};
+use crate::exit_code::{ExitError, ExitReason};
 use pierhead_host::network_interface::{MissingAddress, NetworkInterface, all_addresses};
 
 /// An interface that comes is noticed so soon, for some microseconds each time.
@@ -42,12 +42,12 @@ pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Resul
         return Ok(listen.clone());
     };
     let end = Instant::now() + INTERFACE_WAIT;
-    let mut said = false;
+    let mut output = false;
     loop {
         let seen = look(name.clone()).await?;
         let why = match expand(listen, &seen.usable) {
             Ok(mut addresses) => {
-                if said {
+                if output {
                     notify.tell(State::Starting(START));
                 }
                 if addresses.len() > MOST {
@@ -66,15 +66,15 @@ pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Resul
             let waited = humantime::format_duration(INTERFACE_WAIT);
             let key = config.places.of("network.interface");
             let message = format!("{key}: {why} (waited {waited})");
-            return Err(Told::new(Exit::NoInterface, message).into());
+            return Err(ExitError::new(ExitReason::NoInterface, message).into());
         }
-        if !said {
+        if !output {
             notify.tell(State::Starting(INTERFACE_WAIT + START));
             tracing::info!(
                 "waiting up to {} for the interface: {why}",
                 humantime::format_duration(INTERFACE_WAIT)
             );
-            said = true;
+            output = true;
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -187,7 +187,7 @@ impl Following {
     }
 }
 
-/// An address of the management link that clients can come by: for people, with the mend.
+/// An address of the management link that clients can come by: for people, with the fix.
 pub(super) async fn management(config: &Config) -> Option<String> {
     let found = tokio::task::spawn_blocking(all_addresses)
         .await

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::config::Config;
-use crate::failure::{Exit, Told};
+use crate::exit_code::{ExitError, ExitReason};
 
 /// docker 20 and podman open a connection a request: a burst must fit into the queue.
 const BACKLOG: u32 = 4096;
@@ -28,26 +28,26 @@ pub(super) fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpList
     open(address, only_v6).map_err(|error| {
         let (exit, hint) = blame(error.kind());
         let message = format!("cannot listen on {address}{hint}");
-        Told::because(exit, message, error).into()
+        ExitError::with_source(exit, message, error).into()
     })
 }
 
-/// Whose turn it is, and the mend.
-fn blame(kind: ErrorKind) -> (Exit, &'static str) {
+/// Whose turn it is, and the fix.
+fn blame(kind: ErrorKind) -> (ExitReason, &'static str) {
     match kind {
         ErrorKind::AddrInUse => (
-            Exit::Taken,
+            ExitReason::InUse,
             " (another pierhead or registry? `ss -ltnp` names it; see --listen and --admin)",
         ),
         ErrorKind::AddrNotAvailable => (
-            Exit::NoInterface,
+            ExitReason::NoInterface,
             " (no interface of this machine has it; `ip -br address` shows all)",
         ),
         ErrorKind::PermissionDenied => (
-            Exit::Denied,
+            ExitReason::PermissionDenied,
             " (ports below 1024 need root or CAP_NET_BIND_SERVICE)",
         ),
-        _ => (Exit::Failed, ""),
+        _ => (ExitReason::Failed, ""),
     }
 }
 
@@ -98,10 +98,10 @@ mod tests {
     #[test]
     fn each_kind_of_failure_has_its_code() {
         for (kind, exit) in [
-            (ErrorKind::AddrInUse, Exit::Taken),
-            (ErrorKind::AddrNotAvailable, Exit::NoInterface),
-            (ErrorKind::PermissionDenied, Exit::Denied),
-            (ErrorKind::Other, Exit::Failed),
+            (ErrorKind::AddrInUse, ExitReason::InUse),
+            (ErrorKind::AddrNotAvailable, ExitReason::NoInterface),
+            (ErrorKind::PermissionDenied, ExitReason::PermissionDenied),
+            (ErrorKind::Other, ExitReason::Failed),
         ] {
             assert_eq!(blame(kind).0, exit, "{kind}");
         }

@@ -21,7 +21,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 use crate::logging::{self, Level};
 use crate::wiring;
 use pierhead_host::machine::{self, Machine};
@@ -36,7 +36,7 @@ const BLOCKING_THREADS: usize = 64;
 const STACK: usize = 1 << 20;
 
 /// Runs until it is told to stop.
-pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Failure> {
+pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), CommandError> {
     let config = config::load(
         args.config.as_deref(),
         &args.overrides(),

@@ -13,7 +13,7 @@ use super::data;
 use super::trace::{Notes, Trace};
 use crate::clock;
 use crate::config::{Config, Size};
-use crate::failure::{Exit, Told, told};
+use crate::exit_code::{ExitError, ExitReason, describe};
 use crate::wiring;
 
 /// The cache with its tiers, which takes the data folder.
@@ -77,7 +77,7 @@ pub(super) async fn library(
     Ok(match tokio::task::spawn_blocking(open).await?? {
         Ok(library) => Ok(Some(library)),
         Err(error) => {
-            let error = told(&anyhow::Error::new(error));
+            let error = describe(&anyhow::Error::new(error));
             tracing::error!(
                 %error,
                 "bundles cannot be had; make this file or folder readable and writable for pierhead, or delete it, and restart"
@@ -125,24 +125,23 @@ pub(super) fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
             human_bytes(min_free - can_have),
             data = config.data.display(),
         );
-    } else if let Some((what, mend)) =
-        wiring::size_above_disk(config, capacity, can_have - min_free)
+    } else if let Some((what, fix)) = wiring::size_above_disk(config, capacity, can_have - min_free)
     {
-        tracing::warn!("{what}: {mend}");
+        tracing::warn!("{what}: {fix}");
     }
     Ok(capacity)
 }
 
 /// A clock that cannot be right is no reason to keep back what is here, and no upstream will give anything by it.
-pub(super) fn check_clock(cache: &Cache) -> Result<(), Told> {
+pub(super) fn check_clock(cache: &Cache) -> Result<(), ExitError> {
     let Some(what) = clock::wrong(SystemTime::now()) else {
         return Ok(());
     };
-    let mend = clock::MEND;
+    let fix = clock::FIX;
     if cache.stat().blobs == 0 {
-        let message = format!("the clock: {what}, and the cache is empty. Set it: {mend}");
-        return Err(Told::new(Exit::Clock, message));
+        let message = format!("the clock: {what}, and the cache is empty. Set it: {fix}");
+        return Err(ExitError::new(ExitReason::Clock, message));
     }
-    tracing::error!("{what}: what is in the cache is served, and nothing else. Set it: {mend}");
+    tracing::error!("{what}: what is in the cache is served, and nothing else. Set it: {fix}");
     Ok(())
 }

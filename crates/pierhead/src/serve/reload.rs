@@ -138,18 +138,18 @@ mod tests {
         let mut new = old.clone();
         new.eviction.policy = pierhead_eviction::Named::Lru;
         new.log.level = "debug".into();
-        let said = describe(&config::changes(&old, &new), 0, 31);
+        let output = describe(&config::changes(&old, &new), 0, 31);
         let (from, level) = (old.eviction.policy.name(), &old.log.level);
         assert_eq!(
-            said,
+            output,
             format!(
                 "eviction.policy {from} -> lru, 31 blobs taken over; log.level {level} -> debug"
             )
         );
         let mut smaller = old.clone();
         smaller.cache.size = crate::config::Size::Bytes(8 << 20);
-        let said = describe(&config::changes(&old, &smaller), 17, 31);
-        assert!(said.ends_with("-> 8MiB, 17 blobs evicted"), "{said}");
+        let output = describe(&config::changes(&old, &smaller), 17, 31);
+        assert!(output.ends_with("-> 8MiB, 17 blobs evicted"), "{output}");
     }
 
     fn listening(address: &str) -> Config {
@@ -179,11 +179,11 @@ mod tests {
         let mut mutual = listening("127.0.0.1:5000");
         mutual.tls.client_ca = Some("ca.pem".into());
         mutual.auth.mode = AuthMode::Mtls;
-        let said = settle(&listening("127.0.0.1:5000"), &mut mutual).unwrap_err();
-        let said = said.to_string();
+        let output = settle(&listening("127.0.0.1:5000"), &mut mutual).unwrap_err();
+        let output = output.to_string();
         assert!(
-            said.starts_with("this needs a restart: until then tls.client_ca must stay"),
-            "{said}"
+            output.starts_with("this needs a restart: until then tls.client_ca must stay"),
+            "{output}"
         );
         let closed = listening("127.0.0.1:5000");
         assert!(settle(&closed, &mut with_login(closed.clone())).is_ok());

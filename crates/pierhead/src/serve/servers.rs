@@ -46,14 +46,14 @@ impl Servers {
         let (keep, closed) = oneshot::channel::<()>();
         let (proxy, tls, mut stop) = (self.proxy.clone(), self.tls.clone(), self.stop.clone());
         self.tasks.spawn(async move {
-            let told = async move {
+            let reported = async move {
                 tokio::select! {
                     // An error means that the other end is gone: to be closed.
                     _ = stop.wait_for(|stop| *stop) => {}
                     _ = closed => {}
                 }
             };
-            (wanted, proxy.serve(listener, tls, told).await)
+            (wanted, proxy.serve(listener, tls, reported).await)
         });
         self.open.push(Open {
             wanted,

@@ -54,7 +54,7 @@ impl Service {
     async fn serve(&mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {
         loop {
             tokio::select! {
-                told = signals.next() => match told {
+                reported = signals.next() => match reported {
                     Signal::End => return Ok(()),
                     Signal::Reload => {
                         let reload = self.running.reload(args);

@@ -88,7 +88,7 @@ pub(crate) struct SetupArgs {
     pub(crate) yes: bool,
 
     /// The admin address of the running pierhead
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = super::parse_admin_url)]
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = super::admin_url::parse_admin_url)]
     pub(crate) admin: http::uri::Authority,
 }
 

@@ -16,7 +16,7 @@ use crate::api::Stat;
 use crate::client::Daemon;
 use crate::config::files;
 use crate::environment::Environment;
-use crate::failure::{Exit, Failure, Told};
+use crate::exit_code::{CommandError, ExitError, ExitReason};
 use crate::quiet::note;
 
 /// For the admin API of a daemon on this machine.
@@ -25,7 +25,7 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(1);
 const ADDRESS_FILE: &str = "--address-file";
 
 /// Runs it.
-pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Failure> {
+pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), CommandError> {
     let root = config_root(args, environment)?;
     let client = args.client.into();
     let done = if args.held {
@@ -55,19 +55,24 @@ fn with_fix(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-fn config_root(args: &SetupArgs, environment: &Environment) -> Result<ConfigRoot, Failure> {
+fn config_root(args: &SetupArgs, environment: &Environment) -> Result<ConfigRoot, CommandError> {
     match (&args.root, args.user) {
         (Some(root), _) => {
             let root = std::path::absolute(root)?;
             if !root.is_dir() {
-                return Err(Failure::Refused(format!("{} is no folder", root.display())));
+                return Err(CommandError::Usage(format!(
+                    "{} is no folder",
+                    root.display()
+                )));
             }
             Ok(ConfigRoot::system(&root))
         }
         (None, false) => Ok(ConfigRoot::system(Path::new("/"))),
         (None, true) => match (&environment.user_config, &environment.user_state) {
             (Some(config), Some(state)) => Ok(ConfigRoot::user(config, state)),
-            _ => Err(Failure::Refused("--user needs HOME to be set".to_owned())),
+            _ => Err(CommandError::Usage(
+                "--user needs HOME to be set".to_owned(),
+            )),
         },
     }
 }
@@ -112,10 +117,10 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
 
 /// The address in the first line of a file.
 fn address_in(file: &Path) -> anyhow::Result<Address> {
-    let line = files::first_line(file).map_err(|unfit| unfit.told(ADDRESS_FILE))?;
+    let line = files::first_line(file).map_err(|error| error.into_exit_error(ADDRESS_FILE))?;
     let address = line.reveal().trim().parse().map_err(|error| {
         let message = format!("{ADDRESS_FILE}: {}: {error}", file.display());
-        Told::new(Exit::WrongFile, message)
+        ExitError::new(ExitReason::InvalidFile, message)
     })?;
     Ok(address)
 }
@@ -227,8 +232,8 @@ fn is_confirmed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     }
     // Without a terminal nobody can see and confirm the diff.
     if !io::stdin().is_terminal() {
-        return Err(Told::new(
-            Exit::Refused,
+        return Err(ExitError::new(
+            ExitReason::Usage,
             "no terminal for a confirmation: pass --yes to write without a question, or --dry-run to see what would change",
         )
         .into());

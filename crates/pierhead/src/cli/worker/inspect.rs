@@ -8,14 +8,15 @@ use pierhead_worker::Error;
 use pierhead_worker::inspect::{self, DiffReport, ImageSource, InspectReport};
 use pierhead_worker::store::Store;
 
+use super::args::{DiffArgs, InspectArgs, SourceArgs};
 use super::progress::TerminalProgress;
-use super::{DiffArgs, InspectArgs, SourceArgs, platform, server};
+use super::server::{platform, server};
 
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 
 /// Runs `pierhead inspect`.
-pub(crate) fn inspect(args: &InspectArgs, environment: &Environment) -> Result<(), Failure> {
+pub(crate) fn inspect(args: &InspectArgs, environment: &Environment) -> Result<(), CommandError> {
     let source = source(&args.source, environment)?;
     let progress = TerminalProgress::notes_only();
     let report = inspect::inspect(&source, &args.image, &progress)?;
@@ -24,7 +25,7 @@ pub(crate) fn inspect(args: &InspectArgs, environment: &Environment) -> Result<(
 }
 
 /// Runs `pierhead diff`.
-pub(crate) fn diff(args: &DiffArgs, environment: &Environment) -> Result<(), Failure> {
+pub(crate) fn diff(args: &DiffArgs, environment: &Environment) -> Result<(), CommandError> {
     let source = source(&args.source, environment)?;
     let progress = TerminalProgress::notes_only();
     let report = inspect::diff(&source, &args.old, &args.new, &progress)?;
@@ -32,7 +33,7 @@ pub(crate) fn diff(args: &DiffArgs, environment: &Environment) -> Result<(), Fai
     Ok(())
 }
 
-fn source(args: &SourceArgs, environment: &Environment) -> Result<ImageSource, Failure> {
+fn source(args: &SourceArgs, environment: &Environment) -> Result<ImageSource, CommandError> {
     let server = match &args.via {
         Some(via) => Some(server(via, &args.login, environment)?),
         None => None,
@@ -40,7 +41,7 @@ fn source(args: &SourceArgs, environment: &Environment) -> Result<ImageSource, F
     let store = match &args.from {
         Some(folder) if !folder.join("version").exists() => {
             let shown = folder.display();
-            return Err(Failure::Refused(format!(
+            return Err(CommandError::Usage(format!(
                 "{shown} is no store of `pierhead pull`"
             )));
         }

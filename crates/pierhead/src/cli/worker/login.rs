@@ -9,7 +9,7 @@ use pierhead_remote::{Credentials, basic_header};
 use pierhead_worker::{Authorization, Url};
 use zeroize::Zeroizing;
 
-use super::LoginArgs;
+use super::args::LoginArgs;
 use crate::config::files;
 
 /// The value of the `Authorization` header for a server. `default_config` is the path of Docker's config.json if no flag

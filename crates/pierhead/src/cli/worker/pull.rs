@@ -13,15 +13,17 @@ use pierhead_worker::pull::{
 };
 use pierhead_worker::store::{self, Kind, Store};
 
+use super::args::{Form, Link, PullArgs};
+use super::interrupt;
 use super::progress::TerminalProgress;
-use super::{Form, Link, PullArgs, interrupt, platform, server};
+use super::server::{platform, server};
 
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 use crate::quiet;
 
 /// Runs the command.
-pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Failure> {
+pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), CommandError> {
     let output = output(args)?;
     let server = server(&args.via, &args.login, environment)?;
     let (others, warnings) = base_stores(args)?;
@@ -65,11 +67,11 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
 }
 
 /// Opens the store of `--into`. A folder that is no store is a usage error.
-fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, Failure> {
+fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, CommandError> {
     Store::open(into, others).map_err(|error| match error {
-        StoreError::Foreign(reason) => Failure::Refused(format!("--into: {reason}")),
+        StoreError::Foreign(reason) => CommandError::Usage(format!("--into: {reason}")),
         StoreError::Io { .. } if into.exists() && !into.is_dir() => {
-            Failure::Refused(format!("--into: {} is no folder", into.display()))
+            CommandError::Usage(format!("--into: {} is no folder", into.display()))
         }
         error => Error::from(error).into(),
     })
@@ -77,14 +79,14 @@ fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, Failure> {
 
 /// The stores of `--have-from` that can be used, and a warning for each other one. A folder that is no store is a usage
 /// error.
-fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), Failure> {
+fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandError> {
     let (mut usable, mut warnings) = (Vec::new(), Vec::new());
     for folder in &args.have_from {
         let shown = folder.display();
         match store::kind(folder) {
             Ok(Kind::Store) => usable.push(folder.clone()),
             Ok(Kind::None | Kind::Foreign) => {
-                return Err(Failure::Refused(format!(
+                return Err(CommandError::Usage(format!(
                     "--have-from: {shown} is no store of `pierhead pull`"
                 )));
             }
@@ -98,7 +100,7 @@ fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), Failure> 
 }
 
 /// The target of the export. What cannot be written there is an error before anything is pulled.
-fn output(args: &PullArgs) -> Result<Option<PathBuf>, Failure> {
+fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
     let Some(form) = args.form else {
         return Ok(None);
     };
@@ -112,11 +114,11 @@ fn output(args: &PullArgs) -> Result<Option<PathBuf>, Failure> {
     if output == Path::new("-") && form != Form::DockerArchive {
         let reason =
             "only a docker-archive can be written to standard output: name a folder with --output";
-        return Err(Failure::Refused(reason.to_owned()));
+        return Err(CommandError::Usage(reason.to_owned()));
     }
     let is_used = || std::fs::read_dir(&output).is_ok_and(|mut entries| entries.next().is_some());
     if form == Form::Rootfs && is_used() {
-        return Err(Failure::Refused(format!(
+        return Err(CommandError::Usage(format!(
             "{} is not empty: name an empty folder with --output",
             output.display()
         )));

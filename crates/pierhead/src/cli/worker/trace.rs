@@ -10,13 +10,15 @@ use std::time::Duration;
 use pierhead_worker::trace::{self, RecordOptions, Recording, TraceSubject};
 use pierhead_worker::{Error, Progress as _};
 
+use super::args::TraceArgs;
+use super::interrupt;
 use super::progress::TerminalProgress;
-use super::{TraceArgs, interrupt, platform, server};
+use super::server::{platform, server};
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::exit_code::CommandError;
 
 /// Runs the command.
-pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Failure> {
+pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), CommandError> {
     let progress = TerminalProgress::notes_only();
     // A wrong URL, CA or login fails before the command runs.
     let server = match &args.via {
@@ -55,13 +57,13 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
         Some(status) if !status.success() => {
             let code = status.code().or_else(|| Some(128 + status.signal()?));
             let code = code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
-            Err(Failure::Exit(code))
+            Err(CommandError::Code(code))
         }
         _ => Ok(()),
     }
 }
 
-fn record(args: &TraceArgs, progress: &TerminalProgress) -> Result<Recording, Failure> {
+fn record(args: &TraceArgs, progress: &TerminalProgress) -> Result<Recording, CommandError> {
     let options = RecordOptions {
         root: args.root.clone(),
         subject: match args.pid {

@@ -55,12 +55,12 @@ mod tests {
             assert_eq!(interface(good).as_deref(), Ok(good));
         }
         for bad in ["", ".", "..", "a/b", "eth0:1", "a b", "sixteen-letters-"] {
-            let said = interface(bad).unwrap_err();
-            assert!(said.contains("ip -br link"), "{bad}: {said}");
+            let output = interface(bad).unwrap_err();
+            assert!(output.contains("ip -br link"), "{bad}: {output}");
         }
         for management in ["tmfifo_net0", "tmfifo_net1"] {
-            let said = interface(management).unwrap_err();
-            assert!(said.contains("management link"), "{said}");
+            let output = interface(management).unwrap_err();
+            assert!(output.contains("management link"), "{output}");
         }
     }
 }

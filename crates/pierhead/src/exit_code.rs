@@ -1,4 +1,4 @@
-//! How a command ends badly: what people read, and the exit code that scripts read.
+//! The exit codes of pierhead, and how a command that fails gets its code and its message.
 
 use std::fmt;
 use std::io;
@@ -12,15 +12,15 @@ use crate::terminal::escaped_lines;
 /// Each code once: the enum, and the list of all.
 macro_rules! exits {
     ($($(#[doc = $doc:literal])* $name:ident = $code:literal,)*) => {
-        /// What is wrong, as scripts, systemd and Kubernetes read it (docs/how-to/operate.md). From 65 on the numbers are those of
+        /// Why a command failed, as scripts, systemd and Kubernetes read it (docs/how-to/operate.md). From 65 on the numbers are those of
         /// BSD's sysexits(3), as near in meaning as they come.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
-        pub(crate) enum Exit {
+        pub(crate) enum ExitReason {
             $($(#[doc = $doc])* $name = $code,)*
         }
 
-        impl Exit {
+        impl ExitReason {
             #[cfg(test)]
             const ALL: &[Self] = &[$(Self::$name),*];
 
@@ -35,91 +35,96 @@ exits! {
     /// It did not work, for none of the reasons below.
     Failed = 1,
     /// The command line or the configuration is wrong (clap's code, too).
-    Refused = 2,
+    Usage = 2,
     /// `EX_DATAERR`: a file that the configuration names is not what it should be.
-    WrongFile = 65,
+    InvalidFile = 65,
     /// `EX_NOINPUT`: the configuration, or a file that it names, cannot be read; there is no such image.
-    NoFile = 66,
+    MissingFile = 66,
     /// `EX_NOHOST`: there is no such interface, it has no address, or no interface has the one that was named.
     NoInterface = 68,
     /// `EX_UNAVAILABLE`: an address or the data folder belongs to another process.
-    Taken = 69,
+    InUse = 69,
     /// `EX_OSERR`: the machine is not the one that was described.
     Machine = 71,
     /// `EX_OSFILE`: the data folder is somebody else's, or of another version.
-    Foreign = 72,
+    ForeignData = 72,
     /// `EX_CANTCREAT`: the data folder cannot be written.
-    ReadOnly = 73,
+    CannotWrite = 73,
     /// `EX_IOERR`: the disk of the data folder is full.
-    Full = 74,
+    DiskFull = 74,
     /// `EX_TEMPFAIL`: the clock is wrong.
     Clock = 75,
     /// `EX_PROTOCOL`: no TLS with an upstream, for the authorities or the certificate.
     Tls = 76,
     /// `EX_NOPERM`: the data folder belongs to another user, or a port may not be had.
-    Denied = 77,
+    PermissionDenied = 77,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<ExitReason> for ExitCode {
+    fn from(exit: ExitReason) -> Self {
         Self::from(exit as u8)
     }
 }
 
-/// A reason with its code, anywhere among the causes of an [`anyhow::Error`]: what is wrong, where, and the mend.
+/// An error with an exit code. It may stand anywhere in the chain of an [`anyhow::Error`]. The message says
+/// what is wrong, where, and the fix.
 #[derive(Debug)]
-pub(crate) struct Told {
-    exit: Exit,
+pub(crate) struct ExitError {
+    reason: ExitReason,
     message: String,
     source: Option<io::Error>,
 }
 
-impl Told {
-    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+impl ExitError {
+    pub(crate) fn new(reason: ExitReason, message: impl Into<String>) -> Self {
         Self {
-            exit,
+            reason,
             message: message.into(),
             source: None,
         }
     }
 
-    /// What the system says is told behind the message.
-    pub(crate) fn because(exit: Exit, message: impl Into<String>, source: io::Error) -> Self {
+    /// The system's error follows the message.
+    pub(crate) fn with_source(
+        reason: ExitReason,
+        message: impl Into<String>,
+        source: io::Error,
+    ) -> Self {
         Self {
             source: Some(source),
-            ..Self::new(exit, message)
+            ..Self::new(reason, message)
         }
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for ExitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Told {
+impl std::error::Error for ExitError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_ref().map(|it| it as _)
     }
 }
 
-/// Of the first cause that has one.
-fn exit_of(error: &anyhow::Error) -> Exit {
-    let told = |cause: &(dyn std::error::Error + 'static)| {
-        let told = cause.downcast_ref::<Told>().map(|told| told.exit);
-        told.or_else(|| match cause.downcast_ref() {
+/// The code of the first error in the chain that has one.
+fn reason_of(error: &anyhow::Error) -> ExitReason {
+    let reason = |cause: &(dyn std::error::Error + 'static)| {
+        let own = cause.downcast_ref::<ExitError>().map(|error| error.reason);
+        own.or_else(|| match cause.downcast_ref() {
             Some(worker::Error::Untrusted { whose, .. }) => Some((*whose).into()),
             Some(worker::Error::NotFound { .. } | worker::Error::NotStored { .. }) => {
-                Some(Exit::NoFile)
+                Some(ExitReason::MissingFile)
             }
             _ => None,
         })
     };
-    error.chain().find_map(told).unwrap_or(Exit::Failed)
+    error.chain().find_map(reason).unwrap_or(ExitReason::Failed)
 }
 
-impl From<CertificateFault> for Exit {
+impl From<CertificateFault> for ExitReason {
     fn from(whose: CertificateFault) -> Self {
         match whose {
             CertificateFault::Clock => Self::Clock,
@@ -130,35 +135,35 @@ impl From<CertificateFault> for Exit {
     }
 }
 
-/// How a command ends that does not succeed.
+/// Why a command does not end with 0.
 #[derive(Debug)]
-pub(crate) enum Failure {
-    /// It did not work, for a reason that may be [`Told`].
+pub(crate) enum CommandError {
+    /// It failed; an [`ExitError`] in the chain gives the code.
     Failed(anyhow::Error),
-    /// 2: it cannot work as told; each line has its mend.
-    Refused(String),
-    /// The same with a code of its own.
-    Unfit(Exit, String),
-    /// The command did what it was asked, and what it found is bad and already said.
-    Found(Exit),
-    /// Another code, whose meaning the command's help tells; all was said.
-    Exit(u8),
+    /// Code 2: wrong usage or configuration. Each line has its fix.
+    Usage(String),
+    /// A message for people, with its code.
+    Message(ExitReason, String),
+    /// The command worked, and has already printed the problem that it found.
+    Reported(ExitReason),
+    /// A code that the help of the command explains. Everything is printed.
+    Code(u8),
 }
 
-impl Failure {
-    /// Says it on standard error.
+impl CommandError {
+    /// Prints it on standard error.
     pub(crate) fn report(self) -> ExitCode {
         match self {
-            // `pierhead cache ls | head`: whoever read has read enough.
+            // `pierhead cache ls | head`: the reader has closed the pipe.
             Self::Failed(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
             Self::Failed(error) => {
-                eprintln!("pierhead: {}", escaped_lines(&told(&error)));
-                exit_of(&error).into()
+                eprintln!("pierhead: {}", escaped_lines(&describe(&error)));
+                reason_of(&error).into()
             }
-            Self::Found(exit) => exit.into(),
-            Self::Exit(code) => ExitCode::from(code),
-            Self::Refused(message) => Self::Unfit(Exit::Refused, message).report(),
-            Self::Unfit(exit, message) => {
+            Self::Reported(exit) => exit.into(),
+            Self::Code(code) => ExitCode::from(code),
+            Self::Usage(message) => Self::Message(ExitReason::Usage, message).report(),
+            Self::Message(exit, message) => {
                 eprintln!("{message}");
                 exit.into()
             }
@@ -166,15 +171,15 @@ impl Failure {
     }
 }
 
-/// With its causes, but for those whose text stands in it already.
-pub(crate) fn told(error: &anyhow::Error) -> String {
-    let mut told = error.to_string();
+/// The message with its causes, without those whose text it contains.
+pub(crate) fn describe(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !told.contains(&cause) {
-            told = format!("{told}: {cause}");
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
         }
     }
-    told
+    text
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -183,30 +188,30 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-impl From<anyhow::Error> for Failure {
+impl From<anyhow::Error> for CommandError {
     fn from(error: anyhow::Error) -> Self {
         Self::Failed(error)
     }
 }
 
-impl From<worker::Error> for Failure {
+impl From<worker::Error> for CommandError {
     fn from(error: worker::Error) -> Self {
         match error {
-            worker::Error::Usage(message) => Self::Refused(message),
+            worker::Error::Usage(message) => Self::Usage(message),
             error => Self::Failed(error.into()),
         }
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandError {
     fn from(error: io::Error) -> Self {
         Self::Failed(error.into())
     }
 }
 
-impl From<crate::config::Refused> for Failure {
-    fn from(refused: crate::config::Refused) -> Self {
-        Self::Unfit(refused.exit(), refused.to_string())
+impl From<crate::config::InvalidConfig> for CommandError {
+    fn from(refused: crate::config::InvalidConfig) -> Self {
+        Self::Message(refused.exit(), refused.to_string())
     }
 }
 
@@ -215,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_described_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("cannot connect: {source}")]
         struct Cut {
@@ -223,9 +228,9 @@ mod tests {
         }
         let source = io::Error::other("refused");
         let cut = anyhow::Error::new(Cut { source });
-        assert_eq!(told(&cut), "cannot connect: refused");
+        assert_eq!(describe(&cut), "cannot connect: refused");
         let wrapped = cut.context("no image");
-        assert_eq!(told(&wrapped), "no image: cannot connect: refused");
+        assert_eq!(describe(&wrapped), "no image: cannot connect: refused");
     }
 
     #[test]
@@ -238,7 +243,7 @@ mod tests {
             .lines()
             .skip_while(|line| !line.starts_with("Exit codes:"));
         let codes: String = codes.flat_map(|line| ["  ", line, "\n"]).collect();
-        for exit in Exit::ALL {
+        for exit in ExitReason::ALL {
             let code = *exit as u8;
             assert!(page.contains(&format!("\n| {code} |")), "{exit:?}");
             let named = format!("  {code} ");
@@ -253,10 +258,11 @@ mod tests {
     #[test]
     fn the_code_is_found_below_what_was_being_done() {
         let source = io::Error::other("taken");
-        let error = anyhow::Error::new(Told::because(Exit::Taken, "no port", source));
+        let error =
+            anyhow::Error::new(ExitError::with_source(ExitReason::InUse, "no port", source));
         let error = error.context("cannot start");
-        assert_eq!(exit_of(&error), Exit::Taken);
-        assert_eq!(told(&error), "cannot start: no port: taken");
-        assert_eq!(exit_of(&anyhow::anyhow!("else")), Exit::Failed);
+        assert_eq!(reason_of(&error), ExitReason::InUse);
+        assert_eq!(describe(&error), "cannot start: no port: taken");
+        assert_eq!(reason_of(&anyhow::anyhow!("else")), ExitReason::Failed);
     }
 }

@@ -1,0 +1,39 @@
+//! The server and the platform that the flags of a worker command name.
+
+use pierhead_oci::Platform;
+use pierhead_worker::{Server, TlsConfigs, Url};
+
+use super::args::LoginArgs;
+use super::login;
+use crate::environment::Environment;
+use crate::exit_code::CommandError;
+use crate::wiring;
+
+/// The server of `--via`, with its TLS settings and credentials. Connects to nothing yet.
+pub(super) fn server(
+    via: &Url,
+    args: &LoginArgs,
+    environment: &Environment,
+) -> Result<Server, CommandError> {
+    let identity = args.cert.as_deref().zip(args.key.as_deref());
+    let tls = TlsConfigs::new(wiring::roots, args.ca.as_deref(), identity)?;
+    let login = login::login(args, via, environment.docker_config.as_deref());
+    let login = login.map_err(CommandError::Usage)?;
+    Ok(Server::new(via.clone(), tls, login))
+}
+
+/// The platform of `--platform`, or the one of this machine.
+pub(super) fn platform(named: Option<&Platform>) -> Platform {
+    named.cloned().unwrap_or_else(|| {
+        let architecture = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        Platform {
+            os: "linux".to_owned(),
+            architecture: architecture.to_owned(),
+            variant: None,
+        }
+    })
+}
