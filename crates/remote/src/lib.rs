@@ -28,6 +28,7 @@ mod upstream;
 
 pub use auth::credentials::{Credentials, DockerConfigError, basic_header, docker_config};
 pub use auth::identity::{ClientCredentials, Fingerprint};
+pub use auth::keyed_hash::{KeyedHash, KeyedHasher};
 pub use client::config::{Config, Upstream, UpstreamAddress};
 pub use client::{Client, Prepared};
 pub use connect::certificate::{CertificateFault, certificate_fault};

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use pierhead_host::Panics;
+use pierhead_remote::KeyedHasher;
 
 use crate::access::htpasswd_auth::HtpasswdAuth;
-use crate::access::keyed_hash::KeyedHasher;
 use crate::access::metrics::AccessMetrics;
 use crate::access::pass_through::PassThrough;
 use crate::config::Auth;

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use http::HeaderValue;
 use pierhead_host::{BackgroundTask, Panics};
+use pierhead_remote::{KeyedHash, KeyedHasher};
 use tokio::sync::Semaphore;
 
 use crate::access::basic::Basic;
 use crate::access::htpasswd::Users;
-use crate::access::keyed_hash::{KeyedHash, KeyedHasher};
 use crate::access::metrics::{AccessMetrics, Verdict};
 use crate::access::throttle::Throttle;
 use crate::access::ttl_table::TtlTable;

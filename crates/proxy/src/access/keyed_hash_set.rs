@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 
 use parking_lot::Mutex;
-
-use crate::access::keyed_hash::KeyedHash;
+use pierhead_remote::KeyedHash;
 
 /// Facts a set; 16 bytes each, so some 2 MB when full.
 const MAX_ENTRIES: usize = 1 << 16;
@@ -37,7 +36,7 @@ fn short(hash: &KeyedHash) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::keyed_hash::KeyedHasher;
+    use pierhead_remote::KeyedHasher;
 
     #[test]
     fn facts_are_bounded() {

@@ -6,7 +6,6 @@ pub(crate) mod basic;
 pub(crate) mod certificate;
 pub(crate) mod htpasswd;
 pub(crate) mod htpasswd_auth;
-pub(crate) mod keyed_hash;
 pub(crate) mod keyed_hash_set;
 pub(crate) mod metrics;
 pub(crate) mod pass_through;

@@ -16,10 +16,9 @@ use parking_lot::Mutex;
 use pierhead_cache::Fill;
 use pierhead_host::Panics;
 use pierhead_oci::{Digest, Registry, Repository};
-use pierhead_remote::{AccessDecision, ClientCredentials};
+use pierhead_remote::{AccessDecision, ClientCredentials, KeyedHash, KeyedHasher};
 
 use crate::access::basic::Basic;
-use crate::access::keyed_hash::{KeyedHash, KeyedHasher};
 use crate::access::keyed_hash_set::KeyedHashSet;
 use crate::access::metrics::AccessMetrics;
 use crate::access::ttl_table::TtlTable;

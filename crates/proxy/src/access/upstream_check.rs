@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use http::request::Parts;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
-use pierhead_remote::{AccessDecision, ClientCredentials, Resource};
+use pierhead_remote::{AccessDecision, ClientCredentials, KeyedHash, Resource};
 
 use crate::access::basic::Basic;
-use crate::access::keyed_hash::KeyedHash;
 use crate::access::metrics::Verdict;
 use crate::access::pass_through::PassThrough;
 use crate::context::RequestContext;

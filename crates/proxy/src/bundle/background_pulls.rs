@@ -1,16 +1,15 @@
 //! Background pulls of images that bundle requests need.
 //!
-//! 1. At most [`MAX_PULLS`] pulls have a place, and [`MAX_PER_CLIENT`] of one client.
-//! 2. A quarter of the places is reserved for configured registries.
-//! 3. One place is reserved for clients without a pull. The same holds for the places that unconfigured registries may
+//! 1. At most [`MAX_PULLS`] pulls have a slot, and [`MAX_PER_CLIENT`] of one client.
+//! 2. A quarter of the slots is reserved for configured registries.
+//! 3. One slot is reserved for clients without a pull. The same holds for the slots that unconfigured registries may
 //!    use.
 //! 4. A pull goes on when its client leaves. A request asks for it again every second. When no request did so within
-//!    [`YIELD_AFTER`], the pull yields its place to another pull. The client with most pulls yields first.
-//! 5. A pull that no request asked for within [`MAX_UNASKED`] loses its place, too.
-//! 6. A pull without a place begins no download. Its running downloads end as those of a client that left: they yield to
+//!    [`YIELD_AFTER`], the pull yields its slot to another pull. The client with most pulls yields first.
+//! 5. A pull that no request asked for within [`MAX_UNASKED`] loses its slot, too.
+//! 6. A pull without a slot begins no download. Its running downloads end as those of a client that left: they yield to
 //!    other downloads, and their bytes stay staged.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,16 +21,19 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::limits::client_usage::ClientUsage;
+use crate::limits::held_slots::{HeldSlots, ReachedBound, SlotBounds, SlotHolder};
 use crate::limits::limit::Limit;
-use crate::limits::share::{configured_reserve, leaves_no_room};
 
-/// Images at once: each has three downloads.
+/// Maximum number of pulls at once. Each has three downloads.
 const MAX_PULLS: usize = 8;
-/// Of them for one client: its downloads are counted as those that it asks for itself.
+/// Maximum number of pulls of one client. Its downloads count as those that the client asks for itself.
 const MAX_PER_CLIENT: usize = 3;
-/// Places that are reserved for clients without a pull.
-const RESERVED: usize = 1;
+const BOUNDS: SlotBounds = SlotBounds {
+    all: MAX_PULLS,
+    per_client: MAX_PER_CLIENT,
+    // For clients without a pull.
+    min_share: 1,
+};
 /// A client waits for a pull that it asked for within this time. Clients ask again every second.
 const YIELD_AFTER: Duration = Duration::from_secs(30);
 /// A pull ends when no request asked for it within this time.
@@ -48,6 +50,7 @@ pub(crate) struct BackgroundPulls(Arc<Mutex<PullTable>>);
 #[derive(Default)]
 struct PullTable {
     by_image: HashMap<Reference, PullState>,
+    held: HeldSlots,
     next_id: u64,
 }
 
@@ -56,11 +59,10 @@ enum PullState {
     Failed(String, Instant),
 }
 
-/// A pull with a place. Dropping this tells its task that it lost the place.
+/// A pull with a slot. Dropping this tells its task that it lost the slot.
 struct RunningPull {
     id: u64,
-    client: Arc<ClientUsage>,
-    is_configured: bool,
+    holder: SlotHolder,
     progress: Progress,
     /// When a request asked for it last.
     last_asked: Instant,
@@ -77,7 +79,7 @@ impl PullTable {
             })
     }
 
-    /// The pull `id`, while it has its place.
+    /// The pull `id`, while it has its slot.
     fn get_mut(&mut self, image: &Reference, id: u64) -> Option<&mut RunningPull> {
         match self.by_image.get_mut(image) {
             Some(PullState::Running(running)) if running.id == id => Some(running),
@@ -85,48 +87,38 @@ impl PullTable {
         }
     }
 
-    /// The limit that stops `client` from pulling another image; `None` when it may. Computed as if the pull `without` had
-    /// ended.
-    fn obstacle(
-        &self,
-        client: &Arc<ClientUsage>,
-        is_configured: bool,
-        without: Option<u64>,
-    ) -> Option<Limit> {
-        let is_own = |it: &&RunningPull| Arc::ptr_eq(&it.client, client);
-        let running = || {
-            let running = self.running().map(|(_, it)| it);
-            running.filter(|it| Some(it.id) != without)
-        };
-        let own = running().filter(is_own).count();
-        if own >= MAX_PER_CLIENT {
-            return Some(Limit::FetchesPerClient);
-        }
-        let unconfigured = || running().filter(|it| !it.is_configured);
-        let of_unconfigured = (
-            unconfigured().filter(is_own).count(),
-            unconfigured().count(),
-        );
-        let for_unconfigured = MAX_PULLS - configured_reserve(MAX_PULLS);
-        let is_full = leaves_no_room((own, running().count()), 1, MAX_PULLS, RESERVED)
-            || (!is_configured && leaves_no_room(of_unconfigured, 1, for_unconfigured, RESERVED));
-        is_full.then_some(Limit::Fetches)
+    /// The limit that stops `holder` from pulling another image; `None` when it may. Computed as if the pull of `without`
+    /// had ended.
+    fn obstacle(&self, holder: SlotHolder, without: Option<SlotHolder>) -> Option<Limit> {
+        let reached = self.held.obstacle(holder, BOUNDS, without);
+        reached.map(|bound| match bound {
+            ReachedBound::PerClient => Limit::FetchesPerClient,
+            ReachedBound::All => Limit::Fetches,
+        })
     }
 
-    /// The pull that yields its place to one of `client`.
-    fn yielding(&self, client: &Arc<ClientUsage>, is_configured: bool) -> Option<Reference> {
-        let held_by = |of: &Arc<ClientUsage>| {
-            let running = self.running();
-            running
-                .filter(|(_, it)| Arc::ptr_eq(&it.client, of))
-                .count()
-        };
+    /// The pull that yields its slot to one of `holder`.
+    fn yielding(&self, holder: SlotHolder) -> Option<Reference> {
         let idle = self.running().filter(|(_, it)| {
             it.last_asked.elapsed() >= YIELD_AFTER
-                && self.obstacle(client, is_configured, Some(it.id)).is_none()
+                && self.obstacle(holder, Some(it.holder)).is_none()
         });
-        let most = idle.max_by_key(|(_, it)| (held_by(&it.client), Reverse(it.id)));
-        most.map(|(image, _)| image.clone())
+        let idle = idle.map(|(_, it)| (it.id, it.holder.client));
+        let first = self.held.yields_first(idle)?;
+        let mut running = self.running();
+        let (image, _) = running.find(|(_, it)| it.id == first)?;
+        Some(image.clone())
+    }
+
+    /// Replaces the state of `image`; `None` forgets it. Frees the slot of its running pull.
+    fn set(&mut self, image: &Reference, state: Option<PullState>) {
+        let old = match state {
+            Some(state) => self.by_image.insert(image.clone(), state),
+            None => self.by_image.remove(image),
+        };
+        if let Some(PullState::Running(running)) = old {
+            self.held.remove(running.holder);
+        }
     }
 }
 
@@ -135,12 +127,11 @@ impl BackgroundPulls {
         self.0.lock()
     }
 
-    /// Counts a pull for `client`, unless it is under way, whoever asked first.
+    /// Takes a slot for a pull, unless the pull runs already.
     pub(crate) fn begin(
         &self,
-        client: &Arc<ClientUsage>,
+        holder: SlotHolder,
         reference: &Reference,
-        is_configured: bool,
     ) -> Result<PullStart, Error> {
         let mut table = self.table();
         match table.by_image.get_mut(reference) {
@@ -153,9 +144,9 @@ impl BackgroundPulls {
             }
             _ => {}
         }
-        if let Some(limit) = table.obstacle(client, is_configured, None) {
-            let yielding = table.yielding(client, is_configured).ok_or(limit)?;
-            table.by_image.remove(&yielding);
+        if let Some(limit) = table.obstacle(holder, None) {
+            let yielding = table.yielding(holder).ok_or(limit)?;
+            table.set(&yielding, None);
         }
         if table.by_image.len() >= MAX_FAILED {
             let is_running = |state: &PullState| matches!(state, PullState::Running(_));
@@ -166,14 +157,13 @@ impl BackgroundPulls {
         table.next_id += 1;
         let running = RunningPull {
             id,
-            client: client.clone(),
-            is_configured,
+            holder,
             progress: JUST_STARTED,
             last_asked: Instant::now(),
             _slot: held,
         };
-        let state = PullState::Running(running);
-        table.by_image.insert(reference.clone(), state);
+        table.set(reference, Some(PullState::Running(running)));
+        table.held.add(holder);
         let slot = PullSlot {
             pulls: self.clone(),
             image: reference.clone(),
@@ -192,11 +182,11 @@ pub(crate) const JUST_STARTED: Progress = Progress {
 
 pub(crate) enum PullStart {
     Running(Progress),
-    /// The receiver resolves when the pull has lost its place.
+    /// The receiver resolves when the pull has lost its slot.
     Started(PullSlot, oneshot::Receiver<()>),
 }
 
-/// The place of one pull, which ends when this is dropped. Does nothing once the pull has lost its place.
+/// The slot of one pull, which ends when this is dropped. Does nothing once the pull has lost its slot.
 pub(crate) struct PullSlot {
     pulls: BackgroundPulls,
     pub(crate) image: Reference,
@@ -231,7 +221,7 @@ impl PullSlot {
     pub(crate) fn leave(&self) {
         let mut table = self.pulls.table();
         if table.get_mut(&self.image, self.id).is_some() {
-            table.by_image.remove(&self.image);
+            table.set(&self.image, None);
         }
     }
 
@@ -239,7 +229,7 @@ impl PullSlot {
         let mut table = self.pulls.table();
         if table.get_mut(&self.image, self.id).is_some() {
             let failed = PullState::Failed(why, Instant::now());
-            table.by_image.insert(self.image.clone(), failed);
+            table.set(&self.image, Some(failed));
         }
     }
 }
@@ -252,24 +242,39 @@ impl Drop for PullSlot {
 
 #[cfg(test)]
 mod tests {
+    use pierhead_host::ClientKey;
+
     use super::*;
 
     fn image(nth: usize) -> Reference {
         format!("registry.example/app-{nth}:1").parse().unwrap()
     }
 
-    fn clients<const N: usize>() -> [Arc<ClientUsage>; N] {
-        std::array::from_fn(|_| Arc::new(ClientUsage::operator()))
+    fn clients<const N: usize>() -> [ClientKey; N] {
+        std::array::from_fn(|nth| ClientKey::of([10, 0, 0, u8::try_from(nth).unwrap()].into()))
     }
 
-    /// The places that the client gets, of images from `first` on.
+    fn begin(
+        pulls: &BackgroundPulls,
+        client: &ClientKey,
+        nth: usize,
+        is_configured: bool,
+    ) -> Result<PullStart, Error> {
+        let holder = SlotHolder {
+            client: *client,
+            is_configured,
+        };
+        pulls.begin(holder, &image(nth))
+    }
+
+    /// The slots that the client gets, of images from `first` on.
     fn greedy(
         pulls: &BackgroundPulls,
-        client: &Arc<ClientUsage>,
+        client: &ClientKey,
         first: usize,
         is_configured: bool,
     ) -> Vec<(PullSlot, oneshot::Receiver<()>)> {
-        let begin = |nth| match pulls.begin(client, &image(nth), is_configured) {
+        let begin = |nth| match begin(pulls, client, nth, is_configured) {
             Ok(PullStart::Started(slot, lost)) => Some((slot, lost)),
             _ => None,
         };
@@ -278,11 +283,11 @@ mod tests {
 
     fn refused(
         pulls: &BackgroundPulls,
-        client: &Arc<ClientUsage>,
+        client: &ClientKey,
         nth: usize,
         is_configured: bool,
     ) -> Option<Limit> {
-        match pulls.begin(client, &image(nth), is_configured) {
+        match begin(pulls, client, nth, is_configured) {
             Err(Error::Limited(limit)) => Some(limit),
             _ => None,
         }
@@ -306,8 +311,8 @@ mod tests {
             refused(&pulls, &one, 40, false),
             Some(Limit::FetchesPerClient)
         );
-        // Requests for a pull under way need no place.
-        let again = pulls.begin(&four, &image(0), false);
+        // Requests for a pull under way need no slot.
+        let again = begin(&pulls, &four, 0, false);
         assert!(matches!(again, Ok(PullStart::Running(_))));
         assert_eq!(refused(&pulls, &four, 40, false), Some(Limit::Fetches));
         let configured = greedy(&pulls, &four, 50, true);
@@ -330,10 +335,10 @@ mod tests {
         let mut few = greedy(&pulls, &three, 20, false);
         tokio::time::sleep(YIELD_AFTER / 2).await;
         // A request still waits for the oldest.
-        assert!(pulls.begin(&two, &image(0), false).is_ok());
+        assert!(begin(&pulls, &two, 0, false).is_ok());
         assert_eq!(refused(&pulls, &four, 30, false), Some(Limit::Fetches));
         tokio::time::sleep(YIELD_AFTER / 2).await;
-        let placed = pulls.begin(&four, &image(30), false);
+        let placed = begin(&pulls, &four, 30, false);
         assert!(matches!(placed, Ok(PullStart::Started(..))));
         let mut is_lost = |(_, lost): &mut (PullSlot, oneshot::Receiver<()>)| {
             lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
@@ -342,15 +347,15 @@ mod tests {
         assert_eq!(lost, [false, true, false]);
         let mut others = some.iter_mut().chain(&mut few);
         assert!(!others.any(is_lost));
-        // The end of a pull without a place takes no place from its successor.
-        let again = pulls.begin(&five, &image(1), false);
+        // The end of a pull without a slot takes no slot from its successor.
+        let again = begin(&pulls, &five, 1, false);
         assert!(
             matches!(again, Ok(PullStart::Started(..))),
             "another yields"
         );
         most.remove(1);
         assert!(matches!(
-            pulls.begin(&four, &image(1), false),
+            begin(&pulls, &four, 1, false),
             Ok(PullStart::Running(_))
         ));
     }
@@ -358,12 +363,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pull_ends_when_no_request_asks_for_it() {
         let (pulls, [one]) = (BackgroundPulls::default(), clients());
-        let Ok(PullStart::Started(slot, _lost)) = pulls.begin(&one, &image(0), false) else {
-            panic!("there are free places");
+        let Ok(PullStart::Started(slot, _lost)) = begin(&pulls, &one, 0, false) else {
+            panic!("there are free slots");
         };
         let begun = Instant::now();
         tokio::time::sleep(MAX_UNASKED / 2).await;
-        assert!(pulls.begin(&one, &image(0), false).is_ok());
+        assert!(begin(&pulls, &one, 0, false).is_ok());
         slot.unasked().await;
         assert!(begun.elapsed() >= MAX_UNASKED + MAX_UNASKED / 2);
     }

@@ -10,6 +10,7 @@ use crate::bundle::background_pulls::{JUST_STARTED, PullStart};
 use crate::context::RequestContext;
 use crate::error::Error;
 use crate::limits::client_usage::ClientUsage;
+use crate::limits::held_slots::SlotHolder;
 use crate::pull::warm;
 
 /// How far the pull of that image (by digest) is; begun when there is none.
@@ -18,11 +19,11 @@ pub(crate) fn progress(
     client: &Arc<ClientUsage>,
     reference: &Reference,
 ) -> Result<Progress, Error> {
-    let is_configured = context.config.load().names(&reference.registry);
-    let (slot, lost) = match context
-        .background_pulls
-        .begin(client, reference, is_configured)?
-    {
+    let holder = SlotHolder {
+        client: client.key,
+        is_configured: context.config.load().names(&reference.registry),
+    };
+    let (slot, lost) = match context.background_pulls.begin(holder, reference)? {
         PullStart::Running(progress) => return Ok(progress),
         PullStart::Started(slot, lost) => (slot, lost),
     };

@@ -105,6 +105,17 @@ impl<'a> BodyLimits<'a> {
         Ok(())
     }
 
+    /// Makes room for `more` bytes in `buffer`. Allocates no more than the counted bytes and `more`; `BytesMut::reserve`
+    /// would double the buffer.
+    pub(crate) fn make_room(&self, buffer: &mut BytesMut, more: usize) {
+        let len = buffer.len() + more;
+        if buffer.capacity() < len {
+            let mut larger = BytesMut::with_capacity(len.max(self.counted));
+            larger.extend_from_slice(buffer);
+            *buffer = larger;
+        }
+    }
+
     /// When the next bytes must have arrived.
     pub(crate) fn due(&self) -> Instant {
         self.step_end.min(self.end)
@@ -159,7 +170,37 @@ where
         };
         if let Ok(data) = frame.into_data() {
             body_limits.arrived(bytes.len() + data.len())?;
+            body_limits.make_room(&mut bytes, data.len());
             bytes.extend_from_slice(&data);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::limit::Limit;
+
+    #[test]
+    fn a_body_takes_no_more_memory_than_is_counted() {
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+        let policy = Box::new(pierhead_eviction::Lru::default());
+        let cache = pierhead_cache::Cache::open(config, policy).unwrap();
+        let remote = pierhead_remote::Client::new(pierhead_remote::Config::default()).unwrap();
+        let proxy = crate::proxy::Proxy::new(cache, remote, crate::config::Config::default());
+        let context = proxy.current();
+        let client = context.limits.client([10, 0, 0, 1].into());
+        let peer = Peer::refused(([10, 0, 0, 1], 1).into(), client, Limit::Fetches);
+        let mut body_limits = BodyLimits::new(&context, &peer, MAX);
+        let mut bytes = BytesMut::new();
+        for frame in [100, 5_000, 16_000, 60_000, 7, 16_384, 300_000] {
+            body_limits.arrived(bytes.len() + frame).unwrap();
+            body_limits.make_room(&mut bytes, frame);
+            bytes.extend_from_slice(&vec![7; frame]);
+            let (capacity, counted) = (bytes.capacity(), body_limits.counted);
+            assert!(capacity <= counted, "{capacity} bytes, {counted} counted");
+        }
+        assert!(bytes.iter().all(|byte| *byte == 7));
     }
 }

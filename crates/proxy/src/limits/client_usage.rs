@@ -7,7 +7,7 @@ use pierhead_host::ClientKey;
 /// What it takes at the moment. Held by its connections and by what goes on for it.
 #[derive(Debug)]
 pub(crate) struct ClientUsage {
-    pub(super) key: ClientKey,
+    pub(crate) key: ClientKey,
     /// Connections that are being answered.
     pub(super) answered: AtomicUsize,
     /// Downloads and questions to upstreams that are under way or wait, by its request.

@@ -6,6 +6,7 @@ pub(crate) mod client_usage;
 pub(crate) mod connections;
 pub(crate) mod downloads;
 pub(crate) mod head;
+pub(crate) mod held_slots;
 pub(crate) mod limit;
 pub(crate) mod memory;
 pub(crate) mod resource_limits;

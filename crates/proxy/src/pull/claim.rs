@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
 use crate::error::Error;
-use crate::limits::downloads::DownloadSlot;
+use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::limits::limit::Limit;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
@@ -98,9 +98,11 @@ pub(crate) async fn claim(
                 && let Ok(ticket) = ticket.map_or_else(|| context.limits.queue(&request.client), Ok)
             {
                 let (context, request) = (context.clone(), request.clone());
-                let readers = content.readers();
+                let waiters = content
+                    .readers()
+                    .map_or_else(DownloadWaiters::owner, DownloadWaiters::readers);
                 tokio::spawn(async move {
-                    fetch::offer_slot(&context, ticket, (&request, readers), offer).await;
+                    fetch::offer_slot(&context, ticket, (&request, waiters), offer).await;
                 });
             }
             Some((content, CacheOutcome::Miss, None))

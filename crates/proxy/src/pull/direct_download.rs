@@ -9,7 +9,7 @@ use pierhead_remote::BlobStream;
 
 use crate::context::RequestContext;
 use crate::error::Error;
-use crate::limits::downloads::DownloadSlot;
+use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::limits::memory::MemoryReservation;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
@@ -50,7 +50,7 @@ impl DirectDownload {
         position: ReadPosition,
     ) -> Result<Box<Self>, Error> {
         let ticket = context.limits.queue(&request.client)?;
-        let slot = fetch::acquire_slot(context, ticket, request, None).await;
+        let slot = fetch::acquire_slot(context, ticket, request, DownloadWaiters::owner()).await;
         Self::open_in(slot, context, request, position).await
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_cache::{Claim, Error as CacheError, Fill, Readers, StoredBlob};
+use pierhead_cache::{Claim, Error as CacheError, Fill, StoredBlob};
 use pierhead_host::{BackgroundTask, PIECE_BYTES, metered};
 use pierhead_remote::{BlobSources, BlobStream};
 use tokio::sync::mpsc::Sender;
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::access::pass_through::SingleOriginFill;
 use crate::context::RequestContext;
 use crate::error::{is_passed_on, is_wrong};
-use crate::limits::downloads::{Download, DownloadSlot, Ticket};
+use crate::limits::downloads::{Download, DownloadSlot, DownloadWaiters, Ticket};
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::fill_owner::FillOwner;
@@ -30,8 +30,8 @@ pub(crate) fn start(
     tokio::spawn(async move {
         // Dropping the fill fails its readers. The next request fetches the digest again.
         let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
-        let readers = Some(fill.readers());
-        let slot = acquire_slot_for_fill(&context, (&request, readers), ticket, &owner).await;
+        let waiters = DownloadWaiters::readers(fill.readers());
+        let slot = acquire_slot_for_fill(&context, (&request, waiters), ticket, &owner).await;
         let mut stream = None;
         let fill = (fill, AdmissionMode::IfAdmitted);
         let arrived = AtomicU64::new(0);
@@ -44,7 +44,7 @@ pub(crate) fn start(
         if let Some(stream) = stream
             && slot.is_of(&request.client)
         {
-            slot.set_readers(None);
+            slot.set_owner_waiting(true);
             // Nobody takes it when the client has left.
             let _ = pass.send(HandedOverStream { stream, slot });
         }
@@ -62,19 +62,18 @@ pub(crate) struct HandedOverStream {
     pub(crate) slot: DownloadSlot,
 }
 
-/// Waits for a slot to download a blob. `readers`: the readers of its bytes; `None` when a reader waits until the end.
-/// Cancel safe.
+/// Waits for a slot to download a blob. `waiters`: who waits for its bytes. Cancel safe.
 pub(crate) async fn acquire_slot(
     context: &RequestContext,
     ticket: Ticket,
     request: &BlobRequest,
-    readers: Option<Readers>,
+    waiters: DownloadWaiters,
 ) -> DownloadSlot {
     let download = Download {
         registry: request.registry.clone(),
         digest: request.digest,
         is_configured: context.config.load().names(&request.registry),
-        readers,
+        waiters,
     };
     let all = context.limits.max_fetches();
     context.limits.acquire_download(ticket, download, all).await
@@ -84,7 +83,7 @@ pub(crate) async fn acquire_slot(
 /// comes first.
 pub(crate) async fn acquire_slot_for_fill(
     context: &RequestContext,
-    (request, readers): (&BlobRequest, Option<Readers>),
+    (request, waiters): (&BlobRequest, DownloadWaiters),
     ticket: Ticket,
     owner: &FillOwner,
 ) -> DownloadSlot {
@@ -96,8 +95,12 @@ pub(crate) async fn acquire_slot_for_fill(
         }
     };
     tokio::select! {
-        slot = acquire_slot(context, ticket, request, readers) => slot,
-        Some(slot) = other => slot,
+        slot = acquire_slot(context, ticket, request, waiters.clone()) => slot,
+        Some(slot) = other => {
+            // The slot was acquired for another waiter of the fill, which may leave.
+            slot.set_waiters(waiters);
+            slot
+        }
     }
 }
 
@@ -105,11 +108,11 @@ pub(crate) async fn acquire_slot_for_fill(
 pub(crate) async fn offer_slot(
     context: &RequestContext,
     ticket: Ticket,
-    (request, readers): (&BlobRequest, Option<Readers>),
+    (request, waiters): (&BlobRequest, DownloadWaiters),
     fill: Sender<DownloadSlot>,
 ) {
     tokio::select! {
-        slot = acquire_slot(context, ticket, request, readers) => {
+        slot = acquire_slot(context, ticket, request, waiters) => {
             // When another was quicker, this one is given back.
             let _ = fill.try_send(slot);
         }
@@ -130,14 +133,6 @@ impl AdmissionMode {
     fn tell(self, fill: &mut Fill) {
         if matches!(self, Self::Always) {
             fill.insist();
-        }
-    }
-
-    /// The readers of `fill`; `None` when a reader waits until its end.
-    fn readers(self, fill: &Fill) -> Option<Readers> {
-        match self {
-            Self::IfAdmitted => Some(fill.readers()),
-            Self::Always => None,
         }
     }
 }
@@ -163,10 +158,12 @@ pub(crate) async fn run(
                 .claim(&request.digest, request.origin())
                 .await?
             {
-                Claim::Leader(mut fill, _) => {
+                Claim::Leader(mut fill, content) => {
+                    // Nobody reads this one, so it must not count as a reader.
+                    drop(content);
                     admission.tell(&mut fill);
                     // The readers of the first fill now wait for this one.
-                    slot.set_readers(admission.readers(&fill));
+                    slot.set_readers(fill.readers());
                     into(context, request, fill, (slot, arrived), handed_over).await
                 }
                 Claim::Hit(object) => Ok(object),
@@ -336,5 +333,98 @@ fn note(context: &RequestContext, request: &BlobRequest, error: &CacheError, els
             .generation
             .negative_cache
             .mismatched(request.subject(), mismatch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
+    use pierhead_testkit::images::Image;
+    use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
+
+    use super::*;
+    use crate::config::{Config, Limits};
+    use crate::proxy::Proxy;
+
+    #[tokio::test]
+    async fn a_restarted_fill_that_nobody_reads_yields_its_slot() {
+        let upstream = FakeRegistry::builder().start().await;
+        let image = Image::random(1, &[1 << 20]);
+        upstream.push("app", "1", &image);
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), 64 << 20);
+        let policy = Box::new(pierhead_eviction::Lru::default());
+        let cache = pierhead_cache::Cache::open(config, policy).unwrap();
+        let registry: pierhead_oci::Registry = upstream.addr().to_string().parse().unwrap();
+        let entry = Upstream {
+            url: upstream.url(),
+            ..Upstream::default()
+        };
+        let mut remote = RemoteConfig::default();
+        remote.upstreams.insert(registry.clone(), entry);
+        let remote = Remote::new(remote).unwrap();
+        let limits = Limits {
+            fetches: 1,
+            ..Limits::default()
+        };
+        let config = Config {
+            limits,
+            default_upstream: registry.clone(),
+            ..Config::default()
+        };
+        let context = Proxy::new(cache.clone(), remote, config).current();
+        let blob = image
+            .blobs
+            .iter()
+            .max_by_key(|blob| blob.bytes.len())
+            .unwrap();
+        let request = |last| BlobRequest {
+            registry: registry.clone(),
+            repository: "app".parse().unwrap(),
+            digest: blob.digest,
+            client: context.limits.client([10, 0, 0, last].into()),
+        };
+        let one = request(1);
+        let claim = || async {
+            match cache.claim(&one.digest, one.origin()).await.unwrap() {
+                Claim::Leader(fill, _) => fill,
+                _ => panic!("nobody else fills it"),
+            }
+        };
+        // An earlier fill left wrong bytes.
+        let mut fill = claim().await;
+        let size = u64::try_from(blob.bytes.len()).ok();
+        fill.begin(size).await.unwrap();
+        fill.write(Bytes::from(vec![0; 512 << 10])).await.unwrap();
+        fill.abandon("cut");
+        let fill = claim().await;
+        assert!(fill.offset() > 0);
+        let (first, restarted) = (Gate::new(), Gate::new());
+        upstream.inject(Fault::GateBody(1, first.clone()).on_blobs().times(1));
+        upstream.inject(Fault::GateBody(1, restarted.clone()).on_blobs().skip(1));
+        let waiters = DownloadWaiters::owner_and(fill.readers());
+        let ticket = context.limits.queue(&one.client).unwrap();
+        let slot = acquire_slot(&context, ticket, &one, waiters).await;
+        // The operator's client leaves before the restart.
+        slot.set_owner_waiting(false);
+        let (arrived, mut handed_over) = (AtomicU64::new(0), None);
+        let fill = (fill, AdmissionMode::Always);
+        let run = run(&context, &one, fill, (&slot, &arrived), &mut handed_over);
+        let two = request(2);
+        let other = async {
+            first.reached(1).await;
+            first.release();
+            restarted.reached(1).await;
+            let ticket = context.limits.queue(&two.client).unwrap();
+            let slot = acquire_slot(&context, ticket, &two, DownloadWaiters::owner());
+            slot.await
+        };
+        tokio::select! {
+            _ = run => panic!("the gate holds the restarted download"),
+            _ = other => panic!("there is one slot"),
+            () = slot.yield_requested() => {}
+            () = tokio::time::sleep(Duration::from_secs(20)) => panic!("it never yields"),
+        }
     }
 }

@@ -15,6 +15,7 @@ use crate::context::RequestContext;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::client_usage::ClientUsage;
+use crate::limits::downloads::DownloadWaiters;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::{ClaimResult, claim_of};
 use crate::pull::fetch::{self, AdmissionMode};
@@ -178,7 +179,8 @@ async fn claimed(
         },
         ClaimResult::Follower(content, Some(offer)) => {
             let ticket = context.limits.queue(&request.client)?;
-            let offered = fetch::offer_slot(context, ticket, (request, None), offer);
+            let offered =
+                fetch::offer_slot(context, ticket, (request, DownloadWaiters::owner()), offer);
             let both = async { tokio::join!(fetch::committed(content), offered) };
             tokio::select! {
                 (object, ()) = both => Ok((object?.size(), 0)),
@@ -193,7 +195,7 @@ async fn claimed(
             let slot = {
                 let mut slot = pin!(fetch::acquire_slot_for_fill(
                     context,
-                    (request, None),
+                    (request, DownloadWaiters::owner_and(readers.clone())),
                     ticket,
                     &owner
                 ));
@@ -217,7 +219,7 @@ async fn claimed(
             let object = tokio::select! {
                 object = run.as_mut() => object,
                 () = has_left(left) => {
-                    slot.set_readers(Some(readers));
+                    slot.set_owner_waiting(false);
                     tokio::select! {
                         object = run => object,
                         () = slot.yield_requested() => return Ok(ABANDONED),

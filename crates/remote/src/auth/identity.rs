@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use ring::hmac;
-use ring::rand::SystemRandom;
 use zeroize::Zeroizing;
 
 use crate::auth::credentials::Credentials;
+use crate::auth::keyed_hash::{KeyedHash, KeyedHasher};
 use crate::error::Error;
 
 /// The credentials that a client sends, or none. `Debug` prints nothing of them; memory is zeroised on drop.
@@ -49,7 +48,7 @@ impl fmt::Debug for ClientCredentials {
 /// Stands for credentials in tables and reveals nothing of them: a keyed hash whose key never leaves this
 /// process and changes with each start.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint([u8; 32]);
+pub struct Fingerprint(KeyedHash);
 
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,28 +57,24 @@ impl fmt::Debug for Fingerprint {
 }
 
 /// The key of all fingerprints of one client.
-pub(crate) struct FingerprintKey(hmac::Key);
+pub(crate) struct FingerprintKey(KeyedHasher);
 
 impl FingerprintKey {
     pub(crate) fn new() -> Result<Self, Error> {
-        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        key.map(Self).map_err(|_| Error::Config {
+        let hasher = KeyedHasher::new();
+        hasher.map(Self).ok_or_else(|| Error::Config {
             what: "the system gives no random numbers".to_owned(),
         })
     }
 
     /// Takes some microseconds.
     pub(crate) fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
-        let mut context = hmac::Context::with_key(&self.0);
-        if let Some(UserPassword { user, password }) = &credentials.0 {
-            // The length keeps pairs apart that are equal when joined.
-            context.update(&user.len().to_be_bytes());
-            context.update(user.as_bytes());
-            context.update(password.as_bytes());
-        }
-        let mut hash = [0; 32];
-        hash.copy_from_slice(context.sign().as_ref());
-        Fingerprint(hash)
+        Fingerprint(match &credentials.0 {
+            Some(UserPassword { user, password }) => {
+                self.0.hash(&[user.as_bytes(), password.as_bytes()])
+            }
+            None => self.0.hash(&[]),
+        })
     }
 }
 
@@ -108,7 +103,7 @@ mod tests {
 
     #[test]
     fn fingerprints_tell_logins_apart_and_keys_too() {
-        let (sealer, other) = (
+        let (key, other) = (
             FingerprintKey::new().unwrap(),
             FingerprintKey::new().unwrap(),
         );
@@ -120,11 +115,11 @@ mod tests {
             ClientCredentials::basic("ab", "d"),
         ];
         let prints: std::collections::HashSet<_> =
-            all.iter().map(|one| sealer.fingerprint(one)).collect();
+            all.iter().map(|one| key.fingerprint(one)).collect();
         assert_eq!(prints.len(), all.len());
         for one in &all {
-            assert_eq!(sealer.fingerprint(one), sealer.fingerprint(&one.clone()));
-            assert_ne!(sealer.fingerprint(one), other.fingerprint(one));
+            assert_eq!(key.fingerprint(one), key.fingerprint(&one.clone()));
+            assert_ne!(key.fingerprint(one), other.fingerprint(one));
         }
     }
 

@@ -5,5 +5,6 @@ pub(crate) mod challenge;
 pub(crate) mod credentials;
 pub(crate) mod helper;
 pub(crate) mod identity;
+pub(crate) mod keyed_hash;
 pub(crate) mod state;
 pub(crate) mod token;

@@ -34,7 +34,7 @@ use crate::http::http1::clock::ClientDeadline;
 use crate::http::http1::front::Front;
 use crate::http::http1::head::{RequestHead, SimpleRequest};
 use crate::http::http1::response_head::{DateHeader, Framing};
-use crate::http::http1::socket::{FileSendResult, Socket};
+use crate::http::http1::socket::{FileSendResult, READ_BYTES, Socket};
 use crate::http::hyper_server;
 use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
@@ -233,6 +233,7 @@ async fn read_body(
         }
         let left = limits.due().saturating_duration_since(Instant::now());
         socket.clock.must_speak(left);
+        limits.make_room(&mut socket.buffer, READ_BYTES);
         if socket.read().await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -18,7 +18,7 @@ use crate::http::http1::clock::ClientDeadline;
 use crate::http::http1::head::MAX_HEAD;
 
 /// What is read at once: the heads of clients are half as long.
-const READ: usize = 1024;
+pub(crate) const READ_BYTES: usize = 1024;
 
 /// See the head of this module. Every wait for the client is under the limits of the clock.
 pub(crate) struct Socket<'a> {
@@ -48,8 +48,8 @@ impl Socket<'_> {
                 return Poll::Ready(Ok(0));
             }
             ready!(self.stream.poll_read_ready(context))?;
-            self.buffer.reserve(READ);
-            let mut chunk = [0; READ];
+            self.buffer.reserve(READ_BYTES);
+            let mut chunk = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut chunk);
             let polled = Pin::new(&mut self.stream).poll_read(context, &mut read);
             self.buffer.extend_from_slice(read.filled());
@@ -77,7 +77,7 @@ impl Socket<'_> {
                 return std::future::pending().await;
             }
             let read = poll_fn(|context| {
-                let mut chunk = [0; READ];
+                let mut chunk = [0; READ_BYTES];
                 let mut read = ReadBuf::new(&mut chunk);
                 ready!(Pin::new(&mut self.stream).poll_read(context, &mut read))?;
                 self.buffer.extend_from_slice(read.filled());

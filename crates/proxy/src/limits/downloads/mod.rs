@@ -22,8 +22,8 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::limits::client_usage::ClientUsage;
+use crate::limits::held_slots::{HeldSlots, ReachedBound, SlotBounds, SlotCounts, SlotHolder};
 use crate::limits::limit::Limit;
-use crate::limits::share::{configured_reserve, leaves_no_share};
 
 /// For each fetch that a client may have under way, so many in all may be under way or wait: an image
 /// has dozens of layers, and a client that wants hundreds at once is told to come back.
@@ -42,13 +42,44 @@ pub(crate) struct Download {
     pub(crate) digest: Digest,
     /// Whether the configuration names the registry.
     pub(crate) is_configured: bool,
-    /// The readers that wait for its bytes; `None` when a reader waits until the end.
-    pub(crate) readers: Option<Readers>,
+    pub(crate) waiters: DownloadWaiters,
+}
+
+/// Who waits for the bytes of a download.
+#[derive(Clone, Debug)]
+pub(crate) struct DownloadWaiters {
+    /// The readers of its fill, if it has one.
+    readers: Readers,
+    /// Whether the task that started the download waits until its end.
+    is_owner_waiting: bool,
+}
+
+impl DownloadWaiters {
+    /// Only the readers of the fill wait.
+    pub(crate) fn readers(readers: Readers) -> Self {
+        Self {
+            readers,
+            is_owner_waiting: false,
+        }
+    }
+
+    /// The task that started the download waits, and so do the readers of the fill.
+    pub(crate) fn owner_and(readers: Readers) -> Self {
+        Self {
+            readers,
+            is_owner_waiting: true,
+        }
+    }
+
+    /// The task that started the download waits. There is no fill.
+    pub(crate) fn owner() -> Self {
+        Self::owner_and(Readers::default())
+    }
 }
 
 impl Download {
     fn is_awaited(&self) -> bool {
-        self.readers.as_ref().is_none_or(|it| !it.is_empty())
+        self.waiters.is_owner_waiting || !self.waiters.readers.is_empty()
     }
 }
 
@@ -64,11 +95,25 @@ impl DownloadSlot {
         Arc::ptr_eq(&self.ticket.0, client)
     }
 
-    /// Sets the readers that wait for the bytes; `None` when a reader waits until the end.
-    pub(crate) fn set_readers(&self, readers: Option<Readers>) {
+    /// The slot now downloads for these waiters.
+    pub(crate) fn set_waiters(&self, waiters: DownloadWaiters) {
+        self.change_waiters(|it| *it = waiters);
+    }
+
+    /// The fill restarted, so other readers wait. The owner waits if it did before.
+    pub(crate) fn set_readers(&self, readers: Readers) {
+        self.change_waiters(|it| it.readers = readers);
+    }
+
+    /// Whether the task that started the download waits until its end.
+    pub(crate) fn set_owner_waiting(&self, is_owner_waiting: bool) {
+        self.change_waiters(|it| it.is_owner_waiting = is_owner_waiting);
+    }
+
+    fn change_waiters(&self, change: impl FnOnce(&mut DownloadWaiters)) {
         let mut queue = self.guard.slots.lock();
         if let Some(running_download) = queue.running.by_id.get_mut(&self.guard.id) {
-            running_download.download.readers = readers;
+            change(&mut running_download.download.waiters);
             running_download.is_yielding = false;
         }
     }
@@ -116,48 +161,7 @@ struct RunningDownloads {
     next_id: u64,
     by_id: HashMap<u64, RunningDownload>,
     by_registry: HashMap<Registry, SlotCounts>,
-    /// From registries that the configuration does not name.
-    unconfigured: SlotCounts,
-}
-
-/// RunningDownloads downloads of one kind.
-#[derive(Default)]
-struct SlotCounts {
-    all: usize,
-    by_client: HashMap<ClientKey, usize>,
-}
-
-impl SlotCounts {
-    fn of(&self, client: &ClientKey) -> usize {
-        self.by_client.get(client).copied().unwrap_or(0)
-    }
-
-    fn add(&mut self, client: ClientKey) {
-        self.all += 1;
-        *self.by_client.entry(client).or_default() += 1;
-    }
-
-    fn remove(&mut self, client: &ClientKey) {
-        self.all -= 1;
-        if let Some(count) = self.by_client.get_mut(client) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_client.remove(client);
-            }
-        }
-    }
-
-    /// Whether a download of `client` gets none of `capacity` slots. Computed as if the download `without`, which is of
-    /// this kind, had ended.
-    fn leave_no_share(
-        &self,
-        client: &ClientKey,
-        capacity: usize,
-        without: Option<&RunningDownload>,
-    ) -> bool {
-        let own = self.of(client) - usize::from(without.is_some_and(|it| it.client == *client));
-        leaves_no_share(own, self.all - usize::from(without.is_some()), capacity)
-    }
+    held: HeldSlots,
 }
 
 struct RunningDownload {
@@ -198,35 +202,51 @@ impl Default for DownloadQueue {
 }
 
 impl DownloadBounds {
-    /// The limit that stops a client with `own` of `held` slots from taking one for `download`; `None` when it may.
-    /// Computed as if the download `without` had ended.
+    /// The limit that stops `client` from taking a slot for `download`; `None` when it may. Computed as if the download
+    /// `without` had ended.
     fn obstacle(
         &self,
         running: &RunningDownloads,
-        (client, own, held): (&ClientKey, usize, usize),
+        client: &ClientKey,
         download: &Download,
         without: Option<&RunningDownload>,
     ) -> Option<Limit> {
-        let less = |is_it: bool| usize::from(is_it);
-        let own = own - less(without.is_some_and(|it| it.client == *client));
-        if own >= self.per_client && *client != ClientKey::OPERATOR {
+        let holder = SlotHolder {
+            client: *client,
+            is_configured: download.is_configured,
+        };
+        let per_client = match *client {
+            ClientKey::OPERATOR => usize::MAX,
+            _ => self.per_client,
+        };
+        let bounds = SlotBounds {
+            all: self.all,
+            per_client,
+            min_share: 0,
+        };
+        let freed = without.map(RunningDownload::holder);
+        let reached = running.held.obstacle(holder, bounds, freed);
+        if reached == Some(ReachedBound::PerClient) {
             return Some(Limit::FetchesPerClient);
         }
         let registry = &download.registry;
         if running.by_registry.get(registry).is_some_and(|it| {
             let without = without.filter(|it| it.download.registry == *registry);
-            it.leave_no_share(client, self.per_registry, without)
+            let freed = without.map(RunningDownload::holder);
+            it.leave_no_share(client, (self.per_registry, 0), freed)
         }) {
             return Some(Limit::FetchesPerRegistry);
         }
-        let held = held - less(without.is_some());
-        let is_full = leaves_no_share(own, held, self.all)
-            || (!download.is_configured && {
-                let without = without.filter(|it| !it.download.is_configured);
-                let capacity = self.all - configured_reserve(self.all);
-                (running.unconfigured).leave_no_share(client, capacity, without)
-            });
-        is_full.then_some(Limit::Downloads)
+        reached.map(|_| Limit::Downloads)
+    }
+}
+
+impl RunningDownload {
+    fn holder(&self) -> SlotHolder {
+        SlotHolder {
+            client: self.client,
+            is_configured: self.download.is_configured,
+        }
     }
 }
 
@@ -239,14 +259,12 @@ impl DownloadQueue {
         let mut granted = Vec::new();
         self.share.set_capacity(self.bounds.all);
         loop {
-            let (bounds, running, held) = (self.bounds, &self.running, self.share.held());
+            let (bounds, running) = (self.bounds, &self.running);
             let mut next = |must_be_awaited: bool| {
-                self.share.next(|client, own, waiter| {
+                self.share.next(|client, _, waiter| {
                     let download = &waiter.download;
                     (!must_be_awaited || download.is_awaited())
-                        && bounds
-                            .obstacle(running, (client, own, held), download, None)
-                            .is_none()
+                        && bounds.obstacle(running, client, download, None).is_none()
                 })
             };
             let Some((client, waiter)) = next(true).or_else(|| next(false)) else {
@@ -291,12 +309,12 @@ impl DownloadQueue {
             let idle = self.running.by_id.iter().filter(|(_, it)| {
                 !it.is_yielding && !it.download.is_awaited() && yielding < awaited
             });
-            // Within one client, the oldest download comes first.
-            let most = idle
+            let idle = idle
                 .filter(|(_, running_download)| self.lets_another_begin(running_download))
-                .max_by_key(|(id, it)| (self.share.held_by(&it.client), std::cmp::Reverse(**id)))
-                .map(|(id, _)| *id);
-            let Some(running_download) = most.and_then(|id| self.running.by_id.get_mut(&id)) else {
+                .map(|(id, it)| (*id, it.client));
+            let first = self.running.held.yields_first(idle);
+            let Some(running_download) = first.and_then(|id| self.running.by_id.get_mut(&id))
+            else {
                 return;
             };
             running_download.is_yielding = true;
@@ -306,13 +324,11 @@ impl DownloadQueue {
     }
 
     fn lets_another_begin(&self, running_download: &RunningDownload) -> bool {
-        let held = self.share.held();
         self.share.waiters().any(|(client, waiter)| {
-            let own = (client, self.share.held_by(client), held);
             let (download, running) = (&waiter.download, &self.running);
             download.is_awaited()
                 && (self.bounds)
-                    .obstacle(running, own, download, Some(running_download))
+                    .obstacle(running, client, download, Some(running_download))
                     .is_none()
         })
     }
@@ -322,16 +338,10 @@ impl RunningDownloads {
     fn add(&mut self, running_download: RunningDownload) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        let Download {
-            registry,
-            is_configured,
-            ..
-        } = &running_download.download;
-        let of_registry = self.by_registry.entry(registry.clone()).or_default();
+        let registry = running_download.download.registry.clone();
+        let of_registry = self.by_registry.entry(registry).or_default();
         of_registry.add(running_download.client);
-        if !is_configured {
-            self.unconfigured.add(running_download.client);
-        }
+        self.held.add(running_download.holder());
         self.by_id.insert(id, running_download);
         id
     }
@@ -341,13 +351,11 @@ impl RunningDownloads {
         let registry = &running_download.download.registry;
         if let Some(of_registry) = self.by_registry.get_mut(registry) {
             of_registry.remove(&running_download.client);
-            if of_registry.all == 0 {
+            if of_registry.is_empty() {
                 self.by_registry.remove(registry);
             }
         }
-        if !running_download.download.is_configured {
-            self.unconfigured.remove(&running_download.client);
-        }
+        self.held.remove(running_download.holder());
         Some(running_download)
     }
 }
@@ -396,8 +404,7 @@ impl DownloadSlots {
         let (_, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
         // Waiters of other clients may wait for other limits.
         let key = &client.key;
-        let own = (key, queue.share.held_by(key), queue.share.held());
-        (queue.bounds).obstacle(&queue.running, own, &waiter.download, None)
+        (queue.bounds).obstacle(&queue.running, key, &waiter.download, None)
     }
 
     /// Waits for a slot. Cancel safe.

@@ -36,7 +36,7 @@ fn download(registry: &str, seed: usize, is_configured: bool) -> Download {
         registry: registry.parse().unwrap(),
         digest: Digest::of(Algorithm::Sha256, &seed.to_le_bytes()),
         is_configured,
-        readers: None,
+        waiters: DownloadWaiters::owner(),
     }
 }
 
@@ -181,7 +181,7 @@ async fn one_slot_is_for_everybody() {
 
 fn abandoned(seed: usize) -> Download {
     Download {
-        readers: Some(Readers::default()),
+        waiters: DownloadWaiters::readers(Readers::default()),
         ..download("a.example", seed, true)
     }
 }
@@ -226,7 +226,7 @@ async fn a_download_that_its_client_reads_itself_does_not_yield() {
     let limits = limits(|_| {});
     let [one, two] = [1, 2].map(|last| client(&limits, last));
     let slot = at_once(&limits, &one, abandoned(0), 1).unwrap();
-    slot.set_readers(None);
+    slot.set_owner_waiting(true);
     let ticket = limits.queue(&two).unwrap();
     let waiting = limits.acquire_download(ticket, download("a.example", 1, true), 1);
     assert!(
@@ -258,7 +258,7 @@ async fn a_download_that_is_awaited_anew_does_not_yield() {
     };
     let (fill, content) = claim(0).await;
     let first = Download {
-        readers: Some(fill.readers()),
+        waiters: DownloadWaiters::readers(fill.readers()),
         ..abandoned(0)
     };
     let slot = at_once(&limits, &one, first, 1).unwrap();
@@ -272,7 +272,7 @@ async fn a_download_that_is_awaited_anew_does_not_yield() {
     ask();
     assert!(slot.is_yielding());
     let (fill, content) = claim(0).await;
-    slot.set_readers(Some(fill.readers()));
+    slot.set_readers(fill.readers());
     ask();
     assert!(!slot.is_yielding());
     assert!(now(std::pin::pin!(slot.yield_requested())).is_none());

@@ -3,22 +3,22 @@
 use ring::hmac;
 use ring::rand::SystemRandom;
 
-/// Makes seals: what stands for secrets and names in tables. Nobody outside can choose two that collide,
-/// and nothing can be read out of them.
-pub(crate) struct KeyedHasher(hmac::Key);
+/// Hashes secrets and names under a random key of this process. Nobody outside can choose two texts with the same hash,
+/// and a hash reveals nothing of its text.
+pub struct KeyedHasher(hmac::Key);
 
-/// See [`KeyedHasher`].
-pub(crate) type KeyedHash = [u8; 32];
+/// A hash of one [`KeyedHasher`].
+pub type KeyedHash = [u8; 32];
 
 impl KeyedHasher {
-    /// `None`: the system gives no random numbers, and any other key could be guessed.
-    pub(crate) fn new() -> Option<Self> {
+    /// `None` when the system gives no random numbers. Any other key could be guessed.
+    pub fn new() -> Option<Self> {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         key.ok().map(Self)
     }
 
-    /// Each part counts with its length, so that none runs into the next. About a microsecond.
-    pub(crate) fn hash(&self, parts: &[&[u8]]) -> KeyedHash {
+    /// Hashes each part with its length, so that no part runs into the next. Takes about a microsecond.
+    pub fn hash(&self, parts: &[&[u8]]) -> KeyedHash {
         let mut context = hmac::Context::with_key(&self.0);
         for part in parts {
             context.update(&part.len().to_be_bytes());
@@ -37,11 +37,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seals_tell_parts_apart() {
+    fn hashes_tell_parts_apart() {
         let (hasher, other) = (KeyedHasher::new().unwrap(), KeyedHasher::new().unwrap());
         let all: [&[&[u8]]; 5] = [&[], &[b""], &[b"ab", b"c"], &[b"a", b"bc"], &[b"abc"]];
-        let seals: HashSet<_> = all.iter().map(|parts| hasher.hash(parts)).collect();
-        assert_eq!(seals.len(), all.len());
+        let hashes: HashSet<_> = all.iter().map(|parts| hasher.hash(parts)).collect();
+        assert_eq!(hashes.len(), all.len());
         assert_eq!(hasher.hash(all[2]), hasher.hash(all[2]));
         assert_ne!(hasher.hash(all[2]), other.hash(all[2]));
     }

@@ -1,0 +1,138 @@
+//! Counts the slots that running work holds, and tells which bound stops a client from taking another slot.
+//!
+//! Downloads and background pulls share this mechanism:
+//!
+//! 1. The bounds limit the slots: in total, and for one client.
+//! 2. A quarter of all slots is reserved for configured registries.
+//! 3. A share of all slots is reserved for clients that hold less than that share. The same holds for the slots that
+//!    unconfigured registries may use.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use pierhead_host::ClientKey;
+
+use crate::limits::share::{SHARE_DIVISOR, configured_reserve, leaves_no_room};
+
+/// Slots of one kind, by client.
+#[derive(Default)]
+pub(crate) struct SlotCounts {
+    all: usize,
+    by_client: HashMap<ClientKey, usize>,
+}
+
+/// The client that a slot counts for, and whether the configuration names the registry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotHolder {
+    pub(crate) client: ClientKey,
+    pub(crate) is_configured: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct SlotBounds {
+    pub(crate) all: usize,
+    pub(crate) per_client: usize,
+    /// The least number of slots that are reserved for clients that hold fewer. An eighth is reserved in any case.
+    pub(crate) min_share: usize,
+}
+
+/// The bound that stops a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReachedBound {
+    PerClient,
+    All,
+}
+
+/// All slots that running work holds.
+#[derive(Default)]
+pub(crate) struct HeldSlots {
+    all: SlotCounts,
+    unconfigured: SlotCounts,
+}
+
+impl SlotCounts {
+    fn of(&self, client: &ClientKey) -> usize {
+        self.by_client.get(client).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all == 0
+    }
+
+    pub(crate) fn add(&mut self, client: ClientKey) {
+        self.all += 1;
+        *self.by_client.entry(client).or_default() += 1;
+    }
+
+    pub(crate) fn remove(&mut self, client: &ClientKey) {
+        self.all -= 1;
+        if let Some(count) = self.by_client.get_mut(client) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_client.remove(client);
+            }
+        }
+    }
+
+    /// Whether `client` gets none of `capacity` slots, of which an eighth and at least `min_share` is reserved for clients
+    /// that hold less. Computed as if the slot `without`, which is of this kind, were free.
+    pub(crate) fn leave_no_share(
+        &self,
+        client: &ClientKey,
+        (capacity, min_share): (usize, usize),
+        without: Option<SlotHolder>,
+    ) -> bool {
+        let own = self.of(client) - usize::from(without.is_some_and(|it| it.client == *client));
+        let held = self.all - usize::from(without.is_some());
+        let share = (capacity / SHARE_DIVISOR).max(min_share);
+        leaves_no_room((own, held), 1, capacity, share)
+    }
+}
+
+impl HeldSlots {
+    pub(crate) fn add(&mut self, holder: SlotHolder) {
+        self.all.add(holder.client);
+        if !holder.is_configured {
+            self.unconfigured.add(holder.client);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, holder: SlotHolder) {
+        self.all.remove(&holder.client);
+        if !holder.is_configured {
+            self.unconfigured.remove(&holder.client);
+        }
+    }
+
+    /// The bound that stops `holder` from taking another slot; `None` when it may. Computed as if the slot `without` were
+    /// free.
+    pub(crate) fn obstacle(
+        &self,
+        holder: SlotHolder,
+        bounds: SlotBounds,
+        without: Option<SlotHolder>,
+    ) -> Option<ReachedBound> {
+        let SlotHolder {
+            client,
+            is_configured,
+        } = holder;
+        let own = self.all.of(&client) - usize::from(without.is_some_and(|it| it.client == client));
+        if own >= bounds.per_client {
+            return Some(ReachedBound::PerClient);
+        }
+        let SlotBounds { all, min_share, .. } = bounds;
+        let is_full = (self.all).leave_no_share(&client, (all, min_share), without)
+            || (!is_configured && {
+                let without = without.filter(|it| !it.is_configured);
+                let capacity = all - configured_reserve(all);
+                (self.unconfigured).leave_no_share(&client, (capacity, min_share), without)
+            });
+        is_full.then_some(ReachedBound::All)
+    }
+
+    /// The slot that yields first: of the client that holds most, the oldest one. Ids grow with time.
+    pub(crate) fn yields_first(&self, idle: impl Iterator<Item = (u64, ClientKey)>) -> Option<u64> {
+        idle.max_by_key(|(id, client)| (self.all.of(client), Reverse(*id)))
+            .map(|(id, _)| id)
+    }
+}
