@@ -403,7 +403,18 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
     let first = bundle(&stage, &question(0)).await;
     let prelude = Prelude::decode(first.body.first_chunk().unwrap()).unwrap();
     assert!(!prelude.continued && !prelude.piece);
-    let later = stage.ask(post(BUNDLE, &question(1))).await;
+    // The server may replace the packs of the plan meanwhile, or be late. Then a client begins again, with the first share.
+    let later = soon(async {
+        loop {
+            let later = stage.ask(post(BUNDLE, &question(1))).await;
+            if later.status != 503 {
+                return later;
+            }
+            assert_eq!(later.header("retry-after"), Some("1"), "{later:?}");
+            bundle(&stage, &question(0)).await;
+        }
+    })
+    .await;
     assert_eq!(later.status, 200);
     let prelude = Prelude::decode(later.body.first_chunk().unwrap()).unwrap();
     assert!(prelude.continued && prelude.piece);

@@ -35,8 +35,9 @@ fn short(hash: &KeyedHash) -> [u8; 16] {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use pierhead_remote::KeyedHasher;
+
+    use super::*;
 
     #[test]
     fn facts_are_bounded() {
