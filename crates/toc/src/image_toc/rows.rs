@@ -10,28 +10,28 @@ use super::layout::widen;
 
 /// The kinds of nodes as they are coded, and their number.
 pub(super) mod kind {
-    pub(in crate::image_toc) const DIRECTORY: u8 = 0;
-    pub(in crate::image_toc) const FILE: u8 = 1;
-    pub(in crate::image_toc) const SYMLINK: u8 = 2;
-    pub(in crate::image_toc) const HARD_LINK: u8 = 3;
-    pub(in crate::image_toc) const CHAR: u8 = 4;
-    pub(in crate::image_toc) const BLOCK: u8 = 5;
-    pub(in crate::image_toc) const FIFO: u8 = 6;
-    pub(in crate::image_toc) const COUNT: usize = 7;
-    pub(in crate::image_toc) const MASK: u8 = 7;
+    pub(crate) const DIRECTORY: u8 = 0;
+    pub(crate) const FILE: u8 = 1;
+    pub(crate) const SYMLINK: u8 = 2;
+    pub(crate) const HARD_LINK: u8 = 3;
+    pub(crate) const CHAR: u8 = 4;
+    pub(crate) const BLOCK: u8 = 5;
+    pub(crate) const FIFO: u8 = 6;
+    pub(crate) const COUNT: usize = 7;
+    pub(crate) const MASK: u8 = 7;
 }
 
 /// What stands behind the byte of a node.
 pub(super) mod flag {
     /// Attributes other than those of the last node of the same kind.
-    pub(in crate::image_toc) const ATTRIBUTES: u8 = 8;
+    pub(crate) const ATTRIBUTES: u8 = 8;
     /// Seconds other than those of the last node of the same class.
-    pub(in crate::image_toc) const SECONDS: u8 = 16;
+    pub(crate) const SECONDS: u8 = 16;
     /// Nanoseconds that are not 0.
-    pub(in crate::image_toc) const NANOS: u8 = 32;
+    pub(crate) const NANOS: u8 = 32;
     /// Of a file: a content that had its number before.
-    pub(in crate::image_toc) const AGAIN: u8 = 64;
-    pub(in crate::image_toc) const NONE: u8 = 128;
+    pub(crate) const AGAIN: u8 = 64;
+    pub(crate) const NONE: u8 = 128;
 }
 
 /// Nanoseconds in a second.

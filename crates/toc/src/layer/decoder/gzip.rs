@@ -8,13 +8,13 @@ use super::Step;
 use crate::Error;
 
 /// How far back deflate refers.
-pub(in crate::layer) const WINDOW: usize = 32 << 10;
+pub(crate) const WINDOW: usize = 32 << 10;
 
 /// CRC-32 and length behind a member.
 const TRAILER: u8 = 8;
 
 /// The decoder, between calls.
-pub(in crate::layer) struct Gzip {
+pub(crate) struct Gzip {
     inflate: Inflate,
     phase: Phase,
 }
@@ -32,7 +32,7 @@ enum Phase {
 
 impl Gzip {
     /// The first bytes that decoding gives from such a place; `None` when there can be none.
-    pub(in crate::layer) fn glimpse(
+    pub(crate) fn glimpse(
         window: &[u8],
         bits: u8,
         byte: u8,
@@ -57,7 +57,7 @@ impl Gzip {
     ///
     /// # Errors
     /// [`Error::Malformed`]: there is no such place.
-    pub(in crate::layer) fn enter(window: &[u8], bits: u8, byte: u8) -> Result<Self, Error> {
+    pub(crate) fn enter(window: &[u8], bits: u8, byte: u8) -> Result<Self, Error> {
         Ok(Self {
             inflate: entered(window, bits, byte)?,
             phase: Phase::Entered,

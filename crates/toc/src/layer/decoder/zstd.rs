@@ -6,7 +6,7 @@ use super::Step;
 use crate::Error;
 
 /// The decoder, between calls.
-pub(in crate::layer) struct Zstd {
+pub(crate) struct Zstd {
     decoder: Decoder<'static>,
     between: bool,
 }
