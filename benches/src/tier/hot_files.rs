@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use pierhead_cache::tier::{Blob, Found, Staged, Tier};
+use pierhead_cache::tier::{Blob, FastMedium, Found, Staged, Tier};
 use pierhead_oci::Digest;
 use serde::Deserialize;
 
@@ -205,7 +205,7 @@ pub(super) fn hot_layers(image: &Image) -> HashSet<Digest> {
 
 /// A fast tier that refuses the cold layers of an image, so that their fills go to the disk.
 pub(super) struct HotTier {
-    pub(super) below: Arc<dyn Tier>,
+    pub(super) below: Arc<dyn FastMedium>,
     pub(super) cold: HashSet<Digest>,
 }
 
@@ -240,7 +240,9 @@ impl Tier for HotTier {
     fn free(&self) -> io::Result<u64> {
         self.below.free()
     }
+}
 
+impl FastMedium for HotTier {
     fn footprint(&self, bytes: u64) -> u64 {
         self.below.footprint(bytes)
     }

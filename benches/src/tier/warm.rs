@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use pierhead_cache::tier::placement::Destination;
-use pierhead_cache::tier::{DiskTier, Hint, Options, PmemTier, Tier, Trailer, WriteBack};
+use pierhead_cache::tier::{
+    DiskTier, Hint, LayeredTier as _, Options, PmemTier, Tier, Trailer, WriteBack,
+};
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_pmem::{Config, Log, Medium, Region};
 
@@ -177,7 +179,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
             let begun = Instant::now();
             let mut staged = both.stage(&digest)?;
             for _ in 0..content.len() / PIECE {
-                staged.write(&piece)?;
+                staged.write(&[&piece])?;
             }
             staged.commit(trailer.clone())?;
             *least = least.min(begun.elapsed().as_secs_f64());

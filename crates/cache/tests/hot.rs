@@ -13,7 +13,9 @@ use std::sync::Arc;
 use common::{ROOMY, blob, lead, open_with, read_all};
 use pierhead_cache::Placement;
 use pierhead_cache::tier::placement::Destination;
-use pierhead_cache::tier::{Blob, CHUNK, DiskTier, Hint, Options, Tier, Trailer, WriteBack};
+use pierhead_cache::tier::{
+    Blob, CHUNK, DiskTier, FastMedium, Hint, Options, Tier, Trailer, WriteBack,
+};
 use pierhead_cache::{BlobReader, Cache, Config, Error, FastTier};
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier};
@@ -38,7 +40,7 @@ fn over(fast: &MemoryTier, disk: &Path, unhinted: Destination) -> WriteBack {
 
 fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) {
     let mut staged = tier.stage(digest).unwrap();
-    staged.write(content).unwrap();
+    staged.write(&[content]).unwrap();
     staged.commit(Trailer::of(content, None)).unwrap();
 }
 
@@ -289,7 +291,7 @@ fn copies_leave_for_room_and_take_none_from_what_is_worth_more() {
     }
 }
 
-fn cache(folder: &Path, fast: Arc<dyn Tier>) -> Cache {
+fn cache(folder: &Path, fast: Arc<dyn FastMedium>) -> Cache {
     let mut config = Config::new(folder, ROOMY);
     config.fast = Some(FastTier {
         tier: fast,

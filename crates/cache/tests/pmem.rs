@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use common::{blob, read_all, store};
 use pierhead_cache::tier::placement::Destination;
-use pierhead_cache::tier::{CHUNK, DiskTier, Options, PmemTier, Tier, Trailer, WriteBack};
+use pierhead_cache::tier::{
+    CHUNK, DiskTier, FastMedium, Options, PmemTier, Tier, Trailer, WriteBack,
+};
 use pierhead_cache::{BlobReader, Cache, Config};
 use pierhead_eviction::Lru;
 use pierhead_pmem::shadow::ShadowMedium;
@@ -85,7 +87,7 @@ fn persistent_memory_conforms() {
     });
 }
 
-fn behind(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>) -> WriteBack {
+fn behind(fast: Arc<dyn FastMedium>, slow: Arc<dyn Tier>) -> WriteBack {
     let options = Options {
         unhinted: Destination::Fast,
         ..Options::new(1 << 20)
@@ -110,7 +112,7 @@ fn persistent_memory_in_front_of_a_disk_conforms() {
 fn commit(tier: &dyn Tier, seed: u64, len: usize) -> pierhead_oci::Digest {
     let (digest, content) = blob(seed, len);
     let mut staged = tier.stage(&digest).unwrap();
-    staged.write(&content).unwrap();
+    staged.write(&[&content]).unwrap();
     staged.commit(Trailer::of(&content, None)).unwrap();
     digest
 }
@@ -144,7 +146,7 @@ fn what_is_counted_is_what_the_log_takes() {
             for at in 0..14 {
                 for (staged, content) in &mut staged {
                     let piece = content.chunks(10_000).nth(at).unwrap_or_default();
-                    staged.write(piece).unwrap();
+                    staged.write(&[piece]).unwrap();
                 }
             }
             for (staged, content) in staged {
@@ -174,7 +176,7 @@ fn what_was_committed_outlives_a_power_cut_and_what_was_not_is_not_there() {
         tier.remove(&blob(1, 1).0).unwrap();
         let (digest, content) = blob(9, 200_000);
         let mut staged = tier.stage(&digest).unwrap();
-        staged.write(&content).unwrap();
+        staged.write(&[&content]).unwrap();
         let after = tier_on(medium.cut(seed), None);
         assert!(has(&after, 0, 0) && has(&after, 2, 100_000) && has(&after, 3, 300_000));
         assert!(!has(&after, 1, 1) && !has(&after, 9, 200_000));
@@ -223,7 +225,7 @@ fn a_medium_that_fails_costs_no_blob() {
     assert!(has(&tier, 1, 100_000) && tier.holds(&blob(1, 100_000).0));
     assert!(!tier.stat().failed);
     medium.fail_after(Some(0));
-    assert!(staged.write(&content).is_ok());
+    assert!(staged.write(&[&content]).is_ok());
     staged.commit(Trailer::of(&content, None)).unwrap();
     assert!(has(&tier, 2, 300_000), "the fill went to the disk");
     assert!(has(&tier, 1, 100_000), "the disk's copy is read");
@@ -299,7 +301,7 @@ fn a_lowered_limit_gives_memory_back() {
     let contents: Vec<_> = (0..4).map(|seed| blob(seed, 400_000)).collect();
     for (digest, content) in &contents {
         let mut staged = tier.stage(digest).unwrap();
-        staged.write(content).unwrap();
+        staged.write(&[content]).unwrap();
         drop(staged.commit(Trailer::of(content, None)).unwrap());
     }
     tier.flush(|| false);

@@ -98,7 +98,7 @@ fn what_a_client_has_not_read_yet_is_not_written_over() {
             let commit = |tier: &PmemTier<Region>, seed| {
                 let (digest, content) = blob(seed, 700_000);
                 let mut staged = tier.stage(&digest).unwrap();
-                staged.write(&content).unwrap();
+                staged.write(&[&content]).unwrap();
                 drop(staged.commit(Trailer::of(&content, None)).unwrap());
                 (digest, content)
             };
@@ -134,7 +134,7 @@ fn nothing_is_sent_from_a_region_that_failed() {
     let tier = tier_in(folder.path(), "region");
     let (digest, content) = blob(1, 100_000);
     let mut staged = tier.stage(&digest).unwrap();
-    staged.write(&content).unwrap();
+    staged.write(&[&content]).unwrap();
     let blob = staged.commit(Trailer::of(&content, None)).unwrap();
     assert!(blob.extent(0).is_some());
     let file = std::fs::File::options()
@@ -143,7 +143,7 @@ fn nothing_is_sent_from_a_region_that_failed() {
         .unwrap();
     file.set_len(SIZE / 2).unwrap();
     let mut staged = tier.stage(&common::blob(2, 1).0).unwrap();
-    let failed = (0..SIZE / 65_536).find_map(|_| staged.write(&[2; 65_536]).err());
+    let failed = (0..SIZE / 65_536).find_map(|_| staged.write(&[&[2; 65_536]]).err());
     assert!(failed.is_some());
     assert!(blob.extent(0).is_none());
 }

@@ -30,7 +30,7 @@ fn what_was_just_written_is_read_without_waiting() {
         let digest = Digest::of(Algorithm::Sha256, b"any");
         let mut staged = tier.stage(&digest).unwrap();
         let content = vec![7; CHUNK];
-        staged.write(&content).unwrap();
+        staged.write(&[&content]).unwrap();
         let mut read = vec![0; CHUNK];
         assert_eq!(staged.reader().try_read_at(0, &mut read).unwrap(), CHUNK);
         assert_eq!(read, content);
@@ -115,7 +115,7 @@ fn a_commit_that_was_cut_before_its_rename_resumes_within_the_content() {
     std::fs::write(path, file).unwrap();
     let staged = tier.stage(&digest).unwrap();
     assert_eq!(
-        staged.len(),
+        staged.size(),
         CHUNK as u64,
         "less than the content, not less than the file"
     );

@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
 use pierhead_cache::tier::{Blob, Found, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::Digest;
 
@@ -236,9 +235,9 @@ where
 {
     /// Takes note of what `write` wrote.
     fn put(&mut self, write: impl FnOnce(&mut dyn Staged) -> io::Result<()>) -> io::Result<()> {
-        let before = self.inner.len();
+        let before = self.inner.size();
         let done = write(&mut *self.inner);
-        let now = self.inner.len();
+        let now = self.inner.size();
         self.dirty.written.store(now, Ordering::Relaxed);
         self.device.written(self.place + before..self.place + now);
         done
@@ -246,16 +245,12 @@ where
 }
 
 impl<C: Clock + 'static> Staged for SlowFill<C> {
-    fn len(&self) -> u64 {
-        self.inner.len()
+    fn size(&self) -> u64 {
+        self.inner.size()
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.put(|inner| inner.write(bytes))
-    }
-
-    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
-        self.put(|inner| inner.write_all(pieces))
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        self.put(|inner| inner.write(pieces))
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
@@ -304,7 +299,7 @@ impl<C: Clock + 'static> Staged for SlowFill<C> {
 impl<C: Clock + 'static> Tier for ModelledDisk<C> {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let inner = self.tier.stage(digest)?;
-        let len = inner.len();
+        let len = inner.size();
         Ok(Box::new(SlowFill {
             device: self.device.clone(),
             place: place(digest),
@@ -348,14 +343,6 @@ impl<C: Clock + 'static> Tier for ModelledDisk<C> {
 
     fn free(&self) -> io::Result<u64> {
         self.tier.free()
-    }
-
-    fn fall_back(&self, digest: &Digest, at: Option<u64>) -> io::Result<bool> {
-        self.tier.fall_back(digest, at)
-    }
-
-    fn close(&self) {
-        self.tier.close();
     }
 }
 

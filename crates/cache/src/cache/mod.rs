@@ -499,7 +499,9 @@ impl Cache {
         let store = self.store.clone();
         blocking(move || {
             maintenance.close();
-            store.tier.close();
+            if let Some(layers) = store.tier.layers() {
+                layers.close();
+            }
         })
         .await;
         self.store.unlock();

@@ -134,7 +134,7 @@ impl Ingest {
             hasher: hasher(shared_fill),
             sums: Sums::default(),
             hashed: 0,
-            resumed: !staged.is_empty(),
+            resumed: staged.size() > 0,
             unsynced: 0,
             staged,
         }
@@ -142,7 +142,7 @@ impl Ingest {
 
     /// Reads again what an earlier fill left, unless the leader does not want it.
     fn rehash(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
-        let len = self.staged.len();
+        let len = self.staged.size();
         if self.hashed == len {
             return Ok(());
         }
@@ -185,12 +185,13 @@ impl Ingest {
         bytes: usize,
     ) -> Result<(), Error> {
         let len = bytes as u64;
-        let size = self.staged.len() + len;
+        let size = self.staged.size() + len;
         self.store.admit(size, 0)?;
         self.store.spend(shared_fill, len)?;
         reservation::extend(&self.store, shared_fill, Store::need(size, None))?;
+        let slices: Vec<&[u8]> = batch.iter().map(|piece| &piece[..]).collect();
         self.staged
-            .write_all(batch)
+            .write(&slices)
             .map_err(|error| self.store.io("write", &shared_fill.digest, error))?;
         let mut position = self.hashed;
         self.hashed += len;
@@ -304,7 +305,7 @@ impl Ingest {
     fn fail(self: Box<Self>, shared_fill: &Arc<SharedFill>, mut error: Error, keep: bool) {
         // A full disk: the partial file is the first thing that should go.
         shared_fill.close();
-        let len = self.staged.len();
+        let len = self.staged.size();
         drop(self.staged);
         let keep = keep && len > 0;
         if !keep && let Err(source) = self.store.tier.discard(&shared_fill.digest) {

@@ -64,7 +64,7 @@ impl Fill {
         match store.stage(&shared_fill.digest, shared_fill.origin) {
             Ok((staged, reserved)) => {
                 shared_fill.set_staged(&*staged, reserved);
-                let fill = Self::new(store.clone(), shared_fill.clone(), staged.len());
+                let fill = Self::new(store.clone(), shared_fill.clone(), staged.size());
                 let ingest = Ingest::new(store.clone(), shared_fill, staged);
                 shared_fill.start(Box::new(ingest));
                 Ok(fill)

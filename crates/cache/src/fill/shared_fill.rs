@@ -188,7 +188,7 @@ impl SharedFill {
         // Nobody else sets it.
         let _ = self.reader.set(staged.reader());
         self.reserved.store(reserved, Ordering::Relaxed);
-        self.staged.store(staged.len(), Ordering::Relaxed);
+        self.staged.store(staged.size(), Ordering::Relaxed);
     }
 
     /// Bytes reserved that are not on the disk yet.

@@ -368,7 +368,7 @@ impl Store {
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
             // Its bytes were about to be deleted, and are counted no more.
-            if reserved == 0 && !staged.is_empty() {
+            if reserved == 0 && staged.size() > 0 {
                 staged.clear()?;
             }
             Ok(staged)
@@ -415,7 +415,8 @@ impl Store {
         if !is_current() {
             return;
         }
-        if handle.is_some() && self.tier.fall_back(digest, at).unwrap_or(false) {
+        let layers = self.tier.layers().filter(|_| handle.is_some());
+        if layers.is_some_and(|it| it.fall_back(digest, at).unwrap_or(false)) {
             self.metrics.corrupt.inc();
             tracing::warn!(%digest, "one copy of a stored blob is damaged: removed, the other is used");
             self.state.lock().forget_open(digest);

@@ -34,7 +34,7 @@ impl Placer {
             margin: fast.placement.margin(),
             ..fast.options
         };
-        let write_back = WriteBack::open_resting(fast.tier.clone(), disk, options, rest)?;
+        let write_back = WriteBack::open_with(fast.tier.clone(), disk, options, rest)?;
         Ok(Self {
             write_back: Arc::new(write_back),
             advisor: Mutex::new(Advisor::new(fast.placement)),

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use bytes::Bytes;
 use pierhead_atomic_file as atomic_file;
 use pierhead_oci::{Algorithm, Digest};
 use rustix::fs::statfs;
@@ -16,7 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::page_cache::is_in_memory;
 use crate::regular_file;
 
-use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
+use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
 
 /// Most pieces of one write: the system takes 1024.
 const SLICES: usize = 512;
@@ -236,6 +235,8 @@ impl Tier for DiskTier {
     }
 }
 
+impl FastMedium for DiskTier {}
+
 /// A file system in memory does not know `RWF_NOWAIT`, and never waits: with the flag each read of it goes to
 /// another thread, at three times the cost (the example `throughput` on `/dev/shm`, warm).
 fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
@@ -307,18 +308,11 @@ struct StagedFile {
 }
 
 impl Staged for StagedFile {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.len
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.tier.step(Step::Write(&self.path))?;
-        self.file.0.write_all_at(bytes, self.len)?;
-        self.len += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         self.tier.step(Step::Write(&self.path))?;
         for pieces in pieces.chunks(SLICES) {
             let mut slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();

@@ -10,7 +10,7 @@ use pierhead_oci::{Algorithm, Digest};
 use pierhead_pmem::{Class, Entry, Error, Log, Medium, Partial, Writer};
 
 use super::switch_reader::SwitchReader;
-use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
+use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
 use crate::clock::now;
 use crate::page_cache::resident;
 
@@ -165,7 +165,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
             older
                 .read_at(staged.len, &mut buffer[..now])
                 .map_err(io_error)?;
-            staged.write(&buffer[..now])?;
+            staged.write(&[&buffer[..now]])?;
         }
         Ok(Box::new(staged))
     }
@@ -223,19 +223,21 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
         Ok(())
     }
 
+    fn free(&self) -> io::Result<u64> {
+        let log = &self.0.log;
+        // A medium that failed says so of no bytes at all.
+        log.medium().inspect(0, &mut []).map_err(io_error)?;
+        Ok(log.limit().saturating_sub(log.used()))
+    }
+}
+
+impl<M: Medium + 'static> FastMedium for PmemTier<M> {
     fn footprint(&self, bytes: u64) -> u64 {
         self.0.log.footprint(bytes, LONGEST_KEY, META)
     }
 
     fn release(&self) -> io::Result<u64> {
         self.0.log.release().map_err(io_error)
-    }
-
-    fn free(&self) -> io::Result<u64> {
-        let log = &self.0.log;
-        // A medium that failed says so of no bytes at all.
-        log.medium().inspect(0, &mut []).map_err(io_error)?;
-        Ok(log.limit().saturating_sub(log.used()))
     }
 }
 
@@ -249,14 +251,16 @@ struct PmemStaged<M: Medium + 'static> {
 }
 
 impl<M: Medium + 'static> Staged for PmemStaged<M> {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.len
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         let writer = self.writer.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        writer.write(bytes).map_err(io_error)?;
-        self.len += bytes.len() as u64;
+        for piece in pieces {
+            writer.write(piece).map_err(io_error)?;
+            self.len += piece.len() as u64;
+        }
         Ok(())
     }
 

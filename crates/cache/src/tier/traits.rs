@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use pierhead_oci::Digest;
 
 use super::trailer::Trailer;
@@ -33,21 +32,37 @@ pub trait Tier: Send + Sync {
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
     /// Bytes that the medium can still take.
     fn free(&self) -> io::Result<u64>;
-    /// The most of the medium that so many bytes take, content and trailer, with what it keeps beside them.
+    /// What a tier of several media can do besides; `None` for a single medium.
+    fn layers(&self) -> Option<&dyn LayeredTier> {
+        None
+    }
+}
+
+/// A tier of several media: a blob may have a copy on each.
+pub trait LayeredTier: Send + Sync {
+    /// The copy that was opened last reads wrong, at byte `at` if that is known: deletes it. Returns whether another copy is
+    /// left, which the next [`Tier::open`] returns. Excludes the same calls as [`Tier::remove`].
+    ///
+    /// # Errors
+    /// Those of the media.
+    fn fall_back(&self, digest: &Digest, at: Option<u64>) -> io::Result<bool>;
+    /// Ends the copies between the media. The last call but for drops. Blocks.
+    fn close(&self);
+}
+
+/// A tier that can stand in front of the disk ([`WriteBack`](super::WriteBack)), whose room is counted and returned.
+pub trait FastMedium: Tier {
+    /// The most of the medium that a value of `bytes`, content and trailer, takes with its bookkeeping.
     fn footprint(&self, bytes: u64) -> u64 {
         bytes
     }
-    /// Gives the memory of what is free back to the machine, where the medium is memory: says how many bytes.
+    /// Returns free memory to the machine, where the medium is memory. Returns how many bytes these are.
+    ///
+    /// # Errors
+    /// Those of the medium.
     fn release(&self) -> io::Result<u64> {
         Ok(0)
     }
-    /// What was opened last reads wrong, at that byte if it is known: deletes that copy, and says whether there is another, to be
-    /// opened next. Called as `remove` is.
-    fn fall_back(&self, _digest: &Digest, _at: Option<u64>) -> io::Result<bool> {
-        Ok(false)
-    }
-    /// The last call but for drops: whatever is done beside the calls ends.
-    fn close(&self) {}
 }
 
 /// What a walk over a tier finds.
@@ -87,18 +102,10 @@ pub(crate) fn is_proven_damage(error: &io::Error) -> bool {
 
 /// Bytes on their way in. Dropping keeps them for a later fill; [`Tier::discard`] deletes them.
 pub trait Staged: Send {
-    /// Bytes staged so far.
-    fn len(&self) -> u64;
-    /// Whether nothing is staged.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// Appends.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Appends all of them, in one go where the medium can.
-    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
-        pieces.iter().try_for_each(|piece| self.write(piece))
-    }
+    /// Number of staged bytes.
+    fn size(&self) -> u64;
+    /// Appends all pieces, in one go where the medium can.
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()>;
     /// Work for another thread that brings what is staged by now to the medium while more is written, so that
     /// `commit` has less to wait for. It promises nothing: `commit` syncs all, and sees every failure.
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {

@@ -1,7 +1,7 @@
 //! Any sequence of calls: contents are right, bounds hold, and nothing is left in the end.
 
 use pierhead_cache::tier::placement::Destination;
-use pierhead_cache::tier::{Hint, Options, Tier, Trailer};
+use pierhead_cache::tier::{Hint, LayeredTier as _, Options, Tier, Trailer};
 use pierhead_testkit::tier::MemoryTier;
 use proptest::prelude::*;
 
@@ -65,9 +65,9 @@ proptest! {
                     let (digest, bytes) = &blobs[blob];
                     tier.hint(*digest, hint(blob, fast, priority, hinted));
                     let mut staged = tier.stage(digest).unwrap();
-                    let begun = usize::try_from(staged.len()).unwrap();
+                    let begun = usize::try_from(staged.size()).unwrap();
                     for piece in bytes[begun..].chunks(20_000) {
-                        staged.write(piece).unwrap();
+                        staged.write(&[piece]).unwrap();
                         prop_assert!(tier.stat().used <= limit);
                     }
                     staged.commit(Trailer::of(bytes, None)).unwrap();
@@ -78,7 +78,7 @@ proptest! {
                     tier.hint(*digest, hint(blob, fast, 0, true));
                     let mut staged = tier.stage(digest).unwrap();
                     staged.clear().unwrap();
-                    staged.write(&bytes[..bytes.len() / 2]).unwrap();
+                    staged.write(&[&bytes[..bytes.len() / 2]]).unwrap();
                 }
                 Step::Open(blob) => {
                     let opened = tier.open(&blobs[blob].0).unwrap();

@@ -55,7 +55,7 @@ fn a_fill_that_outgrows_the_fast_tier_goes_on_on_the_disk_under_its_readers() {
     let reader = staged.reader();
     let mut moved = Vec::new();
     for (index, piece) in bytes.chunks(50_000).enumerate() {
-        staged.write(piece).unwrap();
+        staged.write(&[piece]).unwrap();
         let mut all = vec![0; index * 50_000 + piece.len()];
         reader.read_at(0, &mut all).unwrap();
         assert_eq!(all, bytes[..all.len()]);
@@ -113,7 +113,7 @@ fn a_fill_that_neither_tier_takes_leaves_nothing_on_the_fast_one() {
         disk.fail(op, 0, u64::MAX, EIO);
         let (digest, bytes) = blob(1, 300_000);
         let mut staged = tier.stage(&digest).unwrap();
-        let written = bytes.chunks(50_000).try_for_each(|it| staged.write(it));
+        let written = bytes.chunks(50_000).try_for_each(|it| staged.write(&[it]));
         assert_eq!(written.unwrap_err().raw_os_error(), Some(EIO), "{op:?}");
         drop(staged);
         fast.leftovers(&mut |found| panic!("{found:?} would never leave"))
@@ -134,14 +134,14 @@ fn what_a_failed_medium_does_not_give_back_ends_that_fill_and_no_other() {
     .unwrap();
     let (digest, bytes) = blob(1, 100_000);
     let mut staged = tier.stage(&digest).unwrap();
-    staged.write(&bytes[..60_000]).unwrap();
+    staged.write(&[&bytes[..60_000]]).unwrap();
     for op in [Op::Write, Op::Stage, Op::ReadStaged] {
         faulty.fail(op, 0, u64::MAX, EIO);
     }
-    let error = staged.write(&bytes[60_000..]).unwrap_err();
+    let error = staged.write(&[&bytes[60_000..]]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(EIO));
     assert!(
-        staged.write(&bytes).is_err(),
+        staged.write(&[&bytes]).is_err(),
         "nothing goes on behind a gap"
     );
     drop(staged);

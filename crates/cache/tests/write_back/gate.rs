@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use pierhead_cache::tier::placement::Destination;
-use pierhead_cache::tier::{Blob, Found, Options, ReadAt, Staged, Tier, Trailer, WriteBack};
+use pierhead_cache::tier::{
+    Blob, FastMedium, Found, Options, ReadAt, Staged, Tier, Trailer, WriteBack,
+};
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::MemoryTier;
 
@@ -113,6 +115,8 @@ impl Tier for Gate {
     }
 }
 
+impl FastMedium for Gate {}
+
 /// What that thread stages.
 struct Gated {
     staged: Box<dyn Staged>,
@@ -121,21 +125,21 @@ struct Gated {
 }
 
 impl Staged for Gated {
-    fn len(&self) -> u64 {
-        self.staged.len()
+    fn size(&self) -> u64 {
+        self.staged.size()
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let (pieces, told) = &*self.pieces;
-        let mut pieces = pieces.lock().unwrap();
-        while pieces.held {
-            pieces.waits = true;
-            told.notify_all();
-            pieces = told.wait(pieces).unwrap();
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        let (state, changed) = &*self.pieces;
+        let mut state = state.lock().unwrap();
+        while state.held {
+            state.waits = true;
+            changed.notify_all();
+            state = changed.wait(state).unwrap();
         }
-        pieces.waits = false;
-        drop(pieces);
-        self.staged.write(bytes)
+        state.waits = false;
+        drop(state);
+        self.staged.write(pieces)
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
@@ -171,9 +175,9 @@ pub(crate) fn over(fast: &MemoryTier, disk: &Gate, options: Options) -> WriteBac
 
 pub(crate) fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) -> Arc<dyn Blob> {
     let mut staged = tier.stage(digest).unwrap();
-    assert!(staged.is_empty());
+    assert_eq!(staged.size(), 0);
     for piece in content.chunks(10_000) {
-        staged.write(piece).unwrap();
+        staged.write(&[piece]).unwrap();
     }
     staged.commit(Trailer::of(content, None)).unwrap()
 }

@@ -17,7 +17,7 @@ mod writes_back;
 use std::sync::Arc;
 
 use gate::{ROOMY, all_fast};
-use pierhead_cache::tier::{DiskTier, Options, Tier, WriteBack};
+use pierhead_cache::tier::{DiskTier, FastMedium, Options, WriteBack};
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op, conforms};
 
 const EIO: i32 = 5;
@@ -28,9 +28,9 @@ fn both_conform_wherever_fills_go() {
     let faulty = |op, pass| {
         let fast = Faulty::new(Arc::new(MemoryTier::default()));
         fast.fail(op, pass, u64::MAX, ENOSPC);
-        Arc::new(fast) as Arc<dyn Tier>
+        Arc::new(fast) as Arc<dyn FastMedium>
     };
-    let plain = || Arc::new(MemoryTier::default()) as Arc<dyn Tier>;
+    let plain = || Arc::new(MemoryTier::default()) as Arc<dyn FastMedium>;
     let disk = || Arc::new(MemoryTier::default());
     let both = |fast, options| WriteBack::open(fast, disk(), options).unwrap();
     conforms(|| both(plain(), Options::new(ROOMY)));

@@ -35,7 +35,7 @@ fn a_restart_finds_what_is_durable_and_goes_on_draining() {
         commit(&fast, &only, &others);
         drop(disk.stage(&only).unwrap());
         let mut staged = fast.stage(&cut).unwrap();
-        staged.write(&[7; CHUNK + 1]).unwrap();
+        staged.write(&[&[7; CHUNK + 1]]).unwrap();
         drop(staged);
 
         disk.set(true);

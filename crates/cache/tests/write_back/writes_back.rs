@@ -67,7 +67,7 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
     let rest = BackgroundWork::default();
     rest.set_paused(true);
     let limit = all_fast(4_000_000);
-    let tier = WriteBack::open_resting(fast, Arc::new(disk.clone()), limit, &rest).unwrap();
+    let tier = WriteBack::open_with(fast, Arc::new(disk.clone()), limit, &rest).unwrap();
     let blobs = [1, 2, 3, 4].map(|seed| blob(seed, 900_000));
     let put = |nth: usize| commit(&tier, &blobs[nth].0, &blobs[nth].1);
     put(0);
@@ -99,8 +99,7 @@ fn a_drain_rests_in_the_middle_of_a_blob() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = BackgroundWork::default();
     disk.hold_pieces(true);
-    let tier =
-        WriteBack::open_resting(fast, Arc::new(disk.clone()), all_fast(ROOMY), &rest).unwrap();
+    let tier = WriteBack::open_with(fast, Arc::new(disk.clone()), all_fast(ROOMY), &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
     disk.until_a_piece();
@@ -119,7 +118,7 @@ fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest
     let rest = BackgroundWork::default();
     let options = Options::new(ROOMY);
     let both = (Arc::new(fast.clone()), Arc::new(disk.clone()));
-    let tier = WriteBack::open_resting(both.0, both.1, options, &rest).unwrap();
+    let tier = WriteBack::open_with(both.0, both.1, options, &rest).unwrap();
     let [(asked, bytes), (hot, other)] = [blob(1, 5_000_000), blob(2, 5_000_000)];
     commit(&tier, &asked, &bytes);
     commit(&tier, &hot, &other);
@@ -173,7 +172,7 @@ fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
         write_back_rate: 1,
         ..all_fast(ROOMY)
     };
-    let tier = WriteBack::open_resting(fast, Arc::new(disk.clone()), slow, &rest).unwrap();
+    let tier = WriteBack::open_with(fast, Arc::new(disk.clone()), slow, &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
     wait::until("the first bytes of a drain", || {
@@ -211,7 +210,7 @@ fn what_another_left_staged_is_no_part_of_a_copy() {
     commit(&tier, &digest, &bytes);
     disk.stage(&digest)
         .unwrap()
-        .write(&[9; 2 * CHUNK + 1])
+        .write(&[&[9; 2 * CHUNK + 1]])
         .unwrap();
     disk.set(false);
     flush(&tier);

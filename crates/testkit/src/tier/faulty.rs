@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use pierhead_cache::tier::{Blob, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::{Blob, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::Digest;
 
 /// What can be made to fail.
@@ -197,6 +197,8 @@ impl Tier for Faulty {
     }
 }
 
+impl FastMedium for Faulty {}
+
 struct FaultyStaged {
     staged: Box<dyn Staged>,
     digest: Digest,
@@ -204,17 +206,21 @@ struct FaultyStaged {
 }
 
 impl Staged for FaultyStaged {
-    fn len(&self) -> u64 {
-        self.staged.len()
+    fn size(&self) -> u64 {
+        self.staged.size()
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if let Err(error) = self.faults.step(Op::Write) {
-            // A disk that is full takes some of it.
-            self.staged.write(&bytes[..bytes.len() / 2])?;
-            return Err(error);
+    /// Each piece is a call of its own.
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        for piece in pieces {
+            if let Err(error) = self.faults.step(Op::Write) {
+                // A disk that is full takes some of it.
+                self.staged.write(&[&piece[..piece.len() / 2]])?;
+                return Err(error);
+            }
+            self.staged.write(&[piece])?;
         }
-        self.staged.write(bytes)
+        Ok(())
     }
 
     fn clear(&mut self) -> io::Result<()> {

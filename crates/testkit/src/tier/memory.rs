@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-use pierhead_cache::tier::{Blob, CHUNK, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::{Blob, CHUNK, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::Digest;
 
 /// Blobs in memory; clones share them.
@@ -111,6 +111,8 @@ impl Tier for MemoryTier {
     }
 }
 
+impl FastMedium for MemoryTier {}
+
 impl ReadAt for Bytes {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let bytes = self.0.read().expect("no panic inside");
@@ -148,16 +150,15 @@ impl Blob for MemoryBlob {
 }
 
 impl Staged for MemoryStaged {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.bytes.0.read().expect("no panic inside").len() as u64
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.bytes
-            .0
-            .write()
-            .expect("no panic inside")
-            .extend_from_slice(bytes);
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        let mut content = self.bytes.0.write().expect("no panic inside");
+        pieces
+            .iter()
+            .for_each(|piece| content.extend_from_slice(piece));
         Ok(())
     }
 
@@ -171,7 +172,7 @@ impl Staged for MemoryStaged {
     }
 
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
-        if trailer.size() != self.len() {
+        if trailer.size() != self.size() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let extra = trailer.encode(&self.digest).len() as u64;

@@ -62,7 +62,7 @@ fn what_is_written_takes_its_time_when_it_is_synced() {
     let (tier, clock) = disk(16 << 20);
     let (digest, content, trailer) = content();
     let mut staged = tier.stage(&digest).unwrap();
-    assert_eq!(seconds(&clock, || staged.write(&content).unwrap()).0, 0);
+    assert_eq!(seconds(&clock, || staged.write(&[&content]).unwrap()).0, 0);
     // A place, a second of bytes, and that they are there.
     let early = staged.early_sync().unwrap();
     assert_eq!(seconds(&clock, early).0, 7 + 1 + 30);
@@ -76,7 +76,7 @@ fn what_is_in_memory_is_read_at_once_and_the_rest_from_the_disk() {
     for (memory, expected) in [(16 << 20, 0), (0, 7)] {
         let (tier, clock) = disk(memory);
         let mut staged = tier.stage(&digest).unwrap();
-        staged.write(&content).unwrap();
+        staged.write(&[&content]).unwrap();
         let mut read = vec![0; BYTES];
         // Not on the disk yet: where else should it be.
         let reader = staged.reader();

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::{Placement, TierSpeeds};
-use crate::tier::{FastStat, Options, Tier};
+use crate::tier::{FastMedium, FastStat, Options};
 
 /// A tier in front of the disk.
 #[derive(Clone)]
 pub struct FastTier {
     /// The medium.
-    pub tier: Arc<dyn Tier>,
+    pub tier: Arc<dyn FastMedium>,
     /// How the two are used.
     pub options: Options,
     /// The rule that decides which blobs it takes.

@@ -3,23 +3,25 @@
 use std::io;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use pierhead_oci::Digest;
 
+use super::copy_key::CopyKey;
+use super::copy_pacer::PIECE;
+use super::fast_copies::{FastCopies, Hold};
 use super::open::FastBlob;
 use super::room::Room;
-use super::{Hint, Hold, Shared, count};
+use super::slow_disk::SlowDisk;
+use super::stat::count;
+use super::tier_state::Hint;
 use crate::tier::switch_reader::SwitchReader;
 use crate::tier::{Blob, ReadAt, Staged, Trailer};
 
 /// Room is taken in steps of so many bytes where the length is not known.
 const STEP: u64 = 4 << 20;
-/// Bytes that are copied at once.
-pub(super) const PIECE: usize = 1 << 20;
-
 /// A fill on the fast tier, until that has no room for it.
 pub(super) struct FastFill {
-    shared: Arc<Shared>,
+    fast: Arc<FastCopies>,
+    disk: Arc<SlowDisk>,
     digest: Digest,
     hint: Hint,
     place: Place,
@@ -40,16 +42,17 @@ enum Place {
 
 impl FastFill {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        (fast, disk): (Arc<FastCopies>, Arc<SlowDisk>),
         digest: Digest,
         hint: Hint,
         staged: Box<dyn Staged>,
         room: Arc<Room>,
     ) -> Self {
-        let (len, reader) = (staged.len(), SwitchReader::new(staged.reader()));
+        let (len, reader) = (staged.size(), SwitchReader::new(staged.reader()));
         room.set_dirty(len);
         Self {
-            shared,
+            fast,
+            disk,
             digest,
             hint,
             place: Place::Fast { staged, room },
@@ -61,10 +64,10 @@ impl FastFill {
     /// Whether `more` bytes and a trailer fit, room taken.
     fn fits(&self, room: &Room, more: u64) -> bool {
         let len = self.len.saturating_add(more);
-        let need = self.shared.footprint(len, None);
+        let need = self.fast.footprint(len, None);
         need <= room.bytes()
-            || self.shared.grow(room, need.saturating_add(STEP))
-            || self.shared.grow(room, need)
+            || self.fast.grow(room, need.saturating_add(STEP))
+            || self.fast.grow(room, need)
     }
 
     /// Goes on on the disk, with what is written by now.
@@ -73,12 +76,12 @@ impl FastFill {
             let fast = std::mem::replace(&mut self.place, Place::Nowhere);
             let copied = self.copy_to_disk();
             drop(fast);
-            // Also of a disk that failed: the ledger knows nothing of what would be left there, and it would never leave.
-            if let Err(error) = self.shared.fast.discard(&self.digest) {
+            // Also of a disk that failed: the tier state would not know what is left there, and it would never leave.
+            if let Err(error) = self.fast.medium.discard(&self.digest) {
                 tracing::warn!(digest = %self.digest, %error, "cannot delete on the fast tier");
             }
             self.place = Place::Disk(copied?);
-            count(&self.shared.counters.moved, 1);
+            count(&self.fast.counters.moved, 1);
         }
         match &mut self.place {
             Place::Disk(disk) => Ok(disk),
@@ -88,10 +91,10 @@ impl FastFill {
 
     /// What is written by now, on the disk; readers go on there.
     fn copy_to_disk(&self) -> io::Result<DiskFill> {
-        let mut disk = DiskFill::new(self.shared.clone(), self.digest)?;
+        let mut disk = DiskFill::new(&self.fast, &self.disk, self.digest)?;
         disk.staged.clear()?;
         copy(&*self.reader.now(), self.len, |bytes| {
-            disk.staged.write(bytes)
+            disk.staged.write(&[bytes])
         })?;
         self.reader.set(disk.staged.reader());
         Ok(disk)
@@ -108,12 +111,12 @@ impl FastFill {
             Place::Fast { staged, room } if self.fits(room, bytes) => match write(&mut **staged) {
                 Ok(()) => {
                     room.set_dirty(self.len + bytes);
-                    count(&self.shared.counters.staged, bytes);
+                    count(&self.fast.counters.staged, bytes);
                     true
                 }
                 Err(error) => {
                     tracing::warn!(digest = %self.digest, %error, "the fast tier failed: goes on on the disk");
-                    self.shared.has_failed();
+                    self.fast.has_failed();
                     false
                 }
             },
@@ -147,17 +150,13 @@ fn copy(
 }
 
 impl Staged for FastFill {
-    fn len(&self) -> u64 {
+    fn size(&self) -> u64 {
         self.len
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.put(bytes.len() as u64, |staged| staged.write(bytes))
-    }
-
-    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-        self.put(bytes, |staged| staged.write_all(pieces))
+        self.put(bytes, |staged| staged.write(pieces))
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
@@ -193,26 +192,27 @@ impl Staged for FastFill {
             ));
         }
         let bytes = self.len + Trailer::encoded_len(self.len, trailer.media_type());
-        let taken = self.shared.footprint(self.len, trailer.media_type());
+        let taken = self.fast.footprint(self.len, trailer.media_type());
+        let key = CopyKey::whole(&self.digest);
         let place = std::mem::replace(&mut self.place, Place::Nowhere);
         match place {
-            Place::Fast { staged, room } if self.shared.grow(&room, taken) => {
-                let guard = self.shared.digest_locks.lock(self.digest);
+            Place::Fast { staged, room } if self.fast.grow(&room, taken) => {
+                let guard = self.fast.key_locks.lock(key);
                 match staged.commit(trailer.clone()) {
                     Ok(blob) => {
                         room.resize(taken);
                         room.set_dirty(bytes);
-                        let mut tier_state = self.shared.tier_state.lock();
-                        tier_state.enter(self.digest, room.clone(), self.hint.priority, false);
-                        drop(tier_state);
-                        self.shared.changed.notify_all();
-                        return Ok(Arc::new(FastBlob::new(&self.shared, blob, room)));
+                        let mut state = self.fast.state.lock();
+                        state.enter(key, room.clone(), self.hint.priority, false);
+                        drop(state);
+                        self.fast.changed.notify_all();
+                        return Ok(Arc::new(FastBlob::new(&self.fast, blob, room)));
                     }
                     // Its bytes are still read by whoever reads this fill.
                     Err(error) => {
                         tracing::warn!(digest = %self.digest, %error, "the fast tier failed: committed on the disk");
-                        self.shared.has_failed();
-                        let _ = self.shared.fast.remove(&self.digest);
+                        self.fast.has_failed();
+                        let _ = self.fast.medium.remove(&self.digest);
                         drop(guard);
                     }
                 }
@@ -231,10 +231,13 @@ impl Drop for FastFill {
     fn drop(&mut self) {
         if let Place::Fast { staged, room } = std::mem::replace(&mut self.place, Place::Nowhere) {
             drop(staged);
-            room.resize(self.shared.fast.footprint(self.len));
+            room.resize(self.fast.medium.footprint(self.len));
             room.set_dirty(self.len);
             // Until somebody goes on with it, or it is discarded.
-            self.shared.tier_state.lock().cut(self.digest, room);
+            self.fast
+                .state
+                .lock()
+                .cut(CopyKey::whole(&self.digest), room);
         }
     }
 }
@@ -242,19 +245,19 @@ impl Drop for FastFill {
 /// A fill on the disk. While it lives, no older fast copy of its digest is drained into its file.
 pub(super) struct DiskFill {
     pub(super) staged: Box<dyn Staged>,
-    shared: Arc<Shared>,
+    fast: Arc<FastCopies>,
     digest: Digest,
     _hold: Hold,
 }
 
 impl DiskFill {
-    pub(super) fn new(shared: Arc<Shared>, digest: Digest) -> io::Result<Self> {
-        let hold = shared.hold(&digest);
-        let staged = shared.slow.stage(&digest)?;
-        shared.tier_state.lock().on_disk.insert(digest);
+    pub(super) fn new(fast: &Arc<FastCopies>, disk: &SlowDisk, digest: Digest) -> io::Result<Self> {
+        let hold = fast.hold(&digest);
+        let staged = disk.tier.stage(&digest)?;
+        fast.state.lock().on_disk.insert(digest);
         Ok(Self {
             staged,
-            shared,
+            fast: fast.clone(),
             digest,
             _hold: hold,
         })
@@ -262,16 +265,12 @@ impl DiskFill {
 }
 
 impl Staged for DiskFill {
-    fn len(&self) -> u64 {
-        self.staged.len()
+    fn size(&self) -> u64 {
+        self.staged.size()
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.staged.write(bytes)
-    }
-
-    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
-        self.staged.write_all(pieces)
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        self.staged.write(pieces)
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
@@ -289,20 +288,21 @@ impl Staged for DiskFill {
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
         let Self {
             staged,
-            shared,
+            fast,
             digest,
             _hold,
         } = *self;
         let blob = staged.commit(trailer)?;
         {
-            let mut tier_state = shared.tier_state.lock();
-            tier_state.on_disk.remove(&digest);
-            tier_state.known.look_at(&digest);
+            let mut state = fast.state.lock();
+            state.on_disk.remove(&digest);
+            state.known.look_at(&digest);
         }
-        shared.changed.notify_all();
+        fast.changed.notify_all();
         // An older copy of another media type.
-        let _guard = shared.digest_locks.lock(digest);
-        shared.drop_fast(&digest);
+        let key = CopyKey::whole(&digest);
+        let _guard = fast.key_locks.lock(key);
+        fast.remove(&key);
         Ok(blob)
     }
 }

@@ -7,46 +7,47 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pierhead_oci::Digest;
 
-use super::hot_copy::key;
+use super::copy_key::CopyKey;
+use super::hot_copy::HotCopies;
+use super::open::FastBlob;
 use super::spans::{Place, Spans};
-use super::{Shared, count};
+use super::stat::count;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
-impl Shared {
-    /// The blob with what is hot of it read from the fast tier, if there is such a copy.
-    pub(super) fn open_hot(
-        self: &Arc<Self>,
-        digest: &Digest,
-        slow: Arc<dyn Blob>,
-    ) -> io::Result<Arc<dyn Blob>> {
+impl HotCopies {
+    /// The blob, with its hot chunks read from the fast tier if they have a copy there.
+    pub(super) fn open(&self, digest: &Digest, slow: Arc<dyn Blob>) -> io::Result<Arc<dyn Blob>> {
+        let counters = &self.fast.counters;
+        let Some(mut copy) = self.fast.open(&CopyKey::hot(digest))? else {
+            count(&counters.disk_hits, 1);
+            return Ok(slow);
+        };
         let size = slow.trailer().size();
-        match self.open_copy(&key(digest))? {
-            Some((copy, Some(spans)))
-                if copy.trailer().size() == spans.header_len() + spans.bytes(size) =>
-            {
-                count(&self.counters.hot_hits, 1);
+        match copy.hot.take() {
+            Some(spans) if copy.blob.trailer().size() == spans.header_len() + spans.bytes(size) => {
+                count(&counters.hot_hits, 1);
                 Ok(Arc::new(HotBlob {
                     slow,
-                    copy,
+                    copy: FastBlob::of(&self.fast, copy),
                     spans,
                     failed: AtomicBool::new(false),
                 }))
             }
             _ => {
-                count(&self.counters.disk_hits, 1);
+                count(&counters.disk_hits, 1);
                 Ok(slow)
             }
         }
     }
 
-    /// Whether that place of a blob of which there is no more than a copy of what is hot is not in it.
+    /// Whether byte `at` of a blob is in no copy on the fast tier, though its hot chunks are.
     pub(super) fn is_cold(&self, digest: &Digest, at: Option<u64>) -> bool {
-        let tier_state = self.tier_state.lock();
-        let hot = tier_state.entries.get(&key(digest));
+        let state = self.fast.state.lock();
+        let hot = state.entries.get(&CopyKey::hot(digest));
         let (Some(at), Some(spans)) = (at, hot.and_then(|it| it.hot.as_ref())) else {
             return false;
         };
-        !tier_state.has_whole(digest) && matches!(spans.place(at, u64::MAX), Place::Cold(_))
+        !state.has_whole(digest) && matches!(spans.place(at, u64::MAX), Place::Cold(_))
     }
 }
 

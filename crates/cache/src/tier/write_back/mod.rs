@@ -1,7 +1,16 @@
-//! Two tiers as one: what the rules choose is written to the fast one, and from there to the disk behind everybody's back.
+//! Two tiers as one: the fast tier takes the writes that the placement rules choose, and one thread copies them to the disk.
+//!
+//! Each type owns one part of the state:
+//!
+//! - [`FastCopies`]: the fast medium, what lies on it, and who leaves for room.
+//! - [`SlowDisk`]: the disk, and how its readers use it.
+//! - [`CopyPacer`]: how copies between the two give way to others.
+//! - [`Promoter`] and [`HotCopies`]: copies of what the disk has, whole and in parts.
+//! - [`WriteBackThread`]: the one thread that copies.
 
-mod disk_idle;
-mod evict;
+mod copy_key;
+mod copy_pacer;
+mod fast_copies;
 mod fill;
 mod hot_blob;
 mod hot_copy;
@@ -10,27 +19,33 @@ mod open;
 mod promote;
 mod recovery;
 mod room;
+mod slow_disk;
 mod spans;
 mod stat;
 mod tier_impl;
 mod tier_state;
 mod write_back_thread;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
-use pierhead_host::{BackgroundWork, KeyedLock};
+use pierhead_host::BackgroundWork;
+use pierhead_oci::Digest;
 
-use pierhead_oci::{Digest, MediaType};
-
-use self::stat::{Counters, count};
+use self::copy_key::CopyKey;
+use self::copy_pacer::CopyPacer;
+use self::fast_copies::FastCopies;
+use self::hot_copy::HotCopies;
+use self::promote::Promoter;
+use self::slow_disk::SlowDisk;
+use self::stat::count;
 use self::tier_state::TierState;
-use super::{Tier, Trailer};
+use self::write_back_thread::WriteBackThread;
+use super::{FastMedium, LayeredTier as _, Tier};
 use crate::tier::placement::{Destination, TierSpeeds};
 
 pub use self::stat::FastStat;
@@ -85,96 +100,103 @@ impl Options {
 ///
 /// Blobs are replaced on the slow tier only, and a cut fill goes on where it lies.
 pub struct WriteBack {
-    shared: Arc<Shared>,
+    options: Options,
+    fast: Arc<FastCopies>,
+    disk: Arc<SlowDisk>,
+    promoter: Arc<Promoter>,
+    hot: Arc<HotCopies>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Locks are taken in this order: a turn, the ledger.
-struct Shared {
-    fast: Arc<dyn Tier>,
-    slow: Arc<dyn Tier>,
-    options: Options,
-    rest: BackgroundWork,
-    tier_state: Mutex<TierState>,
-    /// Told when there is something to drain, when a drain is over, and at the end.
-    changed: Condvar,
-    /// Opening, committing and deleting one digest on the fast tier exclude one another.
-    digest_locks: KeyedLock<Digest>,
-    counters: Counters,
-    /// Whether its medium was found failed, which is said once.
-    failed: AtomicBool,
-    /// How both serve, as measured.
-    speeds: Mutex<TierSpeeds>,
-    /// When it was opened, and the milliseconds from then to the last read that waited for the disk.
-    begun: Instant,
-    read: AtomicU64,
-}
-
 impl WriteBack {
-    /// Looks at what lies on both, and goes on draining. Of a volatile fast tier only what the disk has, too, is kept.
+    /// Reads what lies on both tiers and goes on writing back. Of a volatile fast tier, only what the disk has too is kept.
     /// Blocks; cost: a walk over both.
     ///
     /// # Errors
     /// Those of the tiers, and of the system that should start a thread.
-    pub fn open(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>, options: Options) -> io::Result<Self> {
-        Self::open_resting(fast, slow, options, &BackgroundWork::default())
+    pub fn open(
+        fast: Arc<dyn FastMedium>,
+        slow: Arc<dyn Tier>,
+        options: Options,
+    ) -> io::Result<Self> {
+        Self::open_with(fast, slow, options, &BackgroundWork::default())
     }
 
-    /// The same, for a drain that rests while that is due: until the disk lacks half of what the fast tier may hold.
+    /// The same, with write-back that pauses with `background`, until half of the fast tier is dirty.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_resting(
-        fast: Arc<dyn Tier>,
+    pub fn open_with(
+        fast: Arc<dyn FastMedium>,
         slow: Arc<dyn Tier>,
         options: Options,
-        rest: &BackgroundWork,
+        background: &BackgroundWork,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            fast,
-            slow,
-            options,
-            rest: rest.clone(),
-            tier_state: Mutex::new(TierState::new(options.limit.min(options.most))),
-            changed: Condvar::new(),
-            digest_locks: KeyedLock::default(),
-            counters: Counters::default(),
-            failed: AtomicBool::new(false),
-            speeds: Mutex::default(),
-            begun: Instant::now(),
-            read: AtomicU64::new(0),
+        let limit = options.limit.min(options.most);
+        let fast = Arc::new(FastCopies::new(fast, limit, background.panics().clone()));
+        let disk = Arc::new(SlowDisk::new(slow));
+        count(&fast.counters.damaged, options.damaged);
+        recovery::recover(&fast, &*disk.tier, options.volatile)?;
+        fast.make_room(0);
+        let pacer = Arc::new(CopyPacer {
+            fast: fast.clone(),
+            disk: disk.clone(),
+            background: background.clone(),
+            write_back_rate: options.write_back_rate,
         });
-        count(&shared.counters.damaged, options.damaged);
-        shared.recover()?;
-        shared.make_room(0);
-        let is_clean = shared.clone();
+        let promoter = Arc::new(Promoter {
+            fast: fast.clone(),
+            disk: disk.clone(),
+            pacer: pacer.clone(),
+            margin: options.margin,
+        });
+        let hot = Arc::new(HotCopies {
+            fast: fast.clone(),
+            disk: disk.clone(),
+            pacer: pacer.clone(),
+            promoter: promoter.clone(),
+        });
+        let work = WriteBackThread {
+            fast: fast.clone(),
+            disk: disk.clone(),
+            pacer,
+            promoter: promoter.clone(),
+            hot: hot.clone(),
+        };
         let thread = std::thread::Builder::new()
             .name("cache-drain".into())
-            .spawn(move || is_clean.drain())?;
+            .spawn(move || work.run())?;
         Ok(Self {
-            shared,
+            options,
+            fast,
+            disk,
+            promoter,
+            hot,
             thread: Mutex::new(Some(thread)),
         })
     }
 
     /// Says where the next fill of a digest goes.
     pub fn hint(&self, digest: Digest, hint: Hint) {
-        self.shared.tier_state.lock().hint(digest, hint);
+        self.fast.state.lock().hint(digest, hint);
     }
 
     /// Ranks a blob that is there anew; of what is not, nothing is noted.
     pub fn rank(&self, digest: &Digest, priority: f64) {
-        self.shared.tier_state.lock().rank(digest, priority);
+        self.fast
+            .state
+            .lock()
+            .rank(&CopyKey::whole(digest), priority);
     }
 
     /// The highest priority of what would have to leave for `more` bytes; 0 while there is room, infinite when there can be none.
     pub fn floor(&self, more: u64) -> f64 {
-        self.shared.tier_state.lock().floor(more)
+        self.fast.state.lock().floor(more)
     }
 
     /// Whether the fast tier has all of it.
     pub fn holds(&self, digest: &Digest) -> bool {
-        self.shared.tier_state.lock().has_whole(digest)
+        self.fast.state.lock().has_whole(digest)
     }
 
     /// Says which ranges of a blob a start reads, in bytes of it. As soon as the disk has the blob, the fast tier keeps just the chunks
@@ -182,28 +204,31 @@ impl WriteBack {
     /// of one that comes later, or comes again, is remembered, of the latest 4096 blobs. Of one with more than three quarters to read all
     /// is kept.
     pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
-        self.shared.learn(digest, ranges, priority);
+        self.hot.learn(digest, ranges, priority);
     }
 
     /// In how many runs and bytes a start reads a blob, as far as was said.
     pub fn hot(&self, digest: &Digest) -> Option<(usize, u64)> {
-        self.shared.wanted(digest)
+        self.hot.ranges(digest)
     }
 
     /// Ranks what is hot of a blob anew. What had left for room comes back if it is worth more than what would leave for it now.
     pub fn rank_hot(&self, digest: &Digest, priority: f64) {
-        self.shared.rank_hot(digest, priority);
+        self.hot.rank_hot(digest, priority);
     }
 
     /// Says that a blob of so many bytes is asked for, which the fast tier has not. It is copied there when the disk has nothing
     /// else to do, if it is worth more than what would have to leave for it. Of many that wait the oldest are forgotten.
     pub fn promote(&self, digest: Digest, bytes: u64, priority: f64) {
-        self.shared.want(digest, bytes, priority);
+        self.promoter.want(digest, bytes, priority);
     }
 
     /// How both tiers serve, as measured; before that as assumed.
     pub fn speeds(&self) -> TierSpeeds {
-        *self.shared.speeds.lock()
+        TierSpeeds {
+            disk: *self.disk.speed.lock(),
+            fast: *self.fast.speed.lock(),
+        }
     }
 
     /// Changes the bound. What is over it leaves at once, the lowest priority first; what the disk has still to take leaves
@@ -211,11 +236,11 @@ impl WriteBack {
     /// machine, unless the bound was raised. Above [`Options::most`] it is that: a bound that the medium is full below would
     /// let nothing leave, and send every fill to the disk. Blocks.
     pub fn set_limit(&self, limit: u64) {
-        let limit = limit.min(self.shared.options.most);
-        let before = std::mem::replace(&mut self.shared.tier_state.lock().limit, limit);
-        self.shared.make_room(0);
+        let limit = limit.min(self.options.most);
+        let before = std::mem::replace(&mut self.fast.state.lock().limit, limit);
+        self.fast.make_room(0);
         if limit <= before
-            && let Err(error) = self.shared.fast.release()
+            && let Err(error) = self.fast.medium.release()
         {
             tracing::warn!(%error, "the fast tier does not give its memory back");
         }
@@ -223,24 +248,24 @@ impl WriteBack {
 
     /// What it holds and did.
     pub fn stat(&self) -> FastStat {
-        let free = if self.shared.has_failed() {
+        let free = if self.fast.has_failed() {
             0
         } else {
-            self.shared.fast.free().unwrap_or(0)
+            self.fast.medium.free().unwrap_or(0)
         };
-        let tier_state = self.shared.tier_state.lock();
+        let state = self.fast.state.lock();
         FastStat {
             free,
-            limit: tier_state.limit,
-            most: self.shared.options.most,
-            used: tier_state.accounts.used(),
-            blobs: tier_state.whole().count() as u64,
-            hot: tier_state.copies().count() as u64,
-            hot_used: tier_state.copies().map(|room| room.bytes()).sum(),
-            dirty_blobs: tier_state.queue.len() as u64,
-            dirty_bytes: tier_state.accounts.dirty(),
-            failed: self.shared.failed.load(Ordering::Relaxed),
-            ..self.shared.counters.read()
+            limit: state.limit,
+            most: self.options.most,
+            used: state.accounts.used(),
+            blobs: state.whole().count() as u64,
+            hot: state.copies().count() as u64,
+            hot_used: state.copies().map(|room| room.bytes()).sum(),
+            dirty_blobs: state.queue.len() as u64,
+            dirty_bytes: state.accounts.dirty(),
+            failed: self.fast.failed.load(Ordering::Relaxed),
+            ..self.fast.counters.read()
         }
     }
 
@@ -248,11 +273,7 @@ impl WriteBack {
     /// every 50 ms. Meanwhile the disk is written to as fast as it takes it. Says how much it has still to take. Blocks.
     pub fn flush(&self, give_up: impl FnMut() -> bool) -> Dirty {
         self.wait_while(
-            |tier_state| {
-                tier_state.is_at_work()
-                    || !tier_state.known.is_done()
-                    || !tier_state.wanted.is_empty()
-            },
+            |state| state.is_at_work() || !state.known.is_done() || !state.wanted.is_empty(),
             give_up,
         )
     }
@@ -263,24 +284,24 @@ impl WriteBack {
         mut give_up: impl FnMut() -> bool,
     ) -> Dirty {
         const LOOK: std::time::Duration = std::time::Duration::from_millis(50);
-        let mut tier_state = self.shared.tier_state.lock();
-        tier_state.flush_waiters += 1;
-        self.shared.changed.notify_all();
-        while is_wanted(&tier_state) && !tier_state.stopped {
-            self.shared.changed.wait_for(&mut tier_state, LOOK);
+        let mut state = self.fast.state.lock();
+        state.flush_waiters += 1;
+        self.fast.changed.notify_all();
+        while is_wanted(&state) && !state.stopped {
+            self.fast.changed.wait_for(&mut state, LOOK);
             // Without the lock: it may ask this tier.
-            let gives_up = MutexGuard::unlocked(&mut tier_state, &mut give_up);
+            let gives_up = MutexGuard::unlocked(&mut state, &mut give_up);
             if gives_up {
                 break;
             }
         }
-        tier_state.flush_waiters -= 1;
-        tier_state.dirty()
+        state.flush_waiters -= 1;
+        state.dirty()
     }
 
     /// [`flush`](Self::flush) when the fast tier forgets what it has; nothing to do for one that does not.
     pub fn save(&self, give_up: impl FnMut() -> bool) -> Dirty {
-        match self.shared.options.volatile {
+        match self.options.volatile {
             true => self.wait_while(TierState::has_dirty, give_up),
             false => Dirty::default(),
         }
@@ -290,66 +311,5 @@ impl WriteBack {
 impl Drop for WriteBack {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Keeps a digest from being drained.
-struct Hold {
-    shared: Arc<Shared>,
-    digest: Digest,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.shared.tier_state.lock().let_go(&self.digest);
-        self.shared.changed.notify_all();
-    }
-}
-
-impl Shared {
-    /// Keeps a digest from being drained, and waits until a drain of it has stopped, which is soon.
-    fn hold(self: &Arc<Self>, digest: &Digest) -> Hold {
-        let mut tier_state = self.tier_state.lock();
-        tier_state.hold(*digest);
-        self.changed.notify_all();
-        self.changed.wait_while(&mut tier_state, |tier_state| {
-            tier_state.writing_back == Some(*digest)
-        });
-        drop(tier_state);
-        Hold {
-            shared: self.clone(),
-            digest: *digest,
-        }
-    }
-
-    /// Whether its medium can give and take nothing any more; the first to find out says so.
-    fn has_failed(&self) -> bool {
-        let Err(error) = self.fast.free() else {
-            return false;
-        };
-        if !self.failed.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                %error,
-                "the fast tier has failed: nothing goes there any more, and all is served from the disk or fetched again. See the kernel's log \
-                 (dmesg) and replace the medium, or set tier.kind = \"off\"; a restart of pierhead opens it anew"
-            );
-        }
-        true
-    }
-
-    /// Takes the fast copy of a digest away, if there is one: says whether the disk has it, too. Its turn is held. A medium
-    /// that fails may show it again after a restart: then it is what was committed, or found damaged.
-    fn drop_fast(&self, digest: &Digest) -> Option<bool> {
-        let entry = self.tier_state.lock().leave(digest)?;
-        if let Err(error) = self.fast.remove(digest) {
-            tracing::warn!(%digest, %error, "cannot delete on the fast tier");
-        }
-        Some(entry.is_clean)
-    }
-
-    /// The most that a content of `len` bytes takes of the fast tier's medium.
-    fn footprint(&self, len: u64, media_type: Option<&MediaType>) -> u64 {
-        let trailer = Trailer::encoded_len(len, media_type);
-        self.fast.footprint(len.saturating_add(trailer))
     }
 }

@@ -1,93 +1,45 @@
-//! Blobs, opened: those of the fast tier are counted there for as long as somebody has them, and reading is timed.
+//! Opened blobs of both tiers. Their reads are timed; a copy on the fast tier counts there until its last reader leaves.
 
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pierhead_oci::Digest;
-
+use super::fast_copies::{FastCopies, OpenCopy};
 use super::room::Room;
-use super::spans::Spans;
-use super::{Shared, count};
-use crate::tier::{Blob, Extent, ReadAt, Trailer, is_damage};
+use super::slow_disk::SlowDisk;
+use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
-/// A copy, and which chunks of its blob it has, if it is no whole one.
-type OpenCopy = (Arc<dyn Blob>, Option<Arc<Spans>>);
-
-impl Shared {
-    /// The fast copy, if it is there and whole as far as its trailer tells; a damaged one is taken away.
-    pub(super) fn open_fast(
-        self: &Arc<Self>,
-        digest: &Digest,
-    ) -> io::Result<Option<Arc<dyn Blob>>> {
-        Ok(self.open_copy(digest)?.map(|(blob, _)| blob))
-    }
-
-    /// The same, and which chunks of its blob it has, if it is no whole one: of that very copy, since another may take its place.
-    pub(super) fn open_copy(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<OpenCopy>> {
-        let guard = self.digest_locks.lock(*digest);
-        let Some((room, hot)) = ({
-            let tier_state = self.tier_state.lock();
-            let entry = tier_state.entries.get(digest);
-            entry.map(|entry| (entry.room.clone(), entry.hot.clone()))
-        }) else {
-            return Ok(None);
-        };
-        match self.fast.open(digest) {
-            Ok(Some(blob)) => Ok(Some((Arc::new(FastBlob::new(self, blob, room)), hot))),
-            Err(error) if !is_damage(&error) => Err(error),
-            damaged => {
-                if let Err(error) = damaged {
-                    tracing::warn!(%digest, %error, "damaged on the fast tier: read from the disk");
-                }
-                drop(guard);
-                // Not while the disk's copy is being made, which then is damaged as well.
-                let _hold = self.hold(digest);
-                let _guard = self.digest_locks.lock(*digest);
-                count(&self.counters.damaged, 1);
-                self.has_failed();
-                // A copy of hot chunks is not made again at once: the medium may be worn there.
-                self.tier_state
-                    .lock()
-                    .known
-                    .forget(&super::hot_copy::key(digest));
-                // The disk has no copy that could be read in its place.
-                if self.drop_fast(digest) == Some(false) {
-                    count(&self.counters.corrupt, 1);
-                }
-                Ok(None)
-            }
-        }
-    }
-}
-
-/// A blob on the fast tier; its bytes count for as long as somebody has it.
+/// An open copy on the fast tier; its bytes count until it is dropped.
 pub(super) struct FastBlob {
     blob: Arc<dyn Blob>,
     /// Dropped behind the blob, so that room is free only when the medium's is.
-    _held: Held,
+    room: RoomOfReader,
 }
 
-struct Held {
+struct RoomOfReader {
     room: Option<Arc<Room>>,
-    shared: Arc<Shared>,
+    fast: Arc<FastCopies>,
 }
 
 impl FastBlob {
-    pub(super) fn new(shared: &Arc<Shared>, blob: Arc<dyn Blob>, room: Arc<Room>) -> Self {
-        let held = Held {
+    pub(super) fn new(fast: &Arc<FastCopies>, blob: Arc<dyn Blob>, room: Arc<Room>) -> Self {
+        let room = RoomOfReader {
             room: Some(room),
-            shared: shared.clone(),
+            fast: fast.clone(),
         };
-        Self { blob, _held: held }
+        Self { blob, room }
+    }
+
+    pub(super) fn of(fast: &Arc<FastCopies>, copy: OpenCopy) -> Arc<dyn Blob> {
+        Arc::new(Self::new(fast, copy.blob, copy.room))
     }
 }
 
-impl Drop for Held {
+impl Drop for RoomOfReader {
     fn drop(&mut self) {
         self.room = None;
-        self.shared.let_go();
+        self.fast.reader_left();
     }
 }
 
@@ -111,8 +63,8 @@ impl FastBlob {
         let begun = Instant::now();
         let done = read()?;
         let seconds = begun.elapsed().as_secs_f64();
-        let shared = &self._held.shared;
-        shared.speeds.lock().fast.observe_run(len as u64, seconds);
+        let mut speed = self.room.fast.speed.lock();
+        speed.observe_run(len as u64, seconds);
         Ok(done)
     }
 }
@@ -130,7 +82,7 @@ impl ReadAt for FastBlob {
 /// A blob on the disk. What is read of it from the page cache costs nothing here.
 pub(super) struct SlowBlob {
     blob: Arc<dyn Blob>,
-    shared: Arc<Shared>,
+    disk: Arc<SlowDisk>,
     run: Mutex<Run>,
 }
 
@@ -144,7 +96,7 @@ struct Run {
 }
 
 impl SlowBlob {
-    pub(super) fn new(shared: &Arc<Shared>, blob: Arc<dyn Blob>) -> Self {
+    pub(super) fn new(disk: &Arc<SlowDisk>, blob: Arc<dyn Blob>) -> Self {
         let run = Run {
             // No read continues it.
             end: u64::MAX,
@@ -152,13 +104,13 @@ impl SlowBlob {
         };
         Self {
             blob,
-            shared: shared.clone(),
+            disk: disk.clone(),
             run: Mutex::new(run),
         }
     }
 
     fn took(&self, offset: u64, len: u64, seconds: f64) {
-        let (mut run, mut speeds) = (self.run.lock(), self.shared.speeds.lock());
+        let (mut run, mut speed) = (self.run.lock(), self.disk.speed.lock());
         let follows = offset.checked_sub(run.end).is_some_and(|gap| gap <= NEAR);
         run.end = offset.saturating_add(len);
         if follows {
@@ -170,10 +122,10 @@ impl SlowBlob {
             }
             // Else most of it was in memory, which says nothing of the disk.
             if run.waited.0 >= bytes / 4 {
-                speeds.disk.observe_run(bytes, run.waited.1);
+                speed.observe_run(bytes, run.waited.1);
             }
         } else {
-            speeds.disk.observe_first(len, seconds);
+            speed.observe_first(len, seconds);
         }
         (run.begin, run.waited) = (run.end, (0, 0.0));
     }
@@ -184,7 +136,7 @@ impl ReadAt for SlowBlob {
         let begun = Instant::now();
         self.blob.read_at(offset, buf)?;
         self.took(offset, buf.len() as u64, begun.elapsed().as_secs_f64());
-        self.shared.was_read();
+        self.disk.was_read();
         Ok(())
     }
 

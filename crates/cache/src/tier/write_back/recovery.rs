@@ -3,61 +3,63 @@
 use std::collections::HashSet;
 use std::io;
 
+use super::copy_key::CopyKey;
+use super::fast_copies::FastCopies;
+use super::hot_copy;
 use super::room::Room;
-use super::{Shared, hot_copy};
+use crate::tier::Tier;
 
-impl Shared {
-    /// Enters what can be kept, and deletes what cannot.
-    pub(super) fn recover(&self) -> io::Result<()> {
-        let (mut fast, mut slow, mut cut) = (Vec::new(), HashSet::new(), Vec::new());
-        self.fast.scan(&mut |found| fast.push(found))?;
-        self.slow.scan(&mut |found| {
-            slow.insert(found.digest);
-        })?;
-        self.fast.leftovers(&mut |found| cut.push(found))?;
-        fast.sort_unstable_by_key(|found| (found.modified, found.digest));
-        let mut tier_state = self.tier_state.lock();
-        self.slow.leftovers(&mut |found| {
-            tier_state.on_disk.insert(found.digest);
-        })?;
-        for found in fast {
-            let is_clean = slow.contains(&found.digest);
-            if !is_clean && let Some(spans) = self.found_hot(&found) {
-                match spans.filter(|_| slow.contains(&hot_copy::key(&found.digest))) {
-                    Some(spans) => {
-                        let room = Room::new(&tier_state.accounts);
-                        room.resize(self.fast.footprint(found.bytes));
-                        tier_state.enter_hot(found.digest, room, 0.0, spans);
-                    }
-                    None => self.fast.remove(&found.digest)?,
+/// Enters what can be kept, and deletes what cannot.
+pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> io::Result<()> {
+    let (mut copies, mut slow, mut cut) = (Vec::new(), HashSet::new(), Vec::new());
+    fast.medium.scan(&mut |found| copies.push(found))?;
+    disk.scan(&mut |found| {
+        slow.insert(found.digest);
+    })?;
+    fast.medium.leftovers(&mut |found| cut.push(found))?;
+    copies.sort_unstable_by_key(|found| (found.modified, found.digest));
+    let mut state = fast.state.lock();
+    disk.leftovers(&mut |found| {
+        state.on_disk.insert(found.digest);
+    })?;
+    for found in copies {
+        let key = CopyKey::found(found.digest);
+        let is_clean = slow.contains(&found.digest);
+        if !is_clean && let Some(spans) = hot_copy::found(&*fast.medium, &found) {
+            match spans.filter(|_| slow.contains(&key.as_hot())) {
+                Some(spans) => {
+                    let room = Room::new(&state.accounts);
+                    room.resize(fast.medium.footprint(found.bytes));
+                    state.enter_hot(key, room, 0.0, spans);
                 }
-                continue;
+                None => fast.medium.remove(&found.digest)?,
             }
-            if self.options.volatile && !is_clean {
-                self.fast.remove(&found.digest)?;
-                continue;
-            }
-            // Half a copy of it.
-            if tier_state.on_disk.remove(&found.digest) {
-                self.slow.discard(&found.digest)?;
-            }
-            let room = Room::new(&tier_state.accounts);
-            room.resize(self.fast.footprint(found.bytes));
-            room.set_dirty(found.bytes);
-            tier_state.enter(found.digest, room, 0.0, is_clean);
+            continue;
         }
-        for found in cut {
-            // Both have one: the disk's is the later.
-            let useless = self.options.volatile || tier_state.on_disk.contains(&found.digest);
-            if useless {
-                self.fast.discard(&found.digest)?;
-                continue;
-            }
-            let room = Room::new(&tier_state.accounts);
-            room.resize(self.fast.footprint(found.bytes));
-            room.set_dirty(found.bytes);
-            tier_state.cut(found.digest, room);
+        if is_volatile && !is_clean {
+            fast.medium.remove(&found.digest)?;
+            continue;
         }
-        Ok(())
+        // Half a copy of it.
+        if state.on_disk.remove(&found.digest) {
+            disk.discard(&found.digest)?;
+        }
+        let room = Room::new(&state.accounts);
+        room.resize(fast.medium.footprint(found.bytes));
+        room.set_dirty(found.bytes);
+        state.enter(key, room, 0.0, is_clean);
     }
+    for found in cut {
+        // Both have one: the disk's is the later.
+        let useless = is_volatile || state.on_disk.contains(&found.digest);
+        if useless {
+            fast.medium.discard(&found.digest)?;
+            continue;
+        }
+        let room = Room::new(&state.accounts);
+        room.resize(fast.medium.footprint(found.bytes));
+        room.set_dirty(found.bytes);
+        state.cut(CopyKey::found(found.digest), room);
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
+use super::copy_key::CopyKey;
 use super::hot_ranges::HotRanges;
 use super::room::{Accounts, Room};
 use super::spans::Spans;
@@ -70,25 +71,25 @@ impl Ord for Priority {
 }
 
 /// What must leave the fast tier for room.
-pub(super) enum Victim {
+pub(super) enum FastVictim {
     /// A cut fill that nobody goes on with.
-    Partial(Digest),
-    /// A blob that is on the disk, too.
-    Blob(Digest, u64),
+    Partial(CopyKey),
+    /// A copy of what the disk has, and its number.
+    Copy(CopyKey, u64),
 }
 
 /// See the head of this module.
 pub(super) struct TierState {
     pub(super) limit: u64,
     pub(super) accounts: Arc<Accounts>,
-    pub(super) entries: HashMap<Digest, Entry>,
+    pub(super) entries: HashMap<CopyKey, Entry>,
     /// Those of `entries` that are on the disk, too: the first leaves first.
-    clean: BTreeSet<(Priority, u64, Digest)>,
+    clean: BTreeSet<(Priority, u64, CopyKey)>,
     /// The others, the oldest first.
     pub(super) queue: BTreeMap<u64, Digest>,
     /// Cut fills on the fast tier.
-    partials: BTreeMap<u64, Digest>,
-    rooms: HashMap<Digest, (u64, Arc<Room>)>,
+    partials: BTreeMap<u64, CopyKey>,
+    rooms: HashMap<CopyKey, (u64, Arc<Room>)>,
     /// What is staged on the disk, or is being: its fill goes on there.
     pub(super) on_disk: HashSet<Digest>,
     /// Not to be drained now, and by how many.
@@ -158,14 +159,14 @@ impl TierState {
     }
 
     /// Enters a blob that was committed, in place of an older one of that digest.
-    pub(super) fn enter(&mut self, digest: Digest, room: Arc<Room>, priority: f64, is_clean: bool) {
-        self.leave(&digest);
+    pub(super) fn enter(&mut self, key: CopyKey, room: Arc<Room>, priority: f64, is_clean: bool) {
+        self.leave(&key);
         let (number, priority) = (self.number(), Priority::new(priority));
         if is_clean {
             room.set_dirty(0);
-            self.clean.insert((priority, number, digest));
+            self.clean.insert((priority, number, key));
         } else {
-            self.queue.insert(number, digest);
+            self.queue.insert(number, key.as_whole());
         }
         let entry = Entry {
             room,
@@ -174,13 +175,13 @@ impl TierState {
             is_clean,
             hot: None,
         };
-        self.entries.insert(digest, entry);
+        self.entries.insert(key, entry);
     }
 
-    /// Enters the copy of what is hot in a blob that the disk has, under its own key.
+    /// Enters the copy of the hot chunks of a blob that the disk has.
     pub(super) fn enter_hot(
         &mut self,
-        key: Digest,
+        key: CopyKey,
         room: Arc<Room>,
         priority: f64,
         spans: Arc<Spans>,
@@ -191,10 +192,15 @@ impl TierState {
         }
     }
 
+    /// Whether there is such a copy.
+    pub(super) fn has(&self, key: &CopyKey) -> bool {
+        self.entries.contains_key(key)
+    }
+
     /// Whether all of a blob is there.
     pub(super) fn has_whole(&self, digest: &Digest) -> bool {
         self.entries
-            .get(digest)
+            .get(&CopyKey::whole(digest))
             .is_some_and(|entry| entry.hot.is_none())
     }
 
@@ -210,10 +216,10 @@ impl TierState {
     }
 
     /// Takes a blob out. Its bytes are counted until its last reader leaves.
-    pub(super) fn leave(&mut self, digest: &Digest) -> Option<Entry> {
-        let entry = self.entries.remove(digest)?;
+    pub(super) fn leave(&mut self, key: &CopyKey) -> Option<Entry> {
+        let entry = self.entries.remove(key)?;
         if entry.is_clean {
-            self.clean.remove(&(entry.priority, entry.number, *digest));
+            self.clean.remove(&(entry.priority, entry.number, *key));
         } else {
             self.queue.remove(&entry.number);
         }
@@ -223,13 +229,14 @@ impl TierState {
 
     /// The disk has it now, unless it has been replaced since.
     pub(super) fn mark_clean(&mut self, digest: &Digest, number: u64) {
-        if let Some(entry) = self.entries.get_mut(digest)
+        let key = CopyKey::whole(digest);
+        if let Some(entry) = self.entries.get_mut(&key)
             && entry.number == number
             && !std::mem::replace(&mut entry.is_clean, true)
         {
             entry.room.set_dirty(0);
             self.queue.remove(&number);
-            self.clean.insert((entry.priority, number, *digest));
+            self.clean.insert((entry.priority, number, key));
             self.known.look_at(digest);
         }
     }
@@ -237,7 +244,7 @@ impl TierState {
     /// Puts a blob that the disk did not take behind all others: it may be the only one.
     pub(super) fn postpone(&mut self, digest: &Digest, number: u64) {
         let last = self.number();
-        if let Some(entry) = self.entries.get_mut(digest)
+        if let Some(entry) = self.entries.get_mut(&CopyKey::whole(digest))
             && entry.number == number
             && !entry.is_clean
         {
@@ -248,35 +255,35 @@ impl TierState {
     }
 
     /// Ranks a blob anew.
-    pub(super) fn rank(&mut self, digest: &Digest, priority: f64) {
-        let Some(entry) = self.entries.get_mut(digest) else {
+    pub(super) fn rank(&mut self, key: &CopyKey, priority: f64) {
+        let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
         let before = std::mem::replace(&mut entry.priority, Priority::new(priority));
         if entry.is_clean {
-            self.clean.remove(&(before, entry.number, *digest));
-            self.clean.insert((entry.priority, entry.number, *digest));
+            self.clean.remove(&(before, entry.number, *key));
+            self.clean.insert((entry.priority, entry.number, *key));
         }
     }
 
     /// Takes the room of a cut fill, to go on with it.
-    pub(super) fn resume(&mut self, digest: &Digest) -> Option<Arc<Room>> {
-        let (number, room) = self.rooms.remove(digest)?;
+    pub(super) fn resume(&mut self, key: &CopyKey) -> Option<Arc<Room>> {
+        let (number, room) = self.rooms.remove(key)?;
         self.partials.remove(&number);
         Some(room)
     }
 
     /// A fill was cut and lies on the fast tier.
-    pub(super) fn cut(&mut self, digest: Digest, room: Arc<Room>) {
-        self.resume(&digest);
+    pub(super) fn cut(&mut self, key: CopyKey, room: Arc<Room>) {
+        self.resume(&key);
         let number = self.number();
-        self.partials.insert(number, digest);
-        self.rooms.insert(digest, (number, room));
+        self.partials.insert(number, key);
+        self.rooms.insert(key, (number, room));
     }
 
     /// Whether a cut fill of it lies on the fast tier.
     pub(super) fn is_cut(&self, digest: &Digest) -> bool {
-        self.rooms.contains_key(digest)
+        self.rooms.contains_key(&CopyKey::whole(digest))
     }
 
     /// How many bytes must leave before `more` can be had.
@@ -294,8 +301,8 @@ impl TierState {
     pub(super) fn can_fit(&self, more: u64) -> bool {
         let short = self.short(more);
         let partials = self.rooms.values().map(|(_, room)| room.bytes());
-        let clean = self.clean.iter().filter_map(|(_, _, digest)| {
-            let entry = self.entries.get(digest)?;
+        let clean = self.clean.iter().filter_map(|(_, _, key)| {
+            let entry = self.entries.get(key)?;
             (Arc::strong_count(&entry.room) == 1).then(|| entry.room.bytes())
         });
         let mut free = 0_u64;
@@ -306,13 +313,13 @@ impl TierState {
     }
 
     /// What leaves first; not what is being read, since that frees nothing yet.
-    pub(super) fn victim(&self) -> Option<Victim> {
-        if let Some(digest) = self.partials.values().next() {
-            return Some(Victim::Partial(*digest));
+    pub(super) fn victim(&self) -> Option<FastVictim> {
+        if let Some(key) = self.partials.values().next() {
+            return Some(FastVictim::Partial(*key));
         }
-        let idle = |(_, number, digest): &(Priority, u64, Digest)| {
-            let entry = self.entries.get(digest)?;
-            (Arc::strong_count(&entry.room) == 1).then_some(Victim::Blob(*digest, *number))
+        let idle = |(_, number, key): &(Priority, u64, CopyKey)| {
+            let entry = self.entries.get(key)?;
+            (Arc::strong_count(&entry.room) == 1).then_some(FastVictim::Copy(*key, *number))
         };
         self.clean.iter().find_map(idle)
     }
@@ -324,8 +331,8 @@ impl TierState {
         if short == 0 {
             return 0.0;
         }
-        for (priority, _, digest) in &self.clean {
-            let Some(entry) = self.entries.get(digest) else {
+        for (priority, _, key) in &self.clean {
+            let Some(entry) = self.entries.get(key) else {
                 continue;
             };
             if Arc::strong_count(&entry.room) == 1 {

@@ -1,0 +1,68 @@
+//! The key of a copy on the fast medium.
+
+use pierhead_oci::Digest;
+
+/// Names one copy: all of a blob, or its hot chunks. A medium stores values under digests only, so the
+/// hot chunks lie under the complement of the blob's digest. Content with that digest would be a
+/// collision of the hash.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct CopyKey(Digest);
+
+impl CopyKey {
+    /// The copy of all of a blob.
+    pub(super) fn whole(blob: &Digest) -> Self {
+        Self(*blob)
+    }
+
+    /// The copy of the hot chunks of a blob.
+    pub(super) fn hot(blob: &Digest) -> Self {
+        Self(complement(blob))
+    }
+
+    /// The key of a value that a walk over the medium found; only the value tells which kind of copy it is.
+    pub(super) fn found(on_medium: Digest) -> Self {
+        Self(on_medium)
+    }
+
+    /// The digest under which the medium stores the copy.
+    pub(super) fn on_medium(&self) -> &Digest {
+        &self.0
+    }
+
+    /// The blob, if this is the key of a whole copy.
+    pub(super) fn as_whole(self) -> Digest {
+        self.0
+    }
+
+    /// The blob, if this is the key of hot chunks.
+    pub(super) fn as_hot(self) -> Digest {
+        complement(&self.0)
+    }
+}
+
+fn complement(digest: &Digest) -> Digest {
+    let bytes: Vec<u8> = digest.as_bytes().iter().map(|byte| !byte).collect();
+    Digest::from_bytes(digest.algorithm(), &bytes).unwrap_or(*digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn both_copies_of_a_blob_have_their_keys_and_lead_back_to_it() {
+        for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
+            let blob = Digest::of(algorithm, b"a blob");
+            let (whole, hot) = (CopyKey::whole(&blob), CopyKey::hot(&blob));
+            assert_ne!(whole, hot);
+            assert_eq!(whole.on_medium(), &blob);
+            assert_eq!(whole.as_whole(), blob);
+            // The form on the medium: each byte is complemented.
+            let bytes = hot.on_medium().as_bytes().iter().zip(blob.as_bytes());
+            assert!(bytes.into_iter().all(|(hot, whole)| hot ^ whole == 0xff));
+            assert_eq!(CopyKey::found(*hot.on_medium()).as_hot(), blob);
+        }
+    }
+}

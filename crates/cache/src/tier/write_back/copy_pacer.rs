@@ -1,0 +1,172 @@
+//! Copies between the tiers give way to readers of the disk, to requests that need the CPU, and to pauses.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pierhead_host::BackgroundWork;
+use pierhead_oci::Digest;
+
+use super::fast_copies::FastCopies;
+use super::slow_disk::SlowDisk;
+use super::tier_state::TierState;
+use crate::tier::{Blob, CHUNK};
+
+/// Bytes that are copied at once.
+pub(super) const PIECE: usize = 1 << 20;
+
+/// How long one piece waits for CPU time that requests need.
+const CROWDED: Duration = Duration::from_secs(1);
+
+/// How often a pause checks whether it is over.
+const NAP: Duration = Duration::from_millis(200);
+
+/// How long work on one blob has still to give way. Of the time that it takes only that counts in which it stood back for somebody: a
+/// drain that is paced, or a disk that is slow, has given nothing.
+pub(super) struct Patience(Duration);
+
+impl Default for Patience {
+    /// Readers that never pause hold nothing up for ever.
+    fn default() -> Self {
+        Self(Duration::from_secs(10))
+    }
+}
+
+impl Patience {
+    /// Until when it gives way, if somebody wants it to until `quiet`; `None` when it does not any more.
+    fn until(&self, now: Instant, quiet: Instant) -> Option<Instant> {
+        let most = now.checked_add(self.0)?;
+        (!self.0.is_zero()).then_some(most.min(quiet))
+    }
+
+    fn spend(&mut self, waited: Duration) {
+        self.0 = self.0.saturating_sub(waited);
+    }
+}
+
+pub(super) struct CopyPacer {
+    pub(super) fast: Arc<FastCopies>,
+    pub(super) disk: Arc<SlowDisk>,
+    pub(super) background: BackgroundWork,
+    /// Most bytes a second that are written back; 0: as many as the disk takes.
+    pub(super) write_back_rate: u64,
+}
+
+impl CopyPacer {
+    /// Whether a copy that nobody waits for must stop.
+    pub(super) fn should_pause(&self) -> bool {
+        self.background.is_paused() && self.fast.state.lock().has_room()
+    }
+
+    /// Pauses for as long as background work is paused and `may` holds.
+    pub(super) fn pause_while(&self, may: impl Fn(&TierState) -> bool) {
+        while self.background.is_paused() && may(&self.fast.state.lock()) {
+            let _paused = self.background.count_pause();
+            self.fast.wait_until(Instant::now() + NAP, &may);
+        }
+    }
+
+    /// Leaves the CPU to requests for a while, as long as nobody waits for this blob or for room.
+    fn yield_cpu(&self, digest: &Digest) {
+        let mut left = CROWDED;
+        while let Some(wait) = self.background.cpu_wait(false)
+            && !left.is_zero()
+        {
+            let wait = wait.min(left).min(NAP);
+            let may = |state: &TierState| {
+                !state.stopped
+                    && state.flush_waiters == 0
+                    && state.has_room()
+                    && !state.is_held(digest)
+            };
+            if !may(&self.fast.state.lock()) {
+                return;
+            }
+            self.fast.wait_until(Instant::now() + wait, may);
+            left -= wait;
+        }
+    }
+
+    /// Leaves the disk to its readers, unless the fast tier fills up with dirty blobs.
+    pub(super) fn give_way(&self, digest: &Digest, patience: &mut Patience) {
+        self.pause_while(|state| state.has_room() && !state.is_held(digest));
+        self.yield_cpu(digest);
+        while let Some(quiet) = self.disk.quiet_at() {
+            let now = Instant::now();
+            let calm = {
+                let state = self.fast.state.lock();
+                state.has_room() && !state.is_held(digest)
+            };
+            let Some(until) = patience.until(now, quiet).filter(|_| calm) else {
+                return;
+            };
+            self.fast.wait_until(until, |state| {
+                !state.stopped && state.flush_waiters == 0 && !state.is_held(digest)
+            });
+            patience.spend(now.elapsed());
+        }
+    }
+
+    /// Waits until `bytes` may have been written since `begun`, or a flush waits.
+    pub(super) fn pace(&self, digest: &Digest, begun: Instant, bytes: u64) {
+        let due = match self.write_back_rate {
+            0 => Duration::ZERO,
+            #[expect(clippy::cast_precision_loss, reason = "a pause")]
+            rate => Duration::try_from_secs_f64(bytes as f64 / rate as f64).unwrap_or_default(),
+        };
+        let due = begun.checked_add(due).unwrap_or(begun);
+        self.fast.wait_until(due, |state| {
+            !state.stopped && !state.is_held(digest) && state.flush_waiters == 0
+        });
+    }
+
+    /// Hands a range of a blob to `put`, its checksums compared; `false` when somebody else needs its place, or the machine is short of
+    /// something: nobody waits for it, and it would hold its room for as long as that is. The range ends with a chunk or with the blob.
+    pub(super) fn copy_from_disk(
+        &self,
+        digest: &Digest,
+        slow: &dyn Blob,
+        range: Range<u64>,
+        patience: &mut Patience,
+        mut put: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let mut offset = range.start;
+        let mut buffer = Vec::new();
+        while offset < range.end {
+            if self.should_pause() {
+                return Ok(false);
+            }
+            self.give_way(digest, patience);
+            if self.fast.is_interrupted(digest) {
+                return Ok(false);
+            }
+            let left = usize::try_from(range.end - offset).unwrap_or(PIECE);
+            buffer.resize(left.min(PIECE), 0);
+            slow.read_at(offset, &mut buffer)?;
+            let mut chunks = (offset / CHUNK as u64..).zip(buffer.chunks(CHUNK));
+            if !chunks.all(|(index, chunk)| slow.trailer().sums().check(index, chunk)) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            put(&buffer)?;
+            offset += buffer.len() as u64;
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_gives_way_for_so_long_in_all() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut patience = Patience::default();
+        assert_eq!(patience.until(now, now + second), Some(now + second));
+        patience.spend(9 * second);
+        assert_eq!(patience.until(now, now + 5 * second), Some(now + second));
+        patience.spend(2 * second);
+        assert_eq!(patience.until(now, now + second), None);
+    }
+}

@@ -1,0 +1,60 @@
+//! The disk behind the fast tier: how it serves, and when others last waited for it.
+
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pierhead_oci::Digest;
+
+use super::open::SlowBlob;
+use crate::tier::placement::Speed;
+use crate::tier::{Blob, Tier};
+
+/// Copies leave the disk alone for so long after a read that waited for it: two reads of one client are closer.
+const QUIET: Duration = Duration::from_millis(30);
+
+pub(super) struct SlowDisk {
+    pub(super) tier: Arc<dyn Tier>,
+    /// How the disk serves, as measured.
+    pub(super) speed: Mutex<Speed>,
+    opened: Instant,
+    /// Milliseconds from `opened` to the last read that waited for the disk; 0: none.
+    last_read: AtomicU64,
+}
+
+impl SlowDisk {
+    pub(super) fn new(tier: Arc<dyn Tier>) -> Self {
+        Self {
+            tier,
+            speed: Mutex::new(Speed::HARD_DISK),
+            opened: Instant::now(),
+            last_read: AtomicU64::new(0),
+        }
+    }
+
+    /// Opens a blob for a reader; its reads are timed.
+    pub(super) fn open(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let blob = self.tier.open(digest)?;
+        Ok(blob.map(|blob| Arc::new(SlowBlob::new(self, blob)) as Arc<dyn Blob>))
+    }
+
+    /// Whether the disk has a readable copy; an unreadable one is stored anew.
+    pub(super) fn has(&self, digest: &Digest) -> bool {
+        matches!(self.tier.open(digest), Ok(Some(_)))
+    }
+
+    /// A reader has waited for the disk.
+    pub(super) fn was_read(&self) {
+        let millis = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_read.store(millis.max(1), Ordering::Relaxed);
+    }
+
+    /// When the disk will have been left alone for long enough; `None`: it has.
+    pub(super) fn quiet_at(&self) -> Option<Instant> {
+        let read = self.last_read.load(Ordering::Relaxed);
+        let quiet = self.opened + Duration::from_millis(read) + QUIET;
+        (read > 0 && quiet > Instant::now()).then_some(quiet)
+    }
+}
