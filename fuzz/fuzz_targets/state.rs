@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_eviction::fuzzing::state(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_replay::fuzzing::state(input));

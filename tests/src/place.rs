@@ -67,6 +67,20 @@ fn named(name: &str, at: &Path) -> Result<TempDir> {
         .with_context(|| format!("a folder in {}", at.display()))
 }
 
+/// The simulator of eviction policies: `PIERHEAD_REPLAY_BIN`, else the one that cargo built beside this test.
+pub fn pierhead_replay() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("PIERHEAD_REPLAY_BIN") {
+        return Ok(path.into());
+    }
+    let path = profile()?.join("pierhead-replay");
+    anyhow::ensure!(
+        path.exists(),
+        "{} is missing: run `cargo build -p pierhead-replay` first, or name a binary in PIERHEAD_REPLAY_BIN",
+        path.display()
+    );
+    Ok(path)
+}
+
 /// The daemon under test: `PIERHEAD_BIN`, else the one that cargo built beside this test.
 pub fn pierhead() -> Result<PathBuf> {
     if let Some(path) = env::var_os("PIERHEAD_BIN") {

@@ -1,7 +1,7 @@
 //! The policies against those of libCacheSim, request by request the same.
 //!
 //! libcachesim (PyPI, GPL) runs in a Python process of its own and is linked by nothing. It gets the traces
-//! as `pierhead replay --export` writes them, and cache sizes in bytes. Policies that say the same thing in
+//! as `pierhead-replay --export` writes them, and cache sizes in bytes. Policies that say the same thing in
 //! both must miss the same within [`EXACT`]; those whose published rules leave something open, within
 //! [`CLOSE`] under `--rules libcachesim`.
 //!
@@ -170,21 +170,14 @@ fn compare(trace: &Path, sizes: &str) -> Result<Vec<String>, String> {
     let exported = folder.path().join("exported.oracleGeneral.bin");
     let names: Vec<&str> = POLICIES.iter().map(|(name, _)| *name).collect();
     let names = names.join(",");
-    let output = Command::new(place::pierhead().expect("a pierhead"))
-        .args([
-            "replay",
-            "--json",
-            "--rules",
-            "libcachesim",
-            "--size",
-            sizes,
-        ])
+    let output = Command::new(place::pierhead_replay().expect("a pierhead-replay"))
+        .args(["--json", "--rules", "libcachesim", "--size", sizes])
         .args(["--policy", &names, "--trace"])
         .arg(trace)
         .arg("--export")
         .arg(&exported)
         .output()
-        .expect("pierhead runs");
+        .expect("pierhead-replay runs");
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }

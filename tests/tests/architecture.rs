@@ -23,7 +23,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-eviction", &[]),
     ("pierhead-pmem", &["pierhead-atomic-file"]),
     ("pierhead-host", &[]),
-    ("pierhead-plot", &[]),
+    ("pierhead-replay", &["pierhead-oci", "pierhead-eviction"]),
     ("pierhead-remote", &["pierhead-atomic-file", "pierhead-oci"]),
     ("pierhead-toc", &["pierhead-atomic-file", "pierhead-oci"]),
     ("pierhead-bundle", &["pierhead-oci", "pierhead-toc"]),
@@ -79,7 +79,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-eviction",
             "pierhead-pmem",
             "pierhead-host",
-            "pierhead-plot",
             "pierhead-remote",
             "pierhead-toc",
             "pierhead-bundle",
@@ -111,8 +110,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-cache",
             "pierhead-eviction",
             "pierhead-oci",
-            "pierhead-plot",
             "pierhead-pmem",
+            "pierhead-replay",
             "pierhead-tests",
             "pierhead-worker",
         ],
@@ -132,6 +131,11 @@ const FOR_TESTS: &[(&str, &str, &str)] = &[
         "pierhead-worker",
         "its tests apply the bundles that the server makes",
     ),
+    (
+        "pierhead",
+        "pierhead-replay",
+        "its tests read the request log that the daemon writes",
+    ),
 ];
 
 /// Packages around the product, not part of it.
@@ -146,8 +150,8 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     ),
     (
         "clap",
-        &["pierhead"],
-        "only the binary reads the command line",
+        &["pierhead", "pierhead-replay"],
+        "only the programs read the command line",
     ),
     (
         "toml",
@@ -156,15 +160,19 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     ),
     (
         "anyhow",
-        &["pierhead"],
-        "a library has an error enum of its own",
+        &["pierhead", "pierhead-replay"],
+        "a library has an error enum of its own; programs do not",
     ),
     (
         "tracing-subscriber",
         &["pierhead", TESTKIT],
         "only the binary says where log lines go; tests capture them",
     ),
-    ("indicatif", &["pierhead"], "only the binary has a terminal"),
+    (
+        "indicatif",
+        &["pierhead", "pierhead-replay"],
+        "only the programs have a terminal",
+    ),
     (
         "http",
         &[

@@ -1,4 +1,4 @@
-//! The generated pages of docs/reference: tests of pierhead compare them with the code, or write them.
+//! The generated pages of docs/reference: tests of the programs compare them with the code, or write them.
 
 use std::process::Command;
 
@@ -11,11 +11,22 @@ use crate::place;
 /// # Errors
 /// When a page is not current, or a test cannot run.
 pub(crate) fn run(write: bool) -> Result<()> {
-    let mut pages = vec![("--bin=pierhead", "reference::")];
-    pages.push(("--test=daemon", "metrics::every_metric_keeps_the_rules"));
-    for (target, filter) in pages {
+    let pages = [
+        ("pierhead", "--bin=pierhead", "reference::"),
+        (
+            "pierhead",
+            "--test=daemon",
+            "metrics::every_metric_keeps_the_rules",
+        ),
+        (
+            "pierhead-replay",
+            "--bin=pierhead-replay",
+            "cli::tests::the_page",
+        ),
+    ];
+    for (package, target, filter) in pages {
         let mut test = Command::new("cargo");
-        test.args(["test", "--quiet", "--package", "pierhead", target, "--"])
+        test.args(["test", "--quiet", "--package", package, target, "--"])
             .arg(filter)
             .current_dir(place::root());
         if write {

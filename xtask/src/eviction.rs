@@ -1,4 +1,4 @@
-//! `cargo xtask eviction-table`: the tables of `docs/explanation/eviction.md`, from `pierhead replay --json`.
+//! `cargo xtask eviction-table`: the tables of `docs/explanation/eviction.md`, from `pierhead-replay --json`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ const T: [f64; 11] = [
 /// Flags of `eviction-table`.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Traces to add to the synthetic ones, in any format that `pierhead replay` knows.
+    /// Traces to add to the synthetic ones, in any format that `pierhead-replay` knows.
     #[arg(value_name = "FILE")]
     traces: Vec<PathBuf>,
-    /// A release build of pierhead, instead of `release/pierhead` in the build folder.
+    /// A release build of pierhead-replay, instead of `release/pierhead-replay` in the build folder.
     #[arg(long, value_name = "FILE")]
-    pierhead: Option<PathBuf>,
+    program: Option<PathBuf>,
     /// Leave the synthetic workloads out.
     #[arg(long)]
     no_synthetic: bool,
@@ -54,12 +54,12 @@ struct Table {
 /// # Errors
 /// When a replay fails, or prints what a replay does not.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let usual = place::target().join("release/pierhead");
-    let pierhead = options.pierhead.as_deref().unwrap_or(&usual);
+    let usual = place::target().join("release/pierhead-replay");
+    let program = options.program.as_deref().unwrap_or(&usual);
     let mut table = Table::default();
     if !options.no_synthetic {
         let seeds: Vec<String> = TUNING.chain(TEST).map(|seed| seed.to_string()).collect();
-        table.add(replay(pierhead).args(["--synthetic", "--seed", &seeds.join(",")]))?;
+        table.add(replay(program).args(["--synthetic", "--seed", &seeds.join(",")]))?;
         table.print_mean("Synthetic, tuning set", TUNING);
         table.print_mean("Synthetic, test set", TEST);
         table.print_seeds(&["lru", "s3-fifo", "size-split", "learned"]);
@@ -68,18 +68,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     for trace in &options.traces {
-        table.add(replay(pierhead).arg("--trace").arg(trace))?;
+        table.add(replay(program).arg("--trace").arg(trace))?;
         let name = trace.file_name().unwrap_or_default().to_string_lossy();
         table.print_trace(&trace.display().to_string(), &name);
     }
     Ok(())
 }
 
-fn replay(pierhead: &Path) -> Command {
-    let mut command = Command::new(pierhead);
+fn replay(program: &Path) -> Command {
+    let mut command = Command::new(program);
     // Alone on its core, or requests/s would say how busy the machine is.
     let flags = ["--json", "--jobs", "1", "--policy", "all", "--size"];
-    command.arg("replay").args(flags).arg(SIZES.join(","));
+    command.args(flags).arg(SIZES.join(","));
     command
 }
 

@@ -1,6 +1,6 @@
 //! What is printed and drawn of the waves and of the simulation.
 
-use pierhead_plot::{Axis, Band, Figure, Line, Marks, Panel};
+use pierhead_replay::chart::{Axis, Band, Figure, Line, Marks, Panel};
 
 use super::fit::{Fitted, deviation};
 use super::machine::Wanted;

@@ -17,64 +17,27 @@
 #![forbid(unsafe_code)]
 
 mod access;
-mod hash;
-mod heap;
 mod named;
-mod parameter;
-#[cfg(test)]
-mod play;
-mod policy;
-mod queued;
-mod queues;
-mod ranked;
-mod saved;
 mod simulated;
-mod sizes;
-mod sketch;
-mod table;
 
 pub mod admission;
-pub mod arc;
-pub mod belady;
-pub mod belady_size;
-pub mod cherry;
-pub mod fifo;
-#[cfg(any(test, feature = "fuzzing"))]
+pub mod building_blocks;
+pub mod policy;
+pub mod request_log;
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
-pub mod fuzzing;
-pub mod gdsf;
-pub mod learned;
-pub mod lfu;
-pub mod lhd;
-pub mod lru;
-pub mod replay;
-pub mod s3_fifo;
-pub mod sieve;
-pub mod size_split;
-pub mod synthetic;
-pub mod trace;
-pub mod w_tinylfu;
+pub mod testing;
 
 pub use access::{Access, Key};
 pub use admission::{Admission, NamedAdmission, UnknownAdmission};
-pub use arc::Arc;
-pub use belady::{Belady, Future};
-pub use belady_size::BeladySize;
-pub use cherry::Cherry;
-pub use fifo::Fifo;
-pub use gdsf::Gdsf;
-pub use learned::Learned;
-pub use lfu::Lfu;
-pub use lhd::Lhd;
-pub use lru::Lru;
+pub use building_blocks::parameter::ParameterError;
+pub use building_blocks::saved::StateError;
 pub use named::{Named, UnknownPolicy};
-pub use parameter::ParameterError;
+pub use policy::cherry::Cherry;
+pub use policy::gdsf::Gdsf;
+pub use policy::learned::Learned;
+pub use policy::lru::Lru;
+pub use policy::s3_fifo::S3Fifo;
+pub use policy::size_split::SizeSplit;
 pub use policy::{Policy, Victim};
-pub use queued::Queued;
-pub use ranked::{Ranked, Rule};
-pub use s3_fifo::S3Fifo;
-pub use saved::StateError;
-pub use sieve::Sieve;
 pub use simulated::{Outcome, Simulated};
-pub use size_split::SizeSplit;
-pub use w_tinylfu::WTinyLfu;

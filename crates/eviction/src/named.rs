@@ -1,36 +1,21 @@
-//! The policies by the names that the configuration and `pierhead replay` know them by.
+//! The policies that the daemon offers, by the names that the configuration has for them.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{
-    Arc, Cherry, Fifo, Gdsf, Key, Learned, Lfu, Lhd, Lru, Policy, S3Fifo, Sieve, SizeSplit,
-    WTinyLfu, arc, cherry, fifo, gdsf, learned, lfu, lhd, lru, s3_fifo, sieve, size_split,
-    w_tinylfu,
-};
+use crate::policy::{cherry, gdsf, learned, lru, s3_fifo, size_split};
+use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, S3Fifo, SizeSplit};
 
-/// A policy that can be made without knowing the future, with its documented default parameters.
+/// A policy that the daemon offers, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Named {
-    /// [`Fifo`].
-    Fifo,
     /// [`Lru`].
     Lru,
-    /// [`Lfu`].
-    Lfu,
-    /// [`Sieve`].
-    Sieve,
     /// [`S3Fifo`].
     S3Fifo,
-    /// [`Arc`].
-    Arc,
-    /// [`WTinyLfu`].
-    WTinyLfu,
     /// [`Gdsf`].
     Gdsf,
-    /// [`Lhd`].
-    Lhd,
     /// [`Cherry`].
     Cherry,
     /// [`SizeSplit`].
@@ -39,23 +24,20 @@ pub enum Named {
     Learned,
 }
 
-/// No policy has this name.
+/// The daemon offers no policy of this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no eviction policy is called {0:?}; there are: {names}", names = Named::names())]
+#[error(
+    "no eviction policy is called {0:?}; there are: {names} (the simulator `pierhead-replay` has more)",
+    names = Named::names()
+)]
 pub struct UnknownPolicy(pub String);
 
 impl Named {
     /// All of them, in the order in which they are listed to people.
     pub const ALL: &[Self] = &[
-        Self::Fifo,
         Self::Lru,
-        Self::Lfu,
-        Self::Sieve,
         Self::S3Fifo,
-        Self::Arc,
-        Self::WTinyLfu,
         Self::Gdsf,
-        Self::Lhd,
         Self::Cherry,
         Self::SizeSplit,
         Self::Learned,
@@ -69,15 +51,9 @@ impl Named {
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Fifo => fifo::NAME,
             Self::Lru => lru::NAME,
-            Self::Lfu => lfu::NAME,
-            Self::Sieve => sieve::NAME,
             Self::S3Fifo => s3_fifo::NAME,
-            Self::Arc => arc::NAME,
-            Self::WTinyLfu => w_tinylfu::NAME,
             Self::Gdsf => gdsf::NAME,
-            Self::Lhd => lhd::NAME,
             Self::Cherry => cherry::NAME,
             Self::SizeSplit => size_split::NAME,
             Self::Learned => learned::NAME,
@@ -87,21 +63,12 @@ impl Named {
     /// A new one for a cache of `capacity` bytes; those that draw lots draw them from `seed`.
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
-            Self::Fifo => Box::new(Fifo::new()),
             Self::Lru => Box::new(Lru::new()),
+            Self::S3Fifo => Box::new(S3Fifo::with(capacity, s3_fifo::Parameters::default())),
             Self::Gdsf => Box::new(Gdsf::default()),
-            Self::Lhd => Box::new(Lhd::with_defaults(capacity, seed)),
             Self::Cherry => Box::new(Cherry::default()),
             Self::SizeSplit => Box::new(SizeSplit::with_defaults(capacity)),
             Self::Learned => Box::new(Learned::new(capacity, seed)),
-            Self::Sieve => Box::new(Sieve::new()),
-            Self::Lfu => Box::new(Lfu::default()),
-            Self::S3Fifo => Box::new(S3Fifo::with(capacity, s3_fifo::Parameters::default())),
-            Self::Arc => Box::new(Arc::new(capacity, arc::Parameters::default())),
-            Self::WTinyLfu => {
-                let parameters = w_tinylfu::Parameters::default();
-                Box::new(WTinyLfu::with(capacity, parameters, seed))
-            }
         }
     }
 

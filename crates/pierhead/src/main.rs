@@ -17,7 +17,6 @@ mod progress;
 mod quiet;
 #[cfg(test)]
 mod reference;
-mod replay;
 mod serve;
 mod terminal;
 mod tier;
@@ -39,7 +38,6 @@ fn main() -> ExitCode {
         Command::Cache(command) => client::run(&command),
         Command::Setup(args) => cli::setup::run(&args, &Environment::read()),
         Command::Doctor(args) => doctor::run(&args, &Environment::read()),
-        Command::Replay(args) => replay::run(&args),
         Command::Pull(args) => cli::worker::pull(&args, &Environment::read()),
         Command::Trace(args) => cli::worker::trace(&args, &Environment::read()),
         Command::Inspect(args) => cli::worker::inspect(&args, &Environment::read()),

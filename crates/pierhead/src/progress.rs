@@ -7,7 +7,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub(crate) enum Unit {
     Bytes,
     Layers,
-    Requests,
 }
 
 impl Unit {
@@ -16,7 +15,6 @@ impl Unit {
         match self {
             Self::Bytes => "{bar:16} {bytes:>10}/{total_bytes:<10} {bytes_per_sec:>13} {wide_msg}",
             Self::Layers => "{bar:16} {pos:>4}/{len} layers {wide_msg}",
-            Self::Requests => "{bar:16} {percent:>3} % of the requests, {eta} left {wide_msg}",
         }
     }
 }
@@ -171,7 +169,7 @@ mod tests {
         let sizes = [(0, 0), (3, 9), (1023 << 20, 1023 << 30), (1, u64::MAX)];
         for (done, total) in sizes {
             for name in names {
-                for unit in [Unit::Bytes, Unit::Layers, Unit::Requests] {
+                for unit in [Unit::Bytes, Unit::Layers] {
                     if unit == Unit::Layers && total > 9 {
                         continue;
                     }

@@ -54,7 +54,7 @@ fn file(folder: &Path, name: &str, content: &str) -> String {
 
 #[test]
 fn help_teaches() {
-    let all: [(&[&str], &[&str]); 13] = [
+    let all: [(&[&str], &[&str]); 12] = [
         (
             &[],
             &[
@@ -107,19 +107,6 @@ fn help_teaches() {
                 "--config",
                 "--registry",
                 "Exit codes:",
-            ],
-        ),
-        (
-            &["replay"],
-            &[
-                "--trace",
-                "--policy",
-                "--size",
-                "--svg",
-                "--rules",
-                "oracle-general",
-                "size zero",
-                "Examples:",
             ],
         ),
         (&["config"], &["check", "show"]),
@@ -268,7 +255,6 @@ fn usage_errors_are_2() {
         &["cache", "prune", "--all", "--to", "1GiB"],
         &["cache", "prune", "--to", "10"],
         &["cache", "tier", "set-limit", "10"],
-        &["replay", "--synthetic", "--size", "10"],
         &["cache", "warm"],
         &["cache", "warm", "UPPER/Case"],
         &["cache", "warm", "a", "--platform", "linux"],
@@ -458,21 +444,6 @@ fn check_warns_of_an_open_key_and_of_the_certificate_of_an_authority() {
         assert_eq!(said.contains("chmod 600"), warned, "{said}");
         assert!(said.contains("CA:FALSE"), "{said}");
     }
-}
-
-/// clap breaks longer lines where they end, and the columns with them.
-#[test]
-fn the_columns_of_the_help_of_replay_stay() {
-    let output = pierhead(&["replay", "--help"]);
-    let help = text(&output.stdout);
-    let (_, formats) = help.split_once("Formats (").expect("the formats");
-    for line in formats.lines() {
-        assert!(line.chars().count() <= 98, "{line}");
-    }
-    assert!(
-        formats.contains("\n                    the cost\n"),
-        "{formats}"
-    );
 }
 
 #[test]

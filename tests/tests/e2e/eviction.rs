@@ -1,10 +1,12 @@
 //! Who stays in the cache: another policy while serving, what a restart keeps, and a trace to choose by.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
 use pierhead_testkit::{images::Image, registry::FakeRegistry};
 use pierhead_tests::{
-    pierhead::{Options, Pierhead, run},
-    place, wait,
+    pierhead::{Options, Pierhead},
+    place, process, wait,
 };
 use serde_json::Value;
 
@@ -53,7 +55,7 @@ fn the_policy_is_changed_while_serving() -> Result<()> {
     Ok(())
 }
 
-/// What `serve` records, `replay` reads; it names nobody and nothing.
+/// `pierhead-replay` reads what `serve` records. The log names no client and no digest.
 #[test]
 fn a_recorded_trace_is_replayed() -> Result<()> {
     let folder = place::scratch("trace")?;
@@ -78,10 +80,10 @@ fn a_recorded_trace_is_replayed() -> Result<()> {
     assert_eq!(secret.len(), 32);
     let lines = || trace.lines().filter(|line| !line.starts_with('#'));
     let file = file.to_str().context("UTF-8")?;
-    let (status, said) = run(&[
-        "replay", "--trace", file, "--policy", "lru", "--size", "1GiB", "--json",
-    ])?;
-    assert!(status.success(), "{said}");
+    let flags = [
+        "--trace", file, "--policy", "lru", "--size", "1GiB", "--json",
+    ];
+    let said = process::run(Command::new(place::pierhead_replay()?).args(flags))?;
     let said: Value = serde_json::from_str(&said)?;
     let row = &said["rows"][0];
     assert_eq!(

@@ -1,6 +1,7 @@
 //! Everything may enter: the policy alone decides what stays.
 
-use crate::{Access, Admission, StateError, saved};
+use crate::building_blocks::saved;
+use crate::{Access, Admission, StateError};
 
 pub(super) const NAME: &str = "always";
 

@@ -1,4 +1,4 @@
-//! The admissions by the names that the configuration and `pierhead replay` know them by.
+//! The admissions by the names that the configuration and `pierhead-replay` know them by.
 
 use std::fmt;
 use std::str::FromStr;

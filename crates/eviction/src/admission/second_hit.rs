@@ -4,9 +4,10 @@
 //! Maggs and Sitaraman, "Algorithmic nuggets in content delivery", Computer Communication Review 45(3), 2015,
 //! section 4 (cache on second hit). They keep the history in Bloom filters that take turns; this one is exact.
 
-use crate::parameter::{ParameterError, check};
-use crate::queues::{Queues, Saved};
-use crate::{Access, Admission, Key, StateError, saved};
+use crate::building_blocks::parameter::{ParameterError, check};
+use crate::building_blocks::queues::{Queues, Saved};
+use crate::building_blocks::saved;
+use crate::{Access, Admission, Key, StateError};
 
 pub(super) const NAME: &str = "second-hit";
 

@@ -4,9 +4,10 @@
 //! delivery network", NSDI '17, section 3.2: the chance is e^(-size/c). AdaptSize tunes c as it runs; here it is
 //! a parameter.
 
-use crate::hash::draw;
-use crate::parameter::{ParameterError, check};
-use crate::{Access, Admission, StateError, saved};
+use crate::building_blocks::hash::draw;
+use crate::building_blocks::parameter::{ParameterError, check};
+use crate::building_blocks::saved;
+use crate::{Access, Admission, StateError};
 
 pub(super) const NAME: &str = "size-aware";
 

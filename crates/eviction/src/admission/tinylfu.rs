@@ -4,9 +4,10 @@
 //! newcomer must beat the victim; a keeper of the door knows no victim, so it must reach a threshold.
 //! [`crate::WTinyLfu`] compares the two.
 
-use crate::parameter::{ParameterError, check};
-use crate::sketch::{MOST, Sketch};
-use crate::{Access, Admission, Key, StateError, saved};
+use crate::building_blocks::parameter::{ParameterError, check};
+use crate::building_blocks::saved;
+use crate::building_blocks::sketch::{MOST, Sketch};
+use crate::{Access, Admission, Key, StateError};
 
 pub(super) const NAME: &str = "tinylfu";
 

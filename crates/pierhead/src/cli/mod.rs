@@ -5,7 +5,6 @@ pub(crate) mod cache;
 pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod document;
-pub(crate) mod replay;
 pub(crate) mod serve;
 pub(crate) mod setup;
 pub(crate) mod worker;
@@ -52,7 +51,6 @@ Examples:
   pierhead cache stat                              how full is it, who listens where
   pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
   pierhead pull redis:7 --via http://10.0.0.1:5000 --into store --as docker-archive --output - | docker load
-  pierhead replay --trace pulls.trace --size 4GiB  which eviction policy would have been best?
   pierhead config show --default > pierhead.toml   a file with every key, to start from
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Where the reason is known:
@@ -85,8 +83,6 @@ pub(crate) enum Command {
     Inspect(Box<worker::InspectArgs>),
     /// Show what an update of an image would move, by each method
     Diff(Box<worker::DiffArgs>),
-    /// Send traces through simulated caches, to see which eviction policy would miss the least
-    Replay(replay::ReplayArgs),
     /// Print completions for a shell
     #[command(
         after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead"

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
-use pierhead_eviction::trace::own;
+use pierhead_eviction::request_log;
 
 /// Looks at the file, and at the older one beside it, `file.1`. Creates nothing. What we may not look at is good: the
 /// daemon may run as somebody else.
@@ -59,10 +59,10 @@ fn is_trace(file: &Path) -> Result<(), String> {
     if found.len() == 0 {
         return Ok(());
     }
-    let mut head = [0; own::HEADER.len()];
+    let mut head = [0; request_log::HEADER.len()];
     match File::open(file).and_then(|mut file| file.read_exact(&mut head)) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
-        Ok(()) if head == own::HEADER.as_bytes() => Ok(()),
+        Ok(()) if head == request_log::HEADER.as_bytes() => Ok(()),
         _ => refuse("holds something that is no trace of this version"),
     }
 }
@@ -78,7 +78,7 @@ mod tests {
         trace_file(&file).unwrap();
         fs::write(&file, "").unwrap();
         trace_file(&file).unwrap();
-        fs::write(&file, own::HEADER).unwrap();
+        fs::write(&file, request_log::HEADER).unwrap();
         trace_file(&file).unwrap();
         let says = |file: &Path, words: &str| {
             let said = trace_file(file).unwrap_err();

@@ -1,4 +1,4 @@
-//! The trace that `serve` records of itself: one line a request, for `pierhead replay`.
+//! The trace that `serve` records of itself: one line a request, for `pierhead-replay`.
 //!
 //! Requests leave a note in a bounded list; a thread of its own writes it. What does not fit is counted.
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use pierhead_cache::{Outcome, Recorder};
 use pierhead_eviction::Access;
-use pierhead_eviction::trace::own;
+use pierhead_eviction::request_log::{Record, RecordedOutcome};
 use pierhead_host::{BackgroundTask, Panics};
 use pierhead_oci::{Algorithm, Digest, Hasher};
 use prometheus_client::metrics::counter::Counter;
@@ -165,7 +165,7 @@ impl Notes {
     }
 }
 
-fn line(secret: &Secret, access: &Access<Digest>, outcome: Outcome) -> own::Line {
+fn line(secret: &Secret, access: &Access<Digest>, outcome: Outcome) -> Record {
     // SHA-256 over a secret of fixed length, cut to a quarter: nobody without the secret can tell which
     // digest a key is, nor make one that looks like it.
     let mut hasher = Hasher::new(Algorithm::Sha256);
@@ -173,16 +173,16 @@ fn line(secret: &Secret, access: &Access<Digest>, outcome: Outcome) -> own::Line
     hasher.update(access.key.as_bytes());
     let hash = hasher.finish();
     let key = hash.as_bytes().first_chunk();
-    own::Line {
+    Record {
         second: access.tick,
         key: key.map_or(0, |key| u64::from_be_bytes(*key)),
         size: access.size,
         cost_ms: milliseconds(access.cost),
         shared: access.shared,
         outcome: match outcome {
-            Outcome::Hit => own::Outcome::Hit,
-            Outcome::Kept => own::Outcome::Miss,
-            Outcome::Passed => own::Outcome::Passed,
+            Outcome::Hit => RecordedOutcome::Hit,
+            Outcome::Kept => RecordedOutcome::Miss,
+            Outcome::Passed => RecordedOutcome::Passed,
         },
     }
 }

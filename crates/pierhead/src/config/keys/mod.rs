@@ -77,7 +77,7 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("eviction", "Which blobs the cache admits and evicts."),
     (
         "request_log",
-        "A log of all requests, from which `pierhead replay` compares eviction policies.",
+        "A log of all requests, from which `pierhead-replay` compares eviction policies.",
     ),
     (
         "bundle",

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use pierhead_eviction::trace::own;
+use pierhead_eviction::request_log;
 use pierhead_remote::open_file_with;
 use rustix::fs::OFlags;
 
@@ -110,11 +110,11 @@ impl Open {
         let found = file.metadata()?.len();
         let mut head = Vec::new();
         Read::by_ref(&mut file)
-            .take(own::HEADER.len() as u64)
+            .take(request_log::HEADER.len() as u64)
             .read_to_end(&mut head)?;
-        let len = if head == own::HEADER.as_bytes() {
+        let len = if head == request_log::HEADER.as_bytes() {
             whole_lines(&mut file, found)?
-        } else if own::HEADER.as_bytes().starts_with(&head) {
+        } else if request_log::HEADER.as_bytes().starts_with(&head) {
             // New, or its header was cut by a crash.
             0
         } else {
@@ -129,8 +129,8 @@ impl Open {
         }
         let mut open = Self { file, len };
         if len == 0 {
-            open.file.write_all(own::HEADER.as_bytes())?;
-            open.len = own::HEADER.len() as u64;
+            open.file.write_all(request_log::HEADER.as_bytes())?;
+            open.len = request_log::HEADER.len() as u64;
         }
         // Whoever had the lock before us may have moved it to its second name in between.
         if open.is_at(path)? {

@@ -14,10 +14,15 @@ fn access(number: u64) -> Access<Digest> {
     )
 }
 
-fn lines(path: &Path) -> Vec<own::Line> {
+fn lines(path: &Path) -> Vec<Record> {
     let text = fs::read_to_string(path).unwrap();
-    let lines = text.strip_prefix(own::HEADER).unwrap().lines();
-    lines.map(|line| own::Line::parse(line).unwrap()).collect()
+    let lines = text
+        .strip_prefix(pierhead_eviction::request_log::HEADER)
+        .unwrap()
+        .lines();
+    lines
+        .map(|line| pierhead_replay::trace::request_log::parse(line).unwrap())
+        .collect()
 }
 
 fn record(file: &Path, data: &Path, max: u64, numbers: std::ops::Range<u64>) -> (u64, u64) {
@@ -130,7 +135,7 @@ fn only_what_follows_the_last_whole_line_is_cut_however_long_it_is() {
 fn half_a_header_is_made_whole() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace");
-    fs::write(&file, &own::HEADER[..9]).unwrap();
+    fs::write(&file, &pierhead_eviction::request_log::HEADER[..9]).unwrap();
     record(&file, folder.path(), 1 << 20, 0..3);
     assert_eq!(lines(&file).len(), 3);
 }
@@ -193,7 +198,7 @@ fn a_trace_that_is_moved_away_or_emptied_goes_on_in_a_valid_file() {
     assert_eq!((lines(&away).len(), lines(&file)[0].second), (20, 20));
     // Another file in its place is not taken for the older half.
     fs::rename(&file, &away).unwrap();
-    fs::write(&file, own::HEADER).unwrap();
+    fs::write(&file, pierhead_eviction::request_log::HEADER).unwrap();
     assert_eq!(flush(&mut output, 60..80), (20, 0));
     assert_eq!(lines(&file).len(), 20);
     // As `: > trace` does.

@@ -1,0 +1,178 @@
+//! The policy that evicts whatever has the lowest priority; an algorithm is a [`Rule`] for priorities.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::building_blocks::heap::Heap;
+use crate::building_blocks::saved;
+use crate::building_blocks::table::{Slot, Table};
+use crate::{Access, Key, Policy, StateError, Victim};
+
+/// How an algorithm gives priorities. What stays is what has the highest.
+pub trait Rule: Send {
+    /// What it notes about each key, at most 8 bytes.
+    type Note: Clone + Send + Serialize + DeserializeOwned;
+    /// What it knows beyond single keys.
+    type State: Serialize + DeserializeOwned;
+
+    /// The name of the policy.
+    const NAME: &'static str;
+
+    /// Called first for each request, whether or not its key is held.
+    fn request(&mut self) {}
+
+    /// The note and the priority of a key that enters.
+    fn enter<K>(&self, access: &Access<K>) -> (Self::Note, f64);
+
+    /// The priority of a held key that entered with `size` and was asked for.
+    fn again<K>(&self, access: &Access<K>, size: u64, note: &mut Self::Note) -> f64;
+
+    /// A key of this priority was evicted.
+    fn evicted(&mut self, _priority: f64) {}
+
+    /// What [`Rule::resume`] takes up.
+    fn state(&self) -> Self::State;
+
+    /// Goes on where a state was taken.
+    ///
+    /// # Errors
+    /// When there is no such state; then nothing has changed.
+    fn resume(&mut self, state: Self::State) -> Result<(), StateError>;
+}
+
+/// L as it was saved: what is added to it must count.
+pub fn age(saved: f64) -> Result<f64, StateError> {
+    if saved.is_finite() && saved >= 0.0 {
+        return Ok(saved);
+    }
+    Err(StateError::Content("its age is no number"))
+}
+
+/// One order of priorities, kept by an indexed heap: each request is O(log n). Among equal priorities
+/// the key goes first whose priority was given first.
+#[derive(Debug)]
+pub struct Ranked<K, R: Rule> {
+    rule: R,
+    table: Table<K, R::Note>,
+    heap: Heap,
+}
+
+/// What is saved: the state of the rule, and key, size, note and priority of each key in their order.
+type State<K, R> = (<R as Rule>::State, Vec<(K, u64, <R as Rule>::Note, f64)>);
+
+impl<K: Key, R: Rule> Ranked<K, R> {
+    /// An empty one under `rule`.
+    pub fn by(rule: R) -> Self {
+        Self {
+            rule,
+            table: Table::default(),
+            heap: Heap::default(),
+        }
+    }
+
+    /// The keys and their priorities in the order in which they would be evicted: O(n log n).
+    pub fn iter(&self) -> impl Iterator<Item = (&K, f64)> {
+        let ordered = self.heap.ordered();
+        ordered.map(|(slot, priority)| (&self.table.get(slot).key, priority))
+    }
+
+    fn take(&mut self, slot: Slot) -> Option<Victim<K>> {
+        self.heap.remove(&mut self.table, slot);
+        self.table.take(slot).map(Victim::from)
+    }
+}
+
+impl<K: Key, R: Rule> Policy<K> for Ranked<K, R> {
+    fn hit(&mut self, access: &Access<K>) -> bool {
+        self.rule.request();
+        let Some(slot) = self.table.find(&access.key) else {
+            return false;
+        };
+        let size = self.table.get(slot).size;
+        let priority = self.rule.again(access, size, self.table.note(slot));
+        self.heap.set(&mut self.table, slot, priority);
+        true
+    }
+
+    fn insert(&mut self, access: &Access<K>) {
+        if self.table.find(&access.key).is_none() {
+            let (note, priority) = self.rule.enter(access);
+            let slot = self.table.add(access.key.clone(), access.size, note);
+            self.heap.push(&mut self.table, slot, priority);
+        }
+    }
+
+    fn remove(&mut self, key: &K) {
+        if let Some(slot) = self.table.find(key) {
+            self.take(slot);
+        }
+    }
+
+    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        let slot = self.heap.first_free(&self.table, held)?;
+        self.rule.evicted(self.heap.priority(&self.table, slot));
+        self.take(slot)
+    }
+
+    fn contains(&self, key: &K) -> bool {
+        self.table.find(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
+        for (slot, _) in self.heap.ordered() {
+            let entry = self.table.get(slot);
+            visit(&entry.key, entry.size);
+        }
+    }
+
+    fn memory(&self) -> usize {
+        self.table.memory() + self.heap.memory()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let entries = self.heap.ordered().map(|(slot, priority)| {
+            let entry = self.table.get(slot);
+            (entry.key.clone(), entry.size, entry.note.clone(), priority)
+        });
+        let state: State<K, R> = (self.rule.state(), entries.collect());
+        saved::seal(R::NAME, &state)
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        let (state, entries): State<K, R> = saved::open(R::NAME, saved)?;
+        let (mut table, mut heap) = (Table::default(), Heap::default());
+        for (key, size, note, priority) in entries {
+            if table.find(&key).is_some() {
+                return Err(StateError::Content("a key is in it twice"));
+            }
+            // The lowest of all is what is never asked for again; nothing is worth everything.
+            if priority.is_nan() || priority == f64::INFINITY {
+                return Err(StateError::Content("a priority is no number"));
+            }
+            let slot = table.add(key, size, note);
+            heap.push(&mut table, slot, priority);
+        }
+        self.rule.resume(state)?;
+        (self.table, self.heap) = (table, heap);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Gdsf;
+    use crate::testing::refuses_a_broken_age;
+
+    #[test]
+    fn an_age_or_a_priority_that_is_no_number_is_refused_and_changes_nothing() {
+        refuses_a_broken_age(Gdsf::<char>::default);
+    }
+}

@@ -1,0 +1,146 @@
+//! The envelope of saved states: what wrote it, in which version, and whether it is whole.
+//!
+//! ```text
+//! "PHEV" | version, u16 | length of the name, u8 | name | payload (postcard) | CRC-32C of all before, u32
+//! ```
+//! Numbers are little-endian.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+const MAGIC: &[u8; 4] = b"PHEV";
+/// Raised when the payload of any kind changes: a state is worth a warm start, not a migration.
+const VERSION: u16 = 1;
+const CHECKSUM: usize = 4;
+
+/// Why a saved state cannot be taken up. The mend is to start without it: nothing but ranks is lost.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StateError {
+    /// It does not begin or end as a state does.
+    #[error("not a saved eviction state, or cut short")]
+    Damaged,
+    /// Another version of pierhead wrote it.
+    #[error("a saved eviction state of version {found}; this is version {VERSION}")]
+    Version {
+        /// The version that it names.
+        found: u16,
+    },
+    /// Another policy wrote it.
+    #[error("a saved state of {found:?}, not of {expected:?}")]
+    Kind {
+        /// Whose it is.
+        found: String,
+        /// Whose it should be.
+        expected: &'static str,
+    },
+    /// Its checksum is right and its content is not.
+    #[error("a saved eviction state that contradicts itself: {0}")]
+    Content(&'static str),
+}
+
+/// Wraps the state of the policy `kind`.
+pub fn seal<T: Serialize>(kind: &'static str, state: &T) -> Vec<u8> {
+    let mut out = Vec::from(*MAGIC);
+    out.extend(VERSION.to_le_bytes());
+    out.push(u8::try_from(kind.len()).unwrap_or(u8::MAX));
+    out.extend(kind.as_bytes());
+    match postcard::to_extend(state, out) {
+        Ok(mut out) => {
+            out.extend(crc32c::crc32c(&out).to_le_bytes());
+            out
+        }
+        // Writing to memory does not fail; a key that cannot be written makes no state.
+        Err(_) => Vec::new(),
+    }
+}
+
+/// The same bytes with the checksum that they should have had: what a fuzzer must not have to guess.
+#[cfg(any(test, feature = "testing"))]
+pub fn with_valid_checksum(saved: &[u8]) -> Vec<u8> {
+    let body = saved.len().saturating_sub(CHECKSUM);
+    let mut out = Vec::from(&saved[..body]);
+    out.extend(crc32c::crc32c(&out).to_le_bytes());
+    out
+}
+
+/// Takes the state of the policy `kind` out of its envelope.
+pub fn open<T: DeserializeOwned>(kind: &'static str, saved: &[u8]) -> Result<T, StateError> {
+    let (body, sum) = saved
+        .split_last_chunk::<CHECKSUM>()
+        .ok_or(StateError::Damaged)?;
+    let rest = body.strip_prefix(MAGIC).ok_or(StateError::Damaged)?;
+    let (version, rest) = rest.split_first_chunk().ok_or(StateError::Damaged)?;
+    let found = u16::from_le_bytes(*version);
+    if found != VERSION {
+        return Err(StateError::Version { found });
+    }
+    if crc32c::crc32c(body) != u32::from_le_bytes(*sum) {
+        return Err(StateError::Damaged);
+    }
+    let (len, rest) = rest.split_first().ok_or(StateError::Damaged)?;
+    let (name, payload) = rest
+        .split_at_checked(usize::from(*len))
+        .ok_or(StateError::Damaged)?;
+    if name != kind.as_bytes() {
+        return Err(StateError::Kind {
+            found: String::from_utf8_lossy(name).into_owned(),
+            expected: kind,
+        });
+    }
+    match postcard::take_from_bytes(payload) {
+        Ok((state, [])) => Ok(state),
+        _ => Err(StateError::Content("it is not of the shape of its kind")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed() -> Vec<u8> {
+        seal("lru", &vec![1_u64, 2, 300])
+    }
+
+    #[test]
+    fn what_was_sealed_is_opened() {
+        assert_eq!(open::<Vec<u64>>("lru", &sealed()), Ok(vec![1, 2, 300]));
+    }
+
+    #[test]
+    fn a_state_that_is_cut_anywhere_is_refused() {
+        for end in 0..sealed().len() {
+            assert!(open::<Vec<u64>>("lru", &sealed()[..end]).is_err(), "{end}");
+        }
+    }
+
+    #[test]
+    fn a_state_with_any_byte_changed_is_refused() {
+        for at in 0..sealed().len() {
+            let mut state = sealed();
+            state[at] ^= 0x10;
+            assert!(open::<Vec<u64>>("lru", &state).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn another_version_and_another_policy_are_named() {
+        let mut other = sealed();
+        other[4] = 9;
+        assert_eq!(
+            open::<Vec<u64>>("lru", &other),
+            Err(StateError::Version { found: 9 })
+        );
+        let kind = StateError::Kind {
+            found: "lru".into(),
+            expected: "sieve",
+        };
+        assert_eq!(open::<Vec<u64>>("sieve", &sealed()), Err(kind));
+    }
+
+    #[test]
+    fn a_whole_state_of_another_shape_is_refused() {
+        let content = StateError::Content("it is not of the shape of its kind");
+        assert_eq!(open::<u8>("lru", &sealed()), Err(content));
+    }
+}

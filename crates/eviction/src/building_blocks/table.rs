@@ -1,0 +1,337 @@
+//! Keys with what a policy notes about each, and lists through them: what the policies are made of.
+
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+
+use crate::{Key, Victim};
+
+/// No slot: the end of a list.
+const NIL: u32 = u32::MAX;
+
+/// The place of an entry in its table; it stays the same until the entry is removed, and is then given
+/// to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u32);
+
+/// Entries of key, size and notes, found by key or by slot, each on at most one [`List`]. Each operation
+/// is O(1) and each key is stored once.
+///
+/// The hash is seeded at random against chosen keys; no order depends on it.
+#[derive(Debug)]
+pub struct Table<K, T> {
+    slots: Vec<Cell<K, T>>,
+    /// The first free slot; they are chained by `next`.
+    free: u32,
+    index: HashTable<u32>,
+    hasher: RandomState,
+    bytes: u128,
+}
+
+#[derive(Debug)]
+struct Cell<K, T> {
+    entry: Option<Entry<K, T>>,
+    previous: u32,
+    next: u32,
+}
+
+/// What is known about one key.
+#[derive(Debug)]
+pub struct Entry<K, T> {
+    /// The key.
+    pub key: K,
+    /// The size that it entered with.
+    pub size: u64,
+    /// What the policy notes of it.
+    pub note: T,
+}
+
+impl<K, T> From<Entry<K, T>> for Victim<K> {
+    fn from(entry: Entry<K, T>) -> Self {
+        Self {
+            key: entry.key,
+            size: entry.size,
+        }
+    }
+}
+
+/// A doubly linked list through a [`Table`]: only its ends are here.
+#[derive(Debug)]
+pub struct List {
+    front: u32,
+    back: u32,
+    len: usize,
+    bytes: u128,
+}
+
+impl<K, T> Default for Table<K, T> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: NIL,
+            index: HashTable::new(),
+            hasher: RandomState::new(),
+            bytes: 0,
+        }
+    }
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self {
+            front: NIL,
+            back: NIL,
+            len: 0,
+            bytes: 0,
+        }
+    }
+}
+
+impl<K: Key, T> Table<K, T> {
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// The sizes of all entries together, or as much of them as a u64 says. The sum itself is exact, so
+    /// that it is right again when what was too much has left.
+    pub fn bytes(&self) -> u64 {
+        u64::try_from(self.bytes).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes of memory held.
+    pub fn memory(&self) -> usize {
+        self.slots.capacity() * size_of::<Cell<K, T>>() + self.index.allocation_size()
+    }
+
+    /// Where the entry of a key is.
+    pub fn find(&self, key: &K) -> Option<Slot> {
+        self.index
+            .find(self.hasher.hash_one(key), |at| {
+                self.key_at(*at) == Some(key)
+            })
+            .map(|at| Slot(*at))
+    }
+
+    fn key_at(&self, at: u32) -> Option<&K> {
+        self.slots[at as usize]
+            .entry
+            .as_ref()
+            .map(|entry| &entry.key)
+    }
+
+    /// Adds an entry, on no list yet. The caller has seen that the key is not in.
+    pub fn add(&mut self, key: K, size: u64, note: T) -> Slot {
+        let hash = self.hasher.hash_one(&key);
+        let entry = Some(Entry { key, size, note });
+        self.bytes += u128::from(size);
+        let at = self.free;
+        let at = if at == NIL {
+            // Doubling would leave room for as many keys as there are.
+            if self.slots.len() == self.slots.capacity() {
+                self.slots.reserve_exact(self.slots.len() / 8 + 4);
+            }
+            let at = u32::try_from(self.slots.len()).unwrap_or(NIL);
+            assert!(at != NIL, "fewer than 2^32 keys");
+            self.slots.push(Cell {
+                entry,
+                previous: NIL,
+                next: NIL,
+            });
+            at
+        } else {
+            let cell = &mut self.slots[at as usize];
+            self.free = std::mem::replace(&mut cell.next, NIL);
+            cell.entry = entry;
+            at
+        };
+        let Self {
+            slots,
+            index,
+            hasher,
+            ..
+        } = self;
+        index.insert_unique(hash, at, |at| {
+            let entry = slots[*at as usize].entry.as_ref();
+            entry.map_or(0, |entry| hasher.hash_one(&entry.key))
+        });
+        Slot(at)
+    }
+
+    /// Takes an entry out. The caller has taken it off its list.
+    pub fn take(&mut self, slot: Slot) -> Option<Entry<K, T>> {
+        let cell = &mut self.slots[slot.0 as usize];
+        let entry = cell.entry.take()?;
+        cell.next = std::mem::replace(&mut self.free, slot.0);
+        self.bytes -= u128::from(entry.size);
+        let hash = self.hasher.hash_one(&entry.key);
+        if let Ok(found) = self.index.find_entry(hash, |at| *at == slot.0) {
+            found.remove();
+        }
+        Some(entry)
+    }
+
+    /// The entry at a slot that was not taken since.
+    pub fn get(&self, slot: Slot) -> &Entry<K, T> {
+        let entry = self.slots[slot.0 as usize].entry.as_ref();
+        entry.expect("a slot is used only while its entry is in")
+    }
+
+    /// The notes at a slot that was not taken since.
+    pub fn note(&mut self, slot: Slot) -> &mut T {
+        let entry = self.slots[slot.0 as usize].entry.as_mut();
+        &mut entry
+            .expect("a slot is used only while its entry is in")
+            .note
+    }
+
+    /// The slot after this one on its list.
+    pub fn after(&self, slot: Slot) -> Option<Slot> {
+        some(self.slots[slot.0 as usize].next)
+    }
+
+    /// Where an entry that is on no list is in the order of whoever keeps it.
+    pub fn place(&self, slot: Slot) -> usize {
+        self.slots[slot.0 as usize].previous as usize
+    }
+
+    /// Notes where an entry is in such an order, which is no longer than this table.
+    pub fn set_place(&mut self, slot: Slot, place: usize) {
+        self.slots[slot.0 as usize].previous = u32::try_from(place).unwrap_or(NIL);
+    }
+
+    fn size(&self, slot: Slot) -> u64 {
+        self.slots[slot.0 as usize]
+            .entry
+            .as_ref()
+            .map_or(0, |entry| entry.size)
+    }
+}
+
+fn some(at: u32) -> Option<Slot> {
+    (at != NIL).then_some(Slot(at))
+}
+
+impl List {
+    /// The end at which entries wait longest, by the convention of the policies: victims are at the front.
+    pub fn front(&self) -> Option<Slot> {
+        some(self.front)
+    }
+
+    /// How many entries are on it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// As [`Table::bytes`], of the entries on it.
+    pub fn bytes(&self) -> u64 {
+        u64::try_from(self.bytes).unwrap_or(u64::MAX)
+    }
+
+    /// From front to back.
+    pub fn iter<'a, K: Key, T>(
+        &self,
+        table: &'a Table<K, T>,
+    ) -> impl Iterator<Item = (Slot, &'a Entry<K, T>)> + use<'a, K, T> {
+        std::iter::successors(self.front(), |slot| table.after(*slot))
+            .map(|slot| (slot, table.get(slot)))
+    }
+
+    /// The first entry from the front that `held` does not hold back.
+    pub fn first_free<K: Key, T>(
+        &self,
+        table: &Table<K, T>,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Slot> {
+        self.iter(table)
+            .find(|(_, entry)| !held(&entry.key))
+            .map(|(slot, _)| slot)
+    }
+
+    /// Appends an entry that is on no list.
+    pub fn push_back<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
+        let cell = &mut table.slots[slot.0 as usize];
+        (cell.previous, cell.next) = (self.back, NIL);
+        match self.back {
+            NIL => self.front = slot.0,
+            back => table.slots[back as usize].next = slot.0,
+        }
+        self.back = slot.0;
+        self.len += 1;
+        self.bytes += u128::from(table.size(slot));
+    }
+
+    /// Takes an entry off this list, on which it is.
+    pub fn unlink<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
+        let cell = &mut table.slots[slot.0 as usize];
+        let (previous, next) = (cell.previous, cell.next);
+        (cell.previous, cell.next) = (NIL, NIL);
+        match previous {
+            NIL => self.front = next,
+            at => table.slots[at as usize].next = next,
+        }
+        match next {
+            NIL => self.back = previous,
+            at => table.slots[at as usize].previous = previous,
+        }
+        self.len -= 1;
+        self.bytes -= u128::from(table.size(slot));
+    }
+
+    /// Moves an entry of this list to its back.
+    pub fn move_back<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
+        self.unlink(table, slot);
+        self.push_back(table, slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(table: &Table<u32, ()>, list: &List) -> Vec<u32> {
+        list.iter(table).map(|(_, entry)| entry.key).collect()
+    }
+
+    #[test]
+    fn entries_move_between_lists_and_slots_are_used_again() {
+        let mut table = Table::<u32, ()>::default();
+        let (mut one, mut two) = (List::default(), List::default());
+        for key in 0..5 {
+            let slot = table.add(key, u64::from(key), ());
+            one.push_back(&mut table, slot);
+        }
+        let slot = |table: &Table<u32, ()>, key| table.find(&key).expect("is in");
+        for key in [0, 4, 2] {
+            let at = slot(&table, key);
+            one.unlink(&mut table, at);
+            two.push_back(&mut table, at);
+        }
+        let at = slot(&table, 1);
+        one.move_back(&mut table, at);
+        assert_eq!(
+            (keys(&table, &one), keys(&table, &two)),
+            (vec![3, 1], vec![0, 4, 2])
+        );
+        assert_eq!((one.len(), one.bytes(), two.bytes()), (2, 4, 6));
+        let at = slot(&table, 4);
+        two.unlink(&mut table, at);
+        assert_eq!(table.take(at).map(|entry| entry.key), Some(4));
+        assert_eq!((table.find(&4), table.len(), table.bytes()), (None, 4, 6));
+        assert_eq!(table.add(9, 1, ()), at, "the free slot comes first");
+    }
+
+    #[test]
+    fn an_entry_costs_little_beside_its_key() {
+        type Bytes = (u64, [u8; 32]);
+        let mut table = Table::<Bytes, u64>::default();
+        for n in 0..40_000 {
+            table.add((n, [0; 32]), 1, 0);
+            // Small ones round up to whole groups of the index.
+            if table.len() >= 64 {
+                let beside = table.memory() - table.len() * size_of::<Bytes>();
+                assert!(beside <= table.len() * 64, "{beside} bytes for {n}");
+            }
+        }
+    }
+}

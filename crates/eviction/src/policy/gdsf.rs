@@ -1,0 +1,272 @@
+//! Greedy dual size frequency: evicts the key of the least value for its bytes, aged by what was
+//! evicted before.
+//!
+//! Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy",
+//! HP Laboratories HPL-98-69R1, 1998, section 3: the priority of a key is L + frequency × cost / size, where
+//! L is the priority of the last victim. The exponent of the frequency is that of GDS-Popularity (Jin and
+//! Bestavros, ICDCS '00).
+
+use crate::building_blocks::parameter::{self, ParameterError};
+use crate::building_blocks::ranked::{Ranked, Rule, age};
+use crate::{Access, Key, StateError};
+
+pub(crate) const NAME: &str = "gdsf";
+
+/// GDSF: one order of priorities. The requests of a key count while it is held.
+///
+/// Priorities are floats: when L has grown 2^53 times as large as a key's value, what it adds is lost and
+/// the key is ranked by its last access, as the oldest keys are meant to be.
+pub type Gdsf<K> = Ranked<K, Greedy>;
+
+/// What a miss costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cost {
+    /// The same for each key: GDSF(1) of section 3, which saves requests to the upstream. The default,
+    /// as it is the paper's and what others mean by GDSF.
+    #[default]
+    One,
+    /// [`Access::cost`], the seconds of waiting: large keys gain on small ones until a byte costs as
+    /// much as its part of a round trip.
+    Waiting,
+    /// The size, so that it does not count: LFU with dynamic aging, which saves bytes (Arlitt, Friedrich
+    /// and Jin, "Evaluating content management techniques for Web proxy caches", PER 27(4), 2000).
+    Bytes,
+}
+
+/// Parameters of GDSF.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parameters {
+    /// The exponent of the frequency, 0 (GreedyDual-Size: requests do not count) to 4; the default, 1, is
+    /// the paper's.
+    pub beta: f64,
+    /// What a miss costs.
+    pub cost: Cost,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            beta: 1.0,
+            cost: Cost::default(),
+        }
+    }
+}
+
+impl Parameters {
+    /// The rules of libcachesim 0.3.5: the defaults.
+    pub fn libcachesim() -> Self {
+        Self::default()
+    }
+}
+
+/// The rule of GDSF.
+#[derive(Debug)]
+pub struct Greedy {
+    parameters: Parameters,
+    /// L, the highest priority of any victim: it ages what is not asked for. It never falls.
+    last: f64,
+}
+
+impl<K: Key> Gdsf<K> {
+    /// One that holds nothing.
+    ///
+    /// # Errors
+    /// [`ParameterError`] when a parameter is out of its range.
+    pub fn new(parameters: Parameters) -> Result<Self, ParameterError> {
+        parameter::check(NAME, "beta", parameters.beta, &(0.0..=4.0), "0 to 4")?;
+        Ok(Self::with(parameters))
+    }
+
+    /// One with parameters that are known to be in range.
+    pub(crate) fn with(parameters: Parameters) -> Self {
+        Self::by(Greedy {
+            parameters,
+            last: 0.0,
+        })
+    }
+}
+
+impl<K: Key> Default for Gdsf<K> {
+    fn default() -> Self {
+        Self::with(Parameters::default())
+    }
+}
+
+impl Greedy {
+    fn priority<K>(&self, access: &Access<K>, size: u64, frequency: u32) -> f64 {
+        let Parameters { beta, cost } = self.parameters;
+        let cost = match cost {
+            Cost::One => 1.0,
+            Cost::Waiting => access.seconds(),
+            Cost::Bytes => size.max(1) as f64,
+        };
+        let frequency = f64::from(frequency);
+        // A power costs more than all the rest.
+        let frequency = if beta == 1.0 {
+            frequency
+        } else {
+            frequency.powf(beta)
+        };
+        // Something empty takes its place in the books all the same.
+        self.last + frequency * cost / size.max(1) as f64
+    }
+}
+
+impl Rule for Greedy {
+    /// Requests since it entered.
+    type Note = u32;
+    type State = f64;
+
+    const NAME: &'static str = NAME;
+
+    fn enter<K>(&self, access: &Access<K>) -> (u32, f64) {
+        (1, self.priority(access, access.size, 1))
+    }
+
+    fn again<K>(&self, access: &Access<K>, size: u64, frequency: &mut u32) -> f64 {
+        *frequency = frequency.saturating_add(1);
+        self.priority(access, size, *frequency)
+    }
+
+    fn evicted(&mut self, priority: f64) {
+        // A key that was held back has a lower one, from before.
+        self.last = self.last.max(priority);
+    }
+
+    fn state(&self) -> f64 {
+        self.last
+    }
+
+    fn resume(&mut self, last: f64) -> Result<(), StateError> {
+        self.last = age(last)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::Policy;
+    use crate::testing::play;
+
+    fn after(parameters: Parameters, trace: &str) -> (String, Vec<(char, f64)>) {
+        let mut gdsf = Gdsf::new(parameters).expect("in range");
+        let victims = play(&mut gdsf, trace);
+        let order = gdsf.iter().map(|(key, priority)| (*key, priority));
+        (victims, order.collect())
+    }
+
+    #[test]
+    fn the_least_frequency_for_its_bytes_is_first_and_ages_the_rest() {
+        for (trace, victims, order) in [
+            ("*", ".", vec![]),
+            ("a2 b4 c8", "", vec![('c', 0.125), ('b', 0.25), ('a', 0.5)]),
+            (
+                "a2 b4 c8 c c c",
+                "",
+                vec![('b', 0.25), ('a', 0.5), ('c', 0.5)],
+            ),
+            // d enters at L = 0.25, so a, asked for as often and no larger, goes before it.
+            ("a2 b4 * d2", "b", vec![('a', 0.5), ('d', 0.75)]),
+            ("a2 b4 * a2", "b", vec![('a', 1.25)]),
+            ("a4 b4 c4 a -b !x", "", vec![('c', 0.25), ('a', 0.5)]),
+            // What comes back is counted from one.
+            ("a4 a a * a4", "a", vec![('a', 1.0)]),
+        ] {
+            let found = after(Parameters::default(), trace);
+            assert_eq!(found, (victims.into(), order), "{trace}");
+        }
+    }
+
+    #[test]
+    fn beta_weighs_the_frequency() {
+        for (beta, priority) in [(0.0, 0.25), (0.5, 0.5), (2.0, 4.0)] {
+            let parameters = Parameters {
+                beta,
+                ..Parameters::default()
+            };
+            let (_, order) = after(parameters, "a4 a a a");
+            assert_eq!(order, [('a', priority)], "beta {beta}");
+        }
+    }
+
+    #[test]
+    fn waiting_is_what_a_key_costs() {
+        let mut gdsf = Gdsf::new(Parameters {
+            cost: Cost::Waiting,
+            ..Parameters::default()
+        })
+        .expect("in range");
+        for (key, cost) in [
+            ('a', 2.0),
+            ('b', 6.0),
+            ('c', f32::NAN),
+            ('d', -1.0),
+            ('e', f32::INFINITY),
+        ] {
+            gdsf.insert(&Access {
+                cost,
+                ..Access::new(key, 4, 0)
+            });
+        }
+        let order: Vec<_> = gdsf
+            .iter()
+            .map(|(key, priority)| (*key, priority))
+            .collect();
+        assert_eq!(
+            order,
+            [('c', 0.0), ('d', 0.0), ('e', 0.0), ('a', 0.5), ('b', 1.5)]
+        );
+    }
+
+    #[test]
+    fn the_age_never_falls_though_a_key_was_held_back_meanwhile() {
+        let mut gdsf = Gdsf::default();
+        play(&mut gdsf, "a8 b4 c2");
+        for expected in ['b', 'c'] {
+            let victim = gdsf.evict(&mut |key| *key == 'a');
+            assert_eq!(victim.map(|victim| victim.key), Some(expected));
+        }
+        assert_eq!(play(&mut gdsf, "* d1"), "a");
+        let order: Vec<_> = gdsf.iter().collect();
+        assert_eq!(order, [(&'d', 1.5)], "L is c's 0.5, not a's 0.125");
+    }
+
+    #[test]
+    fn where_bytes_are_the_cost_the_size_does_not_count() {
+        let parameters = Parameters {
+            cost: Cost::Bytes,
+            ..Parameters::default()
+        };
+        let (victims, order) = after(parameters, "a9 b1 c4 a c c * d2");
+        assert_eq!(victims, "b");
+        assert_eq!(order, [('a', 2.0), ('d', 2.0), ('c', 3.0)]);
+    }
+
+    #[test]
+    fn a_beta_out_of_range_is_refused() {
+        for beta in [-0.1, 4.1, f64::NAN, f64::INFINITY] {
+            let parameters = Parameters {
+                beta,
+                ..Parameters::default()
+            };
+            let error = Gdsf::<u8>::new(parameters).err();
+            assert_eq!(error.map(|error| error.parameter), Some("beta"), "{beta}");
+        }
+    }
+
+    #[test]
+    fn what_was_evicted_before_a_save_ages_what_enters_after() {
+        let mut saved = Gdsf::default();
+        play(&mut saved, "a4 b2 *");
+        let mut restored = Gdsf::default();
+        restored.restore(&saved.save()).expect("its own state");
+        play(&mut restored, "c4");
+        let order: Vec<_> = restored
+            .iter()
+            .map(|(key, priority)| (*key, priority))
+            .collect();
+        assert_eq!(order, [('b', 0.5), ('c', 0.5)]);
+    }
+}

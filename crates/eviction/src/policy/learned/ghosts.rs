@@ -1,0 +1,107 @@
+//! What is remembered of keys that left: how often each was asked for, and when last.
+
+use serde::{Deserialize, Serialize};
+
+/// Cells among which a key may lie.
+const WAYS: usize = 4;
+
+/// A set-associative table of fingerprints, 8 bytes each, about as many as keys are held. What does not
+/// fit overwrites the one that was asked for longest ago.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Ghosts {
+    cells: Vec<Ghost>,
+}
+
+/// 0 as the fingerprint of an empty cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Ghost {
+    fingerprint: u16,
+    count: u16,
+    last: u32,
+}
+
+impl Ghosts {
+    /// Remembers a key when `held` others stay.
+    pub(super) fn put(&mut self, hash: u64, count: u16, last: u32, held: usize) {
+        // Four times too small is the time to grow; the ghosts so far are lost with it, which happens
+        // a few times in the life of a cache.
+        if self.cells.len() * 4 < held.max(WAYS) * 3 {
+            self.cells = vec![Ghost::default(); held.next_multiple_of(WAYS).max(WAYS)];
+        }
+        let fingerprint = fingerprint(hash);
+        let bucket = self.bucket(hash);
+        let at = bucket
+            .iter()
+            .position(|ghost| ghost.fingerprint == fingerprint);
+        let ghost = match at {
+            Some(at) => &mut bucket[at],
+            None => {
+                // An empty cell counts as infinitely old.
+                let oldest = bucket
+                    .iter_mut()
+                    .max_by_key(|ghost| (ghost.fingerprint == 0, last.wrapping_sub(ghost.last)));
+                match oldest {
+                    Some(oldest) => oldest,
+                    None => return,
+                }
+            }
+        };
+        *ghost = Ghost {
+            fingerprint,
+            count,
+            last,
+        };
+    }
+
+    /// Forgets a key and says how often it was asked for, and when last.
+    pub(super) fn take(&mut self, hash: u64) -> Option<(u16, u32)> {
+        let fingerprint = fingerprint(hash);
+        let ghost = self
+            .bucket(hash)
+            .iter_mut()
+            .find(|ghost| ghost.fingerprint == fingerprint)?;
+        let ghost = std::mem::take(ghost);
+        Some((ghost.count, ghost.last))
+    }
+
+    /// Empty when nobody left yet.
+    fn bucket(&mut self, hash: u64) -> &mut [Ghost] {
+        let buckets = (self.cells.len() / WAYS) as u128;
+        // The high bits, scaled to the buckets; below their number, so it fits.
+        let at = usize::try_from((u128::from(hash) * buckets) >> 64).unwrap_or(0) * WAYS;
+        self.cells.get_mut(at..at + WAYS).unwrap_or_default()
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.cells.capacity() * size_of::<Ghost>()
+    }
+}
+
+/// Of the low bits, which do not choose the bucket.
+fn fingerprint(hash: u64) -> u16 {
+    let low = u16::try_from(hash & 0xffff).unwrap_or(0);
+    low.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::building_blocks::hash::mix;
+
+    #[test]
+    fn about_as_many_are_remembered_as_are_held_and_each_is_taken_once() {
+        let mut ghosts = Ghosts::default();
+        assert_eq!(ghosts.take(mix(1)), None);
+        for n in 0..4000 {
+            ghosts.put(mix(n), 3, u32::try_from(n).unwrap_or(0), 1000);
+        }
+        assert_eq!(ghosts.memory(), 8000);
+        let mut found = (3000..4000).filter(|n| {
+            let expected = (3, u32::try_from(*n).unwrap_or(0));
+            ghosts.take(mix(*n)) == Some(expected)
+        });
+        assert!(found.by_ref().count() > 600, "the newest stay");
+        assert_eq!(ghosts.take(mix(3999)), None);
+        assert_eq!(ghosts.take(mix(0)), None, "the oldest made way");
+    }
+}

@@ -1,0 +1,166 @@
+//! The network: from the inputs of a key to the logarithm of how soon it is asked for again.
+//!
+//! Two keys whose requests come at the rates λa and λb are asked for in the order a, b with probability
+//! λa / (λa + λb), which is the logistic function of ln λa − ln λb (Bradley and Terry, Biometrika 39,
+//! 1952). So a score that is fitted to such races by the logistic loss (Burges et al., "Learning to rank
+//! using gradient descent", ICML '05, section 4) is ln λ but for a constant, and can be multiplied with
+//! what a miss costs.
+
+use serde::{Deserialize, Serialize};
+
+use super::features::{self, Features, INPUTS};
+use crate::building_blocks::hash::draw;
+
+/// Units of the hidden layer.
+const HIDDEN: usize = 16;
+
+const BIAS: usize = INPUTS * HIDDEN;
+const OUT: usize = BIAS + HIDDEN;
+const DIRECT: usize = OUT + HIDDEN;
+/// Above what training comes to by far; the products of two layers of such are far below a float's limit.
+pub(super) const LARGEST: f32 = 1e9;
+/// Weights in all.
+pub(super) const WEIGHTS: usize = DIRECT + INPUTS;
+
+/// One hidden layer of rectified units, and a direct way from each input to the output, which begins as
+/// the heuristic: before anything is learned the network ranks as the heuristic does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Model {
+    /// The hidden layer by inputs (all units of an input side by side, so that they are added at once),
+    /// its biases, the output by units, the direct ways.
+    pub(super) weights: Vec<f32>,
+}
+
+/// The outputs of the hidden layer.
+pub(super) type Hidden = [f32; HIDDEN];
+
+impl Model {
+    /// One that has learned nothing. The hidden layer is drawn from `seed`; nobody listens to it yet.
+    pub(super) fn new(seed: u64) -> Self {
+        let mut state = seed;
+        let mut weights = vec![0.0; WEIGHTS];
+        for weight in &mut weights[..BIAS] {
+            // Uniform in ±0.43, so that a unit's output has about the variance of an input.
+            let unit = (draw(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
+            *weight = (unit - 0.5) * 0.86;
+        }
+        weights[DIRECT..].copy_from_slice(&features::heuristic());
+        Self { weights }
+    }
+
+    /// Whether these are as many weights as a model has, and such that no score overflows.
+    pub(super) fn is_sound(&self) -> bool {
+        self.weights.len() == WEIGHTS && self.weights.iter().all(|weight| weight.abs() <= LARGEST)
+    }
+
+    /// The score and what the hidden layer said.
+    pub(super) fn forward(&self, features: &Features) -> (f32, Hidden) {
+        let (rows, rest) = self.weights.split_at(BIAS);
+        let (bias, rest) = rest.split_at(HIDDEN);
+        let (out, direct) = rest.split_at(HIDDEN);
+        let mut hidden = [0.0; HIDDEN];
+        hidden.copy_from_slice(bias);
+        let mut score = 0.0;
+        for ((x, row), way) in features.iter().zip(rows.chunks_exact(HIDDEN)).zip(direct) {
+            for (unit, weight) in hidden.iter_mut().zip(row) {
+                *unit += x * weight;
+            }
+            score += x * way;
+        }
+        for (unit, weight) in hidden.iter_mut().zip(out) {
+            *unit = unit.max(0.0);
+            score += *unit * weight;
+        }
+        (score, hidden)
+    }
+
+    /// Adds to `gradient` what a loss that grows by `by` for each unit of the score says of the weights.
+    pub(super) fn backward(
+        &self,
+        features: &Features,
+        hidden: &Hidden,
+        by: f32,
+        gradient: &mut [f32],
+    ) {
+        let out = &self.weights[OUT..DIRECT];
+        let mut below = [0.0; HIDDEN];
+        for ((below, unit), weight) in below.iter_mut().zip(hidden).zip(out) {
+            *below = if *unit > 0.0 { by * weight } else { 0.0 };
+        }
+        let (rows, rest) = gradient.split_at_mut(BIAS);
+        let (bias, rest) = rest.split_at_mut(HIDDEN);
+        let (out, direct) = rest.split_at_mut(HIDDEN);
+        for ((x, row), way) in features
+            .iter()
+            .zip(rows.chunks_exact_mut(HIDDEN))
+            .zip(direct)
+        {
+            for (slope, below) in row.iter_mut().zip(&below) {
+                *slope += x * below;
+            }
+            *way += by * x;
+        }
+        for (slope, below) in bias.iter_mut().zip(&below) {
+            *slope += below;
+        }
+        for (slope, unit) in out.iter_mut().zip(hidden) {
+            *slope += by * unit;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(seed: u64) -> Features {
+        let mut state = seed;
+        std::array::from_fn(|_| (draw(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+    }
+
+    /// One whose every part has a say.
+    fn model() -> Model {
+        let mut model = Model::new(1);
+        for (n, weight) in model.weights[OUT..DIRECT].iter_mut().enumerate() {
+            *weight = 0.1 * n as f32 - 0.7;
+        }
+        model
+    }
+
+    #[test]
+    fn before_it_learned_it_says_what_the_heuristic_says() {
+        let point = point(2);
+        let heuristic = features::heuristic();
+        let direct = heuristic.iter().zip(&point);
+        let expected: f32 = direct.map(|(weight, x)| weight * x).sum();
+        assert_eq!(Model::new(1).forward(&point).0, expected);
+    }
+
+    #[test]
+    fn the_gradient_is_the_slope_of_the_score() {
+        let (model, point) = (model(), point(3));
+        let (_, hidden) = model.forward(&point);
+        let mut gradient = vec![0.0; WEIGHTS];
+        model.backward(&point, &hidden, 1.0, &mut gradient);
+        for (n, expected) in gradient.iter().enumerate() {
+            let moved = |by: f32| {
+                let mut model = model.clone();
+                model.weights[n] += by;
+                model.forward(&point).0
+            };
+            let slope = (moved(0.01) - moved(-0.01)) / 0.02;
+            assert!((slope - expected).abs() < 0.01, "weight {n}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_or_of_another_shape_is_unsound() {
+        assert!(model().is_sound());
+        let mut other = model();
+        other.weights[5] = f32::NAN;
+        assert!(!other.is_sound());
+        let mut other = model();
+        other.weights.pop();
+        assert!(!other.is_sound());
+    }
+}

@@ -1,0 +1,73 @@
+//! What the size split remembers of the keys that left.
+
+use std::hash::Hash;
+
+use super::Side;
+use crate::building_blocks::hash::hash;
+use crate::building_blocks::table::{List, Slot, Table};
+
+/// Fingerprints of the keys that left each side lately, and their sizes.
+#[derive(Debug, Default)]
+pub(super) struct Ghosts {
+    pub(super) table: Table<u64, Side>,
+    pub(super) small: List,
+    pub(super) large: List,
+}
+
+/// The same after a restart, as ghosts are saved. Two keys in 2^64 share a ghost, which moves the share once.
+pub(super) fn fingerprint<K: Hash>(key: &K) -> u64 {
+    hash(key, 0)
+}
+
+impl Ghosts {
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.table.memory()
+    }
+
+    /// Fingerprints, sizes and sides, the oldest of each side first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Side)> {
+        let lists = [&self.small, &self.large].into_iter();
+        lists
+            .flat_map(|list| list.iter(&self.table))
+            .map(|(_, ghost)| (ghost.key, ghost.size, ghost.note))
+    }
+
+    fn list(&mut self, side: Side) -> (&mut List, &mut Table<u64, Side>) {
+        let list = match side {
+            Side::Small => &mut self.small,
+            Side::Large => &mut self.large,
+        };
+        (list, &mut self.table)
+    }
+
+    pub(super) fn take(&mut self, key: u64) -> Option<Side> {
+        let slot = self.table.find(&key)?;
+        Some(self.drop(slot))
+    }
+
+    fn drop(&mut self, slot: Slot) -> Side {
+        let side = self.table.get(slot).note;
+        let (list, table) = self.list(side);
+        list.unlink(table, slot);
+        table.take(slot);
+        side
+    }
+
+    /// Adds a key to those of its side, of which the oldest go until they have at most `bytes` and are at
+    /// most `count`.
+    pub(super) fn add(&mut self, key: u64, size: u64, side: Side, bytes: u64, count: usize) {
+        self.take(key);
+        let (list, table) = self.list(side);
+        let slot = table.add(key, size, side);
+        list.push_back(table, slot);
+        while list.bytes() > bytes || list.len() > count {
+            let Some(oldest) = list.front() else { break };
+            list.unlink(table, oldest);
+            table.take(oldest);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Which side a key is on, which side has to give, and how the line between them moves.
+
+use super::*;
+
+use crate::testing::play;
+
+fn still() -> Parameters {
+    Parameters {
+        share: 0.2,
+        least: 0.1,
+        most: 0.4,
+        step: 0.0,
+        ghosts: 0.5,
+        ..Parameters::default()
+    }
+}
+
+/// Keys of less than 4 bytes are small; 20 bytes in all, of which the small have 4.
+fn split(parameters: Parameters) -> SizeSplit<char> {
+    let mut split = SizeSplit::new(20, parameters).expect("in range");
+    split.limit = 4;
+    split
+}
+
+fn sides(split: &SizeSplit<char>) -> (String, String) {
+    let keys = |gdsf: &Gdsf<char>| gdsf.iter().map(|(key, _)| key).collect();
+    (keys(&split.small), keys(&split.large))
+}
+
+#[test]
+fn each_side_has_its_order_and_the_one_with_too_much_gives() {
+    for (trace, victims, small, large) in [
+        ("*", ".", "", ""),
+        ("a1 b2 c4 d9", "", "ba", "cd"),
+        // The small ones have less than their 4 bytes, so a large one goes, the least asked for.
+        ("a1 c4 d9 c *", "d", "a", "c"),
+        // With what enters they have more.
+        ("a2 b2 c9 !x1 *", "a", "b", "c"),
+        ("a2 b2 c9 !x9 *", "c", "ab", ""),
+        // Large keys are ranked by requests, small ones by value for their bytes.
+        ("c9 d4 c !x9 * a1 b3 b b !x1 *", "da", "b", "c"),
+        // A side that is empty cannot give.
+        ("a1 b1 * * *", "ab.", "", ""),
+        ("c9 !x3 *", "c", "", ""),
+        ("a1 c9 -a -c *", ".", "", ""),
+    ] {
+        let mut split = split(still());
+        let victims_found = play(&mut split, trace);
+        let expected = (small.to_string(), large.to_string());
+        assert_eq!(
+            (victims_found.as_str(), sides(&split)),
+            (victims, expected),
+            "{trace}"
+        );
+    }
+}
+
+#[test]
+fn a_key_stays_on_the_side_on_which_it_entered() {
+    let mut split = split(still());
+    play(&mut split, "a3 c5");
+    split.limit = 100;
+    play(&mut split, "a3 c5 a c");
+    assert_eq!(sides(&split), ("a".into(), "c".into()));
+    assert_eq!(split.bytes(), 8);
+}
+
+#[test]
+fn small_is_what_the_quantile_is_above() {
+    let mut split = SizeSplit::<u64>::new(1 << 20, Parameters::default()).expect("in range");
+    for key in 0..200 {
+        split.miss(&Access::new(key, (key + 1) * 100, 0));
+        if key < 60 {
+            assert_eq!(split.limit(), FIRST_LIMIT, "too few to tell");
+        }
+    }
+    // 65 % of the 192 sizes seen at the last look.
+    let limit = split.limit() as f64;
+    assert!((11_000.0..=12_500.0).contains(&limit), "{limit}");
+}
+
+#[test]
+fn the_share_follows_the_side_whose_keys_come_back_too_late() {
+    let moving = Parameters {
+        step: 0.02,
+        ..still()
+    };
+    let mut split = split(moving);
+    // c leaves and comes back: the large ones had too little.
+    play(&mut split, "a2 c9 !x9 *");
+    let before = split.share();
+    play(&mut split, "!c9");
+    assert!(split.share() < before, "{}", split.share());
+    // b leaves and comes back: the small ones had too little. It is a ghost once.
+    play(&mut split, "b3 *");
+    assert!(split.small.contains(&'a') && !split.small.contains(&'b'));
+    let before = split.share();
+    play(&mut split, "!b3");
+    let raised = split.share();
+    assert!(raised > before, "{raised}");
+    play(&mut split, "!b3 !b3");
+    assert_eq!(split.share(), raised);
+    for _ in 0..50 {
+        play(&mut split, "c9 !x9 * !c9");
+    }
+    assert_eq!(split.share(), moving.least, "it stays in its bounds");
+}
+
+#[test]
+fn ghosts_take_no_more_than_their_part() {
+    let mut split = split(still());
+    for (key, size) in (0..100_u8)
+        .map(char::from)
+        .zip([1, 2, 5, 9].into_iter().cycle())
+    {
+        split.insert(&Access::new(key, size, 0));
+        while split.bytes() > 20 {
+            split.evict(&mut |_| false);
+        }
+        assert!(split.ghosts.small.bytes() <= 10 && split.ghosts.large.bytes() <= 10);
+        assert!(split.ghosts.small.len() <= 16 && split.ghosts.large.len() <= 16);
+    }
+    assert!(split.ghosts.table.len() > 0);
+}
+
+#[test]
+fn what_is_larger_than_the_small_part_is_large() {
+    let mut split = split(still());
+    split.limit = 9;
+    // The small ones have 4 bytes: 5 below the limit would drive all of them out and not fit.
+    assert_eq!(play(&mut split, "a1 b2 c9 !e5 * e5"), "c");
+    assert_eq!(sides(&split), ("ba".into(), "e".into()));
+}
+
+#[test]
+fn what_has_entered_needs_no_more_room() {
+    let mut split = split(still());
+    // After b entered, the small ones have their 4 bytes and no more.
+    assert_eq!(play(&mut split, "a2 c9 !b2 b2 *"), "c");
+}
+
+#[test]
+fn figures_are_the_line_and_those_of_the_halves_and_both_are_given_time() {
+    #[derive(Debug)]
+    struct Half(Gdsf<char>, u8);
+    impl Policy<char> for Half {
+        fn hit(&mut self, access: &Access<char>) -> bool {
+            self.0.hit(access)
+        }
+        fn insert(&mut self, access: &Access<char>) {
+            self.0.insert(access);
+        }
+        fn remove(&mut self, key: &char) {
+            self.0.remove(key);
+        }
+        fn evict(&mut self, held: &mut dyn FnMut(&char) -> bool) -> Option<Victim<char>> {
+            self.0.evict(held)
+        }
+        fn contains(&self, key: &char) -> bool {
+            self.0.contains(key)
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+        fn visit(&self, visit: &mut dyn FnMut(&char, u64)) {
+            self.0.visit(visit);
+        }
+        fn idle(&mut self) -> bool {
+            self.1 -= 1;
+            self.1 > 0
+        }
+        fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
+            show("left", self.1.into());
+        }
+        fn memory(&self) -> usize {
+            self.0.memory()
+        }
+        fn save(&self) -> Vec<u8> {
+            self.0.save()
+        }
+        fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+            self.0.restore(saved)
+        }
+    }
+    let half = |left| Half(Gdsf::default(), left);
+    let mut split = SizeSplit::over(20, half(2), half(3), still()).expect("in range");
+    let more: Vec<bool> = (0..2).map(|_| split.idle()).collect();
+    assert_eq!(more, [true, true], "either has more to do");
+    let mut figures = Vec::new();
+    split.figures(&mut |name, value| figures.push((name, value)));
+    let limit = FIRST_LIMIT as f64;
+    assert_eq!(
+        figures,
+        [
+            ("share", 0.2),
+            ("limit", limit),
+            ("left", 0.0),
+            ("left", 1.0)
+        ]
+    );
+}
+
+#[test]
+fn the_look_at_the_quantile_goes_on_after_as_many_misses_as_are_counted() {
+    let mut split = split(still());
+    split.misses = u32::MAX - 1;
+    for size in 0..200 {
+        split.miss(&Access::new('a', 100 + size, 0));
+    }
+    assert!((200..=240).contains(&split.limit()), "{}", split.limit());
+}
+
+#[test]
+fn a_key_on_both_sides_is_refused_and_changes_nothing() {
+    let mut policy = split(still());
+    play(&mut policy, "a2 c9");
+    let mut other = split(still());
+    play(&mut other, "b2 d9");
+    other.large.insert(&Access::new('b', 9, 0));
+    let before = policy.save();
+    assert!(policy.restore(&other.save()).is_err());
+    assert_eq!(policy.save(), before);
+}
+
+#[test]
+fn share_and_ghosts_survive_a_restart() {
+    let moving = Parameters {
+        step: 0.05,
+        ..still()
+    };
+    let mut saved = split(moving);
+    play(&mut saved, "a2 b3 c9 !x9 * !c9 d9 !x9 *");
+    let mut restored = SizeSplit::new(20, moving).expect("in range");
+    restored.restore(&saved.save()).expect("its own state");
+    assert_eq!((restored.share(), restored.limit()), (saved.share(), 4));
+    let trace = "!d9 b3 !x2 * * e3 !b3 *";
+    assert_eq!(play(&mut restored, trace), play(&mut saved, trace));
+    assert_eq!(sides(&restored), sides(&saved));
+    assert_eq!(restored.share(), saved.share());
+}
+
+#[test]
+fn parameters_out_of_range_are_refused() {
+    let default = Parameters::default();
+    for (name, parameters) in [
+        (
+            "quantile",
+            Parameters {
+                quantile: 1.1,
+                ..default
+            },
+        ),
+        (
+            "least",
+            Parameters {
+                least: -0.1,
+                ..default
+            },
+        ),
+        (
+            "most",
+            Parameters {
+                most: 0.01,
+                ..default
+            },
+        ),
+        (
+            "share",
+            Parameters {
+                share: 0.5,
+                ..default
+            },
+        ),
+        (
+            "step",
+            Parameters {
+                step: f64::NAN,
+                ..default
+            },
+        ),
+        (
+            "ghosts",
+            Parameters {
+                ghosts: 2.0,
+                ..default
+            },
+        ),
+        (
+            "beta",
+            Parameters {
+                beta: 5.0,
+                ..default
+            },
+        ),
+    ] {
+        let error = SizeSplit::<u8>::new(1, parameters).err();
+        assert_eq!(error.map(|error| error.parameter), Some(name));
+    }
+}

@@ -1,0 +1,102 @@
+//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+
+use crate::SimulatedPolicy;
+use crate::trace::csv::Columns;
+use crate::trace::{Format, Notes, Reader, TraceError};
+use pierhead_eviction::testing::with_valid_checksum;
+use pierhead_eviction::{Access, Policy as _, Simulated};
+
+/// A trace after a byte that chooses the format. It reads the same in pieces of any length, time never
+/// runs back, nothing is empty, and what is read can be replayed.
+pub fn trace(input: &[u8]) {
+    let Some((first, bytes)) = input.split_first() else {
+        return;
+    };
+    let format = Format::ALL[usize::from(*first) % Format::ALL.len()];
+    let (whole, end) = read(format, bytes, bytes.len().max(1));
+    for step in [1, 13] {
+        let (pieces, ended) = read(format, bytes, step);
+        assert!(pieces == whole && ended == end, "in steps of {step}");
+    }
+    assert!(whole.is_sorted_by_key(|access| access.tick));
+    assert!(whole.iter().all(|access| access.size > 0));
+    assert!(whole.len() <= bytes.len());
+    let mut cache = Simulated::new(pierhead_eviction::Lru::new(), 1000);
+    for access in &whole {
+        cache.request(access);
+        assert!(cache.policy().bytes() <= 1000);
+    }
+}
+
+fn read(
+    format: Format,
+    bytes: &[u8],
+    step: usize,
+) -> (Vec<Access<u64>>, Result<Notes, TraceError>) {
+    let mut reader = Reader::new(format, Columns::default());
+    let mut found = Vec::new();
+    let mut each = |access| found.push(access);
+    let fed = bytes
+        .chunks(step)
+        .try_for_each(|piece| reader.feed(piece, &mut each));
+    let end = fed.and_then(|()| reader.end(&mut each));
+    (found, end)
+}
+
+/// A saved state, whatever its checksum: a policy that takes it up is sound, and one that does not stays
+/// as it was.
+pub fn state(input: &[u8]) {
+    let input = with_valid_checksum(input);
+    for named in SimulatedPolicy::ONLINE {
+        let mut policy = named.build_online::<u64>(1000, 1);
+        if policy.restore(&input).is_err() {
+            assert!(policy.is_empty() && policy.bytes() == 0, "{named}");
+            continue;
+        }
+        let mut sum = 0_u64;
+        policy.visit(&mut |_, size| sum = sum.saturating_add(size));
+        assert_eq!(sum, policy.bytes(), "{named}");
+        let mut again = named.build_online::<u64>(1000, 1);
+        assert_eq!(again.restore(&policy.save()), Ok(()), "{named}");
+        for key in 0..50 {
+            let access = Access::new(key % 20, 1 + key, key);
+            if !policy.hit(&access) {
+                policy.miss(&access);
+                policy.insert(&access);
+            }
+        }
+        while let Some(victim) = policy.evict(&mut |_| false) {
+            assert!(!policy.contains(&victim.key), "{named}");
+        }
+        assert_eq!((policy.len(), policy.bytes()), (0, 0), "{named}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_testkit::corpus::each;
+
+    #[test]
+    fn trace() {
+        each("trace", super::trace);
+    }
+
+    #[test]
+    fn state() {
+        each("state", super::state);
+    }
+
+    #[test]
+    fn a_state_with_a_changed_byte_comes_past_the_checksum() {
+        use pierhead_eviction::{Access, Lru, Policy as _, StateError};
+        let mut lru = Lru::new();
+        lru.insert(&Access::new(7_u64, 1, 0));
+        let mut state = lru.save();
+        let last = state.len() - 5;
+        state[last] ^= 2;
+        let refused = |state: &[u8]| Lru::<u64>::new().restore(state);
+        assert_eq!(refused(&state), Err(StateError::Damaged));
+        let past = refused(&super::with_valid_checksum(&state));
+        assert!(matches!(past, Err(StateError::Content(_))), "{past:?}");
+    }
+}

@@ -1,0 +1,338 @@
+//! ARC: two recency queues, of keys that were asked for once and of those asked for again, whose shares
+//! follow the hits on their ghosts.
+//!
+//! Megiddo and Modha, "ARC: A self-tuning, low overhead replacement cache", FAST '03, section 3 (figure 4).
+//! The paper's pages are bytes here: a ghost hit moves the target by the size of the object, where the paper
+//! moves it by a page.
+
+use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queues::Queues;
+use pierhead_eviction::building_blocks::table::Slot;
+use pierhead_eviction::{Access, Key, StateError, Victim};
+
+pub(crate) const NAME: &str = "arc";
+
+/// Asked for once; T1 in the paper.
+const ONCE: usize = 0;
+/// Asked for again; T2.
+const AGAIN: usize = 1;
+/// What left [`ONCE`]; B1.
+const ONCE_GHOST: usize = 2;
+/// What left [`AGAIN`]; B2.
+const AGAIN_GHOST: usize = 3;
+/// Ghosts that were asked for and may enter soon.
+const RETURNING: usize = 4;
+
+/// What can be chosen about [`Arc`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameters {
+    /// How far a ghost hit moves the target. Default [`Step::Size`].
+    pub step: Step,
+    /// Whether ghosts are forgotten until the bytes of each kind are within the capacity and all kinds
+    /// together are at most as many as the keys held. Default yes; libcachesim forgets at most one for each that comes, which
+    /// bounds neither where sizes differ.
+    pub bounded: bool,
+}
+
+/// The unit by which a ghost hit moves the target; it is multiplied by how much larger the other queue of
+/// ghosts is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Step {
+    /// The size of the object.
+    #[default]
+    Size,
+    /// One byte, as libcachesim has it: where objects are large, the target stays near 0 and evictions
+    /// come from the keys that were asked for once as long as there are any.
+    Byte,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            step: Step::Size,
+            bounded: true,
+        }
+    }
+}
+
+impl Parameters {
+    /// The rules of libcachesim 0.3.5.
+    pub fn libcachesim() -> Self {
+        Self {
+            step: Step::Byte,
+            bounded: false,
+        }
+    }
+}
+
+/// Two recency queues and the ghosts of each. All operations are O(1).
+pub type Arc<K> = Queued<K, Adaptive>;
+
+/// The rule of [`Arc`].
+#[derive(Clone, Debug)]
+pub struct Adaptive {
+    parameters: Parameters,
+    capacity: u64,
+    /// The bytes that [`ONCE`] should have; p in the paper.
+    target: f64,
+    last: Miss,
+}
+
+/// The last miss: the paper makes room for a certain page.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Miss {
+    ghost: Option<usize>,
+    size: u64,
+}
+
+/// One that holds nothing, for a cache of `capacity` bytes.
+pub fn new<K: Key>(capacity: u64, parameters: Parameters) -> Arc<K> {
+    Queued::of(Adaptive {
+        parameters,
+        capacity,
+        target: 0.0,
+        last: Miss::default(),
+    })
+}
+
+impl Adaptive {
+    /// The end of one of the queues of keys held, which becomes a ghost.
+    fn demote<K: Key>(
+        queues: &mut Queues<K>,
+        queue: usize,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Victim<K>> {
+        let slot = queues.first_free(queue, held)?;
+        Some(queues.bury(slot, queue + ONCE_GHOST))
+    }
+
+    /// REPLACE of figure 4.
+    fn replace<K: Key>(
+        &self,
+        queues: &mut Queues<K>,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Victim<K>> {
+        let once = queues.list(ONCE).bytes() as f64;
+        let again_returns = self.last.ghost == Some(AGAIN_GHOST);
+        let over = once > self.target || once == self.target && again_returns;
+        let (first, other) = match over {
+            true => (ONCE, AGAIN),
+            false => (AGAIN, ONCE),
+        };
+        Self::demote(queues, first, held).or_else(|| Self::demote(queues, other, held))
+    }
+
+    /// Case IV of figure 4: what is asked for is known nowhere.
+    fn make_room<K: Key>(
+        &self,
+        queues: &mut Queues<K>,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Victim<K>> {
+        let bytes = |queue: usize| queues.list(queue).bytes();
+        let once = bytes(ONCE).saturating_add(bytes(ONCE_GHOST));
+        let all = once
+            .saturating_add(bytes(AGAIN))
+            .saturating_add(bytes(AGAIN_GHOST));
+        if once.saturating_add(self.last.size) > self.capacity {
+            if let Some(oldest) = queues.list(ONCE_GHOST).front() {
+                queues.drop(oldest);
+            } else if let Some(slot) = queues.first_free(ONCE, held) {
+                return queues.drop(slot).map(Victim::from);
+            }
+        } else if all >= self.capacity.saturating_mul(2)
+            && let Some(oldest) = queues.list(AGAIN_GHOST).front()
+        {
+            queues.drop(oldest);
+        }
+        self.replace(queues, held)
+    }
+
+    fn trim<K: Key>(&self, queues: &mut Queues<K>) {
+        let first = match self.parameters.bounded {
+            true => ONCE_GHOST,
+            false => RETURNING,
+        };
+        for ghosts in first..=RETURNING {
+            queues.trim(ghosts, self.capacity);
+        }
+        queues.trim_together(first..RETURNING + 1, 1.0);
+    }
+}
+
+impl Rule for Adaptive {
+    const NAME: &'static str = NAME;
+    const HOLDING: usize = 2;
+    const GHOSTS: usize = 3;
+    type State = (f64, Option<usize>, u64);
+
+    fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
+        queues.shift(slot, AGAIN);
+    }
+
+    fn miss<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<Slot>, access: &Access<K>) {
+        self.last = Miss {
+            ghost: None,
+            size: access.size,
+        };
+        let Some(slot) = ghost else {
+            return;
+        };
+        let queue = queues.queue(slot);
+        self.last.ghost = Some(queue);
+        let bytes = |queue: usize| queues.list(queue).bytes() as f64;
+        let unit = match self.parameters.step {
+            Step::Size => access.size as f64,
+            Step::Byte => 1.0,
+        };
+        let step = |own: usize, other: usize| unit * (bytes(other) / bytes(own).max(1.0)).max(1.0);
+        match queue {
+            ONCE_GHOST => self.target += step(ONCE_GHOST, AGAIN_GHOST),
+            AGAIN_GHOST => self.target -= step(AGAIN_GHOST, ONCE_GHOST),
+            _ => return,
+        }
+        self.target = self.target.clamp(0.0, self.capacity as f64);
+        queues.shift(slot, RETURNING);
+        self.trim(queues);
+    }
+
+    fn enter<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<usize>, access: &Access<K>) {
+        let queue = if ghost.is_some() { AGAIN } else { ONCE };
+        queues.add(queue, access.key.clone(), access.size);
+    }
+
+    fn evict<K: Key>(
+        &mut self,
+        queues: &mut Queues<K>,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Victim<K>> {
+        let victim = match self.last.ghost {
+            Some(_) => self.replace(queues, held),
+            None => self.make_room(queues, held),
+        };
+        self.trim(queues);
+        victim
+    }
+
+    fn resize(&mut self, capacity: u64) {
+        self.target = self.target.min(capacity as f64);
+        self.capacity = capacity;
+    }
+
+    fn state<K: Key>(&self, _: &Queues<K>) -> Self::State {
+        (self.target, self.last.ghost, self.last.size)
+    }
+
+    fn resume<K: Key>(&mut self, _: &Queues<K>, state: Self::State) -> Result<(), StateError> {
+        let (target, ghost, size) = state;
+        if target.is_nan() {
+            return Err(StateError::Content("its target is no number"));
+        }
+        self.target = target.clamp(0.0, self.capacity as f64);
+        self.last = Miss { ghost, size };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use pierhead_eviction::Policy;
+    use pierhead_eviction::testing::play;
+
+    fn new(parameters: Parameters) -> Arc<char> {
+        super::new(10, parameters)
+    }
+
+    #[test]
+    fn keys_move_as_in_figure_4() {
+        for (trace, victims, queues) in [
+            ("*", ".", "||||"),
+            // Case I: a hit.
+            ("a b c b a", "", "c|ba|||"),
+            // Case IV: what was asked for once leaves first, as the target begins at 0.
+            ("a b c a !x *", "b", "c|a|b||"),
+            ("a b a b !x *", "a", "|b||a|"),
+            // Case II: it enters among those that were asked for again.
+            ("a b * a", "a", "b|a|||"),
+            ("a b * !a", "a", "b||||a"),
+            // The target is 5 then, so what was asked for again has to go while there are only 4 of once.
+            ("a5 b4 c c !x * !a5 *", "ac", "b|||c|a"),
+            // Case III: the target falls to the 4 bytes of once, which is enough for such a ghost.
+            ("a5 b4 c c !x * !a5 * d d !c *", "acb", "|d|b||ac"),
+            // Case IV A without ghosts: no ghost is made.
+            ("a9 !b2 *", "a", "||||"),
+            // Case IV A with one: the oldest ghost makes place.
+            ("a5 * b5 !c *", "ab", "||b||"),
+            ("a b -a !x *", "b", "||b||"),
+        ] {
+            let mut arc = new(Parameters::default());
+            let found = (play(&mut arc, trace), arc.show());
+            assert_eq!(found, (victims.into(), queues.into()), "{trace}");
+        }
+    }
+
+    #[test]
+    fn a_byte_as_the_step_leaves_the_target_where_it_was() {
+        let mut arc = new(Parameters::libcachesim());
+        assert_eq!(play(&mut arc, "a5 b4 c c !x * !a5 *"), "ab");
+    }
+
+    #[test]
+    fn a_held_key_keeps_its_place_and_all_held_is_an_end() {
+        let mut arc = new(Parameters::default());
+        play(&mut arc, "a b c d c d");
+        assert_eq!(arc.evict(&mut |_| true), None);
+        let mut next = |free: &str| {
+            let victim = arc.evict(&mut |key| !free.contains(*key));
+            (victim.map(|victim| victim.key), arc.show())
+        };
+        assert_eq!(next("bcd"), (Some('b'), "a|cd|b||".into()));
+        assert_eq!(next("d"), (Some('d'), "a|c|b|d|".into()));
+    }
+
+    #[test]
+    fn ghosts_are_bounded_by_their_bytes_and_by_what_is_held() {
+        let mut arc = new(Parameters::default());
+        assert_eq!(play(&mut arc, "a6 a b6 b !x * *"), "ab");
+        assert_eq!(arc.show(), "|||b|");
+        let mut many = super::new(1 << 30, Parameters::default());
+        for key in 0..1000_u32 {
+            many.insert(&Access::new(key, 1, 0));
+            many.evict(&mut |_| false);
+        }
+        assert_eq!(many.ghosts(), 256);
+        for key in 1000..2000_u32 {
+            many.insert(&Access::new(key, 1, 0));
+            many.hit(&Access::new(key, 1, 0));
+            many.evict(&mut |_| false);
+            many.miss(&Access::new(key - 100, 1, 0));
+        }
+        assert_eq!(many.ghosts(), 256, "those of all kinds together");
+        let mut unbounded = super::new(1 << 30, Parameters::libcachesim());
+        for key in 0..1000_u32 {
+            let access = Access::new(key, 1, 0);
+            unbounded.insert(&access);
+            unbounded.evict(&mut |_| false);
+            unbounded.miss(&access);
+        }
+        assert_eq!(unbounded.ghosts(), 256, "those that were asked for are");
+    }
+
+    #[test]
+    fn a_target_that_is_no_number_is_refused() {
+        let queues: Vec<Vec<(char, u64, u8)>> = vec![Vec::new(); 5];
+        let state = |target: f64| {
+            pierhead_eviction::building_blocks::saved::seal(
+                NAME,
+                &(&queues, (target, None::<usize>, 0_u64)),
+            )
+        };
+        assert_eq!(new(Parameters::default()).restore(&state(3.0)), Ok(()));
+        assert!(
+            new(Parameters::default())
+                .restore(&state(f64::NAN))
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! Belady's MIN: evicts the key whose next request is the farthest. It knows the future, so it is a
+//! bound to compare with, and none among [`pierhead_eviction::Named`].
+//!
+//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
+//! 5(2), 1966. Optimal in misses where all keys are of one size, and not where they differ.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use pierhead_eviction::building_blocks::ranked::{Ranked, Rule};
+use pierhead_eviction::{Access, Key, StateError};
+
+pub(crate) const NAME: &str = "belady";
+
+/// MIN: one order of next requests.
+pub type Belady<K> = Ranked<K, Foresight>;
+
+/// When each request of a trace is followed by one for the same key.
+#[derive(Clone, Debug)]
+pub struct Future {
+    /// For each request, the number of the next one for its key, from 0; [`u64::MAX`] for none.
+    next: Arc<[u64]>,
+    /// Requests so far.
+    requests: u64,
+}
+
+impl Future {
+    /// The future of a trace given as the number of the next request for the same key, from 0, for each
+    /// request; [`u64::MAX`] when there is none. Past its end nothing is asked for again.
+    pub fn new(next: Arc<[u64]>) -> Self {
+        Self { next, requests: 0 }
+    }
+
+    /// The future of a trace given as its keys.
+    pub fn of<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Self {
+        let mut last = HashMap::new();
+        let mut next = Vec::new();
+        for (number, key) in keys.into_iter().enumerate() {
+            next.push(u64::MAX);
+            if let Some(before) = last.insert(key, number) {
+                next[before] = u64::try_from(number).unwrap_or(u64::MAX);
+            }
+        }
+        Self::new(next.into())
+    }
+
+    /// As given to [`Future::new`].
+    pub fn numbers(&self) -> &[u64] {
+        &self.next
+    }
+
+    /// The number of the next request for the key that is asked for now.
+    pub(crate) fn next(&self) -> Option<u64> {
+        let now = usize::try_from(self.requests.checked_sub(1)?).ok()?;
+        self.next.get(now).copied().filter(|next| *next != u64::MAX)
+    }
+
+    /// How many requests were made, this one included.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    /// A request is made.
+    pub(crate) fn request(&mut self) {
+        // A state may say any number; past the end of the future all are the same.
+        self.requests = self.requests.saturating_add(1);
+    }
+
+    /// Goes on after so many requests.
+    pub(crate) fn resume(&mut self, requests: u64) {
+        self.requests = requests;
+    }
+
+    /// Low for what is asked for late, lowest for what never is.
+    pub(crate) fn nearness(&self) -> f64 {
+        self.next().map_or(f64::NEG_INFINITY, |next| -(next as f64))
+    }
+}
+
+/// The rule of MIN.
+#[derive(Debug)]
+pub struct Foresight {
+    future: Future,
+}
+
+/// One that holds nothing and will see that future: each call of [`pierhead_eviction::Policy::hit`] is a request.
+pub fn new<K: Key>(future: Future) -> Belady<K> {
+    Ranked::by(Foresight { future })
+}
+
+impl Rule for Foresight {
+    type Note = ();
+    type State = u64;
+
+    const NAME: &'static str = NAME;
+
+    fn request(&mut self) {
+        self.future.request();
+    }
+
+    fn enter<K>(&self, _access: &Access<K>) -> ((), f64) {
+        ((), self.future.nearness())
+    }
+
+    fn again<K>(&self, _access: &Access<K>, _size: u64, (): &mut ()) -> f64 {
+        self.future.nearness()
+    }
+
+    fn state(&self) -> u64 {
+        self.future.requests()
+    }
+
+    fn resume(&mut self, requests: u64) -> Result<(), StateError> {
+        self.future.resume(requests);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use pierhead_eviction::testing::play;
+    use pierhead_eviction::{Policy, Simulated};
+
+    #[test]
+    fn the_next_request_of_each_key_is_found() {
+        let future = Future::of("abacb".chars());
+        assert_eq!(*future.next, [2, 4, u64::MAX, u64::MAX, u64::MAX]);
+    }
+
+    #[test]
+    fn the_key_that_is_asked_for_last_goes_first_and_what_never_is_before_it() {
+        for (trace, future, victims, order) in [
+            ("a b c", "abcbac", "", "cab"),
+            ("a b c b", "abcbac", "", "bca"),
+            ("a b c * b", "abcbac", "c", "ba"),
+            ("a b c", "abc", "", "abc"),
+            ("a b -a c", "abcbac", "", "cb"),
+            // Past the end of the future.
+            ("a b a", "ab", "", "ba"),
+        ] {
+            let mut belady = new(Future::of(future.chars()));
+            let victims_found = play(&mut belady, trace);
+            let order_found: String = belady.iter().map(|(key, _)| key).collect();
+            assert_eq!(
+                (victims_found.as_str(), order_found.as_str()),
+                (victims, order),
+                "{trace}"
+            );
+        }
+    }
+
+    #[test]
+    fn it_misses_the_least_on_the_reference_string_of_the_textbooks() {
+        let trace = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1];
+        let mut cache = Simulated::new(new(Future::of(trace.iter())), 3);
+        let misses = trace.iter().filter(|key| {
+            cache.request(&Access::new(**key, 1, 0)) != pierhead_eviction::Outcome::Hit
+        });
+        assert_eq!(misses.count(), 9);
+    }
+
+    #[test]
+    fn a_state_of_as_many_requests_as_there_can_be_is_past_the_end_for_good() {
+        let entries: Vec<(char, u64, (), f64)> = vec![('a', 1, (), -1.0)];
+        let mut belady = new(Future::of("ab".chars()));
+        let state = pierhead_eviction::building_blocks::saved::seal(NAME, &(u64::MAX, entries));
+        assert_eq!(belady.restore(&state), Ok(()));
+        assert_eq!(play(&mut belady, "b *"), "b");
+    }
+
+    #[test]
+    fn a_restored_one_goes_on_in_the_same_future() {
+        let future = Future::of("abcbac".chars());
+        let mut saved = new(future.clone());
+        play(&mut saved, "a b c");
+        let mut restored = new(future);
+        restored.restore(&saved.save()).expect("its own state");
+        play(&mut restored, "b a");
+        assert!(restored.iter().map(|(key, _)| *key).eq("bac".chars()));
+    }
+}

@@ -1,0 +1,200 @@
+//! Belady with sizes: evicts the key that takes the most bytes for the longest time until its next
+//! request. It knows the future, so it is a reference to compare with, and none among [`pierhead_eviction::Named`].
+//!
+//! The greedy rule of libcachesim's Belady-size (Yang et al.): the largest size × distance to the next
+//! request. libcachesim takes the largest of a sample; here sizes are put into classes of 1/8 of a power
+//! of two, in each of which the farthest next request is known, so that without a sample the victim's worth
+//! is at least 8/9 of the largest. Optimal eviction with sizes is NP-hard: this is no bound.
+
+use crate::policy::belady::Future;
+use pierhead_eviction::building_blocks::heap::Heap;
+use pierhead_eviction::building_blocks::saved;
+use pierhead_eviction::building_blocks::sizes::class;
+use pierhead_eviction::building_blocks::table::{Slot, Table};
+use pierhead_eviction::{Access, Key, Policy, StateError, Victim};
+
+pub(crate) const NAME: &str = "belady-size";
+
+/// One order of next requests for each class of sizes, of which there are at most 512: a request is
+/// O(log n) and a victim O(classes). What is never asked for again does not enter.
+#[derive(Debug)]
+pub struct BeladySize<K> {
+    future: Future,
+    table: Table<K, ()>,
+    classes: Vec<Heap>,
+}
+
+impl<K: Key> BeladySize<K> {
+    /// One that holds nothing and will see that future: each call of [`Policy::hit`] is a request.
+    pub fn new(future: Future) -> Self {
+        Self {
+            future,
+            table: Table::default(),
+            classes: Vec::new(),
+        }
+    }
+
+    fn enter(&mut self, key: K, size: u64, nearness: f64) {
+        let class = class(size);
+        if self.classes.len() <= class {
+            self.classes.resize_with(class + 1, Heap::default);
+        }
+        let slot = self.table.add(key, size, ());
+        self.classes[class].push(&mut self.table, slot, nearness);
+    }
+
+    fn take(&mut self, slot: Slot) -> Option<Victim<K>> {
+        let class = class(self.table.get(slot).size);
+        self.classes[class].remove(&mut self.table, slot);
+        self.table.take(slot).map(Victim::from)
+    }
+
+    /// Bytes × requests until this key is asked for again, with its size for keys that never are.
+    fn worth(&self, class: &Heap, slot: Slot) -> (f64, u64) {
+        let size = self.table.get(slot).size;
+        let next = -class.priority(&self.table, slot);
+        let distance = next - self.future.requests() as f64 + 1.0;
+        (size.max(1) as f64 * distance, size)
+    }
+
+    /// All keys, sizes and priorities, class by class.
+    fn entries(&self) -> impl Iterator<Item = (&K, u64, f64)> {
+        let ordered = self.classes.iter().flat_map(Heap::ordered);
+        ordered.map(|(slot, priority)| {
+            let entry = self.table.get(slot);
+            (&entry.key, entry.size, priority)
+        })
+    }
+}
+
+impl<K: Key> Policy<K> for BeladySize<K> {
+    fn hit(&mut self, access: &Access<K>) -> bool {
+        self.future.request();
+        let Some(slot) = self.table.find(&access.key) else {
+            return false;
+        };
+        let class = class(self.table.get(slot).size);
+        let nearness = self.future.nearness();
+        self.classes[class].set(&mut self.table, slot, nearness);
+        true
+    }
+
+    fn refuses(&self, _access: &Access<K>) -> bool {
+        self.future.next().is_none()
+    }
+
+    fn insert(&mut self, access: &Access<K>) {
+        if self.table.find(&access.key).is_none() {
+            let nearness = self.future.nearness();
+            self.enter(access.key.clone(), access.size, nearness);
+        }
+    }
+
+    fn remove(&mut self, key: &K) {
+        if let Some(slot) = self.table.find(key) {
+            self.take(slot);
+        }
+    }
+
+    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        let farthest = self
+            .classes
+            .iter()
+            .filter_map(|class| {
+                let slot = class.first_free(&self.table, held)?;
+                Some((self.worth(class, slot), slot))
+            })
+            .max_by(|(one, _), (other, _)| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+        let (_, slot) = farthest?;
+        self.take(slot)
+    }
+
+    fn contains(&self, key: &K) -> bool {
+        self.table.find(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
+        self.entries().for_each(|(key, size, _)| visit(key, size));
+    }
+
+    fn memory(&self) -> usize {
+        let heaps: usize = self.classes.iter().map(Heap::memory).sum();
+        self.table.memory() + heaps + self.classes.capacity() * size_of::<Heap>()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let entries: Vec<(&K, u64, f64)> = self.entries().collect();
+        saved::seal(NAME, &(self.future.requests(), entries))
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        let (requests, entries): (u64, Vec<(K, u64, f64)>) = saved::open(NAME, saved)?;
+        let mut restored = Self::new(self.future.clone());
+        restored.future.resume(requests);
+        for (key, size, nearness) in entries {
+            if restored.contains(&key) {
+                return Err(StateError::Content("a key is in it twice"));
+            }
+            if nearness.is_nan() || nearness == f64::INFINITY {
+                return Err(StateError::Content("a priority is no number"));
+            }
+            restored.enter(key, size, nearness);
+        }
+        *self = restored;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use pierhead_eviction::testing::play;
+
+    fn of(future: &str) -> BeladySize<char> {
+        BeladySize::new(Future::of(future.chars()))
+    }
+
+    #[test]
+    fn the_most_bytes_for_the_longest_time_go_first() {
+        for (trace, future, victims) in [
+            // 9 bytes × 2 requests before 1 byte × 4.
+            ("a1 b9 * * *", "abxbxa", "ba."),
+            // 3 bytes × 5 requests before 4 bytes × 2.
+            ("a3 b4 * *", "abxbxxa", "ab"),
+            // What is never asked for again is first, the largest before the others.
+            ("a1 b3 c9 d2 * * * *", "abcdc", "bdac"),
+            ("a1 b9 b * *", "abbxxxa", "ba"),
+            ("a1 b9 -b * *", "abba", "a."),
+        ] {
+            assert_eq!(play(&mut of(future), trace), victims, "{trace}");
+        }
+    }
+
+    #[test]
+    fn what_is_never_asked_for_again_is_refused() {
+        let mut belady = of("aba");
+        let access = Access::new('a', 1, 0);
+        assert!(!belady.hit(&access) && !belady.refuses(&access));
+        let access = Access::new('b', 1, 0);
+        assert!(!belady.hit(&access) && belady.refuses(&access));
+    }
+
+    #[test]
+    fn a_restored_one_goes_on_in_the_same_future() {
+        let mut saved = of("abxbxxa");
+        play(&mut saved, "a3 b8");
+        let mut restored = of("abxbxxa");
+        restored.restore(&saved.save()).expect("its own state");
+        // 3 bytes × 4 requests before 8 bytes × 1; at the start of the trace it would be the other way.
+        assert_eq!(play(&mut restored, "!x * *"), "ab");
+    }
+}

@@ -1,0 +1,64 @@
+//! First in, first out: evicts the key that entered first, whatever was asked for since.
+//!
+//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2),
+//! 1966, section "Simple algorithms".
+
+use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queues::Queues;
+use pierhead_eviction::building_blocks::table::Slot;
+use pierhead_eviction::{Access, Key};
+
+pub(crate) const NAME: &str = "fifo";
+
+/// One queue, in the order of entering.
+pub type Fifo<K> = Queued<K, Entered>;
+
+/// The rule of [`Fifo`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Entered;
+
+/// One that holds nothing.
+pub fn new<K: Key>() -> Fifo<K> {
+    Queued::of(Entered)
+}
+
+impl Rule for Entered {
+    const NAME: &'static str = NAME;
+    const HOLDING: usize = 1;
+    type State = ();
+
+    fn hit<K: Key>(&mut self, _: &mut Queues<K>, _: Slot, _: &Access<K>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use pierhead_eviction::testing::play;
+    use pierhead_eviction::{Policy, Victim};
+
+    #[test]
+    fn the_queue_is_in_the_order_of_entering() {
+        for (trace, victims, queue) in [
+            ("*", ".", ""),
+            ("a b c a b", "", "abc"),
+            ("a b c a *", "a", "bc"),
+            ("a b a * a", "a", "ba"),
+            ("a b c -b b", "", "acb"),
+            ("!x a !a", "", "a"),
+        ] {
+            let mut fifo = new();
+            let found = (play(&mut fifo, trace), fifo.show());
+            assert_eq!(found, (victims.into(), queue.into()), "{trace}");
+        }
+    }
+
+    #[test]
+    fn a_held_key_keeps_its_place() {
+        let mut fifo = new();
+        play(&mut fifo, "a b c");
+        let victim = fifo.evict(&mut |key| *key == 'a');
+        assert_eq!(victim, Some(Victim { key: 'b', size: 1 }));
+        assert_eq!(fifo.show(), "ac");
+    }
+}

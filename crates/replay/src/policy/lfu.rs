@@ -1,0 +1,142 @@
+//! Least frequently used, aged: evicts the key that was asked for least often, where each key that enters
+//! starts from the rank of the last victim.
+//!
+//! Arlitt et al., "Evaluating content management techniques for web proxy caches", Performance Evaluation
+//! Review 27(4), 2000, section 3 (LFU-DA): the rank of a key is its frequency + L, where L is the rank of the
+//! last victim. So a key that was asked for a hundred times, long ago, outlives about as many evictions of new
+//! keys and no more; without that it would stay for ever.
+
+use pierhead_eviction::building_blocks::ranked::{Ranked, Rule, age};
+use pierhead_eviction::{Access, Key, StateError};
+
+pub(crate) const NAME: &str = "lfu";
+
+/// LFU: one order of ranks; among equal ones, the key that was asked for the longest ago goes first. The
+/// requests of a key count while it is held. Operations are O(log n).
+pub type Lfu<K> = Ranked<K, Frequency>;
+
+/// Parameters of LFU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// Whether frequencies age. Default yes; libcachesim's LFU does not, its LFUDA does.
+    pub aged: bool,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self { aged: true }
+    }
+}
+
+/// The rule of LFU.
+#[derive(Clone, Debug)]
+pub struct Frequency {
+    parameters: Parameters,
+    /// L of the paper; it never falls. Whole numbers are exact in it up to 2^53.
+    age: f64,
+}
+
+/// One that holds nothing.
+pub fn new<K: Key>(parameters: Parameters) -> Lfu<K> {
+    Ranked::by(Frequency {
+        parameters,
+        age: 0.0,
+    })
+}
+
+impl Rule for Frequency {
+    type Note = u32;
+    type State = f64;
+    const NAME: &'static str = NAME;
+
+    fn enter<K>(&self, _: &Access<K>) -> (u32, f64) {
+        (1, self.age + 1.0)
+    }
+
+    fn again<K>(&self, _: &Access<K>, _: u64, frequency: &mut u32) -> f64 {
+        *frequency = frequency.saturating_add(1);
+        self.age + f64::from(*frequency)
+    }
+
+    fn evicted(&mut self, rank: f64) {
+        if self.parameters.aged {
+            // A key that was held back has a lower one, from before.
+            self.age = self.age.max(rank);
+        }
+    }
+
+    fn state(&self) -> f64 {
+        self.age
+    }
+
+    fn resume(&mut self, saved: f64) -> Result<(), StateError> {
+        self.age = age(saved)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use pierhead_eviction::Policy;
+    use pierhead_eviction::testing::{play, refuses_a_broken_age};
+
+    fn order(aged: bool, trace: &str) -> (String, String) {
+        let mut lfu = new(Parameters { aged });
+        let victims = play(&mut lfu, trace);
+        let order = lfu.iter().map(|(key, rank)| format!("{key}{rank}"));
+        (victims, order.collect())
+    }
+
+    #[test]
+    fn the_order_is_by_frequency_then_by_last_access() {
+        for (trace, victims, ranks) in [
+            ("*", ".", ""),
+            ("a b c", "", "a1b1c1"),
+            ("a b c a b a", "", "c1b2a3"),
+            ("a b c a b a * *", "cb", "a3"),
+            ("a b a -a a *", "b", "a1"),
+        ] {
+            assert_eq!(
+                order(false, trace),
+                (victims.into(), ranks.into()),
+                "{trace}"
+            );
+        }
+    }
+
+    #[test]
+    fn with_age_new_keys_outrank_what_was_popular_long_ago() {
+        let trace = "a a a a b * c * d * e * f";
+        assert_eq!(order(false, trace), ("bcde".into(), "f1a4".into()));
+        assert_eq!(order(true, trace), ("bcda".into(), "e4f5".into()));
+    }
+
+    #[test]
+    fn a_held_key_keeps_its_rank() {
+        let mut lfu = new(Parameters::default());
+        play(&mut lfu, "a b c b");
+        let victim = lfu.evict(&mut |key| *key == 'a');
+        assert_eq!(victim.map(|victim| victim.key), Some('c'));
+        let ranks: Vec<(&char, f64)> = lfu.iter().collect();
+        assert_eq!(ranks, [(&'a', 1.0), (&'b', 2.0)]);
+    }
+    #[test]
+    fn the_age_never_falls_though_a_key_was_held_back_meanwhile() {
+        let mut lfu = new(Parameters::default());
+        play(&mut lfu, "a b b c c c");
+        for expected in ['b', 'c'] {
+            let victim = lfu.evict(&mut |key| *key == 'a');
+            assert_eq!(victim.map(|victim| victim.key), Some(expected));
+        }
+        assert_eq!(play(&mut lfu, "* d"), "a");
+        let ranks: Vec<_> = lfu.iter().collect();
+        assert_eq!(ranks, [(&'d', 4.0)], "the age is c's 3, not a's 1");
+    }
+
+    #[test]
+    fn an_age_or_a_priority_that_is_no_number_is_refused_and_changes_nothing() {
+        refuses_a_broken_age(|| new::<char>(Parameters::default()));
+    }
+}

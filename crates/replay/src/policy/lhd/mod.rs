@@ -1,0 +1,445 @@
+//! Least hit density: evicts the key that promises the fewest hits for the space and time it will take.
+//!
+//! Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI '18: the
+//! density of a key is its chance of a hit over its expected life (section 3), learnt for each age from
+//! what happened to other keys (section 4.2), in classes by the ages of the last two hits (4.3); the
+//! victim is the least dense of a sample (5.1); a few keys, the explorers, stay long enough to tell what
+//! becomes of old ones (5.2).
+
+mod lots;
+mod model;
+
+use serde::{Deserialize, Serialize};
+
+use pierhead_eviction::building_blocks::hash::hash;
+use pierhead_eviction::building_blocks::parameter::{self, ParameterError};
+use pierhead_eviction::building_blocks::saved;
+use pierhead_eviction::building_blocks::table::{Slot, Table};
+use pierhead_eviction::{Access, Key, Policy, StateError, Victim};
+
+use lots::Random;
+use model::{DECAY, Model, Saved};
+
+pub use lots::Lots;
+
+pub(crate) const NAME: &str = "lhd";
+
+/// Of so many keys one is drawn to explore, while the explorers take less than that part of the bytes.
+const EXPLORER_ODDS: usize = 32;
+const EXPLORER_PART: u64 = 100;
+/// Reconfigurations in which few candidates are drawn and explorers are appointed: to learn quickly.
+const EARLY: u32 = 50;
+const EARLY_SAMPLE: u32 = 8;
+/// More than any key has for its bytes.
+const EXPLORER_DENSITY: f32 = 1.0;
+
+/// Parameters of LHD.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parameters {
+    /// Candidates drawn for each victim, 1 to 1024; the default, 32, is the paper's.
+    pub associativity: u32,
+    /// Keys that entered last and seem worth little, which are candidates too, 0 to 64; default 8.
+    pub admissions: u32,
+    /// Steps of age that are told apart, 16 to 32 767; default 2 048, which takes 400 KB.
+    pub ages: u16,
+    /// Requests between two reconfigurations, 1 to 2^40. The default, 2^14, is much less than the paper's
+    /// 2^20: a registry proxy has seen most of its traffic before that.
+    pub period: u64,
+    /// Requests in a step of age before the number of keys is known, as a power of two, 0 to 32; default 4.
+    pub first_step: u32,
+    /// The density of the class of the longest ages before anything is learnt, 1 to 1 000; that of each
+    /// next class is one more. Default 1.
+    pub lead: f32,
+    /// How lots are drawn. Default [`Lots::Seeded`].
+    pub lots: Lots,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            associativity: 32,
+            admissions: 8,
+            ages: 2048,
+            period: 1 << 14,
+            first_step: 4,
+            lead: 1.0,
+            lots: Lots::Seeded,
+        }
+    }
+}
+
+impl Parameters {
+    /// The rules of libcachesim 0.3.5.
+    pub fn libcachesim() -> Self {
+        Self {
+            ages: 20_000,
+            period: 1 << 20,
+            first_step: 10,
+            lead: 17.0,
+            lots: Lots::Libcachesim,
+            ..Self::default()
+        }
+    }
+
+    fn check(self) -> Result<Self, ParameterError> {
+        parameter::check(
+            NAME,
+            "associativity",
+            self.associativity,
+            &(1..=1024),
+            "1 to 1024",
+        )?;
+        parameter::check(NAME, "admissions", self.admissions, &(0..=64), "0 to 64")?;
+        parameter::check(NAME, "ages", self.ages, &(16..=32_767), "16 to 32767")?;
+        parameter::check(NAME, "period", self.period, &(1..=1 << 40), "1 to 2^40")?;
+        parameter::check(NAME, "first_step", self.first_step, &(0..=32), "0 to 32")?;
+        parameter::check(NAME, "lead", self.lead, &(1.0..=1000.0), "1 to 1000")?;
+        Ok(self)
+    }
+}
+
+/// LHD: a bag of keys from which victims are drawn. A request is O(1), a victim O(associativity); once in a
+/// period the densities are learnt anew, which is O(ages).
+#[derive(Debug)]
+pub struct Lhd<K> {
+    parameters: Parameters,
+    table: Table<K, Note>,
+    /// All keys, to draw from.
+    bag: Vec<Slot>,
+    model: Model,
+    /// Keys that entered or were asked for, so far.
+    clock: u64,
+    /// The last keys that entered and seemed worth little, and where the next one goes.
+    entered: Vec<Entered>,
+    head: usize,
+    /// A moving mean of the densities of victims.
+    victims: f32,
+    /// Bytes that further explorers may take.
+    budget: i64,
+    random: Random,
+}
+
+/// A key that entered: one that comes back after it left is a candidate again.
+#[derive(Clone, Debug, Default)]
+struct Entered {
+    fingerprint: u64,
+    /// Where it is while it is held.
+    slot: Option<Slot>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Note {
+    /// The clock when it entered or was last asked for.
+    touched: u64,
+    /// The ages of its last two hits.
+    last: u16,
+    before: u16,
+    explorer: bool,
+}
+
+/// What is saved: the bag in its order, and the rest.
+#[derive(Serialize, Deserialize)]
+struct State<K> {
+    bag: Vec<(K, u64, Note)>,
+    model: Saved,
+    clock: u64,
+    /// Fingerprints, and places in the bag.
+    entered: Vec<(u64, Option<u32>)>,
+    head: usize,
+    victims: f32,
+    budget: i64,
+    random: u128,
+}
+
+impl<K: Key> Lhd<K> {
+    /// One that holds nothing, for a cache of `capacity` bytes, drawing from `seed`.
+    ///
+    /// # Errors
+    /// [`ParameterError`] when a parameter is out of its range.
+    pub fn new(capacity: u64, seed: u64, parameters: Parameters) -> Result<Self, ParameterError> {
+        Ok(Self::of(parameters.check()?, capacity, seed))
+    }
+
+    /// One with the default parameters.
+    pub(crate) fn with_defaults(capacity: u64, seed: u64) -> Self {
+        Self::of(Parameters::default(), capacity, seed)
+    }
+
+    fn of(parameters: Parameters, capacity: u64, seed: u64) -> Self {
+        Self {
+            parameters,
+            table: Table::default(),
+            bag: Vec::new(),
+            model: Model::new(parameters.ages, parameters.first_step, parameters.lead),
+            clock: 0,
+            entered: (0..parameters.admissions)
+                .map(|_| Entered::default())
+                .collect(),
+            head: 0,
+            victims: 0.0,
+            budget: signed(capacity / EXPLORER_PART),
+            random: Random::new(parameters.lots, seed),
+        }
+    }
+
+    fn age(&self, note: &Note) -> u16 {
+        self.model.age(self.clock.saturating_sub(note.touched))
+    }
+
+    fn class(&self, note: &Note) -> usize {
+        self.model.class(note.last, note.before)
+    }
+
+    /// Hits to expect for each byte and request.
+    fn density(&self, slot: Slot) -> f32 {
+        let entry = self.table.get(slot);
+        let density = self
+            .model
+            .density(self.class(&entry.note), self.age(&entry.note));
+        let of_bytes = |density: f32| density / entry.size.max(1) as f32;
+        let explorer = if entry.note.explorer {
+            EXPLORER_DENSITY
+        } else {
+            0.0
+        };
+        density.map_or(f32::MIN, |density| of_bytes(density) + explorer)
+    }
+
+    /// Draws whether a key that enters or was asked for shall explore, and lets time pass.
+    fn touch(&mut self, slot: Slot) -> bool {
+        let drawn = self.random.below(EXPLORER_ODDS) == 0;
+        let explores = drawn && self.budget > 0 && self.model.reconfigurations() < EARLY;
+        if explores {
+            self.budget -= signed(self.table.get(slot).size);
+        }
+        let clock = self.clock;
+        let note = self.table.note(slot);
+        (note.touched, note.explorer) = (clock, explores);
+        drawn
+    }
+
+    fn pass(&mut self) {
+        self.clock += 1;
+        if self.clock.is_multiple_of(self.parameters.period) {
+            self.model.reconfigure(self.table.len());
+        }
+    }
+
+    /// An explorer's bytes are free for another.
+    fn settle(&mut self, slot: Slot) {
+        let entry = self.table.get(slot);
+        if entry.note.explorer {
+            self.budget = self.budget.saturating_add(signed(entry.size));
+        }
+    }
+
+    fn add(&mut self, key: K, size: u64, note: Note) -> Slot {
+        let slot = self.table.add(key, size, note);
+        self.table.set_place(slot, self.bag.len());
+        // As the table: doubling would leave room for as many as there are.
+        if self.bag.len() == self.bag.capacity() {
+            self.bag.reserve_exact(self.bag.len() / 8 + 4);
+        }
+        self.bag.push(slot);
+        slot
+    }
+
+    fn take(&mut self, slot: Slot) -> Option<Victim<K>> {
+        self.settle(slot);
+        let place = self.table.place(slot);
+        self.bag.swap_remove(place);
+        if let Some(moved) = self.bag.get(place) {
+            self.table.set_place(*moved, place);
+        }
+        for entered in &mut self.entered {
+            entered.slot = entered.slot.filter(|at| *at != slot);
+        }
+        self.table.take(slot).map(Victim::from)
+    }
+
+    /// The least dense of a sample and of those that entered last; when all of these are held, the next in
+    /// the bag that is not.
+    fn victim(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
+        if self.bag.is_empty() {
+            return None;
+        }
+        let early = self.model.reconfigurations() <= EARLY;
+        let sample = if early {
+            EARLY_SAMPLE.min(self.parameters.associativity)
+        } else {
+            self.parameters.associativity
+        };
+        let mut least: Option<(f32, Slot)> = None;
+        let mut consider = |slot: Slot, density: f32, table: &Table<K, Note>| {
+            if least.is_none_or(|(lowest, _)| density < lowest) && !held(&table.get(slot).key) {
+                least = Some((density, slot));
+            }
+        };
+        let mut start = 0;
+        for _ in 0..sample {
+            start = self.random.below(self.bag.len());
+            let slot = self.bag[start];
+            consider(slot, self.density(slot), &self.table);
+        }
+        for slot in self.entered.iter().filter_map(|entered| entered.slot) {
+            consider(slot, self.density(slot), &self.table);
+        }
+        let (before, after) = self.bag.split_at(start);
+        let mut others = after.iter().chain(before);
+        let other = || {
+            others
+                .find(|slot| !held(&self.table.get(**slot).key))
+                .copied()
+        };
+        least.map(|(_, slot)| slot).or_else(other)
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+impl<K: Key> Policy<K> for Lhd<K> {
+    fn hit(&mut self, access: &Access<K>) -> bool {
+        let Some(slot) = self.table.find(&access.key) else {
+            return false;
+        };
+        self.settle(slot);
+        let note = &self.table.get(slot).note;
+        let (age, class) = (self.age(note), self.class(note));
+        self.model.hit(class, age);
+        let note = self.table.note(slot);
+        note.before = std::mem::replace(&mut note.last, age);
+        self.touch(slot);
+        self.pass();
+        true
+    }
+
+    fn insert(&mut self, access: &Access<K>) {
+        if self.table.find(&access.key).is_some() {
+            return;
+        }
+        let note = Note {
+            touched: self.clock,
+            last: 0,
+            before: self.parameters.ages,
+            explorer: false,
+        };
+        let slot = self.add(access.key.clone(), access.size, note);
+        let fingerprint = hash(&access.key, 0);
+        for entered in &mut self.entered {
+            if entered.fingerprint == fingerprint {
+                entered.slot = Some(slot);
+            }
+        }
+        let drawn = self.touch(slot);
+        if !drawn && !self.entered.is_empty() && self.density(slot) < self.victims {
+            self.entered[self.head] = Entered {
+                fingerprint,
+                slot: Some(slot),
+            };
+            self.head = (self.head + 1) % self.entered.len();
+        }
+        self.pass();
+    }
+
+    fn remove(&mut self, key: &K) {
+        if let Some(slot) = self.table.find(key) {
+            self.take(slot);
+        }
+    }
+
+    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        let slot = self.victim(held)?;
+        let density = self.density(slot).max(0.0);
+        self.victims = DECAY * self.victims + (1.0 - DECAY) * density;
+        let note = &self.table.get(slot).note;
+        let (age, class) = (self.age(note), self.class(note));
+        self.model.evicted(class, age);
+        self.take(slot)
+    }
+
+    fn contains(&self, key: &K) -> bool {
+        self.table.find(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
+        for slot in &self.bag {
+            let entry = self.table.get(*slot);
+            visit(&entry.key, entry.size);
+        }
+    }
+
+    fn memory(&self) -> usize {
+        let bag = self.bag.capacity() * size_of::<Slot>();
+        let entered = self.entered.capacity() * size_of::<Entered>();
+        self.table.memory() + bag + entered + self.model.memory()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let entries = self.bag.iter().map(|slot| {
+            let entry = self.table.get(*slot);
+            (entry.key.clone(), entry.size, entry.note.clone())
+        });
+        let place = |slot: Slot| u32::try_from(self.table.place(slot)).unwrap_or(u32::MAX);
+        let state = State {
+            bag: entries.collect(),
+            model: self.model.save(),
+            clock: self.clock,
+            entered: self
+                .entered
+                .iter()
+                .map(|entered| (entered.fingerprint, entered.slot.map(place)))
+                .collect(),
+            head: self.head,
+            victims: self.victims,
+            budget: self.budget,
+            random: self.random.state(),
+        };
+        saved::seal(NAME, &state)
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        let state: State<K> = saved::open(NAME, saved)?;
+        let mut restored = Self::of(self.parameters, 0, 0);
+        restored.random.resume(state.random);
+        restored.model.restore(&state.model)?;
+        for (key, size, note) in state.bag {
+            if restored.contains(&key) {
+                return Err(StateError::Content("a key is in it twice"));
+            }
+            if note.last >= self.parameters.ages || note.before > self.parameters.ages {
+                return Err(StateError::Content("a key is older than the oldest age"));
+            }
+            restored.add(key, size, note);
+        }
+        if state.entered.len() != restored.entered.len() || !state.victims.is_finite() {
+            return Err(StateError::Content(
+                "its candidates are not those of the parameters",
+            ));
+        }
+        for (entered, (fingerprint, place)) in restored.entered.iter_mut().zip(state.entered) {
+            let place = place.and_then(|place| usize::try_from(place).ok());
+            *entered = Entered {
+                fingerprint,
+                slot: place.and_then(|place| restored.bag.get(place).copied()),
+            };
+        }
+        restored.head = state.head % restored.entered.len().max(1);
+        (restored.clock, restored.victims) = (state.clock, state.victims);
+        restored.budget = state.budget;
+        *self = restored;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

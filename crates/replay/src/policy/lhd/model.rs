@@ -1,0 +1,332 @@
+//! The hit densities of the classes: from counts of hits and evictions at each age.
+
+use serde::{Deserialize, Serialize};
+
+use pierhead_eviction::StateError;
+
+/// Classes by the ages of the last two hits.
+pub(super) const CLASSES: usize = 16;
+/// What remains of the counts at each reconfiguration.
+pub(super) const DECAY: f32 = 0.9;
+/// Ages reach so many times the number of keys held, so that few keys get older than the oldest age.
+const REACH: f64 = 100.0;
+
+/// For each class and age: the hits and evictions of the past, and the hits that a key may expect for each
+/// request of its remaining life.
+#[derive(Debug)]
+pub(super) struct Model {
+    ages: usize,
+    classes: Vec<Class>,
+    /// A step of age is 2^shift requests.
+    shift: u32,
+    /// A moving mean of the number of keys held, and the weight that it has.
+    keys: f64,
+    weight: f64,
+    reconfigurations: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Class {
+    hits: Vec<f32>,
+    evictions: Vec<f32>,
+    densities: Vec<f32>,
+}
+
+/// What is saved: a class as what is not zero, and runs of equal densities.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Saved {
+    ages: usize,
+    shift: u32,
+    keys: f64,
+    weight: f64,
+    reconfigurations: u32,
+    classes: Vec<SavedClass>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedClass {
+    counts: Vec<(u32, f32, f32)>,
+    densities: Vec<(u32, f32)>,
+}
+
+impl Model {
+    /// A model that knows nothing and ranks about as GDSF does: the shorter the last ages and the age now,
+    /// the denser. `lead` is how much the class of the longest ages has.
+    pub(super) fn new(ages: u16, shift: u32, lead: f32) -> Self {
+        let ages = usize::from(ages);
+        let class = |class: u8| Class {
+            hits: vec![0.0; ages],
+            evictions: vec![0.0; ages],
+            densities: (1_u16..)
+                .take(ages)
+                .map(|age| (f32::from(class) + lead) / f32::from(age))
+                .collect(),
+        };
+        Self {
+            ages,
+            classes: (0_u8..).take(CLASSES).map(class).collect(),
+            shift,
+            keys: 0.0,
+            weight: 0.0,
+            reconfigurations: 0,
+        }
+    }
+
+    /// The age, in steps, after so many requests; the last one is of all that is older.
+    pub(super) fn age(&self, requests: u64) -> u16 {
+        let oldest = u16::try_from(self.ages - 1).unwrap_or(u16::MAX);
+        u16::try_from(requests >> self.shift).map_or(oldest, |age| age.min(oldest))
+    }
+
+    /// The class of the last two ages: about the logarithm of how far they are from the oldest.
+    pub(super) fn class(&self, last: u16, before: u16) -> usize {
+        let age = usize::from(last) + usize::from(before);
+        (0..CLASSES - 1)
+            .find(|doublings| age << doublings >= self.ages)
+            .unwrap_or(CLASSES - 1)
+    }
+
+    pub(super) fn hit(&mut self, class: usize, age: u16) {
+        self.classes[class].hits[usize::from(age)] += 1.0;
+    }
+
+    pub(super) fn evicted(&mut self, class: usize, age: u16) {
+        self.classes[class].evictions[usize::from(age)] += 1.0;
+    }
+
+    /// Hits to expect for each request of the remaining life; none for what got too old to be told.
+    pub(super) fn density(&self, class: usize, age: u16) -> Option<f32> {
+        let age = usize::from(age);
+        (age + 1 < self.ages).then(|| self.classes[class].densities[age])
+    }
+
+    pub(super) fn reconfigurations(&self) -> u32 {
+        self.reconfigurations
+    }
+
+    /// Learns the densities anew from the counts, with so many keys held now.
+    pub(super) fn reconfigure(&mut self, keys: usize) {
+        let counts = |class: &mut Class| {
+            for count in class.hits.iter_mut().chain(&mut class.evictions) {
+                *count *= DECAY;
+            }
+        };
+        self.classes.iter_mut().for_each(counts);
+        self.coarsen(keys);
+        self.classes.iter_mut().for_each(Class::learn);
+        self.reconfigurations = self.reconfigurations.saturating_add(1);
+    }
+
+    /// Follows the number of keys with the step of age: at once after the first, then when it is off by more
+    /// than a factor of two.
+    fn coarsen(&mut self, keys: usize) {
+        let decay = f64::from(DECAY);
+        self.keys = self.keys * decay + keys as f64;
+        self.weight = self.weight * decay + 1.0;
+        let step = self.keys / self.weight * REACH / self.ages as f64;
+        let best = (0..u64::BITS - 1)
+            .find(|shift| (1_u64 << shift) as f64 >= step)
+            .unwrap_or(0);
+        let tolerance = u32::from(self.reconfigurations > 0);
+        if best.abs_diff(self.shift) > tolerance {
+            for class in &mut self.classes {
+                for counts in [&mut class.hits, &mut class.evictions] {
+                    *counts = rescaled(counts, self.shift, best);
+                }
+            }
+            self.shift = best;
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(super) fn memory(&self) -> usize {
+        CLASSES * (size_of::<Class>() + 3 * self.ages * size_of::<f32>())
+    }
+
+    pub(super) fn save(&self) -> Saved {
+        Saved {
+            ages: self.ages,
+            shift: self.shift,
+            keys: self.keys,
+            weight: self.weight,
+            reconfigurations: self.reconfigurations,
+            classes: self
+                .classes
+                .iter()
+                .map(|class| class.save(self.reconfigurations > 0))
+                .collect(),
+        }
+    }
+
+    /// Goes on where a model of as many ages was.
+    pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), StateError> {
+        let fits = saved.ages == self.ages
+            && saved.classes.len() == CLASSES
+            && saved.shift < u64::BITS
+            && saved.keys.is_finite()
+            && saved.weight.is_finite();
+        if !fits {
+            return Err(StateError::Content(
+                "its ages are not those of the parameters",
+            ));
+        }
+        for (class, saved) in self.classes.iter_mut().zip(&saved.classes) {
+            class.restore(saved)?;
+        }
+        (self.shift, self.keys, self.weight) = (saved.shift, saved.keys, saved.weight);
+        self.reconfigurations = saved.reconfigurations;
+        Ok(())
+    }
+}
+
+impl Class {
+    /// The density at an age is the hits at it and after over the requests lived after it (section 4.2):
+    /// summed from the oldest down, in one pass.
+    fn learn(&mut self) {
+        let (mut hits, mut events, mut life) = (0.0, 0.0, 0.0);
+        for (age, density) in self.densities.iter_mut().enumerate().rev() {
+            hits += self.hits[age];
+            events += self.hits[age] + self.evictions[age];
+            life += events;
+            *density = if events > 1e-5 { hits / life } else { 0.0 };
+        }
+    }
+
+    fn save(&self, learnt: bool) -> SavedClass {
+        let counts = (0_u32..).zip(self.hits.iter().zip(&self.evictions));
+        let counts = counts
+            .filter(|(_, (hits, evictions))| **hits != 0.0 || **evictions != 0.0)
+            .map(|(age, (hits, evictions))| (age, *hits, *evictions))
+            .collect();
+        let mut densities: Vec<(u32, f32)> = Vec::new();
+        for density in self.densities.iter().filter(|_| learnt) {
+            match densities.last_mut() {
+                Some((count, last)) if last == density => *count += 1,
+                _ => densities.push((1, *density)),
+            }
+        }
+        SavedClass { counts, densities }
+    }
+
+    fn restore(&mut self, saved: &SavedClass) -> Result<(), StateError> {
+        for (age, hits, evictions) in &saved.counts {
+            let at = usize::try_from(*age).ok();
+            let at =
+                at.filter(|at| *at < self.hits.len() && hits.is_finite() && evictions.is_finite());
+            let at = at.ok_or(StateError::Content("a count is of no age"))?;
+            (self.hits[at], self.evictions[at]) = (*hits, *evictions);
+        }
+        let mut densities = self.densities.iter_mut();
+        for (count, density) in &saved.densities {
+            for _ in 0..*count {
+                match densities.next() {
+                    Some(at) if density.is_finite() => *at = *density,
+                    _ => return Err(StateError::Content("a density is of no age")),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts at steps of 2^from as counts at steps of 2^to; what is older than all goes to the oldest.
+fn rescaled(counts: &[f32], from: u32, to: u32) -> Vec<f32> {
+    let mut scaled = vec![0.0; counts.len()];
+    let oldest = counts.len() - 1;
+    for (age, count) in counts
+        .iter()
+        .enumerate()
+        .filter(|(_, count)| **count != 0.0)
+    {
+        if to >= from {
+            let at = age.checked_shr(to - from).unwrap_or(0);
+            scaled[if age == oldest { oldest } else { at }] += count;
+        } else {
+            // One step becomes several, which share what it had.
+            let steps = 1_usize.checked_shl(from - to).unwrap_or(usize::MAX);
+            let first = age.saturating_mul(steps).min(oldest);
+            let last = first.saturating_add(steps).min(oldest + 1);
+            let share = count / (last - first) as f32;
+            scaled[first..last].iter_mut().for_each(|at| *at += share);
+        }
+    }
+    scaled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_density_is_the_hits_to_come_over_the_life_to_come() {
+        let mut class = Class {
+            hits: vec![0.0, 2.0, 0.0, 1.0],
+            evictions: vec![0.0, 0.0, 1.0, 0.0],
+            densities: vec![9.0; 4],
+        };
+        class.learn();
+        // From the end: 1 hit in 1; 1 in 1 + 2; 3 in 3 + 4; 3 in 7 + 4.
+        assert_eq!(class.densities, [3.0 / 11.0, 3.0 / 7.0, 1.0 / 3.0, 1.0]);
+    }
+
+    #[test]
+    fn classes_are_by_the_logarithm_of_the_last_ages() {
+        let model = Model::new(1000, 0, 1.0);
+        for (last, before, class) in [
+            (0, 0, 15),
+            (1, 0, 10),
+            (250, 0, 2),
+            (999, 0, 1),
+            (0, 1000, 0),
+        ] {
+            assert_eq!(model.class(last, before), class, "{last} and {before}");
+        }
+    }
+
+    #[test]
+    fn ages_are_steps_of_requests_up_to_the_oldest() {
+        let model = Model::new(100, 4, 1.0);
+        for (requests, age) in [(0, 0), (15, 0), (16, 1), (1583, 98), (u64::MAX, 99)] {
+            assert_eq!(model.age(requests), age, "{requests}");
+        }
+        assert_eq!(model.density(0, 99), None);
+    }
+
+    #[test]
+    fn counts_keep_their_sum_when_steps_get_longer_and_shorter() {
+        let counts = [1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 8.0];
+        assert_eq!(
+            rescaled(&counts, 3, 4),
+            [3.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 8.0]
+        );
+        let finer = [0.25, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 15.5];
+        assert_eq!(rescaled(&counts, 5, 3), finer);
+    }
+
+    #[test]
+    fn the_step_follows_the_number_of_keys() {
+        let mut model = Model::new(1000, 10, 1.0);
+        model.reconfigure(80);
+        assert_eq!(model.shift, 3, "80 × 100 / 1000 requests");
+        model.reconfigure(100);
+        assert_eq!(model.shift, 3, "near enough");
+        (0..20).for_each(|_| model.reconfigure(1000));
+        assert!(model.shift >= 6, "{}", model.shift);
+    }
+
+    #[test]
+    fn a_model_goes_on_where_it_was_saved() {
+        let mut model = Model::new(50, 2, 1.0);
+        for age in 0..40 {
+            model.hit(usize::from(age % 3), age);
+            model.evicted(4, age / 2);
+        }
+        model.reconfigure(9);
+        model.hit(15, 0);
+        let mut restored = Model::new(50, 2, 1.0);
+        restored.restore(&model.save()).expect("its own");
+        assert_eq!(format!("{restored:?}"), format!("{model:?}"));
+        let other = Model::new(51, 2, 1.0).restore(&model.save());
+        assert!(other.is_err());
+    }
+}

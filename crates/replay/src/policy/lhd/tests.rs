@@ -1,0 +1,176 @@
+//! What becomes of keys under LHD; what the densities are is tested beside the model.
+
+use super::*;
+
+use pierhead_eviction::testing::play;
+use pierhead_eviction::{Outcome, Simulated};
+
+fn lhd(parameters: Parameters) -> Lhd<char> {
+    Lhd::new(0, 5, parameters).expect("in range")
+}
+
+fn densest_last(lhd: &Lhd<char>) -> String {
+    let mut order: Vec<(f32, char)> = lhd
+        .bag
+        .iter()
+        .map(|slot| (lhd.density(*slot), lhd.table.get(*slot).key))
+        .collect();
+    order.sort_by(|one, other| one.0.total_cmp(&other.0));
+    order.into_iter().map(|(_, key)| key).collect()
+}
+
+#[test]
+fn before_anything_is_learnt_large_keys_go_first_and_those_asked_for_stay() {
+    for (trace, order, victims) in [
+        ("a1 b9 c4", "bca", ""),
+        ("a1 b9 c4 b b", "cab", ""),
+        ("a1 b9 c4 *", "ca", "b"),
+        ("a1 b9 c4 * -c *", "", "ba"),
+        ("*", "", "."),
+    ] {
+        let mut lhd = lhd(Parameters::default());
+        let found = play(&mut lhd, trace);
+        assert_eq!(
+            (densest_last(&lhd).as_str(), found.as_str()),
+            (order, victims),
+            "{trace}"
+        );
+    }
+}
+
+#[test]
+fn a_scan_is_told_from_what_is_asked_for_again() {
+    let parameters = Parameters {
+        period: 512,
+        ..Parameters::default()
+    };
+    let mut cache = Simulated::new(Lhd::new(100, 5, parameters).expect("in range"), 100);
+    let mut scan = 1000_u32..;
+    let mut hits = 0;
+    for request in 0..40_000_u32 {
+        let key = match request % 2 {
+            0 => request / 2 % 60,
+            _ => scan.next().unwrap_or(0),
+        };
+        let outcome = cache.request(&Access::new(key, 1, 0));
+        hits += u32::from(request >= 20_000 && outcome == Outcome::Hit);
+    }
+    // LRU has none of them: 120 keys come between two requests for one.
+    assert!(hits > 9_000, "{hits} of 10000");
+}
+
+#[test]
+fn explorers_stay_and_take_no_more_than_their_part() {
+    let mut lhd = Lhd::new(10_000, 5, Parameters::default()).expect("in range");
+    for key in 0..2000_u32 {
+        lhd.insert(&Access::new(key, 10, 0));
+    }
+    let explorers = |lhd: &Lhd<u32>| -> Vec<u32> {
+        let entries = lhd.bag.iter().map(|slot| lhd.table.get(*slot));
+        entries
+            .filter(|entry| entry.note.explorer)
+            .map(|entry| entry.key)
+            .collect()
+    };
+    let appointed = explorers(&lhd);
+    assert_eq!(appointed.len(), 10, "1 % of the bytes");
+    while lhd.len() > 100 {
+        lhd.evict(&mut |_| false);
+    }
+    assert_eq!(explorers(&lhd).len(), 10);
+    lhd.remove(&appointed[0]);
+    assert_eq!(lhd.budget, 10, "what a leaving explorer took is free again");
+}
+
+#[test]
+fn parameters_out_of_range_are_refused() {
+    let default = Parameters::default();
+    for (name, parameters) in [
+        (
+            "associativity",
+            Parameters {
+                associativity: 0,
+                ..default
+            },
+        ),
+        (
+            "admissions",
+            Parameters {
+                admissions: 65,
+                ..default
+            },
+        ),
+        (
+            "ages",
+            Parameters {
+                ages: 15,
+                ..default
+            },
+        ),
+        (
+            "period",
+            Parameters {
+                period: 0,
+                ..default
+            },
+        ),
+        (
+            "first_step",
+            Parameters {
+                first_step: 33,
+                ..default
+            },
+        ),
+        (
+            "lead",
+            Parameters {
+                lead: f32::NAN,
+                ..default
+            },
+        ),
+    ] {
+        let error = Lhd::<u8>::new(1, 1, parameters).err();
+        assert_eq!(error.map(|error| error.parameter), Some(name));
+    }
+}
+
+#[test]
+fn it_goes_on_where_it_was_saved_after_it_has_learnt() {
+    let parameters = Parameters {
+        period: 100,
+        ..Parameters::default()
+    };
+    let new = || Simulated::new(Lhd::new(500, 5, parameters).expect("in range"), 500);
+    let mut random = fastrand::Rng::with_seed(2);
+    let mut keys = || random.u32(..40) * random.u32(..40);
+    let mut cache = new();
+    for _ in 0..5_000 {
+        let key = keys();
+        cache.request(&Access::new(key, u64::from(key % 50), 0));
+    }
+    let mut restored = new();
+    restored
+        .policy_mut()
+        .restore(&cache.policy().save())
+        .expect("its own state");
+    for _ in 0..5_000 {
+        let key = keys();
+        let access = Access::new(key, u64::from(key % 50), 0);
+        assert_eq!(cache.request(&access), restored.request(&access));
+    }
+}
+
+#[test]
+fn a_key_that_comes_back_is_a_candidate_again() {
+    let mut lhd = Lhd::<u32>::new(1 << 20, 5, Parameters::default()).expect("in range");
+    (0..5000).for_each(|key| lhd.insert(&Access::new(key, 10, 0)));
+    // Victims were worth more than this one, which a sample of 8 of 5000 would hardly find.
+    lhd.victims = 1.0;
+    let large = Access::new(9999, 100_000, 0);
+    for _ in 0..5 {
+        lhd.insert(&large);
+        let victim = lhd.evict(&mut |_| false);
+        assert_eq!(victim.map(|victim| victim.key), Some(9999));
+        lhd.victims = 0.0;
+    }
+}

@@ -1,0 +1,204 @@
+//! Every policy by its name: those of the daemon, those of the simulator alone, and those that know the future.
+
+pub mod arc;
+pub mod belady;
+pub mod belady_size;
+pub mod fifo;
+pub mod lfu;
+pub mod lhd;
+pub mod sieve;
+pub mod w_tinylfu;
+
+use std::fmt;
+use std::str::FromStr;
+
+use pierhead_eviction::policy::{gdsf, s3_fifo};
+use pierhead_eviction::{Gdsf, Key, Named, ParameterError, Policy, S3Fifo};
+
+use belady::Future;
+use belady_size::BeladySize;
+use lhd::Lhd;
+
+/// A policy of the simulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SimulatedPolicy {
+    /// One that the daemon offers, too.
+    OfDaemon(Named),
+    /// [`fifo`].
+    Fifo,
+    /// [`lfu`].
+    Lfu,
+    /// [`sieve`].
+    Sieve,
+    /// [`arc`].
+    Arc,
+    /// [`w_tinylfu`].
+    WTinyLfu,
+    /// [`lhd`].
+    Lhd,
+    /// [`belady`].
+    Belady,
+    /// [`belady_size`].
+    BeladySize,
+}
+
+/// Whose parameters the policies have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterSet {
+    /// The defaults of `pierhead serve`.
+    Pierhead,
+    /// Those of libCacheSim, to compare with it.
+    Libcachesim,
+}
+
+/// The simulator has no policy of this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there are: {names}, all", names = SimulatedPolicy::names())]
+pub struct UnknownSimulatedPolicy;
+
+impl SimulatedPolicy {
+    /// Those that do not know the future, in the order in which they are listed to people.
+    pub const ONLINE: &[Self] = &[
+        Self::Fifo,
+        Self::OfDaemon(Named::Lru),
+        Self::Lfu,
+        Self::Sieve,
+        Self::OfDaemon(Named::S3Fifo),
+        Self::Arc,
+        Self::WTinyLfu,
+        Self::OfDaemon(Named::Gdsf),
+        Self::Lhd,
+        Self::OfDaemon(Named::Cherry),
+        Self::OfDaemon(Named::SizeSplit),
+        Self::OfDaemon(Named::Learned),
+    ];
+
+    /// All of them, those that know the future last.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let online = Self::ONLINE.iter().copied();
+        online.chain([Self::Belady, Self::BeladySize])
+    }
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OfDaemon(named) => named.name(),
+            Self::Fifo => fifo::NAME,
+            Self::Lfu => lfu::NAME,
+            Self::Sieve => sieve::NAME,
+            Self::Arc => arc::NAME,
+            Self::WTinyLfu => w_tinylfu::NAME,
+            Self::Lhd => lhd::NAME,
+            Self::Belady => belady::NAME,
+            Self::BeladySize => belady_size::NAME,
+        }
+    }
+
+    /// Whether it knows the future of the trace.
+    pub fn is_clairvoyant(self) -> bool {
+        matches!(self, Self::Belady | Self::BeladySize)
+    }
+
+    /// Whether the daemon offers it, too.
+    pub fn is_of_daemon(self) -> bool {
+        matches!(self, Self::OfDaemon(_))
+    }
+
+    /// A new one for a cache of `capacity` bytes. Random numbers come from `seed`. Only a policy that knows the
+    /// future calls `future`.
+    ///
+    /// # Errors
+    /// [`ParameterError`] when a parameter of the set is out of its range.
+    pub fn build<K: Key>(
+        self,
+        capacity: u64,
+        seed: u64,
+        parameters: ParameterSet,
+        future: impl FnOnce() -> Future,
+    ) -> Result<Box<dyn Policy<K>>, ParameterError> {
+        let is_libcachesim = parameters == ParameterSet::Libcachesim;
+        Ok(match self {
+            Self::OfDaemon(Named::Gdsf) if is_libcachesim => {
+                Box::new(Gdsf::new(gdsf::Parameters::libcachesim())?)
+            }
+            Self::OfDaemon(Named::S3Fifo) if is_libcachesim => {
+                Box::new(S3Fifo::new(capacity, s3_fifo::Parameters::libcachesim())?)
+            }
+            Self::OfDaemon(named) => named.build(capacity, seed),
+            Self::Fifo => Box::new(fifo::new()),
+            Self::Lfu => Box::new(lfu::new(lfu::Parameters::default())),
+            Self::Sieve => Box::new(sieve::new()),
+            Self::Arc => Box::new(arc::new(
+                capacity,
+                match parameters {
+                    ParameterSet::Pierhead => arc::Parameters::default(),
+                    ParameterSet::Libcachesim => arc::Parameters::libcachesim(),
+                },
+            )),
+            Self::WTinyLfu => {
+                let parameters = w_tinylfu::Parameters::default();
+                Box::new(w_tinylfu::new(capacity, parameters, seed)?)
+            }
+            Self::Lhd if is_libcachesim => {
+                Box::new(Lhd::new(capacity, seed, lhd::Parameters::libcachesim())?)
+            }
+            Self::Lhd => Box::new(Lhd::with_defaults(capacity, seed)),
+            Self::Belady => Box::new(belady::new(future())),
+            Self::BeladySize => Box::new(BeladySize::new(future())),
+        })
+    }
+
+    /// A new one with the parameters of pierhead.
+    ///
+    /// # Panics
+    /// For a policy that knows the future: it would know that of an empty trace.
+    pub fn build_online<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
+        assert!(!self.is_clairvoyant(), "{self} needs a trace");
+        let no_future = || Future::of(std::iter::empty::<u64>());
+        self.build(capacity, seed, ParameterSet::Pierhead, no_future)
+            .unwrap_or_else(|error| panic!("the defaults are in their ranges: {error}"))
+    }
+
+    /// Whether what enters competes with what is there: libCacheSim's GDSF evicts after it has inserted.
+    pub fn enters_first(self, parameters: ParameterSet) -> bool {
+        self == Self::OfDaemon(Named::Gdsf) && parameters == ParameterSet::Libcachesim
+    }
+
+    fn names() -> String {
+        Self::all().map(Self::name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for SimulatedPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for SimulatedPolicy {
+    type Err = UnknownSimulatedPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownSimulatedPolicy> {
+        let found = Self::all().find(|policy| policy.name() == name);
+        found.ok_or(UnknownSimulatedPolicy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_has_one_name_and_those_of_the_daemon_are_among_them() {
+        let all: Vec<SimulatedPolicy> = SimulatedPolicy::all().collect();
+        for policy in &all {
+            assert_eq!(policy.name().parse(), Ok(*policy));
+        }
+        for named in Named::ALL {
+            assert!(all.contains(&SimulatedPolicy::OfDaemon(*named)), "{named}");
+        }
+        let error = "belayd".parse::<SimulatedPolicy>();
+        assert!(error.is_err_and(|it| it.to_string().contains("belady-size, all")));
+    }
+}

@@ -1,0 +1,130 @@
+//! SIEVE: a queue in the order of entering, and a hand that spares what was asked for since it last came
+//! by, without moving it.
+//!
+//! Zhang et al., "SIEVE is Simpler than LRU", NSDI '24, section 3 (Algorithm 1). Sizes count in bytes and
+//! change nothing in the rule.
+
+use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queues::Queues;
+use pierhead_eviction::building_blocks::table::Slot;
+use pierhead_eviction::{Access, Key, StateError, Victim};
+
+pub(crate) const NAME: &str = "sieve";
+
+/// One queue in the order of entering, with a hand. Eviction is O(1) amortised: each step of the hand that
+/// evicts nothing takes back a mark that a hit made.
+pub type Sieve<K> = Queued<K, Hand>;
+
+/// The rule of [`Sieve`]: where the hand points; to the oldest key when nowhere.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hand(Option<Slot>);
+
+/// One that holds nothing.
+pub fn new<K: Key>() -> Sieve<K> {
+    Queued::of(Hand::default())
+}
+
+impl Rule for Hand {
+    const NAME: &'static str = NAME;
+    const HOLDING: usize = 1;
+    /// A mark.
+    const MOST: u8 = 1;
+    /// How many keys are older than the one at the hand.
+    type State = Option<u32>;
+
+    fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
+        *queues.frequency(slot) = 1;
+    }
+
+    fn leave<K: Key>(&mut self, queues: &Queues<K>, slot: Slot) {
+        if self.0 == Some(slot) {
+            self.0 = queues.after(slot);
+        }
+    }
+
+    fn evict<K: Key>(
+        &mut self,
+        queues: &mut Queues<K>,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Victim<K>> {
+        let oldest = queues.list(0).front()?;
+        let mut at = self.0.unwrap_or(oldest);
+        // The first round takes all marks back, so what is not held is found in the second.
+        for _ in 0..2 * queues.len() {
+            if !held(&queues.get(at).key) && std::mem::take(queues.frequency(at)) == 0 {
+                self.0 = queues.after(at);
+                return queues.drop(at).map(Victim::from);
+            }
+            at = queues.after(at).unwrap_or(oldest);
+        }
+        None
+    }
+
+    fn state<K: Key>(&self, queues: &Queues<K>) -> Option<u32> {
+        let older = queues.position(self.0?)?;
+        u32::try_from(older).ok()
+    }
+
+    fn resume<K: Key>(&mut self, queues: &Queues<K>, older: Option<u32>) -> Result<(), StateError> {
+        let at = older.map(|older| queues.nth(0, older as usize));
+        if at == Some(None) {
+            return Err(StateError::Content("the hand points beyond the queue"));
+        }
+        self.0 = at.flatten();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use pierhead_eviction::Policy;
+    use pierhead_eviction::testing::play;
+
+    #[test]
+    fn the_hand_spares_what_was_asked_for_and_moves_nothing() {
+        for (trace, victims, queue) in [
+            ("*", ".", ""),
+            ("a b c a a", "", "a1bc"),
+            ("a b c a *", "b", "ac"),
+            // The hand stays between a and c: what is older than it waits for the next round.
+            ("a b c a * d *", "bc", "ad"),
+            ("a b c a b c *", "a", "bc"),
+            ("a b c b * *", "ac", "b"),
+            // Figure 2 of the paper in small: sifted, the young leave before the old that are asked for.
+            ("a b c d b * e b * *", "acd", "be"),
+            ("a b c d b * -c *", "ad", "b"),
+            ("a b -a -b c *", "c", ""),
+            ("a b * * a b a * *", "abba", ""),
+        ] {
+            let mut sieve = new();
+            let found = (play(&mut sieve, trace), sieve.show());
+            assert_eq!(found, (victims.into(), queue.into()), "{trace}");
+        }
+    }
+
+    #[test]
+    fn a_held_key_keeps_its_mark_and_all_held_is_an_end() {
+        let mut sieve = new();
+        play(&mut sieve, "a b c d a c");
+        assert_eq!(sieve.evict(&mut |_| true), None);
+        assert_eq!(sieve.show(), "a1bc1d");
+        let victim = sieve.evict(&mut |key| "ab".contains(*key));
+        assert_eq!(victim.map(|victim| victim.key), Some('d'));
+        assert_eq!(sieve.show(), "a1bc");
+    }
+
+    #[test]
+    fn a_hand_beyond_the_queue_is_refused() {
+        let mut sieve = new::<char>();
+        play(&mut sieve, "a b c a *");
+        let state = pierhead_eviction::building_blocks::saved::seal(
+            NAME,
+            &(vec![vec![('a', 1_u64, 0_u8)]], Some(1_u32)),
+        );
+        let before = sieve.save();
+        assert!(sieve.restore(&state).is_err());
+        assert_eq!(sieve.save(), before);
+    }
+}

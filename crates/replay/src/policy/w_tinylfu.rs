@@ -1,0 +1,292 @@
+//! W-TinyLFU: a small recency window in front of a segmented main part, into which a key gets only when it
+//! was asked for more often than the one that would have to leave.
+//!
+//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017,
+//! section 4.1 (figure 5), with sizes in bytes.
+
+use serde::{Deserialize, Serialize};
+
+use pierhead_eviction::building_blocks::parameter::{ParameterError, check, share};
+use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queues::Queues;
+use pierhead_eviction::building_blocks::sketch::Sketch;
+use pierhead_eviction::building_blocks::table::Slot;
+use pierhead_eviction::{Access, Key, StateError, Victim};
+
+pub(crate) const NAME: &str = "w-tinylfu";
+
+/// The main part's keys that were not asked for since they came there: its victims.
+const PROBATION: usize = 0;
+/// Those that were.
+const PROTECTED: usize = 1;
+const WINDOW: usize = 2;
+
+/// What can be chosen about [`WTinyLfu`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameters {
+    /// The part of the bytes that is the window's, from 0 to below 1. Default 0.01 (section 4.1).
+    pub window: f64,
+    /// The part of the main part that is protected, from 0 to 1. Default 0.8 (section 4.1).
+    pub protected: f64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            window: 0.01,
+            protected: 0.8,
+        }
+    }
+}
+
+/// A window, a segmented main part, and a sketch of how often keys were asked for, of 32 KiB to
+/// 2 MiB. All operations are O(1), amortised over the halving of the sketch.
+pub type WTinyLfu<K> = Queued<K, Duel>;
+
+/// The rule of [`WTinyLfu`].
+#[derive(Debug)]
+pub struct Duel {
+    parameters: Parameters,
+    capacity: u64,
+    sketch: Sketch,
+    /// The size of the last miss: room is made for it.
+    coming: u64,
+}
+
+/// What is saved of a [`Duel`].
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct State {
+    sketch: Option<Sketch>,
+    coming: u64,
+}
+
+/// One that holds nothing, for a cache of `capacity` bytes, whose sketch is hashed under `seed`.
+///
+/// # Errors
+/// When a parameter is out of its range.
+pub fn new<K: Key>(
+    capacity: u64,
+    parameters: Parameters,
+    seed: u64,
+) -> Result<WTinyLfu<K>, ParameterError> {
+    check(
+        NAME,
+        "window",
+        parameters.window,
+        &(0.0..1.0),
+        "from 0 to below 1",
+    )?;
+    check(
+        NAME,
+        "protected",
+        parameters.protected,
+        &(0.0..=1.0),
+        "from 0 to 1",
+    )?;
+    Ok(Queued::of(Duel {
+        parameters,
+        capacity,
+        sketch: Sketch::new(capacity, seed),
+        coming: 0,
+    }))
+}
+
+impl Duel {
+    fn window(&self) -> u64 {
+        share(self.capacity, self.parameters.window)
+    }
+
+    fn protected(&self) -> u64 {
+        share(self.capacity - self.window(), self.parameters.protected)
+    }
+
+    /// The key that the main part would lose.
+    fn main_victim<K: Key>(queues: &Queues<K>, held: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
+        let probation = queues.first_free(PROBATION, held);
+        probation.or_else(|| queues.first_free(PROTECTED, held))
+    }
+}
+
+impl Rule for Duel {
+    const NAME: &'static str = NAME;
+    const HOLDING: usize = 3;
+    type State = State;
+
+    fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, access: &Access<K>) {
+        self.sketch.count(&access.key);
+        let queue = match queues.queue(slot) {
+            WINDOW => WINDOW,
+            _ => PROTECTED,
+        };
+        queues.shift(slot, queue);
+        while queues.list(PROTECTED).bytes() > self.protected()
+            && let Some(oldest) = queues.list(PROTECTED).front()
+        {
+            queues.shift(oldest, PROBATION);
+        }
+    }
+
+    fn miss<K: Key>(&mut self, _: &mut Queues<K>, _: Option<Slot>, access: &Access<K>) {
+        self.sketch.count(&access.key);
+        self.coming = access.size;
+    }
+
+    /// What the window cannot hold must beat the main part's victim at once. Nothing has to leave while
+    /// there is room.
+    fn refuses<K: Key>(&self, queues: &Queues<K>, access: &Access<K>) -> bool {
+        access.size > self.window()
+            && queues.bytes().saturating_add(access.size) > self.capacity
+            && Self::main_victim(queues, &mut |_| false).is_some_and(|slot| {
+                let victim = &queues.get(slot).key;
+                self.sketch.estimate(&access.key) <= self.sketch.estimate(victim)
+            })
+    }
+
+    fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _: Option<usize>, access: &Access<K>) {
+        queues.add(WINDOW, access.key.clone(), access.size);
+        self.coming = 0;
+        // There is room, or it would not enter: what the window lost would else be the main part's loss.
+        while queues.list(WINDOW).bytes() > self.window()
+            && let Some(oldest) = queues.list(WINDOW).front()
+        {
+            queues.shift(oldest, PROBATION);
+        }
+    }
+
+    fn evict<K: Key>(
+        &mut self,
+        queues: &mut Queues<K>,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Victim<K>> {
+        let candidate = queues.first_free(WINDOW, held);
+        let victim = Self::main_victim(queues, held);
+        let overflows = queues.list(WINDOW).bytes().saturating_add(self.coming) > self.window();
+        let loser = match (candidate, victim) {
+            (Some(candidate), Some(victim)) if overflows => {
+                let estimate = |slot| self.sketch.estimate(&queues.get(slot).key);
+                if estimate(candidate) > estimate(victim) {
+                    queues.shift(candidate, PROBATION);
+                    victim
+                } else {
+                    candidate
+                }
+            }
+            (candidate, victim) => victim.or(candidate)?,
+        };
+        queues.drop(loser).map(Victim::from)
+    }
+
+    fn resize(&mut self, capacity: u64) {
+        self.capacity = capacity;
+        self.sketch.resize(capacity);
+    }
+
+    fn memory(&self) -> usize {
+        self.sketch.memory()
+    }
+
+    fn state<K: Key>(&self, _: &Queues<K>) -> State {
+        State {
+            sketch: Some(self.sketch.clone()),
+            coming: self.coming,
+        }
+    }
+
+    fn resume<K: Key>(&mut self, _: &Queues<K>, state: State) -> Result<(), StateError> {
+        if let Some(sketch) = state.sketch {
+            self.sketch.resume(sketch)?;
+        }
+        self.coming = state.coming;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use pierhead_eviction::Policy;
+    use pierhead_eviction::testing::play;
+
+    /// A window of 2 bytes, a protected segment of 4, and 4 for the rest.
+    fn new() -> WTinyLfu<char> {
+        let parameters = Parameters {
+            window: 0.2,
+            protected: 0.5,
+        };
+        super::new(10, parameters, 1).expect("within their ranges")
+    }
+
+    #[test]
+    fn the_main_part_takes_what_was_asked_for_more_often() {
+        for (trace, victims, queues) in [
+            ("*", ".", "||"),
+            // While there is room, what leaves the window enters the main part.
+            ("a b c d", "", "ab||cd"),
+            ("a b c d c", "", "ab||dc"),
+            ("a b c d a", "", "b|a|cd"),
+            // The protected segment is full: its oldest is on probation again.
+            ("a b c d e f g a b c d e", "", "a|bcde|fg"),
+            // As often is not more often: the candidate leaves.
+            ("a b c d !x *", "c", "ab||d"),
+            ("a b c d c !x *", "d", "ab||c"),
+            ("a b c d c d !x *", "a", "bc||d"),
+            // Nothing has to leave the window when what comes fits into it.
+            ("a b c !x0 *", "a", "||bc"),
+            ("a b * *", "ab", "||"),
+            ("a b -a *", "b", "||"),
+        ] {
+            let mut policy = new();
+            let found = (play(&mut policy, trace), policy.show());
+            assert_eq!(found, (victims.into(), queues.into()), "{trace}");
+        }
+    }
+
+    #[test]
+    fn what_the_window_cannot_hold_must_beat_the_main_part() {
+        let mut policy = new();
+        let large = Access::new('x', 9, 0);
+        play(&mut policy, "a1 b1 c1");
+        assert!(!policy.refuses(&Access::new('y', 7, 0)), "there is room");
+        let mut policy = new();
+        play(&mut policy, "a3 b3 c3 !x9");
+        assert!(policy.refuses(&large));
+        assert!(
+            !policy.refuses(&Access::new('y', 2, 0)),
+            "the window decides"
+        );
+        play(&mut policy, "!x9");
+        assert!(!policy.refuses(&large));
+    }
+
+    #[test]
+    fn a_held_key_keeps_its_place_and_all_held_is_an_end() {
+        let mut policy = new();
+        play(&mut policy, "a b c d b !x");
+        assert_eq!(policy.evict(&mut |_| true), None);
+        let mut next = |free: &str| {
+            let victim = policy.evict(&mut |key| !free.contains(*key));
+            (victim.map(|victim| victim.key), policy.show())
+        };
+        assert_eq!(next("bd"), (Some('d'), "a|b|c".into()));
+        assert_eq!(next("b"), (Some('b'), "a||c".into()));
+    }
+
+    #[test]
+    fn the_sketch_follows_the_capacity() {
+        let mut policy = new();
+        let before = policy.memory();
+        policy.resize(64 << 30);
+        assert!(policy.memory() > 4 * before, "{}", policy.memory());
+        policy.resize(10);
+        assert_eq!(policy.memory(), before);
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_refused() {
+        for (window, protected) in [(1.0, 0.5), (-0.1, 0.5), (0.1, 1.1), (0.1, f64::NAN)] {
+            let parameters = Parameters { window, protected };
+            assert!(super::new::<char>(1, parameters, 0).is_err());
+        }
+    }
+}

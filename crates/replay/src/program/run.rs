@@ -1,0 +1,165 @@
+//! Many replays of one trace, in threads.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
+use pierhead_eviction::{NamedAdmission, Policy as _, Simulated};
+use pierhead_replay::policy::ParameterSet;
+use pierhead_replay::tally::{Tally, replay};
+use pierhead_replay::trace::Held;
+use pierhead_replay::{Future, SimulatedPolicy};
+
+use super::CacheSize;
+
+/// Every policy at every size.
+pub(crate) struct Plan<'a> {
+    pub(crate) held: &'a Held,
+    pub(crate) policies: &'a [SimulatedPolicy],
+    pub(crate) sizes: &'a [CacheSize],
+    pub(crate) seed: u64,
+    pub(crate) parameters: ParameterSet,
+    pub(crate) admission: NamedAdmission,
+    pub(crate) save: Option<&'a Path>,
+    pub(crate) restore: Option<&'a Path>,
+}
+
+/// What came of one replay.
+pub(crate) struct Figures {
+    pub(crate) policy: SimulatedPolicy,
+    pub(crate) size: CacheSize,
+    pub(crate) capacity: u64,
+    pub(crate) tally: Tally,
+    pub(crate) took: Duration,
+    /// The most that the policy took, in bytes.
+    pub(crate) memory: usize,
+}
+
+/// Requests between two looks at memory and progress.
+const STRETCH: usize = 1 << 16;
+
+impl Plan<'_> {
+    /// Runs `jobs` replays at a time; the figures come in the order of the sizes and, for each, of the
+    /// policies.
+    pub(crate) fn run(&self, jobs: usize, progress: bool) -> anyhow::Result<Vec<Figures>> {
+        let cells: Vec<(&CacheSize, SimulatedPolicy)> = self
+            .sizes
+            .iter()
+            .flat_map(|size| self.policies.iter().map(move |policy| (size, *policy)))
+            .collect();
+        let bar = self.bar(cells.len(), progress);
+        let future = OnceLock::new();
+        let next = AtomicUsize::new(0);
+        let done: Vec<Mutex<Option<anyhow::Result<Figures>>>> =
+            cells.iter().map(|_| Mutex::default()).collect();
+        let work = || {
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some((size, policy)) = cells.get(at) else {
+                    break;
+                };
+                let figures = self.cell(size, *policy, &future, &bar);
+                *done[at].lock() = Some(figures);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..jobs.min(cells.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        bar.finish_and_clear();
+        done.into_iter()
+            .map(|cell| {
+                let figures = cell.into_inner();
+                figures.unwrap_or_else(|| Err(anyhow!("a replay did not end")))
+            })
+            .collect()
+    }
+
+    fn cell(
+        &self,
+        size: &CacheSize,
+        simulated: SimulatedPolicy,
+        future: &OnceLock<Future>,
+        bar: &ProgressBar,
+    ) -> anyhow::Result<Figures> {
+        let capacity = size.resolve(self.held.footprint());
+        let foreseen = || future.get_or_init(|| self.held.future()).clone();
+        let mut policy = simulated.build(capacity, self.seed, self.parameters, foreseen)?;
+        // What foresees knows its place in one trace, and a state of it fits no other.
+        let state = |folder: &Path| -> Option<PathBuf> {
+            (!simulated.is_clairvoyant())
+                .then(|| folder.join(format!("{simulated}-{capacity}.state")))
+        };
+        if let Some(path) = self.restore.and_then(state) {
+            std::fs::read(&path)
+                .map_err(anyhow::Error::from)
+                .and_then(|saved| policy.restore(&saved).map_err(anyhow::Error::from))
+                .with_context(|| {
+                    format!(
+                        "{}: replay without --restore-state, or save anew with --save-state",
+                        path.display()
+                    )
+                })?;
+        }
+        let mut cache =
+            Simulated::new(policy, capacity).admitting(self.admission.build(capacity, self.seed));
+        if simulated.enters_first(self.parameters) {
+            cache = cache.entering_first();
+        }
+        let mut tally = Tally::default();
+        let mut memory = cache.policy().memory();
+        let mut took = Duration::ZERO;
+        let mut accesses = self.held.iter();
+        while accesses.len() > 0 {
+            let before = Instant::now();
+            replay(accesses.by_ref().take(STRETCH), &mut cache, &mut tally);
+            took += before.elapsed();
+            memory = memory.max(cache.policy().memory());
+            bar.inc(STRETCH as u64);
+        }
+        if let Some(path) = self.save.and_then(state) {
+            std::fs::write(&path, cache.policy().save())
+                .with_context(|| format!("writing {}", path.display()))?;
+        }
+        Ok(Figures {
+            policy: simulated,
+            size: size.clone(),
+            capacity,
+            tally,
+            took,
+            memory,
+        })
+    }
+
+    /// It goes to standard error, and shows only if that is a terminal.
+    fn bar(&self, cells: usize, progress: bool) -> ProgressBar {
+        let stretches = self.held.len().div_ceil(STRETCH) * cells;
+        let target = match progress {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(Some((stretches * STRETCH) as u64), target);
+        let style = ProgressStyle::with_template(BAR);
+        // A test draws the constant template.
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar
+    }
+}
+
+/// At most 80 columns.
+const BAR: &str = "{bar:16} {percent:>3} % of the requests, {eta} left";
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_template_of_the_bar_is_valid() {
+        assert!(indicatif::ProgressStyle::with_template(super::BAR).is_ok());
+    }
+}

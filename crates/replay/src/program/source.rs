@@ -1,0 +1,234 @@
+//! Where traces come from: files, packed or not, read once into memory.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use pierhead_eviction::Access;
+use pierhead_replay::synthetic::{Parameters, Workload};
+use pierhead_replay::trace::{Format, Held, Holder, Notes, Reader, TraceError, Wrong, oracle};
+use serde::Serialize;
+
+use super::cli::Cli;
+use super::unpack::unpack;
+
+/// What is replayed as one trace.
+pub(crate) enum Source {
+    /// Parts in their order.
+    Files(Vec<PathBuf>),
+    /// A registry workload of this seed and length.
+    Made { seed: u64, requests: Option<u64> },
+}
+
+/// A trace in memory, and what is to be said about it.
+pub(crate) struct Trace {
+    pub(crate) name: String,
+    pub(crate) held: Held,
+    notes: Notes,
+    cut: bool,
+}
+
+/// What `--json` says about a trace.
+#[derive(Serialize)]
+pub(crate) struct Summary {
+    pub(crate) trace: String,
+    pub(crate) requests: usize,
+    pub(crate) objects: usize,
+    pub(crate) footprint_bytes: u64,
+    pub(crate) requested_bytes: u64,
+    pub(crate) seconds: u64,
+    left_out_empty: u64,
+    left_out_other: u64,
+    clamped_in_time: u64,
+    cut: bool,
+}
+
+/// Enough to tell the formats apart.
+const HEAD: u64 = 4096;
+const PIECE: usize = 64 * 1024;
+
+impl Source {
+    /// Reads or makes all of it.
+    pub(crate) fn read(&self, args: &Cli) -> anyhow::Result<Trace> {
+        match self {
+            Self::Files(paths) => Trace::read(paths, args),
+            Self::Made { seed, requests } => Trace::make(*seed, *requests),
+        }
+    }
+}
+
+impl Trace {
+    fn make(seed: u64, requests: Option<u64>) -> anyhow::Result<Self> {
+        let usual = Parameters::default();
+        let parameters = Parameters {
+            requests: requests.unwrap_or(usual.requests),
+            ..usual
+        };
+        Ok(Self {
+            name: format!("synthetic-{seed}"),
+            held: Workload::new(&parameters, seed)?.collect(),
+            notes: Notes::default(),
+            cut: false,
+        })
+    }
+
+    fn read(paths: &[PathBuf], args: &Cli) -> anyhow::Result<Self> {
+        let names: Vec<String> = paths
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        let mut holder = Holder::default();
+        let mut notes = Notes::default();
+        let mut cut = false;
+        for (path, name) in paths.iter().zip(&names) {
+            let (found, whole) =
+                read_file(path, args, &mut holder).with_context(|| name.clone())?;
+            notes += found;
+            cut |= !whole;
+        }
+        // What ran back between two files; within one, its reader has counted and changed it.
+        notes.backwards += holder.backwards();
+        let held = holder.finish();
+        let name = names.join("+");
+        if held.is_empty() {
+            return Err(anyhow!(
+                "{name}: no request in it ({} of size zero, {} other than successful GETs); is this the format? --format names another",
+                notes.empty,
+                notes.skipped
+            ));
+        }
+        Ok(Self {
+            name,
+            held,
+            notes,
+            cut,
+        })
+    }
+}
+
+/// Reads a file into `holder`; what it noted, and whether the file was whole.
+fn read_file(path: &Path, args: &Cli, holder: &mut Holder) -> anyhow::Result<(Notes, bool)> {
+    let file = File::open(path).map_err(|error| match is_older_half(path) {
+        true if error.kind() == io::ErrorKind::NotFound => {
+            anyhow!("there is no older half yet: leave it out")
+        }
+        _ => error.into(),
+    })?;
+    let mut bytes = unpack(file)?;
+    let mut head = Vec::new();
+    let mut cut = false;
+    if let Err(error) = bytes.by_ref().take(HEAD).read_to_end(&mut head) {
+        cut = note_cut(error)?;
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let format = match (args.format, &args.csv) {
+        (Some(format), _) => format,
+        (None, Some(_)) => Format::Csv,
+        (None, None) => Format::of(&name, &head)?,
+    };
+    let mut reader = Reader::new(format, args.csv.clone().unwrap_or_default());
+    let mut full = None;
+    let mut each = |access: Access<u64>| {
+        if let Err(wrong) = holder.push(&access) {
+            full.get_or_insert(wrong);
+        }
+    };
+    reader.feed(&head, &mut each)?;
+    let mut piece = vec![0; PIECE];
+    while !cut {
+        match bytes.read(&mut piece) {
+            Ok(0) => break,
+            Ok(read) => reader.feed(&piece[..read], &mut each)?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => cut = note_cut(error)?,
+        }
+    }
+    let notes = reader.notes();
+    let ended = match reader.end(&mut each) {
+        Ok(notes) if !cut => Ok((notes, true)),
+        // The packing was cut; whether a line was as well does not matter then.
+        Ok(notes) => Ok((notes, false)),
+        Err(TraceError {
+            wrong: Wrong::Cut, ..
+        }) if args.cut_ok => Ok((notes, false)),
+        Err(error) => Err(error),
+    }?;
+    if let Some(wrong) = full {
+        return Err(wrong.into());
+    }
+    if cut && !args.cut_ok {
+        return Err(anyhow!("{}", Wrong::Cut).context("the packed file ends too early"));
+    }
+    Ok(ended)
+}
+
+/// Whether a path is that of the older half of a trace that `pierhead serve` records.
+fn is_older_half(path: &Path) -> bool {
+    path.extension().is_some_and(|it| it == "1") && path.with_extension("").exists()
+}
+
+/// Whether an error means that the file is shorter than it was; any other is passed on.
+fn note_cut(error: io::Error) -> io::Result<bool> {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Ok(true),
+        _ => Err(error),
+    }
+}
+
+impl Trace {
+    /// Says what was left out or changed, on standard error.
+    pub(crate) fn warn(&self, quiet: bool) {
+        let Self {
+            name, notes, cut, ..
+        } = self;
+        for (count, what) in [
+            (notes.empty, "requests of size zero were left out"),
+            (
+                notes.backwards,
+                "requests ran back in time and were taken to be as late as the one before",
+            ),
+            (
+                notes.skipped,
+                "requests other than successful GETs were left out",
+            ),
+        ] {
+            if count > 0 && !quiet {
+                eprintln!("{name}: {count} {what}");
+            }
+        }
+        if *cut {
+            eprintln!("{name}: cut; what is whole of it was replayed");
+        }
+    }
+
+    /// Writes it in the format of libCacheSim.
+    pub(crate) fn export(&self, path: &Path) -> anyhow::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        for (access, next) in self.held.iter().zip(self.held.future().numbers()) {
+            file.write_all(&oracle::bytes(&access, *next).ok_or_else(|| {
+                anyhow!(
+                    "an object of {} bytes does not fit into its 32 bits",
+                    access.size
+                )
+            })?)?;
+        }
+        Ok(file.flush()?)
+    }
+
+    pub(crate) fn summary(&self) -> Summary {
+        let Self { held, notes, .. } = self;
+        Summary {
+            trace: self.name.clone(),
+            requests: held.len(),
+            objects: held.objects(),
+            footprint_bytes: held.footprint(),
+            requested_bytes: held.bytes(),
+            seconds: held.seconds(),
+            left_out_empty: notes.empty,
+            left_out_other: notes.skipped,
+            clamped_in_time: notes.backwards,
+            cut: self.cut,
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! What there is to be pulled: bases, the repositories on them, and their releases.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::lots::{Lots, Zipf, whole};
+use super::{Kind, Parameters};
+use pierhead_eviction::building_blocks::hash::mix;
+
+/// What one digest stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blob {
+    pub(super) key: u64,
+    pub(super) size: u64,
+}
+
+/// One version of a repository.
+#[derive(Debug)]
+pub(super) struct Image {
+    pub(super) manifest: Blob,
+    pub(super) config: Blob,
+    /// From the lowest up.
+    pub(super) layers: Vec<Blob>,
+    pulled: bool,
+}
+
+impl Image {
+    /// What a pull asks for after the manifest; a layer may be in it twice.
+    pub(super) fn blobs(&self) -> impl Iterator<Item = Blob> {
+        std::iter::once(self.config).chain(self.layers.iter().copied())
+    }
+}
+
+/// A distribution, or a runtime on one.
+#[derive(Debug)]
+struct Base {
+    parent: Option<usize>,
+    own: Vec<Blob>,
+    layers: Vec<Blob>,
+}
+
+#[derive(Debug)]
+struct Repository {
+    base: usize,
+    /// How many of the newest version's layers are the base's.
+    inherited: usize,
+    /// Days from release to release, in the mean.
+    days: f64,
+    /// The newest first.
+    versions: VecDeque<Image>,
+}
+
+/// All repositories as they are now.
+#[derive(Debug)]
+pub(super) struct Catalogue {
+    parameters: Parameters,
+    bases: Vec<Base>,
+    repositories: Vec<Repository>,
+    /// In how many living images that were pulled a layer is.
+    shared: HashMap<u64, u32>,
+    /// Blobs made so far; their keys are mixed from it and the seed.
+    made: u64,
+    salt: u64,
+}
+
+impl Catalogue {
+    pub(super) fn new(parameters: &Parameters, seed: u64, lots: &mut Lots) -> Self {
+        let mut catalogue = Self {
+            parameters: parameters.clone(),
+            bases: Vec::new(),
+            repositories: Vec::new(),
+            shared: HashMap::new(),
+            made: 0,
+            salt: mix(seed ^ 0x5a17),
+        };
+        let Parameters {
+            distributions,
+            runtimes,
+            ..
+        } = *parameters;
+        let wanted = Zipf::new(distributions, 1.0);
+        for index in 0..distributions + runtimes {
+            let parent = (index >= distributions).then(|| wanted.draw(lots));
+            let count = if parent.is_some() { (1, 4) } else { (1, 3) };
+            let mut own: Vec<Blob> = (0..lots.within(count.0, count.1))
+                .map(|_| catalogue.layer(lots))
+                .collect();
+            if parent.is_none() {
+                let (low, high) = parameters.root_bytes;
+                let size = lots.log_uniform(low, high);
+                own[0] = catalogue.blob(Kind::Layer, size);
+            }
+            catalogue.bases.push(Base {
+                parent,
+                own,
+                layers: Vec::new(),
+            });
+            catalogue.stack(index);
+        }
+        let wanted = Zipf::new(runtimes, 1.0);
+        for _ in 0..parameters.repositories {
+            let base = distributions + wanted.draw(lots);
+            let (low, high) = parameters.own_layers;
+            let own = whole(lots.log_uniform(low as f64, high as f64 + 1.0)).min(high);
+            let mut layers = catalogue.bases[base].layers.clone();
+            let inherited = layers.len();
+            for _ in 0..own {
+                layers.push(catalogue.layer(lots));
+            }
+            let (low, high) = parameters.release_days;
+            let days = lots.log_uniform(low, high);
+            let image = catalogue.image(layers, lots);
+            catalogue.repositories.push(Repository {
+                base,
+                inherited,
+                days,
+                versions: VecDeque::from([image]),
+            });
+        }
+        catalogue
+    }
+
+    fn blob(&mut self, kind: Kind, size: f64) -> Blob {
+        self.made += 1;
+        Blob {
+            key: kind.mark(mix(self.salt.wrapping_add(self.made))),
+            size: whole(size.max(1.0)) as u64,
+        }
+    }
+
+    fn layer(&mut self, lots: &mut Lots) -> Blob {
+        if lots.chance(self.parameters.empty) {
+            return Blob {
+                key: Kind::Layer.mark(mix(self.salt)),
+                size: EMPTY_BYTES,
+            };
+        }
+        let size = lots.quantile(&self.parameters.layer_bytes);
+        self.blob(Kind::Layer, size)
+    }
+
+    /// The same step of the same build, run again: another digest, about as large.
+    fn rebuilt(&mut self, layer: Blob, lots: &mut Lots) -> Blob {
+        if layer.size == EMPTY_BYTES {
+            return layer;
+        }
+        let size = layer.size as f64 * lots.log_uniform(0.9, 1.1);
+        self.blob(Kind::Layer, size.max(EMPTY_BYTES as f64 + 1.0))
+    }
+
+    fn image(&mut self, layers: Vec<Blob>, lots: &mut Lots) -> Image {
+        let (manifest, config) = (self.parameters.manifest_bytes, self.parameters.config_bytes);
+        let (manifest, config) = (
+            lots.log_uniform(manifest.0, manifest.1),
+            lots.log_uniform(config.0, config.1),
+        );
+        Image {
+            manifest: self.blob(Kind::Manifest, manifest),
+            config: self.blob(Kind::Config, config),
+            layers,
+            pulled: false,
+        }
+    }
+
+    fn stack(&mut self, base: usize) {
+        let parent = self.bases[base].parent;
+        let mut layers = parent.map_or_else(Vec::new, |at| self.bases[at].layers.clone());
+        layers.extend_from_slice(&self.bases[base].own);
+        self.bases[base].layers = layers;
+    }
+
+    pub(super) fn bases(&self) -> usize {
+        self.bases.len()
+    }
+
+    /// Days between releases of a repository, in the mean.
+    pub(super) fn days(&self, repository: usize) -> f64 {
+        self.repositories[repository].days
+    }
+
+    /// A base is replaced; repositories take the new one up with their next release.
+    pub(super) fn release_base(&mut self, base: usize, lots: &mut Lots) {
+        let own = std::mem::take(&mut self.bases[base].own);
+        self.bases[base].own = own
+            .into_iter()
+            .map(|layer| self.rebuilt(layer, lots))
+            .collect();
+        self.stack(base);
+    }
+
+    /// A new version: the upper layers anew, all of them where the base is another; the oldest dies.
+    pub(super) fn release(&mut self, repository: usize, lots: &mut Lots) {
+        let Repository {
+            base,
+            inherited,
+            versions,
+            ..
+        } = &self.repositories[repository];
+        let Some(newest) = versions.front() else {
+            return;
+        };
+        let (below, own) = newest.layers.split_at(*inherited);
+        let base = &self.bases[*base].layers;
+        let same = base.len() == below.len()
+            && base.iter().zip(below).all(|(one, two)| one.key == two.key);
+        let kept = if same {
+            own.len()
+                .saturating_sub(1 + lots.geometric(self.parameters.changed_layers))
+        } else {
+            0
+        };
+        let mut layers = base.clone();
+        let inherited = layers.len();
+        let own = own.to_vec();
+        for (index, layer) in own.into_iter().enumerate() {
+            layers.push(if index < kept {
+                layer
+            } else {
+                self.rebuilt(layer, lots)
+            });
+        }
+        let image = self.image(layers, lots);
+        let of = &mut self.repositories[repository];
+        of.inherited = inherited;
+        of.versions.push_front(image);
+        if of.versions.len() > self.parameters.versions
+            && let Some(dead) = of.versions.pop_back()
+            && dead.pulled
+        {
+            for layer in dead.layers {
+                self.forget(layer.key);
+            }
+        }
+    }
+
+    fn forget(&mut self, layer: u64) {
+        if let Some(images) = self.shared.get_mut(&layer) {
+            *images -= 1;
+            if *images == 0 {
+                self.shared.remove(&layer);
+            }
+        }
+    }
+
+    /// A version of a repository is pulled: 0 is the newest, and there may be fewer than wanted. With it
+    /// comes in how many images, pulled and not dead, each layer is.
+    pub(super) fn pull(&mut self, repository: usize, age: usize) -> (&Image, &HashMap<u64, u32>) {
+        let versions = &mut self.repositories[repository].versions;
+        let age = age.min(versions.len() - 1);
+        let image = &mut versions[age];
+        if !std::mem::replace(&mut image.pulled, true) {
+            for layer in &image.layers {
+                *self.shared.entry(layer.key).or_default() += 1;
+            }
+        }
+        (image, &self.shared)
+    }
+}
+
+/// Bytes of the layer of a build step that changes no file, as compressed.
+const EMPTY_BYTES: u64 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn catalogue(seed: u64, lots: &mut Lots) -> Catalogue {
+        Catalogue::new(&Parameters::default(), seed, lots)
+    }
+
+    fn keys(image: &Image) -> Vec<u64> {
+        image.layers.iter().map(|layer| layer.key).collect()
+    }
+
+    #[test]
+    fn images_have_as_many_layers_and_as_often_the_empty_one_as_the_hub() {
+        for seed in 1..=3 {
+            let mut lots = Lots::new(seed);
+            let mut catalogue = catalogue(seed, &mut lots);
+            let all = catalogue.repositories.len();
+            let images: Vec<Vec<Blob>> = (0..all)
+                .map(|at| catalogue.pull(at, 0).0.layers.clone())
+                .collect();
+            let mut counts: Vec<usize> = images.iter().map(Vec::len).collect();
+            counts.sort_unstable();
+            let (median, high) = (counts[all / 2], counts[all * 9 / 10]);
+            assert!((7..=9).contains(&median), "the median is {median}");
+            assert!((15..=18).contains(&high), "the 90th percentile is {high}");
+            let empty = images
+                .iter()
+                .filter(|layers| layers.iter().any(|layer| layer.size == EMPTY_BYTES))
+                .count();
+            let share = empty as f64 / all as f64;
+            assert!((share - 0.52).abs() <= 0.1, "{share} have the empty layer");
+        }
+    }
+
+    #[test]
+    fn a_release_keeps_what_lies_below_until_the_base_is_replaced() {
+        let mut lots = Lots::new(1);
+        let mut catalogue = catalogue(1, &mut lots);
+        let at = (0..)
+            .find(|at| keys(&catalogue.repositories[*at].versions[0]).len() > 12)
+            .unwrap_or(0);
+        let before = keys(catalogue.pull(at, 0).0);
+        catalogue.release(at, &mut lots);
+        let after = keys(catalogue.pull(at, 0).0);
+        let (inherited, base) = {
+            let repository = &catalogue.repositories[at];
+            (repository.inherited, repository.base)
+        };
+        assert_eq!(before[..inherited], after[..inherited]);
+        assert_ne!(before.last(), after.last());
+        assert_eq!(keys(catalogue.pull(at, 1).0), before, "the old one lives");
+
+        catalogue.release_base(base, &mut lots);
+        catalogue.release(at, &mut lots);
+        let rebuilt = keys(catalogue.pull(at, 0).0);
+        let empty = Kind::Layer.mark(mix(catalogue.salt));
+        let kept = |key: &&u64| **key != empty && after[inherited..].contains(*key);
+        assert_eq!(rebuilt.iter().find(kept), None, "all above is built anew");
+    }
+
+    #[test]
+    fn the_oldest_version_dies_and_its_layers_are_shared_by_one_less() {
+        let mut lots = Lots::new(1);
+        let mut catalogue = catalogue(1, &mut lots);
+        let dying = keys(catalogue.pull(0, 0).0);
+        assert!(dying.iter().all(|key| catalogue.shared[key] >= 1));
+        for _ in 0..catalogue.parameters.versions {
+            catalogue.release(0, &mut lots);
+        }
+        let oldest = catalogue.parameters.versions - 1;
+        assert_ne!(keys(catalogue.pull(0, oldest + 5).0), dying);
+        let top = dying.last().copied().unwrap_or(0);
+        assert_eq!(catalogue.shared.get(&top), None);
+    }
+}

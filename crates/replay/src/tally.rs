@@ -1,0 +1,129 @@
+//! A trace through a cache of keys, and what came of it.
+
+use pierhead_eviction::{Access, Outcome, Policy, Simulated};
+
+/// What came of a replay, or of a part of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tally {
+    /// Requests.
+    pub requests: u64,
+    /// Those that were not held.
+    pub misses: u64,
+    /// Bytes asked for; at most 2^64 - 1, as all sums here.
+    pub bytes: u64,
+    /// Bytes of the misses: what crosses the uplink.
+    pub missed_bytes: u64,
+    /// Seconds that clients wait: the costs of the misses.
+    pub waiting_seconds: f64,
+    /// Keys evicted.
+    pub evictions: u64,
+    /// Bytes of what was kept: what is written to the disk.
+    pub written_bytes: u64,
+    /// Misses that were not kept, [`Tally::oversized`] among them.
+    pub passed: u64,
+    /// Requests for more bytes than the whole cache has; each goes past it.
+    pub oversized: u64,
+}
+
+impl Tally {
+    /// Counts one request to a cache of `capacity` bytes.
+    pub fn count(&mut self, access: &Access<u64>, outcome: Outcome, capacity: u64) {
+        self.requests += 1;
+        self.bytes = self.bytes.saturating_add(access.size);
+        self.oversized += u64::from(access.size > capacity);
+        if outcome == Outcome::Hit {
+            return;
+        }
+        self.misses += 1;
+        self.missed_bytes = self.missed_bytes.saturating_add(access.size);
+        self.waiting_seconds += access.seconds();
+        match outcome {
+            Outcome::Kept { evicted } => {
+                self.evictions += u64::from(evicted);
+                self.written_bytes = self.written_bytes.saturating_add(access.size);
+            }
+            _ => self.passed += 1,
+        }
+    }
+
+    /// The share of requests that were misses; 0 when there were none.
+    pub fn object_miss_ratio(&self) -> f64 {
+        ratio(self.misses, self.requests)
+    }
+
+    /// The share of bytes that were missed; 0 when there were none.
+    pub fn byte_miss_ratio(&self) -> f64 {
+        ratio(self.missed_bytes, self.bytes)
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        return 0.0;
+    }
+    part as f64 / whole as f64
+}
+
+/// Sends requests through a cache; may be called again for the next part of a trace.
+pub fn replay<P: Policy<u64>>(
+    accesses: impl IntoIterator<Item = Access<u64>>,
+    cache: &mut Simulated<u64, P>,
+    tally: &mut Tally,
+) {
+    let capacity = cache.capacity();
+    for access in accesses {
+        let outcome = cache.request(&access);
+        tally.count(&access, outcome, capacity);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pierhead_eviction::Lru;
+
+    fn run(capacity: u64, trace: &[(u64, u64)]) -> Tally {
+        let mut cache = Simulated::new(Lru::new(), capacity);
+        let mut tally = Tally::default();
+        let accesses = trace.iter().map(|(key, size)| Access {
+            cost: 0.5,
+            ..Access::new(*key, *size, 0)
+        });
+        replay(accesses, &mut cache, &mut tally);
+        tally
+    }
+
+    #[test]
+    fn every_figure_is_that_of_a_trace_done_by_hand() {
+        let tally = run(
+            10,
+            &[(1, 6), (2, 4), (1, 6), (3, 11), (4, 5), (1, 6), (4, 5)],
+        );
+        let expected = Tally {
+            requests: 7,
+            misses: 6,
+            bytes: 43,
+            missed_bytes: 37,
+            waiting_seconds: 3.0,
+            evictions: 4,
+            written_bytes: 26,
+            passed: 1,
+            oversized: 1,
+        };
+        assert_eq!(tally, expected);
+        assert!((tally.object_miss_ratio() - 6.0 / 7.0).abs() < 1e-12);
+        assert!((tally.byte_miss_ratio() - 37.0 / 43.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn huge_objects_pass_a_small_cache_and_sums_do_not_wrap() {
+        let tally = run(1 << 20, &[(1, 1 << 40), (2, u64::MAX), (1, 1 << 40)]);
+        assert_eq!((tally.passed, tally.oversized, tally.evictions), (3, 3, 0));
+        assert_eq!((tally.bytes, tally.byte_miss_ratio()), (u64::MAX, 1.0));
+    }
+
+    #[test]
+    fn nothing_asked_is_nothing_missed() {
+        assert_eq!(run(1, &[]).object_miss_ratio(), 0.0);
+    }
+}

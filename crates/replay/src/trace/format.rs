@@ -1,0 +1,117 @@
+//! Trace formats: parsed from a name or detected from a file's first bytes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Wrong, access_log, ibm, request_log};
+
+/// What a trace is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Records of 24 bytes, as libCacheSim writes them.
+    OracleGeneral,
+    /// One request a line, in columns.
+    Csv,
+    /// The log of IBM's registry (FAST '18), as CSV.
+    IbmRegistry,
+    /// The log of IBM's object store (HotStorage '20).
+    IbmObjectStore,
+    /// What `pierhead serve` records.
+    Pierhead,
+    /// The access log of nginx.
+    Nginx,
+    /// The log of CNCF distribution, the registry.
+    Distribution,
+}
+
+/// No format has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no trace format is called {0:?}; there are: oracle-general, csv, ibm-registry, ibm-object-store, pierhead, nginx, distribution"
+)]
+pub struct UnknownFormat(String);
+
+const NO_KEYS: &str = "a log of inferences by a language model: it counts tokens and names no object, so \
+    nothing in it could be cached; there is no fix";
+const NO_SIZES: &str = "counts of function calls a minute: the trace has no sizes, and without them no \
+    byte is cached; make a CSV of time, key and size from it";
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::OracleGeneral,
+        Self::Csv,
+        Self::IbmRegistry,
+        Self::IbmObjectStore,
+        Self::Pierhead,
+        Self::Nginx,
+        Self::Distribution,
+    ];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OracleGeneral => "oracle-general",
+            Self::Csv => "csv",
+            Self::IbmRegistry => "ibm-registry",
+            Self::IbmObjectStore => "ibm-object-store",
+            Self::Pierhead => "pierhead",
+            Self::Nginx => "nginx",
+            Self::Distribution => "distribution",
+        }
+    }
+
+    /// The format of a file with this name that begins, unpacked, with `head` (4 KiB are enough).
+    ///
+    /// # Errors
+    /// [`Wrong::Unfit`] for formats that are known and cannot be replayed.
+    pub fn of(name: &str, head: &[u8]) -> Result<Self, Wrong> {
+        let end = head.iter().position(|byte| *byte == b'\n');
+        let line = String::from_utf8_lossy(&head[..end.unwrap_or(head.len())]);
+        if request_log::is_header(&line) {
+            return Ok(Self::Pierhead);
+        }
+        if name.to_ascii_lowercase().contains("oraclegeneral") || head.contains(&0) {
+            return Ok(Self::OracleGeneral);
+        }
+        if line.contains("ContextTokens") {
+            return Err(Wrong::Unfit(NO_KEYS));
+        }
+        if line.starts_with("HashOwner,HashApp,HashFunction") {
+            return Err(Wrong::Unfit(NO_SIZES));
+        }
+        let is_json = line.starts_with('{');
+        Ok(
+            if line.contains(ibm::REGISTRY_MARK) && !is_json && !line.starts_with("time=") {
+                Self::IbmRegistry
+            } else if ibm::is_object_store(&line) {
+                Self::IbmObjectStore
+            } else if String::from_utf8_lossy(head)
+                .lines()
+                .any(access_log::is_distribution)
+            {
+                // Lines of its access log may stand between, and before.
+                Self::Distribution
+            } else if access_log::is_nginx(&line) {
+                Self::Nginx
+            } else {
+                Self::Csv
+            },
+        )
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Format {
+    type Err = UnknownFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        let found = Self::ALL.into_iter().find(|format| format.name() == name);
+        found.ok_or_else(|| UnknownFormat(name.to_owned()))
+    }
+}

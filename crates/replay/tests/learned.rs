@@ -1,0 +1,29 @@
+//! The learned policy loses little to its heuristic on a registry workload.
+
+use pierhead_eviction::testing::heuristic_of_learned;
+use pierhead_eviction::{Access, Learned, Outcome, Policy, Simulated};
+use pierhead_replay::synthetic::{Parameters, Workload};
+
+const CAPACITY: u64 = 2_000_000_000;
+
+/// Seconds that clients wait.
+fn waiting(policy: impl Policy<u64>, trace: &[Access<u64>]) -> f64 {
+    let mut cache = Simulated::new(policy, CAPACITY);
+    let missed = trace
+        .iter()
+        .filter(|access| cache.request(access) != Outcome::Hit);
+    missed.map(|access| f64::from(access.cost)).sum()
+}
+
+#[test]
+fn it_loses_to_its_heuristic_by_one_per_cent_at_most() {
+    let registry = Parameters {
+        requests: 30_000,
+        ..Parameters::default()
+    };
+    let registry = Workload::new(&registry, 2).expect("the defaults fit");
+    let trace: Vec<Access<u64>> = registry.collect();
+    let alone = waiting(heuristic_of_learned(7), &trace);
+    let with = waiting(Learned::new(CAPACITY, 7), &trace);
+    assert!(with <= 1.01 * alone, "{with} s, the heuristic {alone} s");
+}

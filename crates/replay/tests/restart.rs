@@ -1,0 +1,49 @@
+//! A cache that is saved in the middle of a workload and goes on from there misses about as much as one
+//! that was never interrupted.
+
+use pierhead_eviction::{Access, Simulated};
+use pierhead_replay::SimulatedPolicy;
+use pierhead_replay::synthetic::{Parameters, Workload};
+use pierhead_replay::tally::{Tally, replay};
+use pierhead_replay::trace::Held;
+
+/// The most by which either miss ratio may differ.
+const BOUND: f64 = 0.01;
+
+#[test]
+fn a_restart_in_the_middle_costs_less_than_one_percent() {
+    let parameters = Parameters {
+        requests: 20_000,
+        ..Parameters::default()
+    };
+    let workload = Workload::new(&parameters, 5).expect("within their ranges");
+    let held: Held = workload.collect();
+    let requests: Vec<Access<u64>> = held.iter().collect();
+    let (first, second) = requests.split_at(requests.len() / 2);
+    let capacity = held.footprint() / 50;
+    for named in SimulatedPolicy::ONLINE {
+        let new = || Simulated::new(named.build_online::<u64>(capacity, 1), capacity);
+        let (mut whole, mut uninterrupted) = (new(), Tally::default());
+        replay(requests.iter().copied(), &mut whole, &mut uninterrupted);
+
+        let (mut before, mut tally) = (new(), Tally::default());
+        replay(first.iter().copied(), &mut before, &mut tally);
+        let mut after = new();
+        let saved = before.policy().save();
+        after.policy_mut().restore(&saved).expect("its own state");
+        assert_eq!(after.policy().bytes(), before.policy().bytes(), "{named}");
+        replay(second.iter().copied(), &mut after, &mut tally);
+
+        for (ratio, name) in [
+            (Tally::object_miss_ratio as fn(&Tally) -> f64, "object"),
+            (Tally::byte_miss_ratio, "byte"),
+        ] {
+            let (found, expected) = (ratio(&tally), ratio(&uninterrupted));
+            println!("{named} {name}: {found:.4}, {expected:.4} uninterrupted");
+            assert!(
+                (found - expected).abs() <= BOUND,
+                "{named}, {name} miss ratio"
+            );
+        }
+    }
+}
