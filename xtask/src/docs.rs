@@ -11,6 +11,8 @@ use crate::place;
 /// # Errors
 /// When a page is not current, or a test cannot run.
 pub(crate) fn run(write: bool) -> Result<()> {
+    // This one holds a page against the daemon, and writes none.
+    let routes = (!write).then_some(("pierhead", "--test=daemon", "routes::"));
     let pages = [
         ("pierhead", "--bin=pierhead", "reference::"),
         (
@@ -24,7 +26,7 @@ pub(crate) fn run(write: bool) -> Result<()> {
             "cli::tests::the_page",
         ),
     ];
-    for (package, target, filter) in pages {
+    for (package, target, filter) in pages.into_iter().chain(routes) {
         let mut test = Command::new("cargo");
         test.args(["test", "--quiet", "--package", package, target, "--"])
             .arg(filter)

@@ -15,6 +15,7 @@ pub mod name;
 pub mod platform;
 pub mod reference;
 pub mod registry;
+pub mod routes;
 pub mod units;
 
 pub use descriptor::Descriptor;

@@ -1,6 +1,6 @@
 //! The documents of the admin API, as the daemon writes and the command line reads them.
 //!
-//! `docs/how-to/operate.md` describes them for others; a field may be added, none is taken away within `/v1`.
+//! `docs/reference/http-api.md` is made from the comments here. A field may be added, none is taken away within `/v1`.
 
 use std::collections::BTreeMap;
 
@@ -12,30 +12,34 @@ use serde::{Deserialize, Serialize};
 /// origin without asking first, and nobody answers that question.
 pub(crate) const HEADER: &str = "x-pierhead";
 
-/// `GET /v1/stat`.
+/// The state of the daemon and its cache.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Stat {
+    /// The version of pierhead.
     pub(crate) version: String,
+    /// Seconds since the start.
     pub(crate) uptime_seconds: u64,
+    /// Addresses that serve clients.
     pub(crate) listen: Vec<String>,
-    /// The configuration file, when there is one.
+    /// The configuration file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) config: Option<String>,
-    /// Clients speak HTTPS to these.
+    /// Whether these addresses speak HTTPS.
     #[serde(default)]
     pub(crate) tls: bool,
+    /// The data folder.
     pub(crate) data: String,
-    /// Committed blobs.
+    /// Number of committed blobs.
     pub(crate) blobs: u64,
     /// Bytes of committed blobs on disk.
     pub(crate) used: u64,
-    /// Reserved bytes, as `downloads` of [`Disk`].
+    /// Bytes reserved by downloads, as `downloads` of [`Disk`].
     pub(crate) reserved: u64,
-    /// The bound of both.
+    /// The bound of `used` and `reserved` together, in bytes.
     pub(crate) capacity: u64,
-    /// Downloads under way.
+    /// Number of downloads in progress.
     pub(crate) fills: u64,
-    /// Bytes that pins keep.
+    /// Bytes of pinned blobs.
     pub(crate) pinned: u64,
     /// Resident memory of the daemon in bytes.
     pub(crate) memory: u64,
@@ -45,7 +49,7 @@ pub(crate) struct Stat {
     /// Eviction policy and admission.
     #[serde(default)]
     pub(crate) eviction: Eviction,
-    /// Bundles, when they are served.
+    /// Bundles; absent while bundles are off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bundle: Option<Bundle>,
 }
@@ -58,15 +62,16 @@ impl Stat {
     }
 }
 
-/// Bytes on disk of all files in the data folder, by kind.
+/// Part of [`Stat`]: bytes on disk of all files in the data folder, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Disk {
     /// Committed blobs.
     pub(crate) blobs: u64,
     /// Reserved bytes: active and interrupted downloads, unreadable blobs, deleted files still open.
     pub(crate) downloads: u64,
-    /// What tags, lists of tags and of referrers stood for.
+    /// Tags, lists of tags and lists of referrers.
     pub(crate) tags: u64,
+    /// Pins.
     pub(crate) pins: u64,
     /// Packs, plans, indexes, tables and the directory of bundles.
     pub(crate) bundles: u64,
@@ -74,152 +79,161 @@ pub(crate) struct Disk {
     pub(crate) catalog: u64,
     /// Files of any other kind, such as the request log.
     pub(crate) other: u64,
+    /// The sum.
     pub(crate) total: u64,
 }
 
-/// `GET /v1/tier`, and the answer to `PUT /v1/tier`.
+/// The state of the fast tier.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Tier {
-    /// What becomes of it when the power goes: `pmem`, `emulated-file`, `volatile`.
+    /// The class of the medium: `pmem`, `emulated-file` or `volatile`.
     pub(crate) class: String,
     /// Bytes of the medium.
     pub(crate) capacity: u64,
-    /// Bytes that it has still to give.
+    /// Free bytes of the medium.
     pub(crate) free: u64,
-    /// Bytes of ours.
+    /// Bytes that pierhead uses.
     pub(crate) used: u64,
-    /// The bound on that.
+    /// The current bound of `used`. It shrinks under memory pressure.
     pub(crate) limit: u64,
-    /// What the bound is while this machine has memory to spare.
+    /// The bound of `used` without memory pressure.
     #[serde(default)]
     pub(crate) ceiling: u64,
-    /// What both can be at most: what the medium holds.
+    /// The largest possible `limit` and `ceiling`.
     #[serde(default)]
     pub(crate) most: u64,
-    /// Blobs of which it has all.
+    /// Number of blobs that the tier has whole.
     pub(crate) blobs: u64,
-    /// Blobs of which it has what a start reads.
+    /// Number of blobs of which the tier has the hot ranges.
     #[serde(default)]
     pub(crate) hot: u64,
-    /// Bytes of ours in these.
+    /// Bytes of these hot ranges.
     #[serde(default)]
     pub(crate) hot_used: u64,
-    /// Blobs that the disk has still to take.
+    /// Number of blobs that pierhead has not yet written back to the disk.
     pub(crate) queue: u64,
-    /// Bytes of that, and of downloads under way.
+    /// Dirty bytes: of these blobs, and of downloads in progress.
     pub(crate) dirty: u64,
     /// Bytes of content written to it since the start.
     pub(crate) staged: u64,
     /// Bytes of content copied to the disk since the start.
     pub(crate) written_back: u64,
-    /// Downloads since the start that went on on the disk, for want of room.
+    /// Number of downloads since the start that moved to the disk because the tier was full.
     pub(crate) moved: u64,
-    /// Blobs opened on it since the start.
+    /// Number of blobs opened on the tier since the start.
     pub(crate) hits: u64,
-    /// Blobs opened since the start whose hot chunks it has.
+    /// Number of blobs opened since the start with hot ranges on the tier.
     #[serde(default)]
     pub(crate) hot_hits: u64,
-    /// Blobs opened on the disk alone since the start.
+    /// Number of blobs opened on the disk alone since the start.
     pub(crate) disk_hits: u64,
-    /// Blobs that were damaged on it, at the start or since.
+    /// Number of damaged blobs on the tier, found at the start or since.
     #[serde(default)]
     pub(crate) damaged: u64,
-    /// Whether its medium has failed: nothing goes there until a restart.
+    /// Whether the medium failed. pierhead then uses the disk alone until a restart.
     #[serde(default)]
     pub(crate) failed: bool,
 }
 
-/// `PUT /v1/tier`.
+/// The new bound of the fast tier.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TierLimit {
-    /// Bytes.
+    /// In bytes.
     pub(crate) limit: u64,
 }
 
-/// Of [`Stat`]: what is kept for bundles, besides `used` and `capacity`.
+/// Part of [`Stat`]: bundles. Their bytes do not count in `used` and `capacity`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Bundle {
-    /// Images that can be bundled.
+    /// Number of indexed images.
     pub(crate) ready: u64,
-    /// Images that wait to be indexed, or are.
+    /// Number of images that wait for indexing, or are being indexed.
     pub(crate) waiting: u64,
-    /// Images that cannot be bundled.
+    /// Number of images of which pierhead cannot make bundles.
     pub(crate) refused: u64,
-    /// Work of the background that waits or is being done.
+    /// Number of background jobs: images, optimized frames, patches.
     pub(crate) jobs: u64,
     /// Bytes of packs.
     pub(crate) packs: u64,
-    /// The most of that.
+    /// The bound of `packs`.
     pub(crate) packs_capacity: u64,
-    /// Bytes of plans, with the patches in them.
+    /// Bytes of plans, patches included.
     pub(crate) plans: u64,
-    /// The most of that.
+    /// The bound of `plans`.
     pub(crate) plans_capacity: u64,
-    /// Bytes of indexes and tables.
+    /// Bytes of layer indexes and tables of contents.
     pub(crate) index: u64,
 }
 
-/// Of [`Stat`].
+/// Part of [`Stat`]: eviction and admission.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Eviction {
+    /// `eviction.policy`.
     pub(crate) policy: String,
+    /// `eviction.admission`.
     pub(crate) admission: String,
     /// Bytes of content written since midnight (UTC).
     pub(crate) written_today: u64,
-    /// Most of that; 0 is no limit.
+    /// `cache.daily_write_budget` in bytes; 0 is no limit.
     pub(crate) daily_write_budget: u64,
-    /// Blobs evicted since the start.
+    /// Number of blobs evicted since the start.
     pub(crate) evictions: u64,
-    /// Downloads since the start that would have fit and were not kept.
+    /// Number of downloads since the start that the cache did not admit although they fit.
     pub(crate) refused: u64,
-    /// The same by who refused them: `admission`, `policy`, `written` (the bytes of a day).
+    /// `refused` by cause: `admission`, `policy`, `written` (the daily write budget).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) refused_by: BTreeMap<String, u64>,
-    /// Requests since the start that the cache had the blob for.
+    /// Number of hits since the start.
     #[serde(default)]
     pub(crate) hits: u64,
-    /// Requests since the start that began a download.
+    /// Number of misses since the start.
     #[serde(default)]
     pub(crate) misses: u64,
-    /// What the policy shows of itself, such as whether the gate of a model is open (1) or not.
+    /// Figures of the policy, such as `gate_open` of `learned`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
 }
 
-/// `GET /v1/blobs?after=DIGEST&limit=N`: one page, in order of digest.
+/// One page of blobs, in the order of their digests.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Blobs {
+    /// At most 1000.
     pub(crate) blobs: Vec<Blob>,
-    /// `after` of the next page; none on the last.
+    /// `after` of the next page; absent on the last page.
     pub(crate) next: Option<Digest>,
 }
 
-/// One blob of [`Blobs`].
+/// Part of [`Blobs`]: one blob.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Blob {
+    /// Its digest.
     pub(crate) digest: Digest,
+    /// Its bytes.
     pub(crate) size: u64,
+    /// The media type that the registry stated.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) media_type: Option<String>,
-    /// Seconds since 1970.
+    /// Last use by a client, in seconds since 1970.
     pub(crate) accessed: u64,
+    /// Whether a pin keeps it.
     pub(crate) pinned: bool,
-    /// Of which it is a part. The command line fills this in, from [`Images`].
+    /// Images that contain it. Only the command line fills this in, from [`Images`].
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) images: Vec<String>,
 }
 
-/// `GET /v1/images`: the images known by a tag, at most 1000, with what of them is in the cache.
+/// The images that have a tag here.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Images {
+    /// At most 1000.
     pub(crate) images: Vec<Image>,
     /// Whether more images exist.
     #[serde(default)]
     pub(crate) more: bool,
 }
 
-/// One image of [`Images`].
+/// Part of [`Images`]: one image.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Image {
     /// The complete reference.
@@ -232,6 +246,7 @@ pub(crate) struct Image {
     /// Bytes of `digests`.
     #[serde(default)]
     pub(crate) size: u64,
+    /// Whether it is pinned.
     #[serde(default)]
     pub(crate) pinned: bool,
     /// Platforms whose manifest is cached.
@@ -239,7 +254,7 @@ pub(crate) struct Image {
     pub(crate) platforms: Vec<ImagePlatform>,
 }
 
-/// One platform of [`Image`].
+/// Part of [`Image`]: one platform.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ImagePlatform {
     /// `os/architecture[/variant]`, where known.
@@ -254,31 +269,34 @@ pub(crate) struct ImagePlatform {
     pub(crate) accessed: u64,
 }
 
-/// The response to `DELETE /v1/images?image=REFERENCE`.
+/// A deleted image.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Removed {
+    /// The complete reference.
     pub(crate) image: String,
     /// The deleted tags.
     pub(crate) names: Vec<String>,
-    /// Freed bytes: of blobs that no other image uses, and of bundles.
+    /// Freed bytes, of blobs and of bundles.
     pub(crate) freed: u64,
 }
 
-/// `GET /v1/pins`.
+/// The pinned images.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pins {
+    /// One entry per image.
     pub(crate) pins: Vec<Pin>,
 }
 
-/// One pin: of [`Pins`], and the answer to `PUT /v1/pins?image=REFERENCE`.
+/// One pin.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pin {
     /// The complete reference.
     pub(crate) image: String,
+    /// The pinned digests; none after the pin was taken back.
     pub(crate) digests: Vec<Digest>,
 }
 
-/// `POST /v1/prune`.
+/// The target of a prune.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Prune {
@@ -286,7 +304,7 @@ pub(crate) struct Prune {
     pub(crate) target: u64,
 }
 
-/// The response to `POST /v1/prune`.
+/// What a prune deleted.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pruned {
     /// Freed bytes: of blobs, interrupted downloads and bundles.
@@ -295,44 +313,52 @@ pub(crate) struct Pruned {
     pub(crate) used: u64,
 }
 
-/// `POST /v1/warm`; the answer is a stream of [`Event`].
+/// Images to pull into the cache.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Warm {
+    /// Complete references.
     pub(crate) images: Vec<String>,
     /// `os/architecture[/variant]`; all platforms when empty.
     #[serde(default)]
     pub(crate) platforms: Vec<String>,
+    /// Whether to pin them.
     #[serde(default)]
     pub(crate) pin: bool,
 }
 
-/// A line of the answers to `POST /v1/verify` and `POST /v1/warm`. The last one is `done`; without it
-/// the work was cut short.
+/// One line of a response of newline-delimited JSON. A response without the event `done` was cut short.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// How far it is; the totals grow as they become known.
+    /// Progress; the totals grow as pierhead learns them.
     Progress {
-        /// The image that is being warmed; the digest that is being verified.
+        /// The image, or the digest.
         subject: String,
+        /// Blobs done.
         done: u64,
+        /// All blobs.
         blobs: u64,
+        /// Bytes done.
         bytes_done: u64,
+        /// All bytes.
         bytes: u64,
     },
-    /// One image is in the cache, or one blob was damaged and is removed, or either failed.
+    /// One image was pulled, or one damaged blob was removed, or either failed.
     Item {
+        /// The image, or the digest.
         subject: String,
+        /// Whether it succeeded.
         ok: bool,
+        /// The error.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         message: Option<String>,
     },
-    /// The end of it all.
+    /// The last line: how many items succeeded, and how many failed.
     Done { good: u64, bad: u64 },
 }
 
-/// Every answer that is not 2xx.
+/// Every response that is not 2xx.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     /// For people: what is wrong and what to do.

@@ -12,7 +12,7 @@ use crate::terminal::escaped_lines;
 /// Each code once: the enum, and the list of all.
 macro_rules! exits {
     ($($(#[doc = $doc:literal])* $name:ident = $code:literal,)*) => {
-        /// Why a command failed, as scripts, systemd and Kubernetes read it (docs/how-to/operate.md). From 65 on the numbers are those of
+        /// Why a command failed, as scripts, systemd and Kubernetes read it (docs/how-to/troubleshoot.md). From 65 on the numbers are those of
         /// BSD's sysexits(3), as near in meaning as they come.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
@@ -237,7 +237,7 @@ mod tests {
     fn help_and_page_name_every_code() {
         use clap::CommandFactory as _;
         let help = crate::cli::Cli::command().render_help().to_string();
-        let page = include_str!("../../../docs/how-to/operate.md");
+        let page = include_str!("../../../docs/how-to/troubleshoot.md");
         // As the help lays them out: "CODE meaning", at a line's begin or behind two spaces.
         let codes = help
             .lines()

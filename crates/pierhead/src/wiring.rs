@@ -66,7 +66,7 @@ pub(crate) fn remote(
         };
         upstreams.insert(registry.clone(), upstream);
     }
-    /// No registry holds a place among the downloads for ever by dripping.
+    /// Least rate of a download, in bytes per second: no registry holds a download slot for ever by dripping.
     const MIN_BYTES_PER_SECOND: u64 = 10 << 10;
     let timeouts = pierhead_remote::Config::default();
     Ok(pierhead_remote::Config {
@@ -184,7 +184,7 @@ pub(crate) fn quota(machine: &Machine) -> Option<CpuBudget> {
 
 /// Worker threads: one for each core that `limits.cores` leaves, as far as the control group's quota keeps them busy.
 pub(crate) fn threads(config: &Config, machine: &Machine) -> usize {
-    /// More cost memory, and bring nothing at the rate of a NIC's uplink.
+    /// Worker threads. More cost memory and bring nothing at the rate of an uplink.
     const MAX_THREADS: usize = 16;
     let cores = config.limits.cores.resolve(machine).ok().flatten();
     let cores = cores.map_or(MAX_THREADS, |cores| cores.len());

@@ -10,6 +10,7 @@ mod panics;
 mod process;
 mod readiness;
 mod room;
+pub(crate) mod route_table;
 mod routes;
 mod share;
 
@@ -40,9 +41,9 @@ use readiness::Readiness;
 use room::Room;
 pub(crate) use share::Share;
 
-/// A scraper, an operator, a few scripts and the probes.
+/// Connections of the admin listener at once: a scraper, an operator, some scripts and the probes.
 const CONNECTIONS: usize = 64;
-/// A connection that sends no whole head of a request within this time is closed. Nobody who asks here types it by hand.
+/// Time in which a connection of the admin listener must send the head of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the admin listener answers from.

@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Below 1 s, the default timeout of Kubernetes probes.
+/// Time limit of the read that `/readyz` makes: below 1 s, the default timeout of Kubernetes probes.
 const PROBE_LIMIT: Duration = Duration::from_millis(900);
 
 /// Alignment of direct reads. No common disk has larger blocks.

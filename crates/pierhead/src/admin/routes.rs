@@ -12,12 +12,13 @@ use pierhead_oci::{Digest, Reference};
 use serde::de::DeserializeOwned;
 
 use super::body::{Answer, document, json, refuse};
+use super::route_table::{self, Action};
 use super::{Admin, guard, process};
 use crate::api::{Blob, Blobs, Eviction, Pin, Pins, Stat, Tier, TierLimit};
 
-/// No request here is longer.
+/// Most bytes of the body of a request to the admin listener.
 const MAX_BODY: usize = 256 << 10;
-/// It comes from this machine; who sends half of one holds one of few connections.
+/// Time in which the body of a request to the admin listener must arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_PAGE: usize = 1000;
 
@@ -52,42 +53,43 @@ impl Admin {
             request.method().clone()
         };
         let path = request.uri().path().to_owned();
-        match (method.as_str(), path.as_str()) {
-            ("GET", "/livez") => Ok(document(
+        let Some(action) = route_table::find(method.as_str(), &path) else {
+            let (status, text) = match route_table::is_path(&path) {
+                true => (
+                    StatusCode::METHOD_NOT_ALLOWED,
+                    format!("{path} does not know {method}"),
+                ),
+                false => (
+                    StatusCode::NOT_FOUND,
+                    format!("there is no {path} here: see /metrics, /livez, /readyz and /v1/stat"),
+                ),
+            };
+            return Err(fail(status, text));
+        };
+        match action {
+            Action::Live => Ok(document(
                 StatusCode::OK,
                 "text/plain; charset=utf-8",
                 "alive\n",
             )),
-            ("GET", "/readyz") => Ok(self.ready().await),
-            ("GET", "/metrics") => self.metrics(),
-            ("GET", "/v1/stat") => self.stat().await,
-            ("GET", "/v1/config") => Ok(self.config()),
-            ("GET", "/v1/blobs") => self.blobs(&Query::of(&request)),
-            ("GET", "/v1/images") => self.images().await,
-            ("DELETE", "/v1/images") => {
+            Action::Ready => Ok(self.ready().await),
+            Action::Metrics => self.metrics(),
+            Action::Stat => self.stat().await,
+            Action::Config => Ok(self.config()),
+            Action::ListBlobs => self.blobs(&Query::of(&request)),
+            Action::ListImages => self.images().await,
+            Action::RemoveImage => {
                 let reference = Query::of(&request).reference()?;
                 self.remove_image(&reference).await
             }
-            ("GET", "/v1/pins") => Ok(json(&self.pins())),
-            ("PUT", "/v1/pins") => self.pin(&Query::of(&request).reference()?).await,
-            ("DELETE", "/v1/pins") => self.unpin(&Query::of(&request).reference()?).await,
-            ("POST", "/v1/prune") => self.prune(&read(request).await?).await,
-            ("GET", "/v1/tier") => self.tier(),
-            ("PUT", "/v1/tier") => self.set_tier_limit(&read(request).await?).await,
-            ("POST", "/v1/verify") => self.verify(),
-            ("POST", "/v1/warm") => self.warm(read(request).await?),
-            (
-                _,
-                "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/config" | "/v1/blobs"
-                | "/v1/images" | "/v1/pins" | "/v1/prune" | "/v1/tier" | "/v1/verify" | "/v1/warm",
-            ) => Err(fail(
-                StatusCode::METHOD_NOT_ALLOWED,
-                format!("{path} does not know {method}"),
-            )),
-            _ => Err(fail(
-                StatusCode::NOT_FOUND,
-                format!("there is no {path} here: see /metrics, /livez, /readyz and /v1/stat"),
-            )),
+            Action::ListPins => Ok(json(&self.pins())),
+            Action::Pin => self.pin(&Query::of(&request).reference()?).await,
+            Action::Unpin => self.unpin(&Query::of(&request).reference()?).await,
+            Action::Prune => self.prune(&read(request).await?).await,
+            Action::ShowTier => self.tier(),
+            Action::SetTierLimit => self.set_tier_limit(&read(request).await?).await,
+            Action::Verify => self.verify(),
+            Action::Warm => self.warm(read(request).await?),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::api::{Event, HEADER, Refusal};
 
 /// It is on this machine: what takes longer does not answer at all.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A line of progress is far shorter.
+/// Most bytes of a line that the command line reads from the admin listener.
 const MAX_LINE: usize = 1 << 20;
 
 /// The admin listener of a running pierhead.

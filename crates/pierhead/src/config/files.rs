@@ -17,9 +17,9 @@ use super::parse::Lines;
 use super::{Config, Problem, Secret};
 use crate::exit_code::{ExitError, ExitReason};
 
-/// A password or token that is longer is another file.
+/// Most bytes of a file with a password or token.
 const MAX_SECRET: u64 = 64 << 10;
-/// Docker's own is a few lines a registry.
+/// Most bytes of the file of `docker_config`.
 const MAX_DOCKER_CONFIG: u64 = 1 << 20;
 
 /// What is wrong with a file, with the exit code and the fix.
@@ -160,8 +160,7 @@ pub(crate) fn is_authority(path: &Path) -> bool {
 }
 
 /// The fix for the certificate of an authority.
-pub(crate) const NO_AUTHORITY: &str =
-    "make one with basicConstraints=critical,CA:FALSE (docs/how-to/operate.md has the command)";
+pub(crate) const NO_AUTHORITY: &str = "make one with basicConstraints=critical,CA:FALSE (docs/how-to/tls-and-credentials.md has the command)";
 
 /// The first host name of a certificate in PEM that is no pattern.
 pub(crate) fn first_name(path: &Path) -> Option<String> {

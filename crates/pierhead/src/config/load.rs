@@ -19,7 +19,7 @@ use crate::profile::{self, Asked, Misfit, Origins, Profile};
 use crate::tier;
 use pierhead_host::machine::Machine;
 
-/// A configuration file that is larger is something else.
+/// Most bytes of the configuration file.
 const MAX_FILE: u64 = 1 << 20;
 
 /// The keys that the command line says over the file, each with its flag.

@@ -271,7 +271,7 @@ fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
             findings.push(Finding::warn(
                 "limits",
                 format!("{count} requests met the limit {labels}"),
-                "raise it below [limits], or find out who asks so much: docs/how-to/operate.md, Limits, names the key of each",
+                "raise it below [limits], or find out who asks so much: docs/explanation/limits.md names the key of each",
             ));
         }
     }

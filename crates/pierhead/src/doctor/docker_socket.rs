@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 
 /// It counts containers and images for this answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A few KiB in truth.
+/// Most bytes of a response of dockerd that `doctor` reads.
 const MAX_ANSWER: usize = 4 << 20;
 
 /// The mirrors of Docker Hub that it asks.

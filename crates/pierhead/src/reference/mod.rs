@@ -4,6 +4,8 @@
 
 mod cli;
 mod configuration;
+mod http_api;
+mod limits;
 
 use std::fs;
 use std::path::PathBuf;

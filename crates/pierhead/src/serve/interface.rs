@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const FOLLOW: Duration = Duration::from_secs(5);
 /// An address that was not there at so many looks in a row is gone.
 const GONE: u32 = 3;
-/// Each is a listening socket.
+/// Addresses of `network.interface` that pierhead listens on. Each is a socket.
 const MOST: usize = 64;
 /// A start waits so long for the interface and its first address.
 const INTERFACE_WAIT: Duration = Duration::from_secs(30);

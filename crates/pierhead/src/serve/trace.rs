@@ -27,7 +27,7 @@ use secret::Secret;
 const WAITING: usize = 16_384;
 /// How often the writer looks.
 const EVERY: Duration = Duration::from_millis(100);
-/// Lines of one write: some 14 KB, which a file is never longer than its bound.
+/// Lines of the request log in one write: some 14 KB.
 const AT_ONCE: usize = 256;
 
 /// Writes what requests note until it is stopped.

@@ -4,6 +4,7 @@ mod admin;
 mod commands;
 mod harness;
 mod metrics;
+mod routes;
 mod signals;
 mod start;
 mod upstreams;

@@ -18,7 +18,7 @@ use crate::pull::document::{Validators, etag};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// A page of one tag each would otherwise make an endless read_pages out of a large list.
+/// Pages of one list. Pages of one tag each would otherwise make a large list endless.
 const MAX_PAGES: usize = 10_000;
 
 /// A complete list.

@@ -38,7 +38,7 @@ fn advice(whose: CertificateFault) -> &'static str {
         CertificateFault::Issuer => {
             ": name its authority by --ca FILE (for a self-signed certificate, that certificate)"
         }
-        CertificateFault::Authority => " (docs/how-to/operate.md has the command)",
+        CertificateFault::Authority => " (docs/how-to/tls-and-credentials.md has the command)",
         _ => "",
     }
 }
