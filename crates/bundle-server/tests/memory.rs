@@ -14,7 +14,7 @@ use pierhead_bundle::format::{Decoder, Event};
 use pierhead_bundle_server::{BundleServer, Config, Image, Piece, State};
 use pierhead_oci::{Algorithm, Digest, Hasher};
 use pierhead_testkit::source::BlobFolder;
-use pierhead_worker::store::{Begin, Outcome, Store};
+use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 use serde_json::json;
 
 /// With 100 000 the server takes 34 to 67 MiB and the worker 12 to 33, by shape; an empty process has 7.
@@ -143,14 +143,14 @@ fn work(folder: &Path) {
                 } => {
                     apply = Some(
                         store
-                            .begin(Begin {
+                            .begin(NewFetch {
                                 name: "app",
                                 ask: &BundleQuery::default(),
                                 etag: &prelude.etag(),
                                 prelude: &prelude,
                                 body: &body,
                                 header: *header,
-                                proven: false,
+                                is_toc_verified: false,
                             })
                             .unwrap(),
                     );
@@ -171,8 +171,8 @@ fn work(folder: &Path) {
         }
     }
     match apply.unwrap().finish().unwrap() {
-        Outcome::Complete(whole) => drop(whole.recorded().unwrap()),
-        outcome @ Outcome::Need(_) => panic!("{outcome:?}"),
+        ApplyOutcome::Complete(whole) => drop(whole.recorded().unwrap()),
+        outcome @ ApplyOutcome::Missing(_) => panic!("{outcome:?}"),
     }
 }
 

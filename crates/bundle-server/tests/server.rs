@@ -21,7 +21,7 @@ use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::{Blob, Blobs, Error, FileDigest, ImageToc, Source as _, image_toc};
-use pierhead_worker::store::{Begin, Outcome, Store};
+use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 
 /// Blobs in memory, which can be taken away, and how often one was opened.
 #[derive(Default)]
@@ -1720,14 +1720,14 @@ fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
                 header,
             } => {
                 codings = header.frames.codings().collect();
-                let begin = Begin {
+                let begin = NewFetch {
                     name: "app",
                     ask: &BundleQuery::default(),
                     etag: &prelude.etag(),
                     prelude: &prelude,
                     body: &body,
                     header: *header,
-                    proven: false,
+                    is_toc_verified: false,
                 };
                 apply = Some(store.begin(begin).unwrap());
             }
@@ -1745,8 +1745,8 @@ fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
     }
     match apply.unwrap().finish().unwrap() {
         // What comes next builds upon it.
-        Outcome::Complete(whole) => drop(whole.recorded().unwrap()),
-        outcome @ Outcome::Need(_) => panic!("{outcome:?}"),
+        ApplyOutcome::Complete(whole) => drop(whole.recorded().unwrap()),
+        outcome @ ApplyOutcome::Missing(_) => panic!("{outcome:?}"),
     }
     codings
 }

@@ -173,7 +173,7 @@ async fn a_blob_that_cannot_be_read_stops_no_start_and_comes_back() {
         // A fill replaces one of the unreadable files.
         store(&cache, &blobs[1].0, &blobs[1].1).await;
         assert_eq!(cache.stat().reserved, 2 * 102_400);
-        faults.mend();
+        faults.restore();
         let all = || cache.stat().blobs == 3;
         wait::until_async("the others", all).await;
         for blob in &blobs {

@@ -17,7 +17,7 @@ use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc::{decode, encode};
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Source, Time};
-use pierhead_worker::export::rootfs::{Contents, Files, Options, Reuse, rootfs};
+use pierhead_worker::export::rootfs::{ContentSource, Options, ReuseMode, StoreFiles, rootfs};
 use serde_json::Value;
 
 /// A folder of contents.
@@ -43,16 +43,16 @@ impl Store<'_> {
     }
 }
 
-impl Files for Store<'_> {
+impl StoreFiles for Store<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         File::open(self.0.join(content.hex())).map(Some)
     }
 
-    fn is_still(&self, _: &FileDigest, _: &File) -> io::Result<bool> {
+    fn is_current(&self, _: &FileDigest, _: &File) -> io::Result<bool> {
         Ok(true)
     }
 
-    fn lent(&self, _: &FileDigest, _: &File, _: Time) -> io::Result<()> {
+    fn record_link(&self, _: &FileDigest, _: &File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -125,8 +125,11 @@ fn main() -> Result<()> {
             let folder = into.join("store");
             let store = Store(&folder);
             timed("fill a store", || store.fill(&layers))?;
-            for (name, reuse) in [("rootfs", Reuse::Clone), ("linked", Reuse::HardLink)] {
-                let contents = Contents {
+            for (name, reuse) in [
+                ("rootfs", ReuseMode::Clone),
+                ("linked", ReuseMode::HardLink),
+            ] {
+                let contents = ContentSource {
                     source: &store,
                     files: Some(&store),
                 };

@@ -170,3 +170,90 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(status: u16) -> Error {
+        Error::Refused {
+            status: StatusCode::from_u16(status).expect("a status"),
+            message: String::new(),
+            retry_after: None,
+            detail: None,
+            code: None,
+        }
+    }
+
+    #[test]
+    fn a_retry_is_for_broken_connections_and_busy_servers() {
+        let broken = Error::connection("reading")(io::ErrorKind::UnexpectedEof.into());
+        assert!(broken.is_retryable());
+        for status in [408, 429, 500, 502, 503, 504] {
+            assert!(refused(status).is_retryable(), "{status}");
+        }
+        for status in [400, 401, 403, 404, 405, 413, 501, 505] {
+            assert!(!refused(status).is_retryable(), "{status}");
+        }
+        let file = Error::file("writing")(io::ErrorKind::StorageFull.into());
+        assert!(!file.is_retryable());
+        assert!(!Error::protocol("http://a", "no").is_retryable());
+    }
+
+    #[test]
+    fn an_error_states_whose_fault_it_is() {
+        let untrusted = |whose| Error::Untrusted {
+            whose,
+            message: String::new(),
+        };
+        let digest = pierhead_toc::Error::Digest {
+            what: "a content".into(),
+            expected: "a".into(),
+            found: "b".into(),
+        };
+        let not_found = Error::NotFound {
+            image: "a:1".into(),
+            server: "http://b".into(),
+        };
+        for (error, fault) in [
+            (Error::Usage(String::new()), Fault::Caller),
+            (not_found, Fault::Caller),
+            (refused(401), Fault::Caller),
+            (refused(404), Fault::Caller),
+            (refused(500), Fault::Server),
+            (refused(429), Fault::Server),
+            (Error::NoBundle(String::new()), Fault::Server),
+            (
+                Error::connection("x")(io::ErrorKind::Other.into()),
+                Fault::Network,
+            ),
+            // A wrong clock makes every certificate invalid.
+            (untrusted(CertificateFault::Clock), Fault::Machine),
+            (untrusted(CertificateFault::Issuer), Fault::Server),
+            (Error::Image(String::new()), Fault::Image),
+            (Error::Bundle(digest), Fault::Image),
+            (
+                Error::Bundle(pierhead_toc::Error::Foreign(String::new())),
+                Fault::Machine,
+            ),
+            (
+                Error::file("x")(io::ErrorKind::Other.into()),
+                Fault::Machine,
+            ),
+        ] {
+            assert_eq!(error.fault(), fault, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn the_source_is_the_cause() {
+        use std::error::Error as _;
+        let error = Error::file("cannot write x")(io::Error::other("the disk is full"));
+        let source = error.source().expect("a cause").to_string();
+        assert_eq!(source, "the disk is full");
+        // An error of the store keeps its own text.
+        let inner = pierhead_toc::Error::Missing("content".into());
+        let text = inner.to_string();
+        assert_eq!(Error::from(inner).to_string(), text);
+    }
+}

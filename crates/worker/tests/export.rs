@@ -10,7 +10,7 @@ use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use pierhead_toc::layer::{self, Limits, Unpaced};
 use pierhead_toc::{Error, ImageToc, Source as _};
-use pierhead_worker::export::{Names, ORIGINAL, archive, layout};
+use pierhead_worker::export::{ImageLabels, ORIGINAL_MANIFEST, archive, layout};
 use pierhead_worker::store::Image;
 use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
     (image, source)
 }
 
-const NAMES: Names<'_> = Names {
+const NAMES: ImageLabels<'_> = ImageLabels {
     full: Some("registry.example/app:1"),
     short: Some("1"),
 };
@@ -117,7 +117,10 @@ fn a_layout_has_the_layers_and_both_manifests() {
         found["annotations"]["org.opencontainers.image.ref.name"],
         "1"
     );
-    assert_eq!(found["annotations"][ORIGINAL], image.digest().to_string());
+    assert_eq!(
+        found["annotations"][ORIGINAL_MANIFEST],
+        image.digest().to_string()
+    );
     assert_eq!(blob(&image.digest().to_string()), image.manifest);
     let manifest = json_of(&blob(&digest.to_string()));
     assert_eq!(manifest["annotations"]["kept"], "yes");

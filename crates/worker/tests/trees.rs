@@ -12,7 +12,9 @@ use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use pierhead_toc::image_toc::{LayerEntries, Node};
 use pierhead_toc::layer::{self, LayerIndex, Limits, Pace, Request, Unpaced};
 use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Time};
-use pierhead_worker::export::rootfs::{self, Contents, Files, Options, Reuse, Summary, rootfs};
+use pierhead_worker::export::rootfs::{
+    self, ContentSource, Options, ReuseMode, StoreFiles, Summary, rootfs,
+};
 
 fn table(image: &TreeImage) -> ImageToc {
     let layers = layers(image);
@@ -91,7 +93,13 @@ fn a_random_image_lies_in_the_folder_as_it_was_meant() {
         let image = Image::tree(seed, &options);
         let (table, source) = (table(&image), source(&image));
         let folder = tempfile::tempdir().expect("a folder");
-        let summary = export(&table, &source, None, folder.path(), &with(Reuse::Clone, 2));
+        let summary = export(
+            &table,
+            &source,
+            None,
+            folder.path(),
+            &with(ReuseMode::Clone, 2),
+        );
         let summary = summary.expect("exported");
         assert_eq!(summary.entries, u64::from(table.entries()));
         assert!(summary.complete() || !is_root(), "{summary:?}");
@@ -99,7 +107,7 @@ fn a_random_image_lies_in_the_folder_as_it_was_meant() {
     }
 }
 
-fn with(reuse: Reuse, threads: usize) -> Options {
+fn with(reuse: ReuseMode, threads: usize) -> Options {
     Options {
         reuse,
         threads: NonZeroUsize::new(threads).expect("some"),
@@ -110,11 +118,17 @@ fn with(reuse: Reuse, threads: usize) -> Options {
 fn export(
     table: &ImageToc,
     source: &MemorySource,
-    files: Option<&dyn Files>,
+    files: Option<&dyn StoreFiles>,
     into: &Path,
     options: &Options,
 ) -> Result<Summary, Error> {
-    rootfs(table, Contents { source, files }, into, options, &|_| {})
+    rootfs(
+        table,
+        ContentSource { source, files },
+        into,
+        options,
+        &|_| {},
+    )
 }
 
 /// A store: one file a content.
@@ -130,18 +144,18 @@ impl Store {
     }
 }
 
-impl Files for Store {
+impl StoreFiles for Store {
     fn file(&self, content: &FileDigest) -> io::Result<Option<std::fs::File>> {
         std::fs::File::open(self.0.path().join(content.hex())).map(Some)
     }
 
-    fn is_still(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
+    fn is_current(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
         use std::os::unix::fs::MetadataExt as _;
         let named = std::fs::metadata(self.0.path().join(content.hex()))?;
         Ok(named.ino() == file.metadata()?.ino())
     }
 
-    fn lent(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
+    fn record_link(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -183,18 +197,18 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     let changed = entries(&other);
     let nothing = MemorySource::default();
     let trees = [
-        (Reuse::Clone, &table, &image.tree),
-        (Reuse::HardLink, &table, &image.tree),
-        (Reuse::HardLink, &table, &image.tree),
-        (Reuse::HardLink, &other, &changed),
-        (Reuse::HardLink, &other, &changed),
-        (Reuse::HardLink, &table, &image.tree),
+        (ReuseMode::Clone, &table, &image.tree),
+        (ReuseMode::HardLink, &table, &image.tree),
+        (ReuseMode::HardLink, &table, &image.tree),
+        (ReuseMode::HardLink, &other, &changed),
+        (ReuseMode::HardLink, &other, &changed),
+        (ReuseMode::HardLink, &table, &image.tree),
     ];
     let mut folders = Vec::new();
     let mut shared = Vec::new();
     for (reuse, table, _) in trees {
         let folder = tempfile::tempdir().expect("a folder");
-        let files = Some(&store as &dyn Files);
+        let files = Some(&store as &dyn StoreFiles);
         let summary = export(table, &nothing, files, folder.path(), &with(reuse, 2));
         let summary = summary.expect("exported");
         assert!(summary.complete() || !is_root(), "{summary:?}");
@@ -203,7 +217,7 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     }
     // Each is what it was meant to be after all of them were written.
     for (folder, (reuse, _, tree)) in folders.iter().zip(trees) {
-        let linked = reuse == Reuse::HardLink;
+        let linked = reuse == ReuseMode::HardLink;
         disk::compare_but_links(folder.path(), tree, &image.contents, is_root(), linked);
     }
     if is_root() {
@@ -221,8 +235,8 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     // Without the trees nobody counts on the attributes of the store's files.
     drop(folders);
     let folder = tempfile::tempdir().expect("a folder");
-    let files = Some(&store as &dyn Files);
-    let linked = with(Reuse::HardLink, 1);
+    let files = Some(&store as &dyn StoreFiles);
+    let linked = with(ReuseMode::HardLink, 1);
     let summary = export(&other, &nothing, files, folder.path(), &linked).expect("exported");
     assert!(!is_root() || summary.shared > shared[3], "{summary:?}");
     disk::compare_but_links(folder.path(), &changed, &image.contents, is_root(), true);
@@ -255,7 +269,7 @@ fn trees_that_are_written_at_once_have_each_their_own_attributes() {
             let (table, store) = (&versions[nth % 2], &store);
             scope.spawn(move || {
                 let nothing = MemorySource::default();
-                let linked = with(Reuse::HardLink, 2);
+                let linked = with(ReuseMode::HardLink, 2);
                 export(table, &nothing, Some(store), folder.path(), &linked).expect("exported");
             });
         }
@@ -276,7 +290,7 @@ fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
     let folder = tempfile::tempdir().expect("a folder");
     let over = Options {
         over: true,
-        ..with(Reuse::HardLink, 1)
+        ..with(ReuseMode::HardLink, 1)
     };
     for table in [&old, &new] {
         export(table, &source, Some(&store), folder.path(), &over).expect("exported");
@@ -312,7 +326,7 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
         }
     });
     let folder = tempfile::tempdir().expect("a folder");
-    let linked = with(Reuse::HardLink, 1);
+    let linked = with(ReuseMode::HardLink, 1);
     export(&of(&entries), &source, Some(&store), folder.path(), &linked).expect("exported");
     for (name, ..) in cases {
         let kept = store.0.path().join(FileDigest::of(name.as_bytes()).hex());
@@ -326,7 +340,7 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
 /// A store that gets another file of a content when one was taken, and another tree the one that was.
 struct Renewed<'a>(&'a Store, &'a Path);
 
-impl Files for Renewed<'_> {
+impl StoreFiles for Renewed<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<std::fs::File>> {
         let file = self.0.file(content)?;
         let named = self.0.0.path().join(content.hex());
@@ -338,11 +352,11 @@ impl Files for Renewed<'_> {
         Ok(file)
     }
 
-    fn is_still(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
-        self.0.is_still(content, file)
+    fn is_current(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
+        self.0.is_current(content, file)
     }
 
-    fn lent(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
+    fn record_link(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -358,7 +372,7 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
     let trees = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
     let of_a_tree = trees[0].path().join("f");
     let renewed = Renewed(&store, &of_a_tree);
-    let linked = with(Reuse::HardLink, 1);
+    let linked = with(ReuseMode::HardLink, 1);
     export(&table, &source, Some(&renewed), trees[1].path(), &linked).expect("exported");
     let [kept, new] =
         [&of_a_tree, &trees[1].path().join("f")].map(|path| path.metadata().expect("there"));
@@ -483,7 +497,7 @@ fn a_very_deep_tree_is_written() {
 fn what_a_file_system_does_not_take_is_told_with_its_size_and_the_mend() {
     let of_one = |entry: Entry| {
         let folder = tempfile::tempdir().expect("a folder");
-        let options = with(Reuse::Clone, 1);
+        let options = with(ReuseMode::Clone, 1);
         let source = MemorySource::default();
         let done = export(&of(&[entry]), &source, None, folder.path(), &options);
         done.map(|summary| summary.entries).map_err(|error| {
@@ -524,7 +538,7 @@ fn what_the_source_lacks_is_told_and_ends_it() {
         &source,
         None,
         folder.path(),
-        &with(Reuse::Clone, 3),
+        &with(ReuseMode::Clone, 3),
     );
     assert!(matches!(failed, Err(Error::Missing(_))), "{failed:?}");
     let left = std::fs::read_dir(folder.path()).expect("the folder stays");

@@ -107,7 +107,7 @@ impl Faulty {
     }
 
     /// Everything works again.
-    pub fn mend(&self) {
+    pub fn restore(&self) {
         let calls = self.plan().calls;
         *self.plan() = Plan {
             calls,

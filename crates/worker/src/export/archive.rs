@@ -9,28 +9,28 @@ use pierhead_oci::{Algorithm, Digest};
 use serde_json::json;
 
 use super::layout::{
-    Documents, Names, Rebuilt, distinct, documents, layers_of, to_vec, write_layer,
+    Documents, ImageLabels, RebuiltLayer, distinct, documents, layers_of, to_vec, write_layer,
 };
 use crate::store::Image;
 use pierhead_toc::{Error, FileDigest, Source};
 
 const BLOCK: u64 = 512;
 
-/// Writes the archive. `told` is called with the bytes of layers written since the last call.
+/// Writes the archive. `progress` is called with the bytes of layers written since the last call.
 ///
 /// # Errors
 /// As [`super::layout::layout`]. What was written until then is no archive: it has no end.
 pub fn archive(
     image: &Image,
     source: &dyn Source,
-    names: Names<'_>,
+    names: ImageLabels<'_>,
     out: &mut dyn Write,
-    told: &dyn Fn(u64),
+    progress: &dyn Fn(u64),
 ) -> Result<(), Error> {
     let all = layers_of(image)?;
     let mut sizes = Vec::with_capacity(all.len());
     for layer in &all {
-        sizes.push(Rebuilt {
+        sizes.push(RebuiltLayer {
             diff_id: layer.diff_id,
             size: measure(image, layer, source)?,
         });
@@ -52,7 +52,7 @@ pub fn archive(
             .find(|size| size.diff_id == layer.diff_id)
             .map_or(0, |size| size.size);
         tar.header(&blob(&layer.diff_id.into()), size)?;
-        let written = write_layer(image, &layer, source, tar.out, told)?;
+        let written = write_layer(image, &layer, source, tar.out, progress)?;
         if written.size != size {
             return Err(Error::malformed(
                 "skeleton",

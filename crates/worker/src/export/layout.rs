@@ -1,15 +1,16 @@
-//! An image as an OCI layout: the layers rebuilt, each diff ID checked while it is written.
+//! Writes an image as an OCI layout. Rebuilds its layers, and checks each diff ID while it writes.
 //!
-//! The digests in the original manifest are those of compressed blobs, which only the program that made them could make
-//! again. So the layout's image is the original config under a manifest of our own, whose layers are the plain tars (their digests
-//! are the diff IDs); the original manifest lies beside it as a blob, named by an annotation. An image whose layers
-//! were plain from the start keeps its manifest, and with it its digest.
+//! The original manifest names compressed blobs, and only the program that compressed them could do it again. So the
+//! layout has the original config under a new manifest, whose layers are uncompressed tars: their digests are the diff
+//! IDs. The original manifest is a further blob, which an annotation names. An image with uncompressed layers keeps its
+//! manifest and its digest.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
+use pierhead_atomic_file::Options;
 use pierhead_oci::{Algorithm, Body, Digest, Manifest};
 use serde_json::{Map, Value, json};
 
@@ -19,51 +20,51 @@ use pierhead_toc::layer::rebuild;
 use pierhead_toc::{Error, FileDigest, Source};
 
 /// The annotation that names the digest of the original manifest.
-pub const ORIGINAL: &str = "dev.pierhead.manifest.original";
+pub const ORIGINAL_MANIFEST: &str = "dev.pierhead.manifest.original";
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const MARKER: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// What an image is called in what is exported; an image without names is found by its digest.
+/// The names of an image in an export. Without names, users find the image by its digest.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Names<'a> {
-    /// All of it: `docker.io/library/redis:7`.
+pub struct ImageLabels<'a> {
+    /// The full name: `docker.io/library/redis:7`.
     pub full: Option<&'a str>,
-    /// What it is called within a layout: `7`.
+    /// The name inside a layout: `7`.
     pub short: Option<&'a str>,
 }
 
-/// A layer as it was written.
+/// A layer that was rebuilt and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rebuilt {
+pub struct RebuiltLayer {
     /// SHA-256 of the tar.
     pub diff_id: FileDigest,
     /// Bytes of the tar.
     pub size: u64,
 }
 
-/// Small files of a layout.
+/// The small files of a layout.
 pub(super) struct Documents {
     /// Path and bytes.
     pub(super) files: Vec<(String, Vec<u8>)>,
-    /// Of the manifest in `index.json`.
+    /// Digest of the manifest in `index.json`.
     pub(super) digest: Digest,
 }
 
-/// Writes a layout into a folder that is empty or missing, or is a layout already, whose index is replaced. `told` is
-/// called with the bytes written since the last call. Gives the digest of the manifest in `index.json`.
+/// Writes a layout into a folder that is missing, empty, or already a layout, whose index it replaces. Calls `progress`
+/// with the bytes written since the last call. Returns the digest of the manifest in `index.json`.
 ///
 /// # Errors
-/// `Missing` when the image was pulled without what layers need, or a content is gone; `Digest` when a layer comes out
-/// different; the file system's.
+/// `Missing` when the image was pulled without its layers, or a content is gone. `Digest` when a rebuilt layer differs.
+/// Errors of the file system.
 pub fn layout(
     image: &Image,
     source: &dyn Source,
-    names: Names<'_>,
+    names: ImageLabels<'_>,
     folder: &Path,
-    told: &dyn Fn(u64),
+    progress: &dyn Fn(u64),
 ) -> Result<Digest, Error> {
     let failed = |path: &Path| {
         let doing = format!("write {}", path.display());
@@ -71,11 +72,10 @@ pub fn layout(
     };
     let blobs = folder.join("blobs/sha256");
     let (marker, text) = MARKER;
-    // A marker that was begun is all that an export which was killed at once leaves: no other program has such a name.
+    // A killed export may leave a temporary marker file only. No other program uses that name.
     let is_ours = |name: &std::ffi::OsStr| {
         let name = name.to_string_lossy();
-        name.starts_with(marker)
-            && (name == marker || name.ends_with(pierhead_toc::durable::PARTIAL))
+        name.starts_with(marker) && (name == marker || name.ends_with(pierhead_atomic_file::SUFFIX))
     };
     let mut found = fs::read_dir(folder).into_iter().flatten().flatten();
     let foreign = found.any(|entry| !is_ours(&entry.file_name()));
@@ -84,55 +84,54 @@ pub fn layout(
         return Err(failed(folder)(error));
     }
     let all = layers_of(image)?;
-    // First of all, before any folder, so that an export that is cut short can be done again.
+    // The marker comes first, so that an interrupted export can run again.
     fs::create_dir_all(folder).map_err(failed(folder))?;
-    pierhead_toc::durable::write(&folder.join(marker), |file| file.write_all(text))?;
+    write_file(&folder.join(marker), text)?;
     fs::create_dir_all(&blobs).map_err(failed(&blobs))?;
     let mut layers = Vec::new();
     for layer in all {
         let path = blobs.join(layer.diff_id.hex());
-        let partial = path.with_extension("partial");
-        let mut out =
-            BufWriter::with_capacity(1 << 18, File::create(&partial).map_err(failed(&partial))?);
-        let written = write_layer(image, &layer, source, &mut out, told).and_then(|rebuilt| {
-            let file = out
-                .into_inner()
-                .map_err(|error| failed(&path)(error.into_error()))?;
-            file.sync_data()
-                .and_then(|()| fs::rename(&partial, &path))
-                .map_err(failed(&path))?;
-            Ok(rebuilt)
-        });
-        if written.is_err() {
-            let _ = fs::remove_file(&partial);
-        }
-        layers.push(written?);
+        let file = Options::new().create(&path).map_err(failed(&path))?;
+        let mut out = BufWriter::with_capacity(1 << 18, file.file());
+        layers.push(write_layer(image, &layer, source, &mut out, progress)?);
+        out.flush().map_err(failed(&path))?;
+        drop(out);
+        file.commit_name().map_err(failed(&path))?;
     }
+    pierhead_atomic_file::sync_folder(&blobs).map_err(failed(&blobs))?;
     let documents = documents(image, &layers, names)?;
-    // The index last: before it is there, nothing is.
+    // The index comes last: readers see the image only with it.
     for (name, bytes) in &documents.files {
-        pierhead_toc::durable::write(&folder.join(name), |file| file.write_all(bytes))?;
+        write_file(&folder.join(name), bytes)?;
     }
     Ok(documents.digest)
 }
 
-/// The layers of an image that was pulled with all that they need.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    pierhead_atomic_file::write(path, bytes)
+        .map_err(|error| Error::io(format!("write {}", path.display()), error))
+}
+
+/// The layers of an image whose store has all that they need.
+///
+/// # Errors
+/// `Missing` when the image was pulled without its layers.
 pub(super) fn layers_of(image: &Image) -> Result<Vec<TocLayer>, Error> {
     if !image.layers {
-        let what = format!("what the layers of {} are rebuilt of", image.digest());
+        let what = format!("the layer data of {}", image.digest());
         return Err(Error::Missing(what));
     }
     image.table.layers().collect()
 }
 
-/// One layer's tar; its digest is checked when the last byte was written.
+/// Writes the tar of one layer, and checks its digest at the end.
 pub(super) fn write_layer(
     image: &Image,
     layer: &TocLayer,
     source: &dyn Source,
     out: &mut dyn Write,
-    told: &dyn Fn(u64),
-) -> Result<Rebuilt, Error> {
+    progress: &dyn Fn(u64),
+) -> Result<RebuiltLayer, Error> {
     let contents = image.table.contents();
     let named = |number: u32| {
         let found = contents.content(number).zip(contents.size(number));
@@ -149,12 +148,12 @@ pub(super) fn write_layer(
         at: 0,
         left: size,
     };
-    // A skeleton has a place for each regular file that is not empty.
+    // A skeleton has a gap for each regular file that is not empty.
     let files = layer.files.iter().map(|number| named(*number));
     let mut files = files.filter(|file| !matches!(file, Ok((_, 0))));
     let mut out = Counted {
         out,
-        told,
+        progress,
         bytes: 0,
     };
     let digest = rebuild(
@@ -171,7 +170,7 @@ pub(super) fn write_layer(
             found: digest.to_string(),
         });
     }
-    Ok(Rebuilt {
+    Ok(RebuiltLayer {
         diff_id: layer.diff_id,
         size: out.bytes,
     })
@@ -183,8 +182,8 @@ const SLACK: u64 = 16 << 20;
 /// Everything but the layers, `index.json` last.
 pub(super) fn documents(
     image: &Image,
-    layers: &[Rebuilt],
-    names: Names<'_>,
+    layers: &[RebuiltLayer],
+    names: ImageLabels<'_>,
 ) -> Result<Documents, Error> {
     let original = image.digest();
     let config = Digest::of(Algorithm::Sha256, &image.config);
@@ -200,7 +199,10 @@ pub(super) fn documents(
             names.short.map(str::to_owned),
         ),
         ("io.containerd.image.name", names.full.map(str::to_owned)),
-        (ORIGINAL, (digest != original).then(|| original.to_string())),
+        (
+            ORIGINAL_MANIFEST,
+            (digest != original).then(|| original.to_string()),
+        ),
     ];
     for (key, value) in named {
         if let Some(value) = value {
@@ -231,7 +233,7 @@ pub(super) fn documents(
 }
 
 /// Whether the original manifest names the very tars that were written.
-fn is_plain(image: &Image, layers: &[Rebuilt]) -> bool {
+fn is_plain(image: &Image, layers: &[RebuiltLayer]) -> bool {
     let parsed = Manifest::parse(image.manifest.clone().into(), Some(&image.media_type));
     let Ok(Body::Image { layers: named, .. }) = parsed.map(|manifest| manifest.body) else {
         return false;
@@ -242,14 +244,14 @@ fn is_plain(image: &Image, layers: &[Rebuilt]) -> bool {
         .map(|layer| (Digest::from(layer.diff_id), layer.size)))
 }
 
-fn manifest(image: &Image, config: &Digest, layers: &[Rebuilt]) -> Result<Vec<u8>, Error> {
+fn manifest(image: &Image, config: &Digest, layers: &[RebuiltLayer]) -> Result<Vec<u8>, Error> {
     let original: Value = serde_json::from_slice(&image.manifest)
         .map_err(|error| Error::malformed("manifest", error.to_string()))?;
     let mut annotations = match original.get("annotations") {
         Some(Value::Object(annotations)) => annotations.clone(),
         _ => Map::new(),
     };
-    annotations.insert(ORIGINAL.into(), image.digest().to_string().into());
+    annotations.insert(ORIGINAL_MANIFEST.into(), image.digest().to_string().into());
     let layers: Vec<Value> = layers
         .iter()
         .map(|layer| json!({"mediaType": LAYER, "digest": layer.diff_id.to_string(), "size": layer.size}))
@@ -300,7 +302,7 @@ impl Read for Reader<'_> {
 
 struct Counted<'a> {
     out: &'a mut dyn Write,
-    told: &'a dyn Fn(u64),
+    progress: &'a dyn Fn(u64),
     bytes: u64,
 }
 
@@ -309,7 +311,7 @@ impl Write for Counted<'_> {
         let len = self.out.write(bytes)?;
         let written = u64::try_from(len).unwrap_or(0);
         self.bytes += written;
-        (self.told)(written);
+        (self.progress)(written);
         Ok(len)
     }
 

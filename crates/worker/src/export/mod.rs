@@ -1,8 +1,8 @@
-//! Images written out of a table and a source of contents, in the forms that others take.
+//! Exports images from a table of contents and a content source: as a root file system, OCI layout or Docker archive.
 
 mod archive;
 mod layout;
 pub mod rootfs;
 
 pub use archive::archive;
-pub use layout::{Names, ORIGINAL, Rebuilt, layout};
+pub use layout::{ImageLabels, ORIGINAL_MANIFEST, RebuiltLayer, layout};

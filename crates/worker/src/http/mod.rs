@@ -9,6 +9,8 @@ mod message;
 mod server;
 mod session;
 #[cfg(test)]
+pub(crate) mod test_server;
+#[cfg(test)]
 mod tests;
 mod tls;
 mod url;

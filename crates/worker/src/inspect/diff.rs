@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io::{self, Read as _};
 
-use crate::store::wanted;
+use crate::store::decode_toc;
 use pierhead_bundle::Coding;
 use pierhead_bundle::format::{Event, Sizes};
 use pierhead_oci::Reference;
@@ -110,7 +110,7 @@ fn measure_bundle(
     progress: &dyn Progress,
 ) -> Result<BundleSize, Error> {
     let mut start = source.start_bundle(session, new, vec![old.digest], progress)?;
-    let table = wanted(&start.header, &[Some(&old.table)])?;
+    let table = decode_toc(&start.header, &[Some(&old.table)])?;
     let sizes = ContentSizes {
         new: &table,
         old: &old.table,
@@ -176,5 +176,44 @@ impl Sizes for ContentSizes<'_> {
 
     fn base(&self, base: u16, content: u32) -> Option<u64> {
         (base == 0).then(|| self.old.contents().size(content))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::{Made, noise};
+
+    #[test]
+    fn only_contents_that_the_old_tree_lacks_count_as_files() {
+        let old = Made::of(&[("a", noise(1, 100)), ("b", noise(2, 200))]);
+        // The same bytes under another name, twice the same new bytes, and a change.
+        let new = Made::of(&[
+            ("c", noise(1, 100)),
+            ("d", noise(3, 300)),
+            ("e", noise(3, 300)),
+            ("b", noise(4, 50)),
+        ]);
+        let total = |old: &Made, new: &Made| sum(new_contents(&old.table(), &new.table()));
+        let counts = |size: TransferSize| (size.count, size.bytes);
+        assert_eq!(counts(total(&old, &new)), (2, 350));
+        assert_eq!(counts(total(&new, &old)), (1, 200));
+        assert_eq!(counts(total(&old, &old)), (0, 0));
+    }
+
+    #[test]
+    fn contents_have_their_size_in_the_table_of_their_image_only() {
+        let (old, new) = (
+            Made::of(&[("a", noise(1, 7))]),
+            Made::of(&[("a", noise(2, 9))]),
+        );
+        let (old, new) = (old.table(), new.table());
+        let sizes = ContentSizes {
+            new: &new,
+            old: &old,
+        };
+        assert_eq!((sizes.wanted(0), sizes.base(0, 0)), (Some(9), Some(7)));
+        assert_eq!(sizes.base(1, 0), None, "there is one base image");
+        assert_eq!(sizes.wanted(u32::MAX), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Look up an image at a server or in a local store.
 
-use crate::store::{Store, wanted};
+use crate::store::{Store, decode_toc};
 use http::{StatusCode, header};
 use pierhead_bundle::api::{BundleQuery, MAX_TRACE, StartOrder};
 use pierhead_oci::{Algorithm, Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
@@ -107,7 +107,7 @@ impl ImageSource {
             image: image.clone(),
             digest: Digest::of(Algorithm::Sha256, &header.manifest),
             layers: manifest_layers(&header.manifest, &header.media_type)?,
-            table: wanted(&header, &[])?,
+            table: decode_toc(&header, &[])?,
         })
     }
 

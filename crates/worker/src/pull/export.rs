@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use crate::export::rootfs::{self, Contents, Options, Reuse};
-use crate::export::{Names, archive, layout};
+use crate::export::rootfs::{self, ContentSource, Options, ReuseMode};
+use crate::export::{ImageLabels, archive, layout};
 use crate::store::{Image, Store};
 use pierhead_oci::{Digest, Reference, Target};
 
@@ -95,13 +95,13 @@ impl ExportSource<'_> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
             reuse: match sharing {
-                FileSharing::Reflink => Reuse::Clone,
-                FileSharing::HardLink => Reuse::HardLink,
+                FileSharing::Reflink => ReuseMode::Clone,
+                FileSharing::HardLink => ReuseMode::HardLink,
             },
             threads: NonZeroUsize::new(cores.clamp(1, MAX_WRITERS)).unwrap_or(NonZeroUsize::MIN),
             ..Options::default()
         };
-        let contents = Contents {
+        let contents = ContentSource {
             source: self.store,
             files: Some(self.store),
         };
@@ -128,7 +128,7 @@ impl ExportSource<'_> {
     fn layout(&self, to: &Path) -> Result<Vec<String>, Error> {
         self.begin(usize::MAX);
         let (full, short) = self.names();
-        let names = Names {
+        let names = ImageLabels {
             full: full.as_deref(),
             short: short.as_deref(),
         };
@@ -158,7 +158,7 @@ impl ExportSource<'_> {
     fn archive(&self, out: &mut dyn Write) -> Result<(), Error> {
         self.begin(usize::MAX);
         let (full, short) = self.names();
-        let names = Names {
+        let names = ImageLabels {
             full: full.as_deref(),
             short: short.as_deref(),
         };

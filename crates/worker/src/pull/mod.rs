@@ -12,11 +12,13 @@ mod records;
 mod report;
 mod request;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use crate::store::{Store, Whole};
+use crate::store::{CompleteImage, Store};
 use pierhead_oci::{Platform, Reference};
 
 use crate::image_names::{ImageNames, base_images};
@@ -102,7 +104,10 @@ pub fn pull(
 }
 
 /// Pulls. While another process pulls the same image into the same store, waits for it: then most contents are there.
-fn pull_when_free(context: &PullContext<'_>, report: &mut PullReport) -> Result<Whole, Error> {
+fn pull_when_free(
+    context: &PullContext<'_>,
+    report: &mut PullReport,
+) -> Result<CompleteImage, Error> {
     let mut is_noted = false;
     loop {
         match pull_once(context, report) {
@@ -120,14 +125,14 @@ fn pull_when_free(context: &PullContext<'_>, report: &mut PullReport) -> Result<
     }
 }
 
-fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<Whole, Error> {
+fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<CompleteImage, Error> {
     if let Some(image) = context.stored()? {
         report.contents.reused = u64::from(image.table.visible());
         return Ok(image.into());
     }
     let session = context.session();
     if context.layers_only {
-        return pull_layers::pull(context, &session, report).map(Whole::from);
+        return pull_layers::pull(context, &session, report).map(CompleteImage::from);
     }
     let names = ImageNames::read(context.store.folders());
     let (have, have_layers) = base_images(&context.store, &names, &context.image)?;
@@ -146,14 +151,14 @@ fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<Whole
             let line = format!("no bundle, its layers are pulled: {reason}");
             context.progress.note(&line);
             report.reason = Some(reason);
-            pull_layers::pull(context, &session, report).map(Whole::from)
+            pull_layers::pull(context, &session, report).map(CompleteImage::from)
         }
     }
 }
 
 fn export_image(
     context: &PullContext<'_>,
-    complete: &Whole,
+    complete: &CompleteImage,
     export: ExportOptions,
     report: &mut PullReport,
 ) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::store::{Apply, Begin, Outcome, Whole};
+use crate::store::{Apply, ApplyOutcome, CompleteImage, NewFetch};
 use pierhead_bundle::api::{BundleQuery, Part, Stage};
 use pierhead_bundle::format::UsableContents;
 use pierhead_oci::{Algorithm, Digest, Target};
@@ -33,7 +33,7 @@ const READ_SIZE: usize = 64 << 10;
 
 /// The result of a pull as a bundle.
 pub(super) enum BundleOutcome {
-    Image(Box<Whole>),
+    Image(Box<CompleteImage>),
     /// The server has no bundle that can be applied, for this reason.
     Unavailable(String),
 }
@@ -88,14 +88,14 @@ impl BundlePull<'_> {
                 .count();
             report.have_unknown = ask.have.len().saturating_sub(known);
             let records = start.header.records;
-            let begun = context.store.begin(Begin {
+            let begun = context.store.begin(NewFetch {
                 name: &name,
                 ask: &ask,
                 etag: &start.etag,
                 prelude: &start.prelude,
                 body: &start.body,
                 header: *start.header,
-                proven: false,
+                is_toc_verified: false,
             });
             let apply = match begun {
                 Ok(apply) => apply,
@@ -182,7 +182,7 @@ impl BundlePull<'_> {
         name: &str,
         total: usize,
         report: &mut PullReport,
-    ) -> Result<Option<Box<Whole>>, Error> {
+    ) -> Result<Option<Box<CompleteImage>>, Error> {
         let context = self.context;
         let Some(apply) = context.store.resume(name)? else {
             return Ok(None);
@@ -283,14 +283,14 @@ impl BundlePull<'_> {
         apply: &Apply,
         report: &mut PullReport,
         total: usize,
-    ) -> Result<Box<Whole>, Error> {
+    ) -> Result<Box<CompleteImage>, Error> {
         for _ in 0..MAX_REPAIR_ROUNDS {
             match apply.finish()? {
-                Outcome::Complete(image) => {
+                ApplyOutcome::Complete(image) => {
                     report.contents = ContentCounts::new(&apply.counts());
                     return Ok(image);
                 }
-                Outcome::Need(contents) => {
+                ApplyOutcome::Missing(contents) => {
                     self.fetch_contents(session, apply, &contents, total)?;
                 }
             }

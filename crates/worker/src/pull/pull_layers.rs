@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::store::{Apply, Begin, Image, Outcome};
+use crate::store::{Apply, ApplyOutcome, Image, NewFetch};
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{Frames, Header, Sizes, WireToc};
 use pierhead_oci::{Descriptor, Digest};
@@ -103,19 +103,19 @@ pub(super) fn pull(
     };
     drop(table);
     let (prelude, body) = header.encode(TABLE_LEVEL)?;
-    let apply = context.store.begin(Begin {
+    let apply = context.store.begin(NewFetch {
         name: &format!("layers of {} {}", resolved.digest, context.with_layers),
         ask: &BundleQuery::default(),
         etag: "\"layers\"",
         prelude: &prelude,
         body: &body,
         header,
-        proven: true,
+        is_toc_verified: true,
     })?;
     let image = loop {
         match apply.finish()? {
-            Outcome::Complete(complete) => break complete.recorded()?,
-            Outcome::Need(contents) => {
+            ApplyOutcome::Complete(complete) => break complete.recorded()?,
+            ApplyOutcome::Missing(contents) => {
                 let mut missing: HashMap<FileDigest, u64> = contents.into_iter().collect();
                 let total = missing.values().sum();
                 progress.begin(&format!("{reference} is unpacked"), Unit::Bytes, total);

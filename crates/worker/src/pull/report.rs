@@ -30,9 +30,9 @@ pub struct PullReport {
     pub bytes_received: u64,
     /// File contents by their source.
     pub contents: ContentCounts,
-    /// BaseSlice images that the worker named to the server.
+    /// Base images that the worker named to the server.
     pub have: usize,
-    /// BaseSlice images among these that the server does not know.
+    /// Base images among these that the server does not know.
     pub have_unknown: usize,
     /// Parallel connections.
     pub connections: usize,
@@ -65,7 +65,7 @@ pub struct ContentCounts {
 }
 
 impl ContentCounts {
-    pub(super) fn new(counts: &store::Counts) -> Self {
+    pub(super) fn new(counts: &store::ApplyCounts) -> Self {
         Self {
             reused: counts.reused.contents,
             patched: counts.patched.contents,

@@ -1,4 +1,4 @@
-//! Images that are complete: their documents and tables, recorded when all contents are on the disk.
+//! Records of complete images. A record is written after the contents of its image are synced.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -8,20 +8,20 @@ use pierhead_oci::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
 use pierhead_bundle::format::MAX_DOCUMENTS;
-use pierhead_toc::{Error, FileDigest, ImageToc, durable};
+use pierhead_toc::{Error, FileDigest, ImageToc};
 
 /// An image whose contents are all in the store.
 #[derive(Debug)]
 pub struct Image {
-    /// What the manifest is, as a registry serves it.
+    /// The media type of the manifest.
     pub media_type: String,
-    /// The exact bytes.
+    /// The exact bytes of the manifest.
     pub manifest: Vec<u8>,
-    /// The exact bytes.
+    /// The exact bytes of the config.
     pub config: Vec<u8>,
-    /// Whether the extras are there too, so that layers can be rebuilt.
+    /// Whether the contents that only layers need are stored, so that layers can be rebuilt.
     pub layers: bool,
-    /// The merged tree, its contents, its layers.
+    /// The table of contents: the merged tree, its contents, its layers.
     pub table: ImageToc,
 }
 
@@ -33,17 +33,17 @@ struct Record {
 }
 
 impl Image {
-    /// Of the manifest.
+    /// The digest of the manifest.
     pub fn digest(&self) -> Digest {
         Digest::of(Algorithm::Sha256, &self.manifest)
     }
 
-    /// The contents that are to be there.
+    /// The contents that the store must have, with their sizes.
     pub(super) fn needed(&self) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
         needed(&self.table, self.layers)
     }
 
-    /// Reads a record; `Missing` when there is none, or when it is damaged: it can be pulled again.
+    /// Reads a record. `Missing` when there is none, or when it is damaged: the user can pull the image again.
     pub(super) fn load(folder: &Path) -> Result<Self, Error> {
         let missing = |_| Error::Missing(folder.display().to_string());
         let record: Record = serde_json::from_slice(&read(&folder.join("image.json"), 4096)?)
@@ -63,12 +63,12 @@ impl Image {
             .ok_or_else(|| Error::Missing(folder.display().to_string()))
     }
 
-    /// Writes the record beside, durably, and puts it in place.
+    /// Writes the record into a temporary folder, syncs it, and renames it into place.
     pub(super) fn save(&self, images: &Path) -> Result<(), Error> {
         let target = images.join(self.digest().hex());
         let failed = |error| Error::io(format!("record {}", target.display()), error);
         let mut partial = target.clone().into_os_string();
-        partial.push(durable::PARTIAL);
+        partial.push(pierhead_atomic_file::SUFFIX);
         let partial = PathBuf::from(partial);
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir(&partial).map_err(failed)?;
@@ -79,17 +79,16 @@ impl Image {
         };
         let record = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
         let table = |file: &mut File| self.table.write(file);
-        put(&partial, "table", table).map_err(failed)?;
+        write_synced(&partial, "table", table).map_err(failed)?;
         for (name, bytes) in [
             ("image.json", &record),
             ("manifest", &self.manifest),
             ("config", &self.config),
         ] {
-            put(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
+            write_synced(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
         }
-        // Their names; the folder's own is given when it has them all.
-        let named = File::open(&partial).and_then(|folder| folder.sync_all());
-        named.map_err(failed)?;
+        // Sync the names inside before the folder gets its own name.
+        pierhead_atomic_file::sync_folder(&partial).map_err(failed)?;
         match fs::rename(&partial, &target) {
             Ok(()) => {}
             Err(error) if is_occupied(&error) => {
@@ -106,14 +105,12 @@ impl Image {
             }
             Err(error) => return Err(failed(error)),
         }
-        File::open(images)
-            .and_then(|folder| folder.sync_all())
-            .map_err(failed)
+        pierhead_atomic_file::sync_folder(images).map_err(failed)
     }
 }
 
-/// A file that is on the disk, but for its name.
-fn put(
+/// Writes a new file and syncs its data. The caller syncs the folder.
+fn write_synced(
     folder: &Path,
     name: &str,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
@@ -123,7 +120,7 @@ fn put(
     file.sync_data()
 }
 
-/// Numbers below `visible` are the merged tree's.
+/// The contents of an image: those of the merged tree, and with `layers` those that only its layers need.
 pub(super) fn needed(
     table: &ImageToc,
     layers: bool,
@@ -160,4 +157,9 @@ fn is_occupied(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty
     )
+}
+
+/// The digest by which the store names an image. It is SHA-256, whatever the reference uses.
+pub(super) fn manifest_digest(manifest: &[u8]) -> Digest {
+    Digest::of(Algorithm::Sha256, manifest)
 }

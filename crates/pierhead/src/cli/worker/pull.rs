@@ -11,7 +11,7 @@ use pierhead_worker::Error;
 use pierhead_worker::pull::{
     ExportForm, ExportOptions, ExportTarget, FileSharing, PullMethod, PullOptions, PullReport,
 };
-use pierhead_worker::store::{self, Kind, Store};
+use pierhead_worker::store::{self, FolderKind, Store};
 
 use super::args::{Form, Link, PullArgs};
 use super::interrupt;
@@ -84,13 +84,13 @@ fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandEr
     for folder in &args.have_from {
         let shown = folder.display();
         match store::kind(folder) {
-            Ok(Kind::Store) => usable.push(folder.clone()),
-            Ok(Kind::None | Kind::Foreign) => {
+            Ok(FolderKind::Store) => usable.push(folder.clone()),
+            Ok(FolderKind::None | FolderKind::Foreign) => {
                 return Err(CommandError::Usage(format!(
                     "--have-from: {shown} is no store of `pierhead pull`"
                 )));
             }
-            Ok(Kind::Later) => warnings.push(format!(
+            Ok(FolderKind::Later) => warnings.push(format!(
                 "--have-from {shown} was written by a later pierhead: not used"
             )),
             Err(error) => warnings.push(format!("--have-from {shown} is not used: {error}")),

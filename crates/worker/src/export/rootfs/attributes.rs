@@ -10,50 +10,50 @@ use rustix::io::Errno;
 use pierhead_toc::Time;
 use pierhead_toc::image_toc::Attributes;
 
-use super::counts::{Counts, add};
+use super::counts::{Counters, add};
 use super::too_large;
 
 /// Setuid and setgid.
 pub(super) const SET_ID: u32 = 0o6000;
 
 /// What the attributes are for.
-pub(super) enum At<'a> {
+pub(super) enum Inode<'a> {
     /// A regular file.
-    Open(&'a File),
+    File(&'a File),
     /// A directory.
     Folder(&'a OwnedFd),
     /// Something that is not to be opened; whether it is a symbolic link.
-    Named(&'a OwnedFd, &'a [u8], bool),
+    Name(&'a OwnedFd, &'a [u8], bool),
 }
 
-impl At<'_> {
+impl Inode<'_> {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Open(file) => Some(file.as_fd()),
+            Self::File(file) => Some(file.as_fd()),
             Self::Folder(fd) => Some(fd.as_fd()),
-            Self::Named(..) => None,
+            Self::Name(..) => None,
         }
     }
 
     /// A descriptor on the same file system.
     fn place(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Open(file) => file.as_fd(),
-            Self::Folder(fd) | Self::Named(fd, ..) => fd.as_fd(),
+            Self::File(file) => file.as_fd(),
+            Self::Folder(fd) | Self::Name(fd, ..) => fd.as_fd(),
         }
     }
 
     fn stat(&self) -> Result<Stat, Errno> {
         match self {
-            Self::Named(parent, name, _) => sys::statat(parent, *name, AtFlags::SYMLINK_NOFOLLOW),
-            Self::Open(file) => sys::fstat(file),
+            Self::Name(parent, name, _) => sys::statat(parent, *name, AtFlags::SYMLINK_NOFOLLOW),
+            Self::File(file) => sys::fstat(file),
             Self::Folder(fd) => sys::fstat(fd),
         }
     }
 
     fn chown(&self, uid: Uid, gid: Gid) -> Result<(), Errno> {
         match self {
-            Self::Named(parent, name, _) => {
+            Self::Name(parent, name, _) => {
                 let flags = AtFlags::SYMLINK_NOFOLLOW;
                 sys::chownat(parent, *name, Some(uid), Some(gid), flags)
             }
@@ -65,7 +65,7 @@ impl At<'_> {
 
     fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         match self {
-            Self::Named(parent, of, _) => {
+            Self::Name(parent, of, _) => {
                 // There is no call that takes a folder's descriptor and a name.
                 let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
                 path.extend(*of);
@@ -80,15 +80,15 @@ impl At<'_> {
     fn chmod(&self, mode: Mode) -> Result<(), Errno> {
         match self {
             // The system knows none.
-            Self::Named(_, _, true) => Ok(()),
-            Self::Named(parent, name, false) => sys::chmodat(parent, *name, mode, AtFlags::empty()),
+            Self::Name(_, _, true) => Ok(()),
+            Self::Name(parent, name, false) => sys::chmodat(parent, *name, mode, AtFlags::empty()),
             _ => self.fd().map_or(Ok(()), |fd| sys::fchmod(fd, mode)),
         }
     }
 
     fn set_time(&self, times: &Timestamps) -> Result<(), Errno> {
         match self {
-            Self::Named(parent, name, _) => {
+            Self::Name(parent, name, _) => {
                 sys::utimensat(parent, *name, times, AtFlags::SYMLINK_NOFOLLOW)
             }
             _ => self.fd().map_or(Ok(()), |fd| sys::futimens(fd, times)),
@@ -99,10 +99,10 @@ impl At<'_> {
 /// The owner first, since a change of it clears capabilities and setuid; the time last. What is so already is not set: that costs a file
 /// system's journal. Owners and extended attributes that this process may not set, or this file system does not keep, are counted.
 pub(super) fn apply(
-    at: &At<'_>,
+    at: &Inode<'_>,
     attributes: Attributes<'_>,
     modified: Time,
-    counts: &Counts,
+    counts: &Counters,
 ) -> io::Result<()> {
     let mut mode = attributes.mode;
     let now = at.stat()?;
@@ -118,7 +118,7 @@ pub(super) fn apply(
         Err(Errno::PERM | Errno::INVAL) => {
             add(&counts.owners, 1);
             // It would run as whoever exports.
-            if !matches!(at, At::Folder(_)) && mode & SET_ID != 0 {
+            if !matches!(at, Inode::Folder(_)) && mode & SET_ID != 0 {
                 mode &= !SET_ID;
                 add(&counts.modes, 1);
             }

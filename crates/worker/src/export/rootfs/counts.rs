@@ -13,7 +13,7 @@ pub struct Summary {
     pub shared: u64,
     /// Entries that do not have their owner.
     pub owners: u64,
-    /// Files that are not setuid or setgid: their owner could not be set.
+    /// StoreFiles that are not setuid or setgid: their owner could not be set.
     pub modes: u64,
     /// Devices that are not there, under any of their names.
     pub devices: u64,
@@ -33,7 +33,7 @@ impl Summary {
 
 /// What several threads count.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct Counters {
     pub(super) entries: AtomicU64,
     pub(super) bytes: AtomicU64,
     pub(super) shared: AtomicU64,
@@ -47,7 +47,7 @@ pub(super) fn add(count: &AtomicU64, more: u64) {
     count.fetch_add(more, Ordering::Relaxed);
 }
 
-impl Counts {
+impl Counters {
     pub(super) fn summary(&self) -> Summary {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Summary {

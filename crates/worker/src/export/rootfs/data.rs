@@ -8,7 +8,7 @@ use rustix::fs as sys;
 
 use pierhead_toc::{FileDigest, Time};
 
-use super::Contents;
+use super::ContentSource;
 
 /// Read and written at once.
 const PIECE: usize = 256 << 10;
@@ -20,14 +20,14 @@ const ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 /// Writes one file after the other, through one buffer.
 pub(super) struct Writer<'a> {
-    contents: Contents<'a>,
+    contents: ContentSource<'a>,
     buffer: Vec<u8>,
     /// Until the file system says that it cannot.
     cloning: bool,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) const fn new(contents: Contents<'a>) -> Self {
+    pub(super) const fn new(contents: ContentSource<'a>) -> Self {
         Self {
             contents,
             buffer: Vec::new(),
@@ -36,9 +36,14 @@ impl<'a> Writer<'a> {
     }
 
     /// The file of the store's is a tree's from now on, too.
-    pub(super) fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
+    pub(super) fn record_link(
+        &self,
+        content: &FileDigest,
+        file: &File,
+        modified: Time,
+    ) -> io::Result<()> {
         let files = self.contents.files;
-        files.map_or(Ok(()), |files| files.lent(content, file, modified))
+        files.map_or(Ok(()), |files| files.record_link(content, file, modified))
     }
 
     /// Into a file that is empty. Whether it shares its blocks with a store's.

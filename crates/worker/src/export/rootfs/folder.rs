@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use pierhead_toc::Time;
 use pierhead_toc::image_toc::Attributes;
 
-use super::attributes::{At, apply};
-use super::counts::Counts;
+use super::attributes::{Inode, apply};
+use super::counts::Counters;
 
 /// Descriptors that are kept open at once; folders above are opened anew when the walk comes back to them.
 const OPEN: usize = 64;
@@ -43,7 +43,7 @@ pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
 
 /// One folder that has been entered; its attributes come when it is left, since writing into it changes its time, and
 /// needs a permission that it may not give.
-struct Entered<'t> {
+struct OpenFolder<'t> {
     fd: Option<OwnedFd>,
     /// Bytes of the path up to its end.
     len: usize,
@@ -57,7 +57,7 @@ pub(super) struct Folders<'t> {
     of_root: Option<(Attributes<'t>, Time)>,
     /// Of the folder that the walk is in.
     path: Vec<u8>,
-    entered: Vec<Entered<'t>>,
+    entered: Vec<OpenFolder<'t>>,
 }
 
 impl<'t> Folders<'t> {
@@ -79,7 +79,7 @@ impl<'t> Folders<'t> {
     pub(super) fn go_to_parent<'p>(
         &mut self,
         path: &'p [u8],
-        counts: &Counts,
+        counts: &Counters,
     ) -> io::Result<&'p [u8]> {
         let (parent, name) = split(path);
         while self.path != parent {
@@ -131,7 +131,7 @@ impl<'t> Folders<'t> {
         if let Some(above) = self.entered.len().checked_sub(OPEN) {
             self.entered[above].fd = None;
         }
-        self.entered.push(Entered {
+        self.entered.push(OpenFolder {
             fd: Some(fd),
             len: self.path.len(),
             attributes,
@@ -140,10 +140,10 @@ impl<'t> Folders<'t> {
         Ok(())
     }
 
-    fn leave(&mut self, counts: &Counts) -> io::Result<()> {
+    fn leave(&mut self, counts: &Counters) -> io::Result<()> {
         let left = self.entered.pop().ok_or(io::ErrorKind::InvalidData)?;
         if let Some(fd) = &left.fd {
-            let applied = apply(&At::Folder(fd), left.attributes, left.modified, counts);
+            let applied = apply(&Inode::Folder(fd), left.attributes, left.modified, counts);
             // The walk is at another entry by now, which would be named in its place.
             applied.map_err(|error| {
                 let path = self.path.escape_ascii();
@@ -164,13 +164,13 @@ impl<'t> Folders<'t> {
     }
 
     /// Leaves everything, the target last.
-    pub(super) fn leave_all(&mut self, counts: &Counts) -> io::Result<()> {
+    pub(super) fn leave_all(&mut self, counts: &Counters) -> io::Result<()> {
         while !self.entered.is_empty() {
             self.leave(counts)?;
         }
         match self.of_root {
             Some((attributes, modified)) => {
-                apply(&At::Folder(&self.root), attributes, modified, counts)
+                apply(&Inode::Folder(&self.root), attributes, modified, counts)
             }
             None => Ok(()),
         }

@@ -23,13 +23,13 @@ const OTHERS_WRITE: u32 = 0o022;
 
 /// When an inode was last changed: seconds and nanoseconds. What was written since has another, unless both are within a tick
 /// of the system's clock.
-pub(super) type Changed = (i64, i64);
+pub(super) type ChangeTime = (i64, i64);
 
 /// What became of a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
-    /// It is the file's, which waits for the entry's attributes and is locked until it is closed. Changed last by this.
-    Lent(Changed),
+    /// It is the file's, which waits for the entry's attributes and is locked until it is closed. ChangeTime last by this.
+    Exclusive(ChangeTime),
     /// It is the file's, which had them.
     Shared,
     /// It is not there: a copy is to be made.
@@ -43,7 +43,7 @@ pub(super) fn link(
     parent: &OwnedFd,
     name: &[u8],
     row: &Row<'_, '_>,
-    seen: Changed,
+    seen: ChangeTime,
     shared: bool,
     held: impl FnOnce() -> io::Result<bool>,
 ) -> io::Result<Link> {
@@ -78,8 +78,8 @@ pub(super) fn link(
     if !owned && sys::fchown(file, Some(uid), Some(gid)).is_err() {
         return Ok(Link::None);
     }
-    match name_it(file, parent, name) {
-        Ok(()) if alone => Ok(Link::Lent(changed(&file.metadata()?))),
+    match add_name(file, parent, name) {
+        Ok(()) if alone => Ok(Link::Exclusive(changed(&file.metadata()?))),
         Ok(()) => Ok(Link::Shared),
         // Another file system, as many names as this one allows, or a file of somebody else's.
         Err(Errno::XDEV | Errno::MLINK | Errno::PERM | Errno::NOENT) => Ok(Link::None),
@@ -87,11 +87,11 @@ pub(super) fn link(
     }
 }
 
-pub(super) fn changed(meta: &Metadata) -> Changed {
+pub(super) fn changed(meta: &Metadata) -> ChangeTime {
     (meta.ctime(), meta.ctime_nsec())
 }
 
-fn name_it(file: &File, parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
+fn add_name(file: &File, parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     match sys::linkat(file, "", parent, name, AtFlags::EMPTY_PATH) {
         // Older systems let only those do this who may read everything.
         Err(Errno::NOENT) => {

@@ -1,4 +1,4 @@
-//! What an image may have and a file system has no room for: said with its size, the limit and the mend.
+//! What an image may have and a file system has no room for: said with its size, the limit and the fix.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -68,7 +68,7 @@ mod tests {
 
     /// Which file system takes how much is not for a test to choose.
     #[test]
-    fn an_attribute_that_is_refused_for_its_size_is_named_with_the_mend() {
+    fn an_attribute_that_is_refused_for_its_size_is_named_with_the_fix() {
         let folder = tempfile::tempdir().unwrap();
         let place = File::open(folder.path()).unwrap();
         let tell = |error| attribute(place.as_fd(), b"user.\xff", &[7; 5000], error);

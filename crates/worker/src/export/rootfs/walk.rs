@@ -12,33 +12,33 @@ use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc::{Node, Row};
 use pierhead_toc::{Error, FileDigest};
 
-use super::attributes::{self, At};
-use super::counts::{Counts, add};
+use super::attributes::{self, Inode};
+use super::counts::{Counters, add};
 use super::folder::{Folders, clear};
-use super::link::{self, Changed, Link};
+use super::link::{self, ChangeTime, Link};
 use super::too_large;
-use super::{Contents, Job, Options, Reuse};
+use super::{ContentSource, FileJob, Options, ReuseMode};
 
-pub(super) enum Failure {
+pub(super) enum WalkError {
     Io(Vec<u8>, io::Error),
     Other(Error),
 }
 
 /// What a store gave to a name.
-enum Given {
-    /// Its file, which waits for the entry's attributes. Changed last by being given.
-    Lent(File, Changed),
+enum StoreLink {
+    /// Its file, which waits for the entry's attributes. ChangeTime last by being given.
+    Exclusive(File, ChangeTime),
     /// Its file, all done.
     Shared,
     /// Nothing: a file is to be made.
-    No,
+    None,
 }
 
 /// The ordinals that hard links name, and later their paths; `None` for what could not be made.
-pub(super) type Linked = HashMap<u32, Option<Vec<u8>>>;
+pub(super) type LinkTargets = HashMap<u32, Option<Vec<u8>>>;
 
-pub(super) fn linked(table: &ImageToc) -> Result<Linked, Error> {
-    let mut linked = Linked::new();
+pub(super) fn link_targets(table: &ImageToc) -> Result<LinkTargets, Error> {
+    let mut linked = LinkTargets::new();
     let mut rows = table.rows();
     while let Some(row) = rows.next()? {
         if let Node::HardLink(to) = row.node {
@@ -50,36 +50,39 @@ pub(super) fn linked(table: &ImageToc) -> Result<Linked, Error> {
 
 pub(super) struct Walk<'a> {
     pub(super) table: &'a ImageToc,
-    pub(super) contents: Contents<'a>,
+    pub(super) contents: ContentSource<'a>,
     pub(super) options: &'a Options,
-    pub(super) counts: &'a Counts,
+    pub(super) counts: &'a Counters,
     pub(super) stopped: &'a AtomicBool,
-    pub(super) told: &'a (dyn Fn(u64) + Sync),
-    pub(super) linked: Linked,
-    /// Contents whose inode is in the tree.
+    pub(super) progress: &'a (dyn Fn(u64) + Sync),
+    pub(super) linked: LinkTargets,
+    /// ContentSource whose inode is in the tree.
     pub(super) taken: HashSet<u32>,
     pub(super) folders: Folders<'a>,
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn run(mut self, mut send: impl FnMut(Job<'a>) -> bool) -> Result<(), Failure> {
+    pub(super) fn run(
+        mut self,
+        mut send: impl FnMut(FileJob<'a>) -> bool,
+    ) -> Result<(), WalkError> {
         let mut rows = self.table.rows();
-        while let Some(row) = rows.next().map_err(Failure::Other)? {
+        while let Some(row) = rows.next().map_err(WalkError::Other)? {
             let done = self.entry(&row, &mut send);
-            if !done.map_err(|error| Failure::Io(row.path.to_vec(), error))? {
+            if !done.map_err(|error| WalkError::Io(row.path.to_vec(), error))? {
                 return Ok(());
             }
         }
         self.folders
             .leave_all(self.counts)
-            .map_err(|error| Failure::Io(Vec::new(), error))
+            .map_err(|error| WalkError::Io(Vec::new(), error))
     }
 
     /// `false` when somebody else failed.
     fn entry(
         &mut self,
         row: &Row<'_, 'a>,
-        send: &mut impl FnMut(Job<'a>) -> bool,
+        send: &mut impl FnMut(FileJob<'a>) -> bool,
     ) -> io::Result<bool> {
         if self.stopped.load(Ordering::Relaxed) {
             return Ok(false);
@@ -124,7 +127,7 @@ impl<'a> Walk<'a> {
                 }
                 made = make(parent, name, &row.node)?;
                 if made {
-                    let at = At::Named(parent, name, matches!(row.node, Node::Symlink(_)));
+                    let at = Inode::Name(parent, name, matches!(row.node, Node::Symlink(_)));
                     attributes::apply(&at, row.attributes, row.modified, self.counts)?;
                 } else {
                     add(&self.counts.devices, 1);
@@ -144,7 +147,7 @@ impl<'a> Walk<'a> {
         name: &[u8],
         row: &Row<'_, 'a>,
         number: u32,
-        send: &mut impl FnMut(Job<'a>) -> bool,
+        send: &mut impl FnMut(FileJob<'a>) -> bool,
     ) -> io::Result<bool> {
         let all = self.table.contents();
         let content = all.content(number).zip(all.size(number));
@@ -152,17 +155,17 @@ impl<'a> Walk<'a> {
         if self.options.over {
             clear(self.folders.here()?, name)?;
         }
-        let (file, lent) = match self.give(name, row, number, &content, size)? {
-            Given::Shared => return Ok(true),
-            Given::Lent(file, changed) => (file, Some(changed)),
-            Given::No => {
+        let (file, store_inode) = match self.link_from_store(name, row, number, &content, size)? {
+            StoreLink::Shared => return Ok(true),
+            StoreLink::Exclusive(file, changed) => (file, Some(changed)),
+            StoreLink::None => {
                 let file = create(self.folders.here()?, name, row.attributes.mode)?;
                 (file.into(), None)
             }
         };
-        Ok(send(Job {
+        Ok(send(FileJob {
             file,
-            lent,
+            store_inode,
             path: row.path.to_vec(),
             content,
             size,
@@ -172,23 +175,23 @@ impl<'a> Walk<'a> {
     }
 
     /// Makes a file's name one more of a store's inode, if it may be.
-    fn give(
+    fn link_from_store(
         &mut self,
         name: &[u8],
         row: &Row<'_, 'a>,
         number: u32,
         content: &FileDigest,
         size: u64,
-    ) -> io::Result<Given> {
-        let (Reuse::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
-            return Ok(Given::No);
+    ) -> io::Result<StoreLink> {
+        let (ReuseMode::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
+            return Ok(StoreLink::None);
         };
         // There is nothing to share, and a file system allows an inode so many names only.
         if size == 0 || self.taken.contains(&number) {
-            return Ok(Given::No);
+            return Ok(StoreLink::None);
         }
         let Some(file) = files.file(content)? else {
-            return Ok(Given::No);
+            return Ok(StoreLink::None);
         };
         let meta = file.metadata()?;
         if meta.len() != size {
@@ -197,21 +200,21 @@ impl<'a> Walk<'a> {
         // What lies in a folder that is written over may be of the same inode.
         let shared = !self.options.over;
         let parent = self.folders.here()?;
-        let held = || files.is_still(content, &file);
+        let held = || files.is_current(content, &file);
         let seen = link::changed(&meta);
         let given = link::link(&file, parent, name, row, seen, shared, held)?;
         if given != Link::None {
             self.taken.insert(number);
         }
         Ok(match given {
-            Link::None => Given::No,
-            Link::Lent(changed) => Given::Lent(file, changed),
+            Link::None => StoreLink::None,
+            Link::Exclusive(changed) => StoreLink::Exclusive(file, changed),
             Link::Shared => {
-                files.lent(content, &file, row.modified)?;
+                files.record_link(content, &file, row.modified)?;
                 add(&self.counts.shared, 1);
                 add(&self.counts.bytes, size);
-                (self.told)(size);
-                Given::Shared
+                (self.progress)(size);
+                StoreLink::Shared
             }
         })
     }

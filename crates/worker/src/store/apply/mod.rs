@@ -1,32 +1,33 @@
-//! Applies a bundle to a store: records in from any thread, contents out, in bounded memory.
+//! Applies a bundle to a store, in bounded memory. Any thread may hand over records.
 
 mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use super::fetch::Folder;
-use super::image::needed;
-use super::parts::{Part, Receive};
-use super::{Image, Store};
+use super::fetch_dir::FetchDir;
+use super::image::{Image, needed};
+use super::image_store::Store;
+use super::partial_file::{ContentWriter, PartialFile};
+use parking_lot::{Condvar, Mutex};
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{Header, Sizes, UsableContents};
 use pierhead_bundle::{Coding, Frame, Slice};
 use pierhead_toc::{Error, FileDigest, ImageToc};
 
-/// Payloads that wait for a thread, or that one is at.
-const QUEUED: u64 = 8 << 20;
-/// Bases and outputs of all threads together: one frame with all that it may have, and little besides.
-const AT_WORK: u64 = 24 << 20;
-/// Members and bases of all frames together: bounds what the list takes in memory.
+/// Most bytes of payloads that wait for a thread or that a thread decodes.
+const MAX_QUEUED_BYTES: u64 = 8 << 20;
+/// Most bytes of bases and outputs of all threads: one frame of the largest size fits.
+const MAX_DECODING_BYTES: u64 = 24 << 20;
+/// Most members and bases of all frames: bounds the memory of the frame list.
 const MAX_SLICES: usize = 600_000;
-/// More threads than this wait for each other in the file system.
+/// More threads wait for each other in the file system.
 const MAX_THREADS: usize = 4;
 
-/// A bundle that is being applied. [`Apply::record`] may be called from several threads. Dropped before the end, it can
-/// be resumed.
+/// A bundle that is being applied. Several threads may call [`Apply::record`]. After an early drop, [`Store::resume`]
+/// continues.
 pub struct Apply {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -34,31 +35,31 @@ pub struct Apply {
 
 /// How [`Apply::finish`] ended.
 #[derive(Debug)]
-pub enum Outcome {
-    /// All contents are here, and the image is about to be recorded.
-    Complete(Box<Whole>),
-    /// These contents are to be fetched one by one; then `finish` is called again.
-    Need(Vec<(FileDigest, u64)>),
+pub enum ApplyOutcome {
+    /// All contents are stored. A thread records the image.
+    Complete(Box<CompleteImage>),
+    /// The caller has to fetch these contents one by one, and then call `finish` again.
+    Missing(Vec<(FileDigest, u64)>),
 }
 
-/// An image whose contents are all in the store, verified: it can be exported. A thread brings them to the disk meanwhile
-/// and records it then, which takes as long as the disk does. Dropped, or killed, before that, the fetch is resumed.
+/// An image whose contents are all stored and verified, so that it can be exported. Meanwhile a thread syncs the
+/// contents and records the image. If the process ends before that, the next pull resumes the fetch.
 #[derive(Debug)]
-pub struct Whole {
+pub struct CompleteImage {
     image: Image,
     recording: Option<JoinHandle<Result<Image, Error>>>,
 }
 
-impl Whole {
+impl CompleteImage {
     /// The image.
     pub fn image(&self) -> &Image {
         &self.image
     }
 
-    /// Waits until a crash of the system cannot take it any more.
+    /// Waits until the record is durable.
     ///
     /// # Errors
-    /// The file system's; another process has recorded another tree of it meanwhile.
+    /// Errors of the file system. `Malformed` when another process has recorded another tree of the image.
     pub fn recorded(self) -> Result<Image, Error> {
         match self.recording.map(JoinHandle::join) {
             None => Ok(self.image),
@@ -68,8 +69,8 @@ impl Whole {
     }
 }
 
-/// Of an image that was recorded before.
-impl From<Image> for Whole {
+/// An image that was recorded before.
+impl From<Image> for CompleteImage {
     fn from(image: Image) -> Self {
         Self {
             image,
@@ -78,31 +79,31 @@ impl From<Image> for Whole {
     }
 }
 
-/// What came how, so far.
+/// How the contents of an image arrived, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Frames as they are, and contents fetched one by one.
-    pub full: Moved,
-    /// Frames against what was there.
-    pub patched: Moved,
-    /// Ranges of what was there.
-    pub chunked: Moved,
-    /// Contents that were there; counted by `finish`.
-    pub reused: Moved,
+pub struct ApplyCounts {
+    /// By frames without a base, and one by one.
+    pub full: TransferCount,
+    /// By patches against stored contents.
+    pub patched: TransferCount,
+    /// By copies of ranges of stored contents.
+    pub chunked: TransferCount,
+    /// Stored before. `finish` counts them.
+    pub reused: TransferCount,
 }
 
-/// Part of [`Counts`]; a content of several ranges is counted with its first.
+/// PartialFile of [`ApplyCounts`]; a content of several ranges is counted with its first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// How many.
+pub struct TransferCount {
+    /// Number of contents.
     pub contents: u64,
-    /// Bytes of them, uncompressed.
+    /// Their uncompressed bytes.
     pub bytes: u64,
 }
 
 struct Shared {
     store: Store,
-    folder: Folder,
+    folder: FetchDir,
     header: Header,
     tables: Tables,
     frames: Vec<Frame>,
@@ -118,15 +119,15 @@ struct Tables {
 #[derive(Default)]
 struct State {
     queue: VecDeque<(u32, Coding, Vec<u8>)>,
-    queued: u64,
+    queued_bytes: u64,
     copies: VecDeque<u32>,
-    at_work: u64,
+    decoding_bytes: u64,
     busy: usize,
     done: Vec<bool>,
-    parts: HashMap<u32, Arc<Mutex<Option<Part>>>>,
-    failed: Option<Error>,
-    stop: bool,
-    counts: Counts,
+    partial_files: HashMap<u32, Arc<Mutex<Option<PartialFile>>>>,
+    failure: Option<Error>,
+    is_stopped: bool,
+    counts: ApplyCounts,
 }
 
 impl Sizes for Tables {
@@ -153,15 +154,16 @@ impl Tables {
         let found = contents
             .content(slice.content)
             .zip(contents.size(slice.content));
-        found
-            .ok_or_else(|| Error::malformed("frame list", "a content that the table does not have"))
+        found.ok_or_else(|| {
+            Error::malformed("frame list", "it names a content that the table lacks")
+        })
     }
 }
 
 impl Apply {
     pub(super) fn new(
         store: Store,
-        folder: Folder,
+        folder: FetchDir,
         mut header: Header,
         want: ImageToc,
         base_images: Vec<Option<ImageToc>>,
@@ -180,14 +182,11 @@ impl Apply {
             let frame = frame?;
             slices += frame.members.len() + frame.bases.len();
             if slices > MAX_SLICES {
-                return Err(Error::malformed(
-                    "frame list",
-                    "more slices than a worker holds",
-                ));
+                return Err(Error::malformed("frame list", "it has too many slices"));
             }
             frames.push(frame);
         }
-        // It was taken apart by now.
+        // It is decoded by now.
         header.table.coded = Vec::new();
         let mut state = State {
             done: vec![false; frames.len()],
@@ -233,7 +232,7 @@ impl Apply {
         };
         let threads = (0..count).map(spawn).collect::<Result<_, _>>();
         if threads.is_err() {
-            lock(&shared.state).stop = true;
+            shared.state.lock().is_stopped = true;
             shared.changed.notify_all();
         }
         Ok(Self {
@@ -247,27 +246,27 @@ impl Apply {
         &self.shared.folder.ask
     }
 
-    /// The bundle's.
+    /// The `ETag` of the bundle.
     pub fn etag(&self) -> &str {
         &self.shared.folder.etag
     }
 
-    /// SHA-256 of the header's body: what a continuation must name.
+    /// SHA-256 of the header's body. A request that resumes the bundle must name it.
     pub fn digest(&self) -> [u8; 32] {
         self.shared.folder.digest
     }
 
-    /// The header, without the coded table, which has been taken apart.
+    /// The header, without the coded table.
     pub fn header(&self) -> &Header {
         &self.shared.header
     }
 
-    /// The table of what is wanted.
+    /// The table of contents of the wanted image.
     pub fn table(&self) -> &ImageToc {
         &self.shared.tables.want
     }
 
-    /// Bytes that each frame gives; 0 for those without a record.
+    /// The uncompressed bytes of each frame; 0 for frames without a record.
     pub fn weights(&self) -> impl Iterator<Item = u64> + '_ {
         self.shared.frames.iter().map(|frame| match frame.coding {
             Coding::Copy => 0,
@@ -275,9 +274,9 @@ impl Apply {
         })
     }
 
-    /// Ranges of frames whose records are still wanted.
+    /// Ranges of frames whose records are missing.
     pub fn missing(&self) -> Vec<Range<u32>> {
-        let state = lock(&self.shared.state);
+        let state = self.shared.state.lock();
         let mut ranges: Vec<Range<u32>> = Vec::new();
         for (at, frame) in self.shared.frames.iter().enumerate() {
             if state.done[at] || frame.coding == Coding::Copy {
@@ -292,48 +291,48 @@ impl Apply {
         ranges
     }
 
-    /// What came how, so far.
-    pub fn counts(&self) -> Counts {
-        lock(&self.shared.state).counts
+    /// How the contents arrived, so far.
+    pub fn counts(&self) -> ApplyCounts {
+        self.shared.state.lock().counts
     }
 
-    /// Hands over a record. Waits while too much is waiting.
+    /// Queues a record. Waits while the queue is full.
     ///
     /// # Errors
-    /// Whatever went wrong with this or an earlier one: the bundle cannot be applied any further. What was applied stays.
+    /// The error of this or an earlier record, after which the bundle cannot be applied any further. Applied contents stay.
     pub fn record(&self, frame: u32, coding: Coding, payload: Vec<u8>) -> Result<(), Error> {
         let bytes = as_u64(payload.len());
-        let mut state = lock(&self.shared.state);
-        while state.queued > 0
-            && state.queued + bytes > QUEUED
-            && state.failed.is_none()
-            && !state.stop
+        let mut state = self.shared.state.lock();
+        while state.queued_bytes > 0
+            && state.queued_bytes + bytes > MAX_QUEUED_BYTES
+            && state.failure.is_none()
+            && !state.is_stopped
         {
-            state = wait(&self.shared.changed, state);
+            self.shared.changed.wait(&mut state);
         }
-        fail(&mut state)?;
-        state.queued += bytes;
+        check_failure(&mut state)?;
+        state.queued_bytes += bytes;
         state.queue.push_back((frame, coding, payload));
         drop(state);
         self.shared.changed.notify_all();
         Ok(())
     }
 
-    /// A content that [`Outcome::Need`] names, to be written as it arrives.
+    /// Opens a content that [`ApplyOutcome::Missing`] names, for writing.
     ///
     /// # Errors
-    /// The image has no such content; the file system's.
-    pub fn receive(&self, content: &FileDigest) -> Result<Receive, Error> {
+    /// `Missing` when the image has no such content. Errors of the file system.
+    pub fn receive(&self, content: &FileDigest) -> Result<ContentWriter, Error> {
         let table = &self.shared.tables.want;
         let size = table
             .find(content)
             .and_then(|number| table.contents().size(number));
         let size = size.ok_or_else(|| Error::Missing(content.to_string()))?;
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.counts.full.contents += 1;
         state.counts.full.bytes += size;
         drop(state);
-        Receive::new(
+        ContentWriter::new(
             &self.shared.store,
             &self.shared.folder.parts(),
             *content,
@@ -341,24 +340,24 @@ impl Apply {
         )
     }
 
-    /// Waits for what was handed over, and looks whether the image is complete; if it is, recording it begins. Costs a
-    /// system call a content.
+    /// Waits for the queued records, then checks whether the image is complete. If it is, a thread starts to record it.
+    /// Costs one system call per content.
     ///
     /// # Errors
     /// As [`Apply::record`].
-    pub fn finish(&self) -> Result<Outcome, Error> {
+    pub fn finish(&self) -> Result<ApplyOutcome, Error> {
         let shared = &self.shared;
-        let mut state = lock(&shared.state);
-        while !state.stop
-            && state.failed.is_none()
+        let mut state = shared.state.lock();
+        while !state.is_stopped
+            && state.failure.is_none()
             && (state.busy > 0 || !state.queue.is_empty() || !state.copies.is_empty())
         {
-            state = wait(&shared.changed, state);
+            shared.changed.wait(&mut state);
         }
-        fail(&mut state)?;
+        check_failure(&mut state)?;
         drop(state);
         let mut need = Vec::new();
-        let mut all = Moved::default();
+        let mut all = TransferCount::default();
         for (content, size) in needed(&shared.tables.want, shared.header.layers) {
             all.contents += 1;
             all.bytes += size;
@@ -367,9 +366,9 @@ impl Apply {
             }
         }
         if !need.is_empty() {
-            return Ok(Outcome::Need(need));
+            return Ok(ApplyOutcome::Missing(need));
         }
-        let mut state = lock(&shared.state);
+        let mut state = shared.state.lock();
         let counts = &mut state.counts;
         let moved = [counts.full, counts.patched, counts.chunked];
         counts.reused.contents = moved.iter().fold(all.contents, |left, moved| {
@@ -385,7 +384,7 @@ impl Apply {
             .name("record".into())
             .spawn(move || shared.record())
             .map_err(|error| Error::io("start a thread", error))?;
-        Ok(Outcome::Complete(Box::new(Whole {
+        Ok(ApplyOutcome::Complete(Box::new(CompleteImage {
             image,
             recording: Some(recording),
         })))
@@ -394,20 +393,20 @@ impl Apply {
 
 impl Drop for Apply {
     fn drop(&mut self) {
-        lock(&self.shared.state).stop = true;
+        self.shared.state.lock().is_stopped = true;
         self.shared.changed.notify_all();
-        for thread in std::mem::take(&mut *lock(&self.threads)) {
+        for thread in std::mem::take(&mut *self.threads.lock()) {
             let _ = thread.join();
         }
     }
 }
 
-/// Ranges that an earlier process has written.
+/// Restores the ranges that an earlier process has written.
 fn restore(
     state: &mut State,
     frame: &Frame,
     tables: &Tables,
-    folder: &Folder,
+    folder: &FetchDir,
     store: &Store,
 ) -> Result<(), Error> {
     for member in &frame.members {
@@ -415,10 +414,10 @@ fn restore(
         if member.len == size || store.0.contents.has(&content, Some(size)) {
             continue;
         }
-        let part = Arc::clone(state.parts.entry(member.content).or_default());
-        let mut part = lock(&part);
+        let part = Arc::clone(state.partial_files.entry(member.content).or_default());
+        let mut part = part.lock();
         if part.is_none() {
-            *part = Some(Part::open(&folder.parts(), content, size)?);
+            *part = Some(PartialFile::open(&folder.parts(), content, size)?);
         }
         if let Some(part) = part.as_mut() {
             part.cover(member.offset, member.len);
@@ -427,12 +426,12 @@ fn restore(
     Ok(())
 }
 
-fn fail(state: &mut State) -> Result<(), Error> {
-    match state.failed.take() {
-        None if state.stop => Err(Error::Stopped),
+fn check_failure(state: &mut State) -> Result<(), Error> {
+    match state.failure.take() {
+        None if state.is_stopped => Err(Error::Stopped),
         None => Ok(()),
         Some(error) => {
-            state.stop = true;
+            state.is_stopped = true;
             Err(error)
         }
     }
@@ -448,14 +447,4 @@ fn ordinal(at: usize) -> u32 {
 
 fn as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn wait<'a>(condition: &Condvar, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-    condition
-        .wait(guard)
-        .unwrap_or_else(PoisonError::into_inner)
 }

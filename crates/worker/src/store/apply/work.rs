@@ -1,14 +1,13 @@
-//! What the threads of an [`Apply`](super::Apply) do: frames into contents, and the record of an image that is complete.
+//! The threads of an [`Apply`](super::Apply): they decode frames into contents, and record the complete image.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{AT_WORK, Counts, Shared, as_u64, len, lock, wait};
-use crate::store::contents::is_absence;
-use crate::store::fetch::manifest_digest;
-use crate::store::image::Image;
-use crate::store::parts::Part;
-use crate::store::turn;
+use super::{ApplyCounts, MAX_DECODING_BYTES, Shared, as_u64, len};
+use crate::store::content_dir::is_absence;
+use crate::store::folder::lock_folder;
+use crate::store::image::{Image, manifest_digest};
+use crate::store::partial_file::PartialFile;
 use pierhead_bundle::format::{Sizes as _, bounded};
 use pierhead_bundle::{BaseSlice, Coding, Frame, Slice};
 use pierhead_toc::{Error, FileDigest, ImageToc, Source as _};
@@ -27,20 +26,20 @@ impl Shared {
             };
             let at = usize::try_from(frame).unwrap_or(usize::MAX);
             let result = match self.frames.get(at) {
-                None => Err(Error::malformed("bundle", "a record of no frame")),
-                Some(_) if lock(&self.state).done[at] => Ok(()),
+                None => Err(Error::malformed("bundle", "a record without a frame")),
+                Some(_) if self.state.lock().done[at] => Ok(()),
                 Some(known) => self
                     .frame(known, coding, payload)
                     .and_then(|whole| match whole {
-                        true => self.folder.done(frame),
-                        // Its contents are asked for one by one.
+                        true => self.folder.log_frame(frame),
+                        // `finish` reports its contents as missing.
                         false => Ok(()),
                     }),
             };
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.busy -= 1;
-            // Until here it took memory.
-            state.queued -= as_u64(payload.len());
+            // The payload takes memory until here.
+            state.queued_bytes -= as_u64(payload.len());
             match result {
                 Ok(()) => {
                     if let Some(done) = state.done.get_mut(at) {
@@ -48,7 +47,7 @@ impl Shared {
                     }
                 }
                 Err(error) => {
-                    state.failed.get_or_insert(error);
+                    state.failure.get_or_insert(error);
                 }
             }
             drop(state);
@@ -57,9 +56,9 @@ impl Shared {
     }
 
     fn next(&self) -> Option<Job> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
-            if state.stop || state.failed.is_some() {
+            if state.is_stopped || state.failure.is_some() {
                 return None;
             }
             let job = match state.queue.pop_front() {
@@ -72,11 +71,11 @@ impl Shared {
                 self.changed.notify_all();
                 return job;
             }
-            state = wait(&self.changed, state);
+            self.changed.wait(&mut state);
         }
     }
 
-    /// `false` when what it was made against is damaged or gone.
+    /// Decodes a frame within the memory bound. `false` when a base is damaged or missing.
     fn frame(&self, frame: &Frame, coding: Coding, payload: &[u8]) -> Result<bool, Error> {
         let out = len(&frame.members);
         let bases = match coding {
@@ -84,14 +83,17 @@ impl Shared {
             _ => 0,
         };
         let needs = out + if coding == Coding::Copy { 0 } else { bases };
-        let mut state = lock(&self.state);
-        while state.at_work > 0 && state.at_work + needs > AT_WORK && !state.stop {
-            state = wait(&self.changed, state);
+        let mut state = self.state.lock();
+        while state.decoding_bytes > 0
+            && state.decoding_bytes + needs > MAX_DECODING_BYTES
+            && !state.is_stopped
+        {
+            self.changed.wait(&mut state);
         }
-        state.at_work += needs;
+        state.decoding_bytes += needs;
         drop(state);
         let done = self.decode(frame, coding, payload, out);
-        lock(&self.state).at_work -= needs;
+        self.state.lock().decoding_bytes -= needs;
         self.changed.notify_all();
         done
     }
@@ -109,7 +111,7 @@ impl Shared {
             Coding::Stored if payload.len() != out => {
                 return Err(Error::malformed(
                     "frame",
-                    "it is of another length than promised",
+                    "its length differs from the frame list",
                 ));
             }
             Coding::Stored => payload,
@@ -131,7 +133,7 @@ impl Shared {
                 &decoded
             }
         };
-        let how = |counts: &mut Counts, contents: u64, bytes: u64| {
+        let how = |counts: &mut ApplyCounts, contents: u64, bytes: u64| {
             let moved = match coding {
                 Coding::Patch => &mut counts.patched,
                 Coding::Copy => &mut counts.chunked,
@@ -146,15 +148,18 @@ impl Shared {
             let Some((piece, after)) =
                 rest.split_at_checked(usize::try_from(member.len).unwrap_or(usize::MAX))
             else {
-                return Err(Error::malformed("frame", "it is shorter than promised"));
+                return Err(Error::malformed(
+                    "frame",
+                    "it is shorter than the frame list says",
+                ));
             };
             rest = after;
             match self.member(member, piece)? {
                 true => {
                     let first = u64::from(member.offset == 0);
-                    how(&mut lock(&self.state).counts, first, member.len);
+                    how(&mut self.state.lock().counts, first, member.len);
                 }
-                // Of one that came in ranges, an earlier process may have left what is wrong.
+                // The other ranges of a content may be wrong, from an earlier process.
                 false
                     if matches!(coding, Coding::Stored | Coding::Zstd)
                         && self.is_all_of(member) =>
@@ -179,7 +184,7 @@ impl Shared {
         self.tables.wanted(member.content) == Some(member.len)
     }
 
-    /// `false` when the bytes are not the content's.
+    /// Stores one member of a frame. `false` when its digest does not match.
     fn member(&self, member: &Slice, piece: &[u8]) -> Result<bool, Error> {
         let (content, size) = self.tables.wanted_content(member)?;
         if member.len == size {
@@ -189,25 +194,31 @@ impl Shared {
             self.store.0.contents.put(&content, piece)?;
             return Ok(true);
         }
-        let part = Arc::clone(lock(&self.state).parts.entry(member.content).or_default());
-        let mut part = lock(&part);
+        let part = Arc::clone(
+            self.state
+                .lock()
+                .partial_files
+                .entry(member.content)
+                .or_default(),
+        );
+        let mut part = part.lock();
         if part.is_none() {
             if self.store.0.contents.has(&content, Some(size)) {
                 return Ok(true);
             }
-            *part = Some(Part::open(&self.folder.parts(), content, size)?);
+            *part = Some(PartialFile::open(&self.folder.parts(), content, size)?);
         }
         let Some(open) = part.as_mut() else {
             return Ok(true);
         };
         open.write(member.offset, piece)?;
-        match part.take_if(|part| part.is_whole()) {
+        match part.take_if(|part| part.is_complete()) {
             None => Ok(true),
             Some(whole) => whole.commit(&self.store),
         }
     }
 
-    /// All bases one after the other; `None` when one is not there, or was altered.
+    /// Reads all bases, concatenated. `None` when one is missing or was altered.
     fn bases(&self, bases: &[BaseSlice]) -> Result<Option<Vec<u8>>, Error> {
         let sum: u64 = bases.iter().map(|base| base.slice.len).sum();
         let mut bytes = vec![0; usize::try_from(sum).unwrap_or(0)];
@@ -229,7 +240,7 @@ impl Shared {
         Ok(Some(bytes))
     }
 
-    /// Hashes the bases of a frame that came out wrong; those that rotted are removed.
+    /// Hashes the bases of a frame that did not decode. Removes the corrupt ones.
     fn is_base_damaged(&self, frame: &Frame) -> Result<bool, Error> {
         let mut damaged = false;
         let mut seen = BTreeSet::new();
@@ -243,38 +254,38 @@ impl Shared {
         Ok(damaged)
     }
 
-    /// The image that is fetched.
+    /// The image of this fetch.
     pub(super) fn image(&self) -> Result<Image, Error> {
         let header = &self.header;
-        if !self.folder.proven {
-            // Another process may have recorded it meanwhile.
-            self.store.agrees(header)?;
+        if !self.folder.is_toc_verified {
+            // Another process may have recorded another tree meanwhile.
+            self.store.check_toc(header)?;
         }
         Ok(Image {
             media_type: header.media_type.clone(),
             manifest: header.manifest.clone(),
             config: header.config.clone(),
             layers: header.layers,
-            // In memory: it outlives the fetch's folder.
+            // The table is in memory: it outlives the folder of the fetch.
             table: ImageToc::open(&self.folder.path.join("table"))?,
         })
     }
 
-    /// Once all contents are on the disk, and not before.
+    /// Records the image, after a sync of all contents.
     pub(super) fn record(&self) -> Result<Image, Error> {
         self.store.0.contents.sync()?;
         let header = &self.header;
         let images = self.store.0.path.join("images");
         let mut image = self.image()?;
-        let turn = turn(&self.store.0.path);
+        let folder_lock = lock_folder(&self.store.0.path);
         let before = Image::load(&images.join(manifest_digest(&header.manifest).hex())).ok();
-        // What was asked for without its layers does not take them away: somebody may count on them.
+        // A pull without layers keeps the layers of an earlier pull, which may still be needed.
         image.layers |=
             before.is_some_and(|it| it.layers && it.table.bytes() == image.table.bytes());
         image.save(&images)?;
         self.folder.remove();
-        drop(turn);
-        self.store.synced()?;
+        drop(folder_lock);
+        self.store.clear_unsynced()?;
         self.store.image(&manifest_digest(&header.manifest))
     }
 }

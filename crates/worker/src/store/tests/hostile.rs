@@ -128,7 +128,7 @@ fn a_payload_that_is_not_its_digest_counts_as_not_sent() {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     let apply = feed(&store, &encoded.bytes(), 1 << 16).unwrap();
-    let Outcome::Need(need) = apply.finish().unwrap() else {
+    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
         panic!("one record rotted")
     };
     for (content, _) in need {
@@ -417,11 +417,11 @@ fn a_list_that_is_not_of_the_format_is_refused() {
 fn a_table_is_what_its_header_says_for_those_who_only_look() {
     let good = encode(&small(), None, false);
     let header = Header::decode(&good.prelude, &good.body).unwrap();
-    assert!(super::super::wanted(&header, &[]).is_ok());
+    assert!(super::super::decode_toc(&header, &[]).is_ok());
     let said = |len, digest| {
         let mut header = header.clone();
         (header.table.len, header.table.digest) = (len, digest);
-        super::super::wanted(&header, &[])
+        super::super::decode_toc(&header, &[])
     };
     let WireToc { len, digest, .. } = header.table;
     assert!(said(len, digest).is_ok());

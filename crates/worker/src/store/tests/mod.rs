@@ -2,13 +2,17 @@
 //! something is damaged, or the worker is killed.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
 
 use pierhead_oci::{Algorithm, Digest};
 use tempfile::TempDir;
 
+use super::content_dir::ContentDir;
+use super::folder::VERSION;
 use super::*;
+use crate::export::rootfs::StoreFiles;
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{
     BaseImage, Decoder, End, Event, Frames, Header, Prelude, Sizes, UsableContents, WireToc,
@@ -16,18 +20,18 @@ use pierhead_bundle::format::{
 };
 use pierhead_bundle::{BaseSlice, Coding, Frame, MAX_FRAME, RecordHead, Slice};
 use pierhead_toc::image_toc::{self, LayerEntries};
-use pierhead_toc::{Entry, ImageToc, Kind, Time};
+use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Source as _, Time};
 
 const NAME: &str = "registry.example/app:1";
 
 /// An image of one layer: names and bytes.
 #[derive(Clone, Default)]
-struct Made {
+pub(crate) struct Made {
     files: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Made {
-    fn of(files: &[(&str, Vec<u8>)]) -> Self {
+    pub(crate) fn of(files: &[(&str, Vec<u8>)]) -> Self {
         let files = files
             .iter()
             .map(|(name, bytes)| (name.as_bytes().to_vec(), bytes.clone()));
@@ -47,7 +51,7 @@ impl Made {
         FileDigest::of(&self.skeleton())
     }
 
-    fn table(&self) -> ImageToc {
+    pub(crate) fn table(&self) -> ImageToc {
         let entries = self.files.iter().map(|(path, bytes)| {
             Ok(Entry {
                 path: path.clone(),
@@ -83,7 +87,7 @@ impl Made {
         .into_bytes()
     }
 
-    fn manifest(&self) -> Vec<u8> {
+    pub(crate) fn manifest(&self) -> Vec<u8> {
         let config = self.config();
         let digest = Digest::of(Algorithm::Sha256, &config);
         format!(
@@ -93,7 +97,7 @@ impl Made {
         .into_bytes()
     }
 
-    fn digest(&self) -> Digest {
+    pub(crate) fn digest(&self) -> Digest {
         Digest::of(Algorithm::Sha256, &self.manifest())
     }
 
@@ -107,15 +111,31 @@ impl Made {
 }
 
 /// What a test may want to be otherwise.
-struct Encoded {
-    prelude: Prelude,
-    body: Vec<u8>,
-    records: Vec<Vec<u8>>,
+pub(crate) struct Encoded {
+    pub(crate) prelude: Prelude,
+    pub(crate) body: Vec<u8>,
+    pub(crate) records: Vec<Vec<u8>>,
     end: [u8; 40],
 }
 
 impl Encoded {
-    fn bytes(&self) -> Vec<u8> {
+    /// The response to a request for the frames from `first` on. Every frame has a record.
+    pub(crate) fn part(&self, first: usize) -> Vec<u8> {
+        let prelude = Prelude {
+            continued: true,
+            first: u32::try_from(first).unwrap(),
+            ..self.prelude
+        };
+        let records = &self.records[first..];
+        let payload: usize = records.iter().map(|record| record.len() - 40).sum();
+        let end = End {
+            records: u32::try_from(records.len()).unwrap(),
+            payload: payload as u64,
+        };
+        [&prelude.encode()[..], &records.concat(), &end.encode()].concat()
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut all = self.prelude.encode().to_vec();
         all.extend(&self.body);
         all.extend(self.records.iter().flatten());
@@ -220,7 +240,7 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
     frames
 }
 
-fn encode(want: &Made, have: Option<&Made>, layers: bool) -> Encoded {
+pub(crate) fn encode(want: &Made, have: Option<&Made>, layers: bool) -> Encoded {
     encode_frames(want, have, layers, &plan(want, have, layers))
 }
 
@@ -339,8 +359,8 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
             },
             _,
         ) => {
-            let begin = Begin {
-                proven: false,
+            let begin = NewFetch {
+                is_toc_verified: false,
                 name: NAME,
                 ask: &BundleQuery::default(),
                 etag: &prelude.etag(),
@@ -365,8 +385,8 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
 
 fn finish(apply: &Apply) -> Image {
     match apply.finish().unwrap() {
-        Outcome::Complete(whole) => whole.recorded().unwrap(),
-        Outcome::Need(need) => panic!("it lacks {need:?}"),
+        ApplyOutcome::Complete(whole) => whole.recorded().unwrap(),
+        ApplyOutcome::Missing(need) => panic!("it lacks {need:?}"),
     }
 }
 
@@ -389,13 +409,13 @@ fn assert_holds(store: &Store, want: &Made, layers: bool) {
     }
 }
 
-fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..len).map(|_| random.u8(..) & random.u8(..)).collect()
 }
 
 /// Two versions: unchanged, patched, copied, removed, added, empty, in ranges.
-fn versions() -> (Made, Made) {
+pub(crate) fn versions() -> (Made, Made) {
     let large = noise(1, 9_000_000);
     let mut larger = large.clone();
     larger[6_000_000..6_000_100].fill(7);
@@ -527,7 +547,7 @@ fn a_stream_that_is_cut_is_gone_on_with() {
     // In the middle of the second record of the large one.
     let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
     let apply = feed(&store, &all[..cut], 50_000).unwrap();
-    assert!(matches!(apply.finish().unwrap(), Outcome::Need(_)));
+    assert!(matches!(apply.finish().unwrap(), ApplyOutcome::Missing(_)));
     drop(apply);
     drop(store);
     let store = f.store();
@@ -537,22 +557,7 @@ fn a_stream_that_is_cut_is_gone_on_with() {
     assert_eq!(apply.missing(), vec![2..total]);
     assert_eq!(apply.etag(), encoded.prelude.etag());
     let mut decoder = Decoder::resumed(apply.digest(), apply.header());
-    let prelude = Prelude {
-        continued: true,
-        first: 2,
-        ..encoded.prelude
-    };
-    let mut stream = prelude.encode().to_vec();
-    stream.extend(encoded.records[2..].iter().flatten());
-    let payload: usize = encoded.records[2..]
-        .iter()
-        .map(|record| record.len() - 40)
-        .sum();
-    let end = End {
-        records: total - 2,
-        payload: payload as u64,
-    };
-    stream.extend(end.encode());
+    let stream = encoded.part(2);
     let mut rest = &stream[..];
     while let Some(event) = decoder.feed(&mut rest).unwrap() {
         if let Event::Record {
@@ -588,7 +593,7 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
         100_000,
     )
     .unwrap();
-    let Outcome::Need(need) = apply.finish().unwrap() else {
+    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
         panic!("it is damaged")
     };
     let needed: Vec<FileDigest> = need.iter().map(|(content, _)| *content).collect();
@@ -613,30 +618,31 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
     assert_holds(&store, &f.new, false);
 }
 
-/// Exports with hard links, into a folder that is given back.
-fn lend(store: &Store, made: &Made) -> TempDir {
-    lend_of(store, store, made)
+/// Exports with hard links into a new folder.
+fn export_linked(store: &Store, made: &Made) -> TempDir {
+    export_linked_from(store, store, made)
 }
 
-fn lend_of(store: &Store, files: &dyn Files, made: &Made) -> TempDir {
-    use crate::export::rootfs::{self, Contents, Options, Reuse};
+fn export_linked_from(store: &Store, files: &dyn StoreFiles, made: &Made) -> TempDir {
+    use crate::export::rootfs::{self, ContentSource, Options, ReuseMode};
     let folder = TempDir::new().unwrap();
     let options = Options {
-        reuse: Reuse::HardLink,
+        reuse: ReuseMode::HardLink,
         ..Options::default()
     };
-    let contents = Contents {
+    let contents = ContentSource {
         source: store,
         files: Some(files),
     };
-    let told = |_| {};
-    let summary = rootfs::rootfs(&made.table(), contents, folder.path(), &options, &told).unwrap();
+    let progress = |_| {};
+    let summary =
+        rootfs::rootfs(&made.table(), contents, folder.path(), &options, &progress).unwrap();
     assert!(summary.shared > 2, "{summary:?}");
     folder
 }
 
 #[test]
-fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
+fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
     use std::os::unix::fs::MetadataExt as _;
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
@@ -644,7 +650,7 @@ fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
-    let tree = lend(&store, &f.old);
+    let tree = export_linked(&store, &f.old);
     let large = f.of(&f.old, "c/large");
     let times = |path: &Path| {
         (
@@ -659,7 +665,7 @@ fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     assert_holds(&store, &f.old, false);
     drop(store);
     assert_holds(&f.store(), &f.old, false);
-    let stamps = f.folder.path().join("lent");
+    let stamps = f.folder.path().join("stamps");
     let mut bytes = fs::read(&stamps).unwrap();
     assert!(bytes.len() >= 48 && bytes.len().is_multiple_of(16));
     bytes.iter_mut().for_each(|byte| *byte ^= 1);
@@ -682,13 +688,13 @@ struct Altered<'a> {
     store: &'a Store,
     content: FileDigest,
     path: &'a Path,
-    linked: std::sync::Mutex<Option<bool>>,
+    linked: parking_lot::Mutex<Option<bool>>,
 }
 
-impl Files for Altered<'_> {
+impl StoreFiles for Altered<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         use std::os::unix::fs::MetadataExt as _;
-        let mut linked = self.linked.lock().unwrap();
+        let mut linked = self.linked.lock();
         if *content == self.content {
             *linked = linked.or(Some(true));
         } else if *linked == Some(true) {
@@ -710,12 +716,12 @@ impl Files for Altered<'_> {
         self.store.file(content)
     }
 
-    fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
-        self.store.is_still(content, file)
+    fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
+        self.store.is_current(content, file)
     }
 
-    fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
-        self.store.lent(content, file, modified)
+    fn record_link(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
+        self.store.record_link(content, file, modified)
     }
 }
 
@@ -733,13 +739,13 @@ fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
         store: &store,
         content: same,
         path: &path,
-        linked: std::sync::Mutex::default(),
+        linked: parking_lot::Mutex::default(),
     };
-    let _tree = lend_of(&store, &files, &f.old);
-    assert_eq!(*files.linked.lock().unwrap(), Some(false), "it was altered");
+    let _tree = export_linked_from(&store, &files, &f.old);
+    assert_eq!(*files.linked.lock(), Some(false), "it was altered");
     drop(store);
-    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
-    assert!(!contents().is_known(&same));
+    let contents = || ContentDir::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(!contents().has_stamp(&same));
     assert!(!contents().has(&same, None));
 }
 
@@ -755,23 +761,23 @@ fn nobody_else_looks_into_a_store_that_is_made() {
 }
 
 #[test]
-fn a_stamp_saves_reading_what_was_lent() {
+fn a_stamp_saves_the_read_of_a_shared_file() {
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
     }
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
-    let _tree = lend(&store, &f.old);
+    let _tree = export_linked(&store, &f.old);
     drop(store);
     let same = f.of(&f.old, "a/same");
-    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
-    assert!(contents().is_known(&same));
-    fs::remove_file(f.folder.path().join("lent")).unwrap();
-    assert!(!contents().is_known(&same));
+    let contents = || ContentDir::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(contents().has_stamp(&same));
+    fs::remove_file(f.folder.path().join("stamps")).unwrap();
+    assert!(!contents().has_stamp(&same));
     // Read once, it has one again.
     assert!(contents().has(&same, None));
-    assert!(contents().is_known(&same));
+    assert!(contents().has_stamp(&same));
 }
 
 #[test]
@@ -792,7 +798,7 @@ fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
         100_000,
     )
     .unwrap();
-    let Outcome::Need(need) = apply.finish().unwrap() else {
+    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
         panic!("it is damaged")
     };
     assert_eq!(need, vec![(f.of(&f.new, "d/alike"), 20_000)]);
@@ -972,7 +978,7 @@ fn frames_that_are_not_sent_are_asked_for() {
     end[8..16].copy_from_slice(&payload.to_le_bytes());
     encoded.end = end;
     let apply = feed(&store, &encoded.bytes(), 10_000).unwrap();
-    let Outcome::Need(need) = apply.finish().unwrap() else {
+    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
         panic!("one was not sent")
     };
     assert_eq!(need, vec![(f.of(&f.old, "a/same"), 3000)]);
@@ -1001,6 +1007,7 @@ fn a_server_may_send_the_bytes_in_place_of_a_patch() {
     assert_holds(&store, &new, false);
 }
 
+mod files;
 mod hostile;
 
 #[test]
@@ -1014,7 +1021,7 @@ fn a_new_store_may_be_opened_by_several_at_once() {
             let open = || {
                 start.wait();
                 let store = Store::open(&path, &[]).map_err(|error| error.to_string())?;
-                store.unsynced().map_err(|error| error.to_string())
+                store.mark_unsynced().map_err(|error| error.to_string())
             };
             let all: Vec<_> = (0..MANY).map(|_| scope.spawn(open)).collect();
             for opened in all {
@@ -1101,7 +1108,7 @@ fn one_unusable_entry_of_a_store_is_replaced_or_named() {
     other.0.contents.put(&content, b"bytes").unwrap();
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    let taken = store.0.contents.take(&other.0.contents, &content, 5);
+    let taken = store.0.contents.copy_from(&other.0.contents, &content, 5);
     assert!(taken.unwrap());
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
     drop(store);

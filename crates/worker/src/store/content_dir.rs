@@ -1,8 +1,8 @@
 //! Content-addressed file store. A verified file gets an mtime derived from its digest.
 //!
-//! The mtime is the seal, and the store sets it last. A file that a crash cut short therefore has no seal, and a later
-//! write to the file breaks it. The store needs no database. A file that an unpacked tree shares has the mtime of that
-//! tree: it has a stamp (see `lent`), or the store reads and hashes it again.
+//! The mtime is the seal, and the store sets it last. A file that a crash truncated therefore has no seal, and a later
+//! write to the file breaks it. The store needs no database. A file that an exported tree shares has the mtime of that
+//! tree: it has a stamp (see `stamps`), or the store reads and hashes it again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,70 +15,72 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
-use super::lent::Lent;
+use super::stamps::StampLog;
 use pierhead_toc::{Error, FileDigest, Source, Time};
 
-/// Seals lie in the eight years from 2000 on.
-const EPOCH: i64 = 946_684_800;
-const SPREAD: u32 = (1 << 28) - 1;
-const BUFFER: usize = 128 << 10;
+/// Seals are mtimes of the eight years from 2000 on.
+const SEAL_EPOCH: i64 = 946_684_800;
+const SEAL_MASK: u32 = (1 << 28) - 1;
+/// Bytes of one read.
+const READ_SIZE: usize = 128 << 10;
 
 /// A folder of contents.
 #[derive(Debug)]
-pub(super) struct Contents {
+pub(super) struct ContentDir {
     folder: OwnedFd,
     path: PathBuf,
-    /// Tells names of files beside each other; the process id tells those of processes.
-    beside: AtomicU64,
-    lent: Lent,
+    /// Makes the names of temporary files unique in this process. They contain the process ID, too.
+    next_temporary: AtomicU64,
+    stamps: StampLog,
 }
 
-impl Contents {
-    /// Opens a folder; makes it, and the 256 in it, when told to.
-    pub(super) fn open(path: &Path, make: bool) -> Result<Self, Error> {
+impl ContentDir {
+    /// Opens a folder. With `create`, creates it and the 256 folders in it.
+    pub(super) fn open(path: &Path, create: bool) -> Result<Self, Error> {
         let failed = |error: Errno| Error::io(format!("open {}", path.display()), error.into());
-        if make {
+        if create {
             let exists = |result: rustix::io::Result<()>| match result {
                 Err(Errno::EXIST) => Ok(()),
                 other => other.map_err(failed),
             };
-            // What is lent has the attributes of a tree's entry: there others reach it as far as the tree lets them, and not here.
+            // A shared file has the mode of a tree's entry. Other users may reach it through the tree, but not here.
             exists(rustix::fs::mkdir(path, Mode::RWXU))?;
         }
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
-        if make && rustix::fs::statat(&folder, "ff", AtFlags::empty()).is_err() {
+        if create && rustix::fs::statat(&folder, "ff", AtFlags::empty()).is_err() {
             for part in 0..=0xff_u8 {
-                make_part(&folder, &format!("{part:02x}")).map_err(failed)?;
+                create_prefix(&folder, &format!("{part:02x}")).map_err(failed)?;
             }
         }
         Ok(Self {
             folder,
             path: path.to_owned(),
-            beside: AtomicU64::new(0),
-            lent: Lent::new(path.with_file_name("lent"), make),
+            next_temporary: AtomicU64::new(0),
+            stamps: StampLog::new(path.with_file_name("stamps"), create),
         })
     }
 
-    /// Whether it is here: sealed, and of its size if that is known. One system call, unless it was lent.
+    /// Whether a content is stored: with a valid seal or stamp, and with `size` if that is known. One system call for a
+    /// sealed file.
     pub(super) fn has(&self, content: &FileDigest, size: Option<u64>) -> bool {
-        self.found(content, size).is_some()
+        self.stored_size(content, size).is_some()
     }
 
-    /// Puts bytes whose digest was checked under it. What is there already stays, if its seal is whole.
+    /// Stores bytes whose digest was verified. A stored file with a valid seal stays.
     pub(super) fn put(&self, content: &FileDigest, bytes: &[u8]) -> Result<(), Error> {
         let name = name(content);
         match self.create(&name) {
             Ok(file) => self.fill(&name, &file, content, bytes),
             Err(Errno::EXIST) if self.has(content, Some(as_u64(bytes.len()))) => Ok(()),
             Err(Errno::EXIST) => {
-                // Damaged, or another process is writing it: beside it, and then over it.
-                let (beside, file) = self
-                    .create_beside(&name)
+                // It is damaged, or another process writes it: write a temporary file, and rename it.
+                let (temporary, file) = self
+                    .create_temporary(&name)
                     .map_err(|error| self.failed(&name, error.into()))?;
-                self.fill(&beside, &file, content, bytes)?;
-                self.over(&name, || {
-                    rustix::fs::renameat(&self.folder, &beside, &self.folder, &name)
+                self.fill(&temporary, &file, content, bytes)?;
+                self.replacing(&name, || {
+                    rustix::fs::renameat(&self.folder, &temporary, &self.folder, &name)
                 })
                 .map_err(|error| self.failed(&name, error.into()))
             }
@@ -86,7 +88,7 @@ impl Contents {
         }
     }
 
-    /// Takes over a file that was written elsewhere on this file system, once its digest was checked.
+    /// Moves a file of the same file system into the store. The caller has verified its digest.
     pub(super) fn adopt(
         &self,
         content: &FileDigest,
@@ -97,14 +99,14 @@ impl Contents {
         let doing = || -> io::Result<()> {
             seal(file, content)?;
             let rename = || rustix::fs::renameat(rustix::fs::CWD, path, &self.folder, &name);
-            self.in_part(&name, || self.over(&name, rename))?;
+            self.in_prefix(&name, || self.replacing(&name, rename))?;
             Ok(())
         };
         doing().map_err(|error| self.failed(&name, error))
     }
 
-    /// Makes a content of another store one of this: by a link, or where that cannot be, by a copy.
-    pub(super) fn take(
+    /// Links a content of another store into this one, or copies it where a link is not possible.
+    pub(super) fn copy_from(
         &self,
         other: &Self,
         content: &FileDigest,
@@ -115,14 +117,14 @@ impl Contents {
         }
         let name = name(content);
         let link = || {
-            self.in_part(&name, || {
+            self.in_prefix(&name, || {
                 rustix::fs::linkat(&other.folder, &name, &self.folder, &name, AtFlags::empty())
             })
         };
         let mut linked = link();
         if linked == Err(Errno::EXIST) && !self.has(content, Some(size)) {
             self.remove(content);
-            // Does nothing to a file: a folder may be in its place. The second attempt shows the error.
+            // A folder may have this name. The second attempt reports the error.
             let _ = std::fs::remove_dir_all(self.path.join(&name));
             linked = link();
         }
@@ -136,10 +138,10 @@ impl Contents {
             Ok(file) => file,
             Err(_) => return Ok(false),
         };
-        let (beside, out) = self
-            .create_beside(&name)
+        let (temporary, out) = self
+            .create_temporary(&name)
             .map_err(|error| self.failed(&name, error.into()))?;
-        let path = self.path.join(&beside);
+        let path = self.path.join(&temporary);
         let mut hash = Hashing::default();
         let copied =
             io::copy(&mut file.take(size), &mut Tee(&mut hash, &out)).map(|_| (out, hash.finish()));
@@ -148,7 +150,7 @@ impl Contents {
                 self.adopt(content, &out, &path).map(|()| true)
             }
             other => {
-                let _ = rustix::fs::unlinkat(&self.folder, &beside, AtFlags::empty());
+                let _ = rustix::fs::unlinkat(&self.folder, &temporary, AtFlags::empty());
                 match other {
                     Ok(_) => Ok(false),
                     Err(error) => Err(self.failed(&name, error)),
@@ -157,7 +159,7 @@ impl Contents {
         }
     }
 
-    /// Whether the bytes are those of the digest. Reads all of them; what is wrong is removed.
+    /// Reads and hashes a content. Removes it on a mismatch, and returns `false`.
     pub(super) fn verify(&self, content: &FileDigest) -> Result<bool, Error> {
         let verified = self.file(content).and_then(|file| digest(&file));
         match verified {
@@ -178,8 +180,8 @@ impl Contents {
         let _ = rustix::fs::unlinkat(&self.folder, name(content), AtFlags::empty());
     }
 
-    /// Every name in the folder: contents, and leftovers of writers that were cut short.
-    pub(super) fn names(&self, mut each: impl FnMut(Named)) -> Result<(), Error> {
+    /// Calls `each` for every file: contents, and temporary files of killed writers.
+    pub(super) fn for_each(&self, mut each: impl FnMut(ContentEntry)) -> Result<(), Error> {
         for part in 0..=0xff_u8 {
             let folder = self.path.join(format!("{part:02x}"));
             let failed = |error| Error::io(format!("list {}", folder.display()), error);
@@ -198,8 +200,8 @@ impl Contents {
                     .ok();
                 each(
                     match content.and_then(|digest| FileDigest::try_from(&digest).ok()) {
-                        Some(content) => Named::FileDigest(content),
-                        None => Named::Leftover(path),
+                        Some(content) => ContentEntry::Content(content),
+                        None => ContentEntry::Temporary(path),
                     },
                 );
             }
@@ -207,19 +209,19 @@ impl Contents {
         Ok(())
     }
 
-    /// Waits until all that was written is on the disk: one call, not one a file.
+    /// Syncs the file system: one call in place of one per file.
     pub(super) fn sync(&self) -> Result<(), Error> {
         rustix::fs::syncfs(&self.folder)
             .map_err(|error| Error::io(format!("sync {}", self.path.display()), error.into()))
     }
 
-    /// Of a file whose seal is whole, or that is what it should be nevertheless.
+    /// Opens a content: a file with a valid seal or stamp, or with the right bytes.
     pub(super) fn file(&self, content: &FileDigest) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::openat(&self.folder, name(content), flags, Mode::empty())?;
         let file = File::from(file);
         let stat = rustix::fs::fstat(&file)?;
-        if self.is_whole(content, &stat, &file)? {
+        if self.is_valid(content, &stat, &file)? {
             return Ok(file);
         }
         Err(io::Error::new(
@@ -228,8 +230,8 @@ impl Contents {
         ))
     }
 
-    /// Whether its name is that file's.
-    pub(super) fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
+    /// Whether the content's name still belongs to this file.
+    pub(super) fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
         let named = rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW);
         let stat = rustix::fs::fstat(file)?;
         match named {
@@ -239,20 +241,25 @@ impl Contents {
         }
     }
 
-    /// A file of it has the attributes of a tree's entry from now on, which was modified at that time.
-    pub(super) fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
+    /// Writes a stamp for a file that now has the attributes of a tree's entry, with this mtime.
+    pub(super) fn record_link(
+        &self,
+        content: &FileDigest,
+        file: &File,
+        modified: Time,
+    ) -> io::Result<()> {
         let stat = rustix::fs::fstat(file)?;
-        // Else somebody has written to it already.
+        // With another mtime, someone has written to it already.
         if (stat.st_mtime, i128::from(stat.st_mtime_nsec))
             == (modified.seconds, i128::from(modified.nanos))
         {
-            self.lent.note(content, &stat);
+            self.stamps.insert(content, &stat);
         }
         Ok(())
     }
 
-    /// Its size; of another size than `size` it is not looked into.
-    fn found(&self, content: &FileDigest, size: Option<u64>) -> Option<u64> {
+    /// The size of a stored content. A file of another size than `size` is not read.
+    fn stored_size(&self, content: &FileDigest, size: Option<u64>) -> Option<u64> {
         let name = name(content);
         let stat = rustix::fs::statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let found = u64::try_from(stat.st_size).ok()?;
@@ -263,65 +270,66 @@ impl Contents {
         sealed.then_some(found)
     }
 
-    /// Whether it is told by a stamp that nobody has written to it.
+    /// Whether a stamp proves that the file is unchanged.
     #[cfg(test)]
-    pub(super) fn is_known(&self, content: &FileDigest) -> bool {
+    pub(super) fn has_stamp(&self, content: &FileDigest) -> bool {
         let stat = rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW);
-        stat.is_ok_and(|stat| self.lent.knows(content, &stat))
+        stat.is_ok_and(|stat| self.stamps.contains(content, &stat))
     }
 
-    /// Reads it where nothing tells.
-    fn is_whole(&self, content: &FileDigest, stat: &Stat, mut file: &File) -> io::Result<bool> {
+    /// Whether a file holds the content. Reads it if it has neither seal nor stamp.
+    fn is_valid(&self, content: &FileDigest, stat: &Stat, mut file: &File) -> io::Result<bool> {
         if is_sealed(stat, content) {
             return Ok(true);
         }
         if !is_regular(stat) {
             return Ok(false);
         }
-        if self.lent.knows(content, stat) {
+        if self.stamps.contains(content, stat) {
             return Ok(true);
         }
         let found = digest(file)?;
         io::Seek::rewind(&mut file)?;
-        let whole = found == *content;
+        let is_valid = found == *content;
         let after = rustix::fs::fstat(file)?;
-        if whole && (after.st_ctime, after.st_ctime_nsec) == (stat.st_ctime, stat.st_ctime_nsec) {
-            self.lent.note(content, stat);
+        if is_valid && (after.st_ctime, after.st_ctime_nsec) == (stat.st_ctime, stat.st_ctime_nsec)
+        {
+            self.stamps.insert(content, stat);
         }
-        Ok(whole)
+        Ok(is_valid)
     }
 
     fn create(&self, name: &str) -> rustix::io::Result<File> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let create = || rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o444));
-        self.in_part(name, create).map(File::from)
+        self.in_prefix(name, create).map(File::from)
     }
 
     /// Runs an operation that creates a name in one of the 256 folders. Creates the folder if it was deleted.
-    fn in_part<T>(
+    fn in_prefix<T>(
         &self,
         name: &str,
         mut doing: impl FnMut() -> rustix::io::Result<T>,
     ) -> rustix::io::Result<T> {
         match (doing(), name.split_once('/')) {
-            (Err(Errno::NOENT), Some((part, _))) => {
-                make_part(&self.folder, part)?;
+            (Err(Errno::NOENT), Some((prefix, _))) => {
+                create_prefix(&self.folder, prefix)?;
                 doing()
             }
             (done, _) => done,
         }
     }
 
-    /// Does `rename` to `name`, once more when a folder was in its place: it goes with all that is in it.
-    fn over(
+    /// Runs `rename` to `name`. A folder of that name is deleted with its contents, and `rename` runs again.
+    fn replacing(
         &self,
         name: &str,
         rename: impl Fn() -> rustix::io::Result<()>,
     ) -> rustix::io::Result<()> {
         match rename() {
             Err(Errno::ISDIR) => {
-                // The second attempt shows the error.
+                // The second attempt reports the error.
                 let _ = std::fs::remove_dir_all(self.path.join(name));
                 rename()
             }
@@ -329,14 +337,14 @@ impl Contents {
         }
     }
 
-    /// A file that nobody else has, for what is put over `name` when it is written. In containers, process ids repeat.
-    fn create_beside(&self, name: &str) -> rustix::io::Result<(String, File)> {
+    /// Creates a temporary file beside `name`. Process IDs repeat in containers, so a name may be in use.
+    fn create_temporary(&self, name: &str) -> rustix::io::Result<(String, File)> {
         loop {
-            let number = self.beside.fetch_add(1, Ordering::Relaxed);
-            let beside = format!("{name}.{}-{number}", std::process::id());
-            match self.create(&beside) {
+            let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
+            let temporary = format!("{name}.{}-{number}", std::process::id());
+            match self.create(&temporary) {
                 Err(Errno::EXIST) => {}
-                created => return created.map(|file| (beside, file)),
+                created => return created.map(|file| (temporary, file)),
             }
         }
     }
@@ -360,15 +368,15 @@ impl Contents {
     }
 }
 
-/// What lies in a folder of contents.
-pub(super) enum Named {
-    FileDigest(FileDigest),
-    Leftover(PathBuf),
+/// A file of the folder.
+pub(super) enum ContentEntry {
+    Content(FileDigest),
+    Temporary(PathBuf),
 }
 
-impl Source for Contents {
+impl Source for ContentDir {
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
-        Ok(self.found(content, None))
+        Ok(self.stored_size(content, None))
     }
 
     fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -376,10 +384,10 @@ impl Source for Contents {
     }
 }
 
-/// The name of all bytes of a file.
+/// Hashes a file from its current position.
 pub(super) fn digest(mut file: &File) -> io::Result<FileDigest> {
     let mut hash = Hashing::default();
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; READ_SIZE];
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(hash.finish()),
@@ -411,7 +419,7 @@ impl Write for Tee<'_> {
     }
 }
 
-/// There is nothing, or nothing that anybody may rely on.
+/// Whether an error means that the content is missing or damaged.
 pub(super) fn is_absence(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
     matches!(error.kind(), NotFound | InvalidData | UnexpectedEof)
@@ -423,22 +431,22 @@ fn name(content: &FileDigest) -> String {
     format!("{}/{hex}", &hex[..2])
 }
 
-/// One of the 256 folders, unless it is there.
-fn make_part(folder: &OwnedFd, part: &str) -> rustix::io::Result<()> {
+/// Creates one of the 256 folders, unless it exists.
+fn create_prefix(folder: &OwnedFd, part: &str) -> rustix::io::Result<()> {
     match rustix::fs::mkdirat(folder, part, Mode::RWXU) {
         Err(Errno::EXIST) => Ok(()),
         made => made,
     }
 }
 
-fn time(content: &FileDigest) -> i64 {
+fn seal_time(content: &FileDigest) -> i64 {
     let [a, b, c, d, ..] = *content.as_bytes();
-    EPOCH + i64::from(u32::from_le_bytes([a, b, c, d]) & SPREAD)
+    SEAL_EPOCH + i64::from(u32::from_le_bytes([a, b, c, d]) & SEAL_MASK)
 }
 
 fn seal(file: &File, content: &FileDigest) -> io::Result<()> {
     let time = Timespec {
-        tv_sec: time(content),
+        tv_sec: seal_time(content),
         tv_nsec: 0,
     };
     let times = Timestamps {
@@ -449,7 +457,7 @@ fn seal(file: &File, content: &FileDigest) -> io::Result<()> {
 }
 
 fn is_sealed(stat: &Stat, content: &FileDigest) -> bool {
-    is_regular(stat) && stat.st_mtime == time(content) && stat.st_mtime_nsec == 0
+    is_regular(stat) && stat.st_mtime == seal_time(content) && stat.st_mtime_nsec == 0
 }
 
 fn is_regular(stat: &Stat) -> bool {

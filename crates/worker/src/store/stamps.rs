@@ -1,32 +1,32 @@
-//! Stamps of files that were lent to a tree: these have the tree's attributes, and so no seal.
+//! Stamps of files that exported trees share by hard link. They have the attributes of a tree, and so no seal.
 //!
-//! A stamp is made of the content and of what the system says of its inode, the time of change among it, which no call
-//! sets; it may be as coarse as the kernel's tick, and a write within that of the last change does not show. What has neither seal nor stamp is read and hashed before it is believed: a stamp saves that, and no more, so that
-//! they need neither a sync nor a checksum. A damaged one is none.
+//! A stamp is a hash over the digest of a content and the metadata of its inode, the ctime included, which no system
+//! call sets. The ctime may be as coarse as the kernel's tick: a write within the tick of the last change stays
+//! unnoticed. The store reads and hashes a file that has neither seal nor stamp. A lost or damaged stamp costs that read
+//! and nothing else, so stamps need neither a sync nor a checksum.
 
+use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::Stat;
+use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use rustix::fs::Stat;
-use sha2::{Digest as _, Sha256};
 
 use pierhead_toc::FileDigest;
 
-/// Collisions do not happen.
+/// Bytes of a stamp: the start of a SHA-256.
 const STAMP: usize = 16;
-/// Of the file; a fuller one begins anew. Stamps of as many contents as three large images have.
-const FULL: u64 = 4 << 20;
-/// Written together.
+/// Most bytes of the file: stamps of the contents of three large images. A full file starts anew.
+const MAX_FILE: u64 = 4 << 20;
+/// Bytes of new stamps that are appended at once.
 const BATCH: usize = 64 << 10;
 
 type Stamp = [u8; STAMP];
 
-/// The stamps of one store. Those that another process made since they were read are not known: that costs reading.
+/// The stamps of one store. Stamps that another process adds after they were read are unknown here, which costs a read.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct StampLog {
     path: PathBuf,
     write: bool,
     stamps: Mutex<Stamps>,
@@ -34,12 +34,12 @@ pub(super) struct Lent {
 
 #[derive(Debug, Default)]
 struct Stamps {
-    /// `None` until they are needed.
+    /// `None` until the first use.
     known: Option<HashSet<Stamp>>,
-    fresh: Vec<u8>,
+    unwritten: Vec<u8>,
 }
 
-impl Lent {
+impl StampLog {
     /// Opens nothing yet.
     pub(super) fn new(path: PathBuf, write: bool) -> Self {
         Self {
@@ -49,20 +49,20 @@ impl Lent {
         }
     }
 
-    /// Whether the bytes were known when the inode was as it is now.
-    pub(super) fn knows(&self, content: &FileDigest, stat: &Stat) -> bool {
+    /// Whether the content was verified when the inode had this metadata.
+    pub(super) fn contains(&self, content: &FileDigest, stat: &Stat) -> bool {
         self.known(&mut self.lock()).contains(&stamp(content, stat))
     }
 
-    /// The bytes are the content's.
-    pub(super) fn note(&self, content: &FileDigest, stat: &Stat) {
+    /// Records that the inode with this metadata holds the content.
+    pub(super) fn insert(&self, content: &FileDigest, stat: &Stat) {
         let mut stamps = self.lock();
         let stamp = stamp(content, stat);
         if !self.known(&mut stamps).insert(stamp) {
             return;
         }
-        stamps.fresh.extend(stamp);
-        if stamps.fresh.len() >= BATCH {
+        stamps.unwritten.extend(stamp);
+        if stamps.unwritten.len() >= BATCH {
             self.flush(&mut stamps);
         }
     }
@@ -71,13 +71,13 @@ impl Lent {
         stamps.known.get_or_insert_with(|| {
             let mut bytes = Vec::new();
             let file = File::open(&self.path);
-            let _ = file.and_then(|file| file.take(FULL).read_to_end(&mut bytes));
+            let _ = file.and_then(|file| file.take(MAX_FILE).read_to_end(&mut bytes));
             bytes.as_chunks::<STAMP>().0.iter().copied().collect()
         })
     }
 
     fn flush(&self, stamps: &mut Stamps) {
-        let fresh = std::mem::take(&mut stamps.fresh);
+        let fresh = std::mem::take(&mut stamps.unwritten);
         if fresh.is_empty() || !self.write {
             return;
         }
@@ -85,23 +85,23 @@ impl Lent {
             let mut options = File::options();
             let mut file = options.append(true).create(true).open(&self.path)?;
             let there = file.metadata()?.len();
-            // What a process that was killed has left of one would shift all behind it.
+            // A killed process may leave part of a stamp, which would shift all stamps after it.
             let whole = there % (STAMP as u64) == 0;
-            if !whole || there + fresh.len() as u64 > FULL {
+            if !whole || there + fresh.len() as u64 > MAX_FILE {
                 file.set_len(0)?;
             }
             file.write_all(&fresh)
         };
-        // A disk that is full costs reading, like a store that may not be written to.
+        // A full disk or a read-only store costs a later read only.
         let _: std::io::Result<()> = append();
     }
 
     fn lock(&self) -> MutexGuard<'_, Stamps> {
-        self.stamps.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stamps.lock()
     }
 }
 
-impl Drop for Lent {
+impl Drop for StampLog {
     fn drop(&mut self) {
         self.flush(&mut self.lock());
     }

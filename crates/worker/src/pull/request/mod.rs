@@ -1,5 +1,8 @@
 //! Request a bundle, and wait until the server has prepared it.
 
+#[cfg(test)]
+mod tests;
+
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -175,33 +178,5 @@ impl ReadinessWait {
         let pause = retry_after.unwrap_or(Duration::from_secs(1));
         thread::sleep(pause.clamp(POLL_PAUSE.0, POLL_PAUSE.1));
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn after_the_longest_wait_layers_are_pulled_instead() {
-        let refused = |detail| Error::Refused {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            code: None,
-            message: "not ready".to_owned(),
-            retry_after: None,
-            detail,
-        };
-        let preparing = Some(Progress {
-            stage: Stage::Wait,
-            done: 0,
-            total: 0,
-        });
-        let mut wait = ReadinessWait::new();
-        assert!(wait.timed_out(&refused(preparing)).is_none());
-        wait.max_wait = Duration::ZERO;
-        assert!(wait.timed_out(&refused(preparing)).is_some());
-        assert!(wait.wait(refused(preparing), &mut |_, _| {}).is_err());
-        // A busy server without a bundle in preparation is retried by the backoff instead.
-        assert!(wait.timed_out(&refused(None)).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Contents that arrive in several pieces: written beside, hashed as they grow, taken over when they are whole and right.
+//! Contents that arrive in pieces. They are hashed while they grow, and enter the store once complete and verified.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -8,26 +8,26 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::Store;
+use super::image_store::Store;
 use pierhead_toc::{Error, FileDigest};
 
 const BUFFER: usize = 256 << 10;
 
-/// A content of which ranges arrive, in any order.
+/// A content whose ranges arrive in any order.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct PartialFile {
     content: FileDigest,
     size: u64,
     path: PathBuf,
     file: File,
-    /// Ends by beginnings; neighbours are joined.
+    /// The written ranges, as start and end. Adjacent ranges are merged.
     covered: BTreeMap<u64, u64>,
     hash: Sha256,
     hashed: u64,
 }
 
-impl Part {
-    /// Begins, or goes on with what an earlier process left; which ranges that are the caller has noted.
+impl PartialFile {
+    /// Opens or creates the file. The caller tells by [`Self::cover`] which ranges an earlier process wrote.
     pub(super) fn open(folder: &Path, content: FileDigest, size: u64) -> Result<Self, Error> {
         let path = folder.join(content.hex());
         let file = File::options()
@@ -48,7 +48,7 @@ impl Part {
         })
     }
 
-    /// Notes a range that an earlier process has written.
+    /// Marks a range as written.
     pub(super) fn cover(&mut self, offset: u64, len: u64) {
         let (mut start, mut end) = (offset, offset.saturating_add(len));
         if let Some((before, reach)) = self
@@ -72,7 +72,7 @@ impl Part {
         self.covered.insert(start, end);
     }
 
-    /// Writes a range; hashes on, as far as all before is there.
+    /// Writes a range, and hashes up to the first gap.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.file
             .write_all_at(bytes, offset)
@@ -86,12 +86,12 @@ impl Part {
         self.catch_up().map_err(|error| self.failed(error))
     }
 
-    /// Whether every byte was written.
-    pub(super) fn is_whole(&self) -> bool {
+    /// Whether every byte is written.
+    pub(super) fn is_complete(&self) -> bool {
         self.covered.get(&0).is_some_and(|end| *end >= self.size)
     }
 
-    /// Makes it a content; `false` when it is another than it should be, and then it is gone.
+    /// Verifies the file and moves it into the store. On a mismatch, deletes the file and returns `false`.
     pub(super) fn commit(mut self, store: &Store) -> Result<bool, Error> {
         self.catch_up().map_err(|error| self.failed(error))?;
         let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
@@ -122,7 +122,7 @@ impl Part {
             let piece = &mut buffer[..left.min(BUFFER)];
             let len = self.file.read_at(piece, self.hashed)?;
             if len == 0 {
-                // Shorter than it was noted to be: its digest will say so.
+                // The file is shorter than its log says: the digest will not match.
                 self.hashed = reach;
             }
             self.hash.update(&piece[..len]);
@@ -136,9 +136,9 @@ impl Part {
     }
 }
 
-/// A content that is fetched by itself, from its beginning; dropped before the end, it leaves nothing.
+/// A content that a request of its own fetches, from its start. Dropped before [`Self::commit`], it leaves no file.
 #[derive(Debug)]
-pub struct Receive {
+pub struct ContentWriter {
     store: Store,
     content: FileDigest,
     size: u64,
@@ -146,10 +146,10 @@ pub struct Receive {
     file: File,
     hash: Sha256,
     written: u64,
-    kept: bool,
+    is_committed: bool,
 }
 
-impl Receive {
+impl ContentWriter {
     pub(super) fn new(
         store: &Store,
         folder: &Path,
@@ -172,14 +172,14 @@ impl Receive {
             file,
             hash: Sha256::new(),
             written: 0,
-            kept: false,
+            is_committed: false,
         })
     }
 
-    /// The next bytes.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// `Malformed` when there are more than the content has; the file system's.
+    /// `Malformed` when the content is longer than its table says. Errors of the file system.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.written = self
             .written
@@ -192,10 +192,10 @@ impl Receive {
         written.map_err(|error| Error::io(format!("write {}", self.path.display()), error))
     }
 
-    /// Makes it a content of the store.
+    /// Verifies the content and moves it into the store.
     ///
     /// # Errors
-    /// `Digest` when it is another; the file system's.
+    /// `Digest` on a mismatch. Errors of the file system.
     pub fn commit(mut self) -> Result<(), Error> {
         let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
         if found != self.content || self.written != self.size {
@@ -209,14 +209,14 @@ impl Receive {
             .0
             .contents
             .adopt(&self.content, &self.file, &self.path)?;
-        self.kept = true;
+        self.is_committed = true;
         Ok(())
     }
 }
 
-impl Drop for Receive {
+impl Drop for ContentWriter {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.is_committed {
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,5 +1,8 @@
 //! Pull side of the Distribution API: manifests and blobs, for images that the server has no bundle of.
 
+#[cfg(test)]
+mod tests;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;

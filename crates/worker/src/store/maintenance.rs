@@ -1,43 +1,44 @@
-//! What is done to a store as a whole: recovery after a crash of the system, verification, collection.
+//! Maintenance of a whole store: recovery after a crash of the system, verification, garbage collection.
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
 use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::contents::Named;
-use super::{Image, Store, image};
-use pierhead_toc::{Error, FileDigest, Source, durable};
+use super::content_dir::ContentEntry;
+use super::folder::{entries, lock_folder};
+use super::image::{self, Image};
+use super::image_store::Store;
+use pierhead_toc::{Error, FileDigest, Source};
 
 /// What [`Store::verify`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
-    /// Contents that are what they are called.
+pub struct VerifyReport {
+    /// Number of contents that match their digest.
     pub good: u64,
-    /// Contents that were not, and were removed: the next pull asks for them again.
+    /// Contents that did not match and were removed. The next pull fetches them again.
     pub removed: Vec<FileDigest>,
 }
 
 /// What [`Store::collect`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
-    /// Files.
+pub struct CollectReport {
+    /// Number of files.
     pub files: u64,
-    /// Their bytes.
+    /// Bytes of these files.
     pub bytes: u64,
 }
 
 impl Store {
-    /// Reads and hashes every content; what is not what it is called is removed.
+    /// Reads and hashes every content. Removes those that do not match their digest.
     ///
     /// # Errors
     /// The file system's.
-    pub fn verify(&self) -> Result<Verified, Error> {
-        let mut verified = Verified::default();
+    pub fn verify(&self) -> Result<VerifyReport, Error> {
+        let mut verified = VerifyReport::default();
         for content in self.contents()? {
             match self.0.contents.verify(&content)? {
                 true => verified.good += 1,
@@ -48,7 +49,7 @@ impl Store {
         Ok(verified)
     }
 
-    /// Forgets a complete image; its contents stay until [`Store::collect`].
+    /// Removes the record of an image. Its contents stay until [`Store::collect`].
     ///
     /// # Errors
     /// The file system's.
@@ -62,34 +63,34 @@ impl Store {
         }
     }
 
-    /// Removes contents that no complete image has, and fetches that were begun: nobody else may use the store meanwhile.
+    /// Removes contents that no complete image uses, and unfinished fetches. No other process may use the store meanwhile.
     ///
     /// # Errors
-    /// `Io` of the kind `WouldBlock` when somebody does; the file system's.
-    pub fn collect(&self) -> Result<Collected, Error> {
+    /// `Io` of the kind `WouldBlock` when another user has the store open. Errors of the file system.
+    pub fn collect(&self) -> Result<CollectReport, Error> {
         if Arc::strong_count(&self.0) > 1 {
-            let doing = "collect in a store of which a fetch is going on";
+            let doing = "collect garbage: a fetch of this process uses the store";
             return Err(Error::io(doing, io::ErrorKind::WouldBlock.into()));
         }
-        self.alone()?;
+        self.lock_exclusive()?;
         let collected = self.collect_alone();
         let shared = rustix::fs::flock(&self.0.lock, FlockOperation::LockShared);
         shared.map_err(|error| Error::io("share the store", error.into()))?;
         collected
     }
 
-    fn collect_alone(&self) -> Result<Collected, Error> {
+    fn collect_alone(&self) -> Result<CollectReport, Error> {
         for fetch in entries(&self.0.path.join("fetches"))? {
             let _ = fs::remove_dir_all(fetch);
         }
         let used = self.used()?;
-        let mut collected = Collected::default();
-        let mut leftovers = Vec::new();
+        let mut collected = CollectReport::default();
+        let mut temporary = Vec::new();
         let mut unused = Vec::new();
-        self.0.contents.names(|named| match named {
-            Named::FileDigest(content) if used.contains(&content) => {}
-            Named::FileDigest(content) => unused.push(content),
-            Named::Leftover(path) => leftovers.push(path),
+        self.0.contents.for_each(|named| match named {
+            ContentEntry::Content(content) if used.contains(&content) => {}
+            ContentEntry::Content(content) => unused.push(content),
+            ContentEntry::Temporary(path) => temporary.push(path),
         })?;
         for content in unused {
             let size = self.0.contents.size(&content).ok().flatten();
@@ -97,14 +98,14 @@ impl Store {
             collected.files += 1;
             self.0.contents.remove(&content);
         }
-        for path in leftovers {
+        for path in temporary {
             collected.files += 1;
             let _ = fs::remove_file(path);
         }
         Ok(collected)
     }
 
-    /// After a crash of the system: whatever no complete image vouches for is hashed again.
+    /// After a crash of the system, hashes every content again that belongs to no complete image.
     pub(super) fn recover(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
         let written = match image::read(&marker, 256) {
@@ -115,9 +116,9 @@ impl Store {
         if written == boot() {
             return Ok(());
         }
-        match self.alone() {
+        match self.lock_exclusive() {
             Ok(()) => {}
-            // Whoever has it recovered it when he opened it.
+            // The process that holds the lock recovered the store when it opened it.
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(());
             }
@@ -134,30 +135,31 @@ impl Store {
             .map_err(|error| Error::io("note that the store was recovered", error))
     }
 
-    /// Notes, before the first content is written, that a crash of the system must not be survived by it unseen.
-    pub(super) fn unsynced(&self) -> Result<(), Error> {
+    /// Writes the marker file before the first content. After a crash, it makes [`Store::recover`] hash again.
+    pub(super) fn mark_unsynced(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
-        let _turn = super::turn(&self.0.path);
+        let _folder_lock = lock_folder(&self.0.path);
         if image::read(&marker, 256).is_ok_and(|written| written == boot()) {
             return Ok(());
         }
-        durable::write(&marker, |file| file.write_all(&boot()))
+        pierhead_atomic_file::write(&marker, &boot())
+            .map_err(|error| Error::io(format!("write {}", marker.display()), error))
     }
 
-    /// All is on the disk; unless somebody else is fetching, the note goes.
-    pub(super) fn synced(&self) -> Result<(), Error> {
-        let _turn = super::turn(&self.0.path);
+    /// Removes the marker file after a sync, unless another fetch is in progress.
+    pub(super) fn clear_unsynced(&self) -> Result<(), Error> {
+        let _folder_lock = lock_folder(&self.0.path);
         if entries(&self.0.path.join("fetches"))?.is_empty() {
             let _ = fs::remove_file(self.0.path.join("unsynced"));
         }
         Ok(())
     }
 
-    fn alone(&self) -> Result<(), Error> {
+    fn lock_exclusive(&self) -> Result<(), Error> {
         match rustix::fs::flock(&self.0.lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(()),
             Err(Errno::WOULDBLOCK) => {
-                // Asking for it alone gave up our share.
+                // The failed upgrade released the shared lock.
                 let _ = rustix::fs::flock(&self.0.lock, FlockOperation::LockShared);
                 let doing = format!(
                     "have the store {} alone: it is in use",
@@ -171,8 +173,8 @@ impl Store {
 
     fn contents(&self) -> Result<Vec<FileDigest>, Error> {
         let mut all = Vec::new();
-        self.0.contents.names(|named| {
-            if let Named::FileDigest(content) = named {
+        self.0.contents.for_each(|named| {
+            if let ContentEntry::Content(content) = named {
                 all.push(content);
             }
         })?;
@@ -190,27 +192,7 @@ impl Store {
     }
 }
 
-/// What lies in a folder, without what is being written.
-pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    let failed = |error| Error::io(format!("list {}", folder.display()), error);
-    let mut paths = Vec::new();
-    let read = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(paths),
-        read => read.map_err(failed)?,
-    };
-    for entry in read {
-        let path = entry.map_err(failed)?.path();
-        let partial = path
-            .extension()
-            .is_some_and(|end| durable::PARTIAL.strip_prefix('.') == end.to_str());
-        if !partial {
-            paths.push(path);
-        }
-    }
-    Ok(paths)
-}
-
-/// Names this run of the system.
+/// The boot ID: it names this run of the system.
 fn boot() -> Vec<u8> {
     fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

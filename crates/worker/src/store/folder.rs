@@ -1,0 +1,126 @@
+//! The folder of a store: its version file, its lock, its entries.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use pierhead_toc::Error;
+use rustix::fs::FlockOperation;
+
+use super::image;
+
+/// The word tells it from the `version` file of the daemon's data folder, which holds a number only.
+pub(super) const VERSION: &[u8] = b"store 1\n";
+
+/// What a folder is, by its version file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderKind {
+    /// A store that this version reads and writes.
+    Store,
+    /// A store of another version.
+    Later,
+    /// Something else with a version file: the data folder of `pierhead serve`.
+    Foreign,
+    /// A folder without a version file.
+    None,
+}
+
+/// Reads the version file of a folder.
+///
+/// # Errors
+/// The file system's.
+pub fn kind(path: &Path) -> Result<FolderKind, Error> {
+    match image::read(&path.join("version"), 64) {
+        Ok(found) if found == VERSION => Ok(FolderKind::Store),
+        // A power cut can leave a new file without its bytes.
+        Ok(found) if found.is_empty() => Ok(FolderKind::None),
+        Ok(found) if found.starts_with(b"store ") => Ok(FolderKind::Later),
+        Ok(_) => Ok(FolderKind::Foreign),
+        Err(Error::Missing(_)) => Ok(FolderKind::None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a folder is a store of this version. A folder without a version file is none yet.
+///
+/// # Errors
+/// `Foreign` for a store of another version and for any other data.
+pub(super) fn is_store(path: &Path) -> Result<bool, Error> {
+    let shown = path.display();
+    match kind(path)? {
+        FolderKind::Store => Ok(true),
+        FolderKind::None => Ok(false),
+        FolderKind::Later => Err(Error::Foreign(format!(
+            "the store {shown} was written by a later pierhead: use that one, or name another folder"
+        ))),
+        FolderKind::Foreign => Err(Error::Foreign(format!(
+            "{shown} is no store of `pierhead pull` but looks like the data folder of `pierhead serve`: name another folder"
+        ))),
+    }
+}
+
+/// Files that a folder may hold before it becomes a store.
+const FRESH: [&str; 4] = ["lost+found", "lock", "version", "version.partial"];
+/// The folders that every store has.
+pub(super) const FOLDERS: [&str; 3] = ["images", "fetches", "contents"];
+/// Files that a store may hold besides.
+const ADDED: [&str; 4] = ["stamps", "unsynced", "pulled.json", "pulled.json.partial"];
+
+/// Makes an empty folder a store, unless it is one. A store that lost its version file gets a new one. The caller holds
+/// [`lock_folder`].
+pub(super) fn initialize(path: &Path) -> Result<(), Error> {
+    if is_store(path)? {
+        return Ok(());
+    }
+    let entries = fs::read_dir(path);
+    let mut entries =
+        entries.map_err(|error| Error::io(format!("open the store {}", path.display()), error))?;
+    // Only a store has all three: its version file was lost.
+    let is_store = FOLDERS.iter().all(|name| path.join(name).is_dir());
+    let ours = |name: &std::ffi::OsStr| {
+        let name = name.to_str().unwrap_or_default();
+        FRESH.contains(&name) || is_store && (FOLDERS.contains(&name) || ADDED.contains(&name))
+    };
+    let stranger = entries.find_map(|entry| {
+        let name = entry.ok().map(|entry| entry.file_name());
+        name.filter(|name| !ours(name))
+    });
+    if let Some(stranger) = stranger {
+        return Err(Error::Foreign(format!(
+            "{} is no store of `pierhead pull`: it holds {}; name a new or empty folder",
+            path.display(),
+            stranger.to_string_lossy()
+        )));
+    }
+    let version = path.join("version");
+    pierhead_atomic_file::write(&version, VERSION)
+        .map_err(|error| Error::io(format!("write {}", version.display()), error))
+}
+
+/// Locks the files of a folder for a short time, until the result is dropped. The lock is on the folder itself and needs
+/// no lock file. Where folders have no locks (NFS), it returns `None`, and two processes may disturb each other.
+pub(super) fn lock_folder(path: &Path) -> Option<File> {
+    let folder = File::open(path).ok()?;
+    rustix::io::retry_on_intr(|| rustix::fs::flock(&folder, FlockOperation::LockExclusive)).ok()?;
+    Some(folder)
+}
+
+/// The entries of a folder, without temporary files.
+pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let failed = |error| Error::io(format!("list {}", folder.display()), error);
+    let mut paths = Vec::new();
+    let read = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(paths),
+        read => read.map_err(failed)?,
+    };
+    for entry in read {
+        let path = entry.map_err(failed)?.path();
+        let is_temporary = path
+            .to_str()
+            .is_some_and(|path| path.ends_with(pierhead_atomic_file::SUFFIX));
+        if !is_temporary {
+            paths.push(path);
+        }
+    }
+    Ok(paths)
+}
