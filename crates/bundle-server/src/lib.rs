@@ -15,4 +15,7 @@ pub mod pack;
 pub mod plan;
 mod server;
 
-pub use server::*;
+pub use server::{
+    Bundle, BundleServer, Config, HotRanges, Image, Piece, RECENT_MEMORY, RecordedTrace,
+    RequestBase, SentFile, Stat, State, Stream, UnlimitedWrites, WORKER_MEMORY, WriteBudget,
+};

@@ -310,7 +310,7 @@ fn better_frames_go_on_where_they_were_stopped() {
     assert!(better.frames.iter().all(|it| !is_fast(it.pack)));
     assert_eq!(bench.contents(&better), whole);
     // Without the quick ones all is found, and nothing is packed again.
-    bench.packs.give_up(&|_| false).unwrap();
+    bench.packs.drop_fast(&|_| false).unwrap();
     let again = bench.pack(&items);
     assert_eq!((again.raw, again.frames.len()), (0, made.len()));
 }

@@ -364,14 +364,14 @@ fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
     let other = places[5].pack;
     assert!(held != kept && kept != other && held != other);
     let file = packs.file(&places[0]).unwrap();
-    assert!(packs.give_up(&|number| number == kept).unwrap() > 0);
+    assert!(packs.drop_fast(&|number| number == kept).unwrap() > 0);
     for place in &places {
         let stays = [held, kept].contains(&place.pack);
         assert_eq!(packs.contains(place), stays, "{place:?}");
     }
     assert!(packs.contains(&good));
     drop(file);
-    packs.give_up(&|_| false).unwrap();
+    packs.drop_fast(&|_| false).unwrap();
     assert!(places.iter().all(|place| !packs.contains(place)));
     assert_eq!(packs.stat().bytes, on_disk(folder.path()));
     // Their numbers are gone for good, whatever is left.

@@ -1074,6 +1074,8 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     let [gone, new] = [35, 36].map(tree);
     blobs.put(&gone.image);
     assert_eq!(offer(&library, &gone.image), State::Ready);
+    // The indexing thread deletes unused packs at the end of a job. It is idle before prune begins.
+    until(|| library.stat().jobs == 0);
     blobs.put(&new.image);
     // A plan whose read lasts until the writer closes the pipe.
     let pipe = folder.path().join("plans").join("0".repeat(64));
@@ -1105,6 +1107,93 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     // Packs that were written meanwhile stay.
     let bundle = library.bundle(&new.image.root, &[], false).unwrap();
     assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
+    library.close();
+}
+
+/// Makes a pipe, and waits until the server reads it. The read ends when the returned writer is dropped.
+fn blocked_reader(pipe: &Path) -> rustix::fd::OwnedFd {
+    use rustix::fs::{Mode, OFlags, open as open_file};
+    let mut writer = None;
+    until(|| {
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK;
+        writer = open_file(pipe, flags, Mode::empty()).ok();
+        writer.is_some()
+    });
+    writer.expect("a reader")
+}
+
+#[test]
+fn images_are_indexed_while_maintenance_reads_superseded_plans() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = Arc::<MemoryBlobs>::default();
+    open(folder.path(), &blobs).close();
+    let new = tree(37);
+    blobs.put(&new.image);
+    let pipe = folder.path().join("plans").join("0".repeat(64) + ".sent");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    // The first job of the low-priority thread is the maintenance.
+    let library = open(folder.path(), &blobs);
+    let writer = blocked_reader(&pipe);
+    library.offer(Image {
+        manifest: new.image.root,
+        repository: "registry/new".into(),
+    });
+    let started = Instant::now();
+    while library.state(&new.image.root) != State::Ready {
+        let waited = started.elapsed();
+        assert!(
+            waited < Duration::from_secs(20),
+            "indexing waits for maintenance"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::fs::remove_file(&pipe).unwrap();
+    drop(writer);
+    library.close();
+}
+
+#[test]
+fn an_unreadable_plan_keeps_the_packs_of_its_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = Arc::<MemoryBlobs>::default();
+    let library = open_staged(folder.path(), &blobs);
+    let (image, blocked) = staged(&blobs);
+    offer_both(&library, (&image, &blocked));
+    let packs = quick_packs(folder.path());
+    assert!(packs > 0);
+    let key = FileDigest::of(format!("bundle 1 {} true", image.root).as_bytes());
+    let plan = folder.path().join("plans").join(key.hex());
+    let aside = folder.path().join("aside");
+    std::fs::rename(&plan, &aside).unwrap();
+    // Opening it fails with ELOOP, as it could fail with EMFILE or EIO.
+    std::os::unix::fs::symlink(&plan, &plan).unwrap();
+    std::thread::spawn({
+        let blobs = blobs.clone();
+        move || blobs.1.close(None)
+    });
+    library.close();
+    drop(library);
+    blobs.take(&blocked.root);
+    let library = open_staged(folder.path(), &blobs);
+    // The maintenance, and then the optimization, fail.
+    until(|| library.stat().jobs == 0);
+    assert_eq!(quick_packs(folder.path()), packs, "a plan may name them");
+    let gone = tree(38);
+    blobs.put(&gone.image);
+    assert_eq!(offer(&library, &gone.image), State::Ready);
+    until(|| library.stat().jobs == 0);
+    let packs = quick_packs(folder.path());
+    blobs.take(&gone.image.root);
+    assert!(library.prune(u64::MAX).is_err(), "the plan is unreadable");
+    assert_eq!(quick_packs(folder.path()), packs, "a plan may name them");
+    library.close();
+    drop(library);
+    // Once the plan is readable again, the image is optimized.
+    std::fs::remove_file(&plan).unwrap();
+    std::fs::rename(&aside, &plan).unwrap();
+    let library = open_staged(folder.path(), &blobs);
+    until(|| library.stat().optimized == 1);
     library.close();
 }
 

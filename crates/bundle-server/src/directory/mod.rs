@@ -35,7 +35,7 @@ pub(crate) struct ImageRow {
     /// `registry/repository`.
     pub(crate) repository: String,
     /// The order in which images came: a count.
-    pub(crate) came: u64,
+    pub(crate) sequence: u64,
     /// Config and layers.
     pub(crate) blobs: Vec<Digest>,
     pub(crate) stage: Stage,

@@ -3,7 +3,7 @@ use super::*;
 fn row() -> ImageRow {
     ImageRow {
         repository: "docker.io/library/redis".into(),
-        came: 7,
+        sequence: 7,
         blobs: vec![FileDigest::of(b"config").into()],
         stage: Stage::Ready,
     }

@@ -415,7 +415,7 @@ impl Packs {
     ///
     /// # Errors
     /// [`Error::Io`] when one cannot be deleted.
-    pub fn give_up(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
+    pub fn drop_fast(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
         self.retain(&|number| !is_fast(number) || keep(number))
     }
 

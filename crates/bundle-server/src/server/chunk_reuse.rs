@@ -4,12 +4,13 @@
 //! are needed whole leave as they are packed.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 
+use pierhead_oci::Digest;
+
+use super::bundle_header::{LoadedBase, TocSizes, is_set};
+use super::context::Context;
 use super::frame_writer::FrameWriter;
 use super::plan_file::{Draft, PlanFile, PlanRecord};
-use super::planner::{LoadedBase, TocSizes, is_set};
-use super::{Inner, lock};
 use crate::pack::RecordLocation;
 use crate::pack::decode;
 use pierhead_bundle::format::MAX_FRAMES;
@@ -56,240 +57,237 @@ struct Candidate {
     work: u64,
 }
 
-impl Inner {
-    /// The frames of `fresh` that hold anything that is needed, less what the worker has.
-    pub(super) fn chunked(
-        &self,
-        fresh: &PlanFile,
-        want: &pierhead_oci::Digest,
-        table: &ImageToc,
-        bases: &[LoadedBase],
-        needed: &[bool],
-        draft: &mut Draft,
-    ) -> Result<Vec<Frame>, Error> {
-        let mut candidates = self.candidates(fresh, want, table, bases, needed)?;
-        choose(&mut candidates, self.config.recompress_budget);
-        let mut out = FrameWriter::new(draft)?;
-        for one in candidates {
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
+/// The frames of `fresh` that hold anything that is needed, less what the worker has.
+pub(super) fn reuse_chunks(
+    context: &Context,
+    fresh: &PlanFile,
+    want: &Digest,
+    table: &ImageToc,
+    bases: &[LoadedBase],
+    needed: &[bool],
+    draft: &mut Draft,
+) -> Result<Vec<Frame>, Error> {
+    let mut candidates = candidates(context, fresh, want, table, bases, needed)?;
+    choose(&mut candidates, context.config.recompress_budget);
+    let mut out = FrameWriter::new(draft)?;
+    for one in candidates {
+        if context.queue.is_stopped() {
+            return Err(Error::Stopped);
+        }
+        match one.place {
+            Some(place) if !one.parts.is_empty() => {
+                write_parts(context, fresh, one, &place, &mut out)?
             }
-            match one.place {
-                Some(place) if !one.parts.is_empty() => self.apart(fresh, one, &place, &mut out)?,
-                _ => out.whole(fresh, one.nth, one.frame)?,
+            _ => out.whole(fresh, one.nth, one.frame)?,
+        }
+    }
+    out.flush()?;
+    Ok(out.frames)
+}
+
+/// Bytes that the changed files take as they are packed: what an answer is measured against.
+pub(super) fn changed_bytes(
+    fresh: &PlanFile,
+    table: &ImageToc,
+    needed: &[bool],
+) -> Result<u64, Error> {
+    let sizes = TocSizes {
+        want: table,
+        base_images: &[],
+    };
+    let mut sum = 0;
+    for (nth, frame) in (0..).zip(fresh.header()?.frames.cursor(&sizes)?) {
+        let (mut all, mut of_it) = (0, 0);
+        for member in &frame?.members {
+            all += member.len;
+            if is_set(needed, member.content) {
+                of_it += member.len;
             }
         }
-        out.flush()?;
-        Ok(out.frames)
+        if let Some(PlanRecord::InPack(place)) = fresh.record(nth) {
+            sum += u64::from(place.len) * of_it / all.max(1);
+        }
     }
+    Ok(sum)
+}
 
-    /// Bytes that the changed files take as they are packed: what an answer is measured against.
-    pub(super) fn changed(
-        &self,
-        fresh: &PlanFile,
-        table: &ImageToc,
-        needed: &[bool],
-    ) -> Result<u64, Error> {
-        let sizes = TocSizes {
-            want: table,
-            base_images: &[],
+fn candidates(
+    context: &Context,
+    fresh: &PlanFile,
+    want: &Digest,
+    table: &ImageToc,
+    bases: &[LoadedBase],
+    needed: &[bool],
+) -> Result<Vec<Candidate>, Error> {
+    let sizes = TocSizes {
+        want: table,
+        base_images: &[],
+    };
+    let is_large = |size: Option<u64>| size.is_some_and(|size| size >= CHUNKED_FROM);
+    let is_chunked = |number| is_set(needed, number) && is_large(table.contents().size(number));
+    let old = match (0..table.contents().len()).any(is_chunked) {
+        true => base_chunks(context, table, bases),
+        false => Old::new(),
+    };
+    let new = match old.is_empty() {
+        true => HashMap::new(),
+        false => chunks_of(context, want, table, &is_chunked),
+    };
+    let mut candidates = Vec::new();
+    for (nth, frame) in (0..).zip(fresh.header()?.frames.cursor(&sizes)?) {
+        let frame = frame?;
+        let is_needed = |member: &Slice| is_set(needed, member.content);
+        if !frame.members.iter().any(is_needed) {
+            continue;
+        }
+        let place = match fresh.record(nth) {
+            Some(PlanRecord::InPack(place)) => Some(place),
+            _ => None,
         };
-        let mut sum = 0;
-        for (nth, frame) in (0..).zip(fresh.header()?.frames.cursor(&sizes)?) {
-            let (mut all, mut of_it) = (0, 0);
-            for member in &frame?.members {
-                all += member.len;
-                if is_set(needed, member.content) {
-                    of_it += member.len;
+        let mut parts = Vec::new();
+        let (mut at, mut literal) = (0, 0);
+        for member in &frame.members {
+            if is_needed(member) {
+                let chunks = new.get(&member.content).map_or(&[][..], Vec::as_slice);
+                parts.extend(cut(member, at, chunks, &old));
+            }
+            at += member.len;
+        }
+        for part in parts.iter().filter(|part| part.copy.is_none()) {
+            literal += part.slice.len;
+        }
+        let record = place.map_or(0, |place| u64::from(place.len));
+        let had = at - literal;
+        let needed: u64 = (frame.members.iter().filter(|it| is_needed(it)))
+            .map(|member| member.len)
+            .sum();
+        candidates.push(Candidate {
+            nth,
+            place,
+            record,
+            share: record * needed / at.max(1),
+            saved: record * had / at.max(1),
+            is_worth: had >= at / WORTH,
+            work: if literal == 0 { 0 } else { at + literal },
+            frame,
+            parts,
+        });
+    }
+    Ok(candidates)
+}
+
+/// Chunks of what the worker has and the wanted image has not.
+fn base_chunks(context: &Context, want: &ImageToc, bases: &[LoadedBase]) -> Old {
+    let mut old = Old::new();
+    for (image, base) in (0..).zip(bases) {
+        let Some(table) = &base.table else { continue };
+        let view = TocView {
+            table,
+            contents: base.contents(),
+        };
+        let gone = view.lacking(&[TocView::with_layers(want)]);
+        let chunks = chunks_of(context, &base.have.manifest, table, &|number| {
+            is_set(&gone, number)
+        });
+        // In order of their numbers: the same question has the same answer.
+        let mut chunks: Vec<_> = chunks.into_iter().collect();
+        chunks.sort_unstable_by_key(|(number, _)| *number);
+        for (content, chunks) in chunks {
+            for chunk in chunks {
+                if old.len() >= CHUNKS {
+                    return old;
                 }
-            }
-            if let Some(PlanRecord::InPack(place)) = fresh.record(nth) {
-                sum += u64::from(place.len) * of_it / all.max(1);
+                old.entry(chunk.content).or_insert(BaseSlice {
+                    image,
+                    slice: Slice {
+                        content,
+                        offset: chunk.offset,
+                        len: chunk.len.into(),
+                    },
+                });
             }
         }
-        Ok(sum)
     }
+    old
+}
 
-    fn candidates(
-        &self,
-        fresh: &PlanFile,
-        want: &pierhead_oci::Digest,
-        table: &ImageToc,
-        bases: &[LoadedBase],
-        needed: &[bool],
-    ) -> Result<Vec<Candidate>, Error> {
-        let sizes = TocSizes {
-            want: table,
-            base_images: &[],
+/// The chunks of some contents of an image, by their numbers; without those that cannot be told any more.
+fn chunks_of(
+    context: &Context,
+    image: &Digest,
+    table: &ImageToc,
+    is_meant: &dyn Fn(u32) -> bool,
+) -> HashMap<u32, Vec<Chunk>> {
+    // The first blob is the config.
+    let blobs = context.images.blobs(image).into_iter().skip(1);
+    let (mut found, mut count) = (HashMap::new(), 0);
+    for (layer, blob) in table.layers().zip(blobs) {
+        let (Ok(layer), Ok(index)) = (layer, LayerIndex::open(&context.paths.layer(&blob))) else {
+            continue;
         };
-        let is_large = |size: Option<u64>| size.is_some_and(|size| size >= CHUNKED_FROM);
-        let is_chunked = |number| is_set(needed, number) && is_large(table.contents().size(number));
-        let old = match (0..table.contents().len()).any(is_chunked) {
-            true => self.old(table, bases),
-            false => Old::new(),
-        };
-        let new = match old.is_empty() {
-            true => HashMap::new(),
-            false => self.chunks_of(want, table, &is_chunked),
-        };
-        let mut candidates = Vec::new();
-        for (nth, frame) in (0..).zip(fresh.header()?.frames.cursor(&sizes)?) {
-            let frame = frame?;
-            let is_needed = |member: &Slice| is_set(needed, member.content);
-            if !frame.members.iter().any(is_needed) {
+        for number in layer.files {
+            let contents = table.contents();
+            let is_large = contents
+                .size(number)
+                .is_some_and(|size| size >= CHUNKED_FROM);
+            if !is_large || !is_meant(number) || found.contains_key(&number) {
                 continue;
             }
-            let place = match fresh.record(nth) {
-                Some(PlanRecord::InPack(place)) => Some(place),
-                _ => None,
-            };
-            let mut parts = Vec::new();
-            let (mut at, mut literal) = (0, 0);
-            for member in &frame.members {
-                if is_needed(member) {
-                    let chunks = new.get(&member.content).map_or(&[][..], Vec::as_slice);
-                    parts.extend(cut(member, at, chunks, &old));
-                }
-                at += member.len;
-            }
-            for part in parts.iter().filter(|part| part.copy.is_none()) {
-                literal += part.slice.len;
-            }
-            let record = place.map_or(0, |place| u64::from(place.len));
-            let had = at - literal;
-            let needed: u64 = (frame.members.iter().filter(|it| is_needed(it)))
-                .map(|member| member.len)
-                .sum();
-            candidates.push(Candidate {
-                nth,
-                place,
-                record,
-                share: record * needed / at.max(1),
-                saved: record * had / at.max(1),
-                is_worth: had >= at / WORTH,
-                work: if literal == 0 { 0 } else { at + literal },
-                frame,
-                parts,
-            });
-        }
-        Ok(candidates)
-    }
-
-    /// Chunks of what the worker has and the wanted image has not.
-    fn old(&self, want: &ImageToc, bases: &[LoadedBase]) -> Old {
-        let mut old = Old::new();
-        for (image, base) in (0..).zip(bases) {
-            let Some(table) = &base.table else { continue };
-            let view = TocView {
-                table,
-                contents: base.contents(),
-            };
-            let gone = view.lacking(&[TocView::with_layers(want)]);
-            let chunks =
-                self.chunks_of(&base.have.manifest, table, &|number| is_set(&gone, number));
-            // In order of their numbers: the same question has the same answer.
-            let mut chunks: Vec<_> = chunks.into_iter().collect();
-            chunks.sort_unstable_by_key(|(number, _)| *number);
-            for (content, chunks) in chunks {
-                for chunk in chunks {
-                    if old.len() >= CHUNKS {
-                        return old;
-                    }
-                    old.entry(chunk.content).or_insert(BaseSlice {
-                        image,
-                        slice: Slice {
-                            content,
-                            offset: chunk.offset,
-                            len: chunk.len.into(),
-                        },
-                    });
-                }
-            }
-        }
-        old
-    }
-
-    /// The chunks of some contents of an image, by their numbers; without those that cannot be told any more.
-    fn chunks_of(
-        &self,
-        image: &pierhead_oci::Digest,
-        table: &ImageToc,
-        is_meant: &dyn Fn(u32) -> bool,
-    ) -> HashMap<u32, Vec<Chunk>> {
-        let blobs = lock(&self.images)
-            .get(image)
-            .map(|row| row.row.blobs.clone());
-        // The first is the config.
-        let blobs = blobs.unwrap_or_default().into_iter().skip(1);
-        let (mut found, mut count) = (HashMap::new(), 0);
-        for (layer, blob) in table.layers().zip(blobs) {
-            let (Ok(layer), Ok(index)) = (layer, LayerIndex::open(&self.paths.layer(&blob))) else {
+            let Some(content) = contents.content(number) else {
                 continue;
             };
-            for number in layer.files {
-                let contents = table.contents();
-                let is_large = contents
-                    .size(number)
-                    .is_some_and(|size| size >= CHUNKED_FROM);
-                if !is_large || !is_meant(number) || found.contains_key(&number) {
-                    continue;
-                }
-                let Some(content) = contents.content(number) else {
-                    continue;
-                };
-                if let Ok(chunks) = index.chunks(&content) {
-                    count += chunks.len();
-                    found.insert(number, chunks);
-                }
-                if count >= CHUNKS {
-                    return found;
-                }
+            if let Ok(chunks) = index.chunks(&content) {
+                count += chunks.len();
+                found.insert(number, chunks);
+            }
+            if count >= CHUNKS {
+                return found;
             }
         }
-        found
     }
+    found
+}
 
-    /// Hands on the parts of a frame that are needed.
-    fn apart(
-        &self,
-        fresh: &PlanFile,
-        one: Candidate,
-        place: &RecordLocation,
-        out: &mut FrameWriter<'_>,
-    ) -> Result<(), Error> {
-        let mut bytes = Vec::new();
-        if one.work > 0 {
-            let mut payload = Vec::new();
-            let head = self.packs.read(place, &mut payload)?;
-            let len = one.frame.members.iter().map(|member| member.len).sum();
-            decode(head.coding, &payload, len, &mut bytes)?;
-        }
-        let literal = |part: &Part| {
-            let start = usize::try_from(part.at).unwrap_or(usize::MAX);
-            let len = usize::try_from(part.slice.len).unwrap_or(usize::MAX);
-            let bytes = start.checked_add(len).and_then(|end| bytes.get(start..end));
-            bytes.ok_or_else(|| Error::malformed("frame", "it ends too early"))
-        };
-        let parts = || one.parts.iter().filter(|part| part.copy.is_none());
-        let sum: u64 = parts().map(|part| part.slice.len).sum();
-        if sum > bytes.len() as u64 / 2 {
-            // Packing had more time: without a little of it a frame may be longer than with it.
-            let mut all = Vec::new();
-            for part in parts() {
-                all.extend_from_slice(literal(part)?);
-            }
-            if out.coded(&all)? + RECORD_HEAD as u64 >= one.record {
-                return out.whole(fresh, one.nth, one.frame);
-            }
-        }
-        for part in &one.parts {
-            match part.copy {
-                Some(piece) => out.copy(part.slice, piece)?,
-                None => out.literal(part.slice, literal(part)?)?,
-            }
-        }
-        Ok(())
+/// Hands on the parts of a frame that are needed.
+fn write_parts(
+    context: &Context,
+    fresh: &PlanFile,
+    one: Candidate,
+    place: &RecordLocation,
+    out: &mut FrameWriter<'_>,
+) -> Result<(), Error> {
+    let mut bytes = Vec::new();
+    if one.work > 0 {
+        let mut payload = Vec::new();
+        let head = context.packs.read(place, &mut payload)?;
+        let len = one.frame.members.iter().map(|member| member.len).sum();
+        decode(head.coding, &payload, len, &mut bytes)?;
     }
+    let literal = |part: &Part| {
+        let start = usize::try_from(part.at).unwrap_or(usize::MAX);
+        let len = usize::try_from(part.slice.len).unwrap_or(usize::MAX);
+        let bytes = start.checked_add(len).and_then(|end| bytes.get(start..end));
+        bytes.ok_or_else(|| Error::malformed("frame", "it ends too early"))
+    };
+    let parts = || one.parts.iter().filter(|part| part.copy.is_none());
+    let sum: u64 = parts().map(|part| part.slice.len).sum();
+    if sum > bytes.len() as u64 / 2 {
+        // Packing had more time: without a little of it a frame may be longer than with it.
+        let mut all = Vec::new();
+        for part in parts() {
+            all.extend_from_slice(literal(part)?);
+        }
+        if out.coded(&all)? + RECORD_HEAD as u64 >= one.record {
+            return out.whole(fresh, one.nth, one.frame);
+        }
+    }
+    for part in &one.parts {
+        match part.copy {
+            Some(piece) => out.copy(part.slice, piece)?,
+            None => out.literal(part.slice, literal(part)?)?,
+        }
+    }
+    Ok(())
 }
 
 /// Takes those apart that save most, while there is time; then those that must be, since more would be sent than the

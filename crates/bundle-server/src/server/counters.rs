@@ -1,10 +1,6 @@
-//! What the library counts.
+//! Counters of the bundle server.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use super::{BundleServer, lock};
-use crate::directory::Stage;
 
 /// Counts since the start.
 #[derive(Default)]
@@ -66,44 +62,21 @@ pub struct Stat {
     pub plan_hits: u64,
 }
 
-impl BundleServer {
-    /// See [`Stat`]. Looks at every file of the library.
-    pub fn stat(&self) -> Stat {
-        let inner = &self.inner;
-        let mut stat = Stat::default();
-        let mut fast = HashSet::new();
-        for row in lock(&inner.images).values() {
-            match &row.row.stage {
-                Stage::Ready => stat.ready += 1,
-                Stage::Fast(layers) => {
-                    stat.ready += 1;
-                    fast.extend(layers.iter().copied());
-                }
-                Stage::Waiting => stat.waiting += 1,
-                Stage::Refused(_) => stat.refused += 1,
-            }
-        }
-        stat.jobs = u64::try_from(lock(&inner.queue).len()).unwrap_or(u64::MAX);
-        let packs = inner.packs.stat();
-        let counters = &inner.counters;
+impl Counters {
+    /// The counts alone; everything else is 0.
+    pub(super) fn stat(&self) -> Stat {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (stat.index, stat.plans) = inner.paths.bytes();
         Stat {
-            packs: packs.bytes,
-            fast_layers: fast.len() as u64,
-            optimized: read(&counters.optimized),
-            packs_budget: inner.config.pack_budget,
-            packs_evicted: packs.evicted,
-            plans_budget: inner.config.plan_budget,
-            indexed_layers: read(&counters.indexed_layers),
-            indexed_bytes: read(&counters.indexed_bytes),
-            diff_id_mismatches: read(&counters.diff_id_mismatches),
-            failed: read(&counters.failed),
-            cancelled: read(&counters.cancelled),
-            pairs: read(&counters.pairs),
-            planned: read(&counters.plans),
-            plan_hits: read(&counters.plan_hits),
-            ..stat
+            indexed_layers: read(&self.indexed_layers),
+            indexed_bytes: read(&self.indexed_bytes),
+            diff_id_mismatches: read(&self.diff_id_mismatches),
+            failed: read(&self.failed),
+            cancelled: read(&self.cancelled),
+            pairs: read(&self.pairs),
+            optimized: read(&self.optimized),
+            planned: read(&self.plans),
+            plan_hits: read(&self.plan_hits),
+            ..Stat::default()
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
 
+use super::context::Context;
 use super::cpu_share::{CpuShare, NAP};
-use super::{BundleServer, lock};
+use super::toc_access::load_toc;
 use pierhead_toc::Tree;
 use pierhead_toc::layer::LayerIndex;
 use pierhead_toc::{Error, FileDigest};
@@ -22,88 +22,70 @@ pub struct HotRanges {
     pub ranges: Vec<Range<u64>>,
 }
 
-impl BundleServer {
-    /// Images of which a start was traced, the latest first.
-    pub fn traced_images(&self) -> Vec<Digest> {
-        let images = lock(&self.inner.images);
-        let mut traced: Vec<_> = images
-            .iter()
-            .filter(|(image, row)| {
-                row.row.stage.is_ready() && self.inner.paths.trace(image).exists()
-            })
-            .map(|(image, row)| (row.row.came, *image))
-            .collect();
-        drop(images);
-        traced.sort_unstable_by_key(|(came, _)| std::cmp::Reverse(*came));
-        traced.into_iter().map(|(_, image)| image).collect()
-    }
-
-    /// What a start of that image reads of each of its layers that is here, as its trace has it; nothing without one. Contents
-    /// that several layers have are read from the uppermost, as a mount does. Reads and decodes that much of
-    /// the layers, at the pace of what can wait.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] when the image is not ready (any more), [`Error::Stopped`] at the end; those of the layers.
-    pub fn hot_ranges(&self, image: &Digest) -> Result<Vec<HotRanges>, Error> {
-        let is_ending = || self.inner.stop.load(Ordering::Relaxed);
-        loop {
-            match self.hot_ranges_now(image) {
-                // It gave up what it held: the machine is short of something.
-                Err(Error::Stopped) if !is_ending() => {
-                    let rest = &self.inner.config.background;
-                    while rest.is_paused() && !is_ending() {
-                        rest.wait_while_paused(NAP);
-                    }
-                }
-                done => return done,
-            }
-        }
-    }
-
-    fn hot_ranges_now(&self, image: &Digest) -> Result<Vec<HotRanges>, Error> {
-        let inner = &self.inner;
-        let missing = || Error::Missing(image.to_string());
-        let blobs = self.blobs(image).ok_or_else(missing)?;
-        let Some(files) = inner.traced(image)? else {
-            return Ok(Vec::new());
-        };
-        let mut wanted: HashSet<FileDigest> = {
-            let table = inner.made_table(image)?;
-            let tree = Tree::of(pierhead_toc::TocView::mounted(&table))?;
-            let contents = files.iter().filter_map(|path| {
-                let number = tree.file(path.as_bytes())?;
-                tree.content(number).map(|(content, _)| content)
-            });
-            contents.collect()
-        };
-        let share = CpuShare::new(inner.config.cpu_percent, inner.stop.clone());
-        let rest = inner.config.background.clone();
-        let mut share = share.resting(rest).after(inner.busy.clone());
-        let mut hot_ranges = Vec::new();
-        // The first is the config.
-        for blob in blobs.iter().skip(1).rev() {
-            let failed = |error| Error::io(format!("read {blob}"), error);
-            let Some(open) = inner.blobs.open(blob).map_err(failed)? else {
-                continue;
-            };
-            let index = LayerIndex::open(&inner.paths.layer(blob))?;
-            let mut contents = Vec::new();
-            for content in &wanted {
-                if index.holds(content)? {
-                    contents.push(*content);
+/// What a start of that image reads of each of its layers that is here, as its trace has it; nothing without one. Contents
+/// that several layers have are read from the uppermost, as a mount does. Reads and decodes that much of
+/// the layers, at the pace of what can wait.
+///
+/// # Errors
+/// [`Error::Missing`] when the image is not ready (any more), [`Error::Stopped`] at the end; those of the layers.
+pub(super) fn hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRanges>, Error> {
+    let is_ending = || context.queue.is_stopped();
+    loop {
+        match try_hot_ranges(context, image) {
+            // It gave up what it held: the machine is short of something.
+            Err(Error::Stopped) if !is_ending() => {
+                let rest = &context.config.background;
+                while rest.is_paused() && !is_ending() {
+                    rest.wait_while_paused(NAP);
                 }
             }
-            contents.iter().for_each(|content| {
-                wanted.remove(content);
-            });
-            let ranges = index.hot_ranges(Arc::clone(&open), &contents, &mut share)?;
-            if !ranges.is_empty() {
-                hot_ranges.push(HotRanges {
-                    blob: *blob,
-                    ranges,
-                });
+            done => return done,
+        }
+    }
+}
+
+fn try_hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRanges>, Error> {
+    let missing = || Error::Missing(image.to_string());
+    let blobs = context.images.blobs_of_ready(image).ok_or_else(missing)?;
+    let Some(files) = context.traces.merged(image)? else {
+        return Ok(Vec::new());
+    };
+    let mut wanted: HashSet<FileDigest> = {
+        let table = load_toc(context, image)?;
+        let tree = Tree::of(pierhead_toc::TocView::mounted(&table))?;
+        let contents = files.iter().filter_map(|path| {
+            let number = tree.file(path.as_bytes())?;
+            tree.content(number).map(|(content, _)| content)
+        });
+        contents.collect()
+    };
+    let share = CpuShare::new(context.config.cpu_percent, context.queue.stop_flag());
+    let rest = context.config.background.clone();
+    let mut share = share.resting(rest).after(context.queue.indexing());
+    let mut hot_ranges = Vec::new();
+    // The first is the config.
+    for blob in blobs.iter().skip(1).rev() {
+        let failed = |error| Error::io(format!("read {blob}"), error);
+        let Some(open) = context.blobs.open(blob).map_err(failed)? else {
+            continue;
+        };
+        let index = LayerIndex::open(&context.paths.layer(blob))?;
+        let mut contents = Vec::new();
+        for content in &wanted {
+            if index.holds(content)? {
+                contents.push(*content);
             }
         }
-        Ok(hot_ranges)
+        contents.iter().for_each(|content| {
+            wanted.remove(content);
+        });
+        let ranges = index.hot_ranges(Arc::clone(&open), &contents, &mut share)?;
+        if !ranges.is_empty() {
+            hot_ranges.push(HotRanges {
+                blob: *blob,
+                ranges,
+            });
+        }
     }
+    Ok(hot_ranges)
 }

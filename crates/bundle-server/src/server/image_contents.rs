@@ -1,97 +1,54 @@
-//! Single contents: from packs through one cache for all who read, from layers only when no pack has them.
+//! The contents of one image as a [`Source`]: from packs, or from layers when no pack has them.
 
 use std::io;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use pierhead_oci::Digest;
 
-use super::open_layers::Layers;
-use super::{Inner, RECENT_MEMORY, lock};
-use crate::directory::Directory;
-use crate::pack::{Contents, Packs};
+use super::context::Context;
+use super::image_sources::open_layers;
+use super::open_layers::OpenLayers;
 use pierhead_toc::{FileDigest, Source};
 
-/// Images whose layers are held open: up to a MiB for each layer that was read lately.
-const OPEN: usize = 2;
-
-/// What all readers share.
-pub(super) struct Files {
-    packed: Contents,
-    opened: Mutex<Vec<(Digest, Arc<Layers>)>>,
-}
-
-impl Files {
-    pub(super) fn new(packs: &Arc<Packs>, directory: &Arc<Directory>) -> Self {
-        let nothing = Arc::new(Layers::default());
-        Self {
-            packed: Contents::new(packs.clone(), directory.clone(), nothing, RECENT_MEMORY),
-            opened: Mutex::default(),
-        }
-    }
-}
-
-/// The contents of an image. Holds nothing itself, however slowly somebody takes them.
+/// Holds no layer and no pack open between two reads, however slowly a client takes the bytes.
 pub(super) struct ImageContents {
-    pub(super) inner: Weak<Inner>,
+    pub(super) context: Weak<Context>,
     pub(super) image: Digest,
 }
 
 impl ImageContents {
-    fn inner(&self) -> io::Result<Arc<Inner>> {
-        let closed = || io::Error::other("the library was closed");
-        self.inner.upgrade().ok_or_else(closed)
+    fn context(&self) -> io::Result<Arc<Context>> {
+        let closed = || io::Error::other("the bundle server was closed");
+        self.context.upgrade().ok_or_else(closed)
     }
 
-    fn unpacked<T>(
+    fn read_layers<T>(
         &self,
-        inner: &Inner,
-        read: impl FnOnce(&Layers) -> io::Result<T>,
+        context: &Context,
+        read: impl FnOnce(&OpenLayers) -> io::Result<T>,
     ) -> io::Result<T> {
-        read(&inner.opened(&self.image)).inspect_err(|_| {
-            // One of them is damaged, or was not there yet: the next read looks again.
-            lock(&inner.files.opened).retain(|(of, _)| *of != self.image);
+        let open = || open_layers(context, &[self.image]);
+        read(&context.layers.layers(&self.image, open)).inspect_err(|_| {
+            // A layer is damaged, or was not there yet. The next read opens them again.
+            context.layers.close(&self.image);
         })
-    }
-}
-
-impl Inner {
-    /// The layers of an image, opened: those that were used last are still.
-    fn opened(&self, image: &Digest) -> Arc<Layers> {
-        let mut opened = lock(&self.files.opened);
-        let found = opened.iter().position(|(of, _)| of == image);
-        let entry = match found {
-            Some(at) => opened.remove(at),
-            None => (*image, Arc::new(self.layers(&[*image]))),
-        };
-        let layers = entry.1.clone();
-        opened.push(entry);
-        if opened.len() > OPEN {
-            opened.remove(0);
-        }
-        layers
-    }
-
-    /// Closes them, and tables: evicted blobs and deleted files take room as long as they are open.
-    pub(super) fn close_layers(&self) {
-        self.tables.close();
-        lock(&self.files.opened).clear();
     }
 }
 
 impl Source for ImageContents {
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
-        let inner = self.inner()?;
-        match inner.files.packed.size(content)? {
-            None => self.unpacked(&inner, |layers| layers.size(content)),
+        let context = self.context()?;
+        match context.layers.packed.size(content)? {
+            None => self.read_layers(&context, |layers| layers.size(content)),
             found => Ok(found),
         }
     }
 
     fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let inner = self.inner()?;
-        match inner.files.packed.read_at(content, offset, buf) {
+        let context = self.context()?;
+        match context.layers.packed.read_at(content, offset, buf) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.unpacked(&inner, |layers| layers.read_at(content, offset, buf))
+                self.read_layers(&context, |layers| layers.read_at(content, offset, buf))
             }
             other => other,
         }

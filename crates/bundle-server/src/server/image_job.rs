@@ -1,80 +1,80 @@
-//! What comes of an image once it was worked on, and who is told.
+//! The job of one image: indexes it, and records the result.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pierhead_oci::Digest;
 
+use super::context::Context;
 use super::counters::count;
 use super::cpu_share::CpuShare;
-use super::job_queue::QueuedImage;
-use super::{Inner, lock};
+use super::indexing::{discard, index_image};
+use super::job_queue::{QueuedImage, RETRY_INTERVAL};
+use super::patches::prepare_pair;
+use super::record_locations::find_locations;
 use crate::directory::Stage;
-use pierhead_bundle::api::{Progress, Stage as At};
 use pierhead_toc::layer::Pace as _;
 use pierhead_toc::{Error, Fault};
 
-/// How often an image is tried again that this machine's trouble has stopped, and how long it waits.
-const TRIES: u32 = 5;
-pub(super) const AGAIN: Duration = Duration::from_secs(30);
+/// Maximum number of attempts at an image after faults of this host.
+const MAX_TRIES: u32 = 5;
 
-/// Does all there is to do for an image, and notes what came of it.
-pub(super) fn image(
-    inner: &Arc<Inner>,
-    taken: &QueuedImage,
+/// Indexes an image and records its new stage.
+pub(super) fn run_image_job(
+    context: &Context,
+    image: &QueuedImage,
     share: &mut CpuShare,
 ) -> Result<(), Error> {
-    let (manifest, tries) = (&taken.manifest, taken.tries);
-    let again = |tries, at| {
-        inner.requeue(QueuedImage {
+    let (manifest, tries) = (&image.manifest, image.tries);
+    let retry = |tries, at| {
+        let image = QueuedImage {
             tries,
             at,
-            ..taken.clone()
-        });
+            ..image.clone()
+        };
+        context.images.requeue(image, &context.queue);
     };
-    let _packing = inner.packing.read().unwrap_or_else(PoisonError::into_inner);
-    inner.indexing_runs.fetch_add(1, Ordering::Relaxed);
-    inner.note(manifest)?;
+    let _indexing = context.pack_usage.begin_indexing();
+    context.images.save(manifest)?;
     let started = Instant::now();
-    let done = inner.image(manifest, share);
+    let done = index_image(context, manifest, share);
     let stage = match &done {
         Ok(fast) if fast.is_empty() => Some(Stage::Ready),
         Ok(fast) => Some(Stage::Fast(fast.clone())),
         Err(Error::Stopped) => return done.map(drop),
-        // Nothing but a file of ours has a format that an image cannot get wrong. Once is enough, should it do so.
+        // Damage is in a file of this server. One retry without these files is enough.
         Err(error) if error.is_damage() && tries == 0 => {
             tracing::warn!(%manifest, %error, "what was made of an image is damaged; it is made anew");
-            inner.discard(manifest);
-            again(1, None);
-            count(&inner.counters.failed);
+            discard(context, manifest);
+            retry(1, None);
+            count(&context.counters.failed);
             return Ok(());
         }
         Err(error) if error.fault() == Fault::Theirs => {
-            count(&inner.counters.refused);
-            // The operator can do nothing about it, and each start meets it again.
+            count(&context.counters.refused);
+            // Not a warning: the operator cannot change the image, and each start meets it again.
             tracing::info!(%manifest, %error, "an image cannot be bundled");
             Some(Stage::Refused(error.to_string()))
         }
-        // Evicted meanwhile: whoever asks has it pulled again.
+        // The cache evicted a blob. The next request pulls the image again.
         Err(Error::Missing(_)) => None,
-        Err(error) if tries < TRIES => {
+        Err(error) if tries < MAX_TRIES => {
             tracing::warn!(%manifest, %error, "an image could not be indexed, and will be tried again");
-            let at = Instant::now() + AGAIN;
-            again(tries + 1, Some(at));
-            count(&inner.counters.failed);
+            retry(tries + 1, Some(Instant::now() + RETRY_INTERVAL));
+            count(&context.counters.failed);
             return Ok(());
         }
         Err(_) => None,
     };
     let is_ready = stage.as_ref().is_some_and(Stage::is_ready);
     let is_fast = matches!(stage, Some(Stage::Fast(_)));
-    inner.settle(manifest, stage)?;
+    context.images.settle(manifest, stage)?;
     if is_ready {
-        inner.log_ready(manifest, started);
-        inner.queue_pairs(manifest);
+        log_ready(context, manifest, started);
+        let older = context.images.older_versions(manifest).into_iter();
+        let older = older.take(context.config.max_pairs);
+        context.queue.pairs(older.map(|old| (*manifest, old)));
         if is_fast {
-            lock(&inner.queue).optimize(*manifest);
+            context.queue.optimize([*manifest]);
         }
         return Ok(());
     }
@@ -84,107 +84,29 @@ pub(super) fn image(
     }
 }
 
-impl Inner {
-    /// The line of an image that bundles can be made of from now on.
-    fn log_ready(&self, manifest: &Digest, started: Instant) {
-        // The lock is free by now: requests need it, and a write to the log can block.
-        let image = lock(&self.images)
-            .get(manifest)
-            .map(|row| row.row.repository.clone());
-        let image = image.as_ref().map(tracing::field::display);
-        let seconds = (started.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
-        tracing::info!(image, %manifest, seconds, "image ready for bundles");
-    }
+fn log_ready(context: &Context, manifest: &Digest, started: Instant) {
+    let image = context.images.repository(manifest);
+    let image = image.as_ref().map(tracing::field::display);
+    let seconds = (started.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+    tracing::info!(image, %manifest, seconds, "image ready for bundles");
+}
 
-    /// How far an image is, for those who ask.
-    pub(super) fn progress(&self, manifest: &Digest, stage: At, done: u64, total: u64) {
-        if let Some(row) = lock(&self.images).get_mut(manifest) {
-            row.progress = Some(Progress { stage, done, total });
-        }
+/// Makes the optimized patches from one image to another, if both are still ready.
+pub(super) fn prepare_pair_if_ready(
+    context: &Context,
+    new: &Digest,
+    old: &Digest,
+    share: &mut CpuShare,
+) -> Result<(), Error> {
+    match context.images.is_ready(new) && context.images.is_ready(old) {
+        true => prepare_pair(context, new, old, share),
+        false => Ok(()),
     }
+}
 
-    /// Puts an image back among those that wait. Under the lock of the images: whoever begins to wait for it finds it here, or is
-    /// seen here.
-    pub(super) fn requeue(&self, image: QueuedImage) {
-        let manifest = image.manifest;
-        let images = lock(&self.images);
-        let awaited = images
-            .get(&manifest)
-            .is_some_and(|row| row.awaited.load(Ordering::Relaxed));
-        lock(&self.queue).push(QueuedImage { awaited, ..image });
-        drop(images);
-        self.progress(&manifest, At::Wait, 0, 0);
-    }
-
-    /// Writes down that an image waits, so that a crash does not forget it.
-    fn note(&self, manifest: &Digest) -> Result<(), Error> {
-        let row = lock(&self.images).get(manifest).map(|row| row.row.clone());
-        match row {
-            Some(row) => self.directory.put_image(manifest, Some(&row)),
-            None => Ok(()),
-        }
-    }
-
-    /// Notes what came of an image; `None` forgets it.
-    pub(super) fn settle(&self, manifest: &Digest, stage: Option<Stage>) -> Result<(), Error> {
-        let row = {
-            let mut images = lock(&self.images);
-            match (stage, images.get_mut(manifest)) {
-                (Some(stage), Some(row)) => {
-                    row.row.stage = stage;
-                    row.progress = None;
-                    Some(row.row.clone())
-                }
-                _ => {
-                    images.remove(manifest);
-                    None
-                }
-            }
-        };
-        // Why an image is refused may be mended by a restart: another size, another version.
-        let lasts = row
-            .as_ref()
-            .filter(|row| !matches!(row.stage, Stage::Refused(_)));
-        self.directory.put_image(manifest, lasts)?;
-        self.directory.flush()
-    }
-
-    /// Images, and where contents are packed.
-    pub(super) fn tell(&self, share: &mut CpuShare) -> Result<(), Error> {
-        let rows: Vec<_> = lock(&self.images)
-            .iter()
-            .filter(|(_, row)| !matches!(row.row.stage, Stage::Refused(_)))
-            .map(|(manifest, row)| (*manifest, row.row.clone()))
-            .collect();
-        for (manifest, row) in rows {
-            self.directory.put_image(&manifest, Some(&row))?;
-            share.pause(0)?;
-        }
-        super::places(&self.packs, &self.directory, &mut || share.pause(0))?;
-        self.directory.flush()
-    }
-
-    /// Has patches made from the versions of its repository that came last.
-    fn queue_pairs(&self, manifest: &Digest) {
-        let mut older = Vec::new();
-        {
-            let images = lock(&self.images);
-            let Some(new) = images.get(manifest) else {
-                return;
-            };
-            for (digest, row) in &*images {
-                let is_older = row.row.repository == new.row.repository
-                    && row.row.stage.is_ready()
-                    && row.row.came < new.row.came;
-                if is_older {
-                    older.push((row.row.came, *digest));
-                }
-            }
-        }
-        older.sort();
-        let mut queue = lock(&self.queue);
-        for (_, old) in older.into_iter().rev().take(self.config.max_pairs) {
-            queue.pair(*manifest, old);
-        }
-    }
+/// Fills a new directory with all images, and with the locations of all packed contents.
+pub(super) fn rebuild_directory(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
+    context.images.save_all(&mut || share.pause(0))?;
+    find_locations(&context.packs, &context.directory, &mut || share.pause(0))?;
+    context.directory.flush()
 }

@@ -1,37 +1,49 @@
 //! The bundle server: indexes, packs and plans images in the background, and serves bundles of them.
 //!
-//! Everything here follows from blobs and can be made anew from them. From the bottom up: `paths` (which files there
-//! are), `documents` (manifest and config), `steps` (what is done for an image), `queue` (by whom and when), `plans`
-//! (what is kept), `planning` (what is made when it is asked for), `earlier` (what was
-//! handed out and is no longer what is made), `serve` (what is handed out).
+//! Everything on disk follows from the blobs of the cache, and the server can make it again from them.
+//!
+//! State, each with one owner: `image_directory`, `job_queue`, `plan_store`, `toc_store`, `trace_store`, `layer_cache`,
+//! `pack_usage`; `context` holds them all. Work on this state, from the bottom up: `toc_access` and `image_sources`
+//! (inputs), `indexing` (a new image), `planner` (a request), `patches`, `optimize` and `reorder` (low priority),
+//! `maintenance` and `unused_packs` (deletion), `threads` (which thread does what).
 
+mod bundle_header;
 mod chunk_reuse;
 mod config;
+mod context;
 mod counters;
 mod cpu_share;
 mod documents;
+mod expected_order;
 mod frame_writer;
 mod hot_ranges;
 mod image;
 mod image_contents;
+mod image_directory;
 mod image_job;
+mod image_sources;
 mod indexing;
 mod job_queue;
+mod layer_cache;
+mod maintenance;
 mod open_layers;
 mod optimize;
+mod pack_usage;
 mod patches;
 mod paths;
 mod plan_file;
 mod plan_store;
 mod planner;
-mod prune;
+mod record_locations;
+mod reindex;
 mod reorder;
-mod serve;
 mod start_order;
 mod stream;
-mod superseded;
+mod threads;
+mod toc_access;
 mod toc_store;
 mod trace_store;
+mod unused_packs;
 mod write_budget;
 
 pub use config::{Config, RECENT_MEMORY, WORKER_MEMORY};
@@ -42,115 +54,54 @@ pub use stream::{Bundle, Piece, SentFile, Stream};
 pub use trace_store::RecordedTrace;
 pub use write_budget::{UnlimitedWrites, WriteBudget};
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
+use pierhead_bundle::api::StartOrder;
 use pierhead_host::{ClientKey, KeyedLock};
 use pierhead_oci::Digest;
 
-use crate::directory::{Directory, ImageRow, Stage};
-use crate::pack::{self, FrameIndex as _, Packs};
-use counters::Counters;
-use image_contents::Files;
-use job_queue::Queue;
+use crate::directory::Directory;
+use crate::pack::{PackConfig, Packs};
+use context::Context;
+use counters::{Counters, count};
+use image_contents::ImageContents;
+use image_directory::ImageDirectory;
+use job_queue::JobQueue;
+use layer_cache::LayerCache;
+use pack_usage::PackUsage;
 use paths::Paths;
-use pierhead_bundle::api::{Progress, Stage as At};
-use pierhead_toc::{Blobs, Error};
-use plan_file::PlanFile;
+use pierhead_toc::{Blobs, Error, FileDigest, TocView, Tree};
+use plan_store::{PlanStore, request_key, sent_key};
 use toc_store::TocStore;
+use trace_store::TraceStore;
+use write_budget::{OUT_OF_BUDGET, WriteMeter};
 
-/// Images that are known at once; those that came first are forgotten beyond it. Each takes some hundred bytes.
-const MAX_IMAGES: usize = 20_000;
+/// Maximum number of plans in progress. Each holds TOCs, a frame and its bases in memory.
+const MAX_PLANNING: usize = 4;
 
-/// Plans that are made at once: each has tables, a frame and its old versions in memory.
-const PLANNING: usize = 4;
-
-/// The library; clones share everything. Methods block on the disk unless they say that they do not.
+/// The bundle server. Clones share everything. Methods block on the disk unless their documentation says otherwise.
 #[derive(Clone)]
 pub struct BundleServer {
-    inner: Arc<Inner>,
-}
-
-pub(crate) struct Inner {
-    config: Config,
-    blobs: Arc<dyn Blobs>,
-    paths: Paths,
-    directory: Arc<Directory>,
-    packs: Arc<Packs>,
-    files: Files,
-    tables: TocStore,
-    images: Mutex<HashMap<Digest, Row>>,
-    queue: Mutex<Queue>,
-    wake: Condvar,
-    stop: Arc<AtomicBool>,
-    workers: Mutex<Vec<JoinHandle<()>>>,
-    open_plans: Mutex<Vec<(pierhead_toc::FileDigest, Arc<PlanFile>)>>,
-    /// Plans, by the client whose request made them.
-    owned: Mutex<plan_store::Owned>,
-    /// Serializes the updates of traces: each reads, changes and writes a file.
-    trace_lock: Mutex<()>,
-    /// Held by [`BundleServer::prune`].
-    pruning: Mutex<()>,
-    /// Plans that a request or a response may still use.
-    alive: Mutex<Vec<Weak<PlanFile>>>,
-    /// Plans that are being made, by what is asked.
-    planning: KeyedLock<pierhead_toc::FileDigest>,
-    /// Pairs that are being prepared while somebody waits. Taken after `planning`.
-    pairing: KeyedLock<pierhead_toc::FileDigest>,
-    /// Indexing holds it shared, because no plan names the new packs yet.
-    packing: RwLock<()>,
-    /// Number of times that an image was indexed. Changes only while `packing` is held.
-    indexing_runs: AtomicU64,
-    /// Number of images in indexing. Low-priority work pauses while it is not 0.
-    busy: Arc<AtomicUsize>,
-    /// Upper bound of the bytes of plans on disk. Deleting a single plan does not lower it.
-    plans: AtomicU64,
-    counters: Counters,
-    meter: write_budget::WriteMeter,
-    /// Whether unused packs still have to be deleted. Deletion waits while an image is being packed.
-    has_unused_packs: AtomicBool,
-    /// Number of evicted packs at the last cleanup of record positions.
-    tidied: AtomicU64,
-}
-
-/// As an [`ImageRow`], in memory.
-struct Row {
-    row: ImageRow,
-    /// While it is being worked on.
-    progress: Option<Progress>,
-    /// Whether somebody waits for it.
-    awaited: Arc<AtomicBool>,
-    /// The client that pulled the image first.
-    client: ClientKey,
-}
-
-impl Row {
-    fn new(row: ImageRow, progress: Option<Progress>, client: ClientKey) -> Self {
-        let awaited = Arc::default();
-        Self {
-            row,
-            progress,
-            awaited,
-            client,
-        }
-    }
+    context: Arc<Context>,
+    threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
 impl BundleServer {
-    /// Opens what is there, finds again what is missing, and begins to work.
+    /// Opens the data folder, rebuilds what is missing, and starts the background threads.
     ///
     /// # Errors
     /// `Io`.
     pub fn open(config: Config, blobs: Arc<dyn Blobs>) -> Result<Self, Error> {
         let paths = Paths::open(&config.data)?;
-        let packs = Packs::open(pack::PackConfig::new(
+        let packs = Packs::open(PackConfig::new(
             Paths::packs(&config.data),
             config.pack_budget,
         ))?;
         if packs.stat().packs == 0 {
-            // Where packs were deleted their numbers begin again, and a plan would name another image's records.
+            // The numbers of packs begin again after all packs were deleted. An old plan would name records of another image.
             paths.shrink_plans(0)?;
         }
         let (directory, damage) = Directory::open(&Paths::directory(&config.data))?;
@@ -158,63 +109,35 @@ impl BundleServer {
             tracing::warn!(what, "the directory cannot be used; it is made anew");
         }
         if directory.is_new() {
-            places(&packs, &directory, &mut || Ok(()))?;
+            record_locations::find_locations(&packs, &directory, &mut || Ok(()))?;
         }
-        let mut images = HashMap::new();
-        let mut queue = Queue::default();
-        let (mut waiting, mut fast) = (Vec::new(), Vec::new());
-        directory.images(|manifest, row| {
-            match row.stage {
-                Stage::Waiting => waiting.push((row.came, manifest)),
-                Stage::Fast(_) => fast.push((row.came, manifest)),
-                _ => {}
-            }
-            images.insert(manifest, Row::new(row, None, ClientKey::OPERATOR));
-        })?;
-        waiting.sort();
-        for (_, manifest) in waiting {
-            queue.image(manifest, ClientKey::OPERATOR);
-        }
-        fast.sort();
-        for (_, manifest) in fast {
-            queue.optimize(manifest);
-        }
-        let (_, plans) = paths.bytes();
         let (directory, packs) = (Arc::new(directory), Arc::new(packs));
-        let meter = write_budget::WriteMeter::new(config.write_budget.clone());
-        let server = Self {
-            inner: Arc::new(Inner {
-                config,
-                blobs,
-                paths,
-                files: Files::new(&packs, &directory),
-                tables: TocStore::default(),
-                directory,
-                packs,
-                images: Mutex::new(images),
-                queue: Mutex::new(queue),
-                wake: Condvar::new(),
-                stop: Arc::default(),
-                workers: Mutex::default(),
-                open_plans: Mutex::default(),
-                owned: Mutex::default(),
-                trace_lock: Mutex::default(),
-                pruning: Mutex::default(),
-                alive: Mutex::default(),
-                packing: RwLock::default(),
-                indexing_runs: AtomicU64::default(),
-                busy: Arc::default(),
-                planning: KeyedLock::with_max_holders(PLANNING),
-                pairing: KeyedLock::with_max_holders(PLANNING),
-                plans: AtomicU64::new(plans),
-                counters: Counters::default(),
-                meter,
-                has_unused_packs: AtomicBool::default(),
-                tidied: AtomicU64::new(0),
-            }),
-        };
-        job_queue::start(&server.inner)?;
-        Ok(server)
+        let queue = JobQueue::new();
+        let meter = WriteMeter::new(config.write_budget.clone());
+        let context = Arc::new(Context {
+            images: ImageDirectory::open(directory.clone(), &queue)?,
+            plans: PlanStore::new(&config, paths.clone(), packs.clone(), meter.clone()),
+            tocs: TocStore::new(paths.clone(), config.toc_memory),
+            layers: LayerCache::new(&packs, &directory, RECENT_MEMORY),
+            traces: TraceStore::new(paths.clone()),
+            pack_usage: PackUsage::default(),
+            counters: Counters::default(),
+            planning: KeyedLock::with_max_holders(MAX_PLANNING),
+            pairing: KeyedLock::with_max_holders(MAX_PLANNING),
+            pruning: Mutex::default(),
+            config,
+            blobs,
+            paths,
+            directory,
+            packs,
+            queue,
+            meter,
+        });
+        let threads = threads::start(&context)?;
+        Ok(Self {
+            context,
+            threads: Arc::new(Mutex::new(threads)),
+        })
     }
 
     /// As [`Self::offer_for`], on behalf of the operator of this host.
@@ -224,35 +147,8 @@ impl BundleServer {
 
     /// Queues an image that `client` pulled for indexing and packing, unless it is ready. Does not block.
     pub fn offer_for(&self, client: ClientKey, image: Image) {
-        let inner = &self.inner;
-        let mut images = lock(&inner.images);
-        match images.get(&image.manifest) {
-            Some(row) if row.row.stage != Stage::Waiting || row.progress.is_some() => return,
-            _ => {}
-        }
-        if images.len() >= MAX_IMAGES {
-            let oldest = images.iter().min_by_key(|(_, row)| row.row.came);
-            let oldest = oldest.map(|(manifest, _)| *manifest);
-            if let Some(oldest) = oldest {
-                images.remove(&oldest);
-            }
-        }
-        let came = images.values().map(|row| row.row.came).max().unwrap_or(0) + 1;
-        let row = ImageRow {
-            repository: image.repository,
-            came,
-            blobs: Vec::new(),
-            stage: Stage::Waiting,
-        };
-        let progress = Progress {
-            stage: At::Wait,
-            done: 0,
-            total: 0,
-        };
-        images.insert(image.manifest, Row::new(row, Some(progress), client));
-        drop(images);
-        lock(&inner.queue).image(image.manifest, client);
-        inner.wake.notify_all();
+        let context = &self.context;
+        context.images.offer(client, image, &context.queue);
     }
 
     /// As [`Self::awaited_by`], for the operator of this host.
@@ -261,96 +157,257 @@ impl BundleServer {
     }
 
     /// As [`Self::state`], for a client that waits. The image goes before all images without a waiting client and gets a
-    /// whole core; clients take turns. Returns `Refused` when indexing has not started and [`Config::write_budget`] allows no
-    /// more writes. Does not block.
+    /// whole core; clients take turns. Returns `Refused` when indexing has not started and [`Config::write_budget`]
+    /// allows no more writes. Does not block.
     pub fn awaited_by(&self, client: ClientKey, manifest: &Digest) -> State {
-        // One lock for both: one who is overlooked would never be seen again.
-        let images = lock(&self.inner.images);
-        let row = images.get(manifest);
-        let state = state(row);
-        // Whoever asks does without, rather than wait for another day.
-        if matches!(state, State::Working(progress) if progress.stage == At::Wait)
-            && !self.inner.meter.may_write(true)
-        {
-            return State::Refused(write_budget::OUT_OF_BUDGET.to_owned());
-        }
-        if matches!(state, State::Working(_))
-            && let Some(row) = row
-        {
-            row.awaited.store(true, Ordering::Relaxed);
-            lock(&self.inner.queue).first(manifest, client);
-        }
-        state
+        let context = &self.context;
+        let may_begin = || context.meter.may_write(true);
+        let state = context
+            .images
+            .prioritize(manifest, client, may_begin, &context.queue);
+        // The client pulls layers now, in place of a bundle tomorrow.
+        state.unwrap_or_else(|| State::Refused(OUT_OF_BUDGET.to_owned()))
     }
 
-    /// How far an image is. Does not block.
+    /// The state of an image. Does not block.
     pub fn state(&self, manifest: &Digest) -> State {
-        state(lock(&self.inner.images).get(manifest))
+        self.context.images.state(manifest)
     }
 
-    /// Config and layers of an image that is ready. Does not block.
+    /// Config and layers of a ready image. Does not block.
     pub fn blobs(&self, manifest: &Digest) -> Option<Vec<Digest>> {
-        let images = lock(&self.inner.images);
-        let row = images.get(manifest)?;
-        (row.row.stage.is_ready()).then(|| row.row.blobs.clone())
+        self.context.images.blobs_of_ready(manifest)
     }
 
-    /// Ends the work: what is under way is given up, and goes on at the next start.
-    pub fn close(&self) {
-        self.inner.stop.store(true, Ordering::Relaxed);
-        self.inner.wake.notify_all();
-        let workers = std::mem::take(&mut *lock(&self.inner.workers));
-        for worker in workers {
-            // Its panic was told already.
-            let _ = worker.join();
+    /// As [`Self::bundle_for`], for the operator of this host.
+    ///
+    /// # Errors
+    /// As [`Self::bundle_for`].
+    pub fn bundle(
+        &self,
+        want: &Digest,
+        bases: &[RequestBase],
+        layers: bool,
+    ) -> Result<Bundle, Error> {
+        self.bundle_for(ClientKey::OPERATOR, want, bases, layers)
+    }
+
+    /// Finds the plan of a bundle, or makes it. Only a few plans are made at once, since each holds TOCs in memory. A new
+    /// plan counts towards the share of `client` in [`Config::plan_budget`].
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more); `Io`.
+    pub fn bundle_for(
+        &self,
+        client: ClientKey,
+        want: &Digest,
+        bases: &[RequestBase],
+        layers: bool,
+    ) -> Result<Bundle, Error> {
+        let context = &self.context;
+        let bases = context.images.rank_bases(want, bases);
+        // A request that waits here most often finds its plan afterwards.
+        let _planning = context.planning.lock(request_key(want, &bases, layers));
+        if let Some(found) = self.find(want, &bases, layers)? {
+            return Ok(found);
         }
-        if let Err(error) = self.inner.directory.flush() {
+        let planned = planner::plan(context, client, want, &bases, layers);
+        let (key, plan) = planned.inspect_err(|error| {
+            if matches!(error, Error::Missing(_)) {
+                let _ = reindex::reindex(context, want);
+            }
+        })?;
+        context.plans.link_sent(want, layers, &key, &plan);
+        let sent = sent_key(want, layers, &plan.etag);
+        context.plans.charge(client, &key, Some(sent), &plan);
+        Ok(self.bundle_of(plan))
+    }
+
+    /// The bundle, if its plan exists. Cheap.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn planned(
+        &self,
+        want: &Digest,
+        bases: &[RequestBase],
+        layers: bool,
+    ) -> Result<Option<Bundle>, Error> {
+        let bases = self.context.images.rank_bases(want, bases);
+        self.find(want, &bases, layers)
+    }
+
+    /// As [`Self::planned`], with ranked base images.
+    fn find(
+        &self,
+        want: &Digest,
+        bases: &[RequestBase],
+        layers: bool,
+    ) -> Result<Option<Bundle>, Error> {
+        let context = &self.context;
+        let Some(key) = context.plans.key(want, bases, layers)? else {
+            return Ok(None);
+        };
+        // A pack may be gone since: optimized, or evicted.
+        let Some(plan) = context.plans.whole(&key)? else {
+            return Ok(None);
+        };
+        count(&context.counters.plan_hits);
+        context.plans.link_sent(want, layers, &key, &plan);
+        Ok(Some(self.bundle_of(plan)))
+    }
+
+    /// The bundle with this `ETag`, if a client received it for this request and it can still be sent whole. Another
+    /// bundle may have superseded it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn superseded(
+        &self,
+        want: &Digest,
+        bases: &[RequestBase],
+        layers: bool,
+        etag: &str,
+    ) -> Result<Option<Bundle>, Error> {
+        let plan = self.context.plans.sent(want, bases, layers, etag)?;
+        Ok(plan.map(|plan| self.bundle_of(plan)))
+    }
+
+    fn bundle_of(&self, plan: Arc<plan_file::PlanFile>) -> Bundle {
+        Bundle {
+            plan,
+            packs: self.context.packs.clone(),
+        }
+    }
+
+    /// One content of an image; `None` when the image has no such content.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
+    pub fn file(&self, image: &Digest, content: &FileDigest) -> Result<Option<Stream>, Error> {
+        let Some(size) = toc_access::size_in(&self.context, image, content)? else {
+            return Ok(None);
+        };
+        let source = ImageContents {
+            context: Arc::downgrade(&self.context),
+            image: *image,
+        };
+        Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
+    }
+
+    /// Records the files that a start of an image opened, in order, as the vote of that client. Leaves out files that the
+    /// image does not have. Records nothing when no file is left.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready; `Io`.
+    pub fn trace(
+        &self,
+        client: ClientKey,
+        image: &Digest,
+        files: &[String],
+    ) -> Result<RecordedTrace, Error> {
+        let context = &self.context;
+        if self.blobs(image).is_none() {
+            return Err(Error::Missing(image.to_string()));
+        }
+        let toc = toc_access::load_toc(context, image)?;
+        let tree = Tree::of(TocView::mounted(&toc))?;
+        let mut seen = HashSet::new();
+        let files = files
+            .iter()
+            .filter(|path| tree.file(path.as_bytes()).is_some() && seen.insert(path.as_str()));
+        let recorded = context
+            .traces
+            .record(client, image, files.cloned().collect())?;
+        if recorded.is_new {
+            context.queue.reorder(*image);
+        }
+        Ok(recorded)
+    }
+
+    /// Images with a trace of their start, the latest first.
+    pub fn traced_images(&self) -> Vec<Digest> {
+        let mut ready = self.context.images.ready_images();
+        ready.retain(|image| self.context.traces.has(image));
+        ready
+    }
+
+    /// The ranges of each cached layer that a start of that image reads, by its trace. Empty without a trace. A content of
+    /// several layers is read from the uppermost, as a mount does. Reads and decodes that much of the layers, at low
+    /// priority.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more), [`Error::Stopped`] at the end; those of the layers.
+    pub fn hot_ranges(&self, image: &Digest) -> Result<Vec<HotRanges>, Error> {
+        hot_ranges::hot_ranges(&self.context, image)
+    }
+
+    /// Determines the start order of an image. Reads the programs that a start runs, which costs as much as ordering.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more); `Io`.
+    pub fn start_order(&self, manifest: &Digest) -> Result<StartOrder, Error> {
+        start_order::start_order(&self.context, manifest)
+    }
+
+    /// Deletes the files of images whose manifest or config the cache no longer has. Then deletes plans and packs, least
+    /// recently used first, until packs, plans and indexes take at most `target` bytes. Files in use stay. A later request
+    /// makes deleted files of cached images again. Returns the bytes that are left.
+    ///
+    /// Takes no planning slot, since the operator asks for it and no client. A second call waits for the first one: all
+    /// calls together hold one TOC in memory. No image is indexed while packs are deleted; indexing goes on while
+    /// the plans and TOCs that name packs are read and hashed.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn prune(&self, target: u64) -> Result<u64, Error> {
+        let context = &self.context;
+        let _pruning = context.pruning.lock();
+        unused_packs::remove_uncached_images(context)?;
+        let (index, _) = context.paths.bytes();
+        let room = target.saturating_sub(index);
+        // Plans first, since many plans use one pack.
+        let packs = context.packs.stat().bytes;
+        context.plans.shrink(room.saturating_sub(packs))?;
+        let plans = context.plans.bytes();
+        context.packs.evict_to(room.saturating_sub(plans))?;
+        record_locations::forget_locations(context)?;
+        let (index, plans) = context.paths.bytes();
+        Ok(index + plans + context.packs.stat().bytes)
+    }
+
+    /// What exists, and what was done since the start. Looks at every file of the server.
+    pub fn stat(&self) -> Stat {
+        let context = &self.context;
+        let images = context.images.counts();
+        let packs = context.packs.stat();
+        let (index, plans) = context.paths.bytes();
+        Stat {
+            ready: images.ready,
+            waiting: images.waiting,
+            refused: images.refused,
+            fast_layers: images.fast_layers,
+            jobs: context.queue.len() as u64,
+            packs: packs.bytes,
+            packs_budget: context.config.pack_budget,
+            packs_evicted: packs.evicted,
+            index,
+            plans,
+            plans_budget: context.config.plan_budget,
+            ..context.counters.stat()
+        }
+    }
+
+    /// Stops the background threads. They continue at the next start.
+    pub fn close(&self) {
+        self.context.queue.stop();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // A panic was counted and logged when it happened.
+            let _ = thread.join();
+        }
+        if let Err(error) = self.context.directory.flush() {
             tracing::warn!(%error, "the directory was not written");
         }
     }
-}
-
-fn state(row: Option<&Row>) -> State {
-    let Some(row) = row else {
-        return State::Unknown;
-    };
-    match &row.row.stage {
-        Stage::Ready | Stage::Fast(_) => State::Ready,
-        Stage::Refused(why) => State::Refused(why.clone()),
-        Stage::Waiting => State::Working(row.progress.unwrap_or(Progress {
-            stage: At::Wait,
-            done: 0,
-            total: 0,
-        })),
-    }
-}
-
-/// Finds again where contents are packed.
-fn places(
-    packs: &Packs,
-    directory: &Directory,
-    pause: &mut dyn FnMut() -> Result<(), Error>,
-) -> Result<(), Error> {
-    packs.scan(&mut |frame| {
-        pause()?;
-        // Ranges of a large content lie in order of their offsets, more or less: found again by the next packing.
-        match &frame.members[..] {
-            // Better ones come first.
-            members
-                if pack::is_fast(frame.place.pack)
-                    && !directory.get(&members[0].content)?.is_empty() =>
-            {
-                Ok(())
-            }
-            members if pack::are_whole(members) => members
-                .iter()
-                .try_for_each(|part| directory.put(&part.content, &[frame.place])),
-            _ => Ok(()),
-        }
-    })
-}
-
-/// A poisoned lock guards values that are whole between any two statements.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,9 +15,10 @@ use pierhead_toc::{Error, FileDigest, durable};
 const SENT: &str = ".sent";
 
 /// The folders below the data folder.
+#[derive(Clone)]
 pub(super) struct Paths {
     layers: PathBuf,
-    tables: PathBuf,
+    tocs: PathBuf,
     traces: PathBuf,
     plans: PathBuf,
 }
@@ -27,11 +28,11 @@ impl Paths {
     pub(super) fn open(data: &Path) -> Result<Self, Error> {
         let paths = Self {
             layers: data.join("index/layers"),
-            tables: data.join("index/tables"),
+            tocs: data.join("index/tables"),
             traces: data.join("index/traces"),
             plans: data.join("plans"),
         };
-        for folder in [&paths.layers, &paths.tables, &paths.plans] {
+        for folder in [&paths.layers, &paths.tocs, &paths.plans] {
             prepare(folder)?;
         }
         if let Err(error) = prepare(&paths.traces) {
@@ -57,8 +58,8 @@ impl Paths {
     }
 
     /// Of an image, by its manifest.
-    pub(super) fn table(&self, manifest: &Digest) -> PathBuf {
-        self.tables.join(name(manifest))
+    pub(super) fn toc(&self, manifest: &Digest) -> PathBuf {
+        self.tocs.join(name(manifest))
     }
 
     /// The order in which a start of an image opens its files, by its manifest.
@@ -131,7 +132,7 @@ impl Paths {
             });
             sum
         };
-        (sum(&self.layers) + sum(&self.tables), sum(&self.plans))
+        (sum(&self.layers) + sum(&self.tocs), sum(&self.plans))
     }
 
     /// Deletes the indexes, tables and traces that `keep` does not want, by the digest that each is of.
@@ -147,7 +148,7 @@ impl Paths {
         // The server works without traces; the start has reported why they cannot be used.
         let _ = maintain(&self.traces);
         maintain(&self.layers)?;
-        maintain(&self.tables)
+        maintain(&self.tocs)
     }
 
     /// Deletes plans, those that were used the longest ago first, until they take `most` bytes; returns what they take.

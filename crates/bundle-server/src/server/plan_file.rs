@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use sha2::{Digest as _, Sha256};
 
-use super::RequestBase;
+use super::image::RequestBase;
 use crate::pack::RecordLocation;
 use pierhead_bundle::format::{BaseImage, Header, MAX_FRAMES, PRELUDE, Prelude, UsableContents};
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
@@ -54,7 +54,7 @@ pub(crate) struct PlanFile {
     /// What it counts upon.
     base_images: Vec<BaseImage>,
     /// Whether it has a name by its `ETag`.
-    pub(super) is_named: AtomicBool,
+    pub(super) is_linked: AtomicBool,
 }
 
 impl PlanFile {
@@ -117,7 +117,7 @@ impl PlanFile {
             header_at,
             records,
             base_images: BaseImage::all_of(&body)?,
-            is_named: AtomicBool::new(false),
+            is_linked: AtomicBool::new(false),
         })
     }
 
@@ -132,7 +132,12 @@ impl PlanFile {
         })
     }
 
-    /// Of a frame by its number; `None` over the end.
+    /// Number of frames.
+    pub(super) fn frames(&self) -> u32 {
+        u32::try_from(self.records.len() / ENTRY).unwrap_or(u32::MAX)
+    }
+
+    /// Where the record of a frame lies. `None` when there is no such frame.
     pub(super) fn record(&self, nth: u32) -> Option<PlanRecord> {
         let at = usize::try_from(nth).ok()?.checked_mul(ENTRY)?;
         let entry = self.records.get(at..at.checked_add(ENTRY)?)?;
@@ -177,8 +182,7 @@ impl PlanFile {
 
 /// Where a plan has its frames in packs.
 pub(super) fn packed(plan: &PlanFile) -> impl Iterator<Item = RecordLocation> + '_ {
-    let frames = u32::try_from(plan.records.len() / ENTRY).unwrap_or(0);
-    (0..frames).filter_map(|nth| match plan.record(nth) {
+    (0..plan.frames()).filter_map(|nth| match plan.record(nth) {
         Some(PlanRecord::InPack(place)) => Some(place),
         _ => None,
     })

@@ -1,49 +1,76 @@
-//! Plan cache: finds plans by request and inputs, and evicts them.
+//! The plans on disk: finds them by request and inputs, keeps some of them open, and evicts them.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 
-use super::patches;
-use super::paths::remove;
-use super::plan_file::{Draft, PlanFile, PlanRecord};
-use super::{Inner, RequestBase, lock};
-use crate::directory::Stage;
+use super::config::Config;
+use super::image::RequestBase;
+use super::paths::{Paths, remove};
+use super::plan_file::{Draft, PlanFile, PlanRecord, packed};
+use super::write_budget::WriteMeter;
+use crate::pack::Packs;
 use pierhead_bundle::format::Prelude;
 use pierhead_toc::{Error, FileDigest};
 
 /// Number of open plan files.
-const OPEN: usize = 32;
+const MAX_OPEN: usize = 32;
+/// Maximum number of superseded plans.
+const MAX_SUPERSEDED: usize = 256;
 /// Version of the plan format. Plans of another version are made anew.
-pub(super) const VERSION: &str = "1";
-
-/// Maximum number of base images in one plan. Planning reads the table of each of them.
-const MAX_BASES: usize = 16;
+const VERSION: &str = "1";
 /// One client's plans take at most this fraction (1/n) of the bytes for plans.
 const SHARES: u64 = 4;
 /// A plan counts at least one disk block.
 const MIN_PLAN: u64 = 4096;
 
+/// All plans. A plan that a client received has a second name (a hard link) by its `ETag`. After another plan took its
+/// place, the superseded plan has only this name, and interrupted downloads resume with it for a while.
+pub(super) struct PlanStore {
+    paths: Paths,
+    packs: Arc<Packs>,
+    meter: WriteMeter,
+    /// Maximum bytes on disk.
+    budget: u64,
+    resume_window: Duration,
+    open: Mutex<Vec<(FileDigest, Arc<PlanFile>)>>,
+    /// Plans that a request or a response may still use.
+    in_use: Mutex<Vec<Weak<PlanFile>>>,
+    shares: Mutex<ClientShares>,
+    /// Upper bound of the bytes of plans on disk. Deleting a single plan does not lower it.
+    bytes: AtomicU64,
+}
+
+/// Superseded plans as they were read at one time.
+#[derive(Default)]
+pub(super) struct SupersededPlans {
+    paths: HashSet<PathBuf>,
+    /// Packs of those with which a client can resume.
+    pub(super) packs: HashSet<u32>,
+    /// Plans of images that are gone.
+    pub(super) unusable: Vec<PathBuf>,
+}
+
 /// Plans by the client whose request made them, oldest first.
 #[derive(Default)]
-pub(super) struct Owned(HashMap<ClientKey, VecDeque<OwnedPlan>>);
+struct ClientShares(HashMap<ClientKey, VecDeque<ChargedPlan>>);
 
-struct OwnedPlan {
+struct ChargedPlan {
     key: FileDigest,
-    /// The hard link of a plan that was sent.
+    /// The key of the second name of the plan.
     sent: Option<FileDigest>,
     len: u64,
 }
 
-impl Owned {
+impl ClientShares {
     /// Adds a plan. Returns the oldest plans of the same client that exceed its share.
-    fn add(&mut self, client: ClientKey, plan: OwnedPlan, share: u64) -> Vec<OwnedPlan> {
+    fn add(&mut self, client: ClientKey, plan: ChargedPlan, share: u64) -> Vec<ChargedPlan> {
         let plans = self.0.entry(client).or_default();
         plans.retain(|it| it.key != plan.key);
         plans.push_back(plan);
@@ -60,32 +87,20 @@ impl Owned {
     }
 }
 
-impl Inner {
-    /// The base images that the plan uses: known ones, without duplicates. Their order does not depend on the order in
-    /// the request: same repository first, then most layers in common, then latest.
-    pub(super) fn base_images(&self, want: &Digest, have: &[RequestBase]) -> Vec<RequestBase> {
-        let mut known: BTreeMap<Digest, RequestBase> = BTreeMap::new();
-        for have in have.iter().filter(|have| have.is_known) {
-            known.entry(have.manifest).or_insert(*have).has_layers |= have.has_layers;
+impl PlanStore {
+    pub(super) fn new(config: &Config, paths: Paths, packs: Arc<Packs>, meter: WriteMeter) -> Self {
+        let (_, bytes) = paths.bytes();
+        Self {
+            paths,
+            packs,
+            meter,
+            budget: config.plan_budget,
+            resume_window: config.resume_window,
+            open: Mutex::default(),
+            in_use: Mutex::default(),
+            shares: Mutex::default(),
+            bytes: AtomicU64::new(bytes),
         }
-        let images = lock(&self.images);
-        let wanted = images.get(want);
-        let layers: HashSet<_> = wanted.iter().flat_map(|row| &row.row.blobs).collect();
-        let rank = |manifest: &Digest| {
-            let row = images.get(manifest)?;
-            let is_same = wanted.is_some_and(|it| it.row.repository == row.row.repository);
-            let shared = row.row.blobs.iter().filter(|it| layers.contains(it));
-            Some((is_same, shared.count(), row.row.came))
-        };
-        let mut ranked: Vec<_> = known
-            .into_values()
-            .map(|have| (Reverse(rank(&have.manifest)), have))
-            .collect();
-        drop(images);
-        // A stable sort: images of equal rank stay sorted by digest.
-        ranked.sort_by_key(|(rank, _)| *rank);
-        let bases = ranked.into_iter().map(|(_, have)| have);
-        bases.take(MAX_BASES).collect()
     }
 
     /// Counts a plan towards the share of its client, and deletes that client's oldest plans above the share.
@@ -97,43 +112,46 @@ impl Inner {
         plan: &PlanFile,
     ) {
         let len = plan.file.metadata().map_or(0, |meta| meta.len());
-        let plan = OwnedPlan {
+        let plan = ChargedPlan {
             key: *key,
             sent,
             len: len.max(MIN_PLAN),
         };
-        let over = lock(&self.owned).add(client, plan, self.config.plan_budget / SHARES);
+        let over = self.shares.lock().add(client, plan, self.budget / SHARES);
         for plan in over {
-            self.forget(&plan.key);
+            self.delete(&plan.key);
             if let Some(sent) = &plan.sent {
                 self.paths.remove_sent(sent);
-                lock(&self.open_plans).retain(|(of, _)| of != sent);
+                self.open.lock().retain(|(of, _)| of != sent);
             }
         }
     }
 
-    /// A plan that was made before. One that is damaged is deleted.
+    /// Begins to write the plan with this key.
+    pub(super) fn draft(&self, key: &FileDigest) -> Result<Draft, Error> {
+        Draft::begin(&self.paths.plan(key))
+    }
+
+    /// A plan that was made before. Deletes a damaged one.
     pub(super) fn open(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         self.open_at(key, &self.paths.plan(key))
     }
 
-    /// The same of one that lies elsewhere; no two plans have one key.
-    pub(super) fn open_at(
-        &self,
-        key: &FileDigest,
-        path: &Path,
-    ) -> Result<Option<Arc<PlanFile>>, Error> {
-        {
-            let mut open_plans = lock(&self.open_plans);
-            if let Some(at) = open_plans.iter().position(|(of, _)| of == key) {
-                let found = open_plans.remove(at);
+    fn open_at(&self, key: &FileDigest, path: &Path) -> Result<Option<Arc<PlanFile>>, Error> {
+        let found = {
+            let mut open = self.open.lock();
+            let at = open.iter().position(|(of, _)| of == key);
+            at.map(|at| {
+                let found = open.remove(at);
                 let plan = found.1.clone();
-                open_plans.push(found);
-                drop(open_plans);
-                // The order in which plans leave. One that is not told leaves early.
-                let _ = plan.file.set_modified(SystemTime::now());
-                return Ok(Some(plan));
-            }
+                open.push(found);
+                plan
+            })
+        };
+        if let Some(plan) = found {
+            // The time of last use decides which plan leaves. A plan without it leaves early.
+            let _ = plan.file.set_modified(SystemTime::now());
+            return Ok(Some(plan));
         }
         match PlanFile::open(path) {
             Ok(plan) => {
@@ -150,21 +168,21 @@ impl Inner {
         }
     }
 
-    pub(super) fn hold(&self, key: &FileDigest, plan: PlanFile) -> Arc<PlanFile> {
+    fn hold(&self, key: &FileDigest, plan: PlanFile) -> Arc<PlanFile> {
         let plan = Arc::new(plan);
-        let mut open_plans = lock(&self.open_plans);
-        open_plans.retain(|(of, _)| of != key);
-        if open_plans.len() >= OPEN {
-            open_plans.remove(0);
+        let mut open = self.open.lock();
+        open.retain(|(of, _)| of != key);
+        if open.len() >= MAX_OPEN {
+            open.remove(0);
         }
-        open_plans.push((*key, plan.clone()));
-        let mut alive = lock(&self.alive);
-        alive.retain(|plan| plan.strong_count() > 0);
-        alive.push(Arc::downgrade(&plan));
+        open.push((*key, plan.clone()));
+        let mut in_use = self.in_use.lock();
+        in_use.retain(|plan| plan.strong_count() > 0);
+        in_use.push(Arc::downgrade(&plan));
         plan
     }
 
-    /// Puts a plan in its place, and others away if there are too many bytes of them now.
+    /// Makes a finished plan visible. Deletes other plans when all plans exceed the budget.
     pub(super) fn finish(
         &self,
         key: &FileDigest,
@@ -177,131 +195,218 @@ impl Inner {
         let len = plan.file.metadata().map_or(0, |meta| meta.len());
         self.meter.wrote(len + aside);
         let plan = self.hold(key, plan);
-        let before = self.plans.fetch_add(len, Ordering::Relaxed);
-        if before.saturating_add(len) > self.config.plan_budget {
-            // To less than the most, so that not each plan from here on has them all looked through.
-            self.shrink_plans(self.config.plan_budget / 8 * 7)?;
+        let before = self.bytes.fetch_add(len, Ordering::Relaxed);
+        if before.saturating_add(len) > self.budget {
+            // Below the budget, so that not every further plan reads the whole folder.
+            self.shrink(self.budget / 8 * 7)?;
         }
         Ok(plan)
     }
 
-    /// Deletes plans until they take `most` bytes, those that are held open too.
-    pub(super) fn shrink_plans(&self, most: u64) -> Result<(), Error> {
+    /// Deletes plans until they take `most` bytes, open ones too.
+    pub(super) fn shrink(&self, most: u64) -> Result<(), Error> {
         let left = self.paths.shrink_plans(most)?;
-        self.plans.store(left, Ordering::Relaxed);
-        lock(&self.open_plans).retain(|(key, _)| self.paths.has_plan(key));
-        lock(&self.owned).0.retain(|_, plans| {
+        self.bytes.store(left, Ordering::Relaxed);
+        self.open.lock().retain(|(key, _)| self.paths.has_plan(key));
+        self.shares.lock().0.retain(|_, plans| {
             plans.retain(|plan| self.paths.has_plan(&plan.key));
             !plans.is_empty()
         });
         Ok(())
     }
 
-    /// Names the plan of a request, by what it is made of: once there is something better it has another name.
-    /// `None` when that is not there yet.
+    /// Upper bound of the bytes of all plans.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts the bytes of all plans again, after plans were deleted one by one.
+    pub(super) fn recount(&self) {
+        let (_, bytes) = self.paths.bytes();
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Closes all plans. Responses in progress keep theirs.
+    pub(super) fn close_all(&self) {
+        self.open.lock().clear();
+    }
+
+    /// The key of the plan for a request. It contains the plan that this one is made from, so that better patches give
+    /// another key. `None` when there is nothing to make it from yet.
     pub(super) fn key(
         &self,
         want: &Digest,
-        have: &[RequestBase],
+        bases: &[RequestBase],
         layers: bool,
     ) -> Result<Option<FileDigest>, Error> {
-        let request = key(want, have, layers);
-        if have.is_empty() {
+        let request = request_key(want, bases, layers);
+        if bases.is_empty() {
             return Ok(Some(request));
         }
-        for have in have {
-            if let Some(pair) = self.pair(want, &have.manifest, layers)? {
-                return Ok(Some(derived(&request, &pair)));
+        for base in bases {
+            if let Some(pair) = self.pair(want, &base.manifest, layers)? {
+                return Ok(Some(derived_key(&request, &pair)));
             }
         }
-        let fresh = self.open(&self::key(want, &[], layers))?;
-        Ok(fresh.map(|fresh| derived(&request, &fresh)))
+        let fresh = self.open(&request_key(want, &[], layers))?;
+        Ok(fresh.map(|fresh| derived_key(&request, &fresh)))
     }
 
-    /// The best patches from one image to another that there are.
+    /// The best patches from one image to another that exist.
     pub(super) fn pair(
         &self,
         want: &Digest,
-        have: &Digest,
+        base: &Digest,
         layers: bool,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
-        match self.open(&patches::idle(want, have))? {
-            None => self.open(&patches::fast(want, have, layers)),
+        match self.open(&optimized_pair_key(want, base))? {
+            None => self.open(&fast_pair_key(want, base, layers)),
             found => Ok(found),
         }
     }
 
-    /// A plan of which all packs are still here. Another one is deleted.
+    /// A plan whose packs all exist. Deletes a plan without them.
     pub(super) fn whole(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         let plan = self.open(key)?;
-        if plan.as_ref().is_some_and(|plan| !self.is_sound(plan)) {
-            self.forget(key);
+        if plan.as_ref().is_some_and(|plan| !self.has_packs(plan)) {
+            self.delete(key);
             return Ok(None);
         }
         Ok(plan)
     }
 
-    /// Whether a plan is there and all packs that it names are, too.
-    pub(super) fn is_whole(&self, key: &FileDigest) -> bool {
-        matches!(self.whole(key), Ok(Some(_)))
-    }
-
-    pub(super) fn is_sound(&self, plan: &PlanFile) -> bool {
-        let is_here = |nth| match plan.record(nth) {
+    /// Whether all records that a plan names exist.
+    pub(super) fn has_packs(&self, plan: &PlanFile) -> bool {
+        (0..plan.frames()).all(|nth| match plan.record(nth) {
             Some(PlanRecord::InPack(place)) => self.packs.contains(&place),
             found => found.is_some(),
-        };
-        let frames = u32::try_from(plan.records.len() / super::plan_file::ENTRY).unwrap_or(0);
-        (0..frames).all(is_here)
-    }
-
-    /// Has an image that was ready made ready once more.
-    pub(super) fn again(&self, manifest: &Digest) -> Result<(), Error> {
-        for layers in [false, true] {
-            self.forget(&key(manifest, &[], layers));
-        }
-        let client = {
-            let mut images = lock(&self.images);
-            let Some(row) = images.get_mut(manifest) else {
-                return Ok(());
-            };
-            if !row.row.stage.is_ready() {
-                return Ok(());
-            }
-            row.row.stage = Stage::Waiting;
-            // From here on, a request registers as waiting.
-            row.awaited.store(false, Ordering::Relaxed);
-            row.client
-        };
-        lock(&self.queue).image(*manifest, client);
-        self.wake.notify_all();
-        Ok(())
+        })
     }
 
     /// Deletes a plan.
-    pub(super) fn forget(&self, key: &FileDigest) {
-        lock(&self.open_plans).retain(|(of, _)| of != key);
+    pub(super) fn delete(&self, key: &FileDigest) {
+        self.open.lock().retain(|(of, _)| of != key);
         self.paths.remove_plan(key);
+    }
+
+    /// Packs of plans that a request or a response uses now.
+    pub(super) fn packs_in_use(&self) -> HashSet<u32> {
+        let open: Vec<_> = {
+            let open = self.open.lock();
+            open.iter().map(|(_, plan)| plan.clone()).collect()
+        };
+        let in_use: Vec<_> = {
+            let in_use = self.in_use.lock();
+            in_use.iter().filter_map(Weak::upgrade).collect()
+        };
+        let mut packs = HashSet::new();
+        for plan in &in_use {
+            // One reference is in `in_use`. Each open plan has two: in the store, and in `open`.
+            let idle = open.iter().filter(|it| Arc::ptr_eq(it, plan)).count();
+            if Arc::strong_count(plan) > 1 + 2 * idle {
+                packs.extend(packed(plan).map(|place| place.pack));
+            }
+        }
+        packs
+    }
+
+    /// The plan with this `ETag`, if a client received it for this request and all of its records exist.
+    pub(super) fn sent(
+        &self,
+        want: &Digest,
+        bases: &[RequestBase],
+        layers: bool,
+        etag: &str,
+    ) -> Result<Option<Arc<PlanFile>>, Error> {
+        let key = sent_key(want, layers, etag);
+        let plan = self.open_at(&key, &self.paths.sent(&key))?;
+        let fits =
+            |plan: &Arc<PlanFile>| plan.etag == etag && plan.is_for(bases) && self.has_packs(plan);
+        Ok(plan.filter(fits))
+    }
+
+    /// Gives a plan its second name before a client receives it. Does nothing from the second call on.
+    pub(super) fn link_sent(&self, want: &Digest, layers: bool, key: &FileDigest, plan: &PlanFile) {
+        if plan.is_linked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.paths
+            .link_plan(key, &sent_key(want, layers, &plan.etag));
+    }
+
+    /// Deletes the superseded plans that nobody used within the resume window.
+    pub(super) fn expire_superseded(&self) -> Result<(), Error> {
+        self.paths.retain_sent(MAX_SUPERSEDED, self.resume_window)
+    }
+
+    /// Reads all superseded plans. A plan is unusable when its image is none of `images`. With `None`, all are usable.
+    ///
+    /// # Errors
+    /// `Io` when descriptors or memory are used up: the packs of a plan are unknown then.
+    pub(super) fn superseded(
+        &self,
+        images: Option<&HashSet<Digest>>,
+    ) -> Result<SupersededPlans, Error> {
+        let mut found = SupersededPlans::default();
+        for path in self.paths.only_sent(self.resume_window)? {
+            match PlanFile::open(&path) {
+                Ok(plan) => {
+                    let is_of = |want: &Digest| {
+                        let key = sent_key(want, plan.prelude.layers, &plan.etag);
+                        self.paths.sent(&key) == path
+                    };
+                    match images.is_none_or(|images| images.iter().any(is_of)) {
+                        true => found.packs.extend(packed(&plan).map(|place| place.pack)),
+                        false => found.unusable.push(path.clone()),
+                    }
+                }
+                Err(error) if error.is_exhausted() => return Err(error),
+                Err(_) => {}
+            }
+            found.paths.insert(path);
+        }
+        Ok(found)
+    }
+
+    /// Whether no plan was superseded since `read`. Reads no file.
+    pub(super) fn has_all_superseded(&self, read: &SupersededPlans) -> Result<bool, Error> {
+        let now = self.paths.only_sent(self.resume_window)?;
+        Ok(now.iter().all(|path| read.paths.contains(path)))
     }
 }
 
-/// Names what is made for a request out of a plan.
-pub(super) fn derived(request: &FileDigest, of: &PlanFile) -> FileDigest {
-    FileDigest::of(format!("{request} of {}", of.etag).as_bytes())
-}
-
-/// Names a request: whatever is in the header of its plan is in its name.
-pub(super) fn key(want: &Digest, have: &[RequestBase], layers: bool) -> FileDigest {
+/// The key of a request without its inputs. It contains everything that is in the header of the plan.
+pub(super) fn request_key(want: &Digest, bases: &[RequestBase], layers: bool) -> FileDigest {
     let mut text = format!("bundle {VERSION} {want} {layers}");
-    for have in have {
+    for base in bases {
         let RequestBase {
             manifest,
             is_known,
             has_layers,
-        } = have;
+        } = base;
         text.push_str(&format!(" {manifest} {is_known} {has_layers}"));
     }
     FileDigest::of(text.as_bytes())
+}
+
+/// The key of the plan that is made for a request from the plan `input`.
+pub(super) fn derived_key(request: &FileDigest, input: &PlanFile) -> FileDigest {
+    FileDigest::of(format!("{request} of {}", input.etag).as_bytes())
+}
+
+/// The key of the optimized patches from `base` to `want`.
+pub(super) fn optimized_pair_key(want: &Digest, base: &Digest) -> FileDigest {
+    FileDigest::of(format!("pair {VERSION} {want} {base}").as_bytes())
+}
+
+/// The key of the fast patches from `base` to `want`. `layers` says whether the worker rebuilds the layers.
+pub(super) fn fast_pair_key(want: &Digest, base: &Digest, layers: bool) -> FileDigest {
+    FileDigest::of(format!("quick {VERSION} {want} {base} {layers}").as_bytes())
+}
+
+/// The key of the second name of a plan that a client received.
+pub(super) fn sent_key(want: &Digest, layers: bool, etag: &str) -> FileDigest {
+    FileDigest::of(format!("sent {want} {layers} {etag}").as_bytes())
 }
 
 #[cfg(test)]
@@ -311,14 +416,14 @@ mod tests {
     #[test]
     fn the_plans_of_one_client_leave_before_they_take_all_the_room() {
         let client = |nth: u8| ClientKey::of([10, 0, 0, nth].into());
-        let plan = |nth: u32, len| OwnedPlan {
+        let plan = |nth: u32, len| ChargedPlan {
             key: FileDigest::of(&nth.to_le_bytes()),
             sent: None,
             len,
         };
-        let mut owned = Owned::default();
+        let mut shares = ClientShares::default();
         let mut add = |of, nth, len| {
-            let over = owned.add(client(of), plan(nth, len), 100);
+            let over = shares.add(client(of), plan(nth, len), 100);
             over.into_iter().map(|plan| plan.key).collect::<Vec<_>>()
         };
         let key = |nth: u32| FileDigest::of(&nth.to_le_bytes());

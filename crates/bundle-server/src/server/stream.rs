@@ -4,7 +4,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::plan_file::{ENTRY, PlanFile, PlanRecord};
+use super::plan_file::{PlanFile, PlanRecord};
 use crate::pack::RecordLocation;
 use crate::pack::{PackFile, Packs};
 use pierhead_bundle::RECORD_HEAD;
@@ -69,7 +69,7 @@ impl Bundle {
 
     /// Frames, those without a record included.
     pub fn frames(&self) -> u32 {
-        u32::try_from(self.plan.records.len() / ENTRY).unwrap_or(u32::MAX)
+        self.plan.frames()
     }
 
     /// Begins to send it: all of it, or (`range`, first frame and the one behind the last) records alone.

@@ -3,19 +3,19 @@
 //! Not in the directory: an order has up to a megabyte and may be sent as often as somebody likes, and sled keeps a
 //! value of that size in a file of its own, which it does not delete when another takes its place.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
-use super::Inner;
+use super::paths::{Paths, remove};
 use pierhead_bundle::api::MAX_DOCUMENT;
-use pierhead_toc::Tree;
 use pierhead_toc::{Error, FileDigest, durable};
 
 const WHAT: &str = "trace";
@@ -120,12 +120,31 @@ impl Votes {
 /// Maximum size of the file of one image: four orders of maximum length without common files, or 16 usual ones.
 const MAX_BYTES: usize = 4 * MAX_DOCUMENT;
 
-impl Inner {
+/// The files of traces, one for each image.
+pub(super) struct TraceStore {
+    paths: Paths,
+    /// Serializes updates: each reads, changes and writes a file.
+    update: Mutex<()>,
+}
+
+impl TraceStore {
+    pub(super) fn new(paths: Paths) -> Self {
+        Self {
+            paths,
+            update: Mutex::default(),
+        }
+    }
+
+    /// Whether the image has a trace.
+    pub(super) fn has(&self, image: &Digest) -> bool {
+        self.paths.trace(image).exists()
+    }
+
     /// The merged order of the image; `None` also when the file cannot be read. Deletes a damaged file.
     ///
     /// # Errors
     /// When descriptors or memory are short.
-    pub(super) fn traced(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
+    pub(super) fn merged(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
         match self.votes(image) {
             // A plan without the order must not be stored.
             Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
@@ -137,7 +156,7 @@ impl Inner {
     }
 
     /// Number of clients that sent an order for the image.
-    pub(super) fn trace_clients(&self, image: &Digest) -> Result<u32, Error> {
+    pub(super) fn clients(&self, image: &Digest) -> Result<u32, Error> {
         let votes = self.votes(image)?.map_or(0, |votes| votes.votes.len());
         Ok(u32::try_from(votes).unwrap_or(u32::MAX))
     }
@@ -147,31 +166,23 @@ impl Inner {
         match read(&path) {
             Err(error) if error.is_damage() => {
                 tracing::warn!(%error, %image, "a trace is forgotten");
-                super::paths::remove(&path);
+                remove(&path);
                 Ok(None)
             }
             found => found,
         }
     }
 
-    /// Records the files of a trace that the image has, without duplicates, as the vote of its client.
-    pub(super) fn record_trace(
+    /// Records an order as the vote of its client. `files` are regular files of the image, without duplicates.
+    pub(super) fn record(
         &self,
         client: ClientKey,
         image: &Digest,
-        files: &[String],
+        files: Vec<String>,
     ) -> Result<RecordedTrace, Error> {
-        let table = self.made_table(image)?;
-        let tree = Tree::of(pierhead_toc::TocView::mounted(&table))?;
-        let mut seen = HashSet::new();
-        let files: Vec<_> = files
-            .iter()
-            .filter(|path| tree.file(path.as_bytes()).is_some() && seen.insert(path.as_str()))
-            .cloned()
-            .collect();
         let matched = files.len();
         // One upload at a time, so that concurrent uploads do not overwrite each other's votes.
-        let _noting = super::lock(&self.trace_lock);
+        let _update = self.update.lock();
         let mut votes = self.votes(image)?.unwrap_or_default();
         let before = votes.merged();
         if matched > 0 {

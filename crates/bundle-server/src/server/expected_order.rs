@@ -1,0 +1,55 @@
+//! The order in which a container start is expected to use the contents of an image.
+
+use pierhead_oci::Digest;
+
+use super::context::Context;
+use super::documents::Documents;
+use super::toc_access::load_base_toc;
+use crate::plan::{Expected, Traced};
+use pierhead_toc::{Error, ImageToc, Source, TocView, Tree};
+
+/// Maximum number of other versions whose traces are read.
+const MAX_VERSIONS: usize = 20;
+
+/// The order in which an image's contents are expected to be used, by traces of it or of the versions before it.
+pub(super) fn expected_order(
+    context: &Context,
+    manifest: &Digest,
+    documents: &Documents,
+    table: &ImageToc,
+    source: &dyn Source,
+) -> Result<Expected, Error> {
+    let tree = Tree::of(TocView::mounted(table))?;
+    let mut traced = Vec::new();
+    if let Some((image, files)) = trace_for(context, manifest)? {
+        let its_own = load_base_toc(context, &image)?;
+        let old = its_own.as_ref().map(|it| Tree::of(TocView::mounted(it)));
+        let old = old.and_then(Result::ok);
+        let files = files.into_iter().map(|path| Traced {
+            content: old.as_ref().and_then(|tree| {
+                let number = tree.file(path.as_bytes())?;
+                Some(tree.content(number)?.0)
+            }),
+            path: path.into_bytes(),
+        });
+        traced.extend(files);
+    }
+    Expected::of(&tree, &traced, &documents.start, source)
+}
+
+/// The trace for starts of an image, with the image that was started: its own trace, else that of the latest other
+/// version with one.
+pub(super) fn trace_for(
+    context: &Context,
+    manifest: &Digest,
+) -> Result<Option<(Digest, Vec<String>)>, Error> {
+    let mut of = vec![*manifest];
+    let versions = context.images.versions(manifest);
+    of.extend(versions.into_iter().take(MAX_VERSIONS));
+    for image in of {
+        if let Some(files) = context.traces.merged(&image)? {
+            return Ok(Some((image, files)));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,57 @@
+//! The sources of the contents of images: packs, and layers that the cache still has.
+
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use super::context::Context;
+use super::open_layers::OpenLayers;
+use super::reindex::reindex;
+use crate::pack::Contents;
+use pierhead_toc::layer::LayerIndex;
+use pierhead_toc::{Error, is_exhausted};
+
+/// Decoded frames that are kept while patches are made.
+const RECENT: usize = 8 << 20;
+
+/// The contents of these images, from packs and from layers that are still here.
+pub(super) fn contents(context: &Context, images: &[Digest]) -> Contents {
+    let layers = Arc::new(open_layers(context, images));
+    Contents::new(
+        context.packs.clone(),
+        context.directory.clone(),
+        layers,
+        RECENT,
+    )
+}
+
+/// The layers of these images that are still here.
+pub(super) fn open_layers(context: &Context, images: &[Digest]) -> OpenLayers {
+    let mut layers = OpenLayers::default();
+    for image in images {
+        // The first blob is the config.
+        for digest in context.images.blobs(image).iter().skip(1) {
+            let blob = match context.blobs.open(digest) {
+                Ok(Some(blob)) => blob,
+                Err(error) if is_exhausted(&error) => {
+                    layers.note_exhausted(digest, &error);
+                    continue;
+                }
+                Ok(None) | Err(_) => continue,
+            };
+            let path = context.paths.layer(digest);
+            match LayerIndex::open(&path) {
+                Ok(index) => layers.push(&index, path, blob),
+                Err(Error::Io { source, .. }) if is_exhausted(&source) => {
+                    layers.note_exhausted(digest, &source);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the index of a layer is made anew");
+                    // It opens the index once more, and deletes it.
+                    let _ = reindex(context, image);
+                }
+            }
+        }
+    }
+    layers
+}

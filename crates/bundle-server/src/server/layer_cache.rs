@@ -1,0 +1,61 @@
+//! Layers of a few images, opened for reads of single contents.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pierhead_oci::Digest;
+
+use super::open_layers::OpenLayers;
+use crate::directory::Directory;
+use crate::pack::{Contents, Packs};
+
+/// Number of images whose layers stay open. Each layer that was read lately takes up to a MiB.
+const MAX_OPEN: usize = 2;
+
+/// What all readers of single contents share.
+pub(super) struct LayerCache {
+    /// Contents of packs, with a cache of decoded frames.
+    pub(super) packed: Contents,
+    open: Mutex<Vec<(Digest, Arc<OpenLayers>)>>,
+}
+
+impl LayerCache {
+    /// `memory` is the size of the cache of decoded frames in bytes.
+    pub(super) fn new(packs: &Arc<Packs>, directory: &Arc<Directory>, memory: usize) -> Self {
+        let nothing = Arc::new(OpenLayers::default());
+        Self {
+            packed: Contents::new(packs.clone(), directory.clone(), nothing, memory),
+            open: Mutex::default(),
+        }
+    }
+
+    /// The layers of an image. Calls `open` when they are not open.
+    pub(super) fn layers(
+        &self,
+        image: &Digest,
+        open: impl FnOnce() -> OpenLayers,
+    ) -> Arc<OpenLayers> {
+        let mut opened = self.open.lock();
+        let found = opened.iter().position(|(of, _)| of == image);
+        let entry = match found {
+            Some(at) => opened.remove(at),
+            None => (*image, Arc::new(open())),
+        };
+        let layers = entry.1.clone();
+        opened.push(entry);
+        if opened.len() > MAX_OPEN {
+            opened.remove(0);
+        }
+        layers
+    }
+
+    /// Closes the layers of one image.
+    pub(super) fn close(&self, image: &Digest) {
+        self.open.lock().retain(|(of, _)| of != image);
+    }
+
+    /// Closes all layers. An evicted blob takes disk space as long as it is open.
+    pub(super) fn close_all(&self) {
+        self.open.lock().clear();
+    }
+}

@@ -1,0 +1,47 @@
+//! Regular maintenance: removes what no image needs, and keeps the budgets of packs and plans.
+
+use super::context::Context;
+use super::cpu_share::CpuShare;
+use super::unused_packs::{
+    close_files, drop_late, drop_unused_fast_packs, is_cached, remove_image,
+};
+use pierhead_toc::Error;
+use pierhead_toc::layer::Pace as _;
+
+/// Runs every few minutes.
+pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
+    context.packs.maintain();
+    close_files(context);
+    for (manifest, config) in context.images.configs_of_ready() {
+        share.pause(0)?;
+        let has_config = config.is_none_or(|config| is_cached(context, &config));
+        if !has_config || !is_cached(context, &manifest) {
+            remove_image(context, &manifest)?;
+        }
+    }
+    let known = context.images.manifests();
+    let is_stopped = || context.queue.is_stopped();
+    context
+        .paths
+        .retain(|digest| known.contains(digest) || is_stopped() || is_cached(context, digest))?;
+    share.pause(0)?;
+    context.plans.expire_superseded()?;
+    context.plans.shrink(context.config.plan_budget)?;
+    drop_unused_fast_packs(context)?;
+    drop_late(context)?;
+    // Tries again images that had no room for optimized frames, or failed for another passing reason.
+    context.queue.optimize(context.images.fast_images());
+    // The cleanup of locations walks over all packed contents.
+    if !context
+        .pack_usage
+        .has_evicted_since(context.packs.stat().evicted)
+    {
+        return context.directory.flush();
+    }
+    // Without a pause: the directory is locked meanwhile.
+    let packs = &context.packs;
+    context
+        .directory
+        .retain_places(|places| is_stopped() || places.iter().all(|place| packs.contains(place)))?;
+    context.directory.flush()
+}

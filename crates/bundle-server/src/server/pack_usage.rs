@@ -1,0 +1,52 @@
+//! Whether unused packs may be deleted now.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Keeps the deletion of packs apart from indexing: no plan and no TOC names the packs of an image in progress yet.
+#[derive(Default)]
+pub(super) struct PackUsage {
+    /// Indexing holds it shared. Deletion holds it alone.
+    packing: RwLock<()>,
+    /// Number of times that an image was indexed. Changes only while `packing` is held.
+    indexing_runs: AtomicU64,
+    /// Whether unused packs still have to be deleted.
+    has_unused: AtomicBool,
+    /// Number of evicted packs at the last cleanup of record locations.
+    evicted_at_cleanup: AtomicU64,
+}
+
+impl PackUsage {
+    /// Begins to index an image. No pack is deleted as unused until the guard is dropped.
+    pub(super) fn begin_indexing(&self) -> RwLockReadGuard<'_, ()> {
+        let guard = self.packing.read();
+        self.indexing_runs.fetch_add(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// Begins to delete packs. `None` while an image is indexed.
+    pub(super) fn try_begin_deletion(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.packing.try_write()
+    }
+
+    /// Number of times that an image was indexed. The caller has begun a deletion.
+    pub(super) fn indexing_runs(&self) -> u64 {
+        self.indexing_runs.load(Ordering::Relaxed)
+    }
+
+    /// Notes that unused packs have to be deleted later.
+    pub(super) fn note_unused(&self) {
+        self.has_unused.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether unused packs have to be deleted. Clears the note.
+    pub(super) fn take_unused(&self) -> bool {
+        self.has_unused.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether a pack was evicted since the last call.
+    pub(super) fn has_evicted_since(&self, evicted: u64) -> bool {
+        self.evicted_at_cleanup.swap(evicted, Ordering::Relaxed) != evicted
+    }
+}

@@ -1,0 +1,40 @@
+//! The locations of packed contents in the directory: finds them in the packs, and forgets those of deleted packs.
+
+use super::context::Context;
+use crate::directory::Directory;
+use crate::pack::{self, FrameIndex as _, Packs};
+use pierhead_toc::Error;
+
+/// Finds the location of each content in the packs.
+pub(super) fn find_locations(
+    packs: &Packs,
+    directory: &Directory,
+    pause: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
+    packs.scan(&mut |frame| {
+        pause()?;
+        // Skips ranges of a large content, whose order in packs is not certain. The next packing finds them.
+        match &frame.members[..] {
+            // An optimized frame comes before a fast one.
+            members
+                if pack::is_fast(frame.place.pack)
+                    && !directory.get(&members[0].content)?.is_empty() =>
+            {
+                Ok(())
+            }
+            members if pack::are_whole(members) => members
+                .iter()
+                .try_for_each(|part| directory.put(&part.content, &[frame.place])),
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Removes the locations of contents whose pack is gone.
+pub(super) fn forget_locations(context: &Context) -> Result<(), Error> {
+    let packs = &context.packs;
+    context
+        .directory
+        .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
+    context.directory.flush()
+}

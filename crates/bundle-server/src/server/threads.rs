@@ -1,0 +1,182 @@
+//! The threads of the background: each takes jobs from the queue and runs them.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pierhead_host::BackgroundTask;
+
+use super::context::Context;
+use super::counters::count;
+use super::cpu_share::{CpuShare, NAP};
+use super::image_job::{prepare_pair_if_ready, rebuild_directory, run_image_job};
+use super::job_queue::{Job, Lane, Permission, QueuedImage, time_slice};
+use super::maintenance::maintain;
+use super::optimize::optimize;
+use super::reorder::reorder;
+use super::unused_packs::drop_late;
+use crate::directory::Stage;
+use pierhead_toc::Error;
+
+/// Label of this task in the panic counter.
+const TASK: BackgroundTask = BackgroundTask::BundleServer;
+
+/// Starts the threads.
+pub(super) fn start(context: &Arc<Context>) -> Result<Vec<JoinHandle<()>>, Error> {
+    let mut threads = Vec::new();
+    for nth in 0..context.config.workers.max(1) {
+        for (lane, name) in [(Lane::Index, "index"), (Lane::Optimize, "optimize")] {
+            let shared = context.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("{name}-{nth}"))
+                .spawn(move || {
+                    let panics = shared.config.background.panics().clone();
+                    let pause = |wait: Duration| {
+                        std::thread::sleep(wait.min(Duration::from_secs(1)));
+                        !shared.queue.is_stopped()
+                    };
+                    panics.restart(TASK, || work(&shared, lane), pause);
+                });
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    context.queue.stop();
+                    return Err(Error::io("start a thread", error));
+                }
+            }
+        }
+    }
+    Ok(threads)
+}
+
+fn work(context: &Arc<Context>, lane: Lane) {
+    if lane == Lane::Optimize {
+        // On Linux, this sets the priority of this thread alone.
+        let _ = rustix::process::setpriority_process(None, 19);
+    }
+    while let Some(job) = next_job(context, lane) {
+        // Lack of memory also ends a job, and is no interruption by another client.
+        let interrupted = Arc::<AtomicBool>::default();
+        let used = Cell::new(Duration::ZERO);
+        let done = catch_unwind(AssertUnwindSafe(|| run(context, &job, &interrupted, &used)));
+        let done = done.inspect_err(|panic| {
+            let panics = context.config.background.panics();
+            panics.note(TASK, &**panic);
+        });
+        let done = done.unwrap_or_else(|_| match &job {
+            // The next image does not wait for one whose indexing panics.
+            Job::Index(QueuedImage { manifest, .. }) => {
+                tracing::error!(%manifest, "work on an image panicked; it is not bundled");
+                let why = "it could not be read, by a fault of pierhead: see its log".to_owned();
+                context.images.settle(manifest, Some(Stage::Refused(why)))
+            }
+            _ => {
+                tracing::error!("work in the background panicked");
+                Ok(())
+            }
+        });
+        context.meter.report_packed(&context.packs);
+        let client = match &job {
+            Job::Index(image) => Some(image.client),
+            _ => None,
+        };
+        // A job that was cancelled under pressure has released its memory, and runs again later.
+        if matches!(done, Err(Error::Stopped)) && !context.queue.is_stopped() {
+            count(&context.counters.cancelled);
+            match job {
+                Job::Index(image) => {
+                    let image = QueuedImage {
+                        yields: image.yields + u32::from(interrupted.load(Ordering::Relaxed)),
+                        at: None,
+                        used: used.get(),
+                        ..image
+                    };
+                    context.images.requeue(image, &context.queue);
+                }
+                job => context.queue.give_back(job),
+            }
+        }
+        context.queue.finish(lane, client.as_ref());
+        match done {
+            Ok(()) | Err(Error::Stopped) => {}
+            Err(error) => {
+                count(&context.counters.failed);
+                tracing::warn!(%error, "work in the background failed");
+            }
+        }
+    }
+}
+
+fn run(
+    context: &Arc<Context>,
+    job: &Job,
+    interrupted: &Arc<AtomicBool>,
+    used: &Cell<Duration>,
+) -> Result<(), Error> {
+    let share = CpuShare::new(context.config.cpu_percent, context.queue.stop_flag());
+    let background = context.config.background.clone();
+    let low_priority = |share: CpuShare| {
+        let background = context.config.background.clone();
+        share.resting(background).after(context.queue.indexing())
+    };
+    match job {
+        Job::Index(image) => {
+            let queue = context.clone();
+            let wanted = move || queue.queue.is_wanted();
+            let (queue, client, interrupts) = (context.clone(), image.client, interrupted.clone());
+            let other = move || {
+                let is_wanted = queue.queue.is_wanted_by_other(&client);
+                interrupts.fetch_or(is_wanted, Ordering::Relaxed) || is_wanted
+            };
+            let mut share = share
+                .resting(background)
+                .unless(Arc::new(wanted))
+                .yielding(time_slice(&context.config, image), Box::new(other))
+                .having_used(image.used)
+                .awaited(context.images.is_awaited(&image.manifest));
+            let done = run_image_job(context, image, &mut share);
+            used.set(share.used());
+            done.and(drop_late(context))
+        }
+        Job::Pair(new, old) => prepare_pair_if_ready(context, new, old, &mut low_priority(share)),
+        Job::Optimize(manifest) => optimize(context, manifest, &mut low_priority(share)),
+        Job::Reorder(manifest) => reorder(context, manifest, &mut low_priority(share)),
+        // These two never pause. Maintenance frees disk space. Without the directory, indexing packs everything again.
+        Job::Maintain => maintain(context, &mut { share }),
+        Job::RebuildDirectory => rebuild_directory(context, &mut { share }),
+    }
+}
+
+/// Waits for the next job. `None` when the server stops.
+fn next_job(context: &Context, lane: Lane) -> Option<Job> {
+    while !context.queue.is_stopped() {
+        // Before all other jobs of this lane: indexing packs again what it does not find.
+        if lane == Lane::Optimize && context.directory.take_lost() {
+            context.queue.begin_unqueued();
+            return Some(Job::RebuildDirectory);
+        }
+        let is_paused = context.config.background.is_paused();
+        let meter = &context.meter;
+        let permission = |has_jobs: bool| {
+            let is_used_up = has_jobs && !meter.may_write(false);
+            match is_paused || is_used_up {
+                // Maintenance writes next to nothing.
+                true if is_used_up && lane == Lane::Index && !meter.may_write(true) => {
+                    Permission::Nothing
+                }
+                true => Permission::Urgent,
+                false => Permission::All,
+            }
+        };
+        if let Some(job) = context.queue.take(lane, !is_paused, permission) {
+            return Some(job);
+        }
+        if is_paused && !context.queue.is_stopped() {
+            context.config.background.wait_while_paused(NAP);
+        }
+    }
+    None
+}

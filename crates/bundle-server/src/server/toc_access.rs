@@ -1,0 +1,67 @@
+//! Access to TOCs that queues an image for indexing when its TOC is lost or damaged.
+
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use super::context::Context;
+use super::paths::remove;
+use super::reindex::reindex;
+use pierhead_toc::{Error, FileDigest, ImageToc};
+
+/// The TOC of a ready image.
+pub(super) fn load_toc(context: &Context, manifest: &Digest) -> Result<Arc<ImageToc>, Error> {
+    let loaded = context.tocs.load(manifest);
+    loaded.or_else(|error| recover(context, manifest, error))
+}
+
+/// The TOC of a base image. `None` when there is none, or when [`super::Config::toc_memory`] is used up.
+///
+/// # Errors
+/// `Io` when descriptors or memory are used up: a plan without the base image would be stored.
+pub(super) fn load_base_toc(
+    context: &Context,
+    manifest: &Digest,
+) -> Result<Option<Arc<ImageToc>>, Error> {
+    if let Some(toc) = context.tocs.loaded(manifest) {
+        return Ok(Some(toc));
+    }
+    if !context.tocs.has_room(manifest) {
+        return Ok(None);
+    }
+    match load_toc(context, manifest) {
+        Err(error) if error.is_exhausted() => Err(error),
+        read => Ok(read.ok()),
+    }
+}
+
+/// The size of one content of a ready image.
+pub(super) fn size_in(
+    context: &Context,
+    manifest: &Digest,
+    content: &FileDigest,
+) -> Result<Option<u64>, Error> {
+    let size = context.tocs.size_of(manifest, content);
+    size.or_else(|error| recover(context, manifest, error))
+}
+
+/// Queues a rebuild of an image's TOC. Deletes the old file only when it is proven to be damaged. A second failure
+/// of the same image stays an error, and so does a lack of descriptors or memory.
+fn recover<T>(context: &Context, manifest: &Digest, error: Error) -> Result<T, Error> {
+    context.tocs.close(manifest);
+    if error.is_exhausted() {
+        return Err(error);
+    }
+    if error.is_damage() {
+        tracing::warn!(%error, %manifest, "rebuilding the table of an image");
+        remove(&context.paths.toc(manifest));
+    } else if matches!(error, Error::Io { .. }) {
+        if !context.tocs.report_unreadable(manifest, &error) {
+            return Err(error);
+        }
+    } else if !matches!(error, Error::Missing(_)) {
+        return Err(error);
+    }
+    reindex(context, manifest)?;
+    Err(Error::Missing(format!("the table of {manifest}")))
+}

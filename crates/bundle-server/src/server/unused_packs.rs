@@ -1,0 +1,247 @@
+//! Deletes packs that no image needs, and the files of removed images.
+
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use pierhead_oci::Digest;
+
+use super::context::Context;
+use super::paths::remove;
+use super::plan_file::{PlanFile, packed};
+use super::plan_store::request_key;
+use super::record_locations::forget_locations;
+use crate::pack::FrameIndex as _;
+use pierhead_toc::{Error, ImageToc};
+
+/// Maximum number of attempts to delete unused packs between two indexing runs.
+const MAX_TRIES: u32 = 3;
+
+/// A plan to delete unless all its packs stay.
+struct DoubtfulPlan {
+    path: PathBuf,
+    version: Option<FileVersion>,
+    /// The packs that it names; `None` when it cannot be sent already.
+    packs: Option<HashSet<u32>>,
+}
+
+/// Inode, and time of the last change in seconds and nanoseconds.
+type FileVersion = (u64, i64, i64);
+
+fn version(path: &Path) -> Option<FileVersion> {
+    let meta = path.symlink_metadata().ok()?;
+    Some((meta.ino(), meta.ctime(), meta.ctime_nsec()))
+}
+
+/// Whether the cache still has a blob. An error counts as yes, so that nothing is deleted after it.
+pub(super) fn is_cached(context: &Context, digest: &Digest) -> bool {
+    matches!(context.blobs.open(digest), Ok(Some(_)) | Err(_))
+}
+
+/// Removes an image that the cache no longer has, with its plans for workers without base images.
+pub(super) fn remove_image(context: &Context, manifest: &Digest) -> Result<(), Error> {
+    for layers in [false, true] {
+        context.plans.delete(&request_key(manifest, &[], layers));
+    }
+    context.images.settle(manifest, None)
+}
+
+/// Removes images that the cache no longer has, with their TOCs, traces, plans and layer indexes. Removes the packs
+/// that no remaining image needs.
+pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
+    // Indexing settles an image in progress by itself.
+    for (manifest, config) in context.images.configs_of_settled() {
+        let has_config = config.is_none_or(|config| is_cached(context, &config));
+        if has_config && is_cached(context, &manifest) {
+            continue;
+        }
+        // The note stays until the packs are deleted: a later prune does not find this image any more.
+        context.pack_usage.note_unused();
+        remove_image(context, &manifest)?;
+    }
+    let known = context.images.manifests();
+    close_files(context);
+    context
+        .paths
+        .retain(|digest| known.contains(digest) || is_cached(context, digest))?;
+    drop_late(context)
+}
+
+/// Closes TOCs and layers: evicted blobs and deleted files take disk space as long as they are open.
+pub(super) fn close_files(context: &Context) {
+    context.tocs.close_all();
+    context.layers.close_all();
+}
+
+/// Deletes packs that no remaining image needs, and the plans that name them. Waits while an image is being packed,
+/// since no plan and no TOC names its packs yet.
+fn drop_unused_packs(context: &Context) -> Result<(), Error> {
+    for _ in 0..MAX_TRIES {
+        if try_drop_unused_packs(context)? {
+            return Ok(());
+        }
+    }
+    tracing::info!("unused packs stay until no image is being indexed");
+    context.pack_usage.note_unused();
+    Ok(())
+}
+
+/// `false` when an image was indexed or packed meanwhile.
+///
+/// 1. Reading and hashing plans and TOCs holds no lock: indexing goes on.
+/// 2. Deletion holds the packing lock, and only after a check that no pack was written and no image was indexed since.
+fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
+    let state = || {
+        (
+            context.pack_usage.indexing_runs(),
+            context.packs.stat().appended,
+        )
+    };
+    let before = context
+        .pack_usage
+        .try_begin_deletion()
+        .map(|_guard| state());
+    let Some(before) = before else {
+        return Ok(false);
+    };
+    let superseded = context
+        .plans
+        .superseded(Some(&context.images.manifests()))?;
+    let Some(mut used) = used_packs(context)? else {
+        // The packs of an image cannot be determined now.
+        context.pack_usage.note_unused();
+        return Ok(true);
+    };
+    // Clients resume downloads with superseded plans.
+    used.extend(&superseded.packs);
+    let doubtful = doubtful_plans(context, &used)?;
+
+    let Some(_deletion) = context.pack_usage.try_begin_deletion() else {
+        return Ok(false);
+    };
+    if state() != before || !context.plans.has_all_superseded(&superseded)? {
+        return Ok(false);
+    }
+    superseded.unusable.iter().for_each(|path| remove(path));
+    // Packs of plans in use are held, and stay.
+    context.plans.close_all();
+    context.packs.retain(&|number| used.contains(&number))?;
+    for plan in doubtful {
+        let is_whole = |packs: &HashSet<u32>| packs.iter().all(|it| context.packs.has(*it));
+        // A plan that was replaced or used since is checked at its next use.
+        if !plan.packs.as_ref().is_some_and(is_whole) && version(&plan.path) == plan.version {
+            remove(&plan.path);
+        }
+    }
+    context.plans.recount();
+    Ok(true)
+}
+
+/// Plans that cannot be sent, and plans that name packs outside of `used`.
+fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<DoubtfulPlan>, Error> {
+    let mut doubtful = Vec::new();
+    context.paths.each_plan(&mut |path| {
+        let version = version(path);
+        let packs = match PlanFile::open(path) {
+            Ok(plan) => {
+                let packs: HashSet<_> = packed(&plan).map(|place| place.pack).collect();
+                let has_packs = context.plans.has_packs(&plan);
+                if has_packs && packs.is_subset(used) {
+                    return;
+                }
+                has_packs.then_some(packs)
+            }
+            Err(Error::Malformed { .. }) => None,
+            // Deletes only files that are proven to be damaged. A file that cannot be opened now may be intact.
+            Err(_) => return,
+        };
+        doubtful.push(DoubtfulPlan {
+            path: path.to_owned(),
+            version,
+            packs,
+        });
+    })?;
+    Ok(doubtful)
+}
+
+/// Deletes unused packs that an earlier call left because an image was being packed.
+pub(super) fn drop_late(context: &Context) -> Result<(), Error> {
+    if context.queue.is_stopped() || !context.pack_usage.take_unused() {
+        return Ok(());
+    }
+    let done = drop_unused_packs(context).and_then(|()| forget_locations(context));
+    if done.is_err() {
+        context.pack_usage.note_unused();
+    }
+    done
+}
+
+/// The packs that known images need: those that their plans name, and those that their next plans will name, since
+/// plans leave before packs. `None` when the packs of an image cannot be determined.
+fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
+    let mut used = HashSet::new();
+    for (manifest, was_begun) in context.images.accepted() {
+        used.extend(packs_of(context, &manifest)?);
+        let toc = match ImageToc::open(&context.paths.toc(&manifest)) {
+            Ok(toc) => toc,
+            // The image has no packs yet.
+            Err(Error::Missing(_)) if !was_begun => continue,
+            Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        for (content, _) in toc.contents().iter() {
+            let places = context.directory.get(&content)?;
+            used.extend(places.into_iter().map(|place| place.pack));
+        }
+    }
+    Ok(Some(used))
+}
+
+/// The packs that the plans of an image name, for workers without base images. None when there is no plan, or when it
+/// is damaged.
+///
+/// # Errors
+/// `Io` when the plan cannot be read now: its packs are unknown then, and none may be deleted.
+pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u32>, Error> {
+    // The plan with layers names all packs of the plan without them. `PlanFile::open` does not count as a use.
+    match PlanFile::open(&context.paths.plan(&request_key(manifest, &[], true))) {
+        Ok(plan) => Ok(packed(&plan).map(|place| place.pack).collect()),
+        Err(Error::Missing(_) | Error::Malformed { .. }) => Ok(HashSet::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes the fast packs that no image waits to optimize, and that no plan in use names. Deletes nothing when an image
+/// is indexed meanwhile; the next maintenance tries again.
+///
+/// 1. Reading and hashing plans holds no lock: indexing goes on.
+/// 2. Deletion holds the packing lock, and only after a check that no image was indexed and no plan was superseded since.
+pub(super) fn drop_unused_fast_packs(context: &Context) -> Result<(), Error> {
+    let runs = || context.pack_usage.indexing_runs();
+    let before = context.pack_usage.try_begin_deletion().map(|_guard| runs());
+    let Some(before) = before else {
+        return Ok(());
+    };
+    let mut used = HashSet::new();
+    for manifest in context.images.fast_images() {
+        used.extend(packs_of(context, &manifest)?);
+    }
+    let superseded = context.plans.superseded(None)?;
+    used.extend(&superseded.packs);
+
+    let Some(_deletion) = context.pack_usage.try_begin_deletion() else {
+        return Ok(());
+    };
+    if runs() != before || !context.plans.has_all_superseded(&superseded)? {
+        return Ok(());
+    }
+    used.extend(context.plans.packs_in_use());
+    let deleted = context.packs.drop_fast(&|number| used.contains(&number))?;
+    if deleted > 0 {
+        let packs = &context.packs;
+        context
+            .directory
+            .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
+    }
+    Ok(())
+}
