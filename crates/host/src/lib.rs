@@ -1,6 +1,7 @@
 //! The host: what it is, what it can spare, and how background work keeps out of the way of clients.
 //!
 //! - [`machine`], [`cgroup`], [`network_interface`]: memory, CPUs, cgroups and addresses, read from `/proc` and `/sys`.
+//! - [`profile`]: sizing profiles, and the division of the memory.
 //! - [`pressure`]: PSI, and the decision to pause background work or to shrink a limit.
 //! - [`BackgroundWork`]: the pause switch, the CPU time that is left, and the count of panics.
 //! - [`CpuBudget`]: CPU time within the quota of the cgroup.
@@ -22,6 +23,7 @@ mod keyed_lock;
 pub mod machine;
 pub mod network_interface;
 pub mod pressure;
+pub mod profile;
 
 pub use background::{BackgroundTask, BackgroundWork, PanicGuard, Panics, PausedWorker};
 pub use cpu_budget::{CpuAllowance, CpuBudget, CpuReading, thread_time};

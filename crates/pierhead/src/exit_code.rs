@@ -209,12 +209,6 @@ impl From<io::Error> for CommandError {
     }
 }
 
-impl From<crate::config::InvalidConfig> for CommandError {
-    fn from(refused: crate::config::InvalidConfig) -> Self {
-        Self::Message(refused.exit(), refused.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,6 @@ mod doctor;
 mod environment;
 mod exit_code;
 mod logging;
-mod profile;
 mod progress;
 mod quiet;
 #[cfg(test)]

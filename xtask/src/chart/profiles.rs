@@ -1,7 +1,11 @@
 //! What the chart and its page on sizing say of profiles, from the table that the daemon goes by.
 
-#[path = "../../../crates/pierhead/src/profile/table.rs"]
-#[allow(dead_code, reason = "the daemon reads the rest of it")]
+#[path = "../../../crates/host/src/profile/table.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the daemon reads the rest of it, from another crate"
+)]
 mod table;
 
 use std::fmt::Write as _;
@@ -16,7 +20,7 @@ const MARKS: (&str, &str) = ("<!-- profiles -->\n", "<!-- end of profiles -->");
 /// The named template that gives a pod its resources, and the daemon the profile's name.
 pub(crate) fn template() -> String {
     let mut text = String::from(
-        "{{/*\nMade by `cargo xtask chart --write` from crates/pierhead/src/profile/table.rs. The daemon gives its keys the defaults of the\nprofile, from the limits that it finds itself within.\n*/}}\n{{- define \"pierhead.profile\" -}}\n",
+        "{{/*\nMade by `cargo xtask chart --write` from crates/host/src/profile/table.rs. The daemon gives its keys the defaults of the\nprofile, from the limits that it finds itself within.\n*/}}\n{{- define \"pierhead.profile\" -}}\n",
     );
     for (nth, profile) in PROFILES.iter().enumerate() {
         let word = if nth == 0 { "{{- if" } else { "{{- else if" };

@@ -165,7 +165,7 @@ mod tests {
             ..Machine::default()
         };
         let mut config = Config::with_data("data".into());
-        config.profile = crate::profile::Profile::named("bluefield2").ok();
+        config.profile = pierhead_host::profile::Profile::named("bluefield2");
         config.limits.memory = Some(1 << 30);
         config.limits.cores = "last 2".parse().unwrap();
         config.limits.upstream_bandwidth = Some(7);

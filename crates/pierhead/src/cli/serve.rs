@@ -7,7 +7,7 @@ use clap::Args;
 use pierhead_oci::Registry;
 
 use crate::config::{self, LogFormat, Overrides, Size};
-use crate::profile::Profile;
+use pierhead_host::profile::Profile;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -74,7 +74,7 @@ pub(crate) struct ProfileName(pub(super) Option<&'static Profile>);
 pub(super) fn cli_profile(text: &str) -> Result<ProfileName, String> {
     match text {
         "none" => Ok(ProfileName(None)),
-        name => Profile::named(name).map(|profile| ProfileName(Some(profile))),
+        name => crate::config::profile_named(name).map(|profile| ProfileName(Some(profile))),
     }
 }
 

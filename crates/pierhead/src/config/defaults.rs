@@ -9,10 +9,9 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 
 use super::{
-    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Places,
-    RequestLog, Size, Tags, Tier, TierKind, Tls,
+    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Origins,
+    Places, RequestLog, Size, Tags, Tier, TierKind, Tls,
 };
-use crate::profile::Origins;
 use pierhead_host::machine::CpuSelection;
 use pierhead_host::pressure::Resource;
 

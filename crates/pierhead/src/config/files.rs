@@ -13,7 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use zeroize::Zeroizing;
 
-use super::parse::Lines;
+use super::places::Lines;
 use super::{Config, Problem, Secret};
 use crate::exit_code::{ExitError, ExitReason};
 

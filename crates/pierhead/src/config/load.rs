@@ -1,6 +1,5 @@
 //! Defaults, file and command line become one checked [`Config`].
 
-use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,19 +10,18 @@ use pierhead_oci::Registry;
 use zeroize::Zeroizing;
 
 use super::files::FileError;
-use super::parse::{Lines, parse};
-use super::validate::validate;
-use super::{Config, LogFormat, Places, Problem, Size, Upstream, files, value};
-use crate::exit_code::ExitReason;
-use crate::profile::{self, Asked, Misfit, Origins, Profile};
+use super::parse::parse;
+use super::places::Lines;
+use super::profile::{UnfitKey, apply_profile};
+use super::validate::{Flags, validate};
+use super::{Config, LogFormat, Origins, Places, Problem, Size, Upstream, files, value};
+use crate::exit_code::{CommandError, ExitReason};
 use crate::tier;
 use pierhead_host::machine::Machine;
+use pierhead_host::profile::{MemoryRequest, Profile};
 
 /// Most bytes of the configuration file.
 const MAX_FILE: u64 = 1 << 20;
-
-/// The keys that the command line says over the file, each with its flag.
-pub(super) type Flags = HashMap<&'static str, &'static str>;
 
 /// What the command line says over the file.
 #[derive(Clone, Default)]
@@ -70,6 +68,12 @@ impl fmt::Display for InvalidConfig {
 }
 
 impl std::error::Error for InvalidConfig {}
+
+impl From<InvalidConfig> for CommandError {
+    fn from(invalid: InvalidConfig) -> Self {
+        Self::Message(invalid.exit(), invalid.to_string())
+    }
+}
 
 impl InvalidConfig {
     /// Of the text when anything is wrong with it, else of the first file.
@@ -207,14 +211,14 @@ fn settled(
     let (first, lines) = parse(text, base, defaults.clone()).map_err(of_text)?;
     let profile = overrides.profile.unwrap_or(first.profile);
     let by = old.unwrap_or(&first);
-    let asked = Asked {
+    let request = MemoryRequest {
         profile: old.map_or(profile, |old| old.profile),
         memory: by.limits.memory,
         tier: tier::bytes_in_memory(&by.tier),
     };
     let mut settled = defaults;
-    let given = profile::settle(&mut settled, asked, machine);
-    let origins = given.map_err(|Misfit { key, message }| {
+    let given = apply_profile(&mut settled, request, machine);
+    let origins = given.map_err(|UnfitKey { key, message }| {
         let by_flag = key == "profile" && overrides.profile.is_some();
         // The default of one key for what another asks for.
         let or = if key == "tier.size" { "tier.path" } else { key };

@@ -1,6 +1,5 @@
 //! Text to [`Config`]: every problem of the file at once, each with its line.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use toml::Spanned;
@@ -8,11 +7,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::keys::{Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
 use super::nearest::nearest;
+use super::places::Lines;
 use super::value::Value;
 use super::{Config, Problem, Upstream};
-
-/// Where each key stands: `cache.size` to its line, for problems that show only later.
-pub(crate) type Lines = HashMap<String, usize>;
 
 /// Reads `text` over `defaults`. Relative paths in it start at `base`. No I/O, never panics.
 pub(crate) fn parse(

@@ -1,8 +1,10 @@
 //! Where a key was set, for messages that come long after the file was read.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::parse::Lines;
+/// The line of each key that a file sets, by its path such as `cache.size`.
+pub(crate) type Lines = HashMap<String, usize>;
 
 /// Of the keys of a file that nothing else overruled.
 #[derive(Clone, Default)]

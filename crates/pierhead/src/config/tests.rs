@@ -2,16 +2,19 @@
 
 use std::path::Path;
 
+use pierhead_oci::Registry;
 use proptest::prelude::*;
 
 use super::keys::{SECTIONS, UPSTREAM_KEYS, keys};
-use super::parse::{Lines, parse};
+use super::load::InvalidConfig;
+use super::parse::parse;
+use super::places::Lines;
 use super::validate::validate;
 use super::*;
 use crate::exit_code::ExitReason;
-use crate::profile::Profile;
 use pierhead_host::cgroup::Version;
 use pierhead_host::machine::{Machine, MemoryLimit};
+use pierhead_host::profile::Profile;
 
 fn defaults() -> Config {
     Config::with_data("/data".into())
@@ -444,7 +447,7 @@ fn loaded_under(
 }
 
 fn by(profile: &str) -> Overrides {
-    let profile = Profile::named(profile).ok();
+    let profile = Profile::named(profile);
     Overrides {
         profile: Some(profile),
         ..Overrides::default()

@@ -1,8 +1,12 @@
 //! What no single key can say: keys that contradict each other, and what is refused for safety.
 
-use super::load::Flags;
-use super::parse::Lines;
+use std::collections::HashMap;
+
+use super::places::Lines;
 use super::{AuthMode, Config, Problem, TierKind};
+
+/// The keys that the command line overrides, each with its flag.
+pub(super) type Flags = HashMap<&'static str, &'static str>;
 
 /// Every contradiction. `lines` says where the keys stand, as far as they come from a file, and `flags` which the command line said
 /// over it.

@@ -117,9 +117,9 @@ mod tests {
 
     use super::*;
     use crate::doctor::report::Level;
-    use crate::profile::Profile;
     use pierhead_host::cgroup::Version;
     use pierhead_host::machine::{CpuLimit, MemoryLimit};
+    use pierhead_host::profile::Profile;
 
     fn limited(memory: u64, quota: u64) -> Machine {
         Machine {
@@ -147,7 +147,7 @@ mod tests {
         config.limits.memory = Some(200 << 20);
         let reported = profile(&config, &pod).unwrap();
         assert!(reported.level == Level::Ok && reported.what.contains("200.0 MiB"));
-        config.profile = Profile::named("small").ok();
+        config.profile = Profile::named("small");
         assert!(profile(&config, &pod).unwrap().what.starts_with("small, "));
         let reported = quota(&pod).unwrap();
         assert!(reported.what.contains("0.5 cores"), "{}", reported.what);

@@ -6,7 +6,8 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 use pierhead_oci::units::exact_bytes;
 
-use super::{Key, Kind, Reload, YEAR, quote, quote_duration, quote_list, quote_path};
+use super::key::{Key, Reload, YEAR, quote, quote_duration, quote_list, quote_path};
+use super::kind::Kind;
 use crate::config::Config;
 use crate::config::Size;
 

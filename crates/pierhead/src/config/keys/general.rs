@@ -2,10 +2,12 @@
 
 use tracing_subscriber::filter::Targets;
 
-use super::{Key, Kind, Reload, quote, quote_path};
+use super::key::{Key, Reload, quote, quote_path};
+use super::kind::Kind;
+use crate::config::profile::profile_named;
 use crate::config::value::parse_admin;
 use crate::config::{Config, LogFormat};
-use crate::profile::{PROFILES, Profile};
+use pierhead_host::profile::PROFILES;
 
 pub(super) static KEYS: &[Key<Config>] = &[
     Key {
@@ -25,7 +27,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         set: |config, value| {
             config.profile = match value.choice()? {
                 "none" => None,
-                name => Some(Profile::named(name)?),
+                name => Some(profile_named(name)?),
             };
             Ok(())
         },
@@ -39,7 +41,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         example: "[\"0.0.0.0:5000\"]",
         reload: Reload::Restart(|new, old| new.listen.clone_from(&old.listen)),
         set: |config, value| value.addresses().map(|it| config.listen = it),
-        show: |config| super::quote_list(&config.listen),
+        show: |config| super::key::quote_list(&config.listen),
     },
     Key {
         section: "",

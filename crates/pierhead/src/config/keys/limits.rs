@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pierhead_oci::units::exact_bytes;
 
-use super::{HOUR, Key, Kind, MILLISECOND, Reload, quote, quote_duration, quote_rate};
+use super::key::{HOUR, Key, MILLISECOND, Reload, quote, quote_duration, quote_rate};
+use super::kind::Kind;
 use crate::config::Config;
 use pierhead_host::pressure::Resource;
 

@@ -3,6 +3,7 @@
 
 mod cache;
 mod general;
+mod key;
 mod kind;
 mod limits;
 mod network;
@@ -10,62 +11,13 @@ mod security;
 mod tier;
 mod upstream;
 
-use std::fmt::Display;
-use std::path::Path;
-use std::time::Duration;
-
-use super::Config;
-use super::value::Value;
+use super::settings::Config;
 
 pub(crate) use general::check_level;
+pub(crate) use key::{Key, Reload};
 pub(crate) use kind::Kind;
 pub(crate) use network::MANAGEMENT;
 pub(crate) use upstream::{IDENTITY_TOKEN_USER, UPSTREAM_KEYS};
-
-/// One key of a `T`: the whole configuration, or one upstream.
-pub(crate) struct Key<T> {
-    /// Table that it stands in; empty at the top.
-    pub(crate) section: &'static str,
-    pub(crate) name: &'static str,
-    /// What it does, and when an operator changes it.
-    pub(crate) help: &'static str,
-    pub(crate) kind: Kind,
-    /// A TOML literal, shown behind `#` where nothing is set.
-    pub(crate) example: &'static str,
-    pub(crate) reload: Reload<T>,
-    pub(crate) set: fn(&mut T, &Value<'_>) -> Result<(), String>,
-    /// A TOML literal; `None` when unset.
-    pub(crate) show: fn(&T) -> Option<String>,
-}
-
-/// What a reload does with a changed key.
-pub(crate) enum Reload<T> {
-    /// It takes effect at once.
-    Live,
-    /// It takes a restart: the function gives a new configuration the value of the old one.
-    Restart(fn(new: &mut T, old: &T)),
-    /// Some changes take a restart, which the help names; the function undoes these.
-    SomeRestart(fn(new: &mut T, old: &T)),
-}
-
-impl<T> Key<T> {
-    /// As people name it: `cache.size`.
-    pub(crate) fn path(&self) -> String {
-        match self.section {
-            "" => self.name.to_owned(),
-            section => format!("{section}.{}", self.name),
-        }
-    }
-
-    /// The help, with what a change takes.
-    pub(crate) fn full_help(&self) -> String {
-        let restart = match self.reload {
-            Reload::Restart(_) => " A change needs a restart.",
-            Reload::Live | Reload::SomeRestart(_) => "",
-        };
-        format!("{}{restart}", self.help)
-    }
-}
 
 /// What stands above each table in `config show`.
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
@@ -114,36 +66,6 @@ pub(crate) const UPSTREAMS: &str = "upstreams";
 /// What stands above it.
 pub(crate) const UPSTREAMS_HELP: &str = "Registries that need more than their name, one table each. pierhead reaches every other public registry at \
      https://NAME.";
-
-const SECOND: Duration = Duration::from_secs(1);
-const MILLISECOND: Duration = Duration::from_millis(1);
-const HOUR: Duration = Duration::from_secs(3600);
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-
-fn quote(text: &str) -> String {
-    toml::Value::String(text.to_owned()).to_string()
-}
-
-fn quote_path(path: &Path) -> String {
-    quote(&path.to_string_lossy())
-}
-
-fn quote_duration(duration: Duration) -> Option<String> {
-    Some(quote(&humantime::format_duration(duration).to_string()))
-}
-
-fn quote_rate(rate: Option<u64>) -> Option<String> {
-    Some(rate.map_or_else(
-        || quote("off"),
-        |rate| quote(&format!("{}/s", pierhead_oci::units::exact_bytes(rate))),
-    ))
-}
-
-/// `None` when there are none.
-fn quote_list<T: Display>(items: &[T]) -> Option<String> {
-    let items: Vec<_> = items.iter().map(|item| quote(&item.to_string())).collect();
-    (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))
-}
 
 /// All keys of the file; those of one section in the order in which they are shown.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {

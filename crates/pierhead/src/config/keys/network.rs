@@ -1,6 +1,7 @@
 //! Keys of `[network]`.
 
-use super::{Key, Kind, Reload, quote};
+use super::key::{Key, Reload, quote};
+use super::kind::Kind;
 use crate::config::Config;
 
 /// The interface of the management link between a host and its DPU, on both ends; a second card has `tmfifo_net1`.

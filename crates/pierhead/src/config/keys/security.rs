@@ -1,6 +1,7 @@
 //! Keys of `[tls]` and `[auth]`.
 
-use super::{HOUR, Key, Kind, Reload, SECOND, quote, quote_duration, quote_list, quote_path};
+use super::key::{HOUR, Key, Reload, SECOND, quote, quote_duration, quote_list, quote_path};
+use super::kind::Kind;
 use crate::config::{AuthMode, Config};
 
 pub(super) static KEYS: &[Key<Config>] = &[

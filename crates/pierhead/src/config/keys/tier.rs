@@ -2,7 +2,8 @@
 
 use pierhead_oci::units::exact_bytes;
 
-use super::{Key, Kind, Reload, quote, quote_path, quote_rate};
+use super::key::{Key, Reload, quote, quote_path, quote_rate};
+use super::kind::Kind;
 use crate::config::{Config, TierKind};
 use pierhead_cache::Placement;
 

@@ -1,6 +1,7 @@
 //! Keys of one upstream.
 
-use super::{Key, Kind, Reload, quote, quote_list, quote_path};
+use super::key::{Key, Reload, quote, quote_list, quote_path};
+use super::kind::Kind;
 use crate::config::Upstream;
 
 /// Docker's convention: with this user, the password is an OAuth2 refresh token.

@@ -1,49 +1,50 @@
-//! What each profile takes of a machine: the one table, for the daemon, and for the chart and its page (`cargo xtask chart --write`).
+//! The table of the profiles, for the daemon, the chart and its page (`cargo xtask chart --write`).
 //!
-//! It stands alone: the developer commands compile this file, too.
+//! This file imports nothing: `xtask` compiles it, too.
 
-/// One profile. Each figure is the default of a key, or what such a default is made from.
+/// One profile. Each figure is the default of a key, or the source of such a default.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Profile {
-    pub(crate) name: &'static str,
+pub struct Profile {
+    /// The value of `profile`.
+    pub name: &'static str,
     /// MiB; in fewer it does not start. What a pod requests.
-    pub(crate) least_memory: u64,
+    pub least_memory: u64,
     /// MiB; the most that it plans with (`limits.memory`). What a pod is bound to.
-    pub(crate) memory: u64,
+    pub memory: u64,
     /// Percent of the machine's memory, where no control group has a limit: never more than `memory`.
-    pub(crate) memory_share: u64,
+    pub memory_share: u64,
     /// Cores that this process must be allowed to run on.
-    pub(crate) least_cores: usize,
+    pub least_cores: usize,
     /// Thousandths of a core that a pod requests, and is bound to (0: to none).
-    pub(crate) cpu: (u32, u32),
+    pub cpu: (u32, u32),
     /// The most worker threads; 0: one for each core.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// `limits.cores`: the last so many; 0: all.
-    pub(crate) cores: usize,
+    pub cores: usize,
     /// `cache.size`: percent of the file system; 0: "auto".
-    pub(crate) disk: u8,
+    pub disk: u8,
     /// `limits.upstream_bandwidth`, 10^6 bytes a second; 0: "off".
-    pub(crate) bandwidth: u64,
+    pub bandwidth: u64,
     /// `limits.downloads`.
-    pub(crate) fetches: usize,
+    pub fetches: usize,
     /// `limits.connections`, as far as the memory goes.
-    pub(crate) connections: u64,
+    pub connections: u64,
     /// MiB: `the memory of responses`, as far as the memory goes.
-    pub(crate) answers: u64,
+    pub answers: u64,
     /// MiB: small blobs in memory, as far as it goes.
-    pub(crate) small_blobs: u64,
+    pub small_blobs: u64,
     /// `limits.pause_under`.
-    pub(crate) rest_under: &'static [&'static str],
+    pub rest_under: &'static [&'static str],
     /// `bundle.workers`, as far as the memory goes; 0: no bundles.
-    pub(crate) workers: u64,
+    pub workers: u64,
     /// Percent of a core for each of them.
-    pub(crate) worker_cpu: u32,
+    pub worker_cpu: u32,
     /// `cache.daily_write_budget`, GiB; 0: as many as come. `docs/explanation/dpu-sizing.md` derives it.
-    pub(crate) written_per_day: u64,
+    pub written_per_day: u64,
 }
 
 /// All of them, the smallest first.
-pub(crate) static PROFILES: [Profile; 4] = [
+pub static PROFILES: [Profile; 4] = [
     // Half a core and 256 MiB: what is left on a card that does something else.
     Profile {
         name: "small",

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use proptest::prelude::*;
-
 use super::*;
-use crate::wiring::{self, threads};
 use pierhead_host::machine::{CpuLimit, MemoryLimit};
+
+use crate::wiring::{self, threads};
 
 fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     let version = Version::Two;
@@ -18,14 +17,14 @@ fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     }
 }
 
-fn settled(name: &str, machine: &Machine) -> Result<Config, Misfit> {
+fn settled(name: &str, machine: &Machine) -> Result<Config, UnfitKey> {
     let mut config = Config::with_data("/data".into());
-    let profile = Profile::named(name).unwrap();
-    settle(&mut config, of(Some(profile), None), machine).map(|_| config)
+    let profile = profile_named(name).unwrap();
+    apply_profile(&mut config, of(Some(profile), None), machine).map(|_| config)
 }
 
-fn of(profile: Option<&'static Profile>, memory: Option<u64>) -> Asked {
-    Asked {
+fn of(profile: Option<&'static Profile>, memory: Option<u64>) -> MemoryRequest {
+    MemoryRequest {
         profile,
         memory,
         tier: 0,
@@ -86,7 +85,7 @@ fn what_does_not_fit_is_told_with_what_does() {
     let none = output("small", &machine(1 << 30, Some(100 * MIB), 1));
     assert!(none.contains("no profile fits"), "{none}");
     assert!(
-        Profile::named("bluefield9")
+        profile_named("bluefield9")
             .unwrap_err()
             .contains("\"bluefield2\"")
     );
@@ -96,8 +95,8 @@ fn what_does_not_fit_is_told_with_what_does() {
 fn a_profile_gives_defaults_that_say_where_they_are_from() {
     let mut card = machine(16 << 30, Some(1 << 30), 8);
     let mut config = Config::with_data("/data".into());
-    let profile = Profile::named("bluefield2").unwrap();
-    let origins = settle(&mut config, of(Some(profile), None), &card).unwrap();
+    let profile = profile_named("bluefield2").unwrap();
+    let origins = apply_profile(&mut config, of(Some(profile), None), &card).unwrap();
     assert_eq!(config.bundle.workers, 1);
     assert_eq!(threads(&config, &card), 2, "one for each core");
     assert_eq!(
@@ -135,28 +134,31 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
 #[test]
 fn an_operators_budget_counts_alone_and_over_a_profiles() {
     let card = machine(16 << 30, Some(1 << 30), 8);
-    let profile = Profile::named("small").ok();
+    let profile = Profile::named("small");
     let mut config = Config::with_data("/data".into());
-    settle(&mut config, of(profile, Some(200 * MIB)), &card).unwrap();
+    apply_profile(&mut config, of(profile, Some(200 * MIB)), &card).unwrap();
     assert!(config.bundle.size.is_none(), "no room for a worker");
     let mut config = Config::with_data("/data".into());
-    let origins = settle(&mut config, of(None, Some(512 * MIB)), &card).unwrap();
+    let origins = apply_profile(&mut config, of(None, Some(512 * MIB)), &card).unwrap();
     assert!(config.limits.connections < 4096);
     assert!(origins.iter().all(|(_, of)| !of.contains("profile")));
-    let more = settle(&mut config, of(None, Some(2 << 30)), &card).unwrap_err();
+    let more = apply_profile(&mut config, of(None, Some(2 << 30)), &card).unwrap_err();
     assert!(more.message.contains("there are 1.0 GiB"), "{more:?}");
     let mut plain = Config::with_data("/data".into());
-    assert_eq!(settle(&mut plain, Asked::default(), &card), Ok(Vec::new()));
+    assert_eq!(
+        apply_profile(&mut plain, MemoryRequest::default(), &card),
+        Ok(Vec::new())
+    );
     assert_eq!(plain.limits.connections, 4096);
 }
 
 /// Whoever sets it, a profile needs what its table says, of whatever limit.
 #[test]
 fn a_budget_is_enough_for_its_profile_whoever_sets_it() {
-    let profile = Profile::named("bluefield2").ok();
+    let profile = Profile::named("bluefield2");
     let settle = |asked, limit| {
         let mut config = Config::with_data("/data".into());
-        super::settle(&mut config, asked, &machine(16 << 30, Some(limit), 8))
+        apply_profile(&mut config, asked, &machine(16 << 30, Some(limit), 8))
     };
     let by_hand = settle(of(profile, Some(300 * MIB)), 1 << 30).unwrap_err();
     assert_eq!(by_hand.key, "limits.memory");
@@ -174,12 +176,12 @@ fn a_budget_is_enough_for_its_profile_whoever_sets_it() {
 #[test]
 fn a_tier_in_memory_comes_off_the_budget_first() {
     let card = |limit| machine(16 << 30, limit, 8);
-    let settle = |asked: Asked, machine: &Machine| {
+    let settle = |asked: MemoryRequest, machine: &Machine| {
         let mut config = Config::with_data("/data".into());
-        super::settle(&mut config, asked, machine).map(|_| config)
+        apply_profile(&mut config, asked, machine).map(|_| config)
     };
-    let tiered = |name: &str, tier| Asked {
-        profile: Profile::named(name).ok(),
+    let tiered = |name: &str, tier| MemoryRequest {
+        profile: Profile::named(name),
         memory: None,
         tier,
     };
@@ -195,7 +197,7 @@ fn a_tier_in_memory_comes_off_the_budget_first() {
     assert!(tight.limits.response_memory < without.limits.response_memory);
     // By hand as well, with a profile and without.
     for profile in [None, Some("bluefield2")] {
-        let asked = |tier| Asked {
+        let asked = |tier| MemoryRequest {
             memory: Some(1 << 30),
             ..tiered(profile.unwrap_or("none"), tier)
         };
@@ -210,14 +212,14 @@ fn a_tier_in_memory_comes_off_the_budget_first() {
         (tiered("none", 1 << 30), Some(1 << 30)),
         (tiered("bluefield2", 15 << 30), None),
         (
-            Asked {
+            MemoryRequest {
                 memory: Some(512 * MIB),
                 ..tiered("none", 400 * MIB)
             },
             None,
         ),
     ] {
-        let Misfit { key, message } = settle(asked, &card(limit)).err().unwrap();
+        let UnfitKey { key, message } = settle(asked, &card(limit)).err().unwrap();
         assert_eq!(key, "tier.size", "{message}");
         assert!(message.contains("tier.size = "), "{message}");
     }
@@ -235,26 +237,10 @@ fn each_profile_fits_the_pod_that_the_chart_makes_for_it() {
         let pod = machine(64 << 30, Some(profile.memory * MIB), cores);
         assert!(settled(profile.name, &pod).is_ok(), "{}", profile.name);
         let config = settled(profile.name, &pod).unwrap();
-        let wanted = Budget {
-            workers: profile.workers,
-            connections: profile.connections,
-            answers: profile.answers * MIB,
-            small_blobs: profile.small_blobs * MIB,
-        };
-        let got = Budget::of(profile.memory * MIB, &config, Some(profile));
-        assert_eq!(got, wanted, "{} has what its table says", profile.name);
+        assert_eq!(default_shares(&config).responses, profile.answers * MIB);
+        let workers = u64::try_from(config.bundle.workers).unwrap();
+        assert_eq!(workers, profile.workers.max(1), "{}", profile.name);
+        assert_eq!(config.bundle.size.is_some(), profile.workers > 0);
         assert!(profile.least_memory <= profile.memory);
-    }
-}
-
-proptest! {
-    #[test]
-    fn what_is_given_stays_within_three_quarters(mib in 128_u64..64_000, nth in 0_usize..4) {
-        let config = Config::with_data("/data".into());
-        for profile in [None, Some(&PROFILES[nth])] {
-            let budget = Budget::of(mib * MIB, &config, profile);
-            prop_assert!(budget.most() <= mib * MIB / 4 * 3, "{budget:?}");
-            prop_assert!(budget.connections >= 16 && budget.answers >= 8 * MIB);
-        }
     }
 }

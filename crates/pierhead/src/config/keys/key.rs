@@ -1,0 +1,83 @@
+//! One row of the key table, and the TOML literals that its `show` returns.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::time::Duration;
+
+use super::kind::Kind;
+use crate::config::value::Value;
+
+/// One key of a `T`: the whole configuration, or one upstream.
+pub(crate) struct Key<T> {
+    /// Table that it stands in; empty at the top.
+    pub(crate) section: &'static str,
+    pub(crate) name: &'static str,
+    /// What it does, and when an operator changes it.
+    pub(crate) help: &'static str,
+    pub(crate) kind: Kind,
+    /// A TOML literal, shown behind `#` where nothing is set.
+    pub(crate) example: &'static str,
+    pub(crate) reload: Reload<T>,
+    pub(crate) set: fn(&mut T, &Value<'_>) -> Result<(), String>,
+    /// A TOML literal; `None` when unset.
+    pub(crate) show: fn(&T) -> Option<String>,
+}
+
+/// What a reload does with a changed key.
+pub(crate) enum Reload<T> {
+    /// It takes effect at once.
+    Live,
+    /// It takes a restart: the function gives a new configuration the value of the old one.
+    Restart(fn(new: &mut T, old: &T)),
+    /// Some changes take a restart, which the help names; the function undoes these.
+    SomeRestart(fn(new: &mut T, old: &T)),
+}
+
+impl<T> Key<T> {
+    /// As people name it: `cache.size`.
+    pub(crate) fn path(&self) -> String {
+        match self.section {
+            "" => self.name.to_owned(),
+            section => format!("{section}.{}", self.name),
+        }
+    }
+
+    /// The help, with what a change takes.
+    pub(crate) fn full_help(&self) -> String {
+        let restart = match self.reload {
+            Reload::Restart(_) => " A change needs a restart.",
+            Reload::Live | Reload::SomeRestart(_) => "",
+        };
+        format!("{}{restart}", self.help)
+    }
+}
+
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const MILLISECOND: Duration = Duration::from_millis(1);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+pub(super) fn quote(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+pub(super) fn quote_path(path: &Path) -> String {
+    quote(&path.to_string_lossy())
+}
+
+pub(super) fn quote_duration(duration: Duration) -> Option<String> {
+    Some(quote(&humantime::format_duration(duration).to_string()))
+}
+
+pub(super) fn quote_rate(rate: Option<u64>) -> Option<String> {
+    Some(rate.map_or_else(
+        || quote("off"),
+        |rate| quote(&format!("{}/s", pierhead_oci::units::exact_bytes(rate))),
+    ))
+}
+
+/// `None` when there are none.
+pub(super) fn quote_list<T: Display>(items: &[T]) -> Option<String> {
+    let items: Vec<_> = items.iter().map(|item| quote(&item.to_string())).collect();
+    (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))
+}

@@ -1,0 +1,246 @@
+//! Makes the values of a profile, and of a memory budget, the defaults of keys.
+
+use pierhead_bundle_server::{RECENT_MEMORY, WORKER_MEMORY};
+use pierhead_host::cgroup::Version;
+use pierhead_host::machine::{CpuSelection, Machine, format_cpu_list};
+use pierhead_host::pressure::Resource;
+use pierhead_host::profile::{
+    BudgetSource, MemoryRequest, MemoryShares, Misfit, PROFILES, Profile, WorkerMemory,
+    memory_budget,
+};
+use pierhead_oci::units::human_bytes;
+
+use super::settings::{Config, Origins};
+use super::size::Size;
+
+const MIB: u64 = 1 << 20;
+
+/// A key that asks for more than the machine has. The message has the fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UnfitKey {
+    pub(super) key: &'static str,
+    pub(super) message: String,
+}
+
+/// The profile of this name.
+///
+/// # Errors
+/// For people: the names that exist.
+pub(crate) fn profile_named(name: &str) -> Result<&'static Profile, String> {
+    Profile::named(name).ok_or_else(|| {
+        let names = PROFILES.iter();
+        let names: Vec<_> = names.map(|it| format!("\"{}\"", it.name)).collect();
+        format!(
+            "{name:?} is no profile: write {} or \"none\"",
+            names.join(", ")
+        )
+    })
+}
+
+/// Gives `config`, which has the defaults, those of a profile and of a memory budget, if the request
+/// names such.
+///
+/// # Errors
+/// The machine does not have it.
+pub(super) fn apply_profile(
+    config: &mut Config,
+    request: MemoryRequest,
+    machine: &Machine,
+) -> Result<Origins, UnfitKey> {
+    config.profile = request.profile;
+    let mut origins = Origins::new();
+    let budget = memory_budget(request, machine);
+    let budget = budget.map_err(|misfit| unfit_key(&misfit, request, machine))?;
+    let Some(budget) = budget else {
+        return Ok(origins);
+    };
+    if let Some(source) = shown_source(budget.source) {
+        config.limits.memory = Some(budget.bytes);
+        origins.push(("limits.memory", source));
+    }
+    if let Some(profile) = request.profile {
+        apply_table(config, profile, &mut origins);
+    }
+    let wanted = match request.profile {
+        Some(profile) => profile.memory_shares(),
+        None => default_shares(config),
+    };
+    let divided = budget.bytes.saturating_sub(request.tier);
+    let shares = MemoryShares::divide(divided, wanted, worker_memory());
+    apply_shares(config, shares, &mut origins);
+    for (_, source) in &mut origins {
+        if let Some(profile) = request.profile {
+            *source = format!("profile {}: {source}", profile.name);
+        }
+    }
+    Ok(origins)
+}
+
+/// `None` when the operator set it: then it is no default.
+fn shown_source(source: BudgetSource) -> Option<String> {
+    match source {
+        BudgetSource::Operator => None,
+        BudgetSource::CgroupLimit(version) => {
+            let version = match version {
+                Version::One => 1,
+                Version::Two => 2,
+            };
+            Some(format!(
+                "the limit of the control group (version {version})"
+            ))
+        }
+        BudgetSource::MachineShare(percent) => Some(format!("{percent} % of the machine's memory")),
+    }
+}
+
+fn worker_memory() -> WorkerMemory {
+    WorkerMemory {
+        each: WORKER_MEMORY,
+        shared: u64::try_from(RECENT_MEMORY).unwrap_or(u64::MAX),
+    }
+}
+
+fn default_shares(defaults: &Config) -> MemoryShares {
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    MemoryShares {
+        workers: count(defaults.bundle.workers),
+        connections: count(defaults.limits.connections),
+        responses: count(defaults.limits.response_memory),
+        small_blobs: defaults.cache.memory,
+    }
+}
+
+fn apply_shares(config: &mut Config, shares: MemoryShares, origins: &mut Origins) {
+    let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+    if shares.workers == 0 {
+        config.bundle.size = None;
+    }
+    config.bundle.workers = count(shares.workers.max(1));
+    config.limits.connections = count(shares.connections);
+    config.limits.response_memory = count(shares.responses);
+    config.cache.memory = shares.small_blobs;
+    let keys = [
+        (shares.workers == 0).then_some("bundle.size"),
+        Some("bundle.workers"),
+        Some("limits.connections"),
+    ];
+    let keys = keys.into_iter().flatten();
+    origins.extend(keys.map(|key| (key, "what limits.memory leaves for it".to_owned())));
+}
+
+/// The values of a profile that do not follow from the memory.
+fn apply_table(config: &mut Config, profile: &Profile, origins: &mut Origins) {
+    let mut from = |key, of: &str| origins.push((key, of.to_owned()));
+    if profile.cores > 0 {
+        config.limits.cores = CpuSelection::Last(profile.cores);
+        from("limits.cores", "of its table");
+    }
+    if profile.disk > 0 {
+        config.cache.size = Size::Percent(profile.disk);
+        from("cache.size", "of its table");
+    }
+    if profile.bandwidth > 0 {
+        config.limits.upstream_bandwidth = Some(profile.bandwidth * 1_000_000);
+        from("limits.upstream_bandwidth", "of its table");
+    }
+    config.limits.downloads = profile.fetches;
+    from("limits.downloads", "of its table");
+    let under = |it: &Resource| profile.rest_under.contains(&it.name());
+    config.limits.pause_under = Resource::ALL.into_iter().filter(under).collect();
+    from("limits.pause_under", "of its table");
+    if profile.written_per_day > 0 {
+        config.cache.daily_write_budget = profile.written_per_day << 30;
+        from(
+            "cache.daily_write_budget",
+            "what its flash bears (docs/explanation/dpu-sizing.md)",
+        );
+    }
+}
+
+fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> UnfitKey {
+    let of_profile = |key, profile: &Profile, why: String| {
+        let fix = match profile.smaller_fitting(request, machine) {
+            Some(smaller) => format!("--profile {} fits", smaller.name),
+            None => "no profile fits: leave it out, and bound what each key takes yourself".into(),
+        };
+        let name = profile.name;
+        let message = format!("profile \"{name}\" does not fit this machine: {why}; {fix}");
+        UnfitKey { key, message }
+    };
+    match misfit {
+        Misfit::MemoryAboveMachine {
+            requested,
+            available,
+        } => {
+            let (requested, available) = (human_bytes(*requested), human_bytes(*available));
+            UnfitKey {
+                key: "limits.memory",
+                message: format!(
+                    "limits.memory is {requested}, and there are {available}: write less"
+                ),
+            }
+        }
+        Misfit::TooFewCores { profile, allowed } => {
+            let why = format!(
+                "it wants {} cores, and this process may run on {} ({})",
+                profile.least_cores,
+                allowed.len(),
+                format_cpu_list(allowed)
+            );
+            of_profile("profile", profile, why)
+        }
+        Misfit::MachineTooSmall {
+            profile,
+            required,
+            memory,
+        } => {
+            let why = format!(
+                "it is for machines of {} and more, and this one has {}",
+                human_bytes(*required),
+                human_bytes(*memory)
+            );
+            of_profile("profile", profile, why)
+        }
+        Misfit::BudgetTooSmall {
+            profile,
+            required,
+            budget,
+        } => {
+            let (key, whose) = match budget.source {
+                BudgetSource::Operator => ("limits.memory", "limits.memory"),
+                _ => ("profile", "the limit of the control group"),
+            };
+            let (required, bytes) = (human_bytes(*required), human_bytes(budget.bytes));
+            let why = format!("it needs {required} of memory, and {whose} is {bytes}");
+            of_profile(key, profile, why)
+        }
+        Misfit::TierTooLarge {
+            tier,
+            required,
+            available,
+        } => tier_too_large(*tier, *required, *available),
+    }
+}
+
+fn tier_too_large(tier: u64, required: u64, available: u64) -> UnfitKey {
+    let fix = match available.saturating_sub(required) / MIB * MIB {
+        0 => "put tier.path onto a disk, or set tier.kind = \"off\"".to_owned(),
+        most => format!(
+            "write {} or less, or put tier.path onto a disk",
+            human_bytes(most)
+        ),
+    };
+    let message = format!(
+        "tier.path lies in memory (tmpfs), and tier.size = {} of the {} that there are leaves less than the {} that all else needs: {fix}",
+        human_bytes(tier),
+        human_bytes(available),
+        human_bytes(required)
+    );
+    UnfitKey {
+        key: "tier.size",
+        message,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! The values of all keys.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pierhead_eviction::Named;
+use pierhead_eviction::admission::NamedAdmission;
+use pierhead_host::machine::CpuSelection;
+use pierhead_host::pressure::Resource;
+use pierhead_host::profile::Profile;
+use pierhead_oci::Registry;
+
+use super::places::Places;
+use super::size::Size;
+use super::upstream::Upstream;
+
+/// The keys that have a default of this machine or of a profile, each with its source.
+pub(crate) type Origins = Vec<(&'static str, String)>;
+
+/// Everything that can be configured; [`super::keys`] says what each means.
+#[derive(Clone)]
+pub(crate) struct Config {
+    pub(crate) profile: Option<&'static Profile>,
+    /// The keys whose value is a default that this machine, or a profile, gave.
+    pub(crate) origins: Origins,
+    /// Where keys were set.
+    pub(crate) places: Places,
+    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) data: PathBuf,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) default_upstream: Registry,
+    pub(crate) docker_config: Option<PathBuf>,
+    pub(crate) allow_open_proxy_with_credentials: bool,
+    pub(crate) network: Network,
+    pub(crate) cache: Cache,
+    pub(crate) eviction: Eviction,
+    pub(crate) request_log: RequestLog,
+    pub(crate) bundle: Bundle,
+    pub(crate) tier: Tier,
+    pub(crate) tags: Tags,
+    pub(crate) access: pierhead_proxy::Rules,
+    pub(crate) limits: Limits,
+    pub(crate) tls: Tls,
+    pub(crate) auth: Auth,
+    pub(crate) log: Log,
+    pub(crate) upstreams: BTreeMap<Registry, Upstream>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Network {
+    pub(crate) interface: Option<String>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Cache {
+    pub(crate) size: Size,
+    pub(crate) min_free: Size,
+    /// Bytes per day; 0: no limit.
+    pub(crate) daily_write_budget: u64,
+    /// Bytes of small blobs in memory; no key: it follows from `limits.memory` or the profile.
+    pub(crate) memory: u64,
+}
+
+#[derive(Clone)]
+pub(crate) struct Eviction {
+    pub(crate) policy: Named,
+    pub(crate) admission: NamedAdmission,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct RequestLog {
+    pub(crate) file: Option<PathBuf>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Bundle {
+    /// `None`: no bundles.
+    pub(crate) size: Option<Size>,
+    pub(crate) workers: usize,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct Tier {
+    pub(crate) kind: TierKind,
+    pub(crate) path: Option<PathBuf>,
+    /// Bytes.
+    pub(crate) size: u64,
+    pub(crate) placement: pierhead_cache::Placement,
+    /// Bytes a second.
+    pub(crate) write_back_rate: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TierKind {
+    Off,
+    Pmem,
+    File,
+}
+
+impl TierKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Off, Self::Pmem, Self::File];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Pmem => "pmem",
+            Self::File => "file",
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Tags {
+    pub(crate) ttl: Duration,
+}
+
+#[derive(Clone)]
+pub(crate) struct Limits {
+    pub(crate) connections: usize,
+    /// Bytes a second.
+    pub(crate) upstream_bandwidth: Option<u64>,
+    pub(crate) downloads: usize,
+    /// Bytes of responses under way; no key: it follows from `memory` or the profile.
+    pub(crate) response_memory: usize,
+    pub(crate) response_timeout: Duration,
+    pub(crate) upstream_timeout: Duration,
+    pub(crate) shutdown_grace: Duration,
+    /// Bytes that defaults are made from.
+    pub(crate) memory: Option<u64>,
+    pub(crate) cores: CpuSelection,
+    pub(crate) pause_under: Vec<Resource>,
+}
+
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Tls {
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+    pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) client_names: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Auth {
+    pub(crate) mode: AuthMode,
+    pub(crate) htpasswd: Option<PathBuf>,
+    pub(crate) cache_ttl: Duration,
+    pub(crate) anonymous: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AuthMode {
+    None,
+    Htpasswd,
+    Mtls,
+    MtlsOrHtpasswd,
+    PassThrough,
+}
+
+impl AuthMode {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::None,
+        Self::Htpasswd,
+        Self::Mtls,
+        Self::MtlsOrHtpasswd,
+        Self::PassThrough,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Htpasswd => "htpasswd",
+            Self::Mtls => "mtls",
+            Self::MtlsOrHtpasswd => "mtls-or-htpasswd",
+            Self::PassThrough => "pass-through",
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Log {
+    pub(crate) level: String,
+    pub(crate) format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
