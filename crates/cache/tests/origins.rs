@@ -50,6 +50,25 @@ fn origins(folder: &Path) -> usize {
 }
 
 #[tokio::test]
+async fn a_small_blob_costs_no_file_for_its_registry() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    // Staged bytes of one chunk are never resumed, so nothing has to say whose they are.
+    for (seed, len, files) in [(1, 20_000, 0), (2, 65_536, 0), (3, 65_537, 1)] {
+        let (digest, content) = blob(seed, len);
+        let mut fill = lead(&cache, &digest, registry("a.example")).await;
+        fill.begin(Some(len as u64)).await.unwrap();
+        fill.write(content).await.unwrap();
+        while common::walk(&folder.path().join("staging"))[0].1 < len as u64 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(origins(folder.path()), files, "{len}");
+        fill.finish().await.unwrap();
+        assert_eq!(origins(folder.path()), 0);
+    }
+}
+
+#[tokio::test]
 async fn another_registry_starts_anew_and_is_right() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());

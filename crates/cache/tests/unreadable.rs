@@ -5,7 +5,8 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::io::ErrorKind;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -253,4 +254,62 @@ async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
     for blob in &blobs {
         is_served(&cache, blob).await;
     }
+}
+
+/// Runs `work` on a thread of an ordinary user: root may enter any folder. Credentials belong to the thread.
+fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let work = || {
+        if rustix::process::geteuid().is_root() {
+            let user = rustix::process::Uid::from_raw(USER);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        }
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+/// "nobody", on most systems.
+const USER: u32 = 65_534;
+
+#[test]
+fn a_folder_without_rights_stops_the_start_and_is_named() {
+    let (folder, data) = data();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(&data).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&data, Some(USER), None).unwrap();
+    }
+    let opened = || {
+        let config = Config::new(&data, common::ROOMY);
+        Cache::open(config, Box::new(Lru::default())).map(drop)
+    };
+    as_user(opened).unwrap();
+    as_user(|| fs::create_dir_all(data.join("blobs/sha256")).unwrap());
+    for name in ["", "blobs", "blobs/sha256", "staging", "origins", "names", "pins"] {
+        let path = data.join(name);
+        // Enter without list, list without enter, and no change.
+        for mode in [0o300, 0o400, 0o500] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let error = as_user(opened).expect_err("it cannot be used");
+            let Error::Io {
+                path: named,
+                source,
+                ..
+            } = &error
+            else {
+                panic!("{name:?} with {mode:o}: {error}");
+            };
+            let expected = (data.join(name), ErrorKind::PermissionDenied);
+            assert_eq!(
+                (named.join(""), source.kind()),
+                (expected.0.join(""), expected.1)
+            );
+            assert!(
+                error.to_string().contains(data.to_str().unwrap()),
+                "{error}"
+            );
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    as_user(opened).unwrap();
 }

@@ -4,7 +4,6 @@ mod collector;
 mod fast_tier;
 mod stat;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -78,20 +77,6 @@ enum Wanted<'a> {
     As(&'a MediaType),
 }
 
-/// The error of a folder that cannot be listed tags this folder, not the data folder.
-fn check_folders(data: &Path) -> Result<(), Error> {
-    for name in ["blobs/sha256", "blobs/sha512", "staging", "origins"] {
-        let folder = data.join(name);
-        match std::fs::read_dir(&folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io("list", folder, error));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
 impl Cache {
     /// Opens (or makes) the data folder: takes its lock, checks its version, reconciles catalog and
     /// files, gives the policy back what was saved of it, and feeds it the rest in the order of persisted accesses.
@@ -117,7 +102,6 @@ impl Cache {
         let failed = |error| Error::io("open", &config.data, error);
         let folder = DataFolder::open(&config.data)?;
         let pins = Pins::open(&config.data)?;
-        check_folders(&config.data)?;
         let disk = tier(&config).map_err(failed)?;
         let placer = config.fast.as_ref();
         let placer = placer.map(|fast| Placer::new(fast, disk.clone(), &config.rest));

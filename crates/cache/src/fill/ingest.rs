@@ -17,7 +17,7 @@ use crate::store::Store;
 use crate::store::blocks::blocks;
 use crate::store::partials::Partial;
 use crate::tier::placement::SYNC_INTERVAL;
-use crate::tier::{ReadAt, Staged, Sums, Trailer};
+use crate::tier::{CHUNK, ReadAt, Staged, Sums, Trailer};
 
 /// Bytes of one write and one waking of the readers, unless one piece is larger.
 const BATCH: usize = 256 * 1024;
@@ -49,6 +49,8 @@ pub(crate) struct Ingest {
     hashed: u64,
     /// Whether bytes of an earlier fill are among them.
     resumed: bool,
+    /// Whether a file names the registry of the staged bytes.
+    has_origin: bool,
     /// Bytes since the last [`Staged::early_sync`].
     unsynced: u64,
 }
@@ -135,6 +137,7 @@ impl Ingest {
             sums: Sums::default(),
             hashed: 0,
             resumed: staged.size() > 0,
+            has_origin: staged.size() > 0,
             unsynced: 0,
             staged,
         }
@@ -189,6 +192,7 @@ impl Ingest {
         self.store.admit(size, 0)?;
         self.store.spend(shared_fill, len)?;
         reservation::extend(&self.store, shared_fill, Store::need(size, None))?;
+        self.record_origin(shared_fill, size)?;
         let slices: Vec<&[u8]> = batch.iter().map(|piece| &piece[..]).collect();
         self.staged
             .write(&slices)
@@ -205,6 +209,18 @@ impl Ingest {
         }
         self.store.metrics.written_bytes.inc_by(len);
         shared_fill.done(bytes);
+        Ok(())
+    }
+
+    /// Records the registry before the staged bytes exceed one chunk. No fill resumes fewer, so a small blob costs no file.
+    fn record_origin(&mut self, shared_fill: &SharedFill, size: u64) -> Result<(), Error> {
+        if self.has_origin || size <= CHUNK as u64 {
+            return Ok(());
+        }
+        let digest = &shared_fill.digest;
+        let recorded = self.store.origins.set(digest, shared_fill.origin);
+        recorded.map_err(|error| self.store.io("record the registry of", digest, error))?;
+        self.has_origin = true;
         Ok(())
     }
 

@@ -6,7 +6,8 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{Access, FlockOperation};
+use rustix::io::Errno;
 
 use crate::error::Error;
 
@@ -15,6 +16,17 @@ const VERSION: u32 = 1;
 
 /// What a folder may hold that nobody has used.
 const FRESH: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
+
+/// The folders inside the data folder that hold what the cache stores.
+const FOLDERS: [&str; 7] = [
+    "blobs",
+    "blobs/sha256",
+    "blobs/sha512",
+    "staging",
+    "origins",
+    "names",
+    "pins",
+];
 
 /// Bytes of a version file that are looked at.
 const LONGEST: u64 = 64;
@@ -35,9 +47,13 @@ impl DataFolder {
     /// refused before anything is written into it.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         make(data).map_err(|error| Error::io("make the folder", data, error))?;
+        check_access(data)?;
         Self::check_version(data, Missing::Leave)?;
         let lock = Self::lock(data)?;
         Self::check_version(data, Missing::Write)?;
+        for name in FOLDERS {
+            check_access(&data.join(name))?;
+        }
         Ok(Self { _lock: lock })
     }
 
@@ -53,7 +69,7 @@ impl DataFolder {
             .map_err(failed)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 // Who holds it is told for people only.
                 let _ = file.take(LONGEST).read_to_string(&mut text);
@@ -126,6 +142,26 @@ impl DataFolder {
             found: found.to_owned(),
             known: VERSION,
         }
+    }
+}
+
+/// Checks that this process can read, write and enter a folder, if it exists. Otherwise an error would come late, and name
+/// a file inside of it.
+fn check_access(folder: &Path) -> Result<(), Error> {
+    let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    match rustix::fs::access(folder, needed) {
+        Err(Errno::ACCESS | Errno::PERM) => {
+            let denied = io::ErrorKind::PermissionDenied.into();
+            return Err(Error::io("read, write and enter", folder, denied));
+        }
+        // Other errors show when the folder is used.
+        _ => {}
+    }
+    match fs::read_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("list", folder, error))
+        }
+        _ => Ok(()),
     }
 }
 

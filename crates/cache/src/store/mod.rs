@@ -112,7 +112,7 @@ impl BlobOwner for Store {
     }
 
     fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>) {
-        self.remove_damaged(digest, Some(handle), at);
+        self.remove_damaged(digest, handle, at);
     }
 
     fn closed(&self, digest: &Digest, handle: u64) {
@@ -179,7 +179,8 @@ impl Store {
         digest: &Digest,
         is_request: bool,
     ) -> Result<Option<Arc<OpenBlob>>, Error> {
-        let guard = self.digest_locks.lock(*digest);
+        // Held until a damaged blob is out: else its removal might hit a blob that was committed meanwhile.
+        let _guard = self.digest_locks.lock(*digest);
         {
             let state = self.state.lock();
             if !state.index.contains_key(digest) {
@@ -199,14 +200,12 @@ impl Store {
                 Ok(Some(self.register(digest, blob, |_| ())))
             }
             Ok(None) => {
-                drop(guard);
-                self.remove_damaged(digest, None, None);
+                self.remove_unusable(digest);
                 Ok(None)
             }
             Err(error) if is_damage(&error) => {
                 tracing::warn!(%digest, %error, "a stored blob cannot be opened");
-                drop(guard);
-                self.remove_damaged(digest, None, None);
+                self.remove_unusable(digest);
                 Ok(None)
             }
             Err(error) => Err(self.io("open", digest, error)),
@@ -223,7 +222,7 @@ impl Store {
             Ok(None) => Ok(Some(StoredBlob::new(open))),
             Err(error) if is_damage(&error) => {
                 tracing::warn!(%digest, %error, "a stored blob cannot be read");
-                self.remove_damaged(digest, Some(open.handle), None);
+                self.remove_damaged(digest, open.handle, None);
                 Ok(None)
             }
             Err(error) => Err(self.io("read", digest, error)),
@@ -363,7 +362,6 @@ impl Store {
             }),
             _ => Ok(()),
         };
-        let own = own.and_then(|()| self.origins.set(digest, origin));
         let reserved = entered.partial.map_or(0, |partial| partial.bytes);
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
@@ -400,29 +398,30 @@ impl Store {
         state.fills.remove(&shared_fill.digest);
     }
 
-    /// Takes a damaged blob, which reads wrong at that byte, out and deletes it, unless it has been replaced since `handle` was opened, or the tier has
-    /// another copy: then that is what is opened next.
-    pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>, at: Option<u64>) {
+    /// The blob read wrong through `handle`, at byte `at` if that is known: deletes the damaged copy. If the tier has another
+    /// copy, the next reader opens that one. Does nothing if the blob was replaced since `handle` was opened.
+    pub(crate) fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>) {
         let _guard = self.digest_locks.lock(*digest);
-        let is_current = || {
+        let is_current = {
             let state = self.state.lock();
-            match (handle, state.open.get(digest)) {
-                (Some(ours), Some((current, _))) => ours == *current,
-                (Some(_), None) => false,
-                (None, _) => true,
-            }
+            let current = state.open.get(digest);
+            current.is_some_and(|(current, _)| *current == handle)
         };
-        if !is_current() {
+        if !is_current {
             return;
         }
-        let layers = self.tier.layers().filter(|_| handle.is_some());
+        let layers = self.tier.layers();
         if layers.is_some_and(|it| it.fall_back(digest, at).unwrap_or(false)) {
             self.metrics.corrupt.inc();
             tracing::warn!(%digest, "one copy of a stored blob is damaged: removed, the other is used");
             self.state.lock().forget_open(digest);
             return;
         }
-        // Under its turn nobody opens it anew.
+        self.remove_unusable(digest);
+    }
+
+    /// Takes a damaged or lost blob out of the index and deletes it. The caller holds the lock of its digest.
+    fn remove_unusable(&self, digest: &Digest) {
         let taken = self.state.lock().take(digest);
         if taken.is_none() {
             return;
@@ -460,7 +459,7 @@ impl Store {
         }
         let verified_len = offset == size && hasher.finish() == *digest;
         if !verified_len {
-            self.remove_damaged(digest, Some(open.handle), None);
+            self.remove_damaged(digest, open.handle, None);
         }
         Ok(verified_len)
     }
@@ -470,3 +469,6 @@ impl Store {
         footprint(size, media_type)
     }
 }
+
+#[cfg(test)]
+mod tests;

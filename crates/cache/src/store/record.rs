@@ -146,7 +146,7 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
 }
 
 /// A change to one record: its new text, or `None` to delete it.
-pub(crate) struct Change {
+pub(crate) struct RecordChange {
     pub(crate) path: PathBuf,
     pub(crate) text: Option<Vec<u8>>,
 }
@@ -155,7 +155,7 @@ pub(crate) struct Change {
 /// Calls `step` before every change to the disk. Returns for each change whether it is durable.
 pub(crate) fn change(
     folder: &Path,
-    changes: &[Change],
+    changes: &[RecordChange],
     step: impl Fn(Step<'_>) -> io::Result<()>,
 ) -> Vec<io::Result<()>> {
     // Writes all files before the first sync, so that the file system can sync them together.
@@ -178,7 +178,7 @@ pub(crate) fn change(
 }
 
 fn create<'a>(
-    change: &Change,
+    change: &RecordChange,
     on_step: &'a dyn Fn(atomic_file::Step<'_>) -> io::Result<()>,
 ) -> io::Result<Option<AtomicFile<'a>>> {
     let Some(text) = &change.text else {
@@ -191,7 +191,7 @@ fn create<'a>(
 }
 
 fn finish(
-    change: &Change,
+    change: &RecordChange,
     created: io::Result<Option<AtomicFile<'_>>>,
     step: impl Fn(Step<'_>) -> io::Result<()>,
 ) -> io::Result<()> {

@@ -60,6 +60,9 @@ struct Inner {
     folder: PathBuf,
     store: Arc<Store>,
     table: Mutex<Table>,
+    /// Names of the batch that the writer is at, and whether each is removed. After a panic, their files may differ from
+    /// the table.
+    in_doubt: Mutex<Vec<(Key, bool)>>,
     #[cfg(test)]
     watch: Mutex<Option<tests::Watch>>,
 }
@@ -84,6 +87,15 @@ struct Slot {
     validated: u64,
     /// Whether the catalog has not been told of `validated`.
     dirty: bool,
+}
+
+impl Slot {
+    /// Whether both say the same of their name, whenever that was confirmed.
+    fn says_as(&self, other: &Self) -> bool {
+        self.digest == other.digest
+            && self.media_type == other.media_type
+            && self.etag == other.etag
+    }
 }
 
 /// The file.
@@ -190,6 +202,7 @@ impl TagStore {
             folder,
             store,
             table: Mutex::new(table),
+            in_doubt: Mutex::default(),
             #[cfg(test)]
             watch: Mutex::default(),
         });

@@ -131,6 +131,39 @@ async fn a_panic_of_the_writer_fails_one_batch_and_is_counted() {
     assert_eq!(panics.counts(), [(BackgroundTask::TagWriter, 1)]);
 }
 
+#[tokio::test]
+async fn memory_follows_the_disk_after_a_failure_behind_the_rename() {
+    for panics in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open(folder.path());
+        for name in ["replaced", "removed"] {
+            cache.tags().put(&tag(name), record(1)).await.unwrap();
+        }
+        // The files are renamed or deleted by then.
+        watch(&cache, move |step| match step {
+            Step::SyncFolder(_) if panics => panic!("by intent"),
+            Step::SyncFolder(_) => Err(io::Error::other("by intent")),
+            _ => Ok(()),
+        });
+        for name in ["replaced", "new"] {
+            assert!(cache.tags().put(&tag(name), record(2)).await.is_err());
+        }
+        assert!(cache.tags().remove(&tag("removed")).await.is_err());
+        watch(&cache, |_| Ok(()));
+        // The writer has started over when it answers.
+        cache.tags().put(&tag("other"), record(3)).await.unwrap();
+        let known = |cache: &Cache| {
+            let digest = |name| cache.tags().get(&tag(name)).map(|record| record.digest);
+            let digests = ["replaced", "removed", "new", "other"].map(digest);
+            (digests, cache.stat().names)
+        };
+        let in_memory = known(&cache);
+        cache.close().await;
+        drop(cache);
+        assert_eq!(known(&open(folder.path())), in_memory, "panics: {panics}");
+    }
+}
+
 /// Simulates the folder after a power cut.
 #[derive(Default)]
 struct Disk {

@@ -101,6 +101,12 @@ pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Send
 }
 
 fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
+    if let Some(inner) = inner.upgrade() {
+        let in_doubt = std::mem::take(&mut *inner.in_doubt.lock());
+        in_doubt
+            .iter()
+            .for_each(|(key, is_removal)| inner.follow_disk(key, *is_removal));
+    }
     while let Some(first) = jobs.blocking_recv() {
         let mut batch = vec![first];
         while batch.len() < BATCH
@@ -160,13 +166,17 @@ impl Inner {
             match written {
                 Ok((written, text)) => {
                     let path = self.file(&merged.key);
-                    changes.push(record::Change { path, text });
+                    changes.push(record::RecordChange { path, text });
                     // In this order, so that a panic frees the bytes before callers learn of it.
                     waiting.push((written, merged));
                 }
                 Err(error) => merged.answer(&Err(error)),
             }
         }
+        let keys = waiting
+            .iter()
+            .map(|(written, merged)| (merged.key, written.is_none()));
+        *self.in_doubt.lock() = keys.collect();
         let done = record::change(&self.folder, &changes, |step| self.step(step));
         let mut answers = Vec::with_capacity(waiting.len());
         let mut newest = HashSet::new();
@@ -179,12 +189,17 @@ impl Inner {
                 }
                 Some(written) => {
                     drop(written);
-                    self.take_back(&key);
+                    self.follow_disk(&key, false);
                 }
-                None => self.leave(&key, done.is_ok()),
+                None => {
+                    // The file may be gone though the folder could not be synced.
+                    let is_deleted = done.is_ok() || !self.file(&key).exists();
+                    self.leave(&key, is_deleted);
+                }
             }
             answers.push((merged, done.map_err(failed)));
         }
+        self.in_doubt.lock().clear();
         self.keep_bound(&newest);
         for (merged, done) in answers {
             merged.answer(&done);
@@ -241,10 +256,32 @@ impl Inner {
         state.unreadable_names = table.unreadable.len();
     }
 
-    /// Deletes the file of a record that did not become durable. It may be renamed already, and nothing would count it.
-    fn take_back(&self, key: &Key) {
+    /// Brings the table in step with the file of a name whose change failed: the file may have the new contents already.
+    /// A new name is forgotten, and its file deleted.
+    fn follow_disk(&self, key: &Key, is_removal: bool) {
+        let file = self.file(key);
         if !self.table.lock().is_there(key) {
-            let _ = std::fs::remove_file(self.file(key));
+            let _ = std::fs::remove_file(file);
+            return;
+        }
+        let read = record::read::<Stored>(&file);
+        match read.map(|(len, stored)| stored.slot(len)) {
+            Ok(Some((stored_key, name, slot))) if stored_key == *key => {
+                let mut table = self.table.lock();
+                let is_same = table.records.get(key).is_some_and(|it| it.says_as(&slot));
+                if !is_same {
+                    let bytes = slot.bytes;
+                    let replaced = table.insert(*key, &name, slot);
+                    let mut state = self.store.state.lock();
+                    state.names = state.names + bytes - replaced;
+                    state.unreadable_names = table.unreadable.len();
+                }
+            }
+            Err(error) if is_removal && error.kind() == io::ErrorKind::NotFound => {
+                self.leave(key, true);
+            }
+            // The next start tries again.
+            _ => {}
         }
     }
 
