@@ -285,7 +285,15 @@ fn a_folder_without_rights_stops_the_start_and_is_named() {
     };
     as_user(opened).unwrap();
     as_user(|| fs::create_dir_all(data.join("blobs/sha256")).unwrap());
-    for name in ["", "blobs", "blobs/sha256", "staging", "origins", "names", "pins"] {
+    for name in [
+        "",
+        "blobs",
+        "blobs/sha256",
+        "staging",
+        "origins",
+        "names",
+        "pins",
+    ] {
         let path = data.join(name);
         // Enter without list, list without enter, and no change.
         for mode in [0o300, 0o400, 0o500] {
