@@ -410,7 +410,7 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
             if later.status != 503 {
                 return later;
             }
-            assert_eq!(later.header("retry-after"), Some("1"), "{later:?}");
+            assert!(later.header("retry-after").is_some(), "{later:?}");
             bundle(&stage, &question(0)).await;
         }
     })

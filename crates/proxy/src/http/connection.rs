@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use rustls::ServerConfig;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -37,7 +38,9 @@ pub(crate) async fn serve(
     };
     match accepted {
         Ok(Ok(stream)) => match Channel::of(stream.get_ref().1) {
-            Some(channel) => hyper_server::http(state, stream, Peer { channel, ..peer }).await,
+            Some(channel) => {
+                hyper_server::http(state, Bytes::new(), stream, Peer { channel, ..peer }).await
+            }
             None => {
                 let why = "the client's certificate has ended";
                 tls::note(

@@ -15,9 +15,9 @@ use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::config::Config;
-use crate::http::client_timeout::StallTimeout;
+use crate::http::client_stream::ClientStream;
 use crate::http::handler::answer;
-use crate::http::line_ends::{self, LineEnds};
+use crate::http::line_ends::{self, LineEndChecker};
 use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
 use crate::http::request_body;
@@ -33,8 +33,8 @@ const WINDOW: u32 = 64 << 10;
 const STREAMS: u32 = 16;
 const SEND_BUFFER: usize = 128 << 10;
 
-/// Serves one client through hyper.
-pub(crate) async fn http<S>(state: ListenerState, stream: S, peer: Peer)
+/// Serves one client through hyper. `front`: the bytes of `stream` that were read before.
+pub(crate) async fn http<S>(state: ListenerState, front: Bytes, stream: S, peer: Peer)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -69,11 +69,9 @@ where
         }
     });
     let builder = builder(&config);
-    let stream = LineEnds::new(stream, head::parser_bytes(&config.limits));
-    let mut connection = pin!(builder.serve_connection(
-        TokioIo::new(StallTimeout::new(stream, stall, activity.clone())),
-        service
-    ));
+    let checker = LineEndChecker::new(head::parser_bytes(&config.limits));
+    let stream = ClientStream::new((front, stream), checker, stall, activity.clone());
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     // Periodic check for stalled and silent clients; `is_stalled` and `idle` hold the limits.
     let head = config.client_head;
     let period = stall.min(head).max(Duration::from_millis(100));

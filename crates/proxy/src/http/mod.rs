@@ -2,7 +2,7 @@
 
 pub(crate) mod body;
 pub(crate) mod client_progress;
-pub(crate) mod client_timeout;
+pub(crate) mod client_stream;
 pub(crate) mod connection;
 pub(crate) mod handler;
 pub(crate) mod http1;

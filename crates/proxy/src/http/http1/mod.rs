@@ -3,8 +3,7 @@
 //! Responses come from [`answer`], as they do for hyper. [`head`] tells which requests the fast path takes.
 //! The first other request hands its connection, with the bytes that were read, over to hyper for good.
 
-mod clock;
-mod front;
+mod client_deadline;
 pub(crate) mod head;
 mod response_head;
 mod socket;
@@ -30,8 +29,7 @@ use crate::context::RequestContext;
 use crate::error::Error;
 use crate::http::body::{Body, BodyPiece};
 use crate::http::handler::answer;
-use crate::http::http1::clock::ClientDeadline;
-use crate::http::http1::front::Front;
+use crate::http::http1::client_deadline::ClientDeadline;
 use crate::http::http1::head::{RequestHead, SimpleRequest};
 use crate::http::http1::response_head::{DateHeader, Framing};
 use crate::http::http1::socket::{FileSendResult, READ_BYTES, Socket};
@@ -71,12 +69,12 @@ pub(crate) async fn serve(
         Some(_) => (head.min(SHORT_TIMEOUT), stall.min(SHORT_TIMEOUT)),
         None => (head, stall),
     };
-    let clock = ClientDeadline::new();
+    let deadline = ClientDeadline::new();
     let ended = {
         let socket = Socket {
             stream,
             buffer: BytesMut::new(),
-            clock: &clock,
+            deadline: &deadline,
             head,
             stall,
         };
@@ -93,13 +91,13 @@ pub(crate) async fn serve(
                 changed = phase.changed() => match (changed, *phase.borrow()) {
                     (Ok(()), Phase::Serving) => {}
                     // Whoever waits for a head looks at it when polled next, which is now.
-                    (Ok(()), Phase::Draining) => clock.drain(),
+                    (Ok(()), Phase::Draining) => deadline.drain(),
                     // A listener that is gone leaves nobody who could wait for the drain.
                     (Ok(()), Phase::Cut) | (Err(_), _) => return,
                 },
                 () = peer.activity.closed() => return displaced(address),
-                () = clock.late(sleep.as_mut(), period) => {
-                    if clock.is_taking() {
+                () = deadline.late(sleep.as_mut(), period) => {
+                    if deadline.is_taking() {
                         state.current.shared.metrics.stalled.inc();
                         state.current.shared.metrics.limited(Limit::Stalled);
                     }
@@ -113,8 +111,7 @@ pub(crate) async fn serve(
         Ok(ConnectionEnd::Over) => {}
         Ok(ConnectionEnd::Other(stream, front)) => {
             state.phase.mark_changed();
-            let stream = Front::new(front, stream);
-            Box::pin(hyper_server::http(state, stream, peer)).await;
+            Box::pin(hyper_server::http(state, front, stream, peer)).await;
         }
         Err(error) => tracing::debug!(%address, %error, "connection ended"),
     }
@@ -127,7 +124,7 @@ async fn talk(
 ) -> io::Result<ConnectionEnd> {
     let mut date = DateHeader::default();
     // Until hyper's own limits would hold, silence is not suffered for long.
-    socket.clock.must_speak(socket.stall.min(socket.head));
+    socket.deadline.must_speak(socket.stall.min(socket.head));
     loop {
         let SimpleRequest {
             parts,
@@ -158,14 +155,14 @@ async fn talk(
                 question
             }
         };
-        socket.clock.free();
+        socket.deadline.free();
         let response = {
             // Pinned where it is made: it is too large to be moved about.
             let answer = pin!(answer(&context, peer, &parts, question));
             socket.unless_gone(answer).await?
         };
         close |= peer.over.is_some()
-            || socket.clock.is_draining()
+            || socket.deadline.is_draining()
             || response.headers().contains_key(CONNECTION);
         // Closing sends what is left, then the end.
         let is_whole = send(&mut socket, &parts.method, response, close, &mut date).await?;
@@ -175,7 +172,7 @@ async fn talk(
         if !is_whole || close {
             return Ok(ConnectionEnd::Over);
         }
-        socket.clock.must_speak(socket.head);
+        socket.deadline.must_speak(socket.head);
     }
 }
 
@@ -189,7 +186,7 @@ async fn next(socket: &mut Socket<'_>) -> io::Result<Option<RequestHead>> {
             match head::parse(&socket.buffer) {
                 RequestHead::Partial => {
                     if looked == 0 {
-                        socket.clock.must_speak(socket.head);
+                        socket.deadline.must_speak(socket.head);
                     }
                     looked = socket.buffer.len();
                 }
@@ -217,7 +214,7 @@ async fn read_body(
     socket: &mut Socket<'_>,
     len: usize,
 ) -> io::Result<Result<Bytes, Error>> {
-    socket.clock.free();
+    socket.deadline.free();
     let admitted = admit_body(context, peer, parts);
     if let Err(error) = socket.unless_gone(admitted).await? {
         return Ok(Err(error));
@@ -232,7 +229,7 @@ async fn read_body(
             break;
         }
         let left = limits.due().saturating_duration_since(Instant::now());
-        socket.clock.must_speak(left);
+        socket.deadline.must_speak(left);
         limits.make_room(&mut socket.buffer, READ_BYTES);
         if socket.read().await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -248,7 +245,7 @@ async fn read_body(
 /// Reads what is left of a refused body, and keeps none of it. A close before that would make the kernel reset the
 /// connection, and the client could lose the answer.
 async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
-    socket.clock.must_speak(socket.head.min(SHORT_TIMEOUT));
+    socket.deadline.must_speak(socket.head.min(SHORT_TIMEOUT));
     while unread > 0 {
         socket.buffer.clear();
         match socket.read().await? {

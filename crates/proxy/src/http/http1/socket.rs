@@ -14,18 +14,18 @@ use tokio::io::{AsyncRead as _, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::http::body::FileSource;
-use crate::http::http1::clock::ClientDeadline;
+use crate::http::http1::client_deadline::ClientDeadline;
 use crate::http::http1::head::MAX_HEAD;
 
 /// What is read at once: the heads of clients are half as long.
 pub(crate) const READ_BYTES: usize = 1024;
 
-/// See the head of this module. Every wait for the client is under the limits of the clock.
+/// See the head of this module. Every wait for the client is under the limits of the deadline.
 pub(crate) struct Socket<'a> {
     pub(crate) stream: TcpStream,
     /// What was read and not understood yet; without memory while the connection idles.
     pub(crate) buffer: BytesMut,
-    pub(crate) clock: &'a ClientDeadline,
+    pub(crate) deadline: &'a ClientDeadline,
     /// How long a head may take, or the pause before it.
     pub(crate) head: Duration,
     /// How long the client may take nothing.
@@ -44,7 +44,7 @@ impl Socket<'_> {
     /// Reads more of a head; 0 at the end, or when we are about to stop and no head has begun.
     pub(crate) async fn read(&mut self) -> io::Result<usize> {
         poll_fn(|context| {
-            if self.buffer.is_empty() && self.clock.is_draining() {
+            if self.buffer.is_empty() && self.deadline.is_draining() {
                 return Poll::Ready(Ok(0));
             }
             ready!(self.stream.poll_read_ready(context))?;
@@ -93,9 +93,9 @@ impl Socket<'_> {
 
     /// Waits until the client has taken something, within the limit for that.
     async fn room(&self) -> io::Result<()> {
-        self.clock.must_take(self.stall);
+        self.deadline.must_take(self.stall);
         poll_fn(|context| self.stream.poll_write_ready(context)).await?;
-        self.clock.free();
+        self.deadline.free();
         Ok(())
     }
 

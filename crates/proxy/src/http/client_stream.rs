@@ -1,45 +1,61 @@
-//! A connection whose other side must keep moving: reads before the first request, and writes always.
+//! The connection that hyper serves: gives back the bytes that were read before, checks line ends, and times out.
+//!
+//! 1. The bytes that the HTTP/1 loop has read come first.
+//! 2. Each byte passes the [`LineEndChecker`] before hyper gets it.
+//! 3. A write of which the client takes nothing for `limit` fails. So does a read before the first request.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
+use crate::http::line_ends::LineEndChecker;
 use crate::limits::connections::{ConnectionActivity, ResponseInProgress};
 
-/// Bytes until hyper knows the protocol and keeps time by itself: the preface of HTTP/2.
+/// Length of the HTTP/2 preface. After as many bytes hyper knows the protocol, and times reads itself.
 const PREFACE: usize = 24;
 
-/// Wraps a socket or a TLS stream. A write that the other side takes nothing of for `limit` fails, and
-/// so does the read of a connection that has not said anything for `limit`.
-pub(crate) struct StallTimeout<S> {
+/// See the head of this module. Wraps a socket or a TLS stream.
+pub(crate) struct ClientStream<S> {
     io: S,
+    /// Bytes that were read before.
+    front: Bytes,
+    checker: LineEndChecker,
     limit: Duration,
     read: usize,
-    silent: Option<Pin<Box<Sleep>>>,
+    read_timeout: Option<Pin<Box<Sleep>>>,
     /// Made at the first write that has to wait: most connections never do.
-    stuck: Option<Pin<Box<Sleep>>>,
-    is_stuck: bool,
+    write_timeout: Option<Pin<Box<Sleep>>>,
+    is_write_waiting: bool,
     activity: Arc<ConnectionActivity>,
     /// Set while response bytes wait for the client.
-    answering: Option<ResponseInProgress>,
+    in_progress: Option<ResponseInProgress>,
 }
 
-impl<S> StallTimeout<S> {
-    pub(crate) fn new(io: S, limit: Duration, activity: Arc<ConnectionActivity>) -> Self {
+impl<S> ClientStream<S> {
+    /// `front`: the bytes of `io` that were read before.
+    pub(crate) fn new(
+        (front, io): (Bytes, S),
+        checker: LineEndChecker,
+        limit: Duration,
+        activity: Arc<ConnectionActivity>,
+    ) -> Self {
         Self {
             io,
+            front,
+            checker,
             limit,
             read: 0,
-            silent: None,
-            stuck: None,
-            is_stuck: false,
+            read_timeout: None,
+            write_timeout: None,
+            is_write_waiting: false,
             activity,
-            answering: None,
+            in_progress: None,
         }
     }
 
@@ -49,16 +65,16 @@ impl<S> StallTimeout<S> {
         context: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.is_stuck = false;
-            self.answering = None;
+            self.is_write_waiting = false;
+            self.in_progress = None;
             return written;
         }
         let sleep = self
-            .stuck
+            .write_timeout
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
-        if !self.is_stuck {
-            self.is_stuck = true;
-            self.answering = self.activity.hold();
+        if !self.is_write_waiting {
+            self.is_write_waiting = true;
+            self.in_progress = self.activity.hold();
             sleep.as_mut().reset(Instant::now() + self.limit);
         }
         match sleep.as_mut().poll(context) {
@@ -71,7 +87,38 @@ impl<S> StallTimeout<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
+impl<S: AsyncRead + Unpin> ClientStream<S> {
+    /// Reads bytes that passed the checker.
+    fn poll_checked(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        if self.front.is_empty() {
+            ready!(Pin::new(&mut self.io).poll_read(context, buffer))?;
+        } else {
+            let len = self.front.len().min(buffer.remaining());
+            buffer.put_slice(&self.front[..len]);
+            self.front.advance(len);
+            if self.front.is_empty() {
+                self.front = Bytes::new();
+            }
+        }
+        let new = buffer.filled_mut().get_mut(before..).unwrap_or_default();
+        let is_end = new.is_empty();
+        let passed = self.checker.check(new);
+        buffer.set_filled(before + passed);
+        // A read of 0 bytes would mean the end of the connection.
+        if passed == 0 && !is_end {
+            let error = io::Error::new(io::ErrorKind::InvalidData, "the head is too long");
+            return Poll::Ready(Err(error));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -79,7 +126,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut this.io).poll_read(context, buffer);
+        let polled = this.poll_checked(context, buffer);
         if this.read >= PREFACE {
             return polled;
         }
@@ -89,7 +136,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
         }
         let limit = this.limit;
         match this
-            .silent
+            .read_timeout
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)))
             .as_mut()
             .poll(context)
@@ -103,7 +150,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for StallTimeout<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -148,16 +195,20 @@ mod tests {
     use super::*;
     use crate::limits::client_usage::ClientUsage;
 
-    fn activity() -> Arc<ConnectionActivity> {
-        Arc::new(ConnectionActivity::uncounted(Arc::new(
-            ClientUsage::operator(),
-        )))
+    fn wrap<S>(io: S, front: &'static str, max: usize) -> ClientStream<S> {
+        let client = Arc::new(ClientUsage::operator());
+        let activity = Arc::new(ConnectionActivity::uncounted(client));
+        let (front, checker) = (
+            Bytes::from_static(front.as_bytes()),
+            LineEndChecker::new(max),
+        );
+        ClientStream::new((front, io), checker, Duration::from_secs(30), activity)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_that_nobody_takes_fails() {
         let (mut client, server) = tokio::io::duplex(8);
-        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
+        let mut server = wrap(server, "", 1000);
         let writer = tokio::spawn(async move { server.write_all(&[0; 1000]).await });
         let mut some = [0; 100];
         client.read_exact(&mut some).await.unwrap();
@@ -169,7 +220,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_but_steady_reader_is_served() {
         let (mut client, server) = tokio::io::duplex(8);
-        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
+        let mut server = wrap(server, "", 1000);
         let writer = tokio::spawn(async move { server.write_all(&[0; 100]).await });
         let mut some = [0; 8];
         for _ in 0..12 {
@@ -183,7 +234,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_ends_only_a_connection_that_never_spoke() {
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
+        let mut server = wrap(server, "", 1000);
         let mut some = [0; 64];
         client.write_all(b"GET").await.unwrap();
         assert_eq!(server.read(&mut some).await.unwrap(), 3);
@@ -192,7 +243,7 @@ mod tests {
             io::ErrorKind::TimedOut
         );
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = StallTimeout::new(server, Duration::from_secs(30), activity());
+        let mut server = wrap(server, "", 1000);
         client.write_all(&[b'x'; PREFACE]).await.unwrap();
         assert_eq!(server.read(&mut some).await.unwrap(), PREFACE);
         let late = async {
@@ -201,5 +252,28 @@ mod tests {
         };
         let (_, read) = tokio::join!(late, server.read(&mut some));
         assert_eq!(read.unwrap(), 4);
+    }
+
+    #[tokio::test]
+    async fn hyper_gets_no_more_of_a_head_than_it_may_have() {
+        let long = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1500));
+        let bad = "GET / HTTP/1.1\nhost: a\r\n\r\n";
+        for text in [format!("{long}{bad}"), "a".repeat(100_000)] {
+            let mut reader = wrap(text.as_bytes(), "", 1000);
+            let mut seen = Vec::new();
+            let ended = tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut seen).await;
+            assert!(ended.is_err());
+            assert_eq!(seen, text.as_bytes()[..1000]);
+            assert!(reader.checker.head.capacity() <= 2048);
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_that_were_read_before_come_first_and_are_checked() {
+        let rest: &[u8] = b"host: a\r\n\r\n";
+        let mut reader = wrap(rest, "GET / HTTP/1.1\n", 1000);
+        let mut seen = String::new();
+        reader.read_to_string(&mut seen).await.unwrap();
+        assert_eq!(seen, "GET / HTTP/1.1\0host: a\r\n\r\n");
     }
 }
