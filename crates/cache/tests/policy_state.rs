@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use common::{ROOMY, blob, store};
 use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
-use pierhead_eviction::{Access, Gdsf, Lru, Named, Policy, StateError, Victim};
+use pierhead_eviction::{Access, Gdsf, Lru, Policy, PolicyName, StateError, Victim};
 use pierhead_host::BackgroundWork;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::wait;
@@ -34,7 +34,7 @@ struct Watched(
 );
 
 impl Watched {
-    fn new(named: Named) -> Self {
+    fn new(named: PolicyName) -> Self {
         let policy = Arc::new(Mutex::new(named.build(ROOMY, 0)));
         Self(policy, Arc::default(), Arc::default(), Arc::default())
     }
@@ -109,14 +109,14 @@ impl Policy<Digest> for Watched {
     }
 }
 
-fn open_as(folder: &Path, named: Named) -> (Cache, Watched) {
+fn open_as(folder: &Path, named: PolicyName) -> (Cache, Watched) {
     let policy = Watched::new(named);
     let cache = Cache::open(Config::new(folder, ROOMY), Box::new(policy.clone())).unwrap();
     (cache, policy)
 }
 
 /// Four blobs of which the first was asked for often, and the longest ago.
-async fn populate(folder: &Path, named: Named) {
+async fn populate(folder: &Path, named: PolicyName) {
     let (cache, _) = open_as(folder, named);
     let (favourite, content) = blob(0, LEN);
     store(&cache, &favourite, &content).await;
@@ -144,7 +144,7 @@ async fn agrees(cache: &Cache, policy: &Watched, what: &str) {
 #[tokio::test]
 async fn a_policy_is_not_trained_while_others_are_short() {
     let folder = tempfile::tempdir().unwrap();
-    let (policy, rest) = (Watched::new(Named::Lru), BackgroundWork::default());
+    let (policy, rest) = (Watched::new(PolicyName::Lru), BackgroundWork::default());
     rest.set_paused(true);
     let mut config = Config::new(folder.path(), ROOMY);
     (config.rest, config.flush_interval) = (rest.clone(), Duration::from_millis(1));
@@ -159,8 +159,8 @@ async fn a_policy_is_not_trained_while_others_are_short() {
 #[tokio::test]
 async fn a_restart_forgets_no_rank() {
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Gdsf).await;
-    let (cache, policy) = open_as(folder.path(), Named::Gdsf);
+    populate(folder.path(), PolicyName::Gdsf).await;
+    let (cache, policy) = open_as(folder.path(), PolicyName::Gdsf);
     agrees(&cache, &policy, "restored").await;
     cache.prune(ONE).await.unwrap();
     assert!(cache.contains(&blob(0, LEN).0), "asked for the most");
@@ -168,9 +168,9 @@ async fn a_restart_forgets_no_rank() {
     drop(cache);
 
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Gdsf).await;
+    populate(folder.path(), PolicyName::Gdsf).await;
     fs::remove_file(folder.path().join("ranks")).unwrap();
-    let (cache, _) = open_as(folder.path(), Named::Gdsf);
+    let (cache, _) = open_as(folder.path(), PolicyName::Gdsf);
     cache.prune(ONE).await.unwrap();
     assert!(!cache.contains(&blob(0, LEN).0), "nobody remembers");
 }
@@ -178,15 +178,15 @@ async fn a_restart_forgets_no_rank() {
 #[tokio::test]
 async fn accesses_after_the_last_save_are_made_up_for() {
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Lru).await;
+    populate(folder.path(), PolicyName::Lru).await;
     let old = fs::read(folder.path().join("ranks")).unwrap();
-    let (cache, _) = open_as(folder.path(), Named::Lru);
+    let (cache, _) = open_as(folder.path(), PolicyName::Lru);
     // The least recently used one becomes the most recently used.
     cache.get(&blob(0, LEN).0).await.unwrap().unwrap();
     cache.close().await;
     drop(cache);
     fs::write(folder.path().join("ranks"), old).unwrap();
-    let (cache, _) = open_as(folder.path(), Named::Lru);
+    let (cache, _) = open_as(folder.path(), PolicyName::Lru);
     cache.prune(ONE).await.unwrap();
     assert!(cache.contains(&blob(0, LEN).0));
 }
@@ -194,9 +194,9 @@ async fn accesses_after_the_last_save_are_made_up_for() {
 #[tokio::test]
 async fn ranks_of_another_time_are_reconciled_with_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Gdsf).await;
+    populate(folder.path(), PolicyName::Gdsf).await;
     let old = fs::read(folder.path().join("ranks")).unwrap();
-    let (cache, _) = open_as(folder.path(), Named::Gdsf);
+    let (cache, _) = open_as(folder.path(), PolicyName::Gdsf);
     cache.prune(2 * ONE).await.unwrap();
     let (digest, content) = blob(9, LEN);
     store(&cache, &digest, &content).await;
@@ -206,14 +206,14 @@ async fn ranks_of_another_time_are_reconciled_with_what_is_there() {
     store(&cache, &digest, &content).await;
     cache.close().await;
     drop(cache);
-    let (cache, _) = open_as(folder.path(), Named::Gdsf);
+    let (cache, _) = open_as(folder.path(), PolicyName::Gdsf);
     let before = fs::read(folder.path().join("ranks")).unwrap();
     cache.put(&digest, &media_type, content).await.unwrap();
     cache.close().await;
     drop(cache);
     for ranks in [old, before] {
         fs::write(folder.path().join("ranks"), ranks).unwrap();
-        let (cache, policy) = open_as(folder.path(), Named::Gdsf);
+        let (cache, policy) = open_as(folder.path(), PolicyName::Gdsf);
         assert_eq!(cache.stat().blobs, 4);
         agrees(&cache, &policy, "another time").await;
         cache.prune(0).await.unwrap();
@@ -225,7 +225,7 @@ async fn ranks_of_another_time_are_reconciled_with_what_is_there() {
 
 /// The four blobs of the test above.
 async fn populate_again(folder: &Path, media_type: &MediaType) {
-    let (cache, _) = open_as(folder, Named::Gdsf);
+    let (cache, _) = open_as(folder, PolicyName::Gdsf);
     for seed in [0, 3, 9] {
         let (digest, content) = blob(seed, LEN);
         store(&cache, &digest, &content).await;
@@ -238,11 +238,11 @@ async fn populate_again(folder: &Path, media_type: &MediaType) {
 #[tokio::test]
 async fn no_state_of_the_file_keeps_the_cache_from_opening() {
     let source = tempfile::tempdir().unwrap();
-    populate(source.path(), Named::Gdsf).await;
+    populate(source.path(), PolicyName::Gdsf).await;
     let whole = fs::read(source.path().join("ranks")).unwrap();
     let foreign = {
         let folder = tempfile::tempdir().unwrap();
-        populate(folder.path(), Named::Lru).await;
+        populate(folder.path(), PolicyName::Lru).await;
         fs::read(folder.path().join("ranks")).unwrap()
     };
     let mut later = whole.clone();
@@ -265,7 +265,7 @@ async fn no_state_of_the_file_keeps_the_cache_from_opening() {
         let file = source.path().join("ranks");
         fs::write(&file, &state).unwrap();
         fs::write(source.path().join("ranks.partial"), &state).unwrap();
-        let (cache, policy) = open_as(source.path(), Named::Gdsf);
+        let (cache, policy) = open_as(source.path(), PolicyName::Gdsf);
         assert!(!source.path().join("ranks.partial").exists());
         agrees(&cache, &policy, what).await;
         for seed in 0..4 {
@@ -275,7 +275,7 @@ async fn no_state_of_the_file_keeps_the_cache_from_opening() {
     }
     fs::remove_file(source.path().join("ranks")).unwrap();
     fs::create_dir(source.path().join("ranks")).unwrap();
-    let (cache, policy) = open_as(source.path(), Named::Gdsf);
+    let (cache, policy) = open_as(source.path(), PolicyName::Gdsf);
     agrees(&cache, &policy, "a folder").await;
     cache.close().await;
 }
@@ -283,13 +283,13 @@ async fn no_state_of_the_file_keeps_the_cache_from_opening() {
 #[tokio::test]
 async fn another_policy_takes_over_with_all_blobs_in_order() {
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Lru).await;
-    let (cache, _) = open_as(folder.path(), Named::Lru);
+    populate(folder.path(), PolicyName::Lru).await;
+    let (cache, _) = open_as(folder.path(), PolicyName::Lru);
     let (favourite, _) = blob(0, LEN);
     for _ in 0..3 {
         cache.get(&favourite).await.unwrap().unwrap();
     }
-    let policy = Watched::new(Named::Gdsf);
+    let policy = Watched::new(PolicyName::Gdsf);
     let change = |policy: &Watched| Eviction {
         policy_name: "gdsf".into(),
         ..Eviction::from(Box::new(policy.clone()))
@@ -298,7 +298,7 @@ async fn another_policy_takes_over_with_all_blobs_in_order() {
     agrees(&cache, &policy, "after the change").await;
     assert_eq!(cache.eviction().policy, "gdsf");
     // One of the same name is not taken in its place.
-    let same = Watched::new(Named::Gdsf);
+    let same = Watched::new(PolicyName::Gdsf);
     cache.set_eviction(change(&same)).await;
     assert_eq!((policy.held().len(), same.held().len()), (4, 0));
     cache.prune(3 * ONE).await.unwrap();
@@ -311,7 +311,7 @@ async fn another_policy_takes_over_with_all_blobs_in_order() {
 #[tokio::test]
 async fn a_change_under_load_loses_and_invents_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let policies: Vec<_> = (0..6).map(|_| Watched::new(Named::Lru)).collect();
+    let policies: Vec<_> = (0..6).map(|_| Watched::new(PolicyName::Lru)).collect();
     let cache = Cache::open(
         Config::new(folder.path(), 40 * ONE),
         Box::new(Lru::default()),
@@ -344,7 +344,7 @@ async fn a_change_under_load_loses_and_invents_nothing() {
 #[tokio::test]
 async fn the_policy_is_asked_once_for_each_request() {
     let folder = tempfile::tempdir().unwrap();
-    let (cache, policy) = open_as(folder.path(), Named::Learned);
+    let (cache, policy) = open_as(folder.path(), PolicyName::Learned);
     let (digest, content) = blob(1, LEN);
     store(&cache, &digest, &content).await;
     assert_eq!(policy.1.load(Ordering::Relaxed), 1, "a miss");
@@ -358,8 +358,8 @@ async fn the_policy_is_asked_once_for_each_request() {
 #[tokio::test]
 async fn a_victim_is_not_taken_from_its_policy_again() {
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Lru).await;
-    let (cache, policy) = open_as(folder.path(), Named::Lru);
+    populate(folder.path(), PolicyName::Lru).await;
+    let (cache, policy) = open_as(folder.path(), PolicyName::Lru);
     cache.prune(2 * ONE).await.unwrap();
     assert_eq!(policy.2.lock().unwrap().len(), 2);
     agrees(&cache, &policy, "two have left").await;
@@ -591,8 +591,8 @@ async fn what_is_staged_outlives_a_refusal() {
 #[tokio::test]
 async fn nothing_is_saved_after_the_end() {
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Lru).await;
-    let (cache, _) = open_as(folder.path(), Named::Lru);
+    populate(folder.path(), PolicyName::Lru).await;
+    let (cache, _) = open_as(folder.path(), PolicyName::Lru);
     cache.close().await;
     fs::remove_file(folder.path().join("ranks")).unwrap();
     cache.get(&blob(0, LEN).0).await.unwrap().unwrap();
@@ -603,12 +603,12 @@ async fn nothing_is_saved_after_the_end() {
 #[tokio::test]
 async fn a_pipe_in_place_of_the_ranks_is_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
-    populate(folder.path(), Named::Lru).await;
+    populate(folder.path(), PolicyName::Lru).await;
     let file = folder.path().join("ranks");
     fs::remove_file(&file).unwrap();
     let made = std::process::Command::new("mkfifo").arg(&file).status();
     assert!(made.unwrap().success());
-    let (cache, policy) = open_as(folder.path(), Named::Lru);
+    let (cache, policy) = open_as(folder.path(), PolicyName::Lru);
     agrees(&cache, &policy, "a pipe").await;
     cache.close().await;
     assert!(file.is_file(), "replaced");

@@ -2,7 +2,7 @@
 //!
 //! A [`Policy`] ranks keys and an [`Admission`] keeps the door; whoever owns the bytes deletes them and
 //! holds the bound. Time is a tick that the caller gives, randomness a seed, so a replay of a trace is
-//! exact. [`Named`] makes a policy by its name, [`Simulated`] is a cache of keys without bytes.
+//! exact. [`PolicyName`] makes a policy by its name, [`SimulatedCache`] is a cache of keys without bytes.
 //!
 //! How a cache drives a policy, for each request:
 //!
@@ -29,10 +29,10 @@ pub mod request_log;
 pub mod testing;
 
 pub use access::{Access, Key};
-pub use admission::{Admission, NamedAdmission, UnknownAdmission};
+pub use admission::{Admission, AdmissionName, UnknownAdmission};
 pub use building_blocks::parameter::ParameterError;
 pub use building_blocks::saved::StateError;
-pub use named::{Named, UnknownPolicy};
+pub use named::{PolicyName, UnknownPolicy};
 pub use policy::cherry::Cherry;
 pub use policy::gdsf::Gdsf;
 pub use policy::learned::Learned;
@@ -40,4 +40,4 @@ pub use policy::lru::Lru;
 pub use policy::s3_fifo::S3Fifo;
 pub use policy::size_split::SizeSplit;
 pub use policy::{Policy, Victim};
-pub use simulated::{Outcome, Simulated};
+pub use simulated::{Outcome, SimulatedCache};

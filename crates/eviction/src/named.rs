@@ -9,7 +9,7 @@ use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, S3Fifo, SizeSplit};
 /// A policy that the daemon offers, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Named {
+pub enum PolicyName {
     /// [`Lru`].
     Lru,
     /// [`S3Fifo`].
@@ -28,11 +28,11 @@ pub enum Named {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no eviction policy is called {0:?}; there are: {names} (the simulator `pierhead-replay` has more)",
-    names = Named::names()
+    names = PolicyName::names()
 )]
 pub struct UnknownPolicy(pub String);
 
-impl Named {
+impl PolicyName {
     /// All of them, in the order in which they are listed to people.
     pub const ALL: &[Self] = &[
         Self::Lru,
@@ -64,7 +64,7 @@ impl Named {
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
             Self::Lru => Box::new(Lru::new()),
-            Self::S3Fifo => Box::new(S3Fifo::with(capacity, s3_fifo::Parameters::default())),
+            Self::S3Fifo => Box::new(S3Fifo::with(capacity, s3_fifo::S3FifoParameters::default())),
             Self::Gdsf => Box::new(Gdsf::default()),
             Self::Cherry => Box::new(Cherry::default()),
             Self::SizeSplit => Box::new(SizeSplit::with_defaults(capacity)),
@@ -78,13 +78,13 @@ impl Named {
     }
 }
 
-impl fmt::Display for Named {
+impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Named {
+impl FromStr for PolicyName {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
@@ -99,10 +99,12 @@ mod tests {
 
     #[test]
     fn every_name_is_found_and_another_is_told_which_there_are() {
-        for named in Named::ALL {
+        for named in PolicyName::ALL {
             assert_eq!(named.name().parse(), Ok(*named));
         }
-        let error = "belayd".parse::<Named>().map_err(|error| error.to_string());
+        let error = "belayd"
+            .parse::<PolicyName>()
+            .map_err(|error| error.to_string());
         assert!(error.is_err_and(|text| text.contains("\"belayd\"") && text.contains("lru")));
     }
 }

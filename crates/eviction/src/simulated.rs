@@ -3,7 +3,7 @@
 use crate::{Access, Admission, Key, Policy};
 
 /// A policy, a bound, and perhaps a keeper of the door, driven as the real cache drives them.
-pub struct Simulated<K, P = Box<dyn Policy<K>>> {
+pub struct SimulatedCache<K, P = Box<dyn Policy<K>>> {
     policy: P,
     admission: Option<Box<dyn Admission<K>>>,
     capacity: u64,
@@ -24,7 +24,7 @@ pub enum Outcome {
     Passed,
 }
 
-impl<K: Key, P: Policy<K>> Simulated<K, P> {
+impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
     /// An empty cache of `capacity` bytes.
     pub fn new(policy: P, capacity: u64) -> Self {
         Self {
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn room_is_made_before_a_key_enters_and_what_is_too_large_passes() {
-        let mut cache = Simulated::new(Lru::new(), 10);
+        let mut cache = SimulatedCache::new(Lru::new(), 10);
         let mut request = |key: u32, size| cache.request(&Access::new(key, size, 0));
         assert_eq!(request(1, 6), Outcome::Kept { evicted: 0 });
         assert_eq!(request(2, 4), Outcome::Kept { evicted: 0 });
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn what_enters_first_may_be_the_first_to_leave() {
-        let mut cache = Simulated::new(Gdsf::default(), 10).entering_first();
+        let mut cache = SimulatedCache::new(Gdsf::default(), 10).entering_first();
         let mut request = |key: u32, size| cache.request(&Access::new(key, size, 0));
         assert_eq!(request(1, 8), Outcome::Kept { evicted: 0 });
         assert_eq!(request(2, 9), Outcome::Passed, "less is lost with it");

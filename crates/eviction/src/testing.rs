@@ -1,6 +1,6 @@
 //! What the tests and fuzz targets of policies share: a trace in one line, and who was evicted.
 
-use crate::building_blocks::ranked::{Ranked, Rule};
+use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::building_blocks::saved;
 use crate::{Access, Policy};
 
@@ -45,7 +45,9 @@ pub fn play(policy: &mut impl Policy<char>, trace: &str) -> String {
 ///
 /// # Panics
 /// When it is not refused, or changes something.
-pub fn refuses_a_broken_age<R: Rule<Note = u32, State = f64>>(new: impl Fn() -> Ranked<char, R>) {
+pub fn refuses_a_broken_age<R: RankRule<Note = u32, State = f64>>(
+    new: impl Fn() -> RankPolicy<char, R>,
+) {
     let state = |age: f64, priority: f64| {
         let entries = vec![('a', 1_u64, 1_u32, priority)];
         saved::seal(R::NAME, &(age, entries))

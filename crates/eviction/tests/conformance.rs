@@ -1,12 +1,12 @@
 //! Every policy runs the one suite, and every admission the other.
 
-use pierhead_eviction::{Named, NamedAdmission};
+use pierhead_eviction::{AdmissionName, PolicyName};
 use pierhead_testkit::admission;
 use pierhead_testkit::policy::{CAPACITY, Key, Large, conforms, stays_small};
 
 #[test]
 fn every_named_policy() {
-    for named in Named::ALL {
+    for named in PolicyName::ALL {
         println!("{named}");
         conforms(|| named.build::<Key>(CAPACITY, 1));
     }
@@ -15,7 +15,10 @@ fn every_named_policy() {
 /// The learned policy's features are more than 64 bytes.
 #[test]
 fn every_other_named_policy_stays_small() {
-    for named in Named::ALL.iter().filter(|it| **it != Named::Learned) {
+    for named in PolicyName::ALL
+        .iter()
+        .filter(|it| **it != PolicyName::Learned)
+    {
         println!("{named}");
         stays_small(named.build::<Large>(CAPACITY, 1));
     }
@@ -23,7 +26,7 @@ fn every_other_named_policy_stays_small() {
 
 #[test]
 fn every_named_admission() {
-    for named in NamedAdmission::ALL {
+    for named in AdmissionName::ALL {
         println!("{named}");
         admission::conforms(|| named.build::<Key>(CAPACITY, 1));
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pierhead_cache::Cache;
-use pierhead_eviction::admission::NamedAdmission;
+use pierhead_eviction::admission::AdmissionName;
 use pierhead_host::{CpuAllowance, CpuBudget};
 use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Auth;
@@ -114,7 +114,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
         admission_name: eviction.admission.name().into(),
         admission: match eviction.admission {
             // Nothing is asked of it, or saved.
-            NamedAdmission::Always => None,
+            AdmissionName::Always => None,
             named => Some(named.build(capacity, seed)),
         },
         daily_write_budget: config.cache.daily_write_budget,

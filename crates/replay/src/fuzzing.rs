@@ -4,7 +4,7 @@ use crate::SimulatedPolicy;
 use crate::trace::csv::Columns;
 use crate::trace::{Format, Notes, Reader, TraceError};
 use pierhead_eviction::testing::with_valid_checksum;
-use pierhead_eviction::{Access, Policy as _, Simulated};
+use pierhead_eviction::{Access, Policy as _, SimulatedCache};
 
 /// A trace after a byte that chooses the format. It reads the same in pieces of any length, time never
 /// runs back, nothing is empty, and what is read can be replayed.
@@ -21,7 +21,7 @@ pub fn trace(input: &[u8]) {
     assert!(whole.is_sorted_by_key(|access| access.tick));
     assert!(whole.iter().all(|access| access.size > 0));
     assert!(whole.len() <= bytes.len());
-    let mut cache = Simulated::new(pierhead_eviction::Lru::new(), 1000);
+    let mut cache = SimulatedCache::new(pierhead_eviction::Lru::new(), 1000);
     for access in &whole {
         cache.request(access);
         assert!(cache.policy().bytes() <= 1000);

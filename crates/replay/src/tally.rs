@@ -1,6 +1,6 @@
 //! A trace through a cache of keys, and what came of it.
 
-use pierhead_eviction::{Access, Outcome, Policy, Simulated};
+use pierhead_eviction::{Access, Outcome, Policy, SimulatedCache};
 
 /// What came of a replay, or of a part of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -67,7 +67,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
 /// Sends requests through a cache; may be called again for the next part of a trace.
 pub fn replay<P: Policy<u64>>(
     accesses: impl IntoIterator<Item = Access<u64>>,
-    cache: &mut Simulated<u64, P>,
+    cache: &mut SimulatedCache<u64, P>,
     tally: &mut Tally,
 ) {
     let capacity = cache.capacity();
@@ -83,7 +83,7 @@ mod tests {
     use pierhead_eviction::Lru;
 
     fn run(capacity: u64, trace: &[(u64, u64)]) -> Tally {
-        let mut cache = Simulated::new(Lru::new(), capacity);
+        let mut cache = SimulatedCache::new(Lru::new(), capacity);
         let mut tally = Tally::default();
         let accesses = trace.iter().map(|(key, size)| Access {
             cost: 0.5,

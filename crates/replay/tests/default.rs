@@ -1,28 +1,28 @@
 //! The default policy keeps what it was chosen for, on a small workload that runs with every change; the
 //! tables of `docs/explanation/eviction.md` are over whole ones.
 
-use pierhead_eviction::{Named, Simulated};
-use pierhead_replay::synthetic::{Parameters, Workload};
+use pierhead_eviction::{PolicyName, SimulatedCache};
+use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 use pierhead_replay::tally::{Tally, replay};
 use pierhead_replay::trace::Held;
 
 #[test]
 fn the_default_misses_less_than_lru_in_objects_and_in_bytes() {
-    let parameters = Parameters {
+    let parameters = WorkloadParameters {
         requests: 60_000,
-        ..Parameters::default()
+        ..WorkloadParameters::default()
     };
     let workload = Workload::new(&parameters, 7).expect("within their ranges");
     let held: Held = workload.collect();
     for percent in [1, 10] {
         let capacity = held.footprint() / 100 * percent;
-        let run = |named: Named| {
-            let mut cache = Simulated::new(named.build::<u64>(capacity, 1), capacity);
+        let run = |named: PolicyName| {
+            let mut cache = SimulatedCache::new(named.build::<u64>(capacity, 1), capacity);
             let mut tally = Tally::default();
             replay(held.iter(), &mut cache, &mut tally);
             (tally.object_miss_ratio(), tally.byte_miss_ratio())
         };
-        let (default, lru) = (run(Named::DEFAULT), run(Named::Lru));
+        let (default, lru) = (run(PolicyName::DEFAULT), run(PolicyName::Lru));
         println!("{percent} %: {default:.4?}, LRU {lru:.4?}");
         assert!(default.0 <= 0.6 * lru.0, "{percent} %: objects");
         assert!(default.1 < lru.1, "{percent} %: bytes");

@@ -1,14 +1,14 @@
 //! The learned policy loses little to its heuristic on a registry workload.
 
 use pierhead_eviction::testing::heuristic_of_learned;
-use pierhead_eviction::{Access, Learned, Outcome, Policy, Simulated};
-use pierhead_replay::synthetic::{Parameters, Workload};
+use pierhead_eviction::{Access, Learned, Outcome, Policy, SimulatedCache};
+use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 
 const CAPACITY: u64 = 2_000_000_000;
 
 /// Seconds that clients wait.
 fn waiting(policy: impl Policy<u64>, trace: &[Access<u64>]) -> f64 {
-    let mut cache = Simulated::new(policy, CAPACITY);
+    let mut cache = SimulatedCache::new(policy, CAPACITY);
     let missed = trace
         .iter()
         .filter(|access| cache.request(access) != Outcome::Hit);
@@ -17,9 +17,9 @@ fn waiting(policy: impl Policy<u64>, trace: &[Access<u64>]) -> f64 {
 
 #[test]
 fn it_loses_to_its_heuristic_by_one_per_cent_at_most() {
-    let registry = Parameters {
+    let registry = WorkloadParameters {
         requests: 30_000,
-        ..Parameters::default()
+        ..WorkloadParameters::default()
     };
     let registry = Workload::new(&registry, 2).expect("the defaults fit");
     let trace: Vec<Access<u64>> = registry.collect();

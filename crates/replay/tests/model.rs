@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use pierhead_eviction::{Access, Outcome, Policy, Simulated};
+use pierhead_eviction::{Access, Outcome, Policy, SimulatedCache};
 use pierhead_replay::SimulatedPolicy;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-type Cache = Simulated<u64, Box<dyn Policy<u64>>>;
+type Cache = SimulatedCache<u64, Box<dyn Policy<u64>>>;
 
 const CAPACITY: u64 = 10_000;
 
@@ -54,7 +54,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn cache(named: SimulatedPolicy, seed: u64) -> Cache {
-    Simulated::new(named.build_online(CAPACITY, seed), CAPACITY)
+    SimulatedCache::new(named.build_online(CAPACITY, seed), CAPACITY)
 }
 
 fn held(cache: &Cache) -> BTreeMap<u64, u64> {

@@ -1,9 +1,9 @@
 //! A cache that is saved in the middle of a workload and goes on from there misses about as much as one
 //! that was never interrupted.
 
-use pierhead_eviction::{Access, Simulated};
+use pierhead_eviction::{Access, SimulatedCache};
 use pierhead_replay::SimulatedPolicy;
-use pierhead_replay::synthetic::{Parameters, Workload};
+use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 use pierhead_replay::tally::{Tally, replay};
 use pierhead_replay::trace::Held;
 
@@ -12,9 +12,9 @@ const BOUND: f64 = 0.01;
 
 #[test]
 fn a_restart_in_the_middle_costs_less_than_one_percent() {
-    let parameters = Parameters {
+    let parameters = WorkloadParameters {
         requests: 20_000,
-        ..Parameters::default()
+        ..WorkloadParameters::default()
     };
     let workload = Workload::new(&parameters, 5).expect("within their ranges");
     let held: Held = workload.collect();
@@ -22,7 +22,7 @@ fn a_restart_in_the_middle_costs_less_than_one_percent() {
     let (first, second) = requests.split_at(requests.len() / 2);
     let capacity = held.footprint() / 50;
     for named in SimulatedPolicy::ONLINE {
-        let new = || Simulated::new(named.build_online::<u64>(capacity, 1), capacity);
+        let new = || SimulatedCache::new(named.build_online::<u64>(capacity, 1), capacity);
         let (mut whole, mut uninterrupted) = (new(), Tally::default());
         replay(requests.iter().copied(), &mut whole, &mut uninterrupted);
 

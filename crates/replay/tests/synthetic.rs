@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use pierhead_eviction::Access;
-use pierhead_replay::synthetic::{Kind, Parameters, Workload};
+use pierhead_replay::synthetic::{Kind, Workload, WorkloadParameters};
 
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
 
-fn workload(parameters: &Parameters, seed: u64) -> Workload {
+fn workload(parameters: &WorkloadParameters, seed: u64) -> Workload {
     Workload::new(parameters, seed).expect("the parameters fit")
 }
 
@@ -26,7 +26,7 @@ fn share<T>(of: &[T], is: impl Fn(&T) -> bool) -> f64 {
     of.iter().filter(|one| is(one)).count() as f64 / of.len() as f64
 }
 
-fn statistics(parameters: &Parameters, seed: u64) -> Statistics {
+fn statistics(parameters: &WorkloadParameters, seed: u64) -> Statistics {
     let all: Vec<Access<u64>> = workload(parameters, seed).collect();
     let mut layers: HashMap<u64, (u64, usize)> = HashMap::new();
     for access in &all {
@@ -55,7 +55,7 @@ fn statistics(parameters: &Parameters, seed: u64) -> Statistics {
 #[test]
 fn the_statistics_are_those_of_the_studies() {
     let all: Vec<Statistics> = SEEDS
-        .map(|seed| statistics(&Parameters::default(), seed))
+        .map(|seed| statistics(&WorkloadParameters::default(), seed))
         .collect();
     let check = |name, target: f64, tolerance: f64, value: fn(&Statistics) -> f64| {
         let mean = all.iter().map(value).sum::<f64>() / all.len() as f64;
@@ -87,9 +87,9 @@ fn the_statistics_are_those_of_the_studies() {
 
 #[test]
 fn a_seed_is_one_workload_and_another_seed_another() {
-    let parameters = Parameters {
+    let parameters = WorkloadParameters {
         requests: 5_000,
-        ..Parameters::default()
+        ..WorkloadParameters::default()
     };
     let draw = |seed| workload(&parameters, seed).collect::<Vec<_>>();
     assert_eq!(draw(7), draw(7));
@@ -105,9 +105,9 @@ fn a_seed_is_one_workload_and_another_seed_another() {
 
 #[test]
 fn ticks_never_fall_and_a_key_keeps_its_size() {
-    let parameters = Parameters {
+    let parameters = WorkloadParameters {
         requests: 50_000,
-        ..Parameters::default()
+        ..WorkloadParameters::default()
     };
     let (mut sizes, mut now) = (HashMap::new(), 0);
     for access in workload(&parameters, 3) {
@@ -124,7 +124,9 @@ fn ticks_never_fall_and_a_key_keeps_its_size() {
 fn demand_follows_the_day_and_the_week() {
     let (mut hours, mut days) = ([0_u32; 24], [0_u32; 7]);
     let mut last = 0;
-    for access in workload(&Parameters::default(), 4).filter(|access| access.tick >= 7 * 86_400) {
+    for access in
+        workload(&WorkloadParameters::default(), 4).filter(|access| access.tick >= 7 * 86_400)
+    {
         last = access.tick;
         hours[usize::try_from(access.tick / 3600 % 24).unwrap_or(0)] += 1;
         if access.tick < 28 * 86_400 {
@@ -138,74 +140,74 @@ fn demand_follows_the_day_and_the_week() {
 
 #[test]
 fn a_parameter_out_of_range_is_named() {
-    let good = Parameters::default;
+    let good = WorkloadParameters::default;
     for (name, bad) in [
         (
             "repositories",
-            Parameters {
+            WorkloadParameters {
                 repositories: 0,
                 ..good()
             },
         ),
         (
             "nodes",
-            Parameters {
+            WorkloadParameters {
                 nodes: usize::MAX,
                 ..good()
             },
         ),
         (
             "skew",
-            Parameters {
+            WorkloadParameters {
                 skew: f64::NAN,
                 ..good()
             },
         ),
         (
             "own_layers",
-            Parameters {
+            WorkloadParameters {
                 own_layers: (5, 2),
                 ..good()
             },
         ),
         (
             "pinned",
-            Parameters {
+            WorkloadParameters {
                 pinned: 1.5,
                 ..good()
             },
         ),
         (
             "weekend",
-            Parameters {
+            WorkloadParameters {
                 weekend: 0.0,
                 ..good()
             },
         ),
         (
             "layer_bytes",
-            Parameters {
+            WorkloadParameters {
                 layer_bytes: vec![(0.5, 1.0), (0.2, 5.0)],
                 ..good()
             },
         ),
         (
             "layer_bytes",
-            Parameters {
+            WorkloadParameters {
                 layer_bytes: vec![(0.0, 0.0), (1.0, 5.0)],
                 ..good()
             },
         ),
         (
             "release_days",
-            Parameters {
+            WorkloadParameters {
                 release_days: (0.0, 1.0),
                 ..good()
             },
         ),
         (
             "pulls_a_day",
-            Parameters {
+            WorkloadParameters {
                 pulls_a_day: f64::INFINITY,
                 ..good()
             },

@@ -11,7 +11,7 @@ use crate::admission::{
 /// An admission with its documented default parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum NamedAdmission {
+pub enum AdmissionName {
     /// [`Always`].
     #[default]
     Always,
@@ -25,10 +25,10 @@ pub enum NamedAdmission {
 
 /// No admission has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no admission is called {0:?}; there are: {names}", names = NamedAdmission::names())]
+#[error("no admission is called {0:?}; there are: {names}", names = AdmissionName::names())]
 pub struct UnknownAdmission(pub String);
 
-impl NamedAdmission {
+impl AdmissionName {
     /// All of them, in the order in which they are listed to people.
     pub const ALL: &[Self] = &[
         Self::Always,
@@ -51,12 +51,15 @@ impl NamedAdmission {
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Admission<K>> {
         match self {
             Self::Always => Box::new(Always),
-            Self::SecondHit => Box::new(SecondHit::with(second_hit::Parameters::default())),
-            Self::SizeAware => {
-                Box::new(SizeAware::with(size_aware::Parameters::of(capacity), seed))
+            Self::SecondHit => {
+                Box::new(SecondHit::with(second_hit::SecondHitParameters::default()))
             }
+            Self::SizeAware => Box::new(SizeAware::with(
+                size_aware::SizeAwareParameters::of(capacity),
+                seed,
+            )),
             Self::TinyLfu => {
-                let parameters = tinylfu::Parameters::default();
+                let parameters = tinylfu::TinyLfuParameters::default();
                 Box::new(TinyLfu::with(capacity, parameters, seed))
             }
         }
@@ -68,13 +71,13 @@ impl NamedAdmission {
     }
 }
 
-impl fmt::Display for NamedAdmission {
+impl fmt::Display for AdmissionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for NamedAdmission {
+impl FromStr for AdmissionName {
     type Err = UnknownAdmission;
 
     fn from_str(name: &str) -> Result<Self, UnknownAdmission> {
@@ -89,11 +92,11 @@ mod tests {
 
     #[test]
     fn every_name_is_found_and_another_is_told_which_there_are() {
-        for named in NamedAdmission::ALL {
+        for named in AdmissionName::ALL {
             assert_eq!(named.name().parse(), Ok(*named));
         }
         let error = "never"
-            .parse::<NamedAdmission>()
+            .parse::<AdmissionName>()
             .map_err(|error| error.to_string());
         assert!(error.is_err_and(|text| text.contains("\"never\"") && text.contains("second-hit")));
     }

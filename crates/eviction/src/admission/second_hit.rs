@@ -5,7 +5,7 @@
 //! section 4 (cache on second hit). They keep the history in Bloom filters that take turns; this one is exact.
 
 use crate::building_blocks::parameter::{ParameterError, check};
-use crate::building_blocks::queues::{Queues, Saved};
+use crate::building_blocks::queues::{Queues, SavedQueues};
 use crate::building_blocks::saved;
 use crate::{Access, Admission, Key, StateError};
 
@@ -13,13 +13,13 @@ pub(super) const NAME: &str = "second-hit";
 
 /// What can be chosen about [`SecondHit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
+pub struct SecondHitParameters {
     /// Keys that are remembered, from 1 to 2^24. Default 65536, about 5 MiB of digests: the blobs of
     /// some thousand images.
     pub history: u32,
 }
 
-impl Default for Parameters {
+impl Default for SecondHitParameters {
     fn default() -> Self {
         Self { history: 1 << 16 }
     }
@@ -39,7 +39,7 @@ impl<K: Key> SecondHit<K> {
     ///
     /// # Errors
     /// When a parameter is out of its range.
-    pub fn new(parameters: Parameters) -> Result<Self, ParameterError> {
+    pub fn new(parameters: SecondHitParameters) -> Result<Self, ParameterError> {
         check(
             NAME,
             "history",
@@ -51,7 +51,7 @@ impl<K: Key> SecondHit<K> {
     }
 
     /// As [`SecondHit::new`], with parameters that are within their ranges.
-    pub(super) fn with(parameters: Parameters) -> Self {
+    pub(super) fn with(parameters: SecondHitParameters) -> Self {
         Self {
             history: parameters.history as usize,
             missed: Queues::new(1, 0),
@@ -83,7 +83,7 @@ impl<K: Key> Admission<K> for SecondHit<K> {
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        let queues: Saved<K> = saved::open(NAME, saved)?;
+        let queues: SavedQueues<K> = saved::open(NAME, saved)?;
         self.missed = self.missed.restored(queues, 0)?;
         self.trim();
         Ok(())
@@ -95,7 +95,8 @@ mod tests {
     use super::*;
 
     fn admitted(history: u32, keys: &str) -> String {
-        let mut admission = SecondHit::new(Parameters { history }).expect("within its range");
+        let mut admission =
+            SecondHit::new(SecondHitParameters { history }).expect("within its range");
         let admitted = |key: &char| admission.admit(&Access::new(*key, 1, 0));
         keys.chars().filter(admitted).collect()
     }
@@ -109,12 +110,13 @@ mod tests {
 
     #[test]
     fn a_longer_history_is_cut_when_it_is_taken_up() {
-        let mut long = SecondHit::new(Parameters { history: 9 }).expect("within its range");
+        let mut long =
+            SecondHit::new(SecondHitParameters { history: 9 }).expect("within its range");
         for key in "abcde".chars() {
             long.admit(&Access::new(key, 1, 0));
         }
         let mut short =
-            SecondHit::<char>::new(Parameters { history: 2 }).expect("within its range");
+            SecondHit::<char>::new(SecondHitParameters { history: 2 }).expect("within its range");
         assert_eq!(short.restore(&long.save()), Ok(()));
         let known: String = short.missed.iter(0).map(|entry| entry.key).collect();
         assert_eq!(known, "de");
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn a_history_out_of_range_is_refused() {
         for history in [0, (1 << 24) + 1] {
-            assert!(SecondHit::<char>::new(Parameters { history }).is_err());
+            assert!(SecondHit::<char>::new(SecondHitParameters { history }).is_err());
         }
     }
 }

@@ -13,12 +13,12 @@ pub(super) const NAME: &str = "size-aware";
 
 /// What can be chosen about [`SizeAware`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
-    /// c: of objects that have so many bytes 37 % enter each time, from 1. [`Parameters::of`] gives a default.
+pub struct SizeAwareParameters {
+    /// c: of objects that have so many bytes 37 % enter each time, from 1. [`SizeAwareParameters::of`] gives a default.
     pub typical: u64,
 }
 
-impl Parameters {
+impl SizeAwareParameters {
     /// The default for a cache of `capacity` bytes: 1/64 of them, so that of what would fill a tenth of the
     /// cache one in six hundred enters.
     pub fn of(capacity: u64) -> Self {
@@ -40,13 +40,13 @@ impl SizeAware {
     ///
     /// # Errors
     /// When a parameter is out of its range.
-    pub fn new(parameters: Parameters, seed: u64) -> Result<Self, ParameterError> {
+    pub fn new(parameters: SizeAwareParameters, seed: u64) -> Result<Self, ParameterError> {
         check(NAME, "typical", parameters.typical, &(1..), "from 1")?;
         Ok(Self::with(parameters, seed))
     }
 
     /// As [`SizeAware::new`], with parameters that are within their ranges.
-    pub(super) fn with(parameters: Parameters, seed: u64) -> Self {
+    pub(super) fn with(parameters: SizeAwareParameters, seed: u64) -> Self {
         Self {
             typical: parameters.typical,
             lots: seed,
@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn the_chance_falls_with_the_size() {
-        let mut admission = SizeAware::new(Parameters::of(64_000), 5).expect("within its range");
+        let mut admission =
+            SizeAware::new(SizeAwareParameters::of(64_000), 5).expect("within its range");
         for (size, chance) in [
             (0, 1.0),
             (100, 0.905),
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_size_of_none_is_refused_and_the_default_is_never_that() {
-        assert!(SizeAware::new(Parameters { typical: 0 }, 0).is_err());
-        assert_eq!(Parameters::of(0).typical, 1);
+        assert!(SizeAware::new(SizeAwareParameters { typical: 0 }, 0).is_err());
+        assert_eq!(SizeAwareParameters::of(0).typical, 1);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017. There the
 //! newcomer must beat the victim; a keeper of the door knows no victim, so it must reach a threshold.
-//! [`crate::WTinyLfu`] compares the two.
+//! The simulator's W-TinyLFU compares the two.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::saved;
@@ -13,13 +13,13 @@ pub(super) const NAME: &str = "tinylfu";
 
 /// What can be chosen about [`TinyLfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
+pub struct TinyLfuParameters {
     /// The least requests that let a key enter, this one among them, from 1 to 15. All are halved from time to
     /// time. Default 2.
     pub threshold: u8,
 }
 
-impl Default for Parameters {
+impl Default for TinyLfuParameters {
     fn default() -> Self {
         Self { threshold: 2 }
     }
@@ -37,7 +37,11 @@ impl TinyLfu {
     ///
     /// # Errors
     /// When a parameter is out of its range.
-    pub fn new(capacity: u64, parameters: Parameters, seed: u64) -> Result<Self, ParameterError> {
+    pub fn new(
+        capacity: u64,
+        parameters: TinyLfuParameters,
+        seed: u64,
+    ) -> Result<Self, ParameterError> {
         check(
             NAME,
             "threshold",
@@ -49,7 +53,7 @@ impl TinyLfu {
     }
 
     /// As [`TinyLfu::new`], with parameters that are within their ranges.
-    pub(super) fn with(capacity: u64, parameters: Parameters, seed: u64) -> Self {
+    pub(super) fn with(capacity: u64, parameters: TinyLfuParameters, seed: u64) -> Self {
         Self {
             threshold: parameters.threshold,
             sketch: Sketch::new(capacity, seed),
@@ -82,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_key_enters_when_it_was_asked_for_often_enough() {
-        let parameters = Parameters { threshold: 3 };
+        let parameters = TinyLfuParameters { threshold: 3 };
         let mut admission = TinyLfu::new(0, parameters, 3).expect("within its range");
         let mut admit = |key: char| admission.admit(&Access::new(key, 1, 0));
         assert_eq!([admit('a'), admit('b'), admit('a')], [false; 3]);
@@ -96,7 +100,7 @@ mod tests {
     #[test]
     fn a_threshold_out_of_range_is_refused() {
         for threshold in [0, 16] {
-            assert!(TinyLfu::new(0, Parameters { threshold }, 0).is_err());
+            assert!(TinyLfu::new(0, TinyLfuParameters { threshold }, 0).is_err());
         }
     }
 }

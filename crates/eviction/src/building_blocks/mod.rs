@@ -5,9 +5,9 @@
 pub mod hash;
 pub mod heap;
 pub mod parameter;
-pub mod queued;
+pub mod queue_policy;
 pub mod queues;
-pub mod ranked;
+pub mod rank_policy;
 pub mod saved;
 pub mod sizes;
 pub mod sketch;

@@ -15,7 +15,7 @@ const FEW: usize = 256;
 
 /// Which queue a key is on, and how often it was asked for there.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Note {
+pub struct QueueNote {
     queue: u8,
     /// Requests since it entered, as far as the policy counts them.
     pub frequency: u8,
@@ -26,13 +26,13 @@ pub struct Note {
 /// The first `holding` queues are of keys that are held, the others of ghosts.
 #[derive(Debug)]
 pub struct Queues<K> {
-    table: Table<K, Note>,
+    table: Table<K, QueueNote>,
     lists: Vec<List>,
     holding: usize,
 }
 
 /// The queues as they are saved: key, size and frequency, front first.
-pub type Saved<K> = Vec<Vec<(K, u64, u8)>>;
+pub type SavedQueues<K> = Vec<Vec<(K, u64, u8)>>;
 
 impl<K: Key> Queues<K> {
     /// Empty queues: `holding` for keys that are held, and `ghosts` for keys that left.
@@ -65,13 +65,18 @@ impl<K: Key> Queues<K> {
     }
 
     /// An entry.
-    pub fn get(&self, slot: Slot) -> &Entry<K, Note> {
+    pub fn get(&self, slot: Slot) -> &Entry<K, QueueNote> {
         self.table.get(slot)
     }
 
     /// The count of an entry, to change it.
     pub fn frequency(&mut self, slot: Slot) -> &mut u8 {
         &mut self.table.note(slot).frequency
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// The keys held.
@@ -109,7 +114,7 @@ impl<K: Key> Queues<K> {
     }
 
     /// One queue from its front.
-    pub fn iter(&self, queue: usize) -> impl Iterator<Item = &Entry<K, Note>> {
+    pub fn iter(&self, queue: usize) -> impl Iterator<Item = &Entry<K, QueueNote>> {
         self.lists[queue].iter(&self.table).map(|(_, entry)| entry)
     }
 
@@ -120,7 +125,7 @@ impl<K: Key> Queues<K> {
 
     /// Appends a key that is on no queue.
     pub fn add(&mut self, queue: usize, key: K, size: u64) -> Slot {
-        let note = Note {
+        let note = QueueNote {
             queue: index(queue),
             frequency: 0,
         };
@@ -138,7 +143,7 @@ impl<K: Key> Queues<K> {
     }
 
     /// Forgets a key.
-    pub fn drop(&mut self, slot: Slot) -> Option<Entry<K, Note>> {
+    pub fn drop(&mut self, slot: Slot) -> Option<Entry<K, QueueNote>> {
         let from = self.queue(slot);
         self.lists[from].unlink(&mut self.table, slot);
         self.table.take(slot)
@@ -209,7 +214,7 @@ impl<K: Key> Queues<K> {
     }
 
     /// The queues that were saved, of the same number as these, where no key has a frequency above `most`.
-    pub fn restored(&self, saved: Saved<K>, most: u8) -> Result<Self, StateError>
+    pub fn restored(&self, saved: SavedQueues<K>, most: u8) -> Result<Self, StateError>
     where
         K: DeserializeOwned,
     {

@@ -48,6 +48,11 @@ impl Sizes {
         }
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// How many sizes this knows, the forgotten not counted.
     pub fn len(&self) -> u32 {
         self.sum

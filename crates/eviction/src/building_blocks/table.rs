@@ -88,6 +88,11 @@ impl Default for List {
 }
 
 impl<K: Key, T> Table<K, T> {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.index.len()
@@ -216,6 +221,11 @@ impl List {
     /// The end at which entries wait longest, by the convention of the policies: victims are at the front.
     pub fn front(&self) -> Option<Slot> {
         some(self.front)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// How many entries are on it.

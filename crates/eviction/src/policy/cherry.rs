@@ -5,13 +5,13 @@
 //! request, and the share count is [`Access::shared`]. Neither size nor age counts, so what was in demand
 //! once stays: a policy to compare with, for caches of few images.
 
-use crate::building_blocks::ranked::{Ranked, Rule};
+use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "cherry";
 
 /// CHERRY: one order of priorities. The runs of a layer count while it is held.
-pub type Cherry<K> = Ranked<K, Cherished>;
+pub type Cherry<K> = RankPolicy<K, Cherished>;
 
 /// How shares and runs make a priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub enum Combination {
     Sum,
 }
 
-/// Parameters of CHERRY; none has a bound.
+/// CherryParameters of CHERRY; none has a bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parameters {
+pub struct CherryParameters {
     /// How shares and runs make a priority.
     pub combination: Combination,
 }
@@ -34,19 +34,19 @@ pub struct Parameters {
 /// The rule of CHERRY.
 #[derive(Debug, Default)]
 pub struct Cherished {
-    parameters: Parameters,
+    parameters: CherryParameters,
 }
 
 impl<K: Key> Cherry<K> {
     /// One that holds nothing.
-    pub fn new(parameters: Parameters) -> Self {
+    pub fn new(parameters: CherryParameters) -> Self {
         Self::by(Cherished { parameters })
     }
 }
 
 impl<K: Key> Default for Cherry<K> {
     fn default() -> Self {
-        Self::new(Parameters::default())
+        Self::new(CherryParameters::default())
     }
 }
 
@@ -61,7 +61,7 @@ impl Cherished {
     }
 }
 
-impl Rule for Cherished {
+impl RankRule for Cherished {
     /// Runs since it entered.
     type Note = u32;
     type State = ();
@@ -91,7 +91,7 @@ mod tests {
     use crate::Policy;
 
     fn order(combination: Combination, requests: &[(char, u32)]) -> Vec<(char, f64)> {
-        let mut cherry = Cherry::new(Parameters { combination });
+        let mut cherry = Cherry::new(CherryParameters { combination });
         for (key, shared) in requests {
             let access = Access {
                 shared: *shared,

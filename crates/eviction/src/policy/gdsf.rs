@@ -7,7 +7,7 @@
 //! Bestavros, ICDCS '00).
 
 use crate::building_blocks::parameter::{self, ParameterError};
-use crate::building_blocks::ranked::{Ranked, Rule, age};
+use crate::building_blocks::rank_policy::{RankPolicy, RankRule, age};
 use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "gdsf";
@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "gdsf";
 ///
 /// Priorities are floats: when L has grown 2^53 times as large as a key's value, what it adds is lost and
 /// the key is ranked by its last access, as the oldest keys are meant to be.
-pub type Gdsf<K> = Ranked<K, Greedy>;
+pub type Gdsf<K> = RankPolicy<K, Greedy>;
 
 /// What a miss costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,9 +33,9 @@ pub enum Cost {
     Bytes,
 }
 
-/// Parameters of GDSF.
+/// GdsfParameters of GDSF.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Parameters {
+pub struct GdsfParameters {
     /// The exponent of the frequency, 0 (GreedyDual-Size: requests do not count) to 4; the default, 1, is
     /// the paper's.
     pub beta: f64,
@@ -43,7 +43,7 @@ pub struct Parameters {
     pub cost: Cost,
 }
 
-impl Default for Parameters {
+impl Default for GdsfParameters {
     fn default() -> Self {
         Self {
             beta: 1.0,
@@ -52,7 +52,7 @@ impl Default for Parameters {
     }
 }
 
-impl Parameters {
+impl GdsfParameters {
     /// The rules of libcachesim 0.3.5: the defaults.
     pub fn libcachesim() -> Self {
         Self::default()
@@ -62,7 +62,7 @@ impl Parameters {
 /// The rule of GDSF.
 #[derive(Debug)]
 pub struct Greedy {
-    parameters: Parameters,
+    parameters: GdsfParameters,
     /// L, the highest priority of any victim: it ages what is not asked for. It never falls.
     last: f64,
 }
@@ -72,13 +72,13 @@ impl<K: Key> Gdsf<K> {
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
-    pub fn new(parameters: Parameters) -> Result<Self, ParameterError> {
+    pub fn new(parameters: GdsfParameters) -> Result<Self, ParameterError> {
         parameter::check(NAME, "beta", parameters.beta, &(0.0..=4.0), "0 to 4")?;
         Ok(Self::with(parameters))
     }
 
     /// One with parameters that are known to be in range.
-    pub(crate) fn with(parameters: Parameters) -> Self {
+    pub(crate) fn with(parameters: GdsfParameters) -> Self {
         Self::by(Greedy {
             parameters,
             last: 0.0,
@@ -88,13 +88,13 @@ impl<K: Key> Gdsf<K> {
 
 impl<K: Key> Default for Gdsf<K> {
     fn default() -> Self {
-        Self::with(Parameters::default())
+        Self::with(GdsfParameters::default())
     }
 }
 
 impl Greedy {
     fn priority<K>(&self, access: &Access<K>, size: u64, frequency: u32) -> f64 {
-        let Parameters { beta, cost } = self.parameters;
+        let GdsfParameters { beta, cost } = self.parameters;
         let cost = match cost {
             Cost::One => 1.0,
             Cost::Waiting => access.seconds(),
@@ -112,7 +112,7 @@ impl Greedy {
     }
 }
 
-impl Rule for Greedy {
+impl RankRule for Greedy {
     /// Requests since it entered.
     type Note = u32;
     type State = f64;
@@ -150,7 +150,7 @@ mod tests {
     use crate::Policy;
     use crate::testing::play;
 
-    fn after(parameters: Parameters, trace: &str) -> (String, Vec<(char, f64)>) {
+    fn after(parameters: GdsfParameters, trace: &str) -> (String, Vec<(char, f64)>) {
         let mut gdsf = Gdsf::new(parameters).expect("in range");
         let victims = play(&mut gdsf, trace);
         let order = gdsf.iter().map(|(key, priority)| (*key, priority));
@@ -174,7 +174,7 @@ mod tests {
             // What comes back is counted from one.
             ("a4 a a * a4", "a", vec![('a', 1.0)]),
         ] {
-            let found = after(Parameters::default(), trace);
+            let found = after(GdsfParameters::default(), trace);
             assert_eq!(found, (victims.into(), order), "{trace}");
         }
     }
@@ -182,9 +182,9 @@ mod tests {
     #[test]
     fn beta_weighs_the_frequency() {
         for (beta, priority) in [(0.0, 0.25), (0.5, 0.5), (2.0, 4.0)] {
-            let parameters = Parameters {
+            let parameters = GdsfParameters {
                 beta,
-                ..Parameters::default()
+                ..GdsfParameters::default()
             };
             let (_, order) = after(parameters, "a4 a a a");
             assert_eq!(order, [('a', priority)], "beta {beta}");
@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn waiting_is_what_a_key_costs() {
-        let mut gdsf = Gdsf::new(Parameters {
+        let mut gdsf = Gdsf::new(GdsfParameters {
             cost: Cost::Waiting,
-            ..Parameters::default()
+            ..GdsfParameters::default()
         })
         .expect("in range");
         for (key, cost) in [
@@ -235,9 +235,9 @@ mod tests {
 
     #[test]
     fn where_bytes_are_the_cost_the_size_does_not_count() {
-        let parameters = Parameters {
+        let parameters = GdsfParameters {
             cost: Cost::Bytes,
-            ..Parameters::default()
+            ..GdsfParameters::default()
         };
         let (victims, order) = after(parameters, "a9 b1 c4 a c c * d2");
         assert_eq!(victims, "b");
@@ -247,9 +247,9 @@ mod tests {
     #[test]
     fn a_beta_out_of_range_is_refused() {
         for beta in [-0.1, 4.1, f64::NAN, f64::INFINITY] {
-            let parameters = Parameters {
+            let parameters = GdsfParameters {
                 beta,
-                ..Parameters::default()
+                ..GdsfParameters::default()
             };
             let error = Gdsf::<u8>::new(parameters).err();
             assert_eq!(error.map(|error| error.parameter), Some("beta"), "{beta}");

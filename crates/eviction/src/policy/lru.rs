@@ -3,7 +3,7 @@
 //! Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
 //! The measure that every other policy here has to beat.
 
-use crate::building_blocks::queued::{Queued, Rule};
+use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use crate::building_blocks::queues::Queues;
 use crate::building_blocks::table::Slot;
 use crate::{Access, Key};
@@ -11,7 +11,7 @@ use crate::{Access, Key};
 pub(crate) const NAME: &str = "lru";
 
 /// One queue, in the order of last accesses.
-pub type Lru<K> = Queued<K, Recency>;
+pub type Lru<K> = QueuePolicy<K, Recency>;
 
 /// The rule of [`Lru`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,7 +30,7 @@ impl<K: Key> Default for Lru<K> {
     }
 }
 
-impl Rule for Recency {
+impl QueueRule for Recency {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 1;
     type State = ();

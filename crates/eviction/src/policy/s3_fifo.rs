@@ -6,7 +6,7 @@
 //! takes what the small one has no room for.
 
 use crate::building_blocks::parameter::{ParameterError, check, share};
-use crate::building_blocks::queued::{Queued, Rule};
+use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use crate::building_blocks::queues::Queues;
 use crate::building_blocks::table::Slot;
 use crate::{Access, Key, StateError, Victim};
@@ -24,7 +24,7 @@ const MOST: u8 = 3;
 
 /// What can be chosen about [`S3Fifo`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parameters {
+pub struct S3FifoParameters {
     /// The part of the bytes that the small queue gets, from 0 to below 1. Default 0.1 (section 4.2).
     pub small: f64,
     /// How many bytes the ghosts stood for, as a part of the bytes held, from 0 to 10. Default 0.9: as
@@ -41,7 +41,7 @@ pub struct Parameters {
     pub refuse_large: bool,
 }
 
-impl Default for Parameters {
+impl Default for S3FifoParameters {
     fn default() -> Self {
         Self {
             small: 0.1,
@@ -53,7 +53,7 @@ impl Default for Parameters {
     }
 }
 
-impl Parameters {
+impl S3FifoParameters {
     /// The rules of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
@@ -85,12 +85,12 @@ impl Parameters {
 
 /// A small queue, a main queue, and ghosts. Eviction is O(1) amortised: a key moves on for each time that
 /// it was asked for, and for no other reason.
-pub type S3Fifo<K> = Queued<K, SmallAndMain>;
+pub type S3Fifo<K> = QueuePolicy<K, SmallAndMain>;
 
 /// The rule of [`S3Fifo`].
 #[derive(Clone, Debug)]
 pub struct SmallAndMain {
-    parameters: Parameters,
+    parameters: S3FifoParameters,
     capacity: u64,
     evicted: bool,
 }
@@ -100,13 +100,13 @@ impl<K: Key> S3Fifo<K> {
     ///
     /// # Errors
     /// When a parameter is out of its range.
-    pub fn new(capacity: u64, parameters: Parameters) -> Result<Self, ParameterError> {
+    pub fn new(capacity: u64, parameters: S3FifoParameters) -> Result<Self, ParameterError> {
         parameters.check()?;
         Ok(Self::with(capacity, parameters))
     }
 
     /// As [`S3Fifo::new`], with parameters that are within their ranges.
-    pub(crate) fn with(capacity: u64, parameters: Parameters) -> Self {
+    pub(crate) fn with(capacity: u64, parameters: S3FifoParameters) -> Self {
         Self::of(SmallAndMain {
             parameters,
             capacity,
@@ -171,7 +171,7 @@ impl SmallAndMain {
     }
 }
 
-impl Rule for SmallAndMain {
+impl QueueRule for SmallAndMain {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 2;
     const GHOSTS: usize = 2;
@@ -238,8 +238,8 @@ mod tests {
     use crate::testing::play;
 
     /// A small queue of 3 bytes, a main one of 7, ghosts of 9.
-    fn new(parameters: Parameters) -> S3Fifo<char> {
-        let parameters = Parameters {
+    fn new(parameters: S3FifoParameters) -> S3Fifo<char> {
+        let parameters = S3FifoParameters {
             small: 0.3,
             ..parameters
         };
@@ -268,7 +268,7 @@ mod tests {
             // Removed by its owner: no ghost.
             ("a b -a *", "b", "||b|"),
         ] {
-            let mut s3 = new(Parameters::default());
+            let mut s3 = new(S3FifoParameters::default());
             let found = (play(&mut s3, trace), s3.show());
             assert_eq!(found, (victims.into(), queues.into()), "{trace}");
         }
@@ -276,16 +276,16 @@ mod tests {
 
     #[test]
     fn ghosts_are_bounded_by_their_bytes_and_by_what_is_held() {
-        let mut s3 = new(Parameters::default());
+        let mut s3 = new(S3FifoParameters::default());
         play(&mut s3, "a5 * b4 * c1 *");
         assert_eq!(s3.show(), "||bc|");
-        let mut none = new(Parameters {
+        let mut none = new(S3FifoParameters {
             ghosts: 0.0,
-            ..Parameters::default()
+            ..S3FifoParameters::default()
         });
         play(&mut none, "a5 * b4 * c1 *");
         assert_eq!(none.show(), "|||");
-        let mut many = S3Fifo::new(1 << 30, Parameters::default()).expect("the defaults are");
+        let mut many = S3Fifo::new(1 << 30, S3FifoParameters::default()).expect("the defaults are");
         for key in 0..1000_u32 {
             many.insert(&Access::new(key, 1, 0));
             many.evict(&mut |_| false);
@@ -303,9 +303,9 @@ mod tests {
     fn large_objects_are_refused_when_that_is_asked_for() {
         for (refuse_large, size, refused) in [(false, 9, false), (true, 2, false), (true, 3, true)]
         {
-            let s3 = new(Parameters {
+            let s3 = new(S3FifoParameters {
                 refuse_large,
-                ..Parameters::default()
+                ..S3FifoParameters::default()
             });
             assert_eq!(s3.refuses(&Access::new('a', size, 0)), refused, "{size}");
         }
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn held_keys_keep_place_and_frequency_and_all_held_is_an_end() {
-        let mut s3 = new(Parameters::default());
+        let mut s3 = new(S3FifoParameters::default());
         play(&mut s3, "a b c d e * f b b d e e e e");
         assert_eq!(s3.show(), "b2cf|d1e3|a|");
         assert_eq!(s3.evict(&mut |_| true), None);
@@ -334,7 +334,7 @@ mod tests {
             queues[SMALL].push(('a', 1, frequency));
             crate::building_blocks::saved::seal(NAME, &(queues, true))
         };
-        let mut s3 = new(Parameters::default());
+        let mut s3 = new(S3FifoParameters::default());
         assert_eq!(s3.restore(&state(MOST)), Ok(()));
         assert!(s3.restore(&state(MOST + 1)).is_err());
         assert!(s3.restore(&state(u8::MAX)).is_err());
@@ -343,52 +343,52 @@ mod tests {
 
     #[test]
     fn parameters_out_of_range_are_refused() {
-        let good = Parameters::default();
+        let good = S3FifoParameters::default();
         for (parameters, name) in [
             (
-                Parameters {
+                S3FifoParameters {
                     small: 1.0,
                     ..good.clone()
                 },
                 "small",
             ),
             (
-                Parameters {
+                S3FifoParameters {
                     small: f64::NAN,
                     ..good.clone()
                 },
                 "small",
             ),
             (
-                Parameters {
+                S3FifoParameters {
                     ghosts: -0.1,
                     ..good.clone()
                 },
                 "ghosts",
             ),
             (
-                Parameters {
+                S3FifoParameters {
                     ghosts_per_key: -1.0,
                     ..good.clone()
                 },
                 "ghosts_per_key",
             ),
             (
-                Parameters {
+                S3FifoParameters {
                     ghosts_per_key: f64::NAN,
                     ..good.clone()
                 },
                 "ghosts_per_key",
             ),
             (
-                Parameters {
+                S3FifoParameters {
                     threshold: 0,
                     ..good.clone()
                 },
                 "threshold",
             ),
             (
-                Parameters {
+                S3FifoParameters {
                     threshold: 4,
                     ..good.clone()
                 },

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pierhead_eviction::Named;
-use pierhead_eviction::admission::NamedAdmission;
+use pierhead_eviction::PolicyName;
+use pierhead_eviction::admission::AdmissionName;
 
 use super::{
     Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Origins,
@@ -42,8 +42,8 @@ impl Config {
                 memory: pierhead_cache::Config::new("", 0).memory,
             },
             eviction: Eviction {
-                policy: Named::DEFAULT,
-                admission: NamedAdmission::Always,
+                policy: PolicyName::DEFAULT,
+                admission: AdmissionName::Always,
             },
             request_log: RequestLog { file: None },
             bundle: Bundle {

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pierhead_eviction::Named;
-use pierhead_eviction::admission::NamedAdmission;
+use pierhead_eviction::PolicyName;
+use pierhead_eviction::admission::AdmissionName;
 use pierhead_host::machine::CpuSelection;
 use pierhead_host::pressure::Resource;
 use pierhead_host::profile::Profile;
@@ -65,8 +65,8 @@ pub(crate) struct Cache {
 
 #[derive(Clone)]
 pub(crate) struct Eviction {
-    pub(crate) policy: Named,
-    pub(crate) admission: NamedAdmission,
+    pub(crate) policy: PolicyName,
+    pub(crate) admission: AdmissionName,
 }
 
 #[derive(Clone, PartialEq, Eq)]

@@ -136,7 +136,7 @@ mod tests {
         let unchanged = config::changes(&old, &old.clone());
         assert!(describe(&unchanged, 0, 9).starts_with("nothing changed"));
         let mut new = old.clone();
-        new.eviction.policy = pierhead_eviction::Named::Lru;
+        new.eviction.policy = pierhead_eviction::PolicyName::Lru;
         new.log.level = "debug".into();
         let output = describe(&config::changes(&old, &new), 0, 31);
         let (from, level) = (old.eviction.policy.name(), &old.log.level);

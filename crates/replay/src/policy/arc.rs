@@ -5,7 +5,7 @@
 //! The paper's pages are bytes here: a ghost hit moves the target by the size of the object, where the paper
 //! moves it by a page.
 
-use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
 use pierhead_eviction::building_blocks::table::Slot;
 use pierhead_eviction::{Access, Key, StateError, Victim};
@@ -25,7 +25,7 @@ const RETURNING: usize = 4;
 
 /// What can be chosen about [`Arc`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parameters {
+pub struct ArcParameters {
     /// How far a ghost hit moves the target. Default [`Step::Size`].
     pub step: Step,
     /// Whether ghosts are forgotten until the bytes of each kind are within the capacity and all kinds
@@ -46,7 +46,7 @@ pub enum Step {
     Byte,
 }
 
-impl Default for Parameters {
+impl Default for ArcParameters {
     fn default() -> Self {
         Self {
             step: Step::Size,
@@ -55,7 +55,7 @@ impl Default for Parameters {
     }
 }
 
-impl Parameters {
+impl ArcParameters {
     /// The rules of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
@@ -66,12 +66,12 @@ impl Parameters {
 }
 
 /// Two recency queues and the ghosts of each. All operations are O(1).
-pub type Arc<K> = Queued<K, Adaptive>;
+pub type Arc<K> = QueuePolicy<K, Adaptive>;
 
 /// The rule of [`Arc`].
 #[derive(Clone, Debug)]
 pub struct Adaptive {
-    parameters: Parameters,
+    parameters: ArcParameters,
     capacity: u64,
     /// The bytes that [`ONCE`] should have; p in the paper.
     target: f64,
@@ -86,8 +86,8 @@ struct Miss {
 }
 
 /// One that holds nothing, for a cache of `capacity` bytes.
-pub fn new<K: Key>(capacity: u64, parameters: Parameters) -> Arc<K> {
-    Queued::of(Adaptive {
+pub fn new<K: Key>(capacity: u64, parameters: ArcParameters) -> Arc<K> {
+    QueuePolicy::of(Adaptive {
         parameters,
         capacity,
         target: 0.0,
@@ -159,7 +159,7 @@ impl Adaptive {
     }
 }
 
-impl Rule for Adaptive {
+impl QueueRule for Adaptive {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 2;
     const GHOSTS: usize = 3;
@@ -240,7 +240,7 @@ mod tests {
     use pierhead_eviction::Policy;
     use pierhead_eviction::testing::play;
 
-    fn new(parameters: Parameters) -> Arc<char> {
+    fn new(parameters: ArcParameters) -> Arc<char> {
         super::new(10, parameters)
     }
 
@@ -266,7 +266,7 @@ mod tests {
             ("a5 * b5 !c *", "ab", "||b||"),
             ("a b -a !x *", "b", "||b||"),
         ] {
-            let mut arc = new(Parameters::default());
+            let mut arc = new(ArcParameters::default());
             let found = (play(&mut arc, trace), arc.show());
             assert_eq!(found, (victims.into(), queues.into()), "{trace}");
         }
@@ -274,13 +274,13 @@ mod tests {
 
     #[test]
     fn a_byte_as_the_step_leaves_the_target_where_it_was() {
-        let mut arc = new(Parameters::libcachesim());
+        let mut arc = new(ArcParameters::libcachesim());
         assert_eq!(play(&mut arc, "a5 b4 c c !x * !a5 *"), "ab");
     }
 
     #[test]
     fn a_held_key_keeps_its_place_and_all_held_is_an_end() {
-        let mut arc = new(Parameters::default());
+        let mut arc = new(ArcParameters::default());
         play(&mut arc, "a b c d c d");
         assert_eq!(arc.evict(&mut |_| true), None);
         let mut next = |free: &str| {
@@ -293,10 +293,10 @@ mod tests {
 
     #[test]
     fn ghosts_are_bounded_by_their_bytes_and_by_what_is_held() {
-        let mut arc = new(Parameters::default());
+        let mut arc = new(ArcParameters::default());
         assert_eq!(play(&mut arc, "a6 a b6 b !x * *"), "ab");
         assert_eq!(arc.show(), "|||b|");
-        let mut many = super::new(1 << 30, Parameters::default());
+        let mut many = super::new(1 << 30, ArcParameters::default());
         for key in 0..1000_u32 {
             many.insert(&Access::new(key, 1, 0));
             many.evict(&mut |_| false);
@@ -309,7 +309,7 @@ mod tests {
             many.miss(&Access::new(key - 100, 1, 0));
         }
         assert_eq!(many.ghosts(), 256, "those of all kinds together");
-        let mut unbounded = super::new(1 << 30, Parameters::libcachesim());
+        let mut unbounded = super::new(1 << 30, ArcParameters::libcachesim());
         for key in 0..1000_u32 {
             let access = Access::new(key, 1, 0);
             unbounded.insert(&access);
@@ -328,9 +328,9 @@ mod tests {
                 &(&queues, (target, None::<usize>, 0_u64)),
             )
         };
-        assert_eq!(new(Parameters::default()).restore(&state(3.0)), Ok(()));
+        assert_eq!(new(ArcParameters::default()).restore(&state(3.0)), Ok(()));
         assert!(
-            new(Parameters::default())
+            new(ArcParameters::default())
                 .restore(&state(f64::NAN))
                 .is_err()
         );

@@ -1,5 +1,5 @@
 //! Belady's MIN: evicts the key whose next request is the farthest. It knows the future, so it is a
-//! bound to compare with, and none among [`pierhead_eviction::Named`].
+//! bound to compare with, and none among [`pierhead_eviction::PolicyName`].
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
 //! 5(2), 1966. Optimal in misses where all keys are of one size, and not where they differ.
@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use pierhead_eviction::building_blocks::ranked::{Ranked, Rule};
+use pierhead_eviction::building_blocks::rank_policy::{RankPolicy, RankRule};
 use pierhead_eviction::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "belady";
 
 /// MIN: one order of next requests.
-pub type Belady<K> = Ranked<K, Foresight>;
+pub type Belady<K> = RankPolicy<K, Foresight>;
 
 /// When each request of a trace is followed by one for the same key.
 #[derive(Clone, Debug)]
@@ -86,10 +86,10 @@ pub struct Foresight {
 
 /// One that holds nothing and will see that future: each call of [`pierhead_eviction::Policy::hit`] is a request.
 pub fn new<K: Key>(future: Future) -> Belady<K> {
-    Ranked::by(Foresight { future })
+    RankPolicy::by(Foresight { future })
 }
 
-impl Rule for Foresight {
+impl RankRule for Foresight {
     type Note = ();
     type State = u64;
 
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     use pierhead_eviction::testing::play;
-    use pierhead_eviction::{Policy, Simulated};
+    use pierhead_eviction::{Policy, SimulatedCache};
 
     #[test]
     fn the_next_request_of_each_key_is_found() {
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn it_misses_the_least_on_the_reference_string_of_the_textbooks() {
         let trace = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1];
-        let mut cache = Simulated::new(new(Future::of(trace.iter())), 3);
+        let mut cache = SimulatedCache::new(new(Future::of(trace.iter())), 3);
         let misses = trace.iter().filter(|key| {
             cache.request(&Access::new(**key, 1, 0)) != pierhead_eviction::Outcome::Hit
         });

@@ -1,5 +1,5 @@
 //! Belady with sizes: evicts the key that takes the most bytes for the longest time until its next
-//! request. It knows the future, so it is a reference to compare with, and none among [`pierhead_eviction::Named`].
+//! request. It knows the future, so it is a reference to compare with, and none among [`pierhead_eviction::PolicyName`].
 //!
 //! The greedy rule of libcachesim's Belady-size (Yang et al.): the largest size × distance to the next
 //! request. libcachesim takes the largest of a sample; here sizes are put into classes of 1/8 of a power

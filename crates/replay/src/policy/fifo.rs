@@ -3,7 +3,7 @@
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2),
 //! 1966, section "Simple algorithms".
 
-use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
 use pierhead_eviction::building_blocks::table::Slot;
 use pierhead_eviction::{Access, Key};
@@ -11,7 +11,7 @@ use pierhead_eviction::{Access, Key};
 pub(crate) const NAME: &str = "fifo";
 
 /// One queue, in the order of entering.
-pub type Fifo<K> = Queued<K, Entered>;
+pub type Fifo<K> = QueuePolicy<K, Entered>;
 
 /// The rule of [`Fifo`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,10 +19,10 @@ pub struct Entered;
 
 /// One that holds nothing.
 pub fn new<K: Key>() -> Fifo<K> {
-    Queued::of(Entered)
+    QueuePolicy::of(Entered)
 }
 
-impl Rule for Entered {
+impl QueueRule for Entered {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 1;
     type State = ();

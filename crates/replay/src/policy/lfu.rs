@@ -6,23 +6,23 @@
 //! last victim. So a key that was asked for a hundred times, long ago, outlives about as many evictions of new
 //! keys and no more; without that it would stay for ever.
 
-use pierhead_eviction::building_blocks::ranked::{Ranked, Rule, age};
+use pierhead_eviction::building_blocks::rank_policy::{RankPolicy, RankRule, age};
 use pierhead_eviction::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "lfu";
 
 /// LFU: one order of ranks; among equal ones, the key that was asked for the longest ago goes first. The
 /// requests of a key count while it is held. Operations are O(log n).
-pub type Lfu<K> = Ranked<K, Frequency>;
+pub type Lfu<K> = RankPolicy<K, Frequency>;
 
-/// Parameters of LFU.
+/// LfuParameters of LFU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
+pub struct LfuParameters {
     /// Whether frequencies age. Default yes; libcachesim's LFU does not, its LFUDA does.
     pub aged: bool,
 }
 
-impl Default for Parameters {
+impl Default for LfuParameters {
     fn default() -> Self {
         Self { aged: true }
     }
@@ -31,20 +31,20 @@ impl Default for Parameters {
 /// The rule of LFU.
 #[derive(Clone, Debug)]
 pub struct Frequency {
-    parameters: Parameters,
+    parameters: LfuParameters,
     /// L of the paper; it never falls. Whole numbers are exact in it up to 2^53.
     age: f64,
 }
 
 /// One that holds nothing.
-pub fn new<K: Key>(parameters: Parameters) -> Lfu<K> {
-    Ranked::by(Frequency {
+pub fn new<K: Key>(parameters: LfuParameters) -> Lfu<K> {
+    RankPolicy::by(Frequency {
         parameters,
         age: 0.0,
     })
 }
 
-impl Rule for Frequency {
+impl RankRule for Frequency {
     type Note = u32;
     type State = f64;
     const NAME: &'static str = NAME;
@@ -83,7 +83,7 @@ mod tests {
     use pierhead_eviction::testing::{play, refuses_a_broken_age};
 
     fn order(aged: bool, trace: &str) -> (String, String) {
-        let mut lfu = new(Parameters { aged });
+        let mut lfu = new(LfuParameters { aged });
         let victims = play(&mut lfu, trace);
         let order = lfu.iter().map(|(key, rank)| format!("{key}{rank}"));
         (victims, order.collect())
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_held_key_keeps_its_rank() {
-        let mut lfu = new(Parameters::default());
+        let mut lfu = new(LfuParameters::default());
         play(&mut lfu, "a b c b");
         let victim = lfu.evict(&mut |key| *key == 'a');
         assert_eq!(victim.map(|victim| victim.key), Some('c'));
@@ -124,7 +124,7 @@ mod tests {
     }
     #[test]
     fn the_age_never_falls_though_a_key_was_held_back_meanwhile() {
-        let mut lfu = new(Parameters::default());
+        let mut lfu = new(LfuParameters::default());
         play(&mut lfu, "a b b c c c");
         for expected in ['b', 'c'] {
             let victim = lfu.evict(&mut |key| *key == 'a');
@@ -137,6 +137,6 @@ mod tests {
 
     #[test]
     fn an_age_or_a_priority_that_is_no_number_is_refused_and_changes_nothing() {
-        refuses_a_broken_age(|| new::<char>(Parameters::default()));
+        refuses_a_broken_age(|| new::<char>(LfuParameters::default()));
     }
 }

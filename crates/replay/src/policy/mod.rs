@@ -13,7 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use pierhead_eviction::policy::{gdsf, s3_fifo};
-use pierhead_eviction::{Gdsf, Key, Named, ParameterError, Policy, S3Fifo};
+use pierhead_eviction::{Gdsf, Key, ParameterError, Policy, PolicyName, S3Fifo};
 
 use belady::Future;
 use belady_size::BeladySize;
@@ -24,7 +24,7 @@ use lhd::Lhd;
 #[non_exhaustive]
 pub enum SimulatedPolicy {
     /// One that the daemon offers, too.
-    OfDaemon(Named),
+    OfDaemon(PolicyName),
     /// [`fifo`].
     Fifo,
     /// [`lfu`].
@@ -61,17 +61,17 @@ impl SimulatedPolicy {
     /// Those that do not know the future, in the order in which they are listed to people.
     pub const ONLINE: &[Self] = &[
         Self::Fifo,
-        Self::OfDaemon(Named::Lru),
+        Self::OfDaemon(PolicyName::Lru),
         Self::Lfu,
         Self::Sieve,
-        Self::OfDaemon(Named::S3Fifo),
+        Self::OfDaemon(PolicyName::S3Fifo),
         Self::Arc,
         Self::WTinyLfu,
-        Self::OfDaemon(Named::Gdsf),
+        Self::OfDaemon(PolicyName::Gdsf),
         Self::Lhd,
-        Self::OfDaemon(Named::Cherry),
-        Self::OfDaemon(Named::SizeSplit),
-        Self::OfDaemon(Named::Learned),
+        Self::OfDaemon(PolicyName::Cherry),
+        Self::OfDaemon(PolicyName::SizeSplit),
+        Self::OfDaemon(PolicyName::Learned),
     ];
 
     /// All of them, those that know the future last.
@@ -119,29 +119,30 @@ impl SimulatedPolicy {
     ) -> Result<Box<dyn Policy<K>>, ParameterError> {
         let is_libcachesim = parameters == ParameterSet::Libcachesim;
         Ok(match self {
-            Self::OfDaemon(Named::Gdsf) if is_libcachesim => {
-                Box::new(Gdsf::new(gdsf::Parameters::libcachesim())?)
+            Self::OfDaemon(PolicyName::Gdsf) if is_libcachesim => {
+                Box::new(Gdsf::new(gdsf::GdsfParameters::libcachesim())?)
             }
-            Self::OfDaemon(Named::S3Fifo) if is_libcachesim => {
-                Box::new(S3Fifo::new(capacity, s3_fifo::Parameters::libcachesim())?)
-            }
+            Self::OfDaemon(PolicyName::S3Fifo) if is_libcachesim => Box::new(S3Fifo::new(
+                capacity,
+                s3_fifo::S3FifoParameters::libcachesim(),
+            )?),
             Self::OfDaemon(named) => named.build(capacity, seed),
             Self::Fifo => Box::new(fifo::new()),
-            Self::Lfu => Box::new(lfu::new(lfu::Parameters::default())),
+            Self::Lfu => Box::new(lfu::new(lfu::LfuParameters::default())),
             Self::Sieve => Box::new(sieve::new()),
             Self::Arc => Box::new(arc::new(
                 capacity,
                 match parameters {
-                    ParameterSet::Pierhead => arc::Parameters::default(),
-                    ParameterSet::Libcachesim => arc::Parameters::libcachesim(),
+                    ParameterSet::Pierhead => arc::ArcParameters::default(),
+                    ParameterSet::Libcachesim => arc::ArcParameters::libcachesim(),
                 },
             )),
             Self::WTinyLfu => {
-                let parameters = w_tinylfu::Parameters::default();
+                let parameters = w_tinylfu::WTinyLfuParameters::default();
                 Box::new(w_tinylfu::new(capacity, parameters, seed)?)
             }
             Self::Lhd if is_libcachesim => {
-                Box::new(Lhd::new(capacity, seed, lhd::Parameters::libcachesim())?)
+                Box::new(Lhd::new(capacity, seed, lhd::LhdParameters::libcachesim())?)
             }
             Self::Lhd => Box::new(Lhd::with_defaults(capacity, seed)),
             Self::Belady => Box::new(belady::new(future())),
@@ -162,7 +163,7 @@ impl SimulatedPolicy {
 
     /// Whether what enters competes with what is there: libCacheSim's GDSF evicts after it has inserted.
     pub fn enters_first(self, parameters: ParameterSet) -> bool {
-        self == Self::OfDaemon(Named::Gdsf) && parameters == ParameterSet::Libcachesim
+        self == Self::OfDaemon(PolicyName::Gdsf) && parameters == ParameterSet::Libcachesim
     }
 
     fn names() -> String {
@@ -195,7 +196,7 @@ mod tests {
         for policy in &all {
             assert_eq!(policy.name().parse(), Ok(*policy));
         }
-        for named in Named::ALL {
+        for named in PolicyName::ALL {
             assert!(all.contains(&SimulatedPolicy::OfDaemon(*named)), "{named}");
         }
         let error = "belayd".parse::<SimulatedPolicy>();

@@ -4,7 +4,7 @@
 //! Zhang et al., "SIEVE is Simpler than LRU", NSDI '24, section 3 (Algorithm 1). Sizes count in bytes and
 //! change nothing in the rule.
 
-use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
 use pierhead_eviction::building_blocks::table::Slot;
 use pierhead_eviction::{Access, Key, StateError, Victim};
@@ -13,7 +13,7 @@ pub(crate) const NAME: &str = "sieve";
 
 /// One queue in the order of entering, with a hand. Eviction is O(1) amortised: each step of the hand that
 /// evicts nothing takes back a mark that a hit made.
-pub type Sieve<K> = Queued<K, Hand>;
+pub type Sieve<K> = QueuePolicy<K, Hand>;
 
 /// The rule of [`Sieve`]: where the hand points; to the oldest key when nowhere.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,10 +21,10 @@ pub struct Hand(Option<Slot>);
 
 /// One that holds nothing.
 pub fn new<K: Key>() -> Sieve<K> {
-    Queued::of(Hand::default())
+    QueuePolicy::of(Hand::default())
 }
 
-impl Rule for Hand {
+impl QueueRule for Hand {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 1;
     /// A mark.

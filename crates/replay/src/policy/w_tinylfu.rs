@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use pierhead_eviction::building_blocks::parameter::{ParameterError, check, share};
-use pierhead_eviction::building_blocks::queued::{Queued, Rule};
+use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
 use pierhead_eviction::building_blocks::sketch::Sketch;
 use pierhead_eviction::building_blocks::table::Slot;
@@ -23,14 +23,14 @@ const WINDOW: usize = 2;
 
 /// What can be chosen about [`WTinyLfu`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parameters {
+pub struct WTinyLfuParameters {
     /// The part of the bytes that is the window's, from 0 to below 1. Default 0.01 (section 4.1).
     pub window: f64,
     /// The part of the main part that is protected, from 0 to 1. Default 0.8 (section 4.1).
     pub protected: f64,
 }
 
-impl Default for Parameters {
+impl Default for WTinyLfuParameters {
     fn default() -> Self {
         Self {
             window: 0.01,
@@ -41,12 +41,12 @@ impl Default for Parameters {
 
 /// A window, a segmented main part, and a sketch of how often keys were asked for, of 32 KiB to
 /// 2 MiB. All operations are O(1), amortised over the halving of the sketch.
-pub type WTinyLfu<K> = Queued<K, Duel>;
+pub type WTinyLfu<K> = QueuePolicy<K, Duel>;
 
 /// The rule of [`WTinyLfu`].
 #[derive(Debug)]
 pub struct Duel {
-    parameters: Parameters,
+    parameters: WTinyLfuParameters,
     capacity: u64,
     sketch: Sketch,
     /// The size of the last miss: room is made for it.
@@ -66,7 +66,7 @@ pub struct State {
 /// When a parameter is out of its range.
 pub fn new<K: Key>(
     capacity: u64,
-    parameters: Parameters,
+    parameters: WTinyLfuParameters,
     seed: u64,
 ) -> Result<WTinyLfu<K>, ParameterError> {
     check(
@@ -83,7 +83,7 @@ pub fn new<K: Key>(
         &(0.0..=1.0),
         "from 0 to 1",
     )?;
-    Ok(Queued::of(Duel {
+    Ok(QueuePolicy::of(Duel {
         parameters,
         capacity,
         sketch: Sketch::new(capacity, seed),
@@ -107,7 +107,7 @@ impl Duel {
     }
 }
 
-impl Rule for Duel {
+impl QueueRule for Duel {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 3;
     type State = State;
@@ -210,7 +210,7 @@ mod tests {
 
     /// A window of 2 bytes, a protected segment of 4, and 4 for the rest.
     fn new() -> WTinyLfu<char> {
-        let parameters = Parameters {
+        let parameters = WTinyLfuParameters {
             window: 0.2,
             protected: 0.5,
         };
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn parameters_out_of_range_are_refused() {
         for (window, protected) in [(1.0, 0.5), (-0.1, 0.5), (0.1, 1.1), (0.1, f64::NAN)] {
-            let parameters = Parameters { window, protected };
+            let parameters = WTinyLfuParameters { window, protected };
             assert!(super::new::<char>(1, parameters, 0).is_err());
         }
     }

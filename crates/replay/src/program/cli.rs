@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use pierhead_eviction::{Named, NamedAdmission};
+use pierhead_eviction::{AdmissionName, PolicyName};
 use pierhead_replay::SimulatedPolicy;
 use pierhead_replay::policy::ParameterSet;
 use pierhead_replay::trace::Format;
@@ -46,9 +46,9 @@ Rules for what a trace should not hold:
   unreadable        an error with the file, the line or record, and the fix
 What was left out or changed is said at the end.
 
-Policies: the daemon offers lru, s3-fifo, gdsf, cherry, size-split and learned. This simulator also
-has fifo, lfu, sieve, arc, w-tinylfu and lhd, and belady and belady-size, which know the future.
-A size in % is of the footprint: the bytes of all different objects.
+Policies: the daemon offers lru, s3-fifo, gdsf, cherry, size-split and learned. The simulator
+also has fifo, lfu, sieve, arc, w-tinylfu and lhd, and belady and belady-size, which know the
+future. A size in % is of the footprint: the bytes of all different objects.
 The cost of a miss is what the trace says, or else 0.44 s and 0.94 s a megabyte.
 The verdict names, for each size, the policy of the daemon with the least client waiting time, and
 how much less that is than with --current.
@@ -86,7 +86,7 @@ pub(crate) struct Cli {
     pub(crate) policy: Vec<Policies>,
 
     /// The policy that the verdict compares with
-    #[arg(long, value_name = "POLICY", default_value_t = SimulatedPolicy::OfDaemon(Named::DEFAULT))]
+    #[arg(long, value_name = "POLICY", default_value_t = SimulatedPolicy::OfDaemon(PolicyName::DEFAULT))]
     pub(crate) current: SimulatedPolicy,
 
     /// Sizes of the cache: bytes such as 4GiB, or a share of the footprint such as 0.1%
@@ -100,7 +100,7 @@ pub(crate) struct Cli {
 
     /// Who enters: always, second-hit, size-aware or tinylfu
     #[arg(long, value_name = "ADMISSION", default_value_t)]
-    pub(crate) admission: NamedAdmission,
+    pub(crate) admission: AdmissionName,
 
     /// The format of the files
     #[arg(long, value_name = "FORMAT")]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
-use pierhead_eviction::{NamedAdmission, Policy as _, Simulated};
+use pierhead_eviction::{AdmissionName, Policy as _, SimulatedCache};
 use pierhead_replay::policy::ParameterSet;
 use pierhead_replay::tally::{Tally, replay};
 use pierhead_replay::trace::Held;
@@ -24,7 +24,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) sizes: &'a [CacheSize],
     pub(crate) seed: u64,
     pub(crate) parameters: ParameterSet,
-    pub(crate) admission: NamedAdmission,
+    pub(crate) admission: AdmissionName,
     pub(crate) save: Option<&'a Path>,
     pub(crate) restore: Option<&'a Path>,
 }
@@ -108,8 +108,8 @@ impl Plan<'_> {
                     )
                 })?;
         }
-        let mut cache =
-            Simulated::new(policy, capacity).admitting(self.admission.build(capacity, self.seed));
+        let mut cache = SimulatedCache::new(policy, capacity)
+            .admitting(self.admission.build(capacity, self.seed));
         if simulated.enters_first(self.parameters) {
             cache = cache.entering_first();
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use pierhead_eviction::Access;
-use pierhead_replay::synthetic::{Parameters, Workload};
+use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 use pierhead_replay::trace::{Format, Held, Holder, Notes, Reader, TraceError, Wrong, oracle};
 use serde::Serialize;
 
@@ -60,8 +60,8 @@ impl Source {
 
 impl Trace {
     fn make(seed: u64, requests: Option<u64>) -> anyhow::Result<Self> {
-        let usual = Parameters::default();
-        let parameters = Parameters {
+        let usual = WorkloadParameters::default();
+        let parameters = WorkloadParameters {
             requests: requests.unwrap_or(usual.requests),
             ..usual
         };

@@ -120,10 +120,10 @@ impl fmt::Display for Verdict {
 mod tests {
     use super::super::report::Row;
     use super::*;
-    use pierhead_eviction::Named;
+    use pierhead_eviction::PolicyName;
 
-    const LRU: SimulatedPolicy = SimulatedPolicy::OfDaemon(Named::Lru);
-    const GDSF: SimulatedPolicy = SimulatedPolicy::OfDaemon(Named::Gdsf);
+    const LRU: SimulatedPolicy = SimulatedPolicy::OfDaemon(PolicyName::Lru);
+    const GDSF: SimulatedPolicy = SimulatedPolicy::OfDaemon(PolicyName::Gdsf);
 
     fn row(policy: &'static str, seed: u64, waiting_seconds: f64) -> Row {
         Row {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::lots::{Lots, Zipf, whole};
-use super::{Kind, Parameters};
+use super::{Kind, WorkloadParameters};
 use pierhead_eviction::building_blocks::hash::mix;
 
 /// What one digest stands for.
@@ -52,7 +52,7 @@ struct Repository {
 /// All repositories as they are now.
 #[derive(Debug)]
 pub(super) struct Catalogue {
-    parameters: Parameters,
+    parameters: WorkloadParameters,
     bases: Vec<Base>,
     repositories: Vec<Repository>,
     /// In how many living images that were pulled a layer is.
@@ -63,7 +63,7 @@ pub(super) struct Catalogue {
 }
 
 impl Catalogue {
-    pub(super) fn new(parameters: &Parameters, seed: u64, lots: &mut Lots) -> Self {
+    pub(super) fn new(parameters: &WorkloadParameters, seed: u64, lots: &mut Lots) -> Self {
         let mut catalogue = Self {
             parameters: parameters.clone(),
             bases: Vec::new(),
@@ -72,7 +72,7 @@ impl Catalogue {
             made: 0,
             salt: mix(seed ^ 0x5a17),
         };
-        let Parameters {
+        let WorkloadParameters {
             distributions,
             runtimes,
             ..
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     fn catalogue(seed: u64, lots: &mut Lots) -> Catalogue {
-        Catalogue::new(&Parameters::default(), seed, lots)
+        Catalogue::new(&WorkloadParameters::default(), seed, lots)
     }
 
     fn keys(image: &Image) -> Vec<u64> {

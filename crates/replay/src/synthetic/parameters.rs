@@ -1,6 +1,6 @@
 //! What a registry workload is made of, and from which study each default comes.
 
-/// The dimensions of a workload. [`Parameters::default`] reproduces the statistics below, each held by a
+/// The dimensions of a workload. [`WorkloadParameters::default`] reproduces the statistics below, each held by a
 /// test:
 ///
 /// | statistic | target | source |
@@ -17,7 +17,7 @@
 /// often a project releases) is fitted so that the statistics come out and LRU, SIEVE, S3-FIFO and GDSF
 /// miss about as often as published replays of registries say; "assumed" and "fitted" say where.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parameters {
+pub struct WorkloadParameters {
     /// After so many requests the workload ends.
     pub requests: u64,
     /// Repositories. Assumed: a site's worth, not a registry's.
@@ -27,7 +27,7 @@ pub struct Parameters {
     pub skew: f64,
     /// Distributions (the lowest layers) and, on them, language runtimes: the shared bases.
     pub distributions: usize,
-    /// See [`Parameters::distributions`].
+    /// See [`WorkloadParameters::distributions`].
     pub runtimes: usize,
     /// Days from one release of a base to the next, in the mean. Distributions publish monthly.
     pub base_days: f64,
@@ -60,12 +60,12 @@ pub struct Parameters {
     pub node_bytes: f64,
     /// Share of pulls by a machine that holds nothing: new nodes, build runners.
     pub fresh: f64,
-    /// As [`Parameters::skew`], for their pulls: such machines start from few images. Fitted.
+    /// As [`WorkloadParameters::skew`], for their pulls: such machines start from few images. Fitted.
     pub fresh_skew: f64,
     /// Pulls a day on a working day, releases' rollouts apart. FAST '18 sees 75 days.
     pub pulls_a_day: f64,
     /// Nodes that run the most wanted repository: they ask for it, and a release rolls out to them at
-    /// once but for [`Parameters::rollout_seconds`] (the bursts).
+    /// once but for [`WorkloadParameters::rollout_seconds`] (the bursts).
     pub homes: f64,
     /// The others have fewer homes, by their share of the demand to this power; one at least. Fitted.
     pub homes_follow: f64,
@@ -88,7 +88,7 @@ pub struct Unfit {
     pub allowed: &'static str,
 }
 
-impl Default for Parameters {
+impl Default for WorkloadParameters {
     fn default() -> Self {
         Self {
             requests: 800_000,
@@ -132,7 +132,7 @@ impl Default for Parameters {
     }
 }
 
-impl Parameters {
+impl WorkloadParameters {
     /// # Errors
     /// The first parameter of which nothing can be made.
     pub fn check(&self) -> Result<(), Unfit> {

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use super::catalogue::{Blob, Catalogue};
 use super::lots::{Lots, Zipf, whole};
 use super::node::Node;
-use super::{Parameters, Unfit};
+use super::{Unfit, WorkloadParameters};
 use pierhead_eviction::Access;
 use pierhead_eviction::building_blocks::hash::mix;
 
@@ -18,7 +18,7 @@ const DAY: f64 = 24.0 * HOUR;
 /// Memory is bounded by the parameters, not by the length: the living versions and the nodes' stores.
 /// Drawing a request costs about as much as replaying it through a queue.
 pub struct Workload {
-    parameters: Parameters,
+    parameters: WorkloadParameters,
     lots: Lots,
     /// Where what is drawn once for a repository is drawn from.
     places: u64,
@@ -51,7 +51,7 @@ impl Workload {
     ///
     /// # Errors
     /// [`Unfit`] when a parameter is out of its range.
-    pub fn new(parameters: &Parameters, seed: u64) -> Result<Self, Unfit> {
+    pub fn new(parameters: &WorkloadParameters, seed: u64) -> Result<Self, Unfit> {
         parameters.check()?;
         let mut lots = Lots::new(seed);
         let places = mix(seed ^ 0x91ac);
@@ -235,7 +235,8 @@ mod tests {
     #[test]
     fn each_seed_gives_the_repositories_other_nodes_and_other_versions() {
         let placed = |seed| {
-            let workload = Workload::new(&Parameters::default(), seed).expect("defaults fit");
+            let workload =
+                Workload::new(&WorkloadParameters::default(), seed).expect("defaults fit");
             let nodes = workload.nodes.len();
             let place = |repository| workload.placing(repository, usize::MAX).below(nodes);
             let places: Vec<usize> = (0..50).map(place).collect();

@@ -9,6 +9,7 @@ mod held;
 mod ibm;
 mod key;
 pub mod oracle;
+mod parsed;
 mod reader;
 pub mod request_log;
 #[cfg(test)]
@@ -19,4 +20,4 @@ pub use format::{Format, UnknownFormat};
 pub use held::{Held, Holder};
 pub use reader::{Notes, Reader};
 
-pub(crate) use reader::Parsed;
+pub(crate) use parsed::Parsed;

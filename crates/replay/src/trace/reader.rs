@@ -3,22 +3,12 @@
 use super::access_log::AccessLog;
 use super::csv::{Columns, Csv};
 use super::oracle::{self, RECORD};
+use super::parsed::Parsed;
 use super::{Format, Place, TraceError, Wrong, ibm, request_log};
 use pierhead_eviction::Access;
 
 /// A longer line is of no format: those with the most columns have lines of some kilobytes.
 const LINE: usize = 64 * 1024;
-
-/// What became of a line.
-#[derive(Debug)]
-pub(crate) enum Parsed {
-    /// A request.
-    Access(Access<u64>),
-    /// A request that a cache does not see, such as a PUT.
-    Skipped,
-    /// A header or comment.
-    Nothing,
-}
 
 /// What was not taken as it stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

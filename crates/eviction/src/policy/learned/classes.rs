@@ -123,7 +123,7 @@ impl<K: Key> Classes<K> {
         let mut nominees = std::mem::take(&mut self.nominees);
         nominees.clear();
         // Where sizes are alike there are few lists, and each nominates more.
-        let queued = self.lists.iter().filter(|list| list.len() > 0).count();
+        let queued = self.lists.iter().filter(|list| !list.is_empty()).count();
         let each = NOMINEES.div_ceil(queued.max(1));
         for list in &self.lists {
             let free = list

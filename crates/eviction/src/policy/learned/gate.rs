@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::classes::{Classes, State};
 use super::model::Model;
-use crate::{Access, Outcome, Policy, Simulated, StateError};
+use crate::{Access, Outcome, Policy, SimulatedCache, StateError};
 
 /// Keys that a shadow holds at most.
 const KEYS: usize = 16_384;
@@ -29,8 +29,8 @@ const DEBT: f64 = 0.005;
 
 /// Two shadows and their account, in seconds of waiting.
 pub(super) struct Gate {
-    heuristic: Simulated<u64, Classes<u64>>,
-    learned: Simulated<u64, Classes<u64>>,
+    heuristic: SimulatedCache<u64, Classes<u64>>,
+    learned: SimulatedCache<u64, Classes<u64>>,
     capacity: u64,
     account: Account,
 }
@@ -60,7 +60,7 @@ pub(super) struct Saved {
 
 impl Gate {
     pub(super) fn new(capacity: u64, seed: u64, model: &Arc<Model>) -> Self {
-        let shadow = || Simulated::new(Classes::new(seed), capacity);
+        let shadow = || SimulatedCache::new(Classes::new(seed), capacity);
         let mut gate = Self {
             heuristic: shadow(),
             learned: shadow(),
@@ -99,7 +99,7 @@ impl Gate {
             shared: access.shared,
         };
         let cost = access.seconds();
-        let waits = |shadow: &mut Simulated<u64, Classes<u64>>| match shadow.request(&access) {
+        let waits = |shadow: &mut SimulatedCache<u64, Classes<u64>>| match shadow.request(&access) {
             Outcome::Hit => 0.0,
             _ => cost,
         };
@@ -191,7 +191,10 @@ impl Gate {
             if !sampled || classes.len() > KEYS {
                 return Err(StateError::Content("its shadow is of another sample"));
             }
-            Ok(Simulated::new(classes, capacity >> saved.account.zeros))
+            Ok(SimulatedCache::new(
+                classes,
+                capacity >> saved.account.zeros,
+            ))
         };
         let mut gate = Self {
             heuristic: shadow(saved.heuristic)?,

@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::building_blocks::hash;
-use crate::{Outcome, Simulated};
+use crate::{Outcome, SimulatedCache};
 
 const MB: u64 = 1_000_000;
 
 /// Seconds that clients wait.
 fn waiting<P: Policy<u64>>(
-    cache: &mut Simulated<u64, P>,
+    cache: &mut SimulatedCache<u64, P>,
     trace: impl IntoIterator<Item = Access<u64>>,
 ) -> f64 {
     let mut sum = 0.0;
@@ -20,13 +20,13 @@ fn waiting<P: Policy<u64>>(
     sum
 }
 
-fn learned(capacity: u64) -> Simulated<u64, Learned<u64>> {
-    Simulated::new(Learned::new(capacity, 7), capacity)
+fn learned(capacity: u64) -> SimulatedCache<u64, Learned<u64>> {
+    SimulatedCache::new(Learned::new(capacity, 7), capacity)
 }
 
 /// What the heuristic alone waits.
-fn heuristic(capacity: u64) -> Simulated<u64, Classes<u64>> {
-    Simulated::new(Classes::new(7), capacity)
+fn heuristic(capacity: u64) -> SimulatedCache<u64, Classes<u64>> {
+    SimulatedCache::new(Classes::new(7), capacity)
 }
 
 /// Keys in bursts of five that are dead afterwards, and others that come back at long intervals: who

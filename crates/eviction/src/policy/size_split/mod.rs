@@ -29,10 +29,10 @@ const FIRST_LIMIT: u64 = 1_000_000;
 /// Misses between two looks at the quantile.
 const LOOK: u32 = 64;
 
-/// Parameters of the size split. The defaults were found on the synthetic workloads of seeds 1 and 2 and on
+/// SizeSplitParameters of the size split. The defaults were found on the synthetic workloads of seeds 1 and 2 and on
 /// the traces ibm_dal09, tencent_ns1326 and adaptsize_cdn; where each is, little depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Parameters {
+pub struct SizeSplitParameters {
     /// The part of the keys that enter which counts as small, 0 to 1. Default 0.65.
     pub quantile: f64,
     /// The part of the bytes that the small keys get at first, between the two next ones.
@@ -52,7 +52,7 @@ pub struct Parameters {
     pub beta: f64,
 }
 
-impl Default for Parameters {
+impl Default for SizeSplitParameters {
     fn default() -> Self {
         Self {
             quantile: 0.65,
@@ -66,7 +66,7 @@ impl Default for Parameters {
     }
 }
 
-impl Parameters {
+impl SizeSplitParameters {
     fn check(&self) -> Result<(), ParameterError> {
         let check = |name, value, range: std::ops::RangeInclusive<f64>, words| {
             parameter::check(NAME, name, value, &range, words)
@@ -90,7 +90,7 @@ impl Parameters {
 /// with the side that it entered on.
 #[derive(Debug)]
 pub struct SizeSplit<K, S = Gdsf<K>, L = Gdsf<K>> {
-    parameters: Parameters,
+    parameters: SizeSplitParameters,
     capacity: u64,
     small: S,
     large: L,
@@ -134,17 +134,17 @@ impl<K: Key> SizeSplit<K> {
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
-    pub fn new(capacity: u64, parameters: Parameters) -> Result<Self, ParameterError> {
+    pub fn new(capacity: u64, parameters: SizeSplitParameters) -> Result<Self, ParameterError> {
         parameters.check()?;
         Ok(Self::with(capacity, parameters))
     }
 
     pub(crate) fn with_defaults(capacity: u64) -> Self {
-        Self::with(capacity, Parameters::default())
+        Self::with(capacity, SizeSplitParameters::default())
     }
 
-    fn with(capacity: u64, parameters: Parameters) -> Self {
-        let large = Gdsf::with(gdsf::Parameters {
+    fn with(capacity: u64, parameters: SizeSplitParameters) -> Self {
+        let large = Gdsf::with(gdsf::GdsfParameters {
             beta: parameters.beta,
             cost: Cost::Bytes,
         });
@@ -161,13 +161,13 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         capacity: u64,
         small: S,
         large: L,
-        parameters: Parameters,
+        parameters: SizeSplitParameters,
     ) -> Result<Self, ParameterError> {
         parameters.check()?;
         Ok(Self::of(capacity, small, large, parameters))
     }
 
-    fn of(capacity: u64, small: S, large: L, parameters: Parameters) -> Self {
+    fn of(capacity: u64, small: S, large: L, parameters: SizeSplitParameters) -> Self {
         let mut split = Self {
             parameters,
             capacity,
@@ -374,7 +374,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let state: State = saved::open(NAME, saved)?;
-        let Parameters { least, most, .. } = self.parameters;
+        let SizeSplitParameters { least, most, .. } = self.parameters;
         if !state.sizes.is_sound()
             || !(0.0..=1.0).contains(&state.share)
             || !(0.0..=f64::MAX).contains(&state.cost)

@@ -4,19 +4,19 @@ use super::*;
 
 use crate::testing::play;
 
-fn still() -> Parameters {
-    Parameters {
+fn still() -> SizeSplitParameters {
+    SizeSplitParameters {
         share: 0.2,
         least: 0.1,
         most: 0.4,
         step: 0.0,
         ghosts: 0.5,
-        ..Parameters::default()
+        ..SizeSplitParameters::default()
     }
 }
 
 /// Keys of less than 4 bytes are small; 20 bytes in all, of which the small have 4.
-fn split(parameters: Parameters) -> SizeSplit<char> {
+fn split(parameters: SizeSplitParameters) -> SizeSplit<char> {
     let mut split = SizeSplit::new(20, parameters).expect("in range");
     split.limit = 4;
     split
@@ -67,7 +67,8 @@ fn a_key_stays_on_the_side_on_which_it_entered() {
 
 #[test]
 fn small_is_what_the_quantile_is_above() {
-    let mut split = SizeSplit::<u64>::new(1 << 20, Parameters::default()).expect("in range");
+    let mut split =
+        SizeSplit::<u64>::new(1 << 20, SizeSplitParameters::default()).expect("in range");
     for key in 0..200 {
         split.miss(&Access::new(key, (key + 1) * 100, 0));
         if key < 60 {
@@ -81,7 +82,7 @@ fn small_is_what_the_quantile_is_above() {
 
 #[test]
 fn the_share_follows_the_side_whose_keys_come_back_too_late() {
-    let moving = Parameters {
+    let moving = SizeSplitParameters {
         step: 0.02,
         ..still()
     };
@@ -227,7 +228,7 @@ fn a_key_on_both_sides_is_refused_and_changes_nothing() {
 
 #[test]
 fn share_and_ghosts_survive_a_restart() {
-    let moving = Parameters {
+    let moving = SizeSplitParameters {
         step: 0.05,
         ..still()
     };
@@ -244,53 +245,53 @@ fn share_and_ghosts_survive_a_restart() {
 
 #[test]
 fn parameters_out_of_range_are_refused() {
-    let default = Parameters::default();
+    let default = SizeSplitParameters::default();
     for (name, parameters) in [
         (
             "quantile",
-            Parameters {
+            SizeSplitParameters {
                 quantile: 1.1,
                 ..default
             },
         ),
         (
             "least",
-            Parameters {
+            SizeSplitParameters {
                 least: -0.1,
                 ..default
             },
         ),
         (
             "most",
-            Parameters {
+            SizeSplitParameters {
                 most: 0.01,
                 ..default
             },
         ),
         (
             "share",
-            Parameters {
+            SizeSplitParameters {
                 share: 0.5,
                 ..default
             },
         ),
         (
             "step",
-            Parameters {
+            SizeSplitParameters {
                 step: f64::NAN,
                 ..default
             },
         ),
         (
             "ghosts",
-            Parameters {
+            SizeSplitParameters {
                 ghosts: 2.0,
                 ..default
             },
         ),
         (
             "beta",
-            Parameters {
+            SizeSplitParameters {
                 beta: 5.0,
                 ..default
             },

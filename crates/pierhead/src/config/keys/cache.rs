@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pierhead_eviction::Named;
-use pierhead_eviction::admission::NamedAdmission;
+use pierhead_eviction::PolicyName;
+use pierhead_eviction::admission::AdmissionName;
 use pierhead_oci::units::exact_bytes;
 
 use super::key::{Key, Reload, YEAR, quote, quote_duration, quote_list, quote_path};
@@ -71,7 +71,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
                new policy receives all blobs in the order of their last use.",
         kind: Kind::Choice {
             noun: "eviction policy",
-            names: || Named::ALL.iter().map(|named| named.name()).collect(),
+            names: || PolicyName::ALL.iter().map(|named| named.name()).collect(),
         },
         example: "\"size-split\"",
         reload: Reload::Live,
@@ -91,7 +91,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         kind: Kind::Choice {
             noun: "admission",
             names: || {
-                NamedAdmission::ALL
+                AdmissionName::ALL
                     .iter()
                     .map(|named| named.name())
                     .collect()

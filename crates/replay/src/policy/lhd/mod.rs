@@ -33,9 +33,9 @@ const EARLY_SAMPLE: u32 = 8;
 /// More than any key has for its bytes.
 const EXPLORER_DENSITY: f32 = 1.0;
 
-/// Parameters of LHD.
+/// LhdParameters of LHD.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Parameters {
+pub struct LhdParameters {
     /// Candidates drawn for each victim, 1 to 1024; the default, 32, is the paper's.
     pub associativity: u32,
     /// Keys that entered last and seem worth little, which are candidates too, 0 to 64; default 8.
@@ -54,7 +54,7 @@ pub struct Parameters {
     pub lots: Lots,
 }
 
-impl Default for Parameters {
+impl Default for LhdParameters {
     fn default() -> Self {
         Self {
             associativity: 32,
@@ -68,7 +68,7 @@ impl Default for Parameters {
     }
 }
 
-impl Parameters {
+impl LhdParameters {
     /// The rules of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
@@ -102,7 +102,7 @@ impl Parameters {
 /// period the densities are learnt anew, which is O(ages).
 #[derive(Debug)]
 pub struct Lhd<K> {
-    parameters: Parameters,
+    parameters: LhdParameters,
     table: Table<K, Note>,
     /// All keys, to draw from.
     bag: Vec<Slot>,
@@ -156,16 +156,20 @@ impl<K: Key> Lhd<K> {
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
-    pub fn new(capacity: u64, seed: u64, parameters: Parameters) -> Result<Self, ParameterError> {
+    pub fn new(
+        capacity: u64,
+        seed: u64,
+        parameters: LhdParameters,
+    ) -> Result<Self, ParameterError> {
         Ok(Self::of(parameters.check()?, capacity, seed))
     }
 
     /// One with the default parameters.
     pub(crate) fn with_defaults(capacity: u64, seed: u64) -> Self {
-        Self::of(Parameters::default(), capacity, seed)
+        Self::of(LhdParameters::default(), capacity, seed)
     }
 
-    fn of(parameters: Parameters, capacity: u64, seed: u64) -> Self {
+    fn of(parameters: LhdParameters, capacity: u64, seed: u64) -> Self {
         Self {
             parameters,
             table: Table::default(),

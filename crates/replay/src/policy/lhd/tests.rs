@@ -3,9 +3,9 @@
 use super::*;
 
 use pierhead_eviction::testing::play;
-use pierhead_eviction::{Outcome, Simulated};
+use pierhead_eviction::{Outcome, SimulatedCache};
 
-fn lhd(parameters: Parameters) -> Lhd<char> {
+fn lhd(parameters: LhdParameters) -> Lhd<char> {
     Lhd::new(0, 5, parameters).expect("in range")
 }
 
@@ -28,7 +28,7 @@ fn before_anything_is_learnt_large_keys_go_first_and_those_asked_for_stay() {
         ("a1 b9 c4 * -c *", "", "ba"),
         ("*", "", "."),
     ] {
-        let mut lhd = lhd(Parameters::default());
+        let mut lhd = lhd(LhdParameters::default());
         let found = play(&mut lhd, trace);
         assert_eq!(
             (densest_last(&lhd).as_str(), found.as_str()),
@@ -40,11 +40,11 @@ fn before_anything_is_learnt_large_keys_go_first_and_those_asked_for_stay() {
 
 #[test]
 fn a_scan_is_told_from_what_is_asked_for_again() {
-    let parameters = Parameters {
+    let parameters = LhdParameters {
         period: 512,
-        ..Parameters::default()
+        ..LhdParameters::default()
     };
-    let mut cache = Simulated::new(Lhd::new(100, 5, parameters).expect("in range"), 100);
+    let mut cache = SimulatedCache::new(Lhd::new(100, 5, parameters).expect("in range"), 100);
     let mut scan = 1000_u32..;
     let mut hits = 0;
     for request in 0..40_000_u32 {
@@ -61,7 +61,7 @@ fn a_scan_is_told_from_what_is_asked_for_again() {
 
 #[test]
 fn explorers_stay_and_take_no_more_than_their_part() {
-    let mut lhd = Lhd::new(10_000, 5, Parameters::default()).expect("in range");
+    let mut lhd = Lhd::new(10_000, 5, LhdParameters::default()).expect("in range");
     for key in 0..2000_u32 {
         lhd.insert(&Access::new(key, 10, 0));
     }
@@ -84,46 +84,46 @@ fn explorers_stay_and_take_no_more_than_their_part() {
 
 #[test]
 fn parameters_out_of_range_are_refused() {
-    let default = Parameters::default();
+    let default = LhdParameters::default();
     for (name, parameters) in [
         (
             "associativity",
-            Parameters {
+            LhdParameters {
                 associativity: 0,
                 ..default
             },
         ),
         (
             "admissions",
-            Parameters {
+            LhdParameters {
                 admissions: 65,
                 ..default
             },
         ),
         (
             "ages",
-            Parameters {
+            LhdParameters {
                 ages: 15,
                 ..default
             },
         ),
         (
             "period",
-            Parameters {
+            LhdParameters {
                 period: 0,
                 ..default
             },
         ),
         (
             "first_step",
-            Parameters {
+            LhdParameters {
                 first_step: 33,
                 ..default
             },
         ),
         (
             "lead",
-            Parameters {
+            LhdParameters {
                 lead: f32::NAN,
                 ..default
             },
@@ -136,11 +136,11 @@ fn parameters_out_of_range_are_refused() {
 
 #[test]
 fn it_goes_on_where_it_was_saved_after_it_has_learnt() {
-    let parameters = Parameters {
+    let parameters = LhdParameters {
         period: 100,
-        ..Parameters::default()
+        ..LhdParameters::default()
     };
-    let new = || Simulated::new(Lhd::new(500, 5, parameters).expect("in range"), 500);
+    let new = || SimulatedCache::new(Lhd::new(500, 5, parameters).expect("in range"), 500);
     let mut random = fastrand::Rng::with_seed(2);
     let mut keys = || random.u32(..40) * random.u32(..40);
     let mut cache = new();
@@ -162,7 +162,7 @@ fn it_goes_on_where_it_was_saved_after_it_has_learnt() {
 
 #[test]
 fn a_key_that_comes_back_is_a_candidate_again() {
-    let mut lhd = Lhd::<u32>::new(1 << 20, 5, Parameters::default()).expect("in range");
+    let mut lhd = Lhd::<u32>::new(1 << 20, 5, LhdParameters::default()).expect("in range");
     (0..5000).for_each(|key| lhd.insert(&Access::new(key, 10, 0)));
     // Victims were worth more than this one, which a sample of 8 of 5000 would hardly find.
     lhd.victims = 1.0;

@@ -1,4 +1,4 @@
-//! The policy that evicts whatever has the lowest priority; an algorithm is a [`Rule`] for priorities.
+//! The policy that evicts whatever has the lowest priority; an algorithm is a [`RankRule`] for priorities.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,7 +9,7 @@ use crate::building_blocks::table::{Slot, Table};
 use crate::{Access, Key, Policy, StateError, Victim};
 
 /// How an algorithm gives priorities. What stays is what has the highest.
-pub trait Rule: Send {
+pub trait RankRule: Send {
     /// What it notes about each key, at most 8 bytes.
     type Note: Clone + Send + Serialize + DeserializeOwned;
     /// What it knows beyond single keys.
@@ -30,7 +30,7 @@ pub trait Rule: Send {
     /// A key of this priority was evicted.
     fn evicted(&mut self, _priority: f64) {}
 
-    /// What [`Rule::resume`] takes up.
+    /// What [`RankRule::resume`] takes up.
     fn state(&self) -> Self::State;
 
     /// Goes on where a state was taken.
@@ -51,16 +51,19 @@ pub fn age(saved: f64) -> Result<f64, StateError> {
 /// One order of priorities, kept by an indexed heap: each request is O(log n). Among equal priorities
 /// the key goes first whose priority was given first.
 #[derive(Debug)]
-pub struct Ranked<K, R: Rule> {
+pub struct RankPolicy<K, R: RankRule> {
     rule: R,
     table: Table<K, R::Note>,
     heap: Heap,
 }
 
 /// What is saved: the state of the rule, and key, size, note and priority of each key in their order.
-type State<K, R> = (<R as Rule>::State, Vec<(K, u64, <R as Rule>::Note, f64)>);
+type State<K, R> = (
+    <R as RankRule>::State,
+    Vec<(K, u64, <R as RankRule>::Note, f64)>,
+);
 
-impl<K: Key, R: Rule> Ranked<K, R> {
+impl<K: Key, R: RankRule> RankPolicy<K, R> {
     /// An empty one under `rule`.
     pub fn by(rule: R) -> Self {
         Self {
@@ -82,7 +85,7 @@ impl<K: Key, R: Rule> Ranked<K, R> {
     }
 }
 
-impl<K: Key, R: Rule> Policy<K> for Ranked<K, R> {
+impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
     fn hit(&mut self, access: &Access<K>) -> bool {
         self.rule.request();
         let Some(slot) = self.table.find(&access.key) else {

@@ -3,13 +3,13 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::building_blocks::queues::{Queues, Saved};
+use crate::building_blocks::queues::{Queues, SavedQueues};
 use crate::building_blocks::saved;
 use crate::building_blocks::table::Slot;
 use crate::{Access, Key, Policy, StateError, Victim};
 
-/// How keys move among the queues of a [`Queued`]. What is not said is first in, first out.
-pub trait Rule: Send {
+/// How keys move among the queues of a [`QueuePolicy`]. What is not said is first in, first out.
+pub trait QueueRule: Send {
     /// What its saved states are called.
     const NAME: &'static str;
     /// Queues of keys that are held, the next victims first.
@@ -76,12 +76,12 @@ pub trait Rule: Send {
 
 /// A policy made of queues. All operations are O(1), or amortised so.
 #[derive(Debug)]
-pub struct Queued<K, R> {
+pub struct QueuePolicy<K, R> {
     queues: Queues<K>,
     rule: R,
 }
 
-impl<K: Key, R: Rule> Queued<K, R> {
+impl<K: Key, R: QueueRule> QueuePolicy<K, R> {
     /// An empty one under `rule`.
     pub fn of(rule: R) -> Self {
         Self {
@@ -96,7 +96,7 @@ impl<K: Key, R: Rule> Queued<K, R> {
     }
 }
 
-impl<K: Key, R: Rule> Policy<K> for Queued<K, R> {
+impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
     fn hit(&mut self, access: &Access<K>) -> bool {
         let found = self.queues.held(&access.key);
         if let Some(slot) = found {
@@ -183,7 +183,7 @@ impl<K: Key, R: Rule> Policy<K> for Queued<K, R> {
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        let (queues, state): (Saved<K>, R::State) = saved::open(R::NAME, saved)?;
+        let (queues, state): (SavedQueues<K>, R::State) = saved::open(R::NAME, saved)?;
         let queues = self.queues.restored(queues, R::MOST)?;
         self.rule.resume(&queues, state)?;
         self.queues = queues;
@@ -193,7 +193,7 @@ impl<K: Key, R: Rule> Policy<K> for Queued<K, R> {
 
 /// The queues as a test reads them: `ab|c|d`, and a digit behind a key that was asked for again.
 #[cfg(any(test, feature = "testing"))]
-impl<R: Rule> Queued<char, R> {
+impl<R: QueueRule> QueuePolicy<char, R> {
     #[doc(hidden)]
     pub fn show(&self) -> String {
         let queues = (0..R::HOLDING + R::GHOSTS).map(|queue| {
