@@ -704,6 +704,93 @@ fn an_image_that_takes_long_is_interrupted_for_another_client() {
     library.close();
 }
 
+/// Blobs in memory. Opening one of them takes CPU time.
+struct SlowBlobs {
+    blobs: MemoryBlobs,
+    slow: Digest,
+    cpu_time: Duration,
+}
+
+impl Blobs for SlowBlobs {
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let cpu_time = || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            Duration::try_from(now).unwrap()
+        };
+        let begin = cpu_time();
+        while *digest == self.slow && cpu_time() - begin < self.cpu_time {
+            std::hint::spin_loop();
+        }
+        self.blobs.open(digest)
+    }
+}
+
+/// Indexes an image whose layer takes `cpu_time` to open within `index_time`. With `interrupted`, the image of another
+/// client interrupts it once.
+fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> State {
+    let [slow, other] = [6, 7].map(tree);
+    let layer = slow.image.blobs[1].digest;
+    let blobs = Arc::new(SlowBlobs {
+        blobs: MemoryBlobs::default(),
+        slow: layer,
+        cpu_time,
+    });
+    for image in [&slow, &other] {
+        blobs.blobs.put(&image.image);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    (config.cpu_percent, config.optimized_level) = (100, 3);
+    config.time_slice = Duration::ZERO;
+    config.index_time = index_time;
+    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let offer = |nth: u8, image: &TreeImage| {
+        let manifest = image.image.root;
+        let repository = "registry/app".into();
+        library.offer_for(
+            client(nth),
+            Image {
+                manifest,
+                repository,
+            },
+        );
+    };
+    blobs.blobs.1.close(Some(layer));
+    offer(1, &slow);
+    if interrupted {
+        // Indexing has begun.
+        let has_begun = |state| matches!(state, State::Working(it) if it.stage == Stage::Index);
+        while !has_begun(library.state(&slow.image.root)) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        offer(2, &other);
+        library.awaited_by(client(2), &other.image.root);
+    }
+    blobs.blobs.1.close(None);
+    let state = settled(&library, &slow.image.root);
+    assert_eq!(library.stat().cancelled, u64::from(interrupted));
+    library.close();
+    state
+}
+
+#[test]
+fn an_image_has_a_bound_of_cpu_time_that_its_attempts_share() {
+    let [short, long] = [100, 600].map(Duration::from_millis);
+    assert_eq!(
+        index_within(Duration::from_secs(60), short, false),
+        State::Ready
+    );
+    let is_refused = |state: State| match state {
+        State::Refused(why) => why.contains("CPU time"),
+        _ => false,
+    };
+    assert!(is_refused(index_within(short / 2, short, false)));
+    // A whole attempt opens the layer twice, to index it and to pack it. An interrupted attempt opens it once more.
+    let bound = long * 5 / 2;
+    assert_eq!(index_within(bound, long, false), State::Ready);
+    assert!(is_refused(index_within(bound, long, true)));
+}
+
 #[test]
 fn a_folder_in_place_of_a_file_is_put_out_of_the_way() {
     let image = tree(6);
@@ -2021,6 +2108,14 @@ fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
     );
     assert!(trace(&["c", "a"]).is_new);
     assert_eq!(hot_ranges().len(), 2);
+    // Another client adds its order, and replaces no other client's.
+    let names = ["c", "again"].map(str::to_owned);
+    let added = library.trace(client(2), &image.root, &names).unwrap();
+    assert_eq!(added, noted(2, 2, true));
+    assert_eq!(
+        library.start_order(&image.root).unwrap().files,
+        ["c", "a", "again"]
+    );
     // A layer that is gone is left out.
     blobs.take(&layers[0]);
     let left = hot_ranges();

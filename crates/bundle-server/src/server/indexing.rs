@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pierhead_oci::Digest;
 
 use super::bundle_header::{HEADER_LEVEL, header};
+use super::config::INDEX_TIME_PER_MEBIBYTE;
 use super::context::Context;
 use super::counters::count;
 use super::cpu_share::CpuShare;
@@ -25,12 +25,6 @@ use pierhead_bundle::{Frame, Slice};
 use pierhead_toc::layer::{self, LayerIndex, Pace as _};
 use pierhead_toc::{Blob, Error, FileDigest, ImageToc, Kind};
 
-/// CPU time that making an image ready may take: [`TIME`], and [`TIME_PER_MEBIBYTE`] for each MiB of its compressed layers. Indexing and
-/// packing take 0.05 s of an x86 core for a MiB (`redis:7.0.15-u10`: 1.5 s for 33 MB), and about 0.2 s of a DPU's core: ten times that is
-/// left for layers that compress well. No ordinary image comes near it, however large it is.
-const TIME: Duration = Duration::from_secs(60);
-const TIME_PER_MEBIBYTE: Duration = Duration::from_secs(2);
-
 /// A layer that was indexed, and its blob.
 pub(super) struct Indexed {
     pub(super) index: LayerIndex,
@@ -44,7 +38,7 @@ pub(super) fn index_image(
     manifest: &Digest,
     share: &mut CpuShare,
 ) -> Result<Vec<Digest>, Error> {
-    share.allow(TIME);
+    share.allow(context.config.index_time);
     let documents = Documents::read(&*context.blobs, manifest)?;
     context.images.set_blobs(manifest, documents.blobs());
     let total = u64::try_from(documents.layers.len()).unwrap_or(u64::MAX);
@@ -68,7 +62,7 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
     let failed = |error| Error::io(format!("open {}", layer.blob), error);
     let blob = context.blobs.open(&layer.blob).map_err(failed)?;
     let blob = blob.ok_or_else(|| Error::Missing(layer.blob.to_string()))?;
-    share.allow(TIME_PER_MEBIBYTE * u32::try_from(blob.size() >> 20).unwrap_or(u32::MAX));
+    share.allow(INDEX_TIME_PER_MEBIBYTE * u32::try_from(blob.size() >> 20).unwrap_or(u32::MAX));
     let path = context.paths.layer(&layer.blob);
     if path.exists() {
         match LayerIndex::open(&path) {
