@@ -8,8 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-#[doc(hidden)]
-pub mod durable;
 mod entry;
 mod error;
 mod file_digest;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Digest;
 
-use pierhead_toc::{Error, FileDigest, durable};
+use pierhead_toc::{Error, FileDigest};
 
 /// The end of the second name of a plan that was handed out.
 const SENT: &str = ".sent";
@@ -208,7 +208,8 @@ fn prepare(folder: &Path) -> Result<(), Error> {
 }
 
 fn is_partial(path: &Path) -> bool {
-    path.to_string_lossy().ends_with(durable::PARTIAL)
+    path.to_string_lossy()
+        .ends_with(pierhead_atomic_file::SUFFIX)
 }
 
 fn name(digest: &Digest) -> String {

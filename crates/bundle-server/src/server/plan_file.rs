@@ -3,20 +3,21 @@
 //! What was served once is served again byte by byte for as long as its file is kept. `docs/formats/disk.md` has it
 //! byte by byte.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use pierhead_atomic_file::{AtomicFile, Options};
 use sha2::{Digest as _, Sha256};
 
 use super::image::RequestBase;
 use crate::pack::RecordLocation;
 use pierhead_bundle::format::{BaseImage, Header, MAX_FRAMES, PRELUDE, Prelude, UsableContents};
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
-use pierhead_toc::{Error, FileDigest, durable};
+use pierhead_toc::{Error, FileDigest};
 
 const MAGIC: &[u8; 8] = b"PIERPLAN";
 const VERSION: u32 = 2;
@@ -194,8 +195,7 @@ pub(crate) struct Draft {
     records: Vec<u8>,
     heads: Vec<u8>,
     /// Records of its own, until it is known where they begin, and their file.
-    own: File,
-    aside: PathBuf,
+    own: AtomicFile<'static>,
     own_len: u64,
     all: u64,
 }
@@ -207,12 +207,11 @@ impl Draft {
         // As other files that are half written, it goes at the next start.
         aside.push(".records");
         let failed = |error| Error::io(format!("write {}", path.display()), error);
-        let (own, aside) = durable::beside(Path::new(&aside)).map_err(failed)?;
+        let own = Options::new().create(Path::new(&aside)).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
             records: Vec::new(),
             heads: Vec::new(),
-            aside,
             own,
             own_len: 0,
             all: 0,
@@ -243,7 +242,7 @@ impl Draft {
     pub(crate) fn record(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let len = u32::try_from(bytes.len()).map_err(|_| wrong("a record that is too long"))?;
         let head = *bytes.first_chunk().ok_or_else(|| wrong("no record"))?;
-        let written = self.own.write_all(bytes);
+        let written = self.own.file().write_all(bytes);
         written.map_err(|error| Error::io("write a plan", error))?;
         self.entry(HERE, self.own_len, len, &head);
         self.own_len += u64::from(len);
@@ -277,7 +276,7 @@ impl Draft {
     }
 
     /// Puts it in its place, with the header that the frames so far have.
-    pub(crate) fn finish(mut self, prelude: &Prelude, body: &[u8]) -> Result<PlanFile, Error> {
+    pub(crate) fn finish(self, prelude: &Prelude, body: &[u8]) -> Result<PlanFile, Error> {
         let mut start = Vec::with_capacity(START);
         start.extend_from_slice(MAGIC);
         start.extend_from_slice(&VERSION.to_le_bytes());
@@ -289,28 +288,17 @@ impl Draft {
         let sum = crc32c::crc32c_append(crc32c::crc32c(&start), &self.records);
         let sum = crc32c::crc32c_append(sum, &self.heads);
         start.extend_from_slice(&sum.to_le_bytes());
-        let Self {
-            path,
-            own,
-            records,
-            heads,
-            ..
-        } = &mut self;
-        durable::write(path, |file| {
+        let written = Options::new().write_with(&self.path, |file| {
             file.write_all(&start)?;
-            file.write_all(records)?;
-            file.write_all(heads)?;
+            file.write_all(&self.records)?;
+            file.write_all(&self.heads)?;
             file.write_all(body)?;
+            let mut own = self.own.file();
             own.seek(SeekFrom::Start(0))?;
-            io::copy(own, file).map(drop)
-        })?;
+            io::copy(&mut own, file).map(drop)
+        });
+        written.map_err(|error| Error::io(format!("write {}", self.path.display()), error))?;
         PlanFile::open(&self.path)
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.aside);
     }
 }
 

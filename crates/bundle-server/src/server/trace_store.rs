@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::paths::{Paths, remove};
 use pierhead_bundle::api::MAX_DOCUMENT;
-use pierhead_toc::{Error, FileDigest, durable};
+use pierhead_toc::{Error, FileDigest};
 
 const WHAT: &str = "trace";
 
@@ -209,10 +209,11 @@ fn id(client: ClientKey) -> u64 {
 fn write(path: &Path, votes: &Votes) -> Result<(), Error> {
     let failed = |error| Error::io("write a trace", io::Error::other(error));
     let bytes = postcard::to_stdvec(votes).map_err(failed)?;
-    durable::write(path, |file| {
+    let written = pierhead_atomic_file::Options::new().write_with(path, |file| {
         file.write_all(&crc32c::crc32c(&bytes).to_le_bytes())?;
         file.write_all(&bytes)
-    })
+    });
+    written.map_err(|error| Error::io(format!("write {}", path.display()), error))
 }
 
 fn read(path: &Path) -> Result<Option<Votes>, Error> {

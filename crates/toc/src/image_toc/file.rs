@@ -3,7 +3,9 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::{Error, durable};
+use pierhead_atomic_file::Options;
+
+use crate::Error;
 
 use super::blocks::{self, Blocks};
 use super::contents::Index;
@@ -17,7 +19,8 @@ impl ImageToc {
     /// # Errors
     /// `Io`.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
-        durable::write(path, |file| self.write(file))
+        let written = Options::new().write_with(path, |file| self.write(file));
+        written.map_err(|error| Error::io(format!("write {}", path.display()), error))
     }
 
     /// What [`ImageToc::open`] reads, all of it checked there.

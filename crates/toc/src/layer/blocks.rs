@@ -3,14 +3,15 @@
 //! Each block holds whole records of one stream, compressed with zstd where that is smaller. A directory of the
 //! blocks stands at the end, and behind it a foot of [`FOOT`] bytes. One block at a time is in memory.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use pierhead_atomic_file::{AtomicFile, Options};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, durable};
+use crate::Error;
 
 /// Names the format; the last two digits are its version.
 const MAGIC: &[u8; 8] = b"phlayr01";
@@ -53,39 +54,31 @@ struct Row {
 }
 
 pub(super) struct Writer {
-    file: BufWriter<File>,
-    beside: PathBuf,
+    buffer: BufWriter<File>,
+    /// Deleted when the writer is dropped before it is finished.
+    file: AtomicFile<'static>,
     out: PathBuf,
     open: [(u64, Vec<u8>); STREAMS],
     directory: Vec<Row>,
     at: u64,
     zstd: zstd::bulk::Compressor<'static>,
-    visible: bool,
-}
-
-/// What was not finished is removed. After a crash it stays, and the next attempt uses it again.
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if !self.visible {
-            let _ = fs::remove_file(&self.beside);
-        }
-    }
 }
 
 impl Writer {
     pub(super) fn create(out: &Path) -> Result<Self, Error> {
         let doing = || format!("create {}", out.display());
-        let (file, beside) = durable::beside(out).map_err(|e| Error::io(doing(), e))?;
+        let failed = |e| Error::io(doing(), e);
+        let file = Options::new().create(out).map_err(failed)?;
+        let buffer = file.file().try_clone().map_err(failed)?;
         let zstd = zstd::bulk::Compressor::new(3).map_err(|e| Error::io("start zstd", e))?;
         let mut this = Self {
-            file: BufWriter::with_capacity(256 << 10, file),
-            beside,
+            buffer: BufWriter::with_capacity(256 << 10, buffer),
+            file,
             out: out.to_owned(),
             open: Default::default(),
             directory: Vec::new(),
             at: 0,
             zstd,
-            visible: false,
         };
         this.write(MAGIC)?;
         Ok(this)
@@ -167,23 +160,14 @@ impl Writer {
         self.write(&foot)?;
         let shown = self.out.display().to_string();
         let io = |e| Error::io(format!("write {shown}"), e);
-        self.file.flush().map_err(io)?;
-        self.file.get_ref().sync_all().map_err(io)?;
-        fs::rename(&self.beside, &self.out).map_err(io)?;
-        self.visible = true;
-        let folder = match self.out.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        File::open(folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(io)
+        self.buffer.flush().map_err(io)?;
+        self.file.commit().map(drop).map_err(io)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.file
+        self.buffer
             .write_all(bytes)
-            .map_err(|e| Error::io(format!("write {}", self.beside.display()), e))?;
+            .map_err(|e| Error::io(format!("write {}", self.out.display()), e))?;
         self.at += bytes.len() as u64;
         Ok(())
     }
