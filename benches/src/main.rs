@@ -92,7 +92,7 @@ enum Task {
     Bundle(Box<bundle::Options>),
     /// Many machines that pull the same through one pierhead, measured and simulated; the start of a function.
     Scale(scale::Options),
-    /// A small control group, many clients and work in the background: what a manifest takes alone and then.
+    /// A small cgroup, many clients and work in the background: what a manifest takes alone and then.
     Polite(polite::Options),
     /// Measures what a fast tier is worth, on modelled media: deployments, and a mixed stream of pulls.
     Tier(tier::Options),

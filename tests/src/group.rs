@@ -1,4 +1,4 @@
-//! A control group of a test's own: so much memory and so much of a core, in version 1 or 2, whichever has the controllers.
+//! A cgroup of a test's own: so much memory and so much of a core, in version 1 or 2, whichever has the controllers.
 
 use std::{
     fs,
@@ -47,7 +47,7 @@ impl Version {
             return Ok(Self::One { memory, cpu });
         }
         Err(Missing::new(format!(
-            "no control groups with memory and cpu below {ROOT}"
+            "no cgroups with memory and cpu below {ROOT}"
         )))
     }
 }
@@ -56,12 +56,12 @@ impl Group {
     /// So many bytes, and thousandths of a core; 0 of these is as much as there is.
     ///
     /// # Errors
-    /// Not root, or no control groups that a process may make.
+    /// Not root, or no cgroups that a process may make.
     pub fn new(memory: u64, thousandths: u64) -> Result<Self, Missing> {
         tool::root()?;
         let version = Version::find()?;
         Self::make(&version, memory, thousandths)
-            .map_err(|error| Missing::new(format!("no control group can be made: {error:#}")))
+            .map_err(|error| Missing::new(format!("no cgroup can be made: {error:#}")))
     }
 
     fn make(version: &Version, memory: u64, thousandths: u64) -> Result<Self> {
@@ -186,9 +186,7 @@ impl Group {
         let own = pressure.map(|it| it.join("cpu.pressure"));
         let counted = own.is_some_and(|it| fs::read_to_string(it).is_ok_and(|it| !it.is_empty()));
         let Some(around) = pressure.and_then(Path::parent).filter(|_| counted) else {
-            return Err(Missing::new(
-                "this kernel counts no pressure of control groups",
-            ));
+            return Err(Missing::new("this kernel counts no pressure of cgroups"));
         };
         tool::find(&["unshare"])?;
         let machine = "/proc/pressure".to_owned();
@@ -230,7 +228,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         for folder in &self.folders {
             // Whoever was in it has been told to end, and is reaped in a moment.
-            let gone = wait::until("an empty control group", || {
+            let gone = wait::until("an empty cgroup", || {
                 Ok((fs::remove_dir(folder).is_ok() || !folder.exists()).then_some(()))
             });
             if let Err(error) = gone {

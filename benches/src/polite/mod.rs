@@ -1,4 +1,4 @@
-//! A small control group with many clients: what a manifest takes alone, and while blobs are pulled and the background works.
+//! A small cgroup with many clients: what a manifest takes alone, and while blobs are pulled and the background works.
 
 mod images;
 mod load;

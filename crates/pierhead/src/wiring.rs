@@ -170,7 +170,7 @@ fn folder_bytes(folder: &Path) -> u64 {
     sizes.sum()
 }
 
-/// What of the control group's processor time all work keeps within; `None` where nothing bounds it.
+/// What of the cgroup's processor time all work keeps within; `None` where nothing bounds it.
 pub(crate) fn quota(machine: &Machine) -> Option<CpuBudget> {
     /// The kernel stops a process that takes all; what it counts late fits into the rest (docs/explanation/profiles.md).
     const CPU_SHARE_PERCENT: u64 = 90;
@@ -182,7 +182,7 @@ pub(crate) fn quota(machine: &Machine) -> Option<CpuBudget> {
     }))
 }
 
-/// Worker threads: one for each core that `limits.cores` leaves, as far as the control group's quota keeps them busy.
+/// Worker threads: one for each core that `limits.cores` leaves, as far as the cgroup's quota keeps them busy.
 pub(crate) fn threads(config: &Config, machine: &Machine) -> usize {
     /// Worker threads. More cost memory and bring nothing at the rate of an uplink.
     const MAX_THREADS: usize = 16;

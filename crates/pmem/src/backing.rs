@@ -34,7 +34,7 @@ const BTRFS: i64 = 0x9123_683e;
 /// Devices on devices that are followed; a loop on a mapper on a partition has three.
 const DEPTH: u32 = 8;
 
-/// Whether what is, or will be, at `path` is counted as memory of the control group that writes it. A path of which nothing can be seen is
+/// Whether what is, or will be, at `path` is counted as memory of the cgroup that writes it. A path of which nothing can be seen is
 /// taken for a disk's.
 pub fn is_memory(path: &Path) -> bool {
     let mut above = path.ancestors();

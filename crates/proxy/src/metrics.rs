@@ -341,7 +341,7 @@ impl Metrics {
         );
         registry.register_with_unit(
             "cpu_pacer_waited",
-            "Time that pieces of blobs, each by itself, waited for processor time within the control group's quota",
+            "Time that pieces of blobs, each by itself, waited for CPU time within the cgroup's quota",
             Unit::Seconds,
             self.quota_waited.clone(),
         );

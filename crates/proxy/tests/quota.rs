@@ -1,4 +1,4 @@
-//! Who waits for the processor time of a control group, and who never does. The clock is the test's.
+//! Who waits for the processor time of a cgroup, and who never does. The clock is the test's.
 
 mod stage;
 

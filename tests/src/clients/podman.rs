@@ -107,7 +107,7 @@ impl Podman {
             )
             .env("CONTAINERS_CONF", self.data.path().join("containers.conf"))
             .env("REGISTRY_AUTH_FILE", self.data.path().join("no-auth.json"))
-            // Without systemd there is no other way to make a control group.
+            // Without systemd there is no other way to make a cgroup.
             .args(["--cgroup-manager", "cgroupfs", "--events-backend", "none"])
             .arg("--tmpdir")
             .arg(self.run.path().join("tmp"));

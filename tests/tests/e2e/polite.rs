@@ -1,4 +1,4 @@
-//! A small control group: profiles see it, and many clients are served in it beside work in the background.
+//! A small cgroup: profiles see it, and many clients are served in it beside work in the background.
 
 use std::{
     net::SocketAddr,
@@ -45,7 +45,7 @@ fn a_profile_is_of_the_group_that_it_runs_in() -> Result<()> {
     let (status, said) = show("small")?;
     ensure!(status.success(), "{said}");
     for line in [
-        "memory = \"256MiB\" # profile small: the limit of the control group (version ",
+        "memory = \"256MiB\" # profile small: the limit of the cgroup (version ",
         "size = \"off\" # profile small: ",
     ] {
         ensure!(said.contains(line), "no {line:?} in\n{said}");
@@ -53,7 +53,7 @@ fn a_profile_is_of_the_group_that_it_runs_in() -> Result<()> {
     let (status, said) = show("server")?;
     ensure!(status.code() == Some(71), "{status}: {said}");
     ensure!(
-        said.contains("the limit of the control group is 256.0 MiB; --profile small fits"),
+        said.contains("the limit of the cgroup is 256.0 MiB; --profile small fits"),
         "{said}"
     );
     let options = Options::new()

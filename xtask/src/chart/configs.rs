@@ -26,6 +26,7 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
     let root = tempfile::tempdir()?;
     let pair = Pair::new()?;
     let mut some = false;
+    let mut has_small_tier = false;
     let mut taken_away = BTreeSet::new();
     for file in place::files(manifests, "yaml")? {
         let manifest = fs::read_to_string(&file)?;
@@ -41,6 +42,14 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
             Ok((here, config))
         });
         if let Ok((here, config)) = &checked {
+            if ["profile-small", "tier-memory"]
+                .iter()
+                .all(|it| name.contains(it))
+            {
+                has_small_tier = true;
+                let what = format!("config::the profile fills what the chart leaves out::{name}");
+                count.note(&what, fills(daemon, &toml, here));
+            }
             // Once for each file that a Secret brings: pierhead says so when it does not.
             for path in paths(&toml) {
                 let made = here.join(path.trim_start_matches('/'));
@@ -58,7 +67,34 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
     if !some {
         bail!("no manifest has a pierhead.toml");
     }
+    if !has_small_tier {
+        bail!("no manifest has a tier in memory and the smallest profile");
+    }
     Ok(())
+}
+
+/// Whether a tier in memory gives way under pressure as the profile `small` wants it, where the chart says nothing. Files of
+/// Secrets do not matter here.
+fn fills(daemon: &Path, toml: &str, here: &Path) -> Result<()> {
+    let sections = toml.split("\n[").filter_map(|section| {
+        let is_needed = section.starts_with("tier]") || section.starts_with("listen");
+        is_needed.then(|| section.replace("/var/lib/pierhead", &here.display().to_string()))
+    });
+    let config = here.join("shown.toml");
+    let sections = sections.collect::<Vec<_>>().join("\n[");
+    let lines = sections
+        .lines()
+        .filter(|line| !line.starts_with("docker_config"));
+    fs::write(
+        &config,
+        lines.map(|line| format!("{line}\n")).collect::<String>(),
+    )?;
+    let shown = exec::output(Command::new(daemon).args(["config", "show"]).arg(&config))?;
+    let shown = String::from_utf8_lossy(&shown);
+    match shown.lines().find(|it| it.starts_with("pause_under")) {
+        Some(line) if line.starts_with(r#"pause_under = ["memory", "cpu"]"#) => Ok(()),
+        other => bail!("it shows {other:?}"),
+    }
 }
 
 /// Whether pierhead ends with its code for a file that is not there, and names it.

@@ -11,7 +11,7 @@ pub struct Profile {
     pub least_memory: u64,
     /// MiB; the most that it plans with (`limits.memory`). What a pod is bound to.
     pub memory: u64,
-    /// Percent of the machine's memory, where no control group has a limit: never more than `memory`.
+    /// Percent of the machine's memory, where no cgroup has a limit: never more than `memory`.
     pub memory_share: u64,
     /// Cores that this process must be allowed to run on.
     pub least_cores: usize,

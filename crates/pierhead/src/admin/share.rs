@@ -1,4 +1,4 @@
-//! How much of the machine this process takes, as metrics: what a profile, an operator or the control group made of it.
+//! How much of the machine this process takes, as metrics: what a profile, an operator or the cgroup made of it.
 
 use std::path::PathBuf;
 
@@ -73,7 +73,7 @@ impl Share {
             self.memory.clone(),
         );
         limits.register("threads", "Worker threads", self.threads.clone());
-        limits.register("cores", "Processors that it runs on", self.cores.clone());
+        limits.register("cores", "Cores that pierhead runs on", self.cores.clone());
         limits.register(
             "upstream_bandwidth_bytes_per_second",
             "Limit of all downloads together; 0: none",
@@ -81,7 +81,7 @@ impl Share {
         );
         limits.register(
             "cpu_quota_cores",
-            "Processor time that the control group gives, in cores; 0: as much as there is",
+            "CPU time that the cgroup grants, in cores; 0: no quota",
             self.quota.clone(),
         );
         if let Some(stat) = &self.stat {
@@ -109,7 +109,7 @@ impl Collector for Stopped {
         for (name, help, count) in [
             (
                 "pierhead_cpu_quota_periods",
-                "Periods in which the control group worked",
+                "Periods in which the cgroup worked",
                 throttled.periods,
             ),
             (

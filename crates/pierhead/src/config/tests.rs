@@ -479,7 +479,7 @@ fn a_profile_is_under_the_file_and_the_command_line_over_both() {
     let shown = show(&config);
     for line in [
         "profile = \"bluefield2\"\n",
-        "memory = \"1GiB\" # profile bluefield2: the limit of the control group (version 2)\n",
+        "memory = \"1GiB\" # profile bluefield2: the limit of the cgroup (version 2)\n",
         "connections = 1920 # profile bluefield2: what limits.memory leaves for it\n",
         "cores = \"last 2\" # profile bluefield2: of its table\n",
         "pause_under = [\"io\"]\n",

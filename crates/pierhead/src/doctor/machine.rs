@@ -76,7 +76,7 @@ fn instructions(features: &[(&str, bool)]) -> Option<Finding> {
     Some(Finding::ok("processor", what))
 }
 
-/// What the machine has to give, or the tightest of the control groups if that is less.
+/// What the machine has to give, or the tightest of the cgroups if that is less.
 fn memory(meminfo: &str, room: Option<MemoryHeadroom>) -> Option<Finding> {
     let line = meminfo
         .lines()
@@ -86,7 +86,7 @@ fn memory(meminfo: &str, room: Option<MemoryHeadroom>) -> Option<Finding> {
     // A group that was made small is not short of what it was never meant to have.
     let (had, needed, of) = match room.filter(|room| room.left < available) {
         Some(MemoryHeadroom { limit, left }) => {
-            let of = format!(", of the control group's limit of {}", human_bytes(limit));
+            let of = format!(", of the cgroup's limit of {}", human_bytes(limit));
             (left, MEMORY.min(limit / 8), of)
         }
         None => (available, MEMORY, String::new()),

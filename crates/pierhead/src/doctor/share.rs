@@ -1,4 +1,4 @@
-//! What pierhead takes of the machine: its profile, what the control group gives, what it gives way to, and by which interface clients come.
+//! What pierhead takes of the machine: its profile, what the cgroup gives, what it gives way to, and by which interface clients come.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn profile(config: &Config, machine: &Machine) -> Option<Finding> {
         (None, None) => {
             let limit = limit.filter(|limit| *limit < ROOMY)?;
             let what = format!(
-                "none, and the control group has {} of memory: what is planned does not follow from that",
+                "none, and the cgroup has {} of memory: what is planned does not follow from that",
                 human_bytes(limit)
             );
             let fix = "`--profile small`, or limits.memory (docs/explanation/profiles.md)";
@@ -57,7 +57,7 @@ fn profile(config: &Config, machine: &Machine) -> Option<Finding> {
 fn quota(machine: &Machine) -> Option<Finding> {
     let thousandths = machine.cpu_limit.as_ref()?.amount;
     let (whole, tenths) = (thousandths / 1000, thousandths % 1000 / 100);
-    let what = format!("the control group's quota keeps {whole}.{tenths} cores busy");
+    let what = format!("the cgroup's quota keeps {whole}.{tenths} cores busy");
     Some(Finding::ok("quota", what))
 }
 

@@ -85,9 +85,7 @@ fn shown_source(source: BudgetSource) -> Option<String> {
                 Version::One => 1,
                 Version::Two => 2,
             };
-            Some(format!(
-                "the limit of the control group (version {version})"
-            ))
+            Some(format!("the limit of the cgroup (version {version})"))
         }
         BudgetSource::MachineShare(percent) => Some(format!("{percent} % of the machine's memory")),
     }
@@ -208,7 +206,7 @@ fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> Unfi
         } => {
             let (key, whose) = match budget.source {
                 BudgetSource::Operator => ("limits.memory", "limits.memory"),
-                _ => ("profile", "the limit of the control group"),
+                _ => ("profile", "the limit of the cgroup"),
             };
             let (required, bytes) = (human_bytes(*required), human_bytes(budget.bytes));
             let why = format!("it needs {required} of memory, and {whose} is {bytes}");

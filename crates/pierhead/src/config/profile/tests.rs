@@ -115,8 +115,7 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     );
     let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();
     assert!(
-        of("limits.memory")
-            .starts_with("profile bluefield2: the limit of the control group (version 2)")
+        of("limits.memory").starts_with("profile bluefield2: the limit of the cgroup (version 2)")
     );
     let known: Vec<_> = crate::config::paths().collect();
     for (key, _) in &origins {
