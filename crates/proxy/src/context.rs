@@ -67,9 +67,9 @@ pub(crate) struct RequestContext {
     shared: Arc<SharedState>,
     pub(crate) generation: Arc<ConfigGeneration>,
     pub(crate) client: Client,
-    /// In the name of a client of ours: the cache holds what others were let in to, and not all is for it.
+    /// Pass-through: the request acts with the credentials of a client, which may not read all of the cache.
     acts_for_client: bool,
-    /// An operator's command and not a client's request: reads count neither as hits nor as accesses.
+    /// An operator's command: reads count neither as hits nor as accesses.
     pub(crate) is_operator: bool,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct SharedState {
     pub(crate) log_dedup: LogDedup,
     /// Log dedup for refusals and failures.
     pub(crate) refusals: RefusalLog,
-    /// Held by who has a large document in memory to parse it; never while waiting for an upstream.
+    /// A permit to parse a large document in memory. Nobody holds one while it waits for an upstream.
     pub(crate) parsing: Semaphore,
     pub(crate) limits: ResourceLimits,
     pub(crate) fill_owners: FillOwners,
@@ -112,14 +112,14 @@ pub(crate) struct SharedState {
     /// Why there is no library, although the configuration wants one.
     pub(crate) library_failure: OnceLock<String>,
     pub(crate) background_pulls: BackgroundPulls,
-    /// What starts read, on its way to the cache.
+    /// Passes the hot ranges of images to the fast tier of the cache.
     pub(crate) hot_ranges: HotRanges,
     pub(crate) pending_images: PendingImages,
-    /// Held by who makes a plan: each has tables in memory.
+    /// Slots for plans. Each plan has TOCs in memory.
     pub(crate) planning: PlanSlots,
-    /// Held by who makes a record that no pack has.
+    /// A permit to encode a record that no pack has.
     pub(crate) making: Arc<Semaphore>,
-    /// `None`: nobody bounds our processor time.
+    /// `None` when no CPU quota bounds the process.
     pub(crate) pacer: Option<Arc<CpuPacer>>,
 }
 
@@ -151,7 +151,7 @@ impl RequestContext {
         }
     }
 
-    /// All of that content came from there, and is what its digest says.
+    /// Records that all bytes of the verified content came from that repository.
     pub(crate) fn record_origin(
         &self,
         registry: &Registry,
@@ -168,7 +168,7 @@ impl RequestContext {
         self.generation.access.as_ref()
     }
 
-    /// The same in the name of a client of ours.
+    /// A context that acts with the credentials of a client.
     pub(crate) fn for_client(&self, credentials: &ClientCredentials) -> Arc<Self> {
         Arc::new(Self {
             shared: self.shared.clone(),
@@ -179,7 +179,7 @@ impl RequestContext {
         })
     }
 
-    /// The same for an operator's command: its reads count neither as hits nor as accesses.
+    /// A context for an operator's command. Its reads count neither as hits nor as accesses.
     pub(crate) fn for_operator(&self) -> Arc<Self> {
         Arc::new(Self {
             shared: self.shared.clone(),
@@ -190,7 +190,7 @@ impl RequestContext {
         })
     }
 
-    /// The rules for whoever this is, when the cache is not for everybody.
+    /// The pass-through rules, when this context acts for a client.
     pub(crate) fn client_pass_through(&self) -> Option<PassThrough> {
         self.acts_for_client
             .then(|| self.generation.pass_through())

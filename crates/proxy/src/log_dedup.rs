@@ -1,4 +1,4 @@
-//! What the log was told lately, so that a client that asks for the same again and again does not fill it.
+//! Log dedup: a line that was logged within the last minute is not logged again.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;

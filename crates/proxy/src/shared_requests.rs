@@ -1,4 +1,4 @@
-//! Single flight for small questions: who asks while one is under way waits for its answer.
+//! Single flight: callers with the same key share one request and its result.
 
 use std::collections::HashMap;
 use std::future::Future;

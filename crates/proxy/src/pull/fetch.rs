@@ -18,7 +18,7 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::fill_owner::FillOwner;
 
-/// Fills `fill` in the background: clients come and go without a say in it.
+/// Downloads into `fill` in the background. A client that leaves does not cancel it.
 pub(crate) fn start(
     context: Arc<RequestContext>,
     request: BlobRequest,
@@ -40,7 +40,7 @@ pub(crate) fn start(
             _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
             () = slot.yield_requested() => {}
         }
-        // How fast it is read is up to the client: only its own turn is held up by that.
+        // The client decides how fast it reads, so it may delay only a slot of its own.
         if let Some(stream) = stream
             && slot.is_of(&request.client)
         {
@@ -48,7 +48,7 @@ pub(crate) fn start(
             // Nobody takes it when the client has left.
             let _ = pass.send(HandedOverStream { stream, slot });
         }
-        // In this order: while it counts as clean, no other registry fills it.
+        // In this order: no other registry may fill the digest while the fill counts as of a single origin.
         drop(single_origin);
         drop(owner);
     });
@@ -79,8 +79,7 @@ pub(crate) async fn acquire_slot(
     context.limits.acquire_download(ticket, download, all).await
 }
 
-/// Waits until the fill has its turn: that of whoever began it, or of another who waits for it, whichever
-/// comes first.
+/// Waits for the first slot that the fill gets: one of the client that started it, or of a client that waits for it.
 pub(crate) async fn acquire_slot_for_fill(
     context: &RequestContext,
     (request, waiters): (&BlobRequest, DownloadWaiters),
@@ -104,7 +103,7 @@ pub(crate) async fn acquire_slot_for_fill(
     }
 }
 
-/// Waits for a turn on behalf of a fill that somebody else began, until it has one.
+/// Waits for a slot on behalf of another client's fill, until that fill has one.
 pub(crate) async fn offer_slot(
     context: &RequestContext,
     ticket: Ticket,
@@ -113,7 +112,7 @@ pub(crate) async fn offer_slot(
 ) {
     tokio::select! {
         slot = acquire_slot(context, ticket, request, waiters) => {
-            // When another was quicker, this one is given back.
+            // The fill may have a slot by now. Dropping this one releases it.
             let _ = fill.try_send(slot);
         }
         () = fill.closed() => {}

@@ -1,8 +1,8 @@
-//! Which registry leads the fill of a digest.
+//! Which registry owns the fill of a digest.
 //!
-//! Anybody can name any registry for any digest. So a fill is shared only by those who mean the same
-//! registry: one that lies, drips or hangs is the trouble of those who asked for it. And a fill that waits for its
-//! turn takes the first that any of its clients has: whoever asked first cannot hold it up for the others.
+//! 1. A client can name any registry for any digest. So clients share a fill only when they name the same registry, and
+//!    a registry that sends wrong bytes, or sends slowly, harms only the clients that named it.
+//! 2. A fill without a slot takes the first slot that any of its clients gets. So no client delays the fill for others.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

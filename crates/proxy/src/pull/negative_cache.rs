@@ -1,6 +1,6 @@
-//! What went wrong lately: negative answers, blobs that cannot be stored, upstreams that fail.
+//! Negative cache: recent upstream errors, blobs that the disk refused, and upstreams that fail.
 //!
-//! All of it is short-lived advice in bounded memory; losing an entry costs one more request.
+//! Its memory is bounded and its entries are short-lived. A lost entry costs one more request.
 
 use std::collections::HashMap;
 use std::hash::Hash;
