@@ -8,10 +8,19 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::http::test_server::{ReceivedRequest, TestServer, refusal, response};
-use crate::store::tests::{Encoded, Made, encode, noise, versions};
-use crate::{NoProgress, Unit};
+use crate::store::tests::{Encoded, Made, encode, noise};
+use crate::{NoProgress, Unit, store};
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// Two versions without the content of 9 MB: few bytes keep these tests fast.
+fn versions() -> (Made, Made) {
+    let (mut old, mut new) = store::tests::versions();
+    for made in [&mut old, &mut new] {
+        made.files.remove(&b"c/large"[..]);
+    }
+    (old, new)
+}
 
 fn platform() -> Platform {
     "linux/amd64".parse().expect("a platform")
@@ -87,9 +96,9 @@ fn a_bundle_is_pulled_recorded_and_named() {
     assert_eq!((report.method, report.reason), (PullMethod::Bundle, None));
     assert_eq!(
         (report.contents.full, report.have, report.connections),
-        (4, 0, 1)
+        (3, 0, 1)
     );
-    assert!(report.bytes_received > 1_000_000 && report.warnings.is_empty());
+    assert!(report.bytes_received > 20_000 && report.warnings.is_empty());
     assert_eq!(stored(&store), [image.digest()]);
     let names = ImageNames::read(std::iter::once(store.path()));
     let reference = "registry.example/app:1".parse().expect("a reference");
@@ -117,7 +126,7 @@ fn an_update_names_the_stored_image_and_applies_its_contents() {
     );
     assert_eq!((report.have, report.have_unknown), (1, 0));
     assert!(
-        report.contents.chunked == 2 && report.contents.reused == 2,
+        report.contents.chunked == 1 && report.contents.reused == 2,
         "{:?}",
         report.contents
     );
@@ -143,7 +152,7 @@ fn a_response_that_breaks_is_continued_behind_its_last_record() {
     });
     let store = TempDir::new().expect("a folder");
     let report = pull_into(&server, &store, "registry.example/app:1").expect("pulled");
-    assert_eq!(report.contents.full, 4);
+    assert_eq!(report.contents.full, 3);
     let asked = asks(&server);
     assert_eq!(asked.len(), 2);
     let part = asked[1].part.as_ref().expect("a part");

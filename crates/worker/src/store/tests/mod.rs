@@ -27,7 +27,7 @@ const NAME: &str = "registry.example/app:1";
 /// An image of one layer: names and bytes.
 #[derive(Clone, Default)]
 pub(crate) struct Made {
-    files: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub(crate) files: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Made {
