@@ -1,4 +1,4 @@
-//! Owner, extended attributes, mode and time of what has been written, in the only order that works.
+//! Sets owner, extended attributes, mode and mtime of a written entry, in the only order that works.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +16,13 @@ use super::too_large;
 /// Setuid and setgid.
 pub(super) const SET_ID: u32 = 0o6000;
 
-/// What the attributes are for.
+/// The inode that gets the attributes.
 pub(super) enum Inode<'a> {
     /// A regular file.
     File(&'a File),
     /// A directory.
     Folder(&'a OwnedFd),
-    /// Something that is not to be opened; whether it is a symbolic link.
+    /// A link, pipe or device, which must not be opened: its folder, its name, and whether it is a symbolic link.
     Name(&'a OwnedFd, &'a [u8], bool),
 }
 
@@ -66,7 +66,7 @@ impl Inode<'_> {
     fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         match self {
             Self::Name(parent, of, _) => {
-                // There is no call that takes a folder's descriptor and a name.
+                // No system call takes the descriptor of a folder and a name.
                 let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
                 path.extend(*of);
                 sys::lsetxattr(path, name, value, XattrFlags::empty())
@@ -79,7 +79,7 @@ impl Inode<'_> {
 
     fn chmod(&self, mode: Mode) -> Result<(), Errno> {
         match self {
-            // The system knows none.
+            // Linux has no mode of symbolic links.
             Self::Name(_, _, true) => Ok(()),
             Self::Name(parent, name, false) => sys::chmodat(parent, *name, mode, AtFlags::empty()),
             _ => self.fd().map_or(Ok(()), |fd| sys::fchmod(fd, mode)),
@@ -96,8 +96,8 @@ impl Inode<'_> {
     }
 }
 
-/// The owner first, since a change of it clears capabilities and setuid; the time last. What is so already is not set: that costs a file
-/// system's journal. Owners and extended attributes that this process may not set, or this file system does not keep, are counted.
+/// Sets all attributes. The owner comes first, since its change clears capabilities and setuid. The mtime comes last. Equal
+/// values are not set again, which saves journal writes. Counts owners and extended attributes that cannot be set.
 pub(super) fn apply(
     at: &Inode<'_>,
     attributes: Attributes<'_>,
@@ -117,7 +117,7 @@ pub(super) fn apply(
         // EINVAL: not mapped into this user namespace.
         Err(Errno::PERM | Errno::INVAL) => {
             add(&counts.owners, 1);
-            // It would run as whoever exports.
+            // Such a file would run as the exporting user.
             if !matches!(at, Inode::Folder(_)) && mode & SET_ID != 0 {
                 mode &= !SET_ID;
                 add(&counts.modes, 1);
@@ -134,14 +134,14 @@ pub(super) fn apply(
             }
         }
     }
-    // The change of owner may have taken from a mode with setuid.
+    // The change of owner may have cleared setuid.
     if now.st_mode & 0o7777 != mode || mode & SET_ID != 0 {
         at.chmod(Mode::from_raw_mode(mode))?;
     }
     Ok(at.set_time(&times(modified))?)
 }
 
-/// `None` for the number that means no change to the system.
+/// Owner and group. `None` for the number that means "no change" to chown(2).
 pub(super) fn owner(attributes: Attributes<'_>) -> Option<(Uid, Gid)> {
     let known = attributes.uid != u32::MAX && attributes.gid != u32::MAX;
     known.then(|| (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid)))

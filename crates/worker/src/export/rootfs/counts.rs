@@ -1,23 +1,23 @@
-//! What an export has written, and what it had to leave out.
+//! Counts of written entries, and of properties that an export left out.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What was written, and what could not be for want of privilege or of a capable file system.
+/// The result of an export: written entries, and properties that need more privilege or another file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Entries that are there, the root among them.
+    /// Written entries, with the root.
     pub entries: u64,
-    /// Bytes of regular files, each counted once however many names it has.
+    /// Bytes of regular files. A file with several names counts once.
     pub bytes: u64,
-    /// Regular files whose blocks or inode are a store's.
+    /// Regular files that share blocks or inode with a store.
     pub shared: u64,
-    /// Entries that do not have their owner.
+    /// Entries whose owner was not set.
     pub owners: u64,
     /// StoreFiles that are not setuid or setgid: their owner could not be set.
     pub modes: u64,
-    /// Devices that are not there, under any of their names.
+    /// Names of devices that were not created.
     pub devices: u64,
-    /// Extended attributes that are not there.
+    /// Extended attributes that were not set.
     pub xattrs: u64,
 }
 
@@ -31,7 +31,7 @@ impl Summary {
     }
 }
 
-/// What several threads count.
+/// The counters of all threads of an export.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) entries: AtomicU64,

@@ -1,4 +1,4 @@
-//! The content of one file: its blocks shared, or copied, or written with holes where it is zeros.
+//! Writes the content of one file: shares its blocks, or copies it with holes in place of zeros.
 
 use std::fs::File;
 use std::io;
@@ -10,10 +10,10 @@ use pierhead_toc::{FileDigest, Time};
 
 use super::ContentSource;
 
-/// Read and written at once.
+/// Bytes of one read and write.
 const PIECE: usize = 256 << 10;
 
-/// What a file system keeps as a hole.
+/// The size of a hole, as file systems store it.
 const BLOCK: usize = 4096;
 
 const ZEROS: [u8; BLOCK] = [0; BLOCK];
@@ -22,7 +22,7 @@ const ZEROS: [u8; BLOCK] = [0; BLOCK];
 pub(super) struct Writer<'a> {
     contents: ContentSource<'a>,
     buffer: Vec<u8>,
-    /// Until the file system says that it cannot.
+    /// Whether to try a clone. The first failure ends the attempts.
     cloning: bool,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The file of the store's is a tree's from now on, too.
+    /// See [`StoreFiles::record_link`](super::StoreFiles::record_link).
     pub(super) fn record_link(
         &self,
         content: &FileDigest,
@@ -46,7 +46,7 @@ impl<'a> Writer<'a> {
         files.map_or(Ok(()), |files| files.record_link(content, file, modified))
     }
 
-    /// Into a file that is empty. Whether it shares its blocks with a store's.
+    /// Writes a content into an empty file. Returns whether it shares its blocks with a store.
     pub(super) fn write(&mut self, to: &File, content: &FileDigest, size: u64) -> io::Result<bool> {
         if size == 0 {
             return Ok(false);
@@ -94,12 +94,12 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Whether anything was left out. Runs of blocks that hold anything are written at once.
+/// Writes the blocks that are not zero, adjacent ones at once. Returns whether any block was left out.
 fn write_but_zeros(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
     let mut start = 0;
     let mut holes = false;
     for (nth, block) in piece.chunks(BLOCK).enumerate() {
-        // The last block may be a short one; as zeros it is a hole as well.
+        // The last block may be short. If it is zero, it becomes a hole, too.
         if block[0] == 0 && *block == ZEROS[..block.len()] {
             let end = nth * BLOCK;
             if start < end {

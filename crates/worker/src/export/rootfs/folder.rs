@@ -1,4 +1,4 @@
-//! The folders between the target and the entry that is being written.
+//! The open folders between the target and the current entry.
 
 use std::fs;
 use std::io;
@@ -14,21 +14,21 @@ use pierhead_toc::image_toc::Attributes;
 use super::attributes::{Inode, apply};
 use super::counts::Counters;
 
-/// Descriptors that are kept open at once; folders above are opened anew when the walk comes back to them.
-const OPEN: usize = 64;
+/// Most open descriptors. The walk opens folders above again when it returns to them.
+const MAX_OPEN: usize = 64;
 
 const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// The target, made if it is not there; must be empty unless `over`.
+/// Opens the target, and creates it if needed. Without `over`, it must be empty.
 pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     fs::create_dir_all(into)?;
-    // The target itself may be a link: whoever called chose it.
+    // The target itself may be a link: the caller chose it.
     let root = sys::open(into, FOLDER - OFlags::NOFOLLOW, Mode::empty())?;
     if !over {
-        // Two that found it empty would take each other's files away. Not every file system locks folders.
+        // Two exports into one empty folder would delete each other's files. Not every file system locks folders.
         if let Err(Errno::WOULDBLOCK) =
             sys::flock(&root, sys::FlockOperation::NonBlockingLockExclusive)
         {
@@ -41,21 +41,21 @@ pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     Ok(root)
 }
 
-/// One folder that has been entered; its attributes come when it is left, since writing into it changes its time, and
-/// needs a permission that it may not give.
+/// A folder that the walk is in. It gets its attributes at the end: a write into it changes its mtime, and its mode may
+/// forbid the write.
 struct OpenFolder<'t> {
     fd: Option<OwnedFd>,
-    /// Bytes of the path up to its end.
+    /// Length of its path, in bytes.
     len: usize,
     attributes: Attributes<'t>,
     modified: Time,
 }
 
-/// The way from the target to the folder that the walk is in.
+/// The folders from the target to the current one.
 pub(super) struct Folders<'t> {
     root: OwnedFd,
     of_root: Option<(Attributes<'t>, Time)>,
-    /// Of the folder that the walk is in.
+    /// The path of the current folder.
     path: Vec<u8>,
     entered: Vec<OpenFolder<'t>>,
 }
@@ -70,12 +70,12 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// What the target itself gets at the end.
+    /// Sets the attributes that the target gets at the end.
     pub(super) const fn root(&mut self, attributes: Attributes<'t>, modified: Time) {
         self.of_root = Some((attributes, modified));
     }
 
-    /// Leaves folders until the one that `path` lies in; gives the last name of the path.
+    /// Leaves folders up to the parent of `path`. Returns the last name of the path.
     pub(super) fn go_to_parent<'p>(
         &mut self,
         path: &'p [u8],
@@ -88,7 +88,7 @@ impl<'t> Folders<'t> {
         Ok(name)
     }
 
-    /// The folder that the walk is in.
+    /// The current folder.
     pub(super) fn here(&self) -> io::Result<&OwnedFd> {
         match self.entered.last() {
             None => Ok(&self.root),
@@ -99,7 +99,7 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// Makes a folder and goes into it.
+    /// Creates a folder and enters it.
     pub(super) fn enter(
         &mut self,
         name: &[u8],
@@ -128,7 +128,7 @@ impl<'t> Folders<'t> {
             self.path.push(b'/');
         }
         self.path.extend(name);
-        if let Some(above) = self.entered.len().checked_sub(OPEN) {
+        if let Some(above) = self.entered.len().checked_sub(MAX_OPEN) {
             self.entered[above].fd = None;
         }
         self.entered.push(OpenFolder {
@@ -144,7 +144,7 @@ impl<'t> Folders<'t> {
         let left = self.entered.pop().ok_or(io::ErrorKind::InvalidData)?;
         if let Some(fd) = &left.fd {
             let applied = apply(&Inode::Folder(fd), left.attributes, left.modified, counts);
-            // The walk is at another entry by now, which would be named in its place.
+            // The walk is at another entry by now. The error must name this folder.
             applied.map_err(|error| {
                 let path = self.path.escape_ascii();
                 io::Error::new(error.kind(), format!("folder {path}: {error}"))
@@ -163,7 +163,7 @@ impl<'t> Folders<'t> {
         Ok(())
     }
 
-    /// Leaves everything, the target last.
+    /// Leaves all folders, the target last.
     pub(super) fn leave_all(&mut self, counts: &Counters) -> io::Result<()> {
         while !self.entered.is_empty() {
             self.leave(counts)?;
@@ -176,8 +176,7 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// The folder of a path that has been written, and the path's last name. Folders that have been left may not let others
-    /// than root in.
+    /// Opens the parent of a written path, and returns the last name of the path. Only root may enter some of these folders.
     pub(super) fn open<'p>(&self, path: &'p [u8]) -> io::Result<(OwnedFd, &'p [u8])> {
         let (parent, name) = split(path);
         Ok((walk(&self.root, parent)?, name))
@@ -202,7 +201,7 @@ fn walk(root: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes whatever has this name, with all that is in it.
+/// Removes a name, and a folder with all its contents.
 pub(super) fn clear(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
     match sys::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
@@ -213,7 +212,7 @@ pub(super) fn clear(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
     Ok(sys::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
 }
 
-/// Removes whatever lies in a folder.
+/// Removes all entries of a folder.
 pub(super) fn empty(folder: &OwnedFd) -> io::Result<()> {
     for entry in Dir::read_from(folder)? {
         let entry = entry?;

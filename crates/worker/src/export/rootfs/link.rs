@@ -1,7 +1,9 @@
-//! A store's inode as a file of a tree, with the attributes of the tree's entry.
+//! Links an inode of the store into a tree, with the attributes of the tree's entry.
 //!
-//! Who links an inode holds its lock. Under that, one of a single name that is the store's is the store's alone: nobody counts
-//! on its attributes, and it gets the entry's before the lock is given up. One of more names is shared where it has them all.
+//! 1. A process that links an inode holds its lock.
+//! 2. Under the lock, an inode whose only name is in the store belongs to the store alone. No tree relies on its
+//!    attributes, and it gets those of the entry before the lock is released.
+//! 3. An inode with more names is shared only if it has the attributes of the entry already.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -15,29 +17,28 @@ use pierhead_toc::image_toc::Row;
 
 use super::attributes::{SET_ID, owner};
 
-/// Of labels that every file has where they are in use.
+/// The name of the SELinux label, which every file has where SELinux is in use.
 const LABEL: &[u8] = b"security.selinux\0";
 
-/// Writing to the group, and to all.
+/// Write permission of the group and of others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// When an inode was last changed: seconds and nanoseconds. What was written since has another, unless both are within a tick
-/// of the system's clock.
+/// The ctime of an inode: seconds and nanoseconds. A later write changes it, unless both are within one tick of the clock.
 pub(super) type ChangeTime = (i64, i64);
 
-/// What became of a name.
+/// The result of [`link`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
     /// It is the file's, which waits for the entry's attributes and is locked until it is closed. ChangeTime last by this.
     Exclusive(ChangeTime),
-    /// It is the file's, which had them.
+    /// The name is linked, and the file has the attributes already.
     Shared,
-    /// It is not there: a copy is to be made.
+    /// The name does not exist: the caller makes a copy.
     None,
 }
 
-/// Gives a store's file, which was `seen` to be whole when it was last changed then, one more name. `shared`: also where others
-/// have it. `held`: whether the store's name is still this file's.
+/// Links a file of the store to one more name. `seen` is its ctime when it was verified. With `shared`, the file may have
+/// further names. `held` returns whether the name in the store is still this file's.
 pub(super) fn link(
     file: &File,
     parent: &OwnedFd,
@@ -48,8 +49,8 @@ pub(super) fn link(
     held: impl FnOnce() -> io::Result<bool>,
 ) -> io::Result<Link> {
     let (attributes, modified) = (row.attributes, row.modified);
-    // What gives rights is kept out of the store, and so is what another user may write to: he would write to every tree that
-    // has it. And the store must be able to read it.
+    // Files that give rights stay out of the store. So do files that other users may write to, since they would write to
+    // every tree that shares them. The store must be able to read the file.
     let plain = attributes.xattrs.is_empty()
         && attributes.mode & (SET_ID | OTHERS_WRITE) == 0
         && attributes.mode & 0o400 != 0
@@ -57,7 +58,7 @@ pub(super) fn link(
     let Some((uid, gid)) = owner(attributes).filter(|_| plain) else {
         return Ok(Link::None);
     };
-    // Whoever has it will make it a tree's own, or waits for what we do: neither is worth waiting for.
+    // Another export holds the lock: a copy is faster than the wait.
     if sys::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(Link::None);
     }
@@ -70,8 +71,8 @@ pub(super) fn link(
     if has_xattrs(file) || changed(&meta) != seen || !(alone || same && shared) {
         return Ok(Link::None);
     }
-    // Counted before it is looked for: names are only given under the lock, so the one name was the store's if it is now. Else the
-    // store has got another file meanwhile, and this one is a tree's.
+    // The count comes before the lookup. Names are added under the lock only, so the single name is the store's if the
+    // store has it now. Otherwise the store has another file meanwhile, and this one belongs to a tree.
     if alone && !held()? {
         return Ok(Link::None);
     }
@@ -81,7 +82,7 @@ pub(super) fn link(
     match add_name(file, parent, name) {
         Ok(()) if alone => Ok(Link::Exclusive(changed(&file.metadata()?))),
         Ok(()) => Ok(Link::Shared),
-        // Another file system, as many names as this one allows, or a file of somebody else's.
+        // Another file system, too many names, or a file of another user.
         Err(Errno::XDEV | Errno::MLINK | Errno::PERM | Errno::NOENT) => Ok(Link::None),
         Err(error) => Err(error.into()),
     }
@@ -93,7 +94,7 @@ pub(super) fn changed(meta: &Metadata) -> ChangeTime {
 
 fn add_name(file: &File, parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     match sys::linkat(file, "", parent, name, AtFlags::EMPTY_PATH) {
-        // Older systems let only those do this who may read everything.
+        // Older systems need CAP_DAC_READ_SEARCH for an empty path.
         Err(Errno::NOENT) => {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             sys::linkat(sys::CWD, path, parent, name, AtFlags::SYMLINK_FOLLOW)
@@ -102,7 +103,7 @@ fn add_name(file: &File, parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// Somebody has set them: the entry has none.
+/// Whether a file has extended attributes. The entry has none.
 fn has_xattrs(file: &File) -> bool {
     let mut names = [0; 256];
     match sys::flistxattr(file, &mut names[..]) {

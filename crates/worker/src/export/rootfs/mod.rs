@@ -1,7 +1,8 @@
-//! The tree of an image in a folder.
+//! Writes the tree of an image into a folder.
 //!
-//! One thread walks the table and makes the names; others write what is in the files. Every step goes from the descriptor of a folder that
-//! was opened without following links, so that whatever a table says, and whatever lies in the target, nothing is written outside.
+//! One thread walks the table of contents and creates the names. Other threads write the contents of the files. Every step
+//! starts from the descriptor of a folder that was opened without following links. So no table and no file in the target
+//! makes the export write outside of the target.
 
 mod attributes;
 mod counts;
@@ -39,51 +40,53 @@ use walk::{Walk, WalkError};
 const BATCH: usize = 32;
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// Batches that wait for a thread; each file in them is an open descriptor.
+/// Batches that wait for a thread. Each of their files is an open descriptor.
 const WAITING: usize = 4;
 
 /// ContentSource that lie in files of their own: a worker's store.
 pub trait StoreFiles: Sync {
-    /// The file of exactly this content; `None` when there is none.
+    /// Opens the file of a content. `None` when there is none.
     ///
     /// # Errors
     /// Those of the medium.
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>>;
 
-    /// Whether that file, which was given as this content's, is the one that it would be made of now.
+    /// Whether [`Self::file`] would still return this file.
     ///
     /// # Errors
     /// Those of the medium.
     fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool>;
 
-    /// This file of it is a tree's from now on too, with the attributes of its entry, which was modified at that time.
+    /// Records that a tree now shares this file, with the attributes of its entry and this mtime.
     ///
     /// # Errors
     /// Those of the medium.
     fn record_link(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()>;
 }
 
-/// What becomes of a file that a [`StoreFiles`] has.
+/// How an export uses a file of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReuseMode {
-    /// Blocks are shared where the file system can (btrfs, XFS), else copied within the kernel.
+    /// Shares blocks where the file system can (btrfs, XFS), or else copies them.
     #[default]
     Clone,
-    /// The same inode: the first place of a content gets it, with the entry's own attributes while no other tree has it, and
-    /// else where it has them all already. Every other place is as [`ReuseMode::Clone`], so that the names that are one file are
-    /// the image's, and so is what is another user's than the exporter's, or may be written to by others. Who writes
-    /// to such a file writes to the store, and to other trees: for trees that are only read.
+    /// Links the inode of the store, for trees that are only read: a write to such a file changes the store and other
+    /// trees.
+    ///
+    /// 1. Only the first entry of a content is linked, so that hard links of the tree are those of the image.
+    /// 2. An inode that no other tree has gets the attributes of the entry. Other inodes must have them already.
+    /// 3. All other entries are as with [`ReuseMode::Clone`]: those of other users, and those that others may write to.
     HardLink,
 }
 
 /// How a tree is written.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Into a folder that is not empty: what is in the way goes, everything else stays.
+    /// Writes into a folder that is not empty. Replaces names of the image, and keeps all others.
     pub over: bool,
-    /// What to do with a store's files.
+    /// How files of the store are used.
     pub reuse: ReuseMode,
-    /// That write contents, besides the one that walks.
+    /// Threads that write contents, beside the walking thread.
     pub threads: NonZeroUsize,
 }
 
@@ -97,10 +100,10 @@ impl Default for Options {
     }
 }
 
-/// A file that has its name, and waits for its content and attributes.
+/// A file that has its name, and lacks its content and attributes.
 struct FileJob<'t> {
     file: File,
-    /// It is a store's, which has its content; when it was last changed.
+    /// For an inode of the store, which has its content: the time of its last change.
     store_inode: Option<ChangeTime>,
     path: Vec<u8>,
     content: FileDigest,
@@ -109,21 +112,21 @@ struct FileJob<'t> {
     modified: Time,
 }
 
-/// Where contents come from.
+/// The source of contents.
 #[derive(Clone, Copy)]
 pub struct ContentSource<'a> {
-    /// Has all of them.
+    /// All contents.
     pub source: &'a (dyn Source + Sync),
-    /// Has some as files.
+    /// Contents that are files of a store.
     pub files: Option<&'a dyn StoreFiles>,
 }
 
-/// Writes the tree of `table` into the folder `into`, which is made if it is not there. Not synced to the disk. `progress` hears of bytes of content as
-/// they are written, from any thread.
+/// Writes the tree of `table` into the folder `into`, and creates the folder if needed. Syncs nothing. Any thread calls
+/// `progress` with bytes of content that it has written.
 ///
 /// # Errors
-/// `Io`, also when the folder is not empty; `Missing` when the source lacks a content; `Malformed`. What was written goes
-/// again, unless the folder is written over.
+/// `Io`, also for a folder that is not empty without `over`. `Missing` when the source lacks a content. `Malformed`. After
+/// an error, the export deletes what it has written, except with `over`.
 pub fn rootfs(
     table: &ImageToc,
     contents: ContentSource<'_>,
@@ -134,7 +137,7 @@ pub fn rootfs(
     let failed = |error| Error::io(format!("export into {}", into.display()), error);
     let made = !into.exists();
     let root = folder::target(into, options.over).map_err(failed)?;
-    // Locked like the first one, for as long as it is open.
+    // The clone holds the same lock until it is closed.
     let begun = root.try_clone().map_err(failed)?;
     let counts = Counters::default();
     let stopped = AtomicBool::new(false);
@@ -156,7 +159,7 @@ pub fn rootfs(
             taken: HashSet::new(),
             folders: Folders::new(root),
         };
-        // Owned here, so that the writers end even if this panics.
+        // The scope owns the sender, so that the writers end even if the walk panics.
         let sender = sender;
         let (mut batch, mut bytes): (Vec<FileJob<'_>>, u64) = (Vec::new(), 0);
         let mut send = |job: Option<_>| {
@@ -183,7 +186,7 @@ pub fn rootfs(
         }
         send(None);
         drop(sender);
-        // The first cause is a writer's: the walk ends because of it.
+        // The error of a writer comes first: the walk stops because of it.
         for writer in writing {
             match writer.join() {
                 Ok(written) => written?,
@@ -193,7 +196,7 @@ pub fn rootfs(
         walked
     });
     if written.is_err() && !options.over {
-        // The disk may be full, and a retry wants the folder empty. The first error is the one to tell.
+        // The disk may be full, and a retry needs an empty folder. Errors here would hide the first one.
         let _ = folder::empty(&begun);
         let _ = made.then(|| fs::remove_dir(into));
     }
@@ -201,7 +204,7 @@ pub fn rootfs(
     Ok(counts.summary())
 }
 
-/// Writes files until there are no more. After a failure elsewhere the rest is dropped.
+/// Writes files until the walk ends. After an error of another thread, drops the rest.
 fn write<'t>(
     jobs: &Mutex<Receiver<Vec<FileJob<'t>>>>,
     stopped: &AtomicBool,
@@ -225,7 +228,7 @@ fn write<'t>(
             }
             if let Err(error) = job.write(&mut writer, counts) {
                 stopped.store(true, Ordering::Relaxed);
-                // Taken and dropped, so that the walk does not wait for ever.
+                // Empty the queue, so that the walk does not wait for ever.
                 while jobs.lock().is_ok_and(|jobs| jobs.recv().is_ok()) {}
                 return Err(match error.kind() {
                     io::ErrorKind::NotFound => Error::Missing(job.content.to_string()),
@@ -242,7 +245,7 @@ impl FileJob<'_> {
         let shared =
             self.store_inode.is_some() || writer.write(&self.file, &self.content, self.size)?;
         add(&counts.shared, u64::from(shared));
-        // Else somebody has written to it since it was read: setting the time would hide that.
+        // If another process has written to it since it was read, a stamp would hide that.
         let untouched = match self.store_inode {
             Some(before) => link::changed(&self.file.metadata()?) == before,
             None => false,

@@ -1,4 +1,4 @@
-//! What an image may have and a file system has no room for: said with its size, the limit and the fix.
+//! Errors for attributes and links that are too large for a file system. They name the size, the limit and the fix.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! The walk over a table: each entry gets its name, and files go to the writers.
+//! The walk over a table of contents: it creates each name, and sends files to the writers.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -24,17 +24,17 @@ pub(super) enum WalkError {
     Other(Error),
 }
 
-/// What a store gave to a name.
+/// Whether a name was linked to a file of the store.
 enum StoreLink {
     /// Its file, which waits for the entry's attributes. ChangeTime last by being given.
     Exclusive(File, ChangeTime),
-    /// Its file, all done.
+    /// Linked, with all attributes.
     Shared,
-    /// Nothing: a file is to be made.
+    /// Not linked: the walk creates a file.
     None,
 }
 
-/// The ordinals that hard links name, and later their paths; `None` for what could not be made.
+/// The targets of hard links by ordinal, and their paths once written. `None` for a target that was not created.
 pub(super) type LinkTargets = HashMap<u32, Option<Vec<u8>>>;
 
 pub(super) fn link_targets(table: &ImageToc) -> Result<LinkTargets, Error> {
@@ -78,7 +78,7 @@ impl<'a> Walk<'a> {
             .map_err(|error| WalkError::Io(Vec::new(), error))
     }
 
-    /// `false` when somebody else failed.
+    /// Returns `false` after an error of another thread.
     fn entry(
         &mut self,
         row: &Row<'_, 'a>,
@@ -141,7 +141,7 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    /// `false` when somebody else failed.
+    /// Returns `false` after an error of another thread.
     fn file(
         &mut self,
         name: &[u8],
@@ -174,7 +174,7 @@ impl<'a> Walk<'a> {
         }))
     }
 
-    /// Makes a file's name one more of a store's inode, if it may be.
+    /// Links a name to the store's inode, if the rules of [`link`] allow it.
     fn link_from_store(
         &mut self,
         name: &[u8],
@@ -186,7 +186,7 @@ impl<'a> Walk<'a> {
         let (ReuseMode::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
             return Ok(StoreLink::None);
         };
-        // There is nothing to share, and a file system allows an inode so many names only.
+        // An empty file has nothing to share, and the number of names of an inode is limited.
         if size == 0 || self.taken.contains(&number) {
             return Ok(StoreLink::None);
         }
@@ -197,7 +197,7 @@ impl<'a> Walk<'a> {
         if meta.len() != size {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // What lies in a folder that is written over may be of the same inode.
+        // A file that stays in the folder may have the same inode.
         let shared = !self.options.over;
         let parent = self.folders.here()?;
         let held = || files.is_current(content, &file);
@@ -220,7 +220,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// With the mode already, as far as the process's mask lets it.
+/// Creates a file with its mode, as far as the umask allows it.
 fn create(parent: &OwnedFd, name: &[u8], mode: u32) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(sys::openat(
@@ -231,7 +231,7 @@ fn create(parent: &OwnedFd, name: &[u8], mode: u32) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// `false` for a device that this process may not make.
+/// Creates a link, pipe or device. `false` for a device that this process may not create.
 fn make(parent: &OwnedFd, name: &[u8], node: &Node<'_>) -> io::Result<bool> {
     let (kind, device) = match *node {
         Node::Symlink(target) => {

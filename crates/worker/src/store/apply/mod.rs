@@ -172,7 +172,7 @@ impl Apply {
         let base_images = header
             .base_images
             .iter()
-            .map(|had| had.usable)
+            .map(|base| base.usable)
             .zip(base_images)
             .collect();
         let tables = Tables { want, base_images };
