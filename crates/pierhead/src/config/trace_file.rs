@@ -83,7 +83,7 @@ mod tests {
         let says = |file: &Path, words: &str| {
             let said = trace_file(file).unwrap_err();
             assert!(said.contains(words), "{said}");
-            assert!(said.contains("name a"), "no mend: {said}");
+            assert!(said.contains("name a"), "no fix: {said}");
         };
         says(&folder.path().join("none/pulls.trace"), "no folder");
         says(&file.join("pulls.trace"), "is no folder");

@@ -9,7 +9,7 @@ use pierhead_eviction::request_log;
 use pierhead_remote::open_file_with;
 use rustix::fs::OFlags;
 
-const MEND: &str = "move it away or name another request_log.file";
+const FIX: &str = "move it away or name another request_log.file";
 
 pub(super) struct Output {
     path: PathBuf,
@@ -51,7 +51,7 @@ impl Output {
     pub(super) fn start(&mut self) -> io::Result<()> {
         if fs::symlink_metadata(&self.older).is_ok_and(|it| it.is_dir()) {
             let older = self.older.display();
-            return Err(io::Error::other(format!("{older} is a folder: {MEND}")));
+            return Err(io::Error::other(format!("{older} is a folder: {FIX}")));
         }
         self.open = Some(Open::new(&self.path)?);
         Ok(())
@@ -93,7 +93,7 @@ impl Open {
         let mut file = open_file_with(&mut options, OFlags::empty(), path).map_err(|error| {
             let foreign = error.raw_os_error().is_none() || error.kind() == ErrorKind::IsADirectory;
             if foreign {
-                io::Error::other(format!("{error}: {MEND}"))
+                io::Error::other(format!("{error}: {FIX}"))
             } else {
                 error
             }
@@ -119,7 +119,7 @@ impl Open {
             0
         } else {
             return Err(io::Error::other(format!(
-                "it holds something that is no trace of this version: {MEND}"
+                "it holds something that is no trace of this version: {FIX}"
             )));
         };
         if len < found {

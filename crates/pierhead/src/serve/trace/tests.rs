@@ -37,7 +37,7 @@ fn record(file: &Path, data: &Path, max: u64, numbers: std::ops::Range<u64>) -> 
 }
 
 const SECRET: [u8; secret::LEN] = [7; secret::LEN];
-const MEND: &str = "move it away or name another request_log.file";
+const FIX: &str = "move it away or name another request_log.file";
 
 fn refusal(file: &Path, data: &Path) -> String {
     let refused = Trace::start(Arc::default(), file, 1 << 20, data, &Panics::default()).err();
@@ -102,7 +102,7 @@ fn what_is_no_trace_is_left_alone() {
     let file = folder.path().join("notes");
     fs::write(&file, "dear diary\n").unwrap();
     let message = refusal(&file, folder.path());
-    assert!(message.contains(MEND), "{message}");
+    assert!(message.contains(FIX), "{message}");
     assert_eq!(fs::read(&file).unwrap(), b"dear diary\n");
 }
 
@@ -213,7 +213,7 @@ fn a_folder_where_the_older_half_goes_is_refused_at_the_start() {
     fs::create_dir(folder.path().join("trace.1")).unwrap();
     let message = refusal(&folder.path().join("trace"), folder.path());
     assert!(message.contains("trace.1 is a folder"), "{message}");
-    assert!(message.contains(MEND), "{message}");
+    assert!(message.contains(FIX), "{message}");
 }
 
 #[test]
@@ -273,8 +273,8 @@ fn what_is_no_regular_file_is_refused() {
     for path in [&path, Path::new("/dev/null")] {
         let message = refusal(path, folder.path());
         assert!(message.contains("not a regular file"), "{message}");
-        assert!(message.contains(MEND), "{message}");
+        assert!(message.contains(FIX), "{message}");
     }
     let message = refusal(folder.path(), folder.path());
-    assert!(message.contains(MEND), "{message}");
+    assert!(message.contains(FIX), "{message}");
 }

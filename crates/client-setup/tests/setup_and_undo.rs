@@ -1,0 +1,414 @@
+//! Setup and undo of each client, through the public interface, on a folder that stands for `/`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pierhead_client_setup::{
+    Address, Client, ConfigRoot, ConfiguredMirrors, Error, Fault, Lock, Options, Outcome, Setup,
+    Undo,
+};
+
+/// The root folder of a machine.
+struct Machine {
+    folder: tempfile::TempDir,
+    root: ConfigRoot,
+}
+
+impl Machine {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = ConfigRoot::system(folder.path());
+        let machine = Self { folder, root };
+        for (path, text) in files {
+            machine.write(path, text);
+        }
+        machine
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+        fs::write(path, text).expect("written");
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.path(path)).ok()
+    }
+
+    /// The number of changes.
+    fn set_up(&self, client: Client, address: &str) -> Result<usize, Error> {
+        self.set_up_for(client, address, &[])
+    }
+
+    fn set_up_for(
+        &self,
+        client: Client,
+        address: &str,
+        registries: &[&str],
+    ) -> Result<usize, Error> {
+        let address: Address = address.parse().expect("an address");
+        let registries: Vec<_> = registries.iter().map(|name| (*name).to_owned()).collect();
+        let options = Options {
+            client,
+            address: &address,
+            ca: address.is_tls().then_some("PEM\n"),
+            registries: &registries,
+            config: None,
+        };
+        let lock = Lock::take(&self.root)?;
+        let setup = Setup::plan(&self.root, &options)?;
+        setup.apply(&lock)?;
+        Ok(setup.changes().len())
+    }
+
+    fn undo(&self, client: Client) -> Result<(), Error> {
+        let lock = Lock::take(&self.root)?;
+        let undo = Undo::plan(&self.root, client)?.expect("a record");
+        undo.apply(&lock)?;
+        undo.check_edited(Outcome::Untouched)
+    }
+
+    fn mirrors(&self, client: Client) -> Vec<String> {
+        let found = ConfiguredMirrors::read(&self.root, client, None);
+        found.expect("it is read").mirrors
+    }
+
+    /// Every path below the root.
+    fn everything(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.folder.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path.clone());
+                }
+                found.push(path);
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+const NEAR: &str = "http://127.0.0.1:5000";
+const FAR: &str = "https://p.example:5000";
+
+#[test]
+fn a_machine_without_files_is_as_before() {
+    for client in Client::ALL {
+        for address in [NEAR, FAR] {
+            let machine = Machine::new(&[("etc/hostname", "a\n")]);
+            let before = machine.everything();
+            assert!(machine.set_up(client, address).expect("set up") > 0);
+            assert!(!machine.mirrors(client).is_empty(), "{client}");
+            assert_eq!(
+                machine.set_up(client, address).expect("again"),
+                0,
+                "{client}"
+            );
+            machine.undo(client).expect("undone");
+            assert_eq!(machine.everything(), before, "{client}");
+        }
+    }
+}
+
+#[test]
+fn files_of_others_come_back_byte_for_byte() {
+    let docker = "{\r\n  \"debug\": true,\r\n  \"registry-mirrors\": [\"https://m.lab\"]\r\n}";
+    let containerd = "version = 3\n# mine\n[grpc]\n  address = '/run/c.sock'";
+    let hosts = "server = \"https://a\"\n[host.\"https://b\"]\n  capabilities = [\"pull\"]\n";
+    let podman = "unqualified-search-registries = [\"docker.io\"]\n";
+    let files = [
+        (Client::Docker, "etc/docker/daemon.json", docker),
+        (Client::Containerd, "etc/containerd/config.toml", containerd),
+        (
+            Client::Containerd,
+            "etc/containerd/certs.d/_default/hosts.toml",
+            hosts,
+        ),
+        (Client::Podman, "etc/containers/registries.conf", podman),
+    ];
+    let machine = Machine::new(&files.map(|(_, path, text)| (path, text)));
+    let before = machine.everything();
+    for client in [Client::Docker, Client::Containerd, Client::Podman] {
+        machine.set_up(client, NEAR).expect("set up");
+        // The address of a second run replaces that of the first.
+        machine
+            .set_up(client, "http://10.0.0.1:5000")
+            .expect("again");
+        let mirrors = machine.mirrors(client);
+        assert!(
+            !mirrors.iter().any(|it| it.contains("127.0.0.1")),
+            "{mirrors:?}"
+        );
+        machine.undo(client).expect("undone");
+    }
+    for (client, path, text) in files {
+        assert_eq!(machine.read(path).as_deref(), Some(text), "{client}");
+    }
+    assert_eq!(machine.everything(), before);
+}
+
+#[test]
+fn mirrors_are_read_in_the_order_of_the_client() {
+    let machine = Machine::new(&[(
+        "etc/docker/daemon.json",
+        "{\"registry-mirrors\": [\"https://m.lab\"]}",
+    )]);
+    assert_eq!(machine.mirrors(Client::Docker), ["https://m.lab"]);
+    machine.set_up(Client::Docker, NEAR).expect("set up");
+    assert_eq!(machine.mirrors(Client::Docker), [NEAR, "https://m.lab"]);
+
+    let machine = Machine::new(&[]);
+    let found = ConfiguredMirrors::read(&machine.root, Client::Containerd, None);
+    let found = found.expect("it is read");
+    assert!(found.problem.is_some_and(|it| it.contains("config_path")));
+    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    let found = ConfiguredMirrors::read(&machine.root, Client::Containerd, None);
+    let found = found.expect("it is read");
+    assert_eq!(
+        (found.scope.as_str(), found.problem),
+        ("every registry", None)
+    );
+
+    let machine = Machine::new(&[]);
+    let registries = ["quay.io", "ghcr.io"];
+    machine
+        .set_up_for(Client::Crio, FAR, &registries)
+        .expect("set up");
+    let mirrors = machine.mirrors(Client::Podman);
+    assert_eq!(
+        mirrors,
+        ["p.example:5000/ghcr.io", "p.example:5000/quay.io"]
+    );
+}
+
+#[test]
+fn a_certificate_lies_where_the_client_looks() {
+    for (client, path) in [
+        (Client::Docker, "etc/docker/certs.d/p.example:5000/ca.crt"),
+        (
+            Client::Containerd,
+            "etc/containerd/certs.d/_default/pierhead-ca.crt",
+        ),
+        (
+            Client::Podman,
+            "etc/containers/certs.d/p.example:5000/ca.crt",
+        ),
+    ] {
+        let machine = Machine::new(&[]);
+        machine.set_up(client, FAR).expect("set up");
+        assert_eq!(machine.read(path).as_deref(), Some("PEM\n"), "{client}");
+    }
+}
+
+#[test]
+fn what_others_changed_since_stays() {
+    let file = "etc/docker/daemon.json";
+    let machine = Machine::new(&[(file, "{\n  \"a\": 1,\n  \"b\": 2,\n  \"c\": 3\n}\n")]);
+    machine.set_up(Client::Docker, NEAR).expect("set up");
+    let changed = machine
+        .read(file)
+        .expect("a file")
+        .replace("\"a\": 1", "\"a\": 9");
+    machine.write(file, &changed);
+    machine.undo(Client::Docker).expect("undone");
+    let text = machine.read(file).expect("a file");
+    assert_eq!(text, "{\n  \"a\": 9,\n  \"b\": 2,\n  \"c\": 3\n}\n");
+}
+
+#[test]
+fn an_edited_line_of_ours_is_reported_and_left() {
+    let file = "etc/docker/daemon.json";
+    let machine = Machine::new(&[(file, "{\n  \"a\": 1\n}\n")]);
+    machine.set_up(Client::Docker, NEAR).expect("set up");
+    let edited = machine
+        .read(file)
+        .expect("a file")
+        .replace(NEAR, "http://127.0.0.1:5000/x");
+    machine.write(file, &edited);
+    for error in [
+        machine.undo(Client::Docker).expect_err("edited"),
+        machine.set_up(Client::Docker, FAR).expect_err("edited"),
+    ] {
+        assert_eq!(error.fault(), Fault::ClientFiles);
+        let Error::Edited { files, record, .. } = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(files[0].0, machine.path(file));
+        assert!(
+            files[0].1.contains("http://127.0.0.1:5000/x"),
+            "{}",
+            files[0].1
+        );
+        assert!(record.is_file(), "the original text is in the record");
+    }
+    assert_eq!(machine.read(file), Some(edited));
+}
+
+#[test]
+fn a_plan_writes_nothing() {
+    let machine = Machine::new(&[("etc/docker/daemon.json", "{}\n")]);
+    let before = machine.everything();
+    let address = NEAR.parse().expect("an address");
+    let options = Options {
+        client: Client::Docker,
+        address: &address,
+        ca: None,
+        registries: &[],
+        config: None,
+    };
+    let setup = Setup::plan(&machine.root, &options).expect("a plan");
+    let [change] = setup.changes() else {
+        panic!("{:?}", setup.changes());
+    };
+    assert_eq!(change.path, Path::new("/etc/docker/daemon.json"));
+    assert!(
+        change.diff().contains("+  \"registry-mirrors\""),
+        "{}",
+        change.diff()
+    );
+    assert!(setup.notes().iter().any(|note| note.contains("Docker Hub")));
+    assert!(
+        Undo::plan(&machine.root, Client::Docker)
+            .expect("read")
+            .is_none()
+    );
+    assert_eq!(machine.everything(), before);
+}
+
+#[test]
+fn what_a_client_cannot_do_is_refused() {
+    let unit = "[Service]\nExecStart=/usr/bin/dockerd --registry-mirror=https://m.lab\n";
+    let unknown = "[[registry]]\nprefix = \"a.b\"\nlocation = \"a.b\"\n";
+    let drop_in = "etc/containers/registries.conf.d/50-pierhead.conf";
+    for (client, files, registries, fault) in [
+        (Client::Docker, vec![], vec!["quay.io"], Fault::Caller),
+        (
+            Client::Docker,
+            vec![("etc/systemd/system/docker.service", unit)],
+            vec![],
+            Fault::ClientFiles,
+        ),
+        (
+            Client::Docker,
+            vec![("etc/docker/daemon.json", "{\n")],
+            vec![],
+            Fault::ClientFiles,
+        ),
+        (
+            Client::Containerd,
+            vec![("etc/containerd/config.toml", "version = 9\n")],
+            vec![],
+            Fault::ClientFiles,
+        ),
+        (
+            Client::Containerd,
+            vec![("etc/containerd/certs.d/_default/hosts.toml", "[host\n")],
+            vec![],
+            Fault::ClientFiles,
+        ),
+        (
+            Client::Podman,
+            vec![(drop_in, unknown)],
+            vec![],
+            Fault::ClientFiles,
+        ),
+        (
+            Client::Crio,
+            vec![("etc/containers/registries.conf", "[registries.search]\n")],
+            vec![],
+            Fault::ClientFiles,
+        ),
+    ] {
+        let machine = Machine::new(&files);
+        let before = machine.everything();
+        let error = machine
+            .set_up_for(client, NEAR, &registries)
+            .expect_err("refused");
+        assert_eq!(error.fault(), fault, "{error}");
+        assert_eq!(machine.everything(), before, "a refusal changes nothing");
+    }
+}
+
+#[test]
+fn containerd_reads_the_last_file_that_names_a_folder() {
+    let main = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n";
+    let drop_in = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/srv/certs\"\n";
+    let machine = Machine::new(&[
+        ("etc/containerd/config.toml", main),
+        ("etc/containerd/conf.d/a.toml", drop_in),
+    ]);
+    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    assert!(machine.read("srv/certs/_default/hosts.toml").is_some());
+    assert_eq!(
+        machine.read("etc/containerd/config.toml").as_deref(),
+        Some(main)
+    );
+    // Without a file that names a folder, a drop-in of ours does.
+    let machine = Machine::new(&[("etc/containerd/config.toml", main)]);
+    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    let ours = machine.read("etc/containerd/conf.d/50-pierhead.toml");
+    assert!(ours.is_some_and(|text| text.contains("config_path = \"/etc/containerd/certs.d\"")));
+    machine.undo(Client::Containerd).expect("undone");
+    assert_eq!(machine.read("etc/containerd/conf.d/50-pierhead.toml"), None);
+}
+
+#[test]
+fn one_registry_of_containerd_is_set_up_alone() {
+    let machine = Machine::new(&[]);
+    machine
+        .set_up_for(Client::Containerd, NEAR, &["docker.io"])
+        .expect("set up");
+    let hosts = machine
+        .read("etc/containerd/certs.d/docker.io/hosts.toml")
+        .expect("a file");
+    assert!(
+        hosts.starts_with("server = \"https://registry-1.docker.io\"\n"),
+        "{hosts}"
+    );
+    assert_eq!(
+        machine.read("etc/containerd/certs.d/_default/hosts.toml"),
+        None
+    );
+    // A second run for all registries takes the first one back.
+    machine.set_up(Client::Containerd, NEAR).expect("set up");
+    assert_eq!(
+        machine.read("etc/containerd/certs.d/docker.io/hosts.toml"),
+        None
+    );
+    machine.undo(Client::Containerd).expect("undone");
+    assert!(!machine.path("etc").exists());
+}
+
+#[test]
+fn a_user_has_files_of_their_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, state) = (folder.path().join("config"), folder.path().join("state"));
+    let root = ConfigRoot::user(&config, &state);
+    let address = NEAR.parse().expect("an address");
+    let options = Options {
+        client: Client::Docker,
+        address: &address,
+        ca: None,
+        registries: &[],
+        config: None,
+    };
+    let lock = Lock::take(&root).expect("a lock");
+    let setup = Setup::plan(&root, &options).expect("a plan");
+    setup.apply(&lock).expect("applied");
+    assert!(config.join("docker/daemon.json").is_file());
+    assert!(state.join("pierhead-setup/docker.json").is_file());
+    let undo = Undo::plan(&root, Client::Docker)
+        .expect("read")
+        .expect("a record");
+    undo.apply(&lock).expect("undone");
+    drop(lock);
+    assert!(undo.is_complete());
+    assert!(!config.exists() && !state.exists(), "no folder remains");
+}
