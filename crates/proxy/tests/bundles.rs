@@ -18,6 +18,7 @@ use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, random_bytes};
+use pierhead_testkit::log::capture;
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
 use pierhead_toc::{FileDigest, ImageToc, Kind, image_toc};
 use serde_json::{Value, json};
@@ -458,6 +459,7 @@ async fn single_files_are_those_of_the_image_alone() {
 
 #[tokio::test]
 async fn traces_are_taken_of_images_that_are_here() {
+    let lines = capture();
     let stage = with_bundles().await;
     let image = tree(8);
     stage.upstream.push("app", "1", &image.image);
@@ -473,6 +475,10 @@ async fn traces_are_taken_of_images_that_are_here() {
     let noted = stage.ask(some).await;
     assert_eq!(noted.status, 200, "{noted:?}");
     assert_eq!(noted.json(), json!({"matched": 2, "clients": 1}));
+    let line = lines.with("entries=4 matched=2");
+    assert_eq!(line.len(), 1, "{}", lines.text());
+    assert!(line[0].contains("trace"), "{}", line[0]);
+    assert!(line[0].contains(" client=127.0.0.1"), "{}", line[0]);
     // The request of `pierhead inspect`.
     let ask = json!({"want": "1", "start_order": true});
     let order = stage.ask(post(BUNDLE, &ask)).await.json();

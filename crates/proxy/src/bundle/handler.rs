@@ -456,7 +456,7 @@ impl BundleHandler<'_> {
                 let etag = response.headers().get(ETAG).and_then(|it| it.to_str().ok());
                 tracing::info!(%registry, %repository, want, have, %client, status, bytes, etag, duration_ms, "bundle");
             }
-            // BundleHandler again every second.
+            // A client asks again every second.
             Err(error @ Error::NotReady(_)) => {
                 tracing::debug!(%registry, %repository, want, %client, %error, "bundle not ready");
             }
