@@ -5,7 +5,7 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The runtime is shutting down: the caller is about to be dropped.
+        // The runtime is shutting down and drops the caller.
         Err(_) => std::future::pending().await,
     }
 }

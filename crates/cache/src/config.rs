@@ -1,4 +1,4 @@
-//! What the cache is told.
+//! The settings of a cache.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -30,18 +30,18 @@ pub struct Config {
     /// were confirmed the longest ago are dropped.
     /// A name costs about 250 bytes of memory and one small file.
     pub max_names: usize,
-    /// Partial fills that nobody continued for so long are deleted.
+    /// Age at which partial fills are deleted.
     pub leftover_age: Duration,
     /// How often access ticks are written to the catalog (what a crash may forget of their order), and what readers kept
     /// over a lowered bound is evicted.
     pub flush_interval: Duration,
     /// How often the state of policy and admission is saved: what a crash may forget of what they learned.
     pub policy_state_interval: Duration,
-    /// A tier in front of the disk, if there is one.
+    /// The fast tier; `None`: the disk alone.
     pub fast: Option<FastTier>,
-    /// Is told of each request.
+    /// Called with each request.
     pub recorder: Option<Recorder>,
-    /// Training and copies between the tiers rest while this is due, the latter as long as the fast tier has room.
+    /// Pauses training of the policy and copies between the tiers. The copies go on when the fast tier fills up.
     pub rest: BackgroundWork,
 }
 

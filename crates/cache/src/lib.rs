@@ -7,7 +7,7 @@
 //!
 //! - [`tier`]: bytes on a medium. `tier/write_back` joins a fast tier and the disk,
 //!   [`tier::placement`] decides what the fast tier takes.
-//! - `store`: what the cache holds and what it weighs; tags, pins, recovery, eviction, maintenance.
+//! - `store`: the index of stored blobs and their sizes; tags, pins, recovery, eviction, maintenance.
 //! - `blob`: a committed blob, open for reading.
 //! - `fill`: one blob on its way in, with its readers.
 //! - [`Cache`]: the methods that other crates call.
@@ -38,8 +38,8 @@ pub use error::Error;
 pub use fill::Fill;
 pub use fill::blob_reader::{BlobReader, Readers, TailReader};
 pub use page_cache::resident;
-/// What an eviction policy ranks a blob by, and what the cache assumes of a fetch before the first
-/// measurement.
+/// One request, as eviction policies see it. The cache also takes from it what a fetch costs before the
+/// first measurement.
 pub use pierhead_eviction::Access;
 pub use store::origins::Origin;
 pub use store::ranking::{Eviction, Outcome, Recorder};

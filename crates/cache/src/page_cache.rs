@@ -10,7 +10,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 /// How far apart pages are probed. The kernel reads ahead by at least so much, and drops by as little as
 /// a page: what a probe misses costs one short read on an async thread.
-const PROBE: u64 = 128 << 10;
+const PROBE_INTERVAL: u64 = 128 << 10;
 
 /// How many bytes of `range`, from its start, are in the page cache, as far as probes tell: one byte of each 128 KiB.
 pub fn resident(file: &File, range: Range<u64>) -> u64 {
@@ -19,7 +19,7 @@ pub fn resident(file: &File, range: Range<u64>) -> u64 {
         let mut byte = [0];
         let buffer = &mut [IoSliceMut::new(&mut byte)];
         match rustix::io::preadv2(file, buffer, at, ReadWriteFlags::NOWAIT) {
-            Ok(1..) => at = (at / PROBE + 1) * PROBE,
+            Ok(1..) => at = (at / PROBE_INTERVAL + 1) * PROBE_INTERVAL,
             // A file system that cannot tell: in memory all is there. Elsewhere nothing is known to be, and what
             // is read instead is read on another thread, and checked.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use common::{blob, lead, store, try_store};
 use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error};
-use pierhead_eviction::Lru;
 use pierhead_host::BackgroundTask;
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
@@ -19,7 +18,7 @@ const EIO: i32 = 5;
 
 fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir) -> Cache {
     let config = Config::new(folder.path(), 10_000_000);
-    Cache::open_on(config, Box::new(Lru::default()), |_| Ok(Arc::new(tier))).unwrap()
+    common::open_on(config, tier)
 }
 
 /// Leaves 500 000 bytes staged, counted in whole blocks.

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use common::{blob, open, read_all, store};
 use pierhead_cache::{BlobReader, Cache, Config, Error};
-use pierhead_eviction::Lru;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::tier::{Faulty, MemoryTier};
 
@@ -158,7 +157,7 @@ async fn rot_under_an_open_handle_cuts_its_readers() {
     let faults = Faulty::new(Arc::new(MemoryTier::default()));
     let config = Config::new(folder.path(), common::ROOMY);
     let tier = faults.clone();
-    let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(Arc::new(tier))).unwrap();
+    let cache = common::open_on(config, tier);
     let (digest, content) = blob(7, 500_000);
     store(&cache, &digest, &content).await;
     let object = cache.get(&digest).await.unwrap().unwrap();

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use common::{blob, store};
 use pierhead_cache::{Cache, Config};
-use pierhead_eviction::Lru;
 use pierhead_oci::MediaType;
 use pierhead_testkit::tier::{Faulty, MemoryTier};
 use prometheus_client::registry::Registry;
@@ -23,8 +22,7 @@ fn on(folder: &tempfile::TempDir, memory: u64) -> (Cache, Faulty) {
 fn again(folder: &tempfile::TempDir, memory: u64, tier: &Faulty) -> Cache {
     let mut config = Config::new(folder.path(), 64 << 20);
     config.memory = memory;
-    let tier = Arc::new(tier.clone());
-    Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap()
+    common::open_on(config, tier.clone())
 }
 
 fn metrics(cache: &Cache) -> String {

@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{blob, open, open_with, store};
+use common::{blob, open, open_with, store, tag};
 use pierhead_cache::{Cache, Config, Error, TagKey, TagRecord};
 use pierhead_eviction::Lru;
 use pierhead_oci::MediaType;
@@ -21,14 +21,6 @@ fn record(validated: u64) -> TagRecord {
         etag: Some("\"quoted \\ tag\"".to_owned()),
         validated,
     }
-}
-
-fn tag(number: u64) -> TagKey {
-    TagKey::Manifest(
-        format!("registry.example/some/image:v{number}")
-            .parse()
-            .unwrap(),
-    )
 }
 
 /// Blobs, documents, names and pins.

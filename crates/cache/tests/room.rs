@@ -11,7 +11,6 @@ use std::time::Duration;
 use common::{blob, lead, open_with, store, try_store};
 use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error};
-use pierhead_eviction::Lru;
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 
@@ -21,7 +20,7 @@ const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
 
 fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir, capacity: u64) -> Cache {
     let config = Config::new(folder.path(), capacity);
-    Cache::open_on(config, Box::new(Lru::default()), |_| Ok(Arc::new(tier))).unwrap()
+    common::open_on(config, tier)
 }
 
 #[tokio::test]
@@ -283,7 +282,7 @@ async fn the_file_systems_free_space_is_kept() {
     let mut config = Config::new(folder.path(), 1000 * MIB);
     config.min_free = 3 * MIB;
     let faults = tier.clone();
-    let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(Arc::new(tier))).unwrap();
+    let cache = common::open_on(config, tier);
     let (digest, content) = blob(1, 1_000_000);
     // A fill under way counts as written already.
     let (mut fill, _) = lead(&cache, &digest).await;

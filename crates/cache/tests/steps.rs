@@ -4,12 +4,9 @@
 
 mod common;
 
-use std::sync::Arc;
-
 use common::{blob, lead, store};
 use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error, Fill};
-use pierhead_eviction::Lru;
 use pierhead_testkit::tier::MemoryTier;
 use pierhead_testkit::wait;
 
@@ -20,8 +17,7 @@ const STEP: u64 = 200_000;
 fn open(folder: &tempfile::TempDir, tier: &MemoryTier, max_blob: u64) -> Cache {
     let mut config = Config::new(folder.path(), 10 * ONE);
     (config.step, config.max_blob) = (STEP, max_blob);
-    let tier = Arc::new(tier.clone());
-    Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap()
+    common::open_on(config, tier.clone())
 }
 
 async fn with_ten(folder: &tempfile::TempDir, tier: &MemoryTier) -> Cache {

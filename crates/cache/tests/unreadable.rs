@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{blob, open, open_with, store, walk};
+use common::{blob, open, open_with, store, tag, walk};
 use pierhead_cache::tier::DiskTier;
-use pierhead_cache::{Cache, Config, Error, TagKey, TagRecord};
+use pierhead_cache::{Cache, Config, Error, TagRecord};
 use pierhead_eviction::Lru;
 use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, MediaType};
@@ -64,10 +64,6 @@ fn data() -> (tempfile::TempDir, PathBuf) {
     (folder, data)
 }
 
-fn tag(number: u64) -> TagKey {
-    TagKey::Manifest(format!("registry.example/image:v{number}").parse().unwrap())
-}
-
 fn record(number: u64) -> TagRecord {
     TagRecord {
         digest: blob(number, 10).0,
@@ -89,8 +85,8 @@ async fn a_pin_that_cannot_be_read_stops_the_start_and_stays() {
         let pins = files(&data, "pins");
         break_files(&pins, how);
         let config = Config::new(&data, common::ROOMY);
-        let refused = Cache::open(config, Box::new(Lru::default()));
-        let error = refused.err().expect("its images would be evicted");
+        // Without the pin, its images would be evicted.
+        let error = common::refused(config);
         let text = error.to_string();
         assert!(matches!(error, Error::UnreadablePin { .. }), "{text}");
         let words = [pins[0].to_str().unwrap(), "make the file readable"];

@@ -115,7 +115,7 @@ impl StoredBlob {
             .verified_from(offset, max)
             .filter(|(len, _)| *len > 0)?;
         Some(VerifiedRange {
-            object: self.clone(),
+            stored: self.clone(),
             offset,
             len,
             identity,
@@ -223,7 +223,7 @@ impl StoredBlob {
 
 /// Bytes of a committed blob that were checked where they lie: see [`StoredBlob::verified_len`].
 pub struct VerifiedRange {
-    object: StoredBlob,
+    stored: StoredBlob,
     offset: u64,
     len: u64,
     identity: Identity,
@@ -243,7 +243,7 @@ impl VerifiedRange {
     /// The file they lie in, and where. `None` once that is not what was checked: another may have found the copy that was looked at
     /// unreadable, and all be read from elsewhere since.
     pub fn place(&self) -> Option<(&File, u64)> {
-        let extent = self.object.extent(self.offset)?;
+        let extent = self.stored.extent(self.offset)?;
         let same = Identity::of(&extent) == Some(self.identity) && extent.len >= self.len;
         same.then_some((extent.file, extent.at))
     }

@@ -55,21 +55,21 @@ pub struct Cache {
 pub enum Claim {
     /// Complete and verified, on disk.
     Hit(StoredBlob),
-    /// Nobody has it: fetch, write to the [`Fill`]. The content tails that very fill.
+    /// Not in the cache: fetch it and write it to the [`Fill`]. The reader tails this fill.
     Leader(Fill, BlobReader),
-    /// Somebody is fetching it; the content tails that fill.
+    /// Another caller is fetching it; the reader tails that fill.
     Follower(BlobReader),
 }
 
-/// What is known of a blob without I/O.
-enum Look {
+/// What the cache knows of a blob without I/O.
+enum Lookup {
     Absent,
-    Here(StoredBlob),
-    /// It is on disk, and has to be opened.
+    Open(StoredBlob),
+    /// Stored, and to be opened.
     Closed,
 }
 
-/// Whether a blob that is there already will do.
+/// Which stored blobs answer a claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted<'a> {
     Any,
@@ -142,18 +142,18 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`].
     pub async fn get(&self, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
-        let object = match self.look(digest) {
-            Look::Absent => None,
-            Look::Here(object) => return Ok(Some(object)),
-            Look::Closed => {
+        let stored = match self.look_up(digest) {
+            Lookup::Absent => None,
+            Lookup::Open(stored) => return Ok(Some(stored)),
+            Lookup::Closed => {
                 let (store, digest) = (self.store.clone(), *digest);
                 blocking(move || store.load(&digest)).await?
             }
         };
-        if object.is_some() {
+        if stored.is_some() {
             self.store.metrics.hits.inc();
         }
-        Ok(object)
+        Ok(stored)
     }
 
     /// A committed blob, if it is there, for pierhead's own work: no access, and it counts as no hit.
@@ -181,30 +181,30 @@ impl Cache {
     /// A committed blob, if it is held in memory or somebody has it open: what [`Cache::get`] gives without
     /// waiting. Counts as an access when it is there. Below a microsecond.
     pub fn get_now(&self, digest: &Digest) -> Option<StoredBlob> {
-        match self.look(digest) {
-            Look::Here(object) => Some(object),
-            Look::Absent | Look::Closed => None,
+        match self.look_up(digest) {
+            Lookup::Open(stored) => Some(stored),
+            Lookup::Absent | Lookup::Closed => None,
         }
     }
 
-    fn look(&self, digest: &Digest) -> Look {
+    fn look_up(&self, digest: &Digest) -> Lookup {
         let mut state = self.store.state.lock();
         if !state.touch(digest, now()) {
-            return Look::Absent;
+            return Lookup::Absent;
         }
-        let object = match state.in_memory(digest) {
+        let stored = match state.in_memory(digest) {
             Some(small) => {
                 self.store.metrics.memory_hits.inc();
                 StoredBlob::small(small)
             }
             None => match state.open.get(digest).and_then(|(_, open)| open.upgrade()) {
                 Some(open) => StoredBlob::new(open),
-                None => return Look::Closed,
+                None => return Lookup::Closed,
             },
         };
         drop(state);
         self.store.metrics.hits.inc();
-        Look::Here(object)
+        Lookup::Open(stored)
     }
 
     /// Whether it is committed, or a fill of it is under way. No access, no I/O.
@@ -234,10 +234,10 @@ impl Cache {
         wanted: Wanted<'_>,
     ) -> Result<Claim, Error> {
         loop {
-            if let Some(object) = self.get(digest).await?
-                && (wanted == Wanted::Any || object.media_type().map(Wanted::As) == Some(wanted))
+            if let Some(stored) = self.get(digest).await?
+                && (wanted == Wanted::Any || stored.media_type().map(Wanted::As) == Some(wanted))
             {
-                return Ok(Claim::Hit(object));
+                return Ok(Claim::Hit(stored));
             }
             let shared_fill = {
                 let mut state = self.store.state.lock();
@@ -320,12 +320,12 @@ impl Cache {
         loop {
             let wanted = Wanted::As(media_type);
             match self.claim_as(digest, Origin::LOCAL, wanted).await? {
-                Claim::Hit(object) => return Ok(object),
+                Claim::Hit(stored) => return Ok(stored),
                 Claim::Follower(BlobReader::Tail(tail)) => {
-                    // Whatever comes of it: it was not ours.
+                    // Its outcome does not matter: the next round claims again.
                     let _ = tail.committed().await;
                 }
-                Claim::Follower(BlobReader::Stored(object)) => return Ok(object),
+                Claim::Follower(BlobReader::Stored(stored)) => return Ok(stored),
                 Claim::Leader(mut fill, _) => {
                     if fill.offset() > 0 {
                         fill.restart().await?;
@@ -336,9 +336,9 @@ impl Cache {
                     }
                     fill.begin(Some(content.len() as u64)).await?;
                     fill.write(content.clone()).await?;
-                    let object = fill.finish().await?;
+                    let stored = fill.finish().await?;
                     self.count_parts(digest, media_type, content);
-                    return Ok(object);
+                    return Ok(stored);
                 }
             }
         }
@@ -464,8 +464,8 @@ impl Cache {
         blocking(move || store.verify(&digest)).await
     }
 
-    /// Ends it: fills under way are given up (what is staged stays), what is pending (access ticks) is
-    /// written, the folder's lock is given back. Called once, at the end; claims fail from then on.
+    /// Closes the cache: aborts running fills (staged bytes stay), writes pending access ticks, and releases the lock of the
+    /// data folder. Call it once, at the end; claims fail from then on.
     pub async fn close(&self) {
         let shared_fills: Vec<_> = {
             let mut state = self.store.state.lock();

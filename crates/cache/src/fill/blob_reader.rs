@@ -1,4 +1,4 @@
-//! What is read: committed objects, and fills while they are under way.
+//! Readers of committed blobs, and of fills that are under way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fill::shared_fill::{Progress, SharedFill};
 
-/// Either of the two, read alike.
+/// Reads a blob, committed or still arriving.
 #[derive(Clone)]
 pub enum BlobReader {
     /// On disk, whole.
@@ -41,7 +41,7 @@ impl Clone for TailReader {
 }
 
 impl BlobReader {
-    /// The readers that wait for the active fill; `None` for a committed object.
+    /// The readers that wait for the active fill; `None` for a committed blob.
     pub fn readers(&self) -> Option<Readers> {
         match self {
             Self::Stored(_) => None,
@@ -55,7 +55,7 @@ impl BlobReader {
     /// As [`BlobReader::read_at`].
     pub async fn size(&self) -> Result<Option<u64>, Error> {
         match self {
-            Self::Stored(object) => Ok(Some(object.size())),
+            Self::Stored(stored) => Ok(Some(stored.size())),
             Self::Tail(tail) => tail.size().await,
         }
     }
@@ -66,11 +66,11 @@ impl BlobReader {
     /// the page cache is read off the async threads.
     ///
     /// # Errors
-    /// Of an object [`Error::Corrupt`]; of a tail whatever ended the fill. When [`Error::is_storage`] says
+    /// Of a stored blob [`Error::Corrupt`]; of a tail whatever ended the fill. When [`Error::is_storage`] says
     /// so, the rest can still be streamed from the upstream.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         match self {
-            Self::Stored(object) => object.read_at(offset, max).await,
+            Self::Stored(stored) => stored.read_at(offset, max).await,
             Self::Tail(tail) => tail.read_at(offset, max).await,
         }
     }
@@ -181,7 +181,7 @@ impl TailReader {
         })
     }
 
-    /// Waits until the fill has ended well (the committed object) or badly.
+    /// Waits until the fill has ended well (the committed blob) or badly.
     ///
     /// # Errors
     /// Whatever ended the fill.

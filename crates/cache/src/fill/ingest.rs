@@ -20,13 +20,13 @@ use crate::tier::placement::SYNC_INTERVAL;
 use crate::tier::{CHUNK, ReadAt, Staged, Sums, Trailer};
 
 /// Bytes of one write and one waking of the readers, unless one piece is larger.
-const BATCH: usize = 256 * 1024;
+const BATCH_BYTES: usize = 256 * 1024;
 
 /// After so many bytes the disk is set to work on them: the commit of a large blob then waits for the last few
 /// only, and a fill that is faster than the disk does not fill the memory with what is to be written.
-const EARLY_SYNC: u64 = 32 << 20;
+const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
 
-/// The turn of one fill at [`Store::syncing`], given back by its drop.
+/// The one permit for an early sync ([`Store::syncing`]); dropping it releases the permit.
 struct SyncTurn(Arc<Store>);
 
 impl Drop for SyncTurn {
@@ -172,7 +172,7 @@ impl Ingest {
             let mut bytes = 0;
             let count = rest.iter().position(|piece| {
                 bytes += piece.len();
-                bytes >= BATCH
+                bytes >= BATCH_BYTES
             });
             let (batch, later) = rest.split_at(count.map_or(rest.len(), |last| last + 1));
             rest = later;
@@ -231,7 +231,7 @@ impl Ingest {
             // What goes to the disk then is to be stored before the last layer is here. Of a hard disk that costs a sixth of
             // its speed, for the flushes.
             Some(_) => SYNC_INTERVAL,
-            None => EARLY_SYNC,
+            None => EARLY_SYNC_INTERVAL,
         };
         if self.unsynced < enough {
             return;
@@ -239,7 +239,7 @@ impl Ingest {
         if self.store.syncing.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Given back also when the work panics or never runs.
+        // Released also when the work panics or never runs.
         let turn = SyncTurn(self.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
@@ -312,7 +312,7 @@ impl Ingest {
             tracing::warn!(digest = %shared_fill.digest, %error, "a fill that was right could not be committed");
             self.store.end_fill(&shared_fill, None);
         }
-        // Whoever is told finds the blob in no other hands than the readers'.
+        // Waiting callers must find the blob open in the readers' hands only.
         let progress = shared_fill.progress.clone();
         drop((shared_fill, self.store));
         progress.send_modify(|progress| progress.outcome = Some(outcome));

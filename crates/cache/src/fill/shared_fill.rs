@@ -15,23 +15,23 @@ use crate::store::origins::Origin;
 use crate::tier::{ReadAt, Staged};
 
 /// The last piece of a content of known length, held back until the digest matches.
-const LAST_PIECE: u64 = 64 * 1024;
+const WITHHELD_BYTES: u64 = 64 * 1024;
 
 /// Bytes that may wait for the disk: the most that one fill holds in memory.
-const QUEUE: usize = 1024 * 1024;
+const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 
 /// Fewer bytes than this wait a little for more. A batch costs a change of thread, a write, and the waking of
 /// every reader: for the 8 to 16 KiB that a socket or a TLS record brings, that was more than the bytes cost.
-const BATCH: usize = 256 * 1024;
+const BATCH_BYTES: usize = 256 * 1024;
 
 /// How long. A link of 100 MB/s brings a batch in 2.6 ms.
-const LINGER: Duration = Duration::from_millis(3);
+const MAX_LINGER: Duration = Duration::from_millis(3);
 
 pub(crate) struct SharedFill {
     pub(crate) digest: Digest,
     /// The registry that sends its bytes.
     pub(crate) origin: Origin,
-    /// Since when, and how many bytes all fills had brought by then.
+    /// When it began, and how many bytes all fills had brought by then.
     pub(crate) begun: (Instant, u64),
     pub(crate) owner: Arc<dyn BlobOwner>,
     pub(crate) progress: Arc<watch::Sender<Progress>>,
@@ -49,7 +49,7 @@ pub(crate) struct SharedFill {
     pub(crate) promised: AtomicU64,
     /// Whether it is written from what a day spares for small blobs and documents.
     pub(crate) small: AtomicBool,
-    /// How many others have asked for it since its leader did.
+    /// Number of followers so far.
     pub(crate) joined: AtomicU32,
     /// The bits of what it costs in seconds; not a number until that is known.
     cost: AtomicU32,
@@ -59,7 +59,7 @@ pub(crate) struct SharedFill {
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
-/// What readers see.
+/// The progress of a fill, as its readers see it.
 #[derive(Clone, Default)]
 pub(crate) struct Progress {
     /// Counts the times that the leader started over.
@@ -74,7 +74,7 @@ pub(crate) struct Progress {
     pub(crate) outcome: Option<Result<(), Error>>,
 }
 
-/// On which terms a fill asks to be stored.
+/// The terms of a fill, for admission and ranking.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// Seconds that a client waits for it when it is not there.
@@ -147,7 +147,7 @@ impl Progress {
         match self.size {
             _ if self.verified => self.landed,
             None => 0,
-            Some(Some(size)) => self.landed.min(size.saturating_sub(LAST_PIECE)),
+            Some(Some(size)) => self.landed.min(size.saturating_sub(WITHHELD_BYTES)),
             // The end may be anywhere: one byte less than all is what is safe to show.
             Some(None) => self.landed.saturating_sub(1),
         }
@@ -239,7 +239,7 @@ impl SharedFill {
     }
 
     /// Waits for room, then queues. Cancel safe: queued or not, never half. The first bytes, and whole batches,
-    /// are dealt with at once; fewer within [`LINGER`].
+    /// are dealt with at once; fewer within [`MAX_LINGER`].
     pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
         let queued = loop {
             let drained = self.drained.notified();
@@ -248,11 +248,11 @@ impl SharedFill {
                 if queue.closed {
                     break Err(());
                 }
-                if queue.bytes < QUEUE {
+                if queue.bytes < MAX_QUEUED_BYTES {
                     queue.bytes += piece.len();
                     queue.waiting += piece.len();
                     queue.pieces.push(piece);
-                    queue.due |= queue.waiting >= BATCH || !queue.flowing;
+                    queue.due |= queue.waiting >= BATCH_BYTES || !queue.flowing;
                     queue.flowing = true;
                     let linger = !queue.due && !std::mem::replace(&mut queue.timed, true);
                     break Ok((queue.due, linger));
@@ -269,11 +269,11 @@ impl SharedFill {
         Ok(())
     }
 
-    /// Has what is queued dealt with after [`LINGER`].
+    /// Has what is queued dealt with after [`MAX_LINGER`].
     fn linger(self: &Arc<Self>) {
         let shared_fill = Arc::downgrade(self);
         self.runtime.spawn(async move {
-            tokio::time::sleep(LINGER).await;
+            tokio::time::sleep(MAX_LINGER).await;
             let Some(shared_fill) = shared_fill.upgrade() else {
                 return;
             };
@@ -302,7 +302,7 @@ impl SharedFill {
         self.wake();
     }
 
-    /// How it ends. Cancel safe.
+    /// Waits for the end. Cancel safe.
     pub(crate) async fn outcome(&self) -> Result<Arc<OpenBlob>, Error> {
         let mut progress = self.progress.subscribe();
         let outcome = progress
@@ -316,7 +316,7 @@ impl SharedFill {
         self.committed.get().cloned().ok_or_else(over)
     }
 
-    /// Why it ends badly.
+    /// The error that ends it.
     pub(crate) async fn failure(&self) -> Error {
         self.outcome().await.err().unwrap_or_else(over)
     }
@@ -357,12 +357,12 @@ impl SharedFill {
         let before = queue.bytes;
         queue.bytes = before.saturating_sub(bytes);
         // Half of it at once: a leader that is faster than the disk is not woken for every piece.
-        if before > QUEUE / 2 && queue.bytes <= QUEUE / 2 {
+        if before > MAX_QUEUED_BYTES / 2 && queue.bytes <= MAX_QUEUED_BYTES / 2 {
             self.drained.notify_one();
         }
     }
 
-    /// Nothing more is accepted; who waits for room is told.
+    /// Refuses further pieces, and wakes the leader that waits for room.
     pub(crate) fn close(&self) {
         let mut queue = self.queue.lock();
         queue.closed = true;

@@ -1,16 +1,16 @@
-//! Who may enter: an admission, and a bound on what is written in a day.
+//! Admission control: a filter, and a daily write budget.
 
 use pierhead_eviction::{Access, Admission};
 use pierhead_oci::Digest;
 
-const DAY: u64 = 24 * 3600;
+const DAY_SECONDS: u64 = 24 * 3600;
 
 /// Of the bytes of a day, what small blobs and documents may take beyond them: without its manifest a tag costs
 /// its upstream a request each time.
-const SPARE: u64 = 16;
+const SMALL_BLOB_SHARE: u64 = 16;
 
-/// More requests for one blob at once are not told apart.
-const CROWD: u32 = 64;
+/// Requests for one blob at once that count, at most.
+const MAX_COUNTED_REQUESTS: u32 = 64;
 
 pub(crate) struct AdmissionControl {
     pub(crate) name: String,
@@ -28,14 +28,14 @@ pub(crate) struct AdmissionControl {
     promised: u64,
 }
 
-/// Why something is not kept that would fit.
+/// Why a fill that would fit is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The admission does not expect it again.
     Admission,
-    /// The policy had rather keep what is there.
+    /// The policy prefers the blobs that are stored.
     Policy,
-    /// The bytes of this day are written.
+    /// The budget of this day is used up.
     WriteBudget,
 }
 
@@ -63,13 +63,18 @@ impl AdmissionControl {
         let Some(filter) = &mut self.filter else {
             return true;
         };
-        (0..requests.clamp(1, CROWD)).fold(false, |admitted, _| filter.admit(access) || admitted)
+        (0..requests.clamp(1, MAX_COUNTED_REQUESTS))
+            .fold(false, |admitted, _| filter.admit(access) || admitted)
     }
 
     /// Whether `bytes` more may be written today.
     pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, tick: u64) -> bool {
         self.enter_day(tick);
-        let spare = if is_small { self.cap / SPARE } else { 0 };
+        let spare = if is_small {
+            self.cap / SMALL_BLOB_SHARE
+        } else {
+            0
+        };
         let taken = self.written.saturating_add(self.promised);
         self.cap == 0 || taken.saturating_add(bytes) <= self.cap.saturating_add(spare)
     }
@@ -98,14 +103,14 @@ impl AdmissionControl {
 
     /// Takes over what an earlier process wrote.
     pub(crate) fn restore(&mut self, written: u64, at: u64) {
-        (self.day, self.written) = (at / DAY, written);
+        (self.day, self.written) = (at / DAY_SECONDS, written);
     }
 
     /// Something was refused for the bytes of the day: whether that is the first of its day. The figures for it are
     /// what was written, and the bytes of a day.
     pub(crate) fn first_refusal_of_day(&mut self, tick: u64) -> Option<(u64, u64)> {
         self.enter_day(tick);
-        let day = tick / DAY + 1;
+        let day = tick / DAY_SECONDS + 1;
         (std::mem::replace(&mut self.reported_day, day) != day).then_some((self.written, self.cap))
     }
 
@@ -118,7 +123,7 @@ impl AdmissionControl {
     }
 
     fn enter_day(&mut self, tick: u64) {
-        let day = tick / DAY;
+        let day = tick / DAY_SECONDS;
         if day > self.day {
             self.written = 0;
         }
@@ -135,35 +140,41 @@ mod tests {
         let mut admission = AdmissionControl::new(String::new(), None, 1600);
         assert!(admission.allows(1600, false, 5) && !admission.allows(1601, false, 5));
         admission.spend(1600, 5);
-        assert!(!admission.allows(1, false, DAY - 1));
-        assert!(admission.allows(100, true, DAY - 1) && !admission.allows(101, true, DAY - 1));
-        assert_eq!(admission.written(DAY - 1), 1600);
-        assert!(admission.allows(1600, false, DAY), "another day");
-        assert_eq!(admission.written(DAY), 0);
-        assert_eq!(admission.first_refusal_of_day(DAY), Some((0, 1600)));
+        assert!(!admission.allows(1, false, DAY_SECONDS - 1));
+        assert!(
+            admission.allows(100, true, DAY_SECONDS - 1)
+                && !admission.allows(101, true, DAY_SECONDS - 1)
+        );
+        assert_eq!(admission.written(DAY_SECONDS - 1), 1600);
+        assert!(admission.allows(1600, false, DAY_SECONDS), "another day");
+        assert_eq!(admission.written(DAY_SECONDS), 0);
+        assert_eq!(admission.first_refusal_of_day(DAY_SECONDS), Some((0, 1600)));
         assert_eq!(
-            admission.first_refusal_of_day(2 * DAY - 1),
+            admission.first_refusal_of_day(2 * DAY_SECONDS - 1),
             None,
             "once a day"
         );
         assert!(
-            admission.first_refusal_of_day(2 * DAY).is_some()
-                && admission.first_refusal_of_day(2 * DAY).is_none()
+            admission.first_refusal_of_day(2 * DAY_SECONDS).is_some()
+                && admission.first_refusal_of_day(2 * DAY_SECONDS).is_none()
         );
         let mut admission = AdmissionControl::new(String::new(), None, 1600);
-        admission.spend(1600, 9000 * DAY);
+        admission.spend(1600, 9000 * DAY_SECONDS);
         assert!(
-            !admission.allows(1, false, DAY),
+            !admission.allows(1, false, DAY_SECONDS),
             "the clock ran back: no new day"
         );
         assert!(
-            admission.allows(1600, false, 2 * DAY),
+            admission.allows(1600, false, 2 * DAY_SECONDS),
             "the next day is one"
         );
-        admission.restore(1000, DAY);
-        assert!(!admission.allows(601, false, DAY) && admission.allows(601, false, 2 * DAY));
+        admission.restore(1000, DAY_SECONDS);
+        assert!(
+            !admission.allows(601, false, DAY_SECONDS)
+                && admission.allows(601, false, 2 * DAY_SECONDS)
+        );
         admission.set_cap(0);
-        admission.spend(u64::MAX, 2 * DAY);
-        assert!(admission.allows(u64::MAX, false, 2 * DAY));
+        admission.spend(u64::MAX, 2 * DAY_SECONDS);
+        assert!(admission.allows(u64::MAX, false, 2 * DAY_SECONDS));
     }
 }

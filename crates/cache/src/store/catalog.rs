@@ -1,4 +1,4 @@
-//! What is known of blobs beyond their files: order of access, media type; and when names were confirmed.
+//! The catalog: order of access and media types of blobs, and when tags were confirmed.
 //!
 //! The only module that names sled. Nothing here is the truth: whatever is missing, damaged or of
 //! another version is left out, and the caller reads it from the files.
@@ -21,7 +21,7 @@ const VERSION: &[u8] = b"1";
 const PAGE_CACHE: u64 = 1 << 20;
 
 /// Entries written in one atomic batch: bounds the memory of a flush.
-const BATCH: usize = 1000;
+const MAX_BATCH: usize = 1000;
 
 pub(crate) struct Catalog {
     folder: PathBuf,
@@ -113,7 +113,7 @@ impl Catalog {
     pub(crate) fn write(&mut self, blobs: &[(Digest, Option<Slot>)], names: &[(Key, u64)]) -> bool {
         let Some(open) = &self.open else { return true };
         let written = guard(|| {
-            for part in blobs.chunks(BATCH) {
+            for part in blobs.chunks(MAX_BATCH) {
                 let mut batch = sled::Batch::default();
                 for (digest, slot) in part {
                     match slot {
@@ -123,7 +123,7 @@ impl Catalog {
                 }
                 open.blobs.apply_batch(batch)?;
             }
-            for part in names.chunks(BATCH) {
+            for part in names.chunks(MAX_BATCH) {
                 let mut batch = sled::Batch::default();
                 for (key, validated) in part {
                     batch.insert(key, &validated.to_le_bytes());

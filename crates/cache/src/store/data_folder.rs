@@ -15,7 +15,7 @@ use crate::error::Error;
 const VERSION: u32 = 1;
 
 /// What a folder may hold that nobody has used.
-const FRESH: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
+const NAMES_IN_UNUSED_FOLDER: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
 
 /// The folders inside the data folder that hold what the cache stores.
 const FOLDERS: [&str; 7] = [
@@ -29,7 +29,7 @@ const FOLDERS: [&str; 7] = [
 ];
 
 /// Bytes of a version file that are looked at.
-const LONGEST: u64 = 64;
+const MAX_LINE_LEN: u64 = 64;
 
 /// The lock on the data folder; given back when dropped, and by the kernel when the process dies.
 pub(crate) struct DataFolder {
@@ -72,7 +72,7 @@ impl DataFolder {
             Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 // Who holds it is told for people only.
-                let _ = file.take(LONGEST).read_to_string(&mut text);
+                let _ = file.take(MAX_LINE_LEN).read_to_string(&mut text);
                 return Err(Error::InUse {
                     path: data.to_owned(),
                     pid: text.trim().parse().unwrap_or(0),
@@ -91,7 +91,8 @@ impl DataFolder {
     fn check_version(data: &Path, missing: Missing) -> Result<(), Error> {
         let path = data.join("version");
         let mut text = String::new();
-        let read = File::open(&path).and_then(|file| file.take(LONGEST).read_to_string(&mut text));
+        let read =
+            File::open(&path).and_then(|file| file.take(MAX_LINE_LEN).read_to_string(&mut text));
         match read {
             Ok(_) if text.trim() == VERSION.to_string() => return Ok(()),
             Ok(_) if !text.trim().is_empty() => return Err(Self::unknown(data, text.trim())),
@@ -129,7 +130,7 @@ impl DataFolder {
         let failed = |error| Error::io("look into", data, error);
         for entry in fs::read_dir(data).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
-            if !FRESH.iter().any(|known| name == *known) {
+            if !NAMES_IN_UNUSED_FOLDER.iter().any(|known| name == *known) {
                 return Ok(Some(name));
             }
         }
@@ -149,13 +150,10 @@ impl DataFolder {
 /// a file inside of it.
 fn check_access(folder: &Path) -> Result<(), Error> {
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
-    match rustix::fs::access(folder, needed) {
-        Err(Errno::ACCESS | Errno::PERM) => {
-            let denied = io::ErrorKind::PermissionDenied.into();
-            return Err(Error::io("read, write and enter", folder, denied));
-        }
-        // Other errors show when the folder is used.
-        _ => {}
+    // Other errors show when the folder is used.
+    if let Err(Errno::ACCESS | Errno::PERM) = rustix::fs::access(folder, needed) {
+        let denied = io::ErrorKind::PermissionDenied.into();
+        return Err(Error::io("read, write and enter", folder, denied));
     }
     match fs::read_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

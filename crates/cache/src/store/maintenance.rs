@@ -1,4 +1,4 @@
-//! What is done beside requests: the catalog and the policy state are saved, old partial fills are deleted.
+//! Maintenance in the background: saves the catalog and the policy state, deletes old partial fills.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};

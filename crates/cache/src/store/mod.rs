@@ -1,4 +1,4 @@
-//! Tier and state kept in step: opening, reserving, evicting, removing. All methods block.
+//! Keeps tier and state in step: opens, commits, stages and removes blobs. All methods block.
 
 pub(crate) mod admission;
 pub(crate) mod blocks;
@@ -49,8 +49,8 @@ use crate::store::small_blobs::SmallBlob;
 use crate::store::state::State;
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 
-/// Locks are always taken in this order: `reclaim`, a turn, `state`. Only `state` is taken on async
-/// threads, and nothing is waited for while it is held.
+/// Locks are taken in this order: `reclaim`, the lock of a digest, `state`. Async threads take only `state`, and
+/// no thread waits for anything while it holds it.
 pub(crate) struct Store {
     pub(crate) config: Config,
     pub(crate) tier: Arc<dyn Tier>,
@@ -63,19 +63,19 @@ pub(crate) struct Store {
     pub(crate) reclaim: Mutex<()>,
     /// Opening, committing and deleting one digest exclude one another.
     pub(crate) digest_locks: KeyedLock<Digest>,
-    /// Whether some fill is being synced early.
+    /// Whether a fill is being synced early.
     pub(crate) syncing: AtomicBool,
-    /// With a fast tier only.
+    /// `None` without a fast tier.
     pub(crate) placer: Option<Placer>,
-    /// Held for its lock.
+    /// Keeps the lock of the data folder.
     folder: Mutex<Option<DataFolder>>,
 }
 
-/// A registered flight without staged bytes yet. Dropping it, in a panic too, removes the flight.
+/// A registered fill without staged bytes. Dropping it in a panic removes the fill.
 struct Entered<'a> {
     store: &'a Store,
     digest: Digest,
-    /// The partial fill that the flight takes over.
+    /// The partial fill that it resumes.
     partial: Option<Partial>,
 }
 
@@ -192,10 +192,8 @@ impl Store {
         }
         match self.tier.open(digest) {
             Ok(Some(blob)) => {
-                if is_request {
-                    if let Some(placer) = &self.placer {
-                        placer.requested(digest, blob.trailer().size(), &self.state);
-                    }
+                if is_request && let Some(placer) = &self.placer {
+                    placer.requested(digest, blob.trailer().size(), &self.state);
                 }
                 Ok(Some(self.register(digest, blob, |_| ())))
             }
@@ -253,7 +251,7 @@ impl Store {
         Ok(Some(small))
     }
 
-    /// Makes a handle known; `before` runs under the same lock.
+    /// Registers a handle. `before` runs under the same lock.
     fn register(
         self: &Arc<Self>,
         digest: &Digest,
@@ -293,7 +291,7 @@ impl Store {
                 self.metrics
                     .commit_seconds
                     .observe(begun.elapsed().as_secs_f64());
-                // Its digest was checked, over the bytes that were written.
+                // The fill hashed the bytes that it wrote.
                 if let Some(identity) = blob.extent(0).as_ref().and_then(Identity::of) {
                     let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());
                     self.verified.add(digest, identity, size, chunks, now);
@@ -301,7 +299,7 @@ impl Store {
                 self.origins.clear(digest, shared_fill.origin);
                 let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
-                    // Nobody joins once the flight is out, which is under this very lock.
+                    // No reader joins after this: the same lock removes the fill.
                     let asked = (
                         shared_fill.cost(),
                         shared_fill.joined.load(Ordering::Relaxed),
@@ -310,12 +308,12 @@ impl Store {
                     state.fills.remove(digest);
                     state.settle(shared_fill);
                 });
-                // From the page cache: who asks next finds it in memory. Should that fail, a reader will see.
+                // From the page cache, so that the next reader finds it in memory. A failure shows when the blob is read.
                 let _ = self.hold(&open);
                 Ok(open)
             }
             Err(error) => {
-                // Half a commit may have given it its name already.
+                // An interrupted commit may have renamed the file already.
                 let older = {
                     let state = self.state.lock();
                     state.index.contains_key(digest) || state.is_unreadable(digest)
@@ -338,8 +336,8 @@ impl Store {
         }
     }
 
-    /// Opens the staged bytes of a digest with a registered flight, and their reservation. Deletes bytes of another
-    /// registry first. An error removes the flight.
+    /// Opens the staged bytes of a registered fill, with their reservation. Deletes bytes of another registry first. An
+    /// error removes the fill.
     pub(crate) fn stage(
         &self,
         digest: &Digest,
@@ -365,7 +363,7 @@ impl Store {
         let reserved = entered.partial.map_or(0, |partial| partial.bytes);
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
-            // Its bytes were about to be deleted, and are counted no more.
+            // An eviction took these bytes out of the count and was about to delete them.
             if reserved == 0 && staged.size() > 0 {
                 staged.clear()?;
             }

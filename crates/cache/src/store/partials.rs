@@ -1,4 +1,4 @@
-//! What fills that were cut short have left staged, oldest first.
+//! Staged bytes of interrupted fills, oldest first.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -14,7 +14,7 @@ use crate::tier::placement::{Advisor, Destination, FastTier, LayerProgress, Tier
 use crate::tier::{Hint, Options, Tier, WriteBack};
 
 /// A fill of fewer bytes says nothing of the link.
-const MEASURED: u64 = 4 << 20;
+const MIN_MEASURED_FILL: u64 = 4 << 20;
 
 pub(crate) struct Placer {
     write_back: Arc<WriteBack>,
@@ -123,7 +123,7 @@ impl Placer {
     /// `written`: how many they have brought now.
     pub(crate) fn arrived(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
         // A small fill tells the distance of the registry, not the rate of the link.
-        if size < MEASURED {
+        if size < MIN_MEASURED_FILL {
             return;
         }
         let seconds = begun.elapsed().as_secs_f64();

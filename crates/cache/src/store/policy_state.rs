@@ -13,13 +13,13 @@ use crate::store::state::State;
 const MAGIC: &[u8; 8] = b"PIERRANK";
 const VERSION: u16 = 1;
 /// Magic, version, four numbers.
-const HEAD: usize = 8 + 2 + 4 * 8;
+const HEADER_LEN: usize = 8 + 2 + 4 * 8;
 const CHECKSUM: usize = 4;
 
 /// More is not saved, and a larger file is not ours: state for some 800 000 blobs.
-const LONGEST: usize = 64 << 20;
+const MAX_FILE_LEN: usize = 64 << 20;
 /// Nor is more than this part of the cache's bound.
-const SHARE: u64 = 16;
+const CAPACITY_SHARE: u64 = 16;
 
 /// The state of a moment.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl PolicyState {
 
     fn encode(&self) -> Vec<u8> {
         let mut bytes =
-            Vec::with_capacity(HEAD + self.policy.len() + self.admission.len() + CHECKSUM);
+            Vec::with_capacity(HEADER_LEN + self.policy.len() + self.admission.len() + CHECKSUM);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         let len = u64::try_from(self.policy.len()).unwrap_or(u64::MAX);
@@ -133,9 +133,9 @@ impl PolicyState {
 
 /// The longest file of a cache of `capacity` bytes.
 pub(crate) fn limit(capacity: u64) -> usize {
-    let share = usize::try_from(capacity / SHARE).unwrap_or(LONGEST);
+    let share = usize::try_from(capacity / CAPACITY_SHARE).unwrap_or(MAX_FILE_LEN);
     // One block is small, whatever the cache.
-    share.clamp(4096, LONGEST)
+    share.clamp(4096, MAX_FILE_LEN)
 }
 
 fn cold(why: &(dyn std::error::Error + 'static)) {
@@ -163,7 +163,7 @@ impl PolicyStateFile {
         // What a crash left of a write.
         let _ = pierhead_atomic_file::delete_abandoned(&self.0);
         let mut bytes = Vec::new();
-        let limit = u64::try_from(LONGEST).unwrap_or(u64::MAX);
+        let limit = u64::try_from(MAX_FILE_LEN).unwrap_or(u64::MAX);
         let read = regular_file::open(&self.0)
             .and_then(|(file, _)| file.take(limit + 1).read_to_end(&mut bytes));
         match read {
@@ -184,8 +184,8 @@ impl PolicyStateFile {
     /// Saves durably, all or nothing, in place of what was saved before. States that are longer than `limit` are
     /// left out, and then it is `false`. Blocks.
     pub(crate) fn write(&self, policy_state: PolicyState, limit: usize) -> io::Result<bool> {
-        let fits =
-            HEAD + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM <= limit;
+        let fits = HEADER_LEN + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM
+            <= limit;
         let policy_state = match fits {
             true => policy_state,
             false => PolicyState {

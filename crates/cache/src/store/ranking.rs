@@ -1,4 +1,4 @@
-//! Who leaves and who may enter, on one clock: what the state asks of `pierhead_eviction`.
+//! Policy and admission on one clock, as the state uses them.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::store::admission::{AdmissionControl, Refusal};
 use crate::store::image_counts::ImageCounts;
 use crate::store::policy_clock::PolicyClock;
 
-/// Who leaves, who may enter, and how much may be written: all that can be changed while running.
+/// Policy, admission and daily write budget: what can change while the cache runs.
 pub struct Eviction {
     /// What the policy is called, for logs and metrics. Another one of the same name is not taken in place
     /// of it.
     pub policy_name: String,
-    /// TagStore victims.
+    /// Names victims.
     pub policy: Box<dyn Policy<Digest>>,
     /// What the admission is called.
     pub admission_name: String,
@@ -37,7 +37,7 @@ impl<P: Policy<Digest> + 'static> From<Box<P>> for Eviction {
     }
 }
 
-/// What became of a request, for whoever records them.
+/// The outcome of a request, for the request log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was in the cache.
@@ -48,7 +48,7 @@ pub enum Outcome {
     Passed,
 }
 
-/// Is told of each request, on the thread that serves it and under a lock: it must not wait.
+/// Called with each request, on the thread that serves it and under a lock: it must not block.
 pub type Recorder = Arc<dyn Fn(&Access<Digest>, Outcome) + Send + Sync>;
 
 pub(crate) struct Ranking {
@@ -85,7 +85,7 @@ impl Ranking {
         }
     }
 
-    /// What is held was asked for.
+    /// A stored blob was requested.
     pub(crate) fn hit(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.admission.hit(access);
@@ -114,12 +114,12 @@ impl Ranking {
         refused.map_or(Ok(()), Err)
     }
 
-    /// It has entered.
+    /// A blob was stored.
     pub(crate) fn insert(&mut self, access: &Access<Digest>) {
         self.policy.insert(access);
     }
 
-    /// Somebody asked for it while it came. The admission has seen that.
+    /// A reader joined the fill. The admission has counted that.
     pub(crate) fn joined(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.record(access, Outcome::Hit);
@@ -165,7 +165,7 @@ impl Ranking {
         }
     }
 
-    /// What the policy shows of itself.
+    /// Figures of the policy, by name.
     pub(crate) fn figures(&self) -> Vec<(&'static str, f64)> {
         let mut figures = Vec::new();
         self.policy

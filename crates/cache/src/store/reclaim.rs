@@ -1,4 +1,4 @@
-//! Room: what may be stored at all, how bytes are set aside, and what leaves for them. All of it blocks.
+//! Room on the disk: which fills may be stored, how bytes are reserved, and what is evicted. All of it blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -125,7 +125,7 @@ impl Store {
         }
     }
 
-    /// Once a day: whoever wonders why nothing enters finds it in the log.
+    /// Logs, once a day, why nothing is stored any more.
     fn log_exhausted_budget(&self) {
         let refusal = {
             let mut state = self.state.lock();
@@ -159,9 +159,9 @@ impl Store {
             admission,
             daily_write_budget,
         } = eviction;
-        // One at a time, and meanwhile nobody is evicted by the old rules.
+        // One change at a time, and no eviction by the old policy meanwhile.
         let _reclaim = self.reclaim.lock();
-        // Freeing what was known of many blobs takes long: without the state's lock.
+        // Dropping the old admission takes long: not under the lock of the state.
         let mut former = None;
         let (mut all, since) = {
             let mut state = self.state.lock();
@@ -203,7 +203,7 @@ impl Store {
 
     /// How much must leave before `bytes` more can be set aside.
     fn short(&self, state: &State, free: u64, bytes: u64) -> u64 {
-        // What an upstream says of a length may be anything.
+        // An upstream may announce any length.
         let total = state.total().saturating_add(bytes);
         let wanted = self
             .config
@@ -234,7 +234,7 @@ impl Store {
                 let mut state = self.state.lock();
                 let short = self.short(&state, free, bytes);
                 let total = state.total().saturating_add(bytes);
-                // Once at it, a little more: so that not every fill has to wait for a deletion.
+                // Evicts a little more than needed, so that not every fill waits for an eviction.
                 let slack = (state.capacity / 64).min(64 << 20);
                 let enough = !evicting || total.saturating_add(slack) <= state.capacity;
                 let scarce = short > total.saturating_sub(state.capacity);

@@ -12,7 +12,7 @@ use crate::regular_file;
 use crate::tier::{Step, is_proven_damage};
 
 /// No record of ours is longer; a longer file is damaged.
-const LONGEST: u64 = 16 << 20;
+const MAX_RECORD_LEN: u64 = 16 << 20;
 
 /// The file name of a record: a hash of its key, since keys hold `/` and may be long.
 pub(crate) fn file_name(key: &str) -> String {
@@ -25,7 +25,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let sum = crc32c::crc32c(&text);
     writeln!(text, "\n{sum:08x}")?;
     // A record above the limit could not be read again.
-    if text.len() as u64 > LONGEST {
+    if text.len() as u64 > MAX_RECORD_LEN {
         let what = "a record of more than 16 MiB";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
@@ -127,7 +127,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     // Reads one byte more than the limit, to detect a file that is too long.
     regular_file::open(path)?
         .0
-        .take(LONGEST + 1)
+        .take(MAX_RECORD_LEN + 1)
         .read_to_end(&mut text)?;
     Ok((text.len() as u64, decode(&text)?))
 }

@@ -94,12 +94,12 @@ fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaTy
 }
 
 /// Maximum number of unreadable blobs in one round of retries. A failing disk may take seconds for each.
-const RETRIED: usize = 16;
+const RETRIES_PER_ROUND: usize = 16;
 
 impl Store {
     /// Retries blobs that were unreadable at startup. Blocks.
     pub(crate) fn retry_unreadable(&self) {
-        let retried = self.state.lock().next_unreadable(RETRIED);
+        let retried = self.state.lock().next_unreadable(RETRIES_PER_ROUND);
         for digest in retried {
             let _guard = self.digest_locks.lock(digest);
             {

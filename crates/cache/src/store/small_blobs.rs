@@ -16,7 +16,7 @@ use crate::tier::CHUNK;
 pub(crate) const SMALL: u64 = CHUNK as u64;
 
 /// What an entry costs beside its content: the digest (65 bytes) in three places, two tables, two allocations.
-const OVERHEAD: u64 = 400;
+const ENTRY_OVERHEAD: u64 = 400;
 
 /// A verified content, whole.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl SmallBlobs {
 
     /// Whether a content of `size` bytes would be held.
     pub(crate) fn takes(&self, size: u64) -> bool {
-        size <= SMALL && size + OVERHEAD <= self.limit
+        size <= SMALL && size + ENTRY_OVERHEAD <= self.limit
     }
 
     pub(crate) fn get(&mut self, digest: &Digest, tick: u64) -> Option<&Arc<SmallBlob>> {
@@ -95,7 +95,7 @@ impl SmallBlobs {
 }
 
 fn cost(small: &SmallBlob) -> u64 {
-    small.bytes.len() as u64 + OVERHEAD
+    small.bytes.len() as u64 + ENTRY_OVERHEAD
 }
 
 fn access(small: &SmallBlob, tick: u64) -> Access<Digest> {
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leave() {
-        let mut memory = SmallBlobs::new(3 * (1000 + OVERHEAD));
+        let mut memory = SmallBlobs::new(3 * (1000 + ENTRY_OVERHEAD));
         for number in 0..3 {
             memory.insert(small(number, 1000), number.into());
         }
@@ -135,7 +135,7 @@ mod tests {
         memory.insert(small(0, 1000), 0);
         memory.insert(small(1, 2700), 1);
         assert!(!memory.takes(2700) && !SmallBlobs::new(u64::MAX).takes(SMALL + 1));
-        assert_eq!((memory.len(), memory.bytes()), (1, 1000 + OVERHEAD));
+        assert_eq!((memory.len(), memory.bytes()), (1, 1000 + ENTRY_OVERHEAD));
         assert!(!SmallBlobs::new(0).takes(0));
     }
 

@@ -1,4 +1,4 @@
-//! What operators see of the cache: its blobs, how full it is, who leaves and who enters.
+//! Figures for operators: blobs, byte counts, policy and admission.
 
 use pierhead_oci::{Digest, MediaType};
 
@@ -36,7 +36,7 @@ pub struct Stat {
     pub pinned: u64,
 }
 
-/// Who leaves and who enters, as it is now.
+/// Policy and admission, with their figures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvictionStat {
     /// The policy in use.

@@ -1,4 +1,4 @@
-//! What is in the cache and what it weighs: plain data under one lock, no I/O.
+//! The index of the cache and its byte counts: plain data under one lock, no I/O.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -14,8 +14,8 @@ use crate::store::partials::{Partial, Partials};
 use crate::store::ranking::{Outcome, Ranking};
 use crate::store::small_blobs::{SmallBlob, SmallBlobs};
 
-/// Readers of one fill that count as so many requests, at most: each is a call under the lock.
-const CROWD: u32 = 64;
+/// Readers of one fill that count as requests, at most: each is a call under the lock.
+const MAX_COUNTED_READERS: u32 = 64;
 
 /// One committed blob.
 #[derive(Clone, Debug)]
@@ -25,11 +25,11 @@ pub(crate) struct Slot {
     pub(crate) media_type: Option<MediaType>,
     /// Seconds since 1970, good until 2106.
     pub(crate) accessed: u32,
-    /// Seconds that a client would wait for it if it were not there.
+    /// Seconds that a client would wait for a fetch.
     pub(crate) cost: f32,
-    /// In how many images it is known to be.
+    /// Number of known images that contain it.
     pub(crate) shared: u16,
-    /// Whether the catalog has not been told of the last change.
+    /// Whether the catalog lacks the last change.
     pub(crate) dirty: bool,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct State {
     /// Bytes on disk of committed blobs that are pinned or being read.
     held_bytes: u64,
     pub(crate) capacity: u64,
-    /// Nothing new is taken in.
+    /// Whether the cache is closing and refuses new fills.
     pub(crate) closed: bool,
     tick: u64,
     /// The last tick that the restored ranks know of.
@@ -88,7 +88,7 @@ impl Slot {
         footprint(self.size, self.media_type.as_ref())
     }
 
-    /// A request for it, as those see it who rank.
+    /// A request for it, as the policy sees it.
     pub(crate) fn access(&self, digest: &Digest, tick: u64) -> Access<Digest> {
         Access {
             key: *digest,
@@ -200,7 +200,7 @@ impl State {
         self.changed.push(digest);
         self.ranking.insert(&access);
         self.ranking.record(&access, Outcome::Kept);
-        for _ in 0..joined.min(CROWD) {
+        for _ in 0..joined.min(MAX_COUNTED_READERS) {
             self.ranking.joined(&access);
         }
     }

@@ -1,4 +1,4 @@
-//! Blobs as files: one file a blob, committed by fsync and rename.
+//! The disk: one file for each blob, committed by fsync and rename.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -18,7 +18,7 @@ use crate::regular_file;
 use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
 
 /// Most pieces of one write: the system takes 1024.
-const SLICES: usize = 512;
+const MAX_SLICES: usize = 512;
 
 /// A change that is about to be made to the medium, as [`DiskTier::watched`] reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 #[derive(Clone)]
 pub struct DiskTier {
     root: PathBuf,
-    /// How to read what needs no waiting.
+    /// The flags of a read that must not wait for the disk.
     at_once: ReadWriteFlags,
     watch: Option<Watch>,
 }
@@ -129,7 +129,7 @@ impl DiskTier {
         self.step(Step::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // Not ours, and of no use: one that holds something stays.
+            // A folder in place of a blob is not ours; a non-empty one stays.
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
             other => other,
         }
@@ -193,7 +193,7 @@ impl Tier for DiskTier {
             let folder = self.root.join("blobs").join(algorithm.as_str());
             for shard in entries(&folder)? {
                 let shard = shard?;
-                // What is not ours is left alone.
+                // Not ours: leaves it alone.
                 if !shard.file_type()?.is_dir() {
                     continue;
                 }
@@ -314,7 +314,7 @@ impl Staged for StagedFile {
 
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         self.tier.step(Step::Write(&self.path))?;
-        for pieces in pieces.chunks(SLICES) {
+        for pieces in pieces.chunks(MAX_SLICES) {
             let mut slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
             let mut rest = &mut slices[..];
             while rest.iter().any(|slice| !slice.is_empty()) {

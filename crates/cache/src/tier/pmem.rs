@@ -28,14 +28,14 @@ struct Inner<M: Medium> {
     numbers: Mutex<Numbers>,
 }
 
-/// A fill that was cut.
+/// An interrupted fill.
 struct Cut<M: Medium> {
     writer: Writer<M>,
     len: u64,
     modified: u64,
 }
 
-/// Sets apart what was committed under one digest, at one place, at different times.
+/// Tells apart values that were committed under one digest, at one place, at different times.
 #[derive(Default)]
 struct Numbers {
     last: u64,
@@ -66,8 +66,8 @@ impl<M: Medium + 'static> PmemTier<M> {
 }
 
 /// Bytes of the key of a SHA-512, and of what is kept with a value: when it was committed.
-const LONGEST_KEY: usize = 65;
-const META: usize = 8;
+const MAX_KEY_LEN: usize = 65;
+const META_LEN: usize = 8;
 
 /// The digest as the key of a value: which algorithm, then the hash.
 fn key(digest: &Digest) -> Vec<u8> {
@@ -90,7 +90,7 @@ fn digest(key: &[u8]) -> Option<Digest> {
     Digest::from_bytes(algorithm, hash)
 }
 
-/// As the cache judges errors: is it damage, is it full.
+/// Maps errors of the log to the kinds that the cache knows: damaged, full, out of range.
 fn io_error(error: Error) -> io::Error {
     let kind = match &error {
         Error::NoRoom => io::ErrorKind::StorageFull,
@@ -154,7 +154,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
         let Some(cut) = self.0.cut.lock().remove(digest) else {
             return Ok(Box::new(staged));
         };
-        // A value only grows: what is kept of it is written again.
+        // A value of the log only grows, so the kept bytes are written again.
         let (older, kept) = (cut.writer.reader(), cut.len.saturating_sub(1));
         let kept = kept / CHUNK as u64 * CHUNK as u64;
         let mut buffer = vec![0; usize::try_from(kept).unwrap_or(PIECE).min(PIECE)];
@@ -233,7 +233,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
 impl<M: Medium + 'static> FastMedium for PmemTier<M> {
     fn footprint(&self, bytes: u64) -> u64 {
-        self.0.log.footprint(bytes, LONGEST_KEY, META)
+        self.0.log.footprint(bytes, MAX_KEY_LEN, META_LEN)
     }
 
     fn release(&self) -> io::Result<u64> {

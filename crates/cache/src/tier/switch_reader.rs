@@ -1,4 +1,4 @@
-//! One reader whose bytes may come to lie elsewhere.
+//! A reader whose bytes can move to another medium.
 
 use parking_lot::RwLock;
 use std::io;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::ReadAt;
 
-/// What readers of a fill read from: where its bytes lie now.
+/// Reads a fill where its bytes lie now.
 pub(super) struct SwitchReader(RwLock<Arc<dyn ReadAt>>);
 
 impl SwitchReader {

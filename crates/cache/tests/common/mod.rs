@@ -2,9 +2,11 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_cache::{BlobReader, Cache, Claim, Config, Error, Fill, Origin, TailReader};
+use pierhead_cache::tier::Tier;
+use pierhead_cache::{BlobReader, Cache, Claim, Config, Error, Fill, Origin, TagKey, TailReader};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest};
 
@@ -16,6 +18,24 @@ pub(crate) fn open(folder: &Path) -> Cache {
 
 pub(crate) fn open_with(config: Config) -> Cache {
     Cache::open(config, Box::new(Lru::default())).expect("the folder opens")
+}
+
+/// The same on a tier of the test's own.
+pub(crate) fn open_on(config: Config, tier: impl Tier + 'static) -> Cache {
+    let tier = Arc::new(tier);
+    Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).expect("the folder opens")
+}
+
+/// The error of a start that must fail.
+pub(crate) fn refused(config: Config) -> Error {
+    let refused = Cache::open(config, Box::new(Lru::default()));
+    refused.err().expect("the start is refused")
+}
+
+/// A tag of one repository.
+pub(crate) fn tag(number: u64) -> TagKey {
+    let text = format!("registry.example/some/image:v{number}");
+    TagKey::Manifest(text.parse().expect("a reference"))
 }
 
 /// The registry that sends all bytes.

@@ -68,10 +68,10 @@ struct Inner {
 }
 
 /// Length of the writer's queue. When it is full, callers wait asynchronously.
-const QUEUE: usize = 256;
+const QUEUE_LEN: usize = 256;
 
 /// Maximum number of unreadable records in one round of retries. A failing disk may take seconds for each.
-const RETRIED: usize = 16;
+const RETRIES_PER_ROUND: usize = 16;
 
 /// The SHA-256 of the name's text, which is also its file's name: names are long, and only ever looked up whole.
 pub(crate) type Key = [u8; 32];
@@ -344,7 +344,12 @@ impl TagStore {
     pub(crate) fn retry_unreadable(&self) {
         let retried: Vec<Key> = {
             let table = self.inner.table.lock();
-            table.unreadable.keys().take(RETRIED).copied().collect()
+            table
+                .unreadable
+                .keys()
+                .take(RETRIES_PER_ROUND)
+                .copied()
+                .collect()
         };
         for key in retried {
             let file = self.inner.file(&key);

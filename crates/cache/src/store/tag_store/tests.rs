@@ -12,7 +12,7 @@ use pierhead_host::BackgroundTask;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::wait;
 
-use super::{QUEUE, Stored, TagKey, TagRecord};
+use super::{QUEUE_LEN, Stored, TagKey, TagRecord};
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::store::record::{self, Found};
@@ -95,7 +95,7 @@ fn names_that_wait_hold_no_thread_and_share_one_sync() {
         let syncs = || gate.syncs.load(Ordering::SeqCst);
         wait::until_async("the first sync", || syncs() == 1).await;
         puts.extend((1..=64).map(put));
-        let waiting = || QUEUE - cache.tags().queue.capacity();
+        let waiting = || QUEUE_LEN - cache.tags().queue.capacity();
         wait::until_async("64 names that wait", || waiting() == 64).await;
         // The disk hangs, and other work goes on.
         let other = tokio::time::timeout(HANG, tokio::task::spawn_blocking(|| 7)).await;

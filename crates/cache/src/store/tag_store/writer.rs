@@ -9,7 +9,7 @@ use std::time::Duration;
 use pierhead_host::{BackgroundTask, Panics};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Inner, Key, QUEUE, Stored, TagRecord};
+use super::{Inner, Key, QUEUE_LEN, Stored, TagRecord};
 use crate::error::Error;
 use crate::store::Store;
 use crate::store::blocks::blocks;
@@ -17,10 +17,10 @@ use crate::store::record;
 use crate::tier::Step;
 
 /// TagStore take at most this fraction (1/n) of the capacity. 100 000 names are 400 MB on disk.
-const SHARE: u64 = 16;
+const CAPACITY_SHARE: u64 = 16;
 
 /// Maximum number of changes in one group commit. Each has a file open meanwhile.
-const BATCH: usize = 64;
+const MAX_BATCH: usize = 64;
 
 /// Name of the thread, and its label in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::TagWriter;
@@ -84,7 +84,7 @@ impl Drop for Reserved<'_> {
 
 /// Starts the thread. It ends when the sender is dropped.
 pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Sender<Job>> {
-    let (queue, mut jobs) = mpsc::channel(QUEUE);
+    let (queue, mut jobs) = mpsc::channel(QUEUE_LEN);
     // While idle, the thread holds no reference to the cache. Otherwise a dropped cache would keep its folder locked.
     let inner = Arc::downgrade(inner);
     std::thread::Builder::new()
@@ -109,7 +109,7 @@ fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
     }
     while let Some(first) = jobs.blocking_recv() {
         let mut batch = vec![first];
-        while batch.len() < BATCH
+        while batch.len() < MAX_BATCH
             && let Ok(job) = jobs.try_recv()
         {
             batch.push(job);
@@ -303,7 +303,7 @@ impl Inner {
             let len = table.records.len();
             let over = {
                 let state = self.store.state.lock();
-                state.names.saturating_sub(state.capacity / SHARE)
+                state.names.saturating_sub(state.capacity / CAPACITY_SHARE)
             };
             let max = self.store.config.max_names.max(1);
             if len == 0 || (len <= max && over == 0) {

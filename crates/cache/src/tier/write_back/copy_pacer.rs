@@ -17,10 +17,10 @@ use crate::tier::{Blob, CHUNK};
 pub(super) const PIECE: usize = 1 << 20;
 
 /// How long one piece waits for CPU time that requests need.
-const CROWDED: Duration = Duration::from_secs(1);
+const MAX_CPU_WAIT: Duration = Duration::from_secs(1);
 
 /// How often a pause checks whether it is over.
-const NAP: Duration = Duration::from_millis(200);
+const PAUSE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long work on one blob has still to give way. Of the time that it takes only that counts in which it stood back for somebody: a
 /// drain that is paced, or a disk that is slow, has given nothing.
@@ -63,17 +63,18 @@ impl CopyPacer {
     pub(super) fn pause_while(&self, may: impl Fn(&TierState) -> bool) {
         while self.background.is_paused() && may(&self.fast.state.lock()) {
             let _paused = self.background.count_pause();
-            self.fast.wait_until(Instant::now() + NAP, &may);
+            self.fast
+                .wait_until(Instant::now() + PAUSE_CHECK_INTERVAL, &may);
         }
     }
 
     /// Leaves the CPU to requests for a while, as long as nobody waits for this blob or for room.
     fn yield_cpu(&self, digest: &Digest) {
-        let mut left = CROWDED;
+        let mut left = MAX_CPU_WAIT;
         while let Some(wait) = self.background.cpu_wait(false)
             && !left.is_zero()
         {
-            let wait = wait.min(left).min(NAP);
+            let wait = wait.min(left).min(PAUSE_CHECK_INTERVAL);
             let may = |state: &TierState| {
                 !state.stopped
                     && state.flush_waiters == 0

@@ -1,4 +1,4 @@
-//! Fills through both tiers: one that may have to leave the fast tier in its middle, and one on the disk.
+//! Fills: one that starts on the fast tier and may have to move to the disk, and one on the disk.
 
 use std::io;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use super::tier_state::Hint;
 use crate::tier::switch_reader::SwitchReader;
 use crate::tier::{Blob, ReadAt, Staged, Trailer};
 
-/// Room is taken in steps of so many bytes where the length is not known.
-const STEP: u64 = 4 << 20;
+/// Bytes of room that a fill of unknown length takes at once.
+const ROOM_STEP: u64 = 4 << 20;
 /// A fill on the fast tier, until that has no room for it.
 pub(super) struct FastFill {
     fast: Arc<FastCopies>,
@@ -36,7 +36,7 @@ enum Place {
         room: Arc<Room>,
     },
     Disk(DiskFill),
-    /// Committed, or lost on the way from one to the other.
+    /// Committed, or lost while it moved.
     Nowhere,
 }
 
@@ -66,7 +66,7 @@ impl FastFill {
         let len = self.len.saturating_add(more);
         let need = self.fast.footprint(len, None);
         need <= room.bytes()
-            || self.fast.grow(room, need.saturating_add(STEP))
+            || self.fast.grow(room, need.saturating_add(ROOM_STEP))
             || self.fast.grow(room, need)
     }
 

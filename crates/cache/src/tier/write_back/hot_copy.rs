@@ -21,7 +21,7 @@ use super::stat::count;
 use crate::tier::{Blob, FastMedium, Found, Sums, Trailer, is_damage};
 
 /// A copy of more than this part of a blob saves too little: then it is as good to have all of it.
-const WORTH: (u64, u64) = (3, 4);
+const MAX_HOT_PART: (u64, u64) = (3, 4);
 /// What says of a value of the fast tier that it is such a copy.
 const MEDIA_TYPE: &str = "application/vnd.pierhead.hot-chunks";
 
@@ -99,7 +99,7 @@ impl HotCopies {
             return Ok(());
         };
         let bytes = spans.bytes(size);
-        if bytes > size / WORTH.1 * WORTH.0 {
+        if bytes > size / MAX_HOT_PART.1 * MAX_HOT_PART.0 {
             return match whole {
                 Some(_) => Ok(()),
                 None => self.promoter.copy_whole(digest, hot_range.priority),

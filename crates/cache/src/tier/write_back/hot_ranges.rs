@@ -1,4 +1,4 @@
-//! What is known of starts: which chunks of which blobs they read, and of which that is still to be looked at.
+//! The hot ranges of blobs, as container starts read them, and which blobs still await a copy of theirs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

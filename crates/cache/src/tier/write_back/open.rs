@@ -44,11 +44,11 @@ impl Drop for RoomOfReader {
 }
 
 /// One read in so many bytes of a fast blob is timed.
-const SAMPLE: u64 = 4 << 20;
+const SAMPLE_INTERVAL: u64 = 4 << 20;
 /// The disk's rate is taken over so many bytes.
-const STRIDE: u64 = 4 << 20;
+const RATE_WINDOW: u64 = 4 << 20;
 /// What was read ahead is not waited for: a gap up to so many bytes is no other place.
-const NEAR: u64 = 1 << 20;
+const MAX_READ_AHEAD_GAP: u64 = 1 << 20;
 
 impl FastBlob {
     fn timed<T>(
@@ -57,7 +57,7 @@ impl FastBlob {
         len: usize,
         read: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        if !offset.is_multiple_of(SAMPLE) {
+        if !offset.is_multiple_of(SAMPLE_INTERVAL) {
             return read();
         }
         let begun = Instant::now();
@@ -111,13 +111,15 @@ impl SlowBlob {
 
     fn took(&self, offset: u64, len: u64, seconds: f64) {
         let (mut run, mut speed) = (self.run.lock(), self.disk.speed.lock());
-        let follows = offset.checked_sub(run.end).is_some_and(|gap| gap <= NEAR);
+        let follows = offset
+            .checked_sub(run.end)
+            .is_some_and(|gap| gap <= MAX_READ_AHEAD_GAP);
         run.end = offset.saturating_add(len);
         if follows {
             run.waited.0 += len;
             run.waited.1 += seconds;
             let bytes = run.end - run.begin;
-            if bytes < STRIDE {
+            if bytes < RATE_WINDOW {
                 return;
             }
             // Else most of it was in memory, which says nothing of the disk.

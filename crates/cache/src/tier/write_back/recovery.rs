@@ -1,4 +1,4 @@
-//! What an earlier process left on both.
+//! Recovery: enters what an earlier process left on both tiers.
 
 use std::collections::HashSet;
 use std::io;

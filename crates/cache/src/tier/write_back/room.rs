@@ -1,4 +1,4 @@
-//! Bytes of the fast tier that somebody holds: given back when the last holder lets go.
+//! Reserved bytes of the fast tier; dropping the last holder releases them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ impl Room {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets how many bytes it has. More only by who has looked at the limit, under the ledger's lock.
+    /// Sets how many bytes it has. More only by who has looked at the limit, under the lock of the tier state.
     pub(super) fn resize(&self, bytes: u64) {
         exchange(&self.bytes, &self.accounts.used, bytes);
     }

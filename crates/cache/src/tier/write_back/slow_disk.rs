@@ -13,7 +13,7 @@ use crate::tier::placement::Speed;
 use crate::tier::{Blob, Tier};
 
 /// Copies leave the disk alone for so long after a read that waited for it: two reads of one client are closer.
-const QUIET: Duration = Duration::from_millis(30);
+const QUIET_AFTER_READ: Duration = Duration::from_millis(30);
 
 pub(super) struct SlowDisk {
     pub(super) tier: Arc<dyn Tier>,
@@ -54,7 +54,7 @@ impl SlowDisk {
     /// When the disk will have been left alone for long enough; `None`: it has.
     pub(super) fn quiet_at(&self) -> Option<Instant> {
         let read = self.last_read.load(Ordering::Relaxed);
-        let quiet = self.opened + Duration::from_millis(read) + QUIET;
+        let quiet = self.opened + Duration::from_millis(read) + QUIET_AFTER_READ;
         (read > 0 && quiet > Instant::now()).then_some(quiet)
     }
 }

@@ -12,9 +12,9 @@ const MAGIC: [u8; 8] = *b"PIERHOT1";
 /// What stands before the chunks ends on a multiple of this, so that they can be sent by pages.
 const PAGE: u64 = 4096;
 /// Magic, bytes of the blob, number of spans; behind them the spans and a checksum.
-const FIXED: usize = 20;
-const SPAN: usize = 8;
-const C: u64 = CHUNK as u64;
+const FIXED_LEN: usize = 20;
+const SPAN_LEN: usize = 8;
+const CHUNK_LEN: u64 = CHUNK as u64;
 
 /// A run of chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,8 +45,8 @@ impl Spans {
     pub(super) fn of(ranges: &[Range<u64>]) -> Option<Self> {
         let mut chunks = Vec::with_capacity(ranges.len());
         for range in ranges.iter().filter(|range| range.start < range.end) {
-            let first = u32::try_from(range.start / C).ok()?;
-            chunks.push(first..u32::try_from(range.end.div_ceil(C)).ok()?);
+            let first = u32::try_from(range.start / CHUNK_LEN).ok()?;
+            chunks.push(first..u32::try_from(range.end.div_ceil(CHUNK_LEN)).ok()?);
         }
         chunks.sort_unstable_by_key(|range| range.start);
         // Hot ones with a cold one between them are cheaper together than apart, if anything has to give.
@@ -84,7 +84,7 @@ impl Spans {
 
     /// What of them lies in a blob of `size` bytes.
     pub(super) fn within(&self, size: u64) -> Option<Self> {
-        let chunks = u32::try_from(size.div_ceil(C)).ok()?;
+        let chunks = u32::try_from(size.div_ceil(CHUNK_LEN)).ok()?;
         let spans = self.spans.iter().take_while(|span| span.first < chunks);
         let cut = |span: &Span| Span {
             first: span.first,
@@ -101,7 +101,7 @@ impl Spans {
     pub(super) fn ranges(&self, size: u64) -> impl Iterator<Item = Range<u64>> {
         let range = move |span: &Span| {
             let (first, count) = (u64::from(span.first), u64::from(span.count));
-            first * C..((first + count) * C).min(size)
+            first * CHUNK_LEN..((first + count) * CHUNK_LEN).min(size)
         };
         self.spans.iter().map(range)
     }
@@ -115,7 +115,7 @@ impl Spans {
 
     /// Where a byte of a blob of `size` bytes is.
     pub(super) fn place(&self, offset: u64, size: u64) -> Place {
-        let chunk = offset / C;
+        let chunk = offset / CHUNK_LEN;
         let behind = self
             .spans
             .partition_point(|span| u64::from(span.first) <= chunk);
@@ -123,21 +123,21 @@ impl Spans {
             let (span, before) = (self.spans[index], self.before[index]);
             let (first, count) = (u64::from(span.first), u64::from(span.count));
             if chunk < first + count {
-                let at = u64::from(before) * C + (offset - first * C);
-                let end = ((first + count) * C).min(size);
+                let at = u64::from(before) * CHUNK_LEN + (offset - first * CHUNK_LEN);
+                let end = ((first + count) * CHUNK_LEN).min(size);
                 return Place::Hot(at, end.saturating_sub(offset));
             }
         }
         let next = self
             .spans
             .get(behind)
-            .map_or(size, |next| u64::from(next.first) * C);
+            .map_or(size, |next| u64::from(next.first) * CHUNK_LEN);
         Place::Cold(next.min(size).saturating_sub(offset))
     }
 
     /// Bytes before the chunks.
     pub(super) fn header_len(&self) -> u64 {
-        ((FIXED + SPAN * self.spans.len() + 4) as u64).next_multiple_of(PAGE)
+        ((FIXED_LEN + SPAN_LEN * self.spans.len() + 4) as u64).next_multiple_of(PAGE)
     }
 
     /// What stands before the chunks of a blob of `size` bytes.
@@ -163,13 +163,13 @@ impl Spans {
         let count = usize::try_from(word(16)?)
             .ok()
             .filter(|count| *count <= MAX_SPANS)?;
-        let end = FIXED + SPAN * count;
+        let end = FIXED_LEN + SPAN_LEN * count;
         let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), bytes.get(..end)?);
         if bytes[..8] != MAGIC || word(end)? != sum {
             return None;
         }
         let span = |nth: usize| {
-            let at = FIXED + SPAN * nth;
+            let at = FIXED_LEN + SPAN_LEN * nth;
             Some(Span {
                 first: word(at)?,
                 count: word(at + 4)?,
@@ -180,7 +180,7 @@ impl Spans {
     }
 
     /// No header is longer.
-    pub(super) const MAX_HEADER: usize = FIXED + SPAN * MAX_SPANS + 4;
+    pub(super) const MAX_HEADER: usize = FIXED_LEN + SPAN_LEN * MAX_SPANS + 4;
 }
 
 #[cfg(test)]
@@ -196,23 +196,41 @@ mod tests {
 
     #[test]
     fn ranges_are_widened_to_chunks_and_joined() {
-        let spans = Spans::of(&[5 * C + 1..5 * C + 2, 0..1, C..2 * C, 9 * C..9 * C]).unwrap();
+        let spans = Spans::of(&[
+            5 * CHUNK_LEN + 1..5 * CHUNK_LEN + 2,
+            0..1,
+            CHUNK_LEN..2 * CHUNK_LEN,
+            9 * CHUNK_LEN..9 * CHUNK_LEN,
+        ])
+        .unwrap();
         assert_eq!(
-            spans.ranges(100 * C).collect::<Vec<_>>(),
-            [0..2 * C, 5 * C..6 * C]
+            spans.ranges(100 * CHUNK_LEN).collect::<Vec<_>>(),
+            [0..2 * CHUNK_LEN, 5 * CHUNK_LEN..6 * CHUNK_LEN]
         );
-        assert_eq!(spans.bytes(100 * C), 3 * C);
-        assert_eq!(spans.place(C + 7, 100 * C), Place::Hot(C + 7, C - 7));
-        assert_eq!(spans.place(2 * C, 100 * C), Place::Cold(3 * C));
+        assert_eq!(spans.bytes(100 * CHUNK_LEN), 3 * CHUNK_LEN);
         assert_eq!(
-            spans.place(5 * C + 3, 100 * C),
-            Place::Hot(2 * C + 3, C - 3)
+            spans.place(CHUNK_LEN + 7, 100 * CHUNK_LEN),
+            Place::Hot(CHUNK_LEN + 7, CHUNK_LEN - 7)
         );
-        assert_eq!(spans.place(6 * C, 100 * C), Place::Cold(94 * C));
-        let short = spans.within(5 * C + 10).unwrap();
-        assert_eq!(short.bytes(5 * C + 10), 2 * C + 10);
-        assert_eq!(short.place(5 * C + 3, 5 * C + 10), Place::Hot(2 * C + 3, 7));
-        assert_eq!(spans.within(2 * C).unwrap().runs(), 1);
+        assert_eq!(
+            spans.place(2 * CHUNK_LEN, 100 * CHUNK_LEN),
+            Place::Cold(3 * CHUNK_LEN)
+        );
+        assert_eq!(
+            spans.place(5 * CHUNK_LEN + 3, 100 * CHUNK_LEN),
+            Place::Hot(2 * CHUNK_LEN + 3, CHUNK_LEN - 3)
+        );
+        assert_eq!(
+            spans.place(6 * CHUNK_LEN, 100 * CHUNK_LEN),
+            Place::Cold(94 * CHUNK_LEN)
+        );
+        let short = spans.within(5 * CHUNK_LEN + 10).unwrap();
+        assert_eq!(short.bytes(5 * CHUNK_LEN + 10), 2 * CHUNK_LEN + 10);
+        assert_eq!(
+            short.place(5 * CHUNK_LEN + 3, 5 * CHUNK_LEN + 10),
+            Place::Hot(2 * CHUNK_LEN + 3, 7)
+        );
+        assert_eq!(spans.within(2 * CHUNK_LEN).unwrap().runs(), 1);
         assert_eq!(Spans::of(&[7..7, 9..9]), None);
         assert_eq!(Spans::of(&[0..1, u64::MAX - 1..u64::MAX]), None);
     }
@@ -221,13 +239,13 @@ mod tests {
     fn many_are_joined_to_so_many() {
         // Apart by two chunks each: as long as they fit, none is joined to another.
         let apart = |count: usize| -> Vec<_> {
-            let one = |nth: usize| 3 * nth as u64 * C..3 * nth as u64 * C + 1;
+            let one = |nth: usize| 3 * nth as u64 * CHUNK_LEN..3 * nth as u64 * CHUNK_LEN + 1;
             (0..count).map(one).collect()
         };
         for count in [1, MAX_SPANS - 1, MAX_SPANS] {
             let spans = Spans::of(&apart(count)).unwrap();
             assert_eq!(spans.runs(), count);
-            assert_eq!(spans.bytes(u64::MAX), count as u64 * C);
+            assert_eq!(spans.bytes(u64::MAX), count as u64 * CHUNK_LEN);
         }
         for count in [MAX_SPANS + 1, MAX_SPANS + 2, 2 * MAX_SPANS, 5000] {
             let ranges = apart(count);
@@ -243,22 +261,25 @@ mod tests {
         }
         // One too many, and only two of them lie closer than the others: those are joined, with the chunk in between.
         let mut ranges = apart(MAX_SPANS);
-        let close = (3 * MAX_SPANS as u64 - 1) * C;
+        let close = (3 * MAX_SPANS as u64 - 1) * CHUNK_LEN;
         ranges.push(close..close + 1);
         let spans = Spans::of(&ranges).unwrap();
         assert_eq!(spans.runs(), MAX_SPANS);
-        assert_eq!(spans.bytes(u64::MAX), (MAX_SPANS as u64 + 2) * C);
+        assert_eq!(spans.bytes(u64::MAX), (MAX_SPANS as u64 + 2) * CHUNK_LEN);
     }
 
     #[test]
     fn every_flipped_bit_of_a_header_is_seen() {
-        let spans = Spans::of(&[0..1, 7 * C..9 * C]).unwrap();
+        let spans = Spans::of(&[0..1, 7 * CHUNK_LEN..9 * CHUNK_LEN]).unwrap();
         let of = digest(b"a");
-        let bytes = spans.encode(&of, 20 * C);
+        let bytes = spans.encode(&of, 20 * CHUNK_LEN);
         assert_eq!(bytes.len() as u64, spans.header_len());
-        assert_eq!(Spans::decode(&of, &bytes), Some((spans.clone(), 20 * C)));
+        assert_eq!(
+            Spans::decode(&of, &bytes),
+            Some((spans.clone(), 20 * CHUNK_LEN))
+        );
         assert_eq!(Spans::decode(&digest(b"b"), &bytes), None);
-        for bit in 0..8 * (FIXED + 2 * SPAN + 4) {
+        for bit in 0..8 * (FIXED_LEN + 2 * SPAN_LEN + 4) {
             let mut bytes = bytes.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Spans::decode(&of, &bytes), None, "{bit}");
@@ -273,8 +294,8 @@ mod tests {
 
         #[test]
         fn each_byte_has_one_place(
-            ranges in proptest::collection::vec((0_u64..40 * C, 0_u64..3 * C), 1..20),
-            size in 1_u64..50 * C,
+            ranges in proptest::collection::vec((0_u64..40 * CHUNK_LEN, 0_u64..3 * CHUNK_LEN), 1..20),
+            size in 1_u64..50 * CHUNK_LEN,
         ) {
             let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| start..start + len).collect();
             let Some(spans) = Spans::of(&ranges).and_then(|spans| spans.within(size)) else {

@@ -1,8 +1,8 @@
-//! What a fast tier holds and did, in figures.
+//! Figures of the fast tier.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What became of the fast tier so far, and what it holds.
+/// What the fast tier holds, and what it did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastStat {
     /// Bytes that its medium has still to give.

@@ -1,4 +1,4 @@
-//! What lies on the fast tier: plain data under one lock, no I/O.
+//! The state of the fast tier: plain data under one lock, no I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::tier::placement::Destination;
 /// Hints that wait for their fill, at most: of those that never come the oldest are forgotten.
 const MAX_HINTS: usize = 16 << 10;
 
-/// What is known of a blob before its fill.
+/// The placement of a fill, decided before it begins.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Hint {
     /// Where it goes.
@@ -25,7 +25,7 @@ pub struct Hint {
     pub bytes: u64,
 }
 
-/// What the disk has still to take.
+/// Dirty data: what the disk still lacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Dirty {
     /// Committed blobs.
@@ -37,12 +37,12 @@ pub struct Dirty {
 /// A blob that is committed on the fast tier.
 pub(super) struct Entry {
     pub(super) room: Arc<Room>,
-    /// Set apart from every other blob that was ever there, and the order of arrival.
+    /// Unique among all copies that were ever there, in the order of arrival.
     pub(super) number: u64,
     pub(super) priority: Priority,
     /// Whether the disk has it, too.
     pub(super) is_clean: bool,
-    /// Of the copy of what is hot in a blob, under its own key: which chunks those are.
+    /// The chunks of a copy of hot chunks; `None` for a whole copy.
     pub(super) hot: Option<Arc<Spans>>,
 }
 
@@ -92,15 +92,15 @@ pub(super) struct TierState {
     rooms: HashMap<CopyKey, (u64, Arc<Room>)>,
     /// What is staged on the disk, or is being: its fill goes on there.
     pub(super) on_disk: HashSet<Digest>,
-    /// Not to be drained now, and by how many.
+    /// Blobs that must not be written back now, with the number of holders.
     held: HashMap<Digest, usize>,
-    /// What is being drained.
+    /// The blob that is being written back.
     pub(super) writing_back: Option<Digest>,
-    /// Whether the draining thread is at work: on that, or on what may leave after it.
+    /// Whether the write-back thread is at work: on that blob, or on evictions after it.
     pub(super) busy: bool,
     /// Whether a reader left what is over the bound, and nobody has looked since whether something can leave now.
     pub(super) is_over: bool,
-    /// Who waits for all to be drained.
+    /// Number of flushes that wait.
     pub(super) flush_waiters: usize,
     pub(super) stopped: bool,
     /// What starts read, and is still to be copied.
@@ -345,7 +345,7 @@ impl TierState {
         f64::INFINITY
     }
 
-    /// Keeps it from being drained, until as many [`TierState::let_go`].
+    /// Keeps a blob from being written back, until as many [`TierState::let_go`].
     pub(super) fn hold(&mut self, digest: Digest) {
         *self.held.entry(digest).or_insert(0) += 1;
     }
@@ -363,7 +363,7 @@ impl TierState {
         self.held.contains_key(digest)
     }
 
-    /// Whose hot chunks are to be looked at, when nothing is to be drained.
+    /// The blob whose hot chunks come next, when nothing is dirty.
     pub(super) fn next_hot(&self) -> Option<Digest> {
         self.known.next(|digest| self.is_held(digest))
     }
@@ -386,7 +386,7 @@ impl TierState {
         self.accounts.dirty() <= self.limit / 2 && self.flush_waiters == 0 && !self.stopped
     }
 
-    /// Whether the draining thread has something to do, or does it.
+    /// Whether the write-back thread has something to do, or does it.
     pub(super) fn is_at_work(&self) -> bool {
         self.busy || self.is_over || !self.queue.is_empty()
     }

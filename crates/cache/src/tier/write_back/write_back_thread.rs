@@ -1,4 +1,4 @@
-//! The thread that brings what lies on the fast tier to the disk: the oldest first, one at a time.
+//! The thread that writes dirty blobs back to the disk: the oldest first, one at a time.
 
 use parking_lot::MutexGuard;
 use std::io;
@@ -17,10 +17,10 @@ use super::stat::count;
 use super::tier_state::TierState;
 use crate::tier::{CHUNK, is_damage};
 
-/// After so many bytes the disk is set to work on them: what is written behind never fills the memory.
-const SYNC: u64 = 8 << 20;
+/// Bytes after which the disk is asked to sync, so that written bytes never fill the memory.
+const SYNC_INTERVAL: u64 = 8 << 20;
 /// Pauses after a disk that failed: the first, and the longest, each twice the one before.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 /// How the write-back of one blob ended.
 enum WriteBackEnd {
@@ -29,7 +29,7 @@ enum WriteBackEnd {
     Interrupted,
 }
 
-/// What the thread does next.
+/// The next work of the thread.
 #[derive(Clone, Copy)]
 enum Work {
     /// A digest, and its number in the tier state.
@@ -42,7 +42,7 @@ enum Work {
     MakeRoom,
 }
 
-/// The end of the thread, however it comes: nobody waits for it any more.
+/// Marks the end of the thread, in a panic too, so that nobody waits for it.
 struct Ended<'a>(&'a FastCopies);
 
 impl Drop for Ended<'_> {
@@ -71,10 +71,10 @@ pub(super) struct WriteBackThread {
 }
 
 impl WriteBackThread {
-    /// Until it is stopped.
+    /// Works until the tier is closed.
     pub(super) fn run(self) {
         let _ended = Ended(&self.fast);
-        let mut pause = PAUSE.0;
+        let mut pause = RETRY_PAUSE.0;
         while let Some(work) = self.next() {
             let done = self.fast.guarded(|| match work {
                 Work::WriteBack(digest, number) => self.write_back_next(&digest, number),
@@ -91,12 +91,12 @@ impl WriteBackThread {
             self.fast.changed.notify_all();
             match (failed, work) {
                 (Some(error), Work::WriteBack(digest, _)) => {
-                    if pause == PAUSE.0 {
+                    if pause == RETRY_PAUSE.0 {
                         tracing::warn!(%digest, %error, "the disk does not take what lies on the fast tier; tried again");
                     }
                     pause = self.pause_after(pause);
                 }
-                (None, Work::WriteBack(..)) => pause = PAUSE.0,
+                (None, Work::WriteBack(..)) => pause = RETRY_PAUSE.0,
                 // It is made when it is asked for the next time.
                 (Some(error), Work::KeepHot(digest)) => {
                     tracing::warn!(%digest, %error, "hot chunks cannot be kept on the fast tier");
@@ -114,11 +114,11 @@ impl WriteBackThread {
         let calm = |state: &TierState| !state.stopped && state.flush_waiters == 0;
         self.fast.wait_until(Instant::now() + pause, calm);
         if calm(&self.fast.state.lock()) {
-            return PAUSE.1.min(pause * 2);
+            return RETRY_PAUSE.1.min(pause * 2);
         }
         self.fast
-            .wait_until(Instant::now() + PAUSE.0, |state| !state.stopped);
-        PAUSE.0
+            .wait_until(Instant::now() + RETRY_PAUSE.0, |state| !state.stopped);
+        RETRY_PAUSE.0
     }
 
     /// Copies a requested blob to the fast tier. If hot ranges of it became known meanwhile, only these are copied.
@@ -232,7 +232,7 @@ impl WriteBackThread {
             staged.write(&[piece])?;
             count(&self.fast.counters.written_back, len as u64);
             unsynced += len as u64;
-            if unsynced >= SYNC
+            if unsynced >= SYNC_INTERVAL
                 && let Some(sync) = staged.early_sync()
             {
                 sync();
