@@ -121,7 +121,7 @@ fn wrong_types_and_values_say_what_would_do() {
     refused(
         "[eviction]\npolicy = \"lrv\"",
         2,
-        &["mean \"lru\"", "\"fifo\""],
+        &["mean \"lru\"", "\"s3-fifo\""],
     );
     refused("[limits]\npause_under = [\"io\", \"io\"]", 2, &["twice"]);
     refused("[limits]\npause_under = [\"disk\"]", 2, &["\"io\""]);

@@ -121,7 +121,7 @@ fn ghosts_take_no_more_than_their_part() {
         assert!(split.ghosts.small.bytes() <= 10 && split.ghosts.large.bytes() <= 10);
         assert!(split.ghosts.small.len() <= 16 && split.ghosts.large.len() <= 16);
     }
-    assert!(split.ghosts.table.len() > 0);
+    assert!(!split.ghosts.table.is_empty());
 }
 
 #[test]
