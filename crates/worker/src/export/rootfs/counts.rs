@@ -13,7 +13,7 @@ pub struct Summary {
     pub shared: u64,
     /// Entries whose owner was not set.
     pub owners: u64,
-    /// StoreFiles that are not setuid or setgid: their owner could not be set.
+    /// Files that are not setuid or setgid: their owner could not be set.
     pub modes: u64,
     /// Names of devices that were not created.
     pub devices: u64,

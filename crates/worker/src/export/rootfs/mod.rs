@@ -35,7 +35,7 @@ use pierhead_toc::image_toc::Attributes;
 use pierhead_toc::{Error, FileDigest, Source, Time};
 use walk::{Walk, WalkError};
 
-/// StoreFiles that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
+/// Files that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
 /// writing a small one.
 const BATCH: usize = 32;
 const BATCH_BYTES: u64 = 1 << 20;
@@ -43,7 +43,7 @@ const BATCH_BYTES: u64 = 1 << 20;
 /// Batches that wait for a thread. Each of their files is an open descriptor.
 const WAITING: usize = 4;
 
-/// ContentSource that lie in files of their own: a worker's store.
+/// Contents in files of their own: a worker's store.
 pub trait StoreFiles: Sync {
     /// Opens the file of a content. `None` when there is none.
     ///
@@ -216,7 +216,7 @@ fn write<'t>(
     loop {
         let batch = match jobs.lock() {
             Ok(jobs) => jobs.recv(),
-            // Another writer panicked, which will be progress.
+            // Another writer panicked. The scope reports its panic.
             Err(_) => return Ok(()),
         };
         let Ok(batch) = batch else {

@@ -56,7 +56,7 @@ pub(super) struct Walk<'a> {
     pub(super) stopped: &'a AtomicBool,
     pub(super) progress: &'a (dyn Fn(u64) + Sync),
     pub(super) linked: LinkTargets,
-    /// ContentSource whose inode is in the tree.
+    /// Contents whose inode is in the tree.
     pub(super) taken: HashSet<u32>,
     pub(super) folders: Folders<'a>,
 }
