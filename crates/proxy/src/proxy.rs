@@ -162,7 +162,7 @@ impl Proxy {
         listener::serve(self.0.clone(), listener, tls, stop).await
     }
 
-    /// BackgroundPulls an image (of an index: those platforms that are named, all when none) into the cache, as a client would.
+    /// Pulls an image (of an index: those platforms that are named, all when none) into the cache, as a client would.
     ///
     /// # Errors
     /// A text for people: what failed, at which upstream.

@@ -11,11 +11,11 @@ use tokio::sync::watch;
 
 use crate::limits::limit::Limit;
 
-/// SharedRequests at once: each holds a connection to an upstream, which may be one that answers nothing, and
+/// Shared requests at once: each holds a connection to an upstream, which may be one that answers nothing, and
 /// goes on when its client has left.
 pub(crate) const MAX_SHARED_REQUESTS: usize = 512;
 
-/// SharedRequests under way by their key. Each is a task of its own, so a caller that leaves cancels nothing.
+/// Shared requests under way, by their key. Each is a task of its own, so a caller that leaves cancels nothing.
 pub(crate) struct SharedRequests<K, V> {
     under_way: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
     panics: Panics,

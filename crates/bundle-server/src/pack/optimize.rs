@@ -54,7 +54,7 @@ pub fn optimize(
             let mut places = known.get(&part.content)?;
             match places.iter_mut().find(|it| *it == place) {
                 Some(found) => *found = better,
-                // PackResult again elsewhere, or forgotten: a small content needs no more than this frame.
+                // Packed again elsewhere, or forgotten: a small content needs no more than this frame.
                 None if part.offset == 0 && frame.members.len() > 1 => places = vec![better],
                 None => continue,
             }

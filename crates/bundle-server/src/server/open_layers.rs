@@ -10,7 +10,7 @@ use super::paths::remove;
 use pierhead_toc::layer::{LayerIndex, LayerReader};
 use pierhead_toc::{Blob, FileDigest, Source};
 
-/// OpenLayers, each asked in turn.
+/// Open layers, each asked in turn.
 #[derive(Default)]
 pub(super) struct OpenLayers {
     readers: Vec<(LayerReader, PathBuf)>,

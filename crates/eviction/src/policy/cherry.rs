@@ -24,7 +24,7 @@ pub enum Combination {
     Sum,
 }
 
-/// CherryParameters of CHERRY; none has a bound.
+/// The parameters of CHERRY; none has a bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CherryParameters {
     /// How shares and runs make a priority.

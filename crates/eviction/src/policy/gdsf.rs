@@ -33,7 +33,7 @@ pub enum Cost {
     Bytes,
 }
 
-/// GdsfParameters of GDSF.
+/// The parameters of GDSF.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GdsfParameters {
     /// The exponent of the frequency, 0 (GreedyDual-Size: requests do not count) to 4; the default, 1, is

@@ -12,7 +12,7 @@ pub(super) struct Room(Arc<Inner>);
 struct Inner {
     places: Arc<Semaphore>,
     silent: Mutex<Silent>,
-    /// ExitError when one falls silent.
+    /// Notified when a connection falls silent.
     fell_silent: Notify,
 }
 

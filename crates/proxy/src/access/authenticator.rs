@@ -1,4 +1,4 @@
-//! ClientUsage authentication and authorization, cached.
+//! Client authentication and authorization, cached.
 //!
 //! Clients need no credentials unless the configuration demands them. A cached decision costs one keyed
 //! hash and one table lookup.

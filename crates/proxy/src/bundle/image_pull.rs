@@ -1,4 +1,4 @@
-//! BackgroundPulls the image that a bundle request needs, in the background.
+//! Pulls the image that a bundle request needs, in the background.
 
 use std::sync::Arc;
 

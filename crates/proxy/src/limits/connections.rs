@@ -1,4 +1,4 @@
-//! OpenConnections connections: counts them per client, and closes an idle one when a new connection needs a slot.
+//! Client connections: counts them per client, and closes an idle one when a new connection needs a slot.
 //!
 //! 1. A connection with a response in progress is never closed for another.
 //! 2. The configuration bounds the connections of one client, by default to an eighth of all. For one more, the client

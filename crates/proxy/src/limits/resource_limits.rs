@@ -15,7 +15,7 @@ use crate::limits::limit::Limit;
 use crate::limits::memory::{Memory, MemoryBounds, MemoryReservation};
 use crate::limits::weak_table::WeakTable;
 
-/// The counts of all that is limited. DownloadBounds may change while it runs.
+/// The counts of all that is limited. The bounds may change while the daemon runs.
 pub(crate) struct ResourceLimits {
     bounds: ArcSwap<config::Limits>,
     clients: WeakTable<ClientKey, ClientUsage>,

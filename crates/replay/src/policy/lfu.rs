@@ -15,7 +15,7 @@ pub(crate) const NAME: &str = "lfu";
 /// requests of a key count while it is held. Operations are O(log n).
 pub type Lfu<K> = RankPolicy<K, Frequency>;
 
-/// LfuParameters of LFU.
+/// The parameters of LFU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LfuParameters {
     /// Whether frequencies age. Default yes; libcachesim's LFU does not, its LFUDA does.

@@ -1,4 +1,4 @@
-//! ImageToc file in blocks. A reader loads each block by `pread` and verifies its checksum before use.
+//! The file of a table of contents, in blocks. A reader loads each block by `pread` and verifies its checksum before use.
 //!
 //! An unreadable sector fails only the reads that touch it.
 

@@ -1,4 +1,4 @@
-//! ImageToc file: canonical bytes, derived data, and a checksum for each block.
+//! The file of a table of contents: canonical bytes, derived data, and a checksum for each block.
 
 use std::io::{self, Write};
 use std::path::Path;

@@ -249,7 +249,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// ExtraConnections of no share.
+    /// A schedule without shares.
     fn without_shares(
         weights: impl Iterator<Item = u64>,
         missing: Vec<Range<u32>>,

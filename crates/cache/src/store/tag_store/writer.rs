@@ -16,7 +16,7 @@ use crate::store::blocks::blocks;
 use crate::store::record;
 use crate::tier::Step;
 
-/// TagStore take at most this fraction (1/n) of the capacity. 100 000 names are 400 MB on disk.
+/// Tags take at most this fraction (1/n) of the capacity. 100 000 names are 400 MB on disk.
 const CAPACITY_SHARE: u64 = 16;
 
 /// Maximum number of changes in one group commit. Each has a file open meanwhile.

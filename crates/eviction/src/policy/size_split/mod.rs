@@ -29,7 +29,7 @@ const FIRST_LIMIT: u64 = 1_000_000;
 /// Misses between two looks at the quantile.
 const LOOK: u32 = 64;
 
-/// SizeSplitParameters of the size split. The defaults were found on the synthetic workloads of seeds 1 and 2 and on
+/// The parameters of the size split. The defaults were found on the synthetic workloads of seeds 1 and 2 and on
 /// the traces ibm_dal09, tencent_ns1326 and adaptsize_cdn; where each is, little depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SizeSplitParameters {

@@ -33,7 +33,7 @@ const EARLY_SAMPLE: u32 = 8;
 /// More than any key has for its bytes.
 const EXPLORER_DENSITY: f32 = 1.0;
 
-/// LhdParameters of LHD.
+/// The parameters of LHD.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LhdParameters {
     /// Candidates drawn for each victim, 1 to 1024; the default, 32, is the paper's.

@@ -21,7 +21,7 @@ pub struct LayerEntries<I, F> {
     pub diff_id: Digest,
     /// Everything of the tar but its contents, and its size.
     pub skeleton: (FileDigest, u64),
-    /// FileDigest and size of each regular file in the order of the tar, those that are no entries among them.
+    /// Digest and size of each regular file in the order of the tar, those that are no entries among them.
     pub files: F,
     /// All entries in the order of the tar.
     pub entries: I,

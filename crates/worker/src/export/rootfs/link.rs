@@ -29,7 +29,7 @@ pub(super) type ChangeTime = (i64, i64);
 /// The result of [`link`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
-    /// It is the file's, which waits for the entry's attributes and is locked until it is closed. ChangeTime last by this.
+    /// It is the file's, which waits for the entry's attributes and is locked until it is closed. Last changed by this.
     Exclusive(ChangeTime),
     /// The name is linked, and the file has the attributes already.
     Shared,

@@ -26,7 +26,7 @@ pub(super) enum WalkError {
 
 /// Whether a name was linked to a file of the store.
 enum StoreLink {
-    /// Its file, which waits for the entry's attributes. ChangeTime last by being given.
+    /// Its file, which waits for the entry's attributes. Last changed by being given.
     Exclusive(File, ChangeTime),
     /// Linked, with all attributes.
     Shared,

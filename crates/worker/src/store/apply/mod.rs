@@ -92,7 +92,7 @@ pub struct ApplyCounts {
     pub reused: TransferCount,
 }
 
-/// PartialFile of [`ApplyCounts`]; a content of several ranges is counted with its first.
+/// A part of [`ApplyCounts`]; a content of several ranges is counted with its first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferCount {
     /// Number of contents.
