@@ -1,5 +1,5 @@
 {{/*
-Made by `cargo xtask chart --write` from crates/pierhead/src/profile/table.rs. The daemon gives its keys the defaults of the
+Made by `cargo xtask chart --write` from crates/host/src/profile/table.rs. The daemon gives its keys the defaults of the
 profile, from the limits that it finds itself within.
 */}}
 {{- define "pierhead.profile" -}}

@@ -151,9 +151,10 @@ impl DataFolder {
 fn check_access(folder: &Path) -> Result<(), Error> {
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
     // Other errors show when the folder is used.
-    if let Err(Errno::ACCESS | Errno::PERM) = rustix::fs::access(folder, needed) {
-        let denied = io::ErrorKind::PermissionDenied.into();
-        return Err(Error::io("read, write and enter", folder, denied));
+    if let Err(errno @ (Errno::ACCESS | Errno::PERM)) = rustix::fs::access(folder, needed)
+        && folder.is_dir()
+    {
+        return Err(Error::io("read, write and enter", folder, errno.into()));
     }
     match fs::read_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
