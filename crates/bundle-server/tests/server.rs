@@ -1284,6 +1284,53 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     library.close();
 }
 
+/// Puts a file that cannot be opened (ELOOP, as it could be EIO) in place of the plan of an image with layers.
+fn make_plan_unreadable(folder: &Path, root: &Digest) {
+    let key = FileDigest::of(format!("bundle 1 {root} true").as_bytes());
+    let plan = folder.join("plans").join(key.hex());
+    std::fs::remove_file(&plan).unwrap();
+    std::os::unix::fs::symlink(&plan, &plan).unwrap();
+}
+
+#[test]
+fn an_unreadable_plan_is_made_again_when_its_image_is_indexed() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
+    let library = open(folder.path(), &blobs);
+    let image = tree(41);
+    blobs.put(&image.image);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    library.close();
+    drop(library);
+    make_plan_unreadable(folder.path(), &image.image.root);
+    // Without its directory, the server indexes the image again.
+    std::fs::remove_dir_all(folder.path().join("directory")).unwrap();
+    let library = open(folder.path(), &blobs);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    let bundle = library.bundle(&image.image.root, &[], true).unwrap();
+    assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
+    library.close();
+}
+
+#[test]
+fn an_unreadable_plan_stops_no_prune_to_a_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = Arc::<MemoryBlobs>::default();
+    let library = open(folder.path(), &blobs);
+    let [stays, gone] = [42, 43].map(tree);
+    for image in [&stays, &gone] {
+        blobs.put(&image.image);
+        assert_eq!(offer(&library, &image.image), State::Ready);
+    }
+    until(|| library.stat().jobs == 0);
+    make_plan_unreadable(folder.path(), &stays.image.root);
+    blobs.take(&gone.image.root);
+    let packs = library.stat().packs;
+    assert!(packs > 0);
+    assert!(library.prune(0).is_err(), "a plan is unreadable");
+    assert_eq!(library.stat().packs, 0, "files go all the same");
+    library.close();
+}
+
 /// A tar of some files of text.
 #[test]
 fn a_prune_frees_what_belongs_to_images_that_are_gone() {

@@ -370,7 +370,7 @@ impl ImageDirectory {
         self.entries.lock().keys().copied().collect()
     }
 
-    /// Other ready images of the same repository, the latest first.
+    /// Ready images of the same repository, this one among them, the latest first.
     pub(super) fn versions(&self, manifest: &Digest) -> Vec<Digest> {
         self.versions_before(manifest, u64::MAX)
     }

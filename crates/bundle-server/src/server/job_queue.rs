@@ -163,7 +163,7 @@ impl Queue {
         self.push(QueuedImage::new(manifest, client));
     }
 
-    /// Marks an image as is_awaited by a client: it goes before all images that no client waits for. It moves into the queue
+    /// Marks an image as awaited by a client. The image goes before all images that no client waits for. It moves into the queue
     /// of that client when that queue is shorter.
     fn prioritize(&mut self, manifest: &Digest, client: ClientKey) {
         let Some((of, id, is_awaited)) = self.places.get(manifest).copied() else {
@@ -402,6 +402,8 @@ impl JobQueue {
     /// Tells all threads to stop.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+        // A thread that has looked at the flag waits by now, and is woken.
+        let _queue = self.queue.lock();
         self.changed.notify_all();
     }
 
@@ -534,24 +536,24 @@ mod tests {
     fn an_image_that_was_interrupted_often_waits_for_the_images_of_others() {
         let ([heavy, rival, small], now) = (digests(), Instant::now());
         let mut queue = Queue::default();
-        let is_awaited = |manifest, of, yields| QueuedImage {
+        let awaited = |manifest, of, yields| QueuedImage {
             is_awaited: true,
             yields,
             ..QueuedImage::new(manifest, client(of))
         };
-        queue.push(is_awaited(heavy, 1, MAX_YIELDS));
-        queue.push(is_awaited(rival, 2, MAX_YIELDS));
+        queue.push(awaited(heavy, 1, MAX_YIELDS));
+        queue.push(awaited(rival, 2, MAX_YIELDS));
         for nth in 10..20_u8 {
             // The heavy images have waited for longer.
             let manifest = pierhead_toc::FileDigest::of(&[nth]).into();
-            queue.push(is_awaited(manifest, nth, MAX_YIELDS - 1));
+            queue.push(awaited(manifest, nth, MAX_YIELDS - 1));
             assert_eq!(image_of(queue.next(Lane::Index, now)), Some(manifest));
             queue.images.release(&client(nth));
         }
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(heavy));
         // The other heavy image does not interrupt it, so both end. A small one does.
         assert!(!queue.is_wanted_by_other(&client(1), now));
-        queue.push(is_awaited(small, 3, 0));
+        queue.push(awaited(small, 3, 0));
         assert!(queue.is_wanted_by_other(&client(1), now));
         queue.images.release(&client(1));
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(small));

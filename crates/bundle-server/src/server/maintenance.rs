@@ -27,7 +27,15 @@ pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Er
     share.pause(0)?;
     context.plans.expire_superseded()?;
     context.plans.shrink(context.config.plan_budget)?;
-    drop_unused_fast_packs(context)?;
+    // A plan that cannot be read keeps all fast packs. The other steps do not depend on it.
+    let dropped = drop_unused_fast_packs(context);
+    retry_and_clean_up(context)?;
+    dropped
+}
+
+/// The steps of a maintenance after the deletion of files.
+fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
+    let is_stopped = || context.queue.is_stopped();
     drop_late(context)?;
     // Tries again images that had no room for optimized frames, or failed for another passing reason.
     context.queue.optimize(context.images.fast_images());

@@ -359,11 +359,12 @@ impl BundleServer {
     /// the plans and TOCs that name packs are read and hashed.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io`. When a plan or a TOC cannot be read, files were deleted all the same.
     pub fn prune(&self, target: u64) -> Result<u64, Error> {
         let context = &self.context;
         let _pruning = context.pruning.lock();
-        unused_packs::remove_uncached_images(context)?;
+        // A plan that cannot be read keeps the unused packs. The least recently used files go all the same.
+        let removed = unused_packs::remove_uncached_images(context);
         let (index, _) = context.paths.bytes();
         let room = target.saturating_sub(index);
         // Plans first, since many plans use one pack.
@@ -372,6 +373,7 @@ impl BundleServer {
         let plans = context.plans.bytes();
         context.packs.evict_to(room.saturating_sub(plans))?;
         record_locations::forget_locations(context)?;
+        removed?;
         let (index, plans) = context.paths.bytes();
         Ok(index + plans + context.packs.stat().bytes)
     }

@@ -40,9 +40,9 @@ pub(super) fn optimize(
         return drop_unused_fast_packs(context);
     }
     context.images.settle(manifest, Some(Stage::Ready))?;
-    let cancelled = drop_unused_fast_packs(context);
+    let dropped = drop_unused_fast_packs(context);
     count(&context.counters.optimized);
-    cancelled
+    dropped
 }
 
 /// Whether it has better frames by now; there may be no room for them.
