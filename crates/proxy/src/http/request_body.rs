@@ -96,7 +96,9 @@ impl<'a> BodyLimits<'a> {
         if bytes <= self.counted {
             return Ok(());
         }
-        let counted = bytes.next_multiple_of(STEP).min(self.len).max(bytes);
+        // Doubles, so that a body is copied a constant number of times.
+        let counted = bytes.max(2 * self.counted).next_multiple_of(STEP);
+        let counted = counted.min(self.len).max(bytes);
         match &mut self.held {
             Some(held) => self.limits.grow(held, counted - self.counted)?,
             none => *none = Some(self.limits.reserve(self.client, counted)?),
@@ -105,8 +107,8 @@ impl<'a> BodyLimits<'a> {
         Ok(())
     }
 
-    /// Makes room for `more` bytes in `buffer`. Allocates no more than the counted bytes and `more`; `BytesMut::reserve`
-    /// would double the buffer.
+    /// Makes room for `more` bytes in `buffer`. The new buffer has the counted bytes, or `more` beyond its contents; during
+    /// the copy the old one exists, too. `BytesMut::reserve` would double the buffer without counting it.
     pub(crate) fn make_room(&self, buffer: &mut BytesMut, more: usize) {
         let len = buffer.len() + more;
         if buffer.capacity() < len {
