@@ -160,7 +160,12 @@ impl FastCopies {
     pub(super) fn stage_copy(&self, key: &CopyKey) -> io::Result<Box<dyn Staged>> {
         drop(self.state.lock().resume(key));
         let mut staged = self.medium.stage(key.on_medium())?;
-        staged.clear()?;
+        if let Err(error) = staged.clear() {
+            // Their room counts no more.
+            drop(staged);
+            let _ = self.medium.discard(key.on_medium());
+            return Err(error);
+        }
         Ok(staged)
     }
 
