@@ -81,7 +81,7 @@ impl Deref for RequestContext {
     }
 }
 
-/// Authenticator rules and cached upstream responses of one configuration. Requests of another configuration never see them.
+/// Access rules and cached upstream responses of one configuration. Requests of another configuration never see them.
 pub(crate) struct ConfigGeneration {
     /// `None`: everybody is let in.
     access: Option<Arc<Authenticator>>,

@@ -161,7 +161,7 @@ pub struct Header {
     pub manifest: Vec<u8>,
     /// The exact bytes.
     pub config: Vec<u8>,
-    /// The images that the worker said to have, in the request's order; [`crate::BaseSlice::image`] counts in it.
+    /// The images of the worker that the server uses, in the server's order. [`crate::BaseSlice::image`] counts in it.
     pub base_images: Vec<BaseImage>,
     /// The merged tree and its contents.
     pub table: WireToc,

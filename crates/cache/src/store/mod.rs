@@ -49,7 +49,7 @@ use crate::store::small_blobs::SmallBlob;
 use crate::store::state::State;
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 
-/// Locks are taken in this order: `reclaim`, the lock of a digest, `state`. Async threads take only `state`, and
+/// Locks are taken in this order: `reclaim`, the lock of a digest, the table of tags, `state`. Async threads take only `state`, and
 /// no thread waits for anything while it holds it.
 pub(crate) struct Store {
     pub(crate) config: Config,

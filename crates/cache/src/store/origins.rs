@@ -45,8 +45,9 @@ impl Origin {
     }
 }
 
-/// One empty file per fill, named by digest and registry. It exists from before the first staged byte until after the
-/// last one. After a kill, staged bytes therefore have one registry, two, or none. Startup deletes those with two or none.
+/// One empty file per fill, named by digest and registry. It exists from before the second staged chunk
+/// until after the last one: a single chunk is never resumed. After a kill, staged bytes therefore have one registry, two,
+/// or none. Startup deletes those with two or none.
 pub(crate) struct Origins {
     folder: PathBuf,
 }
@@ -59,7 +60,7 @@ impl Origins {
         Ok(Self { folder })
     }
 
-    /// Records the registry of bytes that are about to be staged.
+    /// Records the registry of staged bytes that a later fill may resume.
     pub(crate) fn set(&self, digest: &Digest, origin: Origin) -> io::Result<()> {
         match self.path(digest, origin) {
             Some(path) => File::create(path).map(drop),

@@ -146,7 +146,7 @@ fn cold(why: &(dyn std::error::Error + 'static)) {
         );
         return;
     }
-    tracing::warn!(%why, "what was saved of the policy_state cannot be used: blobs rank by their last access");
+    tracing::warn!(%why, "the saved policy state cannot be used: blobs rank by their last access");
 }
 
 /// The file of a data folder.

@@ -37,8 +37,8 @@ What each line says:
               cache.daily_write_budget if that is set
 
 Few hits and many evictions: the cache is smaller than what is pulled again and again.
-`pierhead-replay` tells what another size or policy would have done. The same figures over time
-are at /metrics of the admin address; --json gives exact bytes.
+`pierhead-replay` (built from source) tells what another size or policy would have done. The same
+figures over time are at /metrics of the admin address; --json gives exact bytes.
 
 Example:
   pierhead cache stat --json | jq '.eviction.hits'";

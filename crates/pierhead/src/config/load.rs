@@ -231,10 +231,10 @@ fn settled(
     })?;
     let (mut config, lines) = parse(text, base, settled).map_err(of_text)?;
     config.profile = profile;
-    let output = |key: &str| {
+    let is_set = |key: &str| {
         lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
     };
-    let origins = origins.into_iter().filter(|(key, _)| !output(key));
+    let origins = origins.into_iter().filter(|(key, _)| !is_set(key));
     config.origins = origins.collect::<Origins>();
     let cores = config.limits.cores.resolve(machine);
     cores.map_err(|message| misfit(message, lines.get("limits.cores").copied()))?;

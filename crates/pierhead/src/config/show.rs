@@ -36,14 +36,14 @@ pub(crate) fn show(config: &Config) -> String {
 
 /// The keys whose values differ, with both as people write them. Of upstreams, only which ones differ.
 pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
-    let output = |value: Option<String>| {
+    let shown = |value: Option<String>| {
         let value = value.unwrap_or_else(|| "unset".to_owned());
         value.trim_matches('"').to_owned()
     };
     let mut changes: Vec<_> = keys()
         .map(|key| (key.path(), (key.show)(old), (key.show)(new)))
         .filter(|(_, old, new)| old != new)
-        .map(|(path, old, new)| (path, format!("{} -> {}", output(old), output(new))))
+        .map(|(path, old, new)| (path, format!("{} -> {}", shown(old), shown(new))))
         .collect();
     let upstreams = |config: &Config| {
         let text = |keys: &Upstream| {

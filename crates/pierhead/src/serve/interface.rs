@@ -42,12 +42,12 @@ pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Resul
         return Ok(listen.clone());
     };
     let end = Instant::now() + INTERFACE_WAIT;
-    let mut output = false;
+    let mut is_announced = false;
     loop {
         let seen = look(name.clone()).await?;
         let why = match expand(listen, &seen.usable) {
             Ok(mut addresses) => {
-                if output {
+                if is_announced {
                     notify.tell(State::Starting(START));
                 }
                 if addresses.len() > MOST {
@@ -68,13 +68,13 @@ pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Resul
             let message = format!("{key}: {why} (waited {waited})");
             return Err(ExitError::new(ExitReason::NoInterface, message).into());
         }
-        if !output {
+        if !is_announced {
             notify.tell(State::Starting(INTERFACE_WAIT + START));
             tracing::info!(
                 "waiting up to {} for the interface: {why}",
                 humantime::format_duration(INTERFACE_WAIT)
             );
-            output = true;
+            is_announced = true;
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -158,12 +158,12 @@ mod tests {
         let registry: Registry = "one.example".parse().unwrap();
         let [one, two] = [(); 2].map(|()| Arc::new(ClientUsage::operator()));
         let owner = fill_owners.enter(&digest, &registry).unwrap();
-        let take_slot_offers = owner.take_slot_offers(&one);
-        assert!(take_slot_offers.is_some());
+        let offers = owner.take_slot_offers(&one);
+        assert!(offers.is_some());
         assert!(owner.slot_offer(&one).is_none(), "it waits for its own");
         assert!(owner.slot_offer(&two).is_some());
         assert!(owner.slot_offer(&two).is_none(), "one place is enough");
-        drop(take_slot_offers);
+        drop(offers);
         let three = Arc::new(ClientUsage::operator());
         assert!(owner.slot_offer(&three).is_none(), "the fill has begun");
         // Another fill before the last of those who meant the first has left: it has no turn before it asks for one.

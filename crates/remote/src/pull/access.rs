@@ -33,7 +33,7 @@ pub enum AccessDecision {
     NotFound,
 }
 
-/// Asks by HEAD; what answers is_cross_origin and not well is asked for a byte by GET.
+/// Asks by HEAD. When another origin answers that with an error, asks for one byte by GET.
 pub(crate) async fn authorize(
     candidates: &Candidates,
     repository: &Repository,
@@ -95,7 +95,7 @@ pub(crate) async fn authorize(
     }
 }
 
-/// Whether HEAD leaves it open what is is_cross_origin. Signed URLs of object stores are often good for GET
+/// Whether the answer to HEAD leaves open what GET would give. Signed URLs of object stores are often good for GET
 /// alone; and the login of a gateway in front of the registry may answer HEAD by anything.
 fn is_doubtful(answer: &UpstreamResponse) -> bool {
     let untyped = !answer.response.headers().contains_key(CONTENT_TYPE);

@@ -1,4 +1,4 @@
-//! TagStore: what a tag (or a tag list, or a referrers list) stood for when the upstream last said so.
+//! Tags: the digest of a tag, a tag list or a referrers list in the upstream's last answer.
 
 mod registry_shares;
 #[cfg(test)]

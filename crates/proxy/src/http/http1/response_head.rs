@@ -18,7 +18,7 @@ pub(crate) enum Framing {
     Chunked,
 }
 
-/// The `DateHeader` of answers, made anew once a second.
+/// The `Date` header of responses, made anew once a second.
 #[derive(Default)]
 pub(crate) struct DateHeader {
     second: u64,

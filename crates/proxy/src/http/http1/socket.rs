@@ -20,7 +20,7 @@ use crate::http::http1::head::MAX_HEAD;
 /// What is read at once: the heads of clients are half as long.
 pub(crate) const READ_BYTES: usize = 1024;
 
-/// See the head of this module. Every wait for the client is under the limits of the deadline.
+/// See the head of this module. Every wait for the client has a deadline.
 pub(crate) struct Socket<'a> {
     pub(crate) stream: TcpStream,
     /// What was read and not understood yet; without memory while the connection idles.
