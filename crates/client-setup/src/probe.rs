@@ -61,7 +61,9 @@ fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreac
 /// The first 12 bytes of the response: `HTTP/1.1 200`.
 fn request_status(stream: &mut TcpStream, host: &str) -> io::Result<[u8; 12]> {
     stream.set_read_timeout(Some(TIMEOUT))?;
-    write!(stream, "GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n")?;
+    // One write: a server that answers the request line alone may close before a second one.
+    let request = format!("GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut status = [0; 12];
     stream.read_exact(&mut status)?;
     Ok(status)
