@@ -13,7 +13,10 @@ use std::time::{Duration, SystemTime};
 
 use common::{ROOMY, blob, store};
 use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
-use pierhead_eviction::{Access, Gdsf, Lru, Policy, PolicyName, StateError, Victim};
+use pierhead_eviction::{
+    Access, Adaptation, Contents, Diagnostics, Gdsf, Lru, PersistentState, Policy, PolicyName,
+    StateError, Victim,
+};
 use pierhead_host::BackgroundWork;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::wait;
@@ -53,21 +56,26 @@ impl Policy<Digest> for Watched {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.lock().unwrap().hit(access)
     }
+
     fn miss(&mut self, access: &Access<Digest>) {
         self.0.lock().unwrap().miss(access);
     }
+
     fn refuses(&self, access: &Access<Digest>) -> bool {
         self.0.lock().unwrap().refuses(access)
     }
+
     fn insert(&mut self, access: &Access<Digest>) {
         self.2.lock().unwrap().remove(&access.key);
         self.0.lock().unwrap().insert(access);
     }
+
     fn remove(&mut self, key: &Digest) {
         let is_victim = self.2.lock().unwrap().contains(key);
         assert!(!is_victim, "the policy has named it itself");
         self.0.lock().unwrap().remove(key);
     }
+
     fn evict(&mut self, held: &mut dyn FnMut(&Digest) -> bool) -> Option<Victim<Digest>> {
         let victim = self.0.lock().unwrap().evict(held);
         self.2
@@ -76,36 +84,62 @@ impl Policy<Digest> for Watched {
             .extend(victim.map(|victim| victim.key));
         victim
     }
-    fn resize(&mut self, capacity: u64) {
-        self.0.lock().unwrap().resize(capacity);
+
+    fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
+        Some(self)
     }
-    fn idle(&mut self) -> bool {
-        self.3.fetch_add(1, Ordering::Relaxed);
-        self.0.lock().unwrap().idle()
-    }
-    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
-        self.0.lock().unwrap().figures(show);
-    }
+}
+
+impl Contents<Digest> for Watched {
     fn contains(&self, key: &Digest) -> bool {
         self.0.lock().unwrap().contains(key)
     }
+
     fn len(&self) -> usize {
         self.0.lock().unwrap().len()
     }
+
     fn bytes(&self) -> u64 {
         self.0.lock().unwrap().bytes()
     }
+
     fn visit(&self, visit: &mut dyn FnMut(&Digest, u64)) {
         self.0.lock().unwrap().visit(visit);
     }
-    fn memory(&self) -> usize {
-        self.0.lock().unwrap().memory()
-    }
+}
+
+impl PersistentState for Watched {
     fn save(&self) -> Vec<u8> {
         self.0.lock().unwrap().save()
     }
+
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         self.0.lock().unwrap().restore(saved)
+    }
+}
+
+impl Adaptation for Watched {
+    fn resize(&mut self, capacity: u64) {
+        if let Some(adaptation) = self.0.lock().unwrap().adaptation() {
+            adaptation.resize(capacity);
+        }
+    }
+
+    fn train(&mut self) -> bool {
+        self.3.fetch_add(1, Ordering::Relaxed);
+        let mut policy = self.0.lock().unwrap();
+        let adaptation = policy.adaptation();
+        adaptation.is_some_and(|adaptation| adaptation.train())
+    }
+}
+
+impl Diagnostics for Watched {
+    fn gauges(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        self.0.lock().unwrap().gauges(show);
+    }
+
+    fn memory(&self) -> usize {
+        self.0.lock().unwrap().memory()
     }
 }
 

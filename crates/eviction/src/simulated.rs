@@ -49,10 +49,12 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
     }
 
     /// One request. The sizes of what is held never exceed the bound, also not for a moment: what is
-    /// larger than the whole cache goes past it. What the policy put off is done after it ([`Policy::idle`]).
+    /// larger than the whole cache goes past it. What the policy put off is done after it ([`crate::Adaptation::train`]).
     pub fn request(&mut self, access: &Access<K>) -> Outcome {
         let outcome = self.answer(access);
-        self.policy.idle();
+        if let Some(adaptation) = self.policy.adaptation() {
+            adaptation.train();
+        }
         outcome
     }
 
@@ -111,7 +113,9 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
     /// Another bound; a smaller one holds from the next key that enters.
     pub fn resize(&mut self, capacity: u64) {
         self.capacity = capacity;
-        self.policy.resize(capacity);
+        if let Some(adaptation) = self.policy.adaptation() {
+            adaptation.resize(capacity);
+        }
     }
 
     /// The bound in bytes.
@@ -123,7 +127,7 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Gdsf, Lru};
+    use crate::{Contents as _, Gdsf, Lru};
 
     #[test]
     fn room_is_made_before_a_key_enters_and_what_is_too_large_passes() {

@@ -2,7 +2,7 @@
 
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::building_blocks::saved;
-use crate::{Access, Policy};
+use crate::{Access, Contents, PersistentState, Policy};
 
 pub use crate::building_blocks::saved::with_valid_checksum;
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pierhead_cache::Eviction;
-use pierhead_eviction::{Access, Admission, Lru, StateError};
+use pierhead_eviction::{Access, Admission, Lru, PersistentState, StateError};
 use pierhead_oci::Digest;
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
@@ -26,6 +26,9 @@ impl Admission<Digest> for Second {
     fn admit(&mut self, access: &Access<Digest>) -> bool {
         !self.0.insert(access.key)
     }
+}
+
+impl PersistentState for Second {
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }
@@ -41,6 +44,9 @@ impl Admission<Digest> for Closed {
     fn admit(&mut self, _: &Access<Digest>) -> bool {
         false
     }
+}
+
+impl PersistentState for Closed {
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }

@@ -4,7 +4,7 @@ use crate::SimulatedPolicy;
 use crate::trace::csv::Columns;
 use crate::trace::{Format, Notes, Reader, TraceError};
 use pierhead_eviction::testing::with_valid_checksum;
-use pierhead_eviction::{Access, Policy as _, SimulatedCache};
+use pierhead_eviction::{Access, Contents as _, Policy as _, SimulatedCache};
 
 /// A trace after a byte that chooses the format. It reads the same in pieces of any length, time never
 /// runs back, nothing is empty, and what is read can be replayed.
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_state_with_a_changed_byte_comes_past_the_checksum() {
-        use pierhead_eviction::{Access, Lru, Policy as _, StateError};
+        use pierhead_eviction::{Access, Lru, PersistentState as _, Policy as _, StateError};
         let mut lru = Lru::new();
         lru.insert(&Access::new(7_u64, 1, 0));
         let mut state = lru.save();

@@ -410,7 +410,7 @@ impl Cache {
         {
             let mut state = self.store.state.lock();
             state.capacity = capacity;
-            state.ranking.policy.resize(capacity);
+            state.ranking.resize(capacity);
         }
         let store = self.store.clone();
         blocking(move || store.shrink()).await;

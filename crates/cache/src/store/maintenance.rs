@@ -134,7 +134,7 @@ impl Maintenance {
                 // What is put off is not forgotten, though nobody may ask for anything meanwhile.
                 return true;
             }
-            if !self.store.state.lock().ranking.policy.idle() {
+            if !self.store.state.lock().ranking.train() {
                 break;
             }
             std::thread::yield_now();

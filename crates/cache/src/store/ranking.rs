@@ -159,6 +159,19 @@ impl Ranking {
         Some(victim)
     }
 
+    /// Passes the new capacity of the cache, in bytes, to the policy.
+    pub(crate) fn resize(&mut self, capacity: u64) {
+        if let Some(adaptation) = self.policy.adaptation() {
+            adaptation.resize(capacity);
+        }
+    }
+
+    /// Does one step of the policy's deferred work. Returns `true` if more work is left.
+    pub(crate) fn train(&mut self) -> bool {
+        let adaptation = self.policy.adaptation();
+        adaptation.is_some_and(|adaptation| adaptation.train())
+    }
+
     fn note_left(&mut self, digest: &Digest) {
         if let Some(left) = &mut self.left {
             left.push(*digest);
@@ -169,7 +182,7 @@ impl Ranking {
     pub(crate) fn figures(&self) -> Vec<(&'static str, f64)> {
         let mut figures = Vec::new();
         self.policy
-            .figures(&mut |name, value| figures.push((name, value)));
+            .gauges(&mut |name, value| figures.push((name, value)));
         figures
     }
 

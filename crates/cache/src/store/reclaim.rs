@@ -191,7 +191,9 @@ impl Store {
         let mut state = self.state.lock();
         let mut later = state.accesses(since);
         later.sort_unstable_by_key(|(tick, _)| *tick);
-        policy.resize(state.capacity);
+        if let Some(adaptation) = policy.adaptation() {
+            adaptation.resize(state.capacity);
+        }
         let old = state.ranking.replace(policy_name, policy);
         state.ranking.seen(latest);
         for (_, access) in &later {

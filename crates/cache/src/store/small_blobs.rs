@@ -104,6 +104,7 @@ fn access(small: &SmallBlob, tick: u64) -> Access<Digest> {
 
 #[cfg(test)]
 mod tests {
+    use pierhead_eviction::Contents as _;
     use proptest::prelude::*;
 
     use super::*;

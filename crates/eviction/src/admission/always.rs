@@ -1,7 +1,7 @@
 //! Everything may enter: the policy alone decides what stays.
 
 use crate::building_blocks::saved;
-use crate::{Access, Admission, StateError};
+use crate::{Access, Admission, PersistentState, StateError};
 
 pub(super) const NAME: &str = "always";
 
@@ -13,7 +13,9 @@ impl<K> Admission<K> for Always {
     fn admit(&mut self, _: &Access<K>) -> bool {
         true
     }
+}
 
+impl PersistentState for Always {
     fn save(&self) -> Vec<u8> {
         saved::seal(NAME, &())
     }

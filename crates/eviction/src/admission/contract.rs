@@ -1,27 +1,18 @@
 //! What every admission promises to the owner of the bytes.
 
-use crate::{Access, StateError};
+use crate::{Access, PersistentState};
 
 /// Decides whether what was asked for and is not there shall be kept. What is not admitted is served
 /// all the same, past the cache. Every implementer runs the conformance suite of `testkit`.
 ///
 /// Memory is bounded, whatever was asked for.
-pub trait Admission<K>: Send {
+pub trait Admission<K>: PersistentState + Send {
     /// A key that is held was asked for: for those that count requests.
     fn hit(&mut self, _access: &Access<K>) {}
 
     /// A key that is not held was asked for: counts it, and says whether it may enter. Called once for
     /// each such request.
     fn admit(&mut self, access: &Access<K>) -> bool;
-
-    /// Everything that the decisions depend on, as bytes for [`Admission::restore`].
-    fn save(&self) -> Vec<u8>;
-
-    /// Goes on where an admission of the same kind was when it was saved; its parameters are this one's.
-    ///
-    /// # Errors
-    /// As [`crate::Policy::restore`].
-    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError>;
 }
 
 impl<K, A: Admission<K> + ?Sized> Admission<K> for Box<A> {
@@ -31,13 +22,5 @@ impl<K, A: Admission<K> + ?Sized> Admission<K> for Box<A> {
 
     fn admit(&mut self, access: &Access<K>) -> bool {
         (**self).admit(access)
-    }
-
-    fn save(&self) -> Vec<u8> {
-        (**self).save()
-    }
-
-    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        (**self).restore(saved)
     }
 }

@@ -7,7 +7,7 @@
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::queues::{Queues, SavedQueues};
 use crate::building_blocks::saved;
-use crate::{Access, Admission, Key, StateError};
+use crate::{Access, Admission, Key, PersistentState, StateError};
 
 pub(super) const NAME: &str = "second-hit";
 
@@ -77,7 +77,9 @@ impl<K: Key> Admission<K> for SecondHit<K> {
         self.trim();
         false
     }
+}
 
+impl<K: Key> PersistentState for SecondHit<K> {
     fn save(&self) -> Vec<u8> {
         saved::seal(NAME, &self.missed.save())
     }

@@ -7,7 +7,7 @@
 use crate::building_blocks::hash::draw;
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::saved;
-use crate::{Access, Admission, StateError};
+use crate::{Access, Admission, PersistentState, StateError};
 
 pub(super) const NAME: &str = "size-aware";
 
@@ -61,7 +61,9 @@ impl<K> Admission<K> for SizeAware {
         let lot = (draw(&mut self.lots) >> 11) as f64 / (1_u64 << 53) as f64;
         lot < chance
     }
+}
 
+impl PersistentState for SizeAware {
     fn save(&self) -> Vec<u8> {
         saved::seal(NAME, &self.lots)
     }

@@ -7,7 +7,7 @@
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::saved;
 use crate::building_blocks::sketch::{MOST, Sketch};
-use crate::{Access, Admission, Key, StateError};
+use crate::{Access, Admission, Key, PersistentState, StateError};
 
 pub(super) const NAME: &str = "tinylfu";
 
@@ -70,7 +70,9 @@ impl<K: Key> Admission<K> for TinyLfu {
         self.sketch.count(&access.key);
         self.sketch.estimate(&access.key) >= self.threshold
     }
+}
 
+impl PersistentState for TinyLfu {
     fn save(&self) -> Vec<u8> {
         saved::seal(NAME, &self.sketch)
     }

@@ -6,7 +6,9 @@ use serde::de::DeserializeOwned;
 use crate::building_blocks::queues::{Queues, SavedQueues};
 use crate::building_blocks::saved;
 use crate::building_blocks::table::Slot;
-use crate::{Access, Key, Policy, StateError, Victim};
+use crate::{
+    Access, Adaptation, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
+};
 
 /// How keys move among the queues of a [`QueuePolicy`]. What is not said is first in, first out.
 pub trait QueueRule: Send {
@@ -51,7 +53,7 @@ pub trait QueueRule: Send {
         queues.drop(slot).map(Victim::from)
     }
 
-    /// As [`Policy::resize`].
+    /// As [`crate::Adaptation::resize`].
     fn resize(&mut self, _capacity: u64) {}
 
     /// Bytes of memory beside the queues.
@@ -145,6 +147,12 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
         self.rule.evict(&mut self.queues, held)
     }
 
+    fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
+        Some(self)
+    }
+}
+
+impl<K: Key, R: QueueRule> Contents<K> for QueuePolicy<K, R> {
     fn contains(&self, key: &K) -> bool {
         self.queues.held(key).is_some()
     }
@@ -164,19 +172,9 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
             }
         }
     }
+}
 
-    fn resize(&mut self, capacity: u64) {
-        self.rule.resize(capacity);
-    }
-
-    fn ghosts(&self) -> usize {
-        self.queues.ghosts()
-    }
-
-    fn memory(&self) -> usize {
-        self.queues.memory() + self.rule.memory()
-    }
-
+impl<K: Key, R: QueueRule> PersistentState for QueuePolicy<K, R> {
     fn save(&self) -> Vec<u8> {
         let state = (self.queues.save(), self.rule.state(&self.queues));
         saved::seal(R::NAME, &state)
@@ -188,6 +186,22 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
         self.rule.resume(&queues, state)?;
         self.queues = queues;
         Ok(())
+    }
+}
+
+impl<K: Key, R: QueueRule> Adaptation for QueuePolicy<K, R> {
+    fn resize(&mut self, capacity: u64) {
+        self.rule.resize(capacity);
+    }
+}
+
+impl<K: Key, R: QueueRule> Diagnostics for QueuePolicy<K, R> {
+    fn ghosts(&self) -> usize {
+        self.queues.ghosts()
+    }
+
+    fn memory(&self) -> usize {
+        self.queues.memory() + self.rule.memory()
     }
 }
 

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use crate::building_blocks::heap::Heap;
 use crate::building_blocks::saved;
 use crate::building_blocks::table::{Slot, Table};
-use crate::{Access, Key, Policy, StateError, Victim};
+use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim};
 
 /// How an algorithm gives priorities. What stays is what has the highest.
 pub trait RankRule: Send {
@@ -116,7 +116,9 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
         self.rule.evicted(self.heap.priority(&self.table, slot));
         self.take(slot)
     }
+}
 
+impl<K: Key, R: RankRule> Contents<K> for RankPolicy<K, R> {
     fn contains(&self, key: &K) -> bool {
         self.table.find(key).is_some()
     }
@@ -135,11 +137,9 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
             visit(&entry.key, entry.size);
         }
     }
+}
 
-    fn memory(&self) -> usize {
-        self.table.memory() + self.heap.memory()
-    }
-
+impl<K: Key, R: RankRule> PersistentState for RankPolicy<K, R> {
     fn save(&self) -> Vec<u8> {
         let entries = self.heap.ordered().map(|(slot, priority)| {
             let entry = self.table.get(slot);
@@ -166,6 +166,12 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
         self.rule.resume(state)?;
         (self.table, self.heap) = (table, heap);
         Ok(())
+    }
+}
+
+impl<K: Key, R: RankRule> Diagnostics for RankPolicy<K, R> {
+    fn memory(&self) -> usize {
+        self.table.memory() + self.heap.memory()
     }
 }
 

@@ -39,6 +39,28 @@ pub enum StateError {
     Content(&'static str),
 }
 
+/// State that survives a restart of the process.
+pub trait PersistentState {
+    /// Everything on which future decisions depend, as bytes for [`PersistentState::restore`].
+    fn save(&self) -> Vec<u8>;
+
+    /// Continues from a saved state. The parameters stay those of `self`.
+    ///
+    /// # Errors
+    /// [`StateError`] if the bytes are damaged or of another version or kind. Then nothing changes.
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError>;
+}
+
+impl<P: PersistentState + ?Sized> PersistentState for Box<P> {
+    fn save(&self) -> Vec<u8> {
+        (**self).save()
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        (**self).restore(saved)
+    }
+}
+
 /// Wraps the state of the policy `kind`.
 pub fn seal<T: Serialize>(kind: &'static str, state: &T) -> Vec<u8> {
     let mut out = Vec::from(*MAGIC);

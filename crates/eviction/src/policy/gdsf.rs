@@ -147,8 +147,8 @@ impl RankRule for Greedy {
 mod tests {
     use super::*;
 
-    use crate::Policy;
     use crate::testing::play;
+    use crate::{PersistentState as _, Policy};
 
     fn after(parameters: GdsfParameters, trace: &str) -> (String, Vec<(char, f64)>) {
         let mut gdsf = Gdsf::new(parameters).expect("in range");

@@ -1,4 +1,4 @@
-//! What every policy promises to the owner of the bytes, and the policies that the daemon offers.
+//! The trait of eviction policies, its parts, and the policies that the daemon offers.
 
 pub mod cherry;
 pub mod gdsf;
@@ -7,97 +7,108 @@ pub mod lru;
 pub mod s3_fifo;
 pub mod size_split;
 
-use crate::{Access, StateError};
+use crate::{Access, PersistentState};
 
-/// A key that shall go, and the size that it entered with.
+/// A key to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim<K> {
-    /// What to delete.
+    /// The key. The owner of the bytes deletes them.
     pub key: K,
-    /// The bytes that this frees.
+    /// Bytes that the deletion frees: the size with which the key entered.
     pub size: u64,
 }
 
-/// Ranks keys for removal. Every implementer runs the conformance suite of `testkit`.
+/// Ranks the keys of a cache and names those to evict.
 ///
-/// Calls are O(1) or O(log n) in the keys held, and at most 64 bytes beside the key are kept for each. What
-/// remembers keys that left (ghosts) keeps at most as many as are held, or 256 where fewer are, and each
-/// costs at most what a key costs that is held: so a policy with ghosts takes at most twice as much.
-pub trait Policy<K>: Send {
-    /// A key was asked for: counts it and says `true` when it is held, else says `false` and changes
-    /// nothing. Called once for each request.
+/// Every implementer runs the conformance suite of `testkit`. It holds the following bounds.
+///
+/// 1. A call takes O(1) or O(log n) time for n keys.
+/// 2. A key costs at most 64 bytes of memory beside itself.
+/// 3. A policy remembers at most as many evicted keys (ghosts) as the cache holds, or 256 if it
+///    holds fewer. A ghost costs at most as much memory as a key of the cache.
+pub trait Policy<K>: Contents<K> + PersistentState + Diagnostics + Send {
+    /// Counts one request. Returns `true` if the cache holds the key, and otherwise changes
+    /// nothing. The cache calls this once for each request.
     fn hit(&mut self, access: &Access<K>) -> bool;
 
-    /// A key that is not held was asked for, whether or not it will enter: for those that remember
-    /// more than they hold. Called once, after [`Policy::hit`] said `false` and before room is made.
+    /// Counts the request for a key that the cache does not hold, whether or not the key enters.
+    /// The cache calls this once, after [`Policy::hit`] returned `false` and before it evicts.
     fn miss(&mut self, _access: &Access<K>) {}
 
-    /// Whether a key had better go past the cache, because of its size.
+    /// Whether this key must not enter, because keys that the cache holds are worth more.
     fn refuses(&self, _access: &Access<K>) -> bool {
         false
     }
 
-    /// A key entered the cache. One that is held already stays as it is. It enters also when the sizes are
-    /// then more than a u64 says: [`Policy::bytes`] is [`u64::MAX`] until enough has left, and exact then.
+    /// Adds a key that entered the cache. A key that the cache already holds does not change.
     fn insert(&mut self, access: &Access<K>);
 
-    /// A key left the cache for a reason of its owner's. An unknown one is ignored; a held one leaves no
-    /// ghost.
+    /// Removes a key that left the cache without an eviction. Leaves no ghost. Ignores a key that
+    /// the cache does not hold.
     fn remove(&mut self, key: &K);
 
-    /// Names the next victim and lets go of it. A key of which `held` says `true` (pinned, being read)
-    /// is passed over and keeps what is known about it. `None` when there is no other.
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>>;
+    /// Removes the next victim and returns it. Skips each key for which `pinned` returns `true`;
+    /// such a key stays as it is. Returns `None` if all keys are pinned.
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>>;
 
-    /// Whether a key is held; counts nothing.
+    /// The part of this policy that adapts outside of requests; `None` if it has none.
+    fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
+        None
+    }
+}
+
+/// The keys that the cache holds, as its policy knows them.
+pub trait Contents<K> {
+    /// Whether the cache holds the key. Counts no request.
     fn contains(&self, key: &K) -> bool;
 
-    /// How many keys are held.
+    /// Number of keys.
     fn len(&self) -> usize;
 
-    /// Whether none is.
+    /// Whether the cache holds no key.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The sizes of all keys held, together; [`u64::MAX`] when they are more.
+    /// Sum of the sizes of all keys, in bytes. A sum above [`u64::MAX`] reads as [`u64::MAX`] and
+    /// is exact again once enough keys left.
     fn bytes(&self) -> u64;
 
-    /// Shows each key held and its size, the next victims first as far as there is an order.
+    /// Calls `visit` with each key and its size. The next victims come first, as far as the policy
+    /// has an order.
     fn visit(&self, visit: &mut dyn FnMut(&K, u64));
+}
 
-    /// The bound of the owner changed; queues that are a share of it follow as keys come and go.
+/// Changes of a policy that no request causes.
+pub trait Adaptation {
+    /// Follows a new capacity of the cache, in bytes. Queues that are a share of the capacity
+    /// grow or shrink as keys enter and leave.
     fn resize(&mut self, _capacity: u64) {}
 
-    /// Does a little of what is put off while requests are answered, such as training a model: well
-    /// under a millisecond, and no more in all than the requests so far have earned. `true` when there is
-    /// more to do now. An owner calls it when it has time, off the path of requests; one that never does
-    /// loses nothing but what would have been learned. A replay calls it after each request.
-    fn idle(&mut self) -> bool {
+    /// Does one step of deferred work, such as the training of a model, in well under a
+    /// millisecond. Returns `true` if more work is left.
+    ///
+    /// The work in total is bounded by the number of requests so far. The cache calls this between
+    /// requests; a simulated cache calls it after each request. A cache that never calls it gets
+    /// valid decisions, but the policy learns nothing.
+    fn train(&mut self) -> bool {
         false
     }
+}
 
-    /// Shows what an operator may want to know of it beyond its bytes, by a fixed name each: whether a gate is
-    /// open, how far a boundary has moved.
-    fn figures(&self, _show: &mut dyn FnMut(&'static str, f64)) {}
+/// Values for operators.
+pub trait Diagnostics {
+    /// Memory that the policy uses, in bytes, without the heap memory of the keys.
+    fn memory(&self) -> usize;
 
-    /// How many keys that left are remembered, themselves or by a fingerprint.
+    /// Number of ghosts: evicted keys that the policy remembers, whole or as a fingerprint.
     fn ghosts(&self) -> usize {
         0
     }
 
-    /// Bytes of memory that all this takes, the keys' own heap apart.
-    fn memory(&self) -> usize;
-
-    /// Everything that the ranking depends on, as bytes for [`Policy::restore`].
-    fn save(&self) -> Vec<u8>;
-
-    /// Goes on where a policy of the same kind was when it was saved; its parameters are this one's.
-    ///
-    /// # Errors
-    /// [`StateError`] when the bytes are of another version or policy, truncated or damaged; then this
-    /// policy is as it was.
-    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError>;
+    /// Calls `show` with the name and the value of each gauge of this policy, such as the share of
+    /// a queue.
+    fn gauges(&self, _show: &mut dyn FnMut(&'static str, f64)) {}
 }
 
 impl<K, P: Policy<K> + ?Sized> Policy<K> for Box<P> {
@@ -121,16 +132,26 @@ impl<K, P: Policy<K> + ?Sized> Policy<K> for Box<P> {
         (**self).remove(key);
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
-        (**self).evict(held)
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        (**self).evict(pinned)
     }
 
+    fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
+        (**self).adaptation()
+    }
+}
+
+impl<K, P: Contents<K> + ?Sized> Contents<K> for Box<P> {
     fn contains(&self, key: &K) -> bool {
         (**self).contains(key)
     }
 
     fn len(&self) -> usize {
         (**self).len()
+    }
+
+    fn is_empty(&self) -> bool {
+        (**self).is_empty()
     }
 
     fn bytes(&self) -> u64 {
@@ -140,32 +161,18 @@ impl<K, P: Policy<K> + ?Sized> Policy<K> for Box<P> {
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         (**self).visit(visit);
     }
+}
 
-    fn resize(&mut self, capacity: u64) {
-        (**self).resize(capacity);
-    }
-
-    fn idle(&mut self) -> bool {
-        (**self).idle()
-    }
-
-    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
-        (**self).figures(show);
+impl<P: Diagnostics + ?Sized> Diagnostics for Box<P> {
+    fn memory(&self) -> usize {
+        (**self).memory()
     }
 
     fn ghosts(&self) -> usize {
         (**self).ghosts()
     }
 
-    fn memory(&self) -> usize {
-        (**self).memory()
-    }
-
-    fn save(&self) -> Vec<u8> {
-        (**self).save()
-    }
-
-    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        (**self).restore(saved)
+    fn gauges(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        (**self).gauges(show);
     }
 }

@@ -234,8 +234,8 @@ impl QueueRule for SmallAndMain {
 mod tests {
     use super::*;
 
-    use crate::Policy;
     use crate::testing::play;
+    use crate::{Diagnostics as _, PersistentState as _, Policy};
 
     /// A small queue of 3 bytes, a main one of 7, ghosts of 9.
     fn new(parameters: S3FifoParameters) -> S3Fifo<char> {

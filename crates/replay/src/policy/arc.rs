@@ -237,8 +237,8 @@ impl QueueRule for Adaptive {
 mod tests {
     use super::*;
 
-    use pierhead_eviction::Policy;
     use pierhead_eviction::testing::play;
+    use pierhead_eviction::{Diagnostics as _, PersistentState as _, Policy};
 
     fn new(parameters: ArcParameters) -> Arc<char> {
         super::new(10, parameters)

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     use pierhead_eviction::testing::play;
-    use pierhead_eviction::{Policy, SimulatedCache};
+    use pierhead_eviction::{PersistentState as _, SimulatedCache};
 
     #[test]
     fn the_next_request_of_each_key_is_found() {

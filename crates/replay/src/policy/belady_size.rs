@@ -11,7 +11,9 @@ use pierhead_eviction::building_blocks::heap::Heap;
 use pierhead_eviction::building_blocks::saved;
 use pierhead_eviction::building_blocks::sizes::class;
 use pierhead_eviction::building_blocks::table::{Slot, Table};
-use pierhead_eviction::{Access, Key, Policy, StateError, Victim};
+use pierhead_eviction::{
+    Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
+};
 
 pub(crate) const NAME: &str = "belady-size";
 
@@ -108,7 +110,9 @@ impl<K: Key> Policy<K> for BeladySize<K> {
         let (_, slot) = farthest?;
         self.take(slot)
     }
+}
 
+impl<K: Key> Contents<K> for BeladySize<K> {
     fn contains(&self, key: &K) -> bool {
         self.table.find(key).is_some()
     }
@@ -124,12 +128,9 @@ impl<K: Key> Policy<K> for BeladySize<K> {
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         self.entries().for_each(|(key, size, _)| visit(key, size));
     }
+}
 
-    fn memory(&self) -> usize {
-        let heaps: usize = self.classes.iter().map(Heap::memory).sum();
-        self.table.memory() + heaps + self.classes.capacity() * size_of::<Heap>()
-    }
-
+impl<K: Key> PersistentState for BeladySize<K> {
     fn save(&self) -> Vec<u8> {
         let entries: Vec<(&K, u64, f64)> = self.entries().collect();
         saved::seal(NAME, &(self.future.requests(), entries))
@@ -150,6 +151,13 @@ impl<K: Key> Policy<K> for BeladySize<K> {
         }
         *self = restored;
         Ok(())
+    }
+}
+
+impl<K: Key> Diagnostics for BeladySize<K> {
+    fn memory(&self) -> usize {
+        let heaps: usize = self.classes.iter().map(Heap::memory).sum();
+        self.table.memory() + heaps + self.classes.capacity() * size_of::<Heap>()
     }
 }
 

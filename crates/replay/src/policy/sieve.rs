@@ -79,8 +79,8 @@ impl QueueRule for Hand {
 mod tests {
     use super::*;
 
-    use pierhead_eviction::Policy;
     use pierhead_eviction::testing::play;
+    use pierhead_eviction::{PersistentState as _, Policy};
 
     #[test]
     fn the_hand_spares_what_was_asked_for_and_moves_nothing() {

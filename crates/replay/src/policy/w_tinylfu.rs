@@ -205,8 +205,8 @@ impl QueueRule for Duel {
 mod tests {
     use super::*;
 
-    use pierhead_eviction::Policy;
     use pierhead_eviction::testing::play;
+    use pierhead_eviction::{Adaptation as _, Diagnostics as _, Policy};
 
     /// A window of 2 bytes, a protected segment of 4, and 4 for the rest.
     fn new() -> WTinyLfu<char> {

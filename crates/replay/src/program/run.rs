@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
-use pierhead_eviction::{AdmissionName, Policy as _, SimulatedCache};
+use pierhead_eviction::{AdmissionName, SimulatedCache};
 use pierhead_replay::policy::ParameterSet;
 use pierhead_replay::tally::{Tally, replay};
 use pierhead_replay::trace::Held;

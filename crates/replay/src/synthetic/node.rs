@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::catalogue::{Blob, Image};
-use pierhead_eviction::{Access, Lru, Policy};
+use pierhead_eviction::{Access, Contents as _, Lru, Policy};
 
 /// Keeps images while their distinct blobs fit, as a kubelet collects whole images.
 #[derive(Debug)]

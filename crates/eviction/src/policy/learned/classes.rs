@@ -17,7 +17,7 @@ use super::training::Race;
 use crate::building_blocks::hash::{draw, hash};
 use crate::building_blocks::saved;
 use crate::building_blocks::table::{List, Slot, Table};
-use crate::{Access, Key, Policy, StateError, Victim};
+use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim};
 
 const NAME: &str = "learned-classes";
 
@@ -291,7 +291,9 @@ impl<K: Key> Policy<K> for Classes<K> {
             .put(key, entry.note.count(), entry.note.last(), held);
         Some(entry.into())
     }
+}
 
+impl<K: Key> Contents<K> for Classes<K> {
     fn contains(&self, key: &K) -> bool {
         self.table.find(key).is_some()
     }
@@ -311,14 +313,9 @@ impl<K: Key> Policy<K> for Classes<K> {
             }
         }
     }
+}
 
-    fn memory(&self) -> usize {
-        self.table.memory()
-            + self.ghosts.memory()
-            + self.lists.capacity() * size_of::<List>()
-            + self.nominees.capacity() * size_of::<Nominee>()
-    }
-
+impl<K: Key> PersistentState for Classes<K> {
     fn save(&self) -> Vec<u8> {
         saved::seal(NAME, &self.state())
     }
@@ -329,5 +326,14 @@ impl<K: Key> Policy<K> for Classes<K> {
         restored.racing = self.racing;
         *self = restored;
         Ok(())
+    }
+}
+
+impl<K: Key> Diagnostics for Classes<K> {
+    fn memory(&self) -> usize {
+        self.table.memory()
+            + self.ghosts.memory()
+            + self.lists.capacity() * size_of::<List>()
+            + self.nominees.capacity() * size_of::<Nominee>()
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::classes::{Classes, State};
 use super::model::Model;
-use crate::{Access, Outcome, Policy, SimulatedCache, StateError};
+use crate::{Access, Contents, Diagnostics, Outcome, Policy, SimulatedCache, StateError};
 
 /// Keys that a shadow holds at most.
 const KEYS: usize = 16_384;

@@ -28,12 +28,14 @@ use self::model::Model;
 use self::training::{Race, Races, Trainer};
 use crate::building_blocks::hash::hash;
 use crate::building_blocks::saved;
-use crate::{Access, Key, Policy, StateError, Victim};
+use crate::{
+    Access, Adaptation, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
+};
 
 pub(crate) const NAME: &str = "learned";
 
 /// The learned policy. A request is O(1), an eviction O(classes of size); training happens in
-/// [`Policy::idle`] alone, so that without it this is its heuristic.
+/// [`Adaptation::train`] alone, so that without it this is its heuristic.
 pub struct Learned<K> {
     classes: Classes<K>,
     gate: Gate,
@@ -129,6 +131,12 @@ impl<K: Key> Policy<K> for Learned<K> {
         victim
     }
 
+    fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
+        Some(self)
+    }
+}
+
+impl<K: Key> Contents<K> for Learned<K> {
     fn contains(&self, key: &K) -> bool {
         self.classes.contains(key)
     }
@@ -144,29 +152,9 @@ impl<K: Key> Policy<K> for Learned<K> {
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
         self.classes.visit(visit);
     }
+}
 
-    fn resize(&mut self, capacity: u64) {
-        self.capacity = capacity;
-        self.gate.resize(capacity);
-    }
-
-    fn idle(&mut self) -> bool {
-        if let Some(model) = self.trainer.train() {
-            self.model = Arc::new(model);
-            self.gate.take_up(&self.model);
-            self.classes.model = self.gate.is_open().then(|| Arc::clone(&self.model));
-        }
-        self.trainer.can_train()
-    }
-
-    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
-        show("gate_open", f64::from(u8::from(self.is_open())));
-    }
-
-    fn memory(&self) -> usize {
-        self.classes.memory() + self.gate.memory() + self.races.memory() + self.trainer.memory()
-    }
-
+impl<K: Key> PersistentState for Learned<K> {
     fn save(&self) -> Vec<u8> {
         let (open, next) = self.races.state();
         let whole = Whole {
@@ -194,5 +182,31 @@ impl<K: Key> Policy<K> for Learned<K> {
         (self.trainer, self.model) = (whole.trainer, model);
         self.follow_gate();
         Ok(())
+    }
+}
+
+impl<K: Key> Adaptation for Learned<K> {
+    fn resize(&mut self, capacity: u64) {
+        self.capacity = capacity;
+        self.gate.resize(capacity);
+    }
+
+    fn train(&mut self) -> bool {
+        if let Some(model) = self.trainer.train() {
+            self.model = Arc::new(model);
+            self.gate.take_up(&self.model);
+            self.classes.model = self.gate.is_open().then(|| Arc::clone(&self.model));
+        }
+        self.trainer.can_train()
+    }
+}
+
+impl<K: Key> Diagnostics for Learned<K> {
+    fn gauges(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        show("gate_open", f64::from(u8::from(self.is_open())));
+    }
+
+    fn memory(&self) -> usize {
+        self.classes.memory() + self.gate.memory() + self.races.memory() + self.trainer.memory()
     }
 }

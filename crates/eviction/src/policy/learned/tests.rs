@@ -152,7 +152,7 @@ fn it_loses_little_to_who_always_asks_for_the_last_victim() {
             }
             policy.insert(&access);
         }
-        policy.idle();
+        policy.train();
         without += waiting(&mut alone, [access]);
     }
     assert!(

@@ -18,7 +18,10 @@ use super::gdsf::{self, Cost};
 use crate::building_blocks::parameter::{self, ParameterError, share};
 use crate::building_blocks::saved;
 use crate::building_blocks::sizes::Sizes;
-use crate::{Access, Gdsf, Key, Policy, StateError, Victim};
+use crate::{
+    Access, Adaptation, Contents, Diagnostics, Gdsf, Key, PersistentState, Policy, StateError,
+    Victim,
+};
 
 pub(crate) const NAME: &str = "size-split";
 
@@ -223,8 +226,12 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
 
     fn divide(&mut self) {
         let small = self.small_bytes();
-        self.small.resize(small);
-        self.large.resize(self.capacity.saturating_sub(small));
+        if let Some(adaptation) = self.small.adaptation() {
+            adaptation.resize(small);
+        }
+        if let Some(adaptation) = self.large.adaptation() {
+            adaptation.resize(self.capacity.saturating_sub(small));
+        }
     }
 
     /// The side of a ghost would have had it with a little more of the bytes.
@@ -315,6 +322,12 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
         Some(victim)
     }
 
+    fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
+        Some(self)
+    }
+}
+
+impl<K: Key, S: Policy<K>, L: Policy<K>> Contents<K> for SizeSplit<K, S, L> {
     fn contains(&self, key: &K) -> bool {
         self.small.contains(key) || self.large.contains(key)
     }
@@ -331,32 +344,9 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
         self.small.visit(visit);
         self.large.visit(visit);
     }
+}
 
-    fn resize(&mut self, capacity: u64) {
-        self.capacity = capacity;
-        self.divide();
-    }
-
-    fn idle(&mut self) -> bool {
-        let small = self.small.idle();
-        self.large.idle() || small
-    }
-
-    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
-        show("share", self.share);
-        show("limit", self.limit as f64);
-        self.small.figures(show);
-        self.large.figures(show);
-    }
-
-    fn ghosts(&self) -> usize {
-        self.small.ghosts() + self.large.ghosts() + self.ghosts.len()
-    }
-
-    fn memory(&self) -> usize {
-        self.small.memory() + self.large.memory() + self.ghosts.memory()
-    }
-
+impl<K: Key, S: Policy<K>, L: Policy<K>> PersistentState for SizeSplit<K, S, L> {
     fn save(&self) -> Vec<u8> {
         let state = State {
             small: self.small.save(),
@@ -399,6 +389,38 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
         (self.misses, self.entering) = (state.misses, state.entering);
         self.divide();
         Ok(())
+    }
+}
+
+impl<K: Key, S: Policy<K>, L: Policy<K>> Adaptation for SizeSplit<K, S, L> {
+    fn resize(&mut self, capacity: u64) {
+        self.capacity = capacity;
+        self.divide();
+    }
+
+    fn train(&mut self) -> bool {
+        let mut is_more_left = false;
+        for half in [self.small.adaptation(), self.large.adaptation()] {
+            is_more_left |= half.is_some_and(Adaptation::train);
+        }
+        is_more_left
+    }
+}
+
+impl<K: Key, S: Policy<K>, L: Policy<K>> Diagnostics for SizeSplit<K, S, L> {
+    fn gauges(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        show("share", self.share);
+        show("limit", self.limit as f64);
+        self.small.gauges(show);
+        self.large.gauges(show);
+    }
+
+    fn ghosts(&self) -> usize {
+        self.small.ghosts() + self.large.ghosts() + self.ghosts.len()
+    }
+
+    fn memory(&self) -> usize {
+        self.small.memory() + self.large.memory() + self.ghosts.memory()
     }
 }
 

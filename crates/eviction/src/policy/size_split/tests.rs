@@ -148,50 +148,74 @@ fn figures_are_the_line_and_those_of_the_halves_and_both_are_given_time() {
         fn hit(&mut self, access: &Access<char>) -> bool {
             self.0.hit(access)
         }
+
         fn insert(&mut self, access: &Access<char>) {
             self.0.insert(access);
         }
+
         fn remove(&mut self, key: &char) {
             self.0.remove(key);
         }
+
         fn evict(&mut self, held: &mut dyn FnMut(&char) -> bool) -> Option<Victim<char>> {
             self.0.evict(held)
         }
+
+        fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
+            Some(self)
+        }
+    }
+
+    impl Contents<char> for Half {
         fn contains(&self, key: &char) -> bool {
             self.0.contains(key)
         }
+
         fn len(&self) -> usize {
             self.0.len()
         }
+
         fn bytes(&self) -> u64 {
             self.0.bytes()
         }
+
         fn visit(&self, visit: &mut dyn FnMut(&char, u64)) {
             self.0.visit(visit);
         }
-        fn idle(&mut self) -> bool {
-            self.1 -= 1;
-            self.1 > 0
-        }
-        fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
-            show("left", self.1.into());
-        }
-        fn memory(&self) -> usize {
-            self.0.memory()
-        }
+    }
+
+    impl PersistentState for Half {
         fn save(&self) -> Vec<u8> {
             self.0.save()
         }
+
         fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
             self.0.restore(saved)
         }
     }
+
+    impl Adaptation for Half {
+        fn train(&mut self) -> bool {
+            self.1 -= 1;
+            self.1 > 0
+        }
+    }
+
+    impl Diagnostics for Half {
+        fn gauges(&self, show: &mut dyn FnMut(&'static str, f64)) {
+            show("left", self.1.into());
+        }
+
+        fn memory(&self) -> usize {
+            self.0.memory()
+        }
+    }
     let half = |left| Half(Gdsf::default(), left);
     let mut split = SizeSplit::over(20, half(2), half(3), still()).expect("in range");
-    let more: Vec<bool> = (0..2).map(|_| split.idle()).collect();
+    let more: Vec<bool> = (0..2).map(|_| split.train()).collect();
     assert_eq!(more, [true, true], "either has more to do");
     let mut figures = Vec::new();
-    split.figures(&mut |name, value| figures.push((name, value)));
+    split.gauges(&mut |name, value| figures.push((name, value)));
     let limit = FIRST_LIMIT as f64;
     assert_eq!(
         figures,

@@ -15,7 +15,9 @@ use pierhead_eviction::building_blocks::hash::hash;
 use pierhead_eviction::building_blocks::parameter::{self, ParameterError};
 use pierhead_eviction::building_blocks::saved;
 use pierhead_eviction::building_blocks::table::{Slot, Table};
-use pierhead_eviction::{Access, Key, Policy, StateError, Victim};
+use pierhead_eviction::{
+    Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
+};
 
 use lots::Random;
 use model::{DECAY, Model, Saved};
@@ -362,7 +364,9 @@ impl<K: Key> Policy<K> for Lhd<K> {
         self.model.evicted(class, age);
         self.take(slot)
     }
+}
 
+impl<K: Key> Contents<K> for Lhd<K> {
     fn contains(&self, key: &K) -> bool {
         self.table.find(key).is_some()
     }
@@ -381,13 +385,9 @@ impl<K: Key> Policy<K> for Lhd<K> {
             visit(&entry.key, entry.size);
         }
     }
+}
 
-    fn memory(&self) -> usize {
-        let bag = self.bag.capacity() * size_of::<Slot>();
-        let entered = self.entered.capacity() * size_of::<Entered>();
-        self.table.memory() + bag + entered + self.model.memory()
-    }
-
+impl<K: Key> PersistentState for Lhd<K> {
     fn save(&self) -> Vec<u8> {
         let entries = self.bag.iter().map(|slot| {
             let entry = self.table.get(*slot);
@@ -442,6 +442,14 @@ impl<K: Key> Policy<K> for Lhd<K> {
         restored.budget = state.budget;
         *self = restored;
         Ok(())
+    }
+}
+
+impl<K: Key> Diagnostics for Lhd<K> {
+    fn memory(&self) -> usize {
+        let bag = self.bag.capacity() * size_of::<Slot>();
+        let entered = self.entered.capacity() * size_of::<Entered>();
+        self.table.memory() + bag + entered + self.model.memory()
     }
 }
 
