@@ -1,7 +1,7 @@
-//! Tells the binary for which target it was built, which cargo says to build scripts only, and of what time it is.
+//! Build script: passes target, profile and date of the sources to the binary as environment variables of the compiler.
 
-/// 2026-01-01 00:00 UTC, where nobody says of what time the sources are.
-const WRITTEN: u64 = 1_767_225_600;
+/// Date of the sources in seconds since 1970, if `SOURCE_DATE_EPOCH` is not set: 2026-01-01 00:00 UTC.
+const DEFAULT_SOURCE_DATE: u64 = 1_767_225_600;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -12,10 +12,12 @@ fn main() {
         );
     }
     println!("cargo::rerun-if-env-changed=SOURCE_DATE_EPOCH");
-    let told = std::env::var("SOURCE_DATE_EPOCH").ok();
-    let told = told.and_then(|seconds| seconds.trim().parse::<u64>().ok());
+    let source_date = std::env::var("SOURCE_DATE_EPOCH").ok();
+    let source_date = source_date.and_then(|seconds| seconds.trim().parse::<u64>().ok());
     println!(
-        "cargo::rustc-env=PIERHEAD_WRITTEN={}",
-        told.unwrap_or(WRITTEN).max(WRITTEN)
+        "cargo::rustc-env=PIERHEAD_SOURCE_DATE={}",
+        source_date
+            .unwrap_or(DEFAULT_SOURCE_DATE)
+            .max(DEFAULT_SOURCE_DATE)
     );
 }

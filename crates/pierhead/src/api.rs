@@ -1,6 +1,6 @@
-//! The documents of the admin API, as the daemon writes and the command line reads them.
+//! The JSON documents of the admin API. The daemon writes them, and the command line reads them.
 //!
-//! `docs/reference/http-api.md` is made from the comments here. A field may be added, none is taken away within `/v1`.
+//! docs/reference/http-api.md is generated from the comments. Within `/v1`, fields may be added and never removed.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use pierhead_client_setup::Address;
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
-/// Every request that changes something carries this header. A web page cannot send it to another
-/// origin without asking first, and nobody answers that question.
+/// Header of every request that changes something. A web page can send it to another origin only after a CORS preflight
+/// request, which pierhead refuses.
 pub(crate) const HEADER: &str = "x-pierhead";
 
 /// The state of the daemon and its cache.
@@ -35,7 +35,7 @@ pub(crate) struct Stat {
     pub(crate) used: u64,
     /// Bytes reserved by downloads, as `downloads` of [`Disk`].
     pub(crate) reserved: u64,
-    /// The bound of `used` and `reserved` together, in bytes.
+    /// Maximum of `used` and `reserved` together, in bytes.
     pub(crate) capacity: u64,
     /// Number of downloads in progress.
     pub(crate) fills: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// Where clients on this machine reach the first listener.
+    /// The address of the first listener, for clients on this host.
     pub(crate) fn address(&self) -> Option<Address> {
         let listener = self.listen.first()?.parse().ok()?;
         Some(Address::of_listener(listener, self.tls))
@@ -94,17 +94,17 @@ pub(crate) struct Tier {
     pub(crate) free: u64,
     /// Bytes that pierhead uses.
     pub(crate) used: u64,
-    /// The current bound of `used`. It shrinks under memory pressure.
+    /// Current maximum of `used`. It shrinks under memory pressure.
     pub(crate) limit: u64,
-    /// The bound of `used` without memory pressure.
+    /// Maximum of `used` without memory pressure.
     #[serde(default)]
     pub(crate) ceiling: u64,
     /// The largest possible `limit` and `ceiling`.
     #[serde(default)]
     pub(crate) most: u64,
-    /// Number of blobs that the tier has whole.
+    /// Number of complete blobs on the tier.
     pub(crate) blobs: u64,
-    /// Number of blobs of which the tier has the hot ranges.
+    /// Number of blobs with only their hot ranges on the tier.
     #[serde(default)]
     pub(crate) hot: u64,
     /// Bytes of these hot ranges.
@@ -114,18 +114,18 @@ pub(crate) struct Tier {
     pub(crate) queue: u64,
     /// Dirty bytes: of these blobs, and of downloads in progress.
     pub(crate) dirty: u64,
-    /// Bytes of content written to it since the start.
+    /// Bytes of blobs written to the tier since the start.
     pub(crate) staged: u64,
-    /// Bytes of content copied to the disk since the start.
+    /// Bytes of blobs written back to the disk since the start.
     pub(crate) written_back: u64,
     /// Number of downloads since the start that moved to the disk because the tier was full.
     pub(crate) moved: u64,
-    /// Number of blobs opened on the tier since the start.
+    /// Number of opened blobs since the start that were complete on the tier.
     pub(crate) hits: u64,
-    /// Number of blobs opened since the start with hot ranges on the tier.
+    /// Number of opened blobs since the start of which only the hot ranges were on the tier.
     #[serde(default)]
     pub(crate) hot_hits: u64,
-    /// Number of blobs opened on the disk alone since the start.
+    /// Number of opened blobs since the start that were on the disk only.
     pub(crate) disk_hits: u64,
     /// Number of damaged blobs on the tier, found at the start or since.
     #[serde(default)]
@@ -135,11 +135,11 @@ pub(crate) struct Tier {
     pub(crate) failed: bool,
 }
 
-/// The new bound of the fast tier.
+/// The new limit of the fast tier.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TierLimit {
-    /// In bytes.
+    /// Maximum of `used` of [`Tier`], in bytes.
     pub(crate) limit: u64,
 }
 
@@ -156,11 +156,11 @@ pub(crate) struct Bundle {
     pub(crate) jobs: u64,
     /// Bytes of packs.
     pub(crate) packs: u64,
-    /// The bound of `packs`.
+    /// Maximum of `packs`.
     pub(crate) packs_capacity: u64,
     /// Bytes of plans, patches included.
     pub(crate) plans: u64,
-    /// The bound of `plans`.
+    /// Maximum of `plans`.
     pub(crate) plans_capacity: u64,
     /// Bytes of layer indexes and tables of contents.
     pub(crate) index: u64,
@@ -190,7 +190,7 @@ pub(crate) struct Eviction {
     /// Number of misses since the start.
     #[serde(default)]
     pub(crate) misses: u64,
-    /// Figures of the policy, such as `gate_open` of `learned`.
+    /// Statistics of the policy, such as `gate_open` of `learned`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
 }
@@ -207,23 +207,23 @@ pub(crate) struct Blobs {
 /// Part of [`Blobs`]: one blob.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Blob {
-    /// Its digest.
+    /// Digest of the blob.
     pub(crate) digest: Digest,
-    /// Its bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     /// The media type that the registry stated.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) media_type: Option<String>,
     /// Last use by a client, in seconds since 1970.
     pub(crate) accessed: u64,
-    /// Whether a pin keeps it.
+    /// Whether the blob is pinned.
     pub(crate) pinned: bool,
     /// Images that contain it. Only the command line fills this in, from [`Images`].
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) images: Vec<String>,
 }
 
-/// The images that have a tag here.
+/// The cached images that have a tag.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Images {
     /// At most 1000.
@@ -238,7 +238,7 @@ pub(crate) struct Images {
 pub(crate) struct Image {
     /// The complete reference.
     pub(crate) image: String,
-    /// Its cached digests.
+    /// Digests of its cached parts.
     pub(crate) digests: Vec<Digest>,
     /// The digest of the tag: an index or a manifest.
     #[serde(default)]
@@ -246,7 +246,7 @@ pub(crate) struct Image {
     /// Bytes of `digests`.
     #[serde(default)]
     pub(crate) size: u64,
-    /// Whether it is pinned.
+    /// Whether the image is pinned.
     #[serde(default)]
     pub(crate) pinned: bool,
     /// Platforms whose manifest is cached.
@@ -259,9 +259,9 @@ pub(crate) struct Image {
 pub(crate) struct ImagePlatform {
     /// `os/architecture[/variant]`, where known.
     pub(crate) platform: Option<String>,
-    /// Its manifest.
+    /// Digest of its manifest.
     pub(crate) digest: Digest,
-    /// Its cached bytes.
+    /// Bytes of its cached parts.
     pub(crate) size: u64,
     /// Whether all parts are cached.
     pub(crate) complete: bool,
@@ -292,7 +292,7 @@ pub(crate) struct Pins {
 pub(crate) struct Pin {
     /// The complete reference.
     pub(crate) image: String,
-    /// The pinned digests; none after the pin was taken back.
+    /// The pinned digests; empty after an unpin.
     pub(crate) digests: Vec<Digest>,
 }
 
@@ -304,12 +304,12 @@ pub(crate) struct Prune {
     pub(crate) target: u64,
 }
 
-/// What a prune deleted.
+/// The result of a prune.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pruned {
     /// Freed bytes: of blobs, interrupted downloads and bundles.
     pub(crate) freed: u64,
-    /// Bytes that the data folder takes afterwards.
+    /// Bytes of the data folder after the prune.
     pub(crate) used: u64,
 }
 
@@ -327,11 +327,11 @@ pub(crate) struct Warm {
     pub(crate) pin: bool,
 }
 
-/// One line of a response of newline-delimited JSON. A response without the event `done` was cut short.
+/// One line of a response of newline-delimited JSON. A response without the event `done` is incomplete.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// Progress; the totals grow as pierhead learns them.
+    /// Progress. The totals grow as pierhead reads manifests.
     Progress {
         /// The image, or the digest.
         subject: String,
@@ -344,7 +344,7 @@ pub(crate) enum Event {
         /// All bytes.
         bytes: u64,
     },
-    /// One image was pulled, or one damaged blob was removed, or either failed.
+    /// The result for one image of a warm, or one corrupt blob of a verification.
     Item {
         /// The image, or the digest.
         subject: String,
@@ -358,9 +358,9 @@ pub(crate) enum Event {
     Done { good: u64, bad: u64 },
 }
 
-/// Every response that is not 2xx.
+/// The body of every response whose status is not 2xx.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Refusal {
-    /// For people: what is wrong and what to do.
+pub(crate) struct ErrorResponse {
+    /// A message for the operator: the problem and its fix.
     pub(crate) error: String,
 }

@@ -1,4 +1,4 @@
-//! All that is taken from the process's environment, in one place.
+//! Reads the environment variables and the host's limits. No other module reads them.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,43 +7,45 @@ use std::time::Duration;
 
 use pierhead_host::machine::Machine;
 
-/// Read once at the start and handed down.
+/// The environment of the process, read once at the start.
 #[derive(Clone)]
 pub(crate) struct Environment {
-    /// `https_proxy`, else `HTTPS_PROXY`; may hold a password, so it is never shown.
+    /// `https_proxy`, else `HTTPS_PROXY`. It may contain a password, so pierhead never prints it.
     pub(crate) https_proxy: Option<String>,
-    /// The words of `no_proxy`, else `NO_PROXY`.
+    /// The items of `no_proxy`, else `NO_PROXY`.
     pub(crate) no_proxy: Vec<String>,
-    /// Where the cache lives when nobody says otherwise.
+    /// Default of the key `data`.
     pub(crate) default_data: PathBuf,
     /// `PATH`.
     pub(crate) search_path: OsString,
-    /// Where a user's own configurations are.
+    /// Folder of the user's configuration files: `XDG_CONFIG_HOME` or `~/.config`.
     pub(crate) user_config: Option<PathBuf>,
-    /// Where a user's programs keep what must last.
+    /// Folder of the user's persistent state: `XDG_STATE_HOME` or `~/.local/state`.
     pub(crate) user_state: Option<PathBuf>,
-    /// Where `docker login` of this user keeps logins.
+    /// The user's Docker config.json, in `DOCKER_CONFIG` or `~/.docker`.
     pub(crate) docker_config: Option<PathBuf>,
-    /// What it may use of this machine.
+    /// CPUs and memory that this process may use.
     pub(crate) machine: Machine,
-    /// Who started this process and wants to know how it goes.
-    pub(crate) supervisor: Supervisor,
+    /// Socket and watchdog of the service manager.
+    pub(crate) service_manager: NotifySettings,
 }
 
-/// A service manager, as sd_notify(3) and sd_watchdog_enabled(3) describe it.
+/// Settings that the service manager passes, as in sd_notify(3) and sd_watchdog_enabled(3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Supervisor {
-    /// A path, or an abstract name after `@`.
+pub(crate) struct NotifySettings {
+    /// `NOTIFY_SOCKET`: a path, or an abstract name after `@`.
     pub(crate) socket: Option<OsString>,
-    /// It believes that we hang after so long without a sign.
+    /// Watchdog timeout: the service manager restarts a process that sends no keep-alive for this long.
     pub(crate) watchdog: Option<Duration>,
 }
 
-impl Supervisor {
-    /// The watchdog may be meant for another process than `own`.
-    fn new(socket: Option<OsString>, usec: Option<&str>, pid: Option<&str>, own: u32) -> Self {
-        let meant = pid.is_none_or(|pid| pid.parse() == Ok(own));
-        let watchdog = usec.filter(|_| meant).and_then(|usec| usec.parse().ok());
+impl NotifySettings {
+    /// Parses the variables. Ignores the watchdog of another process than `own_pid`.
+    fn new(socket: Option<OsString>, usec: Option<&str>, pid: Option<&str>, own_pid: u32) -> Self {
+        let is_for_us = pid.is_none_or(|pid| pid.parse() == Ok(own_pid));
+        let watchdog = usec
+            .filter(|_| is_for_us)
+            .and_then(|usec| usec.parse().ok());
         Self {
             socket: socket.filter(|name| !name.is_empty()),
             watchdog: watchdog.filter(|&usec| usec > 0).map(Duration::from_micros),
@@ -65,7 +67,7 @@ impl Environment {
             https_proxy: either("https_proxy", "HTTPS_PROXY"),
             no_proxy: no_proxy
                 .split([',', ' '])
-                .filter(|word| !word.is_empty())
+                .filter(|item| !item.is_empty())
                 .map(str::to_owned)
                 .collect(),
             default_data: default_data(
@@ -74,12 +76,12 @@ impl Environment {
                 env::var_os("HOME").map(PathBuf::from),
             ),
             search_path: env::var_os("PATH").unwrap_or_default(),
-            user_config: of_user("XDG_CONFIG_HOME", ".config"),
-            user_state: of_user("XDG_STATE_HOME", ".local/state"),
-            docker_config: of_user("DOCKER_CONFIG", ".docker")
+            user_config: user_folder("XDG_CONFIG_HOME", ".config"),
+            user_state: user_folder("XDG_STATE_HOME", ".local/state"),
+            docker_config: user_folder("DOCKER_CONFIG", ".docker")
                 .map(|folder| folder.join("config.json")),
             machine: Machine::read(Path::new("/")),
-            supervisor: Supervisor::new(
+            service_manager: NotifySettings::new(
                 env::var_os("NOTIFY_SOCKET"),
                 env::var("WATCHDOG_USEC").ok().as_deref(),
                 env::var("WATCHDOG_PID").ok().as_deref(),
@@ -89,17 +91,17 @@ impl Environment {
     }
 }
 
-/// A folder of the user: what the variable says, else below the home.
-fn of_user(variable: &str, usual: &str) -> Option<PathBuf> {
-    let named = env::var_os(variable).map(PathBuf::from);
-    named
+/// A folder of the user: the absolute path in the variable, else a folder below `HOME`.
+fn user_folder(variable: &str, default: &str) -> Option<PathBuf> {
+    let configured = env::var_os(variable).map(PathBuf::from);
+    configured
         .filter(|path| path.is_absolute())
-        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(usual)))
+        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(default)))
 }
 
-/// The XDG base directory rules: a relative `XDG_DATA_HOME` does not count.
-fn default_data(root: bool, xdg: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
-    if root {
+/// Default of `data`. By the XDG base directory rules, a relative `XDG_DATA_HOME` is ignored.
+fn default_data(is_root: bool, xdg: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
+    if is_root {
         return PathBuf::from("/var/lib/pierhead");
     }
     match (xdg.filter(|path| path.is_absolute()), home) {
@@ -114,8 +116,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watchdog_is_of_one_process() {
-        let watchdog = |usec, pid| Supervisor::new(None, usec, pid, 7).watchdog;
+    fn a_watchdog_of_another_process_is_ignored() {
+        let watchdog = |usec, pid| NotifySettings::new(None, usec, pid, 7).watchdog;
         assert_eq!(
             watchdog(Some("2000000"), Some("7")),
             Some(Duration::from_secs(2))
@@ -127,12 +129,12 @@ mod tests {
         for (usec, pid) in [("2000000", "8"), ("0", "7"), ("soon", "7"), ("1", "")] {
             assert_eq!(watchdog(Some(usec), Some(pid)), None, "{usec} of {pid}");
         }
-        let empty = Supervisor::new(Some("".into()), None, None, 7);
-        assert_eq!(empty, Supervisor::default());
+        let empty = NotifySettings::new(Some("".into()), None, None, 7);
+        assert_eq!(empty, NotifySettings::default());
     }
 
     #[test]
-    fn data_folder_by_user() {
+    fn the_default_data_folder_depends_on_the_user() {
         let path = |text: &str| Some(PathBuf::from(text));
         assert_eq!(
             default_data(true, path("/x"), path("/home/a")),

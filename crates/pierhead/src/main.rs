@@ -3,23 +3,23 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod admin_client;
 mod api;
 mod cli;
-mod client;
-mod clock;
+mod clock_check;
 mod config;
+mod crate_configs;
 mod doctor;
 mod environment;
 mod exit_code;
 mod logging;
 mod progress;
-mod quiet;
 #[cfg(test)]
 mod reference;
 mod serve;
 mod terminal;
 mod tier;
-mod wiring;
+mod verbosity;
 
 use std::process::ExitCode;
 
@@ -30,11 +30,11 @@ use crate::environment::Environment;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    quiet::set(cli.quiet);
+    verbosity::set_quiet(cli.quiet);
     let result = match cli.command {
         Command::Serve(args) => serve::run(&args, Environment::read()),
         Command::Config(command) => cli::config::run(&command, &Environment::read()),
-        Command::Cache(command) => client::run(&command),
+        Command::Cache(command) => admin_client::run(&command),
         Command::Setup(args) => cli::setup::run(&args, &Environment::read()),
         Command::Doctor(args) => doctor::run(&args, &Environment::read()),
         Command::Pull(args) => cli::worker::pull(&args, &Environment::read()),

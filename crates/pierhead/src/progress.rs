@@ -30,7 +30,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// Shows nothing when `hidden`, with `--quiet`, or without a terminal.
     pub(crate) fn new(hidden: bool) -> Self {
-        Self::on(match hidden || crate::quiet::is_set() {
+        Self::on(match hidden || crate::verbosity::is_quiet() {
             true => ProgressDrawTarget::hidden(),
             false => ProgressDrawTarget::stderr(),
         })

@@ -1,4 +1,4 @@
-//! The fast tier, from its configuration: which file, what it turned out to be, and the log in it.
+//! Opens the fast tier: maps its file, checks the kind of the medium, and opens the log in it.
 
 use std::fmt;
 use std::path::Path;
@@ -11,10 +11,10 @@ use pierhead_pmem::{Class, Error, Log, Recovered, Region, Report};
 use crate::config::{Config, Tier, TierKind};
 use pierhead_host::pressure::Resource;
 
-/// Opens it; `None` when there is to be none. Blocks: a file that is new is allocated.
+/// Opens the fast tier; `None` if it is off. Blocks: a new file is allocated.
 ///
 /// # Errors
-/// For people: what is wrong with the file, and the fix.
+/// The problem of the file, with its fix.
 pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     let Some(region) = region(tier)? else {
         return Ok(None);
@@ -23,7 +23,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     let file = region.sendable().map(std::fs::File::try_clone);
     let file = file.transpose().map_err(|error| TierError {
         what: format!("{}: {error}", report.path.display()),
-        fix: SEE.to_owned(),
+        fix: DEFAULT_FIX.to_owned(),
     })?;
     let opened = Log::open(region, pierhead_pmem::Options::default());
     let (log, found) = opened.map_err(|error| TierError::of(&report.path, &error))?;
@@ -36,18 +36,18 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
         tracing::warn!(
             damaged,
             path = %report.path.display(),
-            "parts of the fast tier are damaged: what lay there is served from the disk, or fetched again; when that comes \
-             again, look into the kernel's log and replace the medium"
+            "parts of the fast tier are corrupt: pierhead serves these blobs from the disk, or fetches them again; if this \
+             repeats, check the kernel's log and replace the medium"
         );
     }
-    // Heads and the ends of segments take their part.
-    let most = log.capacity() / 32 * 31;
+    // Headers and segment ends take about 1/32 of the log.
+    let max_bytes = log.capacity() / 32 * 31;
     let options = Options {
-        most,
+        most: max_bytes,
         volatile: !report.class.is_persistent(),
         write_back_rate: tier.write_back_rate.unwrap_or(0),
         damaged,
-        ..Options::new(most)
+        ..Options::new(max_bytes)
     };
     Ok(Some(FastTier {
         tier: Arc::new(PmemTier::new(log, file)),
@@ -58,20 +58,20 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     }))
 }
 
-/// What the file of the tier takes of the memory that this process is bound to, once it is made: nothing on a disk.
+/// Bytes of memory that the file of the tier takes: `tier.size` on a tmpfs, and 0 on a disk.
 pub(crate) fn bytes_in_memory(tier: &Tier) -> u64 {
     let path = tier.path.as_ref();
     let path = path.filter(|path| tier.kind != TierKind::Off && pierhead_pmem::is_memory(path));
     path.map_or(0, |_| tier.size)
 }
 
-/// Whether the limit shrinks while the host is short of memory: a tier in memory gives some back.
+/// Whether the limit of the tier shrinks under memory pressure: only a tier in memory can free memory.
 pub(crate) fn follows_pressure(config: &Config) -> bool {
     let is_watched = config.limits.pause_under.contains(&Resource::Memory);
     is_watched && config.tier.kind == TierKind::File && bytes_in_memory(&config.tier) > 0
 }
 
-/// The file, mapped; `None` when there is to be none. One that was made and will not do is removed.
+/// Maps the file; `None` if the tier is off. Removes a file that it has just created and cannot use.
 fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
     let (TierKind::Pmem | TierKind::File, Some(path)) = (tier.kind, &tier.path) else {
         return Ok(None);
@@ -86,23 +86,22 @@ fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
     if tier.kind == TierKind::Pmem && report.class != Class::Pmem {
         let what = format!("{report}: no persistent memory");
         if is_new {
-            // While it is locked: nobody else can have begun to use it.
+            // The file is locked, so no other process uses it.
             let _ = std::fs::remove_file(path);
         }
         return Err(TierError {
             what,
-            fix: "tier.kind = \"file\" uses it as what it is".to_owned(),
+            fix: "set tier.kind = \"file\" to use it without persistence".to_owned(),
         });
     }
     Ok(Some(region))
 }
 
-/// What [`open`] would find in a file that is there, or why it would refuse it; `None` when there is to be none. Reads what a
-/// start reads, and changes nothing.
+/// Reads the file as [`open`] does, and changes nothing; `None` if the tier is off.
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) fn look(tier: &Tier) -> Result<Option<(Report, Recovered)>, TierError> {
+pub(crate) fn inspect(tier: &Tier) -> Result<Option<(Report, Recovered)>, TierError> {
     let Some(region) = region(tier)? else {
         return Ok(None);
     };
@@ -111,17 +110,17 @@ pub(crate) fn look(tier: &Tier) -> Result<Option<(Report, Recovered)>, TierError
     Ok(Some((region.report().clone(), found)))
 }
 
-/// Why there is no fast tier: for people.
+/// Why the fast tier cannot be opened. A message for the operator.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TierError {
-    /// Names the file.
+    /// The problem, with the path of the file.
     pub(crate) what: String,
-    /// What is to be done.
+    /// The fix.
     pub(crate) fix: String,
 }
 
-/// Where nothing better is known.
-const SEE: &str = "fix that and start it again; until then all is served from the disk";
+/// Fix of errors without a more specific fix.
+const DEFAULT_FIX: &str = "fix the cause and restart pierhead; until then it serves from the disk";
 
 impl TierError {
     fn of(path: &Path, error: &Error) -> Self {
@@ -129,15 +128,15 @@ impl TierError {
         let what = error.to_string();
         let fix = match error {
             Error::Format { .. } => format!(
-                "`rm {shown}` while no pierhead uses it; what the disk does not have of it is fetched again"
+                "stop pierhead and run `rm {shown}`; pierhead fetches blobs again that are not on the disk"
             ),
             Error::Busy(_) => format!(
-                "`fuser {shown}` tells whose it is: give each pierhead a tier.path of its own"
+                "`fuser {shown}` names the process that uses it: set another tier.path for each pierhead"
             ),
             Error::Medium { .. } => format!(
-                "see the kernel's log (`dmesg`); replace the medium, or `rm {shown}` to have a new one made elsewhere on it"
+                "see the kernel's log (`dmesg`); replace the medium, or run `rm {shown}`: a new file gets other blocks of the medium"
             ),
-            _ => SEE.to_owned(),
+            _ => DEFAULT_FIX.to_owned(),
         };
         Self {
             what: match what.contains(&*path.to_string_lossy()) {
@@ -160,13 +159,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_tier_in_memory_follows_pressure() {
+    fn only_the_limit_of_a_tier_in_memory_follows_the_pressure() {
         let mut config = Config::with_data("/nowhere".into());
         for (kind, path, follows) in [
-            (TierKind::Off, "/dev/shm/pierhead-never-made", false),
-            (TierKind::Pmem, "/dev/shm/pierhead-never-made", false),
-            (TierKind::File, "/dev/shm/pierhead-never-made", true),
-            (TierKind::File, "/proc/pierhead-never-made", false),
+            (TierKind::Off, "/dev/shm/pierhead-missing", false),
+            (TierKind::Pmem, "/dev/shm/pierhead-missing", false),
+            (TierKind::File, "/dev/shm/pierhead-missing", true),
+            (TierKind::File, "/proc/pierhead-missing", false),
         ] {
             config.tier.kind = kind;
             config.tier.path = Some(path.into());
@@ -177,8 +176,11 @@ mod tests {
                 kind.as_str()
             );
         }
-        config.tier.path = Some("/dev/shm/pierhead-never-made".into());
+        config.tier.path = Some("/dev/shm/pierhead-missing".into());
         config.limits.pause_under = vec![Resource::Cpu];
-        assert!(!follows_pressure(&config), "nobody looks at memory");
+        assert!(
+            !follows_pressure(&config),
+            "the pressure on memory is not watched"
+        );
     }
 }

@@ -73,7 +73,10 @@ fn a_healthy_daemon() -> Result<()> {
     let data = pierhead.data().display().to_string();
     let (code, findings) = doctor(&["--admin", &admin, "--data", &data])?;
     let (level, what) = one(&findings, "upstream docker.io");
-    ensure!(level == "ok" && what.contains("the login works"), "{what}");
+    ensure!(
+        level == "ok" && what.contains("the credentials work"),
+        "{what}"
+    );
     assert_eq!(one(&findings, "daemon").0, "ok", "{findings:#?}");
     assert_eq!(one(&findings, "listen").0, "ok");
     let (level, what) = one(&findings, "configuration");
@@ -131,7 +134,7 @@ fn what_is_wrong_with_upstreams_is_told_apart() -> Result<()> {
     let (code, findings) = doctor(&["--config", config.to_str().context("UTF-8")?])?;
     assert_eq!(code, 1);
     for (name, words) in [
-        ("docker.io", "refuses the configured login"),
+        ("docker.io", "refuses the configured credentials"),
         ("refused.lab", "refused"),
         ("nobody.lab", "cannot be resolved"),
         ("tls.lab", "TLS"),
@@ -250,11 +253,11 @@ fn docker_that_did_not_read_its_file_is_found_out() -> Result<()> {
     fs::write(docker.config(), settings.to_string())?;
     let (_, findings) = doctor(&words)?;
     let (level, what) = one(&findings, "client docker");
-    ensure!(level == "fail" && what.contains("does not know"), "{what}");
+    ensure!(level == "fail" && what.contains("not in effect"), "{what}");
 
     docker.reload()?;
     let (_, findings) = doctor(&words)?;
     let (level, what) = one(&findings, "client docker");
-    ensure!(level == "ok" && what.contains("its daemon knows"), "{what}");
+    ensure!(level == "ok" && what.contains("it is in effect"), "{what}");
     Ok(())
 }

@@ -59,7 +59,9 @@ fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
     network.ip("address add 203.0.113.1/24 dev p0")?;
     network.ip("address add 203.0.113.9/24 dev p1")?;
     pierhead.daemon().until("the new address", |log| {
-        Ok(log.contains("listens on 203.0.113.1:5000").then_some(()))
+        Ok(log
+            .contains("also listening on 203.0.113.1:5000")
+            .then_some(()))
     })?;
     assert_eq!(network.get("http://203.0.113.1:5000/v2/")?, Some(200));
     assert_eq!(network.get("http://203.0.113.9:5000/v2/")?, None);
@@ -67,7 +69,7 @@ fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
     network.ip("address del 203.0.113.1/24 dev p0")?;
     pierhead.daemon().until("the lost address", |log| {
         Ok(log
-            .contains("no longer listens on 203.0.113.1:5000")
+            .contains("closed the listener on 203.0.113.1:5000")
             .then_some(()))
     })?;
     assert_eq!(network.get("http://192.0.2.1:5000/v2/")?, Some(200));
@@ -113,7 +115,7 @@ fn the_management_link_among_all_addresses_is_warned_of() -> Result<()> {
         .inside(network.enter())
         .argument("--listen")
         .argument("0.0.0.0:5000");
-    let warning = "stands for all addresses, among them 192.168.100.2, which is on tmfifo_net0";
+    let warning = "includes 192.168.100.2, which is on tmfifo_net0";
     let pierhead = Pierhead::start(all)?;
     assert!(pierhead.log().contains(warning), "{}", pierhead.log());
     // The next one wants its port.

@@ -304,7 +304,7 @@ fn are_nowhere() -> Result<()> {
             Ok(pierhead
                 .daemon()
                 .log()
-                .contains("was not changed")
+                .contains("stays as it was")
                 .then_some(()))
         })?;
         pierhead.reload(config)?;
@@ -312,7 +312,7 @@ fn are_nowhere() -> Result<()> {
             Ok(pierhead
                 .daemon()
                 .log()
-                .contains("configuration read again")
+                .contains("configuration reloaded")
                 .then_some(()))
         })?;
         heard.ask(address, "/v2/docker.io/app/manifests/1", Some(&good));

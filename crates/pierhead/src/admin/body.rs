@@ -1,4 +1,4 @@
-//! The two kinds of answers: a document, and lines that come as the work goes.
+//! Response bodies of the admin API: a complete document, or lines of JSON that arrive as the work proceeds.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -11,11 +11,11 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::api::{Event, Refusal};
+use crate::api::{ErrorResponse, Event};
 
-/// A whole document, or newline-delimited JSON as it is made.
+/// A complete document, or newline-delimited JSON that is still being produced.
 pub(crate) enum Body {
-    Whole(Full<Bytes>),
+    Complete(Full<Bytes>),
     Lines(mpsc::Receiver<Bytes>),
 }
 
@@ -28,7 +28,7 @@ impl HttpBody for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
-            Self::Whole(full) => Pin::new(full).poll_frame(context),
+            Self::Complete(full) => Pin::new(full).poll_frame(context),
             Self::Lines(lines) => lines
                 .poll_recv(context)
                 .map(|line| line.map(|line| Ok(Frame::data(line)))),
@@ -36,19 +36,22 @@ impl HttpBody for Body {
     }
 }
 
-/// A body, and what is to be kept until it is sent.
-pub(super) struct Held<T> {
+/// A body with a guard, which is dropped after the body is sent.
+pub(super) struct BodyWithGuard<T> {
     body: Body,
-    _kept: T,
+    _guard: T,
 }
 
-impl<T> Held<T> {
-    pub(super) fn new(body: Body, kept: T) -> Self {
-        Self { body, _kept: kept }
+impl<T> BodyWithGuard<T> {
+    pub(super) fn new(body: Body, guard: T) -> Self {
+        Self {
+            body,
+            _guard: guard,
+        }
     }
 }
 
-impl<T: Unpin> HttpBody for Held<T> {
+impl<T: Unpin> HttpBody for BodyWithGuard<T> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -68,18 +71,18 @@ impl<T: Unpin> HttpBody for Held<T> {
     }
 }
 
-/// The answer to everything here.
-pub(crate) type Answer = Response<Body>;
+/// Any response of the admin API.
+pub(crate) type AdminResponse = Response<Body>;
 
-/// A document of any type.
+/// A response with a complete document.
 pub(crate) fn document(
     status: StatusCode,
     content_type: &'static str,
     bytes: impl Into<Bytes>,
-) -> Answer {
-    let mut answer = Response::new(Body::Whole(Full::new(bytes.into())));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
+) -> AdminResponse {
+    let mut response = Response::new(Body::Complete(Full::new(bytes.into())));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
         header::HeaderValue::from_static(content_type),
@@ -92,54 +95,54 @@ pub(crate) fn document(
         header::X_CONTENT_TYPE_OPTIONS,
         header::HeaderValue::from_static("nosniff"),
     );
-    answer
+    response
 }
 
-/// A JSON document.
-pub(crate) fn json(value: &impl Serialize) -> Answer {
+/// A response with a JSON document.
+pub(crate) fn json(value: &impl Serialize) -> AdminResponse {
     match serde_json::to_vec(value) {
         Ok(bytes) => document(StatusCode::OK, "application/json", bytes),
-        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        Err(error) => error_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
 }
 
-/// An error for people.
-pub(crate) fn refuse(status: StatusCode, error: impl Into<String>) -> Answer {
-    let refusal = Refusal {
+/// An error response. `error` is a message for the operator.
+pub(crate) fn error_response(status: StatusCode, error: impl Into<String>) -> AdminResponse {
+    let document_of_error = ErrorResponse {
         error: error.into(),
     };
     document(
         status,
         "application/json",
-        serde_json::to_vec(&refusal).unwrap_or_default(),
+        serde_json::to_vec(&document_of_error).unwrap_or_default(),
     )
 }
 
-/// The writing end of an answer in lines.
+/// The sending end of a response in lines.
 #[derive(Clone)]
 pub(crate) struct Lines(mpsc::Sender<Bytes>);
 
 impl Lines {
-    /// An answer, and where to write its lines. The answer ends when all ends of the latter are dropped.
-    pub(crate) fn answer() -> (Self, Answer) {
+    /// Creates a response, and the sender of its lines. The response ends when all clones of the sender are dropped.
+    pub(crate) fn response() -> (Self, AdminResponse) {
         let (sender, receiver) = mpsc::channel(16);
-        let mut answer = document(StatusCode::OK, "application/x-ndjson", Bytes::new());
-        *answer.body_mut() = Body::Lines(receiver);
-        (Self(sender), answer)
+        let mut response = document(StatusCode::OK, "application/x-ndjson", Bytes::new());
+        *response.body_mut() = Body::Lines(receiver);
+        (Self(sender), response)
     }
 
-    /// Waits for room; `false` when nobody reads any more.
+    /// Sends a line, and waits while the channel is full. Returns false if the client has left.
     pub(crate) async fn send(&self, event: &Event) -> bool {
         self.0.send(line(event)).await.is_ok()
     }
 
-    /// Leaves the event out when the reader is slow: the next one says more.
-    pub(crate) fn offer(&self, event: &Event) {
+    /// Sends a progress line, or drops it if the channel is full: a later line has newer numbers.
+    pub(crate) fn try_send(&self, event: &Event) {
         let _ = self.0.try_send(line(event));
     }
 
-    /// Resolves when nobody reads any more.
-    pub(crate) async fn abandoned(&self) {
+    /// Waits until the client has left.
+    pub(crate) async fn client_left(&self) {
         self.0.closed().await;
     }
 }

@@ -1,4 +1,4 @@
-//! What the admin listener says of bundles: read when asked for.
+//! State and metrics of the bundle server, read at each request.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use prometheus_client::registry::Unit;
 
 use crate::api::Bundle;
 
-/// For `GET /v1/stat`.
-pub(super) fn stat(library: &BundleServer) -> Bundle {
-    let stat = library.stat();
+/// The part of `GET /v1/stat` about bundles.
+pub(super) fn stat(bundle_server: &BundleServer) -> Bundle {
+    let stat = bundle_server.stat();
     Bundle {
         ready: stat.ready,
         waiting: stat.waiting,
@@ -27,16 +27,16 @@ pub(super) fn stat(library: &BundleServer) -> Bundle {
     }
 }
 
-/// For `GET /metrics`.
-pub(super) struct Figures(pub(super) BundleServer);
+/// Collects the metrics of the bundle server at each scrape.
+pub(super) struct BundleMetrics(pub(super) BundleServer);
 
-impl fmt::Debug for Figures {
+impl fmt::Debug for BundleMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Figures")
+        f.write_str("BundleMetrics")
     }
 }
 
-impl Collector for Figures {
+impl Collector for BundleMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let stat = self.0.stat();
         let bytes = Some(Unit::Bytes);
@@ -59,40 +59,35 @@ impl Collector for Figures {
                 None,
                 stat.refused,
             ),
-            (
-                "jobs",
-                "Work of the background that waits or is being done",
-                None,
-                stat.jobs,
-            ),
+            ("jobs", "Background jobs that wait or run", None, stat.jobs),
             (
                 "layers_fast",
-                "Layers that wait to be packed at level 18 of zstd; their images can be bundled",
+                "Layers whose packs have a fast zstd level and wait for level 18; their images can be bundled",
                 None,
                 stat.fast_layers,
             ),
-            ("packs", "Packs, on disk", bytes.clone(), stat.packs),
+            ("packs", "Packs on disk", bytes.clone(), stat.packs),
             (
                 "packs_capacity",
-                "The bound on packs",
+                "Maximum bytes of packs on disk",
                 bytes.clone(),
                 stat.packs_budget,
             ),
             (
                 "plans",
-                "Plans and their patches, on disk",
+                "Plans and their patches on disk",
                 bytes.clone(),
                 stat.plans,
             ),
             (
                 "plans_capacity",
-                "The bound on plans",
+                "Maximum bytes of plans and their patches on disk",
                 bytes.clone(),
                 stat.plans_budget,
             ),
             (
                 "index",
-                "Indexes and tables, on disk",
+                "Layer indexes and tables of contents on disk",
                 bytes.clone(),
                 stat.index,
             ),
@@ -105,61 +100,61 @@ impl Collector for Figures {
         for (name, help, unit, value) in [
             (
                 "packs_evicted",
-                "Packs that left to make room",
+                "Packs evicted to free space",
                 None,
                 stat.packs_evicted,
             ),
             (
                 "indexed_layers",
-                "Layers that were indexed",
+                "Indexed layers",
                 None,
                 stat.indexed_layers,
             ),
             (
                 "indexed",
-                "Blobs of layers that were indexed",
+                "Compressed bytes of indexed layers",
                 bytes,
                 stat.indexed_bytes,
             ),
             (
                 "diff_id_mismatches",
-                "Layers that are not what their diff IDs say",
+                "Layers whose contents do not match their diff ID",
                 None,
                 stat.diff_id_mismatches,
             ),
             (
                 "failed",
-                "Work that failed for this machine's sake",
+                "Background jobs that failed for a local reason, such as a full disk",
                 None,
                 stat.failed,
             ),
             (
                 "cancelled",
-                "Work that gave back what it held while the machine was short of something, and begins again",
+                "Background jobs that stopped under pressure to free memory, and start again later",
                 None,
                 stat.cancelled,
             ),
             (
                 "pairs_prepared",
-                "Pairs of images that patches were made for",
+                "Pairs of images with prepared patches",
                 None,
                 stat.pairs,
             ),
             (
                 "optimized",
-                "Images whose quick frames were replaced by better ones",
+                "Images whose fast frames were replaced by optimized ones",
                 None,
                 stat.optimized,
             ),
             (
                 "plans_made",
-                "Plans that were made when they were asked for",
+                "Plans made at the request of a worker",
                 None,
                 stat.planned,
             ),
             (
                 "plans_found",
-                "Plans that were there when they were asked for",
+                "Requests of workers for which a plan existed",
                 None,
                 stat.plan_hits,
             ),
@@ -186,57 +181,59 @@ mod tests {
 
     use super::*;
 
-    /// Has nothing, and says so when it is let.
+    /// A cache without blobs, which blocks every `open` while its flag is set.
     #[derive(Default)]
-    struct Held(Mutex<bool>, Condvar);
+    struct BlockingBlobs(Mutex<bool>, Condvar);
 
-    impl Blobs for Held {
+    impl Blobs for BlockingBlobs {
         fn open(&self, _: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-            let held = self.1.wait_while(self.0.lock().unwrap(), |held| *held);
-            drop(held.unwrap());
+            let blocked = self
+                .1
+                .wait_while(self.0.lock().unwrap(), |blocked| *blocked);
+            drop(blocked.unwrap());
             Ok(None)
         }
     }
 
-    fn jobs(library: &BundleServer) -> u64 {
+    fn jobs(bundle_server: &BundleServer) -> u64 {
         let mut registry = Registry::default();
         let bundle = registry.sub_registry_with_prefix("pierhead_bundle");
-        bundle.register_collector(Box::new(Figures(library.clone())));
+        bundle.register_collector(Box::new(BundleMetrics(bundle_server.clone())));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let value = |line: &str| line.strip_prefix("pierhead_bundle_jobs ")?.parse().ok();
-        text.lines().find_map(value).expect("it is told")
+        text.lines().find_map(value).expect("the metric exists")
     }
 
-    fn until_idle(library: &BundleServer) {
+    fn until_idle(bundle_server: &BundleServer) {
         let started = Instant::now();
-        while jobs(library) > 0 {
+        while jobs(bundle_server) > 0 {
             assert!(
                 started.elapsed() < Duration::from_secs(60),
-                "it takes too long"
+                "the jobs do not end"
             );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
     #[test]
-    fn jobs_are_told_while_they_wait_or_are_done_and_none_when_it_is_idle() {
+    fn the_metric_of_jobs_counts_waiting_and_running_jobs() {
         let folder = tempfile::tempdir().unwrap();
-        let blobs = Arc::<Held>::default();
+        let blobs = Arc::<BlockingBlobs>::default();
         let config = Config::new(folder.path(), 64 << 20, 16 << 20);
-        let library = BundleServer::open(config, blobs.clone()).unwrap();
+        let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
         *blobs.0.lock().unwrap() = true;
         for nth in 0..3_u8 {
-            library.offer(Image {
+            bundle_server.offer(Image {
                 manifest: Digest::of(Algorithm::Sha256, &[nth]),
                 repository: "registry/app".into(),
             });
         }
-        // None of them is done, taken or not; the tidying after the start may be one more.
-        assert!(jobs(&library) >= 3);
+        // No job is done, whether a thread runs it or not. The cleanup after the start may be one more job.
+        assert!(jobs(&bundle_server) >= 3);
         *blobs.0.lock().unwrap() = false;
         blobs.1.notify_all();
-        until_idle(&library);
-        library.close();
+        until_idle(&bundle_server);
+        bundle_server.close();
     }
 }

@@ -7,20 +7,20 @@ use pierhead_cache::TagKey;
 use pierhead_oci::units::human_bytes;
 use pierhead_oci::{Reference, Target};
 
-use super::body::{json, refuse};
+use super::body::{error_response, json};
 use super::routes::Outcome;
-use super::{Admin, disk};
+use super::{Admin, disk_usage};
 use crate::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
 
-/// Maximum number of listed images. Each takes reading one file and one or two manifests.
+/// Maximum number of images in a list. For each image, pierhead reads one tag file and one or two manifests.
 const MAX_IMAGES: usize = 1000;
 
-fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::Answer> {
-    Box::new(refuse(status, error.to_string()))
+fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::AdminResponse> {
+    Box::new(error_response(status, error.to_string()))
 }
 
 impl Admin {
-    /// Reads one name and one or two manifests of each image from the disk. Counts neither as hits nor as accesses.
+    /// Lists images. Reads one tag file and one or two manifests of each image, without counting them as hits or accesses.
     pub(super) async fn images(&self) -> Outcome {
         let known = self.cache.tags().images(MAX_IMAGES + 1).await;
         let mut known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
@@ -29,7 +29,7 @@ impl Admin {
         let pins = self.cache.pins();
         let mut images = Vec::new();
         for reference in known {
-            // The name of an evicted image stays.
+            // The tag of an evicted image stays in the cache.
             let Ok(cached) = self.proxy.cached(&reference).await else {
                 continue;
             };
@@ -85,7 +85,7 @@ impl Admin {
         let removal = removal.map_err(|_| {
             fail(
                 StatusCode::NOT_FOUND,
-                format!("{image} is not in the cache: `pierhead cache ls` shows what is"),
+                format!("{image} is not in the cache: `pierhead cache ls` lists the images"),
             )
         })?;
         for name in &removal.names {
@@ -116,15 +116,15 @@ impl Admin {
             catalog,
             ..
         } = self.disk().await?;
-        // Ignores files that are not the cache's: no eviction can free them.
+        // Files of other programs do not count: a prune cannot delete them.
         let fixed = tags + pins + catalog;
         if prune.target > 0 && fixed > prune.target {
             let fixed = human_bytes(fixed);
             return Err(fail(
                 StatusCode::CONFLICT,
                 format!(
-                    "nothing was deleted: tags, pins and the catalog take {fixed}, which no prune frees; name a larger size, or \
-                     --all to delete what can be"
+                    "nothing was deleted: tags, pins and the catalog take {fixed}, and a prune does not delete them; use a larger size, or \
+                     --all to delete every bundle and unpinned blob"
                 ),
             ));
         }
@@ -148,34 +148,34 @@ impl Admin {
     }
 
     /// Calls [`pierhead_bundle_server::BundleServer::prune`] and returns the freed bytes.
-    async fn prune_bundles(&self, target: u64) -> Result<u64, Box<super::body::Answer>> {
+    async fn prune_bundles(&self, target: u64) -> Result<u64, Box<super::body::AdminResponse>> {
         let before = self.bundle_bytes().await?;
-        let Some(library) = self.library.clone() else {
+        let Some(bundle_server) = self.bundle_server.clone() else {
             return Ok(0);
         };
-        let left = blocking(move || library.prune(target)).await?;
+        let left = blocking(move || bundle_server.prune(target)).await?;
         let left = left.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
         Ok(before.saturating_sub(left))
     }
 
     /// Bytes of packs, plans and indexes.
-    async fn bundle_bytes(&self) -> Result<u64, Box<super::body::Answer>> {
-        let Some(library) = self.library.clone() else {
+    async fn bundle_bytes(&self) -> Result<u64, Box<super::body::AdminResponse>> {
+        let Some(bundle_server) = self.bundle_server.clone() else {
             return Ok(0);
         };
-        let stat = blocking(move || library.stat()).await?;
+        let stat = blocking(move || bundle_server.stat()).await?;
         Ok(stat.packs + stat.plans + stat.index)
     }
 
-    async fn disk(&self) -> Result<Disk, Box<super::body::Answer>> {
+    async fn disk(&self) -> Result<Disk, Box<super::body::AdminResponse>> {
         let (data, stat) = (self.data.clone(), self.cache.stat());
-        blocking(move || disk::usage(data.as_ref(), &stat)).await
+        blocking(move || disk_usage::usage(data.as_ref(), &stat)).await
     }
 }
 
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Box<super::body::Answer>> {
+) -> Result<T, Box<super::body::AdminResponse>> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))
 }

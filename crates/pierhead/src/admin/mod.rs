@@ -1,18 +1,18 @@
-//! The admin listener: metrics, health and the cache API. What may ask for what is [`guard`]'s matter.
+//! The admin listener: metrics, health and the cache API. [`request_guard`] decides who may send which request.
 
-mod actions;
 mod body;
 mod bundle;
-mod disk;
-mod guard;
+mod connection_limit;
+mod disk_usage;
+mod host_share;
 mod images;
 mod panics;
 mod process;
 mod readiness;
-mod room;
+mod request_guard;
 pub(crate) mod route_table;
 mod routes;
-mod share;
+mod verify_and_warm;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -32,23 +32,22 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::serve::TierLimit;
-use crate::serve::Trace;
+use crate::serve::{RequestLogWriter, TierLimit};
 use pierhead_host::pressure::PressureMetrics;
 
-use body::Held;
+use body::BodyWithGuard;
+use connection_limit::ConnectionLimit;
+pub(crate) use host_share::HostShareMetrics;
 use readiness::Readiness;
-use room::Room;
-pub(crate) use share::Share;
 
-/// Connections of the admin listener at once: a scraper, an operator, some scripts and the probes.
-const CONNECTIONS: usize = 64;
-/// Time in which a connection of the admin listener must send the head of a request.
+/// Maximum number of connections of the admin listener: enough for a scraper, an operator, scripts and probes.
+const MAX_CONNECTIONS: usize = 64;
+/// Time limit of a connection of the admin listener for sending the head of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the admin listener answers from.
+/// The admin API, with the components whose state it returns.
 pub(crate) struct Admin {
-    library: Option<BundleServer>,
+    bundle_server: Option<BundleServer>,
     cache: Cache,
     proxy: Proxy,
     tier_limit: Option<TierLimit>,
@@ -62,71 +61,71 @@ pub(crate) struct Admin {
     effective: watch::Receiver<String>,
     stopping: watch::Receiver<bool>,
     readiness: Readiness,
-    /// One verification at a time: each reads the whole disk.
+    /// Limits verifications to one at a time, since each reads the whole cache.
     verifying: Arc<Semaphore>,
     /// Limits walks over the data folder to one at a time, since they run on the threads that serve blobs.
     walking: Arc<Semaphore>,
 }
 
-/// What works in this process and has figures to tell.
-pub(crate) struct Parts<'a> {
+/// The components of the daemon that the admin API reads and changes.
+pub(crate) struct Components<'a> {
     pub(crate) cache: Cache,
     pub(crate) client: Client,
     pub(crate) proxy: Proxy,
-    pub(crate) trace: Option<&'a Trace>,
+    pub(crate) request_log: Option<&'a RequestLogWriter>,
     /// `None`: bundles are off.
-    pub(crate) library: Option<BundleServer>,
+    pub(crate) bundle_server: Option<BundleServer>,
     /// `None`: there is no fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
     pub(crate) pressure: PressureMetrics,
-    pub(crate) share: Share,
+    pub(crate) host_share: HostShareMetrics,
 }
 
-/// What the listener says of this process.
-pub(crate) struct About<'a> {
-    /// Where clients are served, which changes with the interface that they come by.
+/// Facts about the process that the admin API returns.
+pub(crate) struct DaemonInfo<'a> {
+    /// Addresses that serve clients. They change with the addresses of `network.interface`.
     pub(crate) listen: watch::Receiver<Vec<SocketAddr>>,
     pub(crate) tls: bool,
     pub(crate) data: &'a Path,
     /// The configuration file.
     pub(crate) config: Option<&'a Path>,
-    /// The configuration in effect, without secrets; a reload changes it.
+    /// The configuration in effect, without secrets. A reload changes it.
     pub(crate) effective: watch::Receiver<String>,
 }
 
 impl Admin {
-    /// Gathers the metrics of all crates.
+    /// Creates the admin API, and registers the metrics of all crates.
     pub(crate) fn new(
-        parts: Parts<'_>,
+        components: Components<'_>,
         started: Instant,
-        about: About<'_>,
+        info: DaemonInfo<'_>,
         stopping: watch::Receiver<bool>,
     ) -> Self {
-        let Parts {
+        let Components {
             cache,
             client,
             proxy,
-            trace,
-            library,
+            request_log,
+            bundle_server,
             tier_limit,
             pressure,
-            share,
-        } = parts;
+            host_share,
+        } = components;
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
         let panics = panics::TaskPanics(cache.panics().clone());
         metrics.register_collector(Box::new(panics));
-        share.register(&mut metrics);
+        host_share.register(&mut metrics);
         cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));
         client.register(metrics.sub_registry_with_prefix("pierhead_remote"));
         client.register_dns(metrics.sub_registry_with_prefix("pierhead_dns"));
         proxy.register(metrics.sub_registry_with_prefix("pierhead_proxy"));
-        if let Some(trace) = trace {
-            trace.register(metrics.sub_registry_with_prefix("pierhead_request_log"));
+        if let Some(request_log) = request_log {
+            request_log.register(metrics.sub_registry_with_prefix("pierhead_request_log"));
         }
-        if let Some(library) = &library {
+        if let Some(bundle_server) = &bundle_server {
             let registry = metrics.sub_registry_with_prefix("pierhead_bundle");
-            registry.register_collector(Box::new(bundle::Figures(library.clone())));
+            registry.register_collector(Box::new(bundle::BundleMetrics(bundle_server.clone())));
         }
         let registry = metrics.sub_registry_with_prefix("pierhead_pressure");
         pressure.register(registry);
@@ -135,54 +134,54 @@ impl Admin {
         }
         Self {
             tier_limit,
-            library,
+            bundle_server,
             cache,
             proxy,
             metrics,
             started,
-            listen: about.listen,
-            tls: about.tls,
-            data: about.data.display().to_string(),
-            config: about.config.and_then(absolute),
-            effective: about.effective,
+            listen: info.listen,
+            tls: info.tls,
+            data: info.data.display().to_string(),
+            config: info.config.and_then(absolute),
+            effective: info.effective,
             stopping,
-            readiness: Readiness::new(about.data),
+            readiness: Readiness::new(info.data),
             verifying: Arc::new(Semaphore::new(1)),
             walking: Arc::new(Semaphore::new(1)),
         }
     }
 
-    /// Serves until dropped, and then cuts what is under way.
+    /// Serves until it is cancelled. Cancelling aborts the responses in progress.
     pub(crate) async fn serve(self: Arc<Self>, listener: Arc<TcpListener>) {
         let Ok(local) = listener.local_addr() else {
             return;
         };
-        let room = Room::new(CONNECTIONS);
+        let limit = ConnectionLimit::new(MAX_CONNECTIONS);
         let mut connections = JoinSet::new();
         loop {
             while connections.try_join_next().is_some() {}
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of files, most likely: without a pause this would spin.
+                    // Most likely, the process is out of file descriptors. Without a pause, the loop would spin.
                     tracing::warn!("admin listener: {error}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
-            // Those that are silent leave for it.
-            let place = room.place().await;
+            // Closes an idle connection if all slots are in use.
+            let slot = limit.acquire().await;
             let admin = Arc::clone(&self);
             let watch = self.cache.panics().watch(BackgroundTask::AdminConnection);
             connections.spawn(async move {
                 let _watch = watch;
-                let of_answers = Arc::clone(&place);
+                let slot_of_requests = Arc::clone(&slot);
                 let service = service_fn(move |request| {
-                    let (admin, place) = (Arc::clone(&admin), Arc::clone(&of_answers));
+                    let (admin, slot) = (Arc::clone(&admin), Arc::clone(&slot_of_requests));
                     async move {
-                        let asking = place.asks();
-                        let answer = admin.answer(local, peer, request).await;
-                        Ok::<_, Infallible>(answer.map(|body| Held::new(body, asking)))
+                        let active = slot.begin_request();
+                        let response = admin.respond(local, peer, request).await;
+                        Ok::<_, Infallible>(response.map(|body| BodyWithGuard::new(body, active)))
                     }
                 });
                 let serving = hyper::server::conn::http1::Builder::new()
@@ -194,8 +193,8 @@ impl Admin {
                     served = serving => if let Err(error) = served {
                         tracing::debug!("admin connection of {peer}: {error}");
                     },
-                    () = place.must_go() => {
-                        tracing::debug!("admin connection of {peer}: closed for another");
+                    () = slot.closed() => {
+                        tracing::debug!("admin connection of {peer}: closed: idle, and another connection needs its slot");
                     }
                 }
             });
@@ -203,7 +202,7 @@ impl Admin {
     }
 }
 
-/// For a reader who started elsewhere.
+/// The absolute path, since a reader of the API may have another working folder.
 fn absolute(path: &Path) -> Option<String> {
     let path = std::path::absolute(path).ok()?;
     Some(path.display().to_string())

@@ -1,4 +1,4 @@
-//! Metric of background task panics, collected at each scrape.
+//! The metric `pierhead_task_panics_total`: panics of background tasks, collected at each scrape.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
-/// For `GET /metrics`.
+/// Collects the panics of each task at each scrape.
 #[derive(Debug)]
 pub(super) struct TaskPanics(pub(super) Panics);
 
 impl Collector for TaskPanics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let panics = Family::<[(&str, &str); 1], Counter>::default();
-        // Each task has a series before its first panic, else no rate sees that panic.
+        // Each task has a series from the start: `rate()` does not see the first value of a new series.
         for task in BackgroundTask::ALL {
             drop(panics.get_or_create(&[("task", task.name())]));
         }
@@ -43,12 +43,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_task_has_its_count() {
+    fn each_task_has_a_series_with_its_number_of_panics() {
         let panics = Panics::default();
         let mut registry = Registry::default();
         registry.register_collector(Box::new(TaskPanics(panics.clone())));
         for _ in 0..2 {
-            panics.note(BackgroundTask::CacheMaintenance, &"by intent");
+            panics.note(BackgroundTask::CacheMaintenance, &"deliberate panic");
         }
         let mut text = String::new();
         assert_eq!(encode(&mut text, &registry), Ok(()));
@@ -60,7 +60,7 @@ mod tests {
         }
     }
 
-    /// A task that no code names has a series that never grows.
+    /// A task that no code runs would have a series that is always 0.
     #[test]
     fn the_code_runs_each_task() {
         fn read(folder: &Path, text: &mut String) {

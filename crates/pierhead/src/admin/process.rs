@@ -1,4 +1,5 @@
-//! Metrics of the process itself under the names that Prometheus' client libraries use, read from `/proc` at each scrape.
+//! Metrics of the process, such as memory and CPU time, read from `/proc` at each scrape. The names are those of other
+//! Prometheus client libraries.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,14 +15,18 @@ use rustix::process::{Resource, getrlimit};
 
 use pierhead_host::kibibytes;
 
-/// Registers memory, open files, processor time, start and uptime, and which build this is.
+/// Registers the metrics of the process, and `pierhead_build_info`.
 pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
     let build = Info::new(vec![
         ("version", env!("CARGO_PKG_VERSION")),
         ("arch", std::env::consts::ARCH),
     ]);
-    metrics.register("pierhead_build", "Which pierhead this is", build);
-    // Computed once: a value that moves by a second between two scrapes looks like a restart.
+    metrics.register(
+        "pierhead_build",
+        "Version and architecture of this build",
+        build,
+    );
+    // Computed once: a value that differs by a second between two scrapes would look like a restart.
     let start_time = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
@@ -32,7 +37,7 @@ pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
     }));
 }
 
-/// Resident memory in bytes; 0 where `/proc` is not there.
+/// Resident memory in bytes; 0 without `/proc`.
 pub(crate) fn resident_bytes() -> u64 {
     kibibytes(
         &fs::read_to_string("/proc/self/status").unwrap_or_default(),
@@ -43,17 +48,17 @@ pub(crate) fn resident_bytes() -> u64 {
 #[derive(Debug)]
 struct Process {
     started: Instant,
-    /// Since 1970.
+    /// Time since 1970.
     start_time: Duration,
 }
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        // The entry of the folder being read is one of them.
+        // Subtracts the descriptor of this folder itself.
         let open =
             fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));
-        // Reports `unlimited` as the largest number, since the metric must be a number.
+        // Reports `unlimited` as the largest number, since a metric is a number.
         let max_open = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -67,25 +72,25 @@ impl Collector for Process {
         )?;
         gauge(
             "process_virtual_memory",
-            "Address space",
+            "Virtual memory",
             Some(&Unit::Bytes),
             kibibytes(&status, "VmSize:") << 10,
         )?;
         gauge(
             "process_peak_resident_memory",
-            "Resident memory at its highest",
+            "Peak resident memory",
             Some(&Unit::Bytes),
             kibibytes(&status, "VmHWM:") << 10,
         )?;
         gauge(
             "process_open_fds",
-            "Open files and sockets",
+            "Open file descriptors",
             None,
             u64::try_from(open).unwrap_or(u64::MAX),
         )?;
         gauge(
             "process_max_fds",
-            "The most open files and sockets that the system allows",
+            "Maximum number of open file descriptors",
             None,
             max_open,
         )?;
@@ -97,20 +102,20 @@ impl Collector for Process {
         )?;
         gauge(
             "process_start_time",
-            "When the process started, since 1970",
+            "Start time of the process since 1970",
             Some(&Unit::Seconds),
             self.start_time.as_secs(),
         )?;
         gauge(
             "process_uptime",
-            "How long the process has run",
+            "Time since the start of the process",
             Some(&Unit::Seconds),
             self.started.elapsed().as_secs(),
         )?;
         let cpu = ConstCounter::new(cpu_seconds());
         cpu.encode(encoder.encode_descriptor(
             "process_cpu",
-            "CPU time of user and system",
+            "User and system CPU time",
             Some(&Unit::Seconds),
             prometheus_client::metrics::MetricType::Counter,
         )?)
@@ -121,10 +126,10 @@ fn metric_type() -> prometheus_client::metrics::MetricType {
     prometheus_client::metrics::MetricType::Gauge
 }
 
-/// User and system time of all threads so far.
+/// User and system CPU time of all threads, in seconds.
 fn cpu_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Fields 14 and 15; the second field is the name in parentheses and may hold anything.
+    // Fields 14 and 15. The second field is the name in parentheses, which may contain spaces and parentheses.
     let fields = stat
         .rsplit_once(") ")
         .map(|(_, rest)| rest)
@@ -146,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_its_own_memory_and_time() {
+    fn memory_and_cpu_time_of_this_process_are_read() {
         assert!(resident_bytes() > 100_000);
         assert!(cpu_seconds() >= 0.0);
     }

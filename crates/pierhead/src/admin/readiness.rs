@@ -1,4 +1,4 @@
-//! Readiness: a small read from the data folder, on the threads that serve clients.
+//! The check behind `/readyz`: a small read from the data folder, on the threads that read blobs for clients.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,30 +11,30 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Time limit of the read that `/readyz` makes: below 1 s, the default timeout of Kubernetes probes.
-const PROBE_LIMIT: Duration = Duration::from_millis(900);
+/// Time limit of the read of `/readyz`. It is below 1 s, the default timeout of Kubernetes probes.
+const READ_TIMEOUT: Duration = Duration::from_millis(900);
 
-/// Alignment of direct reads. No common disk has larger blocks.
-const BLOCK: usize = 4096;
+/// Alignment and size of a direct read in bytes. No common disk has larger blocks.
+const BLOCK_BYTES: usize = 4096;
 
-/// The readiness check. Concurrent probes share one read, however long it hangs.
+/// The readiness check. Concurrent probes share one read, even if it hangs.
 pub(super) struct Readiness {
     file: PathBuf,
-    limit: Duration,
+    timeout: Duration,
     running: Arc<Mutex<Option<JoinHandle<io::Result<()>>>>>,
 }
 
 impl Readiness {
-    /// A check of that data folder.
+    /// A check of this data folder.
     pub(super) fn new(data: &Path) -> Self {
         Self {
             file: data.join("version"),
-            limit: PROBE_LIMIT,
+            timeout: READ_TIMEOUT,
             running: Arc::default(),
         }
     }
 
-    /// Fails with the reason why this process cannot serve. Returns within its time limit.
+    /// Returns the reason if this process cannot serve. Takes at most [`READ_TIMEOUT`].
     pub(super) async fn check(&self) -> Result<(), String> {
         let probe = async {
             let mut running = self.running.lock().await;
@@ -46,13 +46,13 @@ impl Readiness {
             *running = None;
             ended
         };
-        let (file, limit) = (self.file.display(), self.limit);
+        let (file, limit) = (self.file.display(), self.timeout);
         match timeout(limit, probe).await {
             Ok(Ok(Ok(()))) => Ok(()),
             Ok(Ok(Err(error))) => Err(format!("the data folder cannot be read: {file}: {error}")),
-            Ok(Err(error)) => Err(format!("the read of {file} broke off: {error}")),
+            Ok(Err(error)) => Err(format!("the read of {file} was aborted: {error}")),
             Err(_) => Err(format!(
-                "the disk, or the threads that read it, did not answer within {limit:?}"
+                "a read from the disk did not end within {limit:?}: the disk or all reading threads hang"
             )),
         }
     }
@@ -61,11 +61,11 @@ impl Readiness {
 /// Reads one block, around the page cache where the file system supports it.
 fn read_directly(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let mut buffer = vec![0; 2 * BLOCK];
-    let start = buffer.as_ptr().align_offset(BLOCK);
+    let mut buffer = vec![0; 2 * BLOCK_BYTES];
+    let start = buffer.as_ptr().align_offset(BLOCK_BYTES);
     let block = buffer
         .get_mut(start..)
-        .and_then(|rest| rest.get_mut(..BLOCK))
+        .and_then(|rest| rest.get_mut(..BLOCK_BYTES))
         .ok_or(io::ErrorKind::OutOfMemory)?;
     let direct = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty());
     let direct = direct.map(|file| File::from(file).read(block));
@@ -86,16 +86,16 @@ mod tests {
 
     use super::*;
 
-    fn readiness(folder: &tempfile::TempDir, limit: Duration) -> Readiness {
+    fn readiness(folder: &tempfile::TempDir, timeout: Duration) -> Readiness {
         std::fs::write(folder.path().join("version"), "1\n").expect("written");
         Readiness {
-            limit,
+            timeout,
             ..Readiness::new(folder.path())
         }
     }
 
     #[test]
-    fn threads_that_are_all_taken_make_it_unready_until_one_is_free() {
+    fn the_check_fails_while_all_reading_threads_are_busy() {
         let folder = tempfile::tempdir().expect("a folder");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(1)
@@ -112,16 +112,16 @@ mod tests {
             let taken = tokio::task::spawn_blocking(move || wait.recv());
             for _ in 0..3 {
                 let why = impatient.check().await.expect_err("no thread");
-                assert!(why.contains("did not answer"), "{why}");
+                assert!(why.contains("did not end"), "{why}");
             }
             assert!(
                 impatient.running.lock().await.is_some(),
-                "the first read waits"
+                "the first read still waits"
             );
             drop(free);
             let _ = taken.await.expect("it ends");
             let patient = Readiness {
-                limit: Duration::from_secs(60),
+                timeout: Duration::from_secs(60),
                 ..impatient
             };
             assert_eq!(patient.check().await, Ok(()));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_data_folder_that_cannot_be_read_makes_it_unready() {
+    async fn the_check_fails_if_the_data_folder_is_unreadable() {
         let folder = tempfile::tempdir().expect("a folder");
         let readiness = readiness(&folder, Duration::from_secs(60));
         assert_eq!(readiness.check().await, Ok(()));

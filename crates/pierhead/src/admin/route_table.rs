@@ -1,6 +1,6 @@
-//! The routes of the admin listener as one table: the router and the reference page derive from it.
+//! The table of the admin listener's routes. The router and docs/reference/http-api.md derive from it.
 
-/// What the router does for a route.
+/// The operation of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Live,
@@ -22,7 +22,13 @@ pub(super) enum Action {
 }
 
 /// One method of one path.
-#[cfg_attr(not(test), expect(dead_code, reason = "the reference page has them"))]
+#[cfg_attr(
+    not(test),
+    expect(
+        dead_code,
+        reason = "the test that generates the reference page reads them"
+    )
+)]
 pub(crate) struct Route {
     pub(crate) method: &'static str,
     pub(crate) path: &'static str,
@@ -30,13 +36,13 @@ pub(crate) struct Route {
     pub(crate) input: &'static str,
     /// The document, or the text, of the response.
     pub(crate) output: &'static str,
-    /// Statuses besides those of every route.
+    /// Statuses in addition to those of every route.
     pub(crate) statuses: &'static [u16],
     pub(crate) purpose: &'static str,
     pub(super) action: Action,
 }
 
-/// All routes. A HEAD is answered like a GET, without its body.
+/// All routes. HEAD has the response of GET without its body.
 pub(crate) const ROUTES: &[Route] = &[
     Route {
         method: "GET",
@@ -44,7 +50,7 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "",
         output: "text",
         statuses: &[200],
-        purpose: "The process answers.",
+        purpose: "Liveness: 200 while the process runs.",
         action: Action::Live,
     },
     Route {
@@ -53,9 +59,9 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "",
         output: "text",
         statuses: &[200, 503],
-        purpose: "200 from the open cache and bound listeners until SIGTERM. Each request reads one block \
-                  of the data folder around the page cache. A read that fails or takes longer than \
-                  900 ms is a 503 with the reason. Upstreams do not count.",
+        purpose: "Readiness: 200 from the end of the start until SIGTERM. Each request reads one block of the data \
+                  folder and bypasses the page cache. If the read fails or takes longer than 900 ms, the \
+                  status is 503, and the text has the reason. The state of upstreams has no effect.",
         action: Action::Ready,
     },
     Route {
@@ -83,7 +89,7 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "",
         output: "`Stat`",
         statuses: &[200],
-        purpose: "How full the cache is, and with what.",
+        purpose: "The state of the daemon and its cache.",
         action: Action::Stat,
     },
     Route {
@@ -101,7 +107,7 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "",
         output: "`Images`",
         statuses: &[200],
-        purpose: "The images that have a tag here.",
+        purpose: "The cached images that have a tag.",
         action: Action::ListImages,
     },
     Route {
@@ -138,7 +144,7 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "`?image=REFERENCE`",
         output: "`Pin`",
         statuses: &[200, 404],
-        purpose: "Takes the pin back. 404: there is none.",
+        purpose: "Removes a pin. 404: the image is not pinned.",
         action: Action::Unpin,
     },
     Route {
@@ -156,8 +162,8 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "`TierLimit`",
         output: "`Tier`",
         statuses: &[200, 404],
-        purpose: "Changes how many bytes the fast tier may hold, until the next start. The least valuable blobs \
-                  leave first.",
+        purpose: "Sets the maximum bytes in use on the fast tier, until the next start. pierhead first evicts \
+                  the blobs with the lowest value.",
         action: Action::SetTierLimit,
     },
     Route {
@@ -166,8 +172,8 @@ pub(crate) const ROUTES: &[Route] = &[
         input: "`Prune`",
         output: "`Pruned`",
         statuses: &[200, 409],
-        purpose: "Deletes bundles, then blobs, down to a size. Pinned blobs stay. 409: tags, pins and the catalog \
-                  alone take more; nothing is deleted.",
+        purpose: "Deletes bundles, then blobs, until the cache has the target size. Pinned blobs stay. 409: tags, \
+                  pins and the catalog alone take more; nothing is deleted.",
         action: Action::Prune,
     },
     Route {
@@ -199,10 +205,10 @@ pub(crate) const STATUSES: &[(u16, &str)] = &[
     ),
     (
         403,
-        "`Host` is not of this listener, `X-Pierhead` is missing, or the peer is another machine.",
+        "`Host` does not name this listener, `X-Pierhead` is missing, or the client is on another host.",
     ),
-    (404, "There is no such path."),
-    (405, "The path has no such method."),
+    (404, "The path does not exist."),
+    (405, "The path does not support the method."),
     (408, "The body did not arrive within 10 s."),
     (500, "pierhead failed; the text has the cause."),
 ];
@@ -212,7 +218,7 @@ pub(super) fn is_path(path: &str) -> bool {
     ROUTES.iter().any(|route| route.path == path)
 }
 
-/// What a request with this method and path wants.
+/// The operation of this method and path.
 pub(super) fn find(method: &str, path: &str) -> Option<Action> {
     let mut routes = ROUTES.iter();
     let route = routes.find(|route| route.path == path && route.method == method)?;

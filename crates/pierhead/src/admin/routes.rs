@@ -1,4 +1,4 @@
-//! Paths of the admin listener, and the answers that take no time.
+//! Routes requests of the admin listener, and handles those that are quick.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,42 +11,44 @@ use hyper::body::Incoming;
 use pierhead_oci::{Digest, Reference};
 use serde::de::DeserializeOwned;
 
-use super::body::{Answer, document, json, refuse};
+use super::body::{AdminResponse, document, error_response, json};
 use super::route_table::{self, Action};
-use super::{Admin, guard, process};
+use super::{Admin, process, request_guard};
 use crate::api::{Blob, Blobs, Eviction, Pin, Pins, Stat, Tier, TierLimit};
 
-/// Most bytes of the body of a request to the admin listener.
-const MAX_BODY: usize = 256 << 10;
-/// Time in which the body of a request to the admin listener must arrive.
+/// Maximum size of the body of a request to the admin listener, in bytes.
+const MAX_BODY_BYTES: usize = 256 << 10;
+/// Time limit for the arrival of the body of a request to the admin listener.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_PAGE: usize = 1000;
+/// Maximum number of blobs in one page of `GET /v1/blobs`.
+const MAX_PAGE_BLOBS: usize = 1000;
 
-/// An answer either way; boxed, because a response is large and an error is rare.
-pub(super) type Outcome = Result<Answer, Box<Answer>>;
+/// A response, or an error response. The error is boxed, because a response is large and an error is rare.
+pub(super) type Outcome = Result<AdminResponse, Box<AdminResponse>>;
 
-fn fail(status: StatusCode, error: impl ToString) -> Box<Answer> {
-    Box::new(refuse(status, error.to_string()))
+fn fail(status: StatusCode, error: impl ToString) -> Box<AdminResponse> {
+    Box::new(error_response(status, error.to_string()))
 }
 
 impl Admin {
-    /// The answer to any request.
-    pub(crate) async fn answer(
+    /// Returns the response to a request.
+    pub(crate) async fn respond(
         self: Arc<Self>,
         local: SocketAddr,
         peer: SocketAddr,
         request: Request<Incoming>,
-    ) -> Answer {
+    ) -> AdminResponse {
         let path = request.uri().path();
-        let outcome = match guard::check(local, peer, request.method(), path, request.headers()) {
-            Ok(()) => self.route(request).await,
-            Err(refusal) => Err(refusal),
-        };
-        outcome.unwrap_or_else(|refusal| *refusal)
+        let outcome =
+            match request_guard::check(local, peer, request.method(), path, request.headers()) {
+                Ok(()) => self.route(request).await,
+                Err(error) => Err(error),
+            };
+        outcome.unwrap_or_else(|error| *error)
     }
 
     async fn route(self: Arc<Self>, request: Request<Incoming>) -> Outcome {
-        // HEAD is GET: hyper leaves the body out.
+        // Handles HEAD like GET: hyper omits the body.
         let method = if request.method() == Method::HEAD {
             Method::GET
         } else {
@@ -57,11 +59,11 @@ impl Admin {
             let (status, text) = match route_table::is_path(&path) {
                 true => (
                     StatusCode::METHOD_NOT_ALLOWED,
-                    format!("{path} does not know {method}"),
+                    format!("{path} does not support {method}"),
                 ),
                 false => (
                     StatusCode::NOT_FOUND,
-                    format!("there is no {path} here: see /metrics, /livez, /readyz and /v1/stat"),
+                    format!("unknown path {path}: see /metrics, /livez, /readyz and /v1/stat"),
                 ),
             };
             return Err(fail(status, text));
@@ -94,11 +96,11 @@ impl Admin {
     }
 
     /// Whether this process can serve its cache. Ignores upstreams, since the cache serves without them.
-    async fn ready(&self) -> Answer {
+    async fn ready(&self) -> AdminResponse {
         const TEXT: &str = "text/plain; charset=utf-8";
         let unready = |why: String| document(StatusCode::SERVICE_UNAVAILABLE, TEXT, why);
         if *self.stopping.borrow() {
-            return unready("draining\n".to_owned());
+            return unready("shutting down\n".to_owned());
         }
         match self.readiness.check().await {
             Ok(()) => document(StatusCode::OK, TEXT, "ready\n"),
@@ -118,17 +120,17 @@ impl Admin {
     }
 
     /// The configuration in effect: as `config show` prints it, without secrets.
-    fn config(&self) -> Answer {
+    fn config(&self) -> AdminResponse {
         let text = self.effective.borrow().clone();
         document(StatusCode::OK, "application/toml; charset=utf-8", text)
     }
 
-    /// Walks over the files of bundles and over the rest of the data folder.
+    /// Returns the state of the daemon. Walks over most of the data folder.
     async fn stat(self: Arc<Self>) -> Outcome {
-        // The walk itself holds the permit, since it goes on when the requester is gone.
-        let turn = Arc::clone(&self.walking).acquire_owned().await;
+        // The walk owns the permit, since the walk continues when the client has left.
+        let permit = Arc::clone(&self.walking).acquire_owned().await;
         let read = move || {
-            let _turn = turn;
+            let _permit = permit;
             json(&self.read_stat())
         };
         let stat = tokio::task::spawn_blocking(read).await;
@@ -157,8 +159,8 @@ impl Admin {
             fills: stat.fills,
             pinned: stat.pinned,
             memory: process::resident_bytes(),
-            disk: super::disk::usage(self.data.as_ref(), &stat),
-            bundle: self.library.as_ref().map(super::bundle::stat),
+            disk: super::disk_usage::usage(self.data.as_ref(), &stat),
+            bundle: self.bundle_server.as_ref().map(super::bundle::stat),
             eviction: Eviction {
                 policy: eviction.policy,
                 admission: eviction.admission,
@@ -190,9 +192,9 @@ impl Admin {
             .transpose()
             .map_err(|error| bad(&error))?;
         let limit = match query.get("limit").map(|text| text.parse::<usize>()) {
-            None => MAX_PAGE,
-            Some(Ok(limit @ 1..=MAX_PAGE)) => limit,
-            Some(_) => return Err(bad(&format!("limit must be 1 to {MAX_PAGE}"))),
+            None => MAX_PAGE_BLOBS,
+            Some(Ok(limit @ 1..=MAX_PAGE_BLOBS)) => limit,
+            Some(_) => return Err(bad(&format!("limit must be 1 to {MAX_PAGE_BLOBS}"))),
         };
         let entries = self.cache.list(after, limit);
         let next = (entries.len() == limit)
@@ -250,7 +252,9 @@ impl Admin {
             }
             Ok(false) => Err(fail(
                 StatusCode::NOT_FOUND,
-                format!("{image} is not pinned: `pierhead cache ls --pins` shows what is"),
+                format!(
+                    "{image} is not pinned: `pierhead cache ls --pins` lists the pinned images"
+                ),
             )),
             Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
         }
@@ -260,7 +264,7 @@ impl Admin {
         let (Some(stat), Some(limit)) = (self.cache.tier(), &self.tier_limit) else {
             return Err(fail(
                 StatusCode::NOT_FOUND,
-                "there is no fast tier: see tier.kind in the configuration, and the log of the start",
+                "there is no fast tier: see tier.kind in the configuration, and the log of the last start",
             ));
         };
         let fast = stat.fast;
@@ -296,17 +300,22 @@ impl Admin {
     }
 }
 
-async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Box<Answer>> {
-    let body = Limited::new(request.into_body(), MAX_BODY).collect();
+async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Box<AdminResponse>> {
+    let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
     let body = tokio::time::timeout(BODY_TIMEOUT, body).await;
     let bytes: Bytes = body
-        .map_err(|_| fail(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"))?
+        .map_err(|_| {
+            fail(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request body did not arrive in time",
+            )
+        })?
         .map_err(|error| fail(StatusCode::BAD_REQUEST, error))?
         .to_bytes();
     serde_json::from_slice(&bytes).map_err(|error| {
         fail(
             StatusCode::BAD_REQUEST,
-            format!("the body is not what is expected here: {error}"),
+            format!("the request body is invalid: {error}"),
         )
     })
 }
@@ -331,7 +340,7 @@ impl Query {
             .map(|(_, value)| value.as_str())
     }
 
-    fn reference(&self) -> Result<Reference, Box<Answer>> {
+    fn reference(&self) -> Result<Reference, Box<AdminResponse>> {
         let text = self
             .get("image")
             .ok_or_else(|| fail(StatusCode::BAD_REQUEST, "?image=REFERENCE is missing"))?;

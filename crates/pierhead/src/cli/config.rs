@@ -9,7 +9,6 @@ use super::serve::{ProfileName, cli_profile};
 use crate::config::{self, Config, Overrides};
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
-use crate::wiring;
 use pierhead_host::machine::Machine;
 
 /// What to do with the configuration.
@@ -53,13 +52,13 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
             // It may be for another machine.
             let another = Machine::default();
             let config = load(Some(file), None, &another)?;
-            for warning in wiring::warnings(&config) {
+            for warning in config::warnings(&config) {
                 eprintln!("warning: {warning}");
             }
             if let Err(refused) = load(Some(file), None, &environment.machine) {
                 eprintln!("warning: {refused}");
             }
-            match crate::quiet::is_set() {
+            match crate::verbosity::is_quiet() {
                 true => String::new(),
                 false => format!("{}: good\n", file.display()),
             }

@@ -105,7 +105,7 @@ impl ServeArgs {
             upstreams: self.upstreams.clone(),
             log_level: self.log_level.clone().or_else(|| {
                 // What the command line says wins over the file.
-                crate::quiet::is_set().then(|| "warn".to_owned())
+                crate::verbosity::is_quiet().then(|| "warn".to_owned())
             }),
             log_format: self.log_format,
         }

@@ -9,8 +9,8 @@ use pierhead_eviction::PolicyName;
 use pierhead_eviction::admission::AdmissionName;
 
 use super::{
-    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Origins,
-    Places, RequestLog, Size, Tags, Tier, TierKind, Tls,
+    Auth, AuthMode, Bundle, Cache, Config, Eviction, KeyLocations, Limits, Log, LogFormat, Network,
+    Origins, RequestLog, Size, Tags, Tier, TierKind, Tls,
 };
 use pierhead_host::machine::CpuSelection;
 use pierhead_host::pressure::Resource;
@@ -27,7 +27,7 @@ impl Config {
         Self {
             profile: None,
             origins: Origins::new(),
-            places: Places::default(),
+            key_locations: KeyLocations::default(),
             listen: vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, 5000))],
             data,
             admin: Some(Self::DEFAULT_ADMIN),

@@ -13,7 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use zeroize::Zeroizing;
 
-use super::places::Lines;
+use super::key_locations::Lines;
 use super::{Config, Problem, Secret};
 use crate::exit_code::{ExitError, ExitReason};
 
@@ -89,7 +89,7 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)
         report("docker_config", "docker_config", checked);
     }
     if let Some(path) = &config.request_log.file {
-        let checked = super::trace_file(path);
+        let checked = super::check_request_log_file(path);
         let checked = checked.map_err(|message| FileError::new(ExitReason::Usage, message));
         report("request_log.file", "request_log.file", checked);
     }

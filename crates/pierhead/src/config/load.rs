@@ -10,11 +10,11 @@ use pierhead_oci::Registry;
 use zeroize::Zeroizing;
 
 use super::files::FileError;
+use super::key_locations::Lines;
 use super::parse::parse;
-use super::places::Lines;
 use super::profile::{UnfitKey, apply_profile};
 use super::validate::{Flags, validate};
-use super::{Config, LogFormat, Origins, Places, Problem, Size, Upstream, files, value};
+use super::{Config, KeyLocations, LogFormat, Origins, Problem, Size, Upstream, files, value};
 use crate::exit_code::{CommandError, ExitReason};
 use crate::tier;
 use pierhead_host::machine::Machine;
@@ -186,7 +186,7 @@ fn checked(
     problems.extend(files::check(&config, &lines));
     problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
-        config.places = Places::new(file.map(Path::to_owned), lines);
+        config.key_locations = KeyLocations::new(file.map(Path::to_owned), lines);
         Ok(config)
     } else {
         Err(refuse(problems))

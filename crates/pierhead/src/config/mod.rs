@@ -1,35 +1,37 @@
 //! The configuration: defaults, then one TOML file, then the command line.
 //!
-//! Parsing is pure (text to [`Config`]); [`load()`] reads the file, [`files`] what it names. All of it
-//! happens before anything is opened.
+//! [`parse`] turns text into a [`Config`] without I/O. [`load()`] reads the configuration file, and [`files`] reads the
+//! files that it names. All of this happens before pierhead opens the cache or a listener.
 
 mod defaults;
 pub(crate) mod files;
+mod key_locations;
 pub(crate) mod keys;
 mod load;
-mod nearest;
 mod parse;
-mod places;
 mod problem;
 mod profile;
+mod request_log_file;
 mod secret;
 mod settings;
 mod show;
 mod size;
+mod suggestion;
 #[cfg(test)]
 mod tests;
-mod trace_file;
 mod upstream;
 mod validate;
 mod value;
+mod warnings;
 
+pub(crate) use key_locations::KeyLocations;
 #[cfg(test)]
 pub(crate) use keys::paths;
 pub(crate) use keys::{IDENTITY_TOKEN_USER, MANAGEMENT, check_level};
 pub(crate) use load::{Overrides, can_be_read_again, load, load_shown, load_under, parse_upstream};
-pub(crate) use places::Places;
 pub(crate) use problem::Problem;
 pub(crate) use profile::profile_named;
+pub(crate) use request_log_file::check_request_log_file;
 pub(crate) use secret::Secret;
 pub(crate) use settings::{
     Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Origins,
@@ -37,7 +39,7 @@ pub(crate) use settings::{
 };
 pub(crate) use show::{changes, keep_until_restart, show};
 pub(crate) use size::Size;
-pub(crate) use trace_file::trace_file;
 pub(crate) use upstream::Upstream;
 pub(crate) use validate::{auth, open_proxy};
 pub(crate) use value::{parse_address, parse_admin};
+pub(crate) use warnings::{size_above_disk, warnings};

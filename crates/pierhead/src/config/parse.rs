@@ -5,9 +5,9 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::key_locations::Lines;
 use super::keys::{Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
-use super::nearest::nearest;
-use super::places::Lines;
+use super::suggestion::suggest;
 use super::value::Value;
 use super::{Config, Problem, Upstream};
 
@@ -176,7 +176,7 @@ impl Reader<'_> {
 }
 
 fn unknown(path: &str, known: impl Iterator<Item = String>) -> String {
-    match nearest(path, known) {
+    match suggest(path, known) {
         Some(near) => format!("unknown key {path:?}: did you mean {near:?}?"),
         None => format!("unknown key {path:?}: `pierhead config show --default` lists all keys"),
     }

@@ -12,7 +12,7 @@ use pierhead_host::pressure::Resource;
 use pierhead_host::profile::Profile;
 use pierhead_oci::Registry;
 
-use super::places::Places;
+use super::key_locations::KeyLocations;
 use super::size::Size;
 use super::upstream::Upstream;
 
@@ -26,7 +26,7 @@ pub(crate) struct Config {
     /// The keys whose value is a default that this machine, or a profile, gave.
     pub(crate) origins: Origins,
     /// Where keys were set.
-    pub(crate) places: Places,
+    pub(crate) key_locations: KeyLocations,
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) data: PathBuf,
     pub(crate) admin: Option<SocketAddr>,

@@ -5,10 +5,10 @@ use std::path::Path;
 use pierhead_oci::Registry;
 use proptest::prelude::*;
 
+use super::key_locations::Lines;
 use super::keys::{SECTIONS, UPSTREAM_KEYS, keys};
 use super::load::InvalidConfig;
 use super::parse::parse;
-use super::places::Lines;
 use super::validate::validate;
 use super::*;
 use crate::exit_code::ExitReason;
@@ -463,7 +463,9 @@ fn one_client_gets_an_eighth_of_all_connections() {
         ("profile = \"bluefield2\"\nlimits.connections = 4", 4, 1),
     ] {
         let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-        let per_client = crate::wiring::proxy(&config).limits.connections_per_client;
+        let per_client = crate::crate_configs::proxy(&config)
+            .limits
+            .connections_per_client;
         let found = (config.limits.connections, per_client);
         assert_eq!(found, (all, one), "{text}");
     }
@@ -574,17 +576,17 @@ fn a_profile_that_takes_a_restart_changes_nothing_before() {
 fn a_key_is_told_with_its_place_unless_something_overruled_it() {
     let text = "\nlisten = [\"127.0.0.1:1\"]\n[cache]\nmin_free = \"1GiB\"";
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-    let reported = config.places.of("cache.min_free");
+    let reported = config.key_locations.describe("cache.min_free");
     assert!(reported.starts_with("cache.min_free (/"), "{reported}");
     assert!(reported.ends_with("/pierhead.toml:4)"), "{reported}");
-    assert_eq!(config.places.of("cache.size"), "cache.size");
-    assert!(config.places.of("listen").ends_with(":2)"));
+    assert_eq!(config.key_locations.describe("cache.size"), "cache.size");
+    assert!(config.key_locations.describe("listen").ends_with(":2)"));
     let by_flag = Overrides {
         listen: vec!["127.0.0.1:2".parse().expect("an address")],
         ..Overrides::default()
     };
     let config = loaded(text, &by_flag).unwrap_or_else(|it| panic!("{it}"));
-    assert_eq!(config.places.of("listen"), "listen");
+    assert_eq!(config.key_locations.describe("listen"), "listen");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::places::Lines;
+use super::key_locations::Lines;
 use super::{AuthMode, Config, Problem, TierKind};
 
 /// The keys that the command line overrides, each with its flag.

@@ -10,7 +10,7 @@ use toml::de::DeValue;
 
 use super::Size;
 use super::keys::Kind;
-use super::nearest::nearest;
+use super::suggestion::suggest;
 
 /// A TOML value, what its key takes, and the folder that relative paths start from.
 pub(crate) struct Value<'a> {
@@ -140,7 +140,7 @@ impl Value<'_> {
         if let Some(known) = known.iter().find(|known| **known == name) {
             return Ok(known);
         }
-        let hint = match nearest(name, known.iter().map(|known| (*known).to_owned())) {
+        let hint = match suggest(name, known.iter().map(|known| (*known).to_owned())) {
             Some(near) => format!(" (did you mean {near:?}?)"),
             None => String::new(),
         };

@@ -1,4 +1,4 @@
-//! The certificate that clients see: whose it is, for how long, and whether its key belongs to it.
+//! Checks the server certificate: its validity period, its private key, and that it is no CA certificate.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,26 +10,26 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use super::report::Finding;
 use crate::config::{Config, files};
 
-/// Renewal by machines happens a month before the end.
-const SOON: i64 = 21 * 86_400;
+/// Remaining validity in seconds below which the check warns. Automatic renewal usually happens 30 days before the end.
+const EXPIRY_WARNING: i64 = 21 * 86_400;
 
-/// Nothing without `tls.cert`.
-pub(crate) fn look(config: &Config) -> Option<Finding> {
+/// Checks `tls.cert` and `tls.key`. Returns `None` without them.
+pub(crate) fn check(config: &Config) -> Option<Finding> {
     let (cert, key) = (config.tls.cert.as_deref()?, config.tls.key.as_deref()?);
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    Some(judge(cert, key, now).unwrap_or_else(|what| {
+    Some(check_pair(cert, key, now).unwrap_or_else(|what| {
         Finding::fail(
             "certificate",
             what,
-            "set `tls.cert` and `tls.key` to PEM files of one pair",
+            "set `tls.cert` and `tls.key` to the PEM files of a certificate and its private key",
         )
     }))
 }
 
-fn judge(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
+fn check_pair(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
     let shown = cert.display();
     let chain: Vec<_> = CertificateDer::pem_file_iter(cert)
         .and_then(Iterator::collect)
@@ -56,24 +56,28 @@ fn judge(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
     );
     let days = (end - now) / 86_400;
     let until = validity.not_after;
-    let renew = "renew it; pierhead takes the new file by itself";
+    let renew = "renew it; pierhead reads the new file without a restart";
     Ok(if now < start {
         Finding::fail(
             "certificate",
             format!("{shown} is valid only from {}", validity.not_before),
-            "see the clock: `timedatectl`",
+            "check the clock: `timedatectl`",
         )
     } else if now >= end {
-        Finding::fail("certificate", format!("{shown} ended on {until}"), renew)
-    } else if end - now < SOON {
-        Finding::warn("certificate", format!("{shown} ends in {days} days"), renew)
+        Finding::fail("certificate", format!("{shown} expired on {until}"), renew)
+    } else if end - now < EXPIRY_WARNING {
+        Finding::warn(
+            "certificate",
+            format!("{shown} expires in {days} days"),
+            renew,
+        )
     } else if parsed.is_ca() {
         let what = format!(
-            "{shown} is that of an authority, which pierhead's own commands refuse of a server"
+            "{shown} is a CA certificate, which pierhead's own commands refuse as a server certificate"
         );
         Finding::warn("certificate", what, files::NO_AUTHORITY)
     } else {
-        Finding::ok("certificate", format!("{shown} is good for {days} days"))
+        Finding::ok("certificate", format!("{shown} is valid for {days} days"))
     })
 }
 
@@ -83,7 +87,7 @@ mod tests {
     use crate::doctor::report::Level;
 
     #[test]
-    fn the_end_and_the_key_are_seen() {
+    fn expiry_and_a_wrong_key_are_found() {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, text: String| {
             let path = folder.path().join(name);
@@ -95,27 +99,27 @@ mod tests {
         let cert = write("c", pair.cert.pem());
         let key = write("k", pair.signing_key.serialize_pem());
         let wrong = write("w", other.signing_key.serialize_pem());
-        let level = |key: &Path, now| judge(&cert, key, now).map(|finding| finding.level);
-        // rcgen's own are valid from 1975 to 4096.
+        let level = |key: &Path, now| check_pair(&cert, key, now).map(|finding| finding.level);
+        // Certificates of rcgen are valid from 1975 to 4096.
         assert_eq!(level(&key, 1_800_000_000), Ok(Level::Ok));
         assert_eq!(level(&key, 0), Ok(Level::Fail));
         assert_eq!(level(&key, 67_090_000_000), Ok(Level::Warn));
         assert_eq!(level(&key, 70_000_000_000), Ok(Level::Fail));
-        let reported = judge(&cert, &wrong, 1_800_000_000).expect_err("another key");
-        assert!(reported.contains("does not belong"), "{reported}");
+        let problem = check_pair(&cert, &wrong, 1_800_000_000).expect_err("another key");
+        assert!(problem.contains("does not belong"), "{problem}");
     }
 
     #[test]
-    fn the_certificate_of_an_authority_is_no_servers() {
+    fn a_ca_certificate_as_server_certificate_is_a_warning() {
         let folder = tempfile::tempdir().expect("a folder");
         let key = rcgen::KeyPair::generate().expect("a key");
-        let mut about = rcgen::CertificateParams::new(["a.b".to_owned()]).expect("a name");
-        about.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let made = about.self_signed(&key).expect("made");
+        let mut parameters = rcgen::CertificateParams::new(["a.b".to_owned()]).expect("a name");
+        parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let certificate = parameters.self_signed(&key).expect("made");
         let [cert, private] = ["c", "k"].map(|name| folder.path().join(name));
-        std::fs::write(&cert, made.pem()).expect("written");
+        std::fs::write(&cert, certificate.pem()).expect("written");
         std::fs::write(&private, key.serialize_pem()).expect("written");
-        let found = judge(&cert, &private, 1_800_000_000).expect("a pair");
+        let found = check_pair(&cert, &private, 1_800_000_000).expect("a pair");
         assert_eq!(found.level, Level::Warn, "{found:?}");
         assert!(found.fix.is_some_and(|fix| fix.contains("CA:FALSE")));
     }

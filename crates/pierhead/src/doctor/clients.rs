@@ -1,25 +1,25 @@
-//! The clients on this machine: whether they are set up to ask pierhead, and really do.
+//! Checks the clients of this host: whether their configuration has pierhead as a mirror, and is in effect.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use pierhead_client_setup::{Address, Client, ConfigRoot, ConfiguredMirrors};
 
-use super::daemon::Running;
+use super::daemon::RunningDaemon;
 use super::docker_socket;
 use super::report::Finding;
 use crate::cli::doctor::DoctorArgs;
 use crate::config::Config;
 use crate::environment::Environment;
 
-/// Those that are installed; a machine without any is told so.
-pub(crate) async fn look(
-    running: &Running,
+/// Checks all installed clients.
+pub(crate) async fn check(
+    running: &RunningDaemon,
     config: &Config,
     environment: &Environment,
     args: &DoctorArgs,
 ) -> Vec<Finding> {
-    let ours = Ours::new(running, config);
+    let pierhead = PierheadAddress::new(running, config);
     let is_root = rustix::process::geteuid().is_root();
     let mut findings = Vec::new();
     for client in Client::ALL {
@@ -31,26 +31,33 @@ pub(crate) async fn look(
         match ConfiguredMirrors::read(&root, client, args.docker_config.as_deref()) {
             Ok(found) => {
                 let setup = setup_command(client, &root);
-                let finding = one(&about, client, &setup, &found, &ours, &args.docker_socket);
+                let finding = check_client(
+                    &about,
+                    client,
+                    &setup,
+                    &found,
+                    &pierhead,
+                    &args.docker_socket,
+                );
                 findings.push(finding.await);
             }
             Err(error) => findings.push(Finding::fail(
                 about,
                 format!("{:#}", anyhow::Error::from(error)),
-                "fix the line: the client itself cannot read it",
+                "fix the line: the client cannot parse this file either",
             )),
         }
     }
     if findings.is_empty() {
         findings.push(Finding::ok(
             "clients",
-            "none on this machine: they are set up where they run",
+            "no client is installed on this host",
         ));
     }
     findings
 }
 
-/// Where a client's files are: the podman of a user who is not root reads that user's own, too.
+/// The folders of a client's configuration. Rootless podman also reads that of its user.
 fn config_root_of(client: Client, environment: &Environment, is_root: bool) -> ConfigRoot {
     match (&environment.user_config, &environment.user_state) {
         (Some(config), Some(state)) if client == Client::Podman && !is_root => {
@@ -60,22 +67,22 @@ fn config_root_of(client: Client, environment: &Environment, is_root: bool) -> C
     }
 }
 
-/// The command that sets up a client of that place.
+/// The command that sets up this client.
 fn setup_command(client: Client, root: &ConfigRoot) -> String {
     let user = if root.is_user() { " --user" } else { "" };
     format!("pierhead setup {}{user}", client.name())
 }
 
-/// The addresses that mean this pierhead.
-struct Ours {
+/// The address of this pierhead, to recognize it in the mirrors of a client.
+struct PierheadAddress {
     ports: Vec<u16>,
-    /// Whether clients reach it by HTTPS.
+    /// Whether its listeners use HTTPS.
     tls: bool,
     shown: String,
 }
 
-impl Ours {
-    fn new(running: &Running, config: &Config) -> Self {
+impl PierheadAddress {
+    fn new(running: &RunningDaemon, config: &Config) -> Self {
         let configured = config.listen.iter().map(|address| address.port());
         let address = running.address();
         let ports = configured
@@ -91,82 +98,101 @@ impl Ours {
         Self { ports, tls, shown }
     }
 
-    /// A client may know us by any name of ours; the port tells.
-    fn is(&self, mirror: &str) -> bool {
+    /// Whether a mirror is this pierhead. Only the port is compared, since this host may have any number of names.
+    fn is_mirror(&self, mirror: &str) -> bool {
         let parsed = mirror.split('/').next().filter(|_| !mirror.contains("://"));
         let address: Option<Address> = parsed.unwrap_or(mirror).parse().ok();
         address.is_some_and(|address| self.ports.contains(&address.port()))
     }
 
-    /// The URL that a mirror of ours should have, where its scheme is another than that of our listener.
-    fn right_url(&self, mirror: &str) -> Option<String> {
+    /// Returns the correct URL if the mirror's scheme differs from that of the listener.
+    fn corrected_url(&self, mirror: &str) -> Option<String> {
         let (scheme, rest) = mirror.split_once("://")?;
-        let ours = if self.tls { "https" } else { "http" };
-        (!scheme.eq_ignore_ascii_case(ours)).then(|| format!("{ours}://{rest}"))
+        let correct = if self.tls { "https" } else { "http" };
+        (!scheme.eq_ignore_ascii_case(correct)).then(|| format!("{correct}://{rest}"))
     }
 }
 
-/// dockerd shows a URL with a final slash.
+/// Compares URLs without a final slash, which dockerd adds.
 fn is_same_url(one: &str, other: &str) -> bool {
     let bare = |url: &str| url.trim_end_matches('/').to_ascii_lowercase();
     bare(one) == bare(other)
 }
 
-async fn one(
+async fn check_client(
     about: &str,
     client: Client,
     setup: &str,
     found: &ConfiguredMirrors,
-    ours: &Ours,
+    pierhead: &PierheadAddress,
     docker: &Path,
 ) -> Finding {
-    let mine = || found.mirrors.iter().filter(|mirror| ours.is(mirror));
-    let right = mine().find(|mirror| ours.right_url(mirror).is_none());
+    let own_mirrors = || {
+        found
+            .mirrors
+            .iter()
+            .filter(|mirror| pierhead.is_mirror(mirror))
+    };
+    let correct = own_mirrors().find(|mirror| pierhead.corrected_url(mirror).is_none());
     let of_daemon = match client {
         Client::Docker => Some(docker_socket::mirrors(docker).await),
         _ => None,
     };
-    let Some(first) = right.or_else(|| mine().next()) else {
+    let Some(first) = correct.or_else(|| own_mirrors().next()) else {
         let known = of_daemon.and_then(Result::ok).unwrap_or_default();
-        if let Some(mirror) = known.iter().find(|mirror| ours.is(mirror)) {
+        if let Some(mirror) = known.iter().find(|mirror| pierhead.is_mirror(mirror)) {
             return Finding::warn(
                 about,
-                format!("its file names no pierhead, and its running daemon still asks {mirror}"),
                 format!(
-                    "`systemctl restart docker`, which ends containers unless live-restore is on; or `{setup}`"
+                    "its configuration has no mirror at pierhead, but the running dockerd still uses {mirror}"
+                ),
+                format!(
+                    "`systemctl restart docker` (it stops containers unless live-restore is on), or `{setup}`"
                 ),
             );
         }
         let what = match found.mirrors.as_slice() {
-            [] => "pulls from the registries themselves".to_owned(),
-            [other, ..] => format!("asks {other}, and not the pierhead at {}", ours.shown),
+            [] => "pulls directly from registries".to_owned(),
+            [other, ..] => format!(
+                "uses the mirror {other}, and not the pierhead at {}",
+                pierhead.shown
+            ),
         };
         return Finding::warn(about, what, setup);
     };
     if let Some(problem) = &found.problem {
         return Finding::fail(about, problem, setup);
     }
-    if let Some(url) = ours.right_url(first) {
-        let speaks = if ours.tls { "HTTPS" } else { "plain HTTP" };
+    if let Some(url) = pierhead.corrected_url(first) {
+        let speaks = if pierhead.tls { "HTTPS" } else { "plain HTTP" };
         return Finding::fail(
             about,
-            format!("its file names {first}, and pierhead speaks {speaks} there"),
+            format!(
+                "its configuration has the mirror {first}, and pierhead uses {speaks} at this address"
+            ),
             format!("{setup} --address {}", url.trim_end_matches('/')),
         );
     }
     match of_daemon {
-        None => Finding::ok(about, format!("asks {first} for {}", found.scope)),
+        None => Finding::ok(
+            about,
+            format!("uses the mirror {first} for {}", found.scope),
+        ),
         Some(Ok(mirrors)) => {
             if mirrors.iter().any(|mirror| is_same_url(mirror, first)) {
-                let what = format!("asks {first} for Docker Hub, and its daemon knows");
+                let what = format!("uses the mirror {first} for Docker Hub, and it is in effect");
                 return Finding::ok(about, what);
             }
-            let what = match mirrors.iter().find(|mirror| ours.is(mirror)) {
+            let what = match mirrors.iter().find(|mirror| pierhead.is_mirror(mirror)) {
                 Some(other) => {
-                    format!("its file names {first}, and its running daemon still asks {other}")
+                    format!(
+                        "its configuration has the mirror {first}, but the running dockerd still uses {other}"
+                    )
                 }
                 None => {
-                    format!("its file names {first}, and its running daemon does not know of it")
+                    format!(
+                        "its configuration has the mirror {first}, which is not in effect in the running dockerd"
+                    )
                 }
             };
             Finding::fail(about, what, "systemctl reload docker")
@@ -174,7 +200,7 @@ async fn one(
         Some(Err(error)) => Finding::ok(
             about,
             format!(
-                "its file names {first} for Docker Hub (its daemon cannot be asked: {error:#})"
+                "its configuration has the mirror {first} for Docker Hub (cannot query dockerd: {error:#})"
             ),
         ),
     }
@@ -201,9 +227,9 @@ mod tests {
     use crate::doctor::report::Level;
 
     #[tokio::test]
-    async fn who_asks_us_is_told_from_who_does_not() {
+    async fn a_client_without_a_correct_mirror_gets_a_fix() {
         let config = Config::with_data("/nowhere".into());
-        let ours = Ours::new(&Running::Off, &config);
+        let pierhead = PierheadAddress::new(&RunningDaemon::Off, &config);
         let found = |mirrors: &[&str], problem: Option<&str>| ConfiguredMirrors {
             mirrors: mirrors.iter().map(|it| (*it).to_owned()).collect(),
             scope: "every registry".to_owned(),
@@ -221,12 +247,12 @@ mod tests {
                 Level::Fail,
             ),
         ] {
-            let finding = one(
+            let finding = check_client(
                 "x",
                 Client::Containerd,
                 "pierhead setup containerd",
                 &found(mirrors, problem),
-                &ours,
+                &pierhead,
                 Path::new("/nowhere"),
             )
             .await;
@@ -235,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Answers `GET /info` as dockerd does.
+    /// Serves `GET /info` like dockerd.
     fn dockerd(socket: &Path, mirrors: &[&str]) -> tokio::task::JoinHandle<()> {
         let listener = tokio::net::UnixListener::bind(socket).expect("a socket");
         let body = serde_json::json!({"RegistryConfig": {"Mirrors": mirrors}}).to_string();
@@ -244,19 +270,19 @@ mod tests {
             let (mut stream, _) = listener.accept().await.expect("a client");
             let read = stream.read(&mut [0; 4096]).await;
             assert!(read.is_ok_and(|bytes| bytes > 0));
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
                 body.len()
             );
             stream
-                .write_all(answer.as_bytes())
+                .write_all(response.as_bytes())
                 .await
-                .expect("it is taken");
+                .expect("the response is sent");
         })
     }
 
     #[tokio::test]
-    async fn the_whole_url_of_dockers_file_is_compared_with_its_daemon_and_the_listener() {
+    async fn the_mirror_of_docker_is_compared_with_dockerd_and_the_listener() {
         let mut config = Config::with_data("/nowhere".into());
         for (tls, file, daemon, level, words) in [
             (
@@ -264,49 +290,49 @@ mod tests {
                 "http://a:5000",
                 "http://a:5000/",
                 Level::Ok,
-                "its daemon knows",
+                "it is in effect",
             ),
             (
                 false,
                 "http://a:5000",
                 "http://b:5000/",
                 Level::Fail,
-                "still asks http://b:5000/",
+                "still uses http://b:5000/",
             ),
             (
                 false,
                 "http://a:5000",
                 "https://m.lab/",
                 Level::Fail,
-                "does not know",
+                "not in effect",
             ),
             (
                 true,
                 "https://a:5000",
                 "https://a:5000/",
                 Level::Ok,
-                "its daemon knows",
+                "it is in effect",
             ),
             (
                 true,
                 "https://a:5000",
                 "http://a:5000/",
                 Level::Fail,
-                "still asks http://a:5000/",
+                "still uses http://a:5000/",
             ),
             (
                 true,
                 "http://a:5000",
                 "http://a:5000/",
                 Level::Fail,
-                "speaks HTTPS",
+                "uses HTTPS",
             ),
             (
                 false,
                 "https://a:5000",
                 "https://a:5000/",
                 Level::Fail,
-                "speaks plain HTTP",
+                "uses plain HTTP",
             ),
             // After `setup docker --undo`.
             (
@@ -314,18 +340,18 @@ mod tests {
                 "",
                 "http://a:5000/",
                 Level::Warn,
-                "still asks http://a:5000/",
+                "still uses http://a:5000/",
             ),
             (
                 false,
                 "",
                 "https://m.lab/",
                 Level::Warn,
-                "registries themselves",
+                "directly from registries",
             ),
         ] {
             config.tls.cert = tls.then(|| "/nowhere".into());
-            let ours = Ours::new(&Running::Off, &config);
+            let pierhead = PierheadAddress::new(&RunningDaemon::Off, &config);
             let found = ConfiguredMirrors {
                 mirrors: (!file.is_empty())
                     .then(|| file.to_owned())
@@ -337,8 +363,9 @@ mod tests {
             let socket = folder.path().join("docker.sock");
             let daemon = dockerd(&socket, &[daemon]);
             let setup = "pierhead setup docker";
-            let finding = one("x", Client::Docker, setup, &found, &ours, &socket).await;
-            daemon.await.expect("it was asked");
+            let finding =
+                check_client("x", Client::Docker, setup, &found, &pierhead, &socket).await;
+            daemon.await.expect("dockerd got the request");
             assert_eq!(finding.level, level, "{finding:?}");
             assert!(finding.what.contains(words), "{finding:?}");
             assert_eq!(finding.fix.is_none(), level == Level::Ok, "{finding:?}");
@@ -346,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn the_podman_of_a_user_has_files_of_its_own() {
+    fn rootless_podman_is_set_up_with_the_user_flag() {
         let environment = Environment {
             user_config: Some("/home/u/.config".into()),
             user_state: Some("/home/u/.local/state".into()),

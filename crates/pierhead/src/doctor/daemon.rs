@@ -1,4 +1,4 @@
-//! The running daemon: whether there is one, of which version, with which configuration, and how it fares.
+//! Queries the running daemon, and checks its version, configuration and metrics.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -12,61 +12,61 @@ use pierhead_oci::units::human_bytes;
 use pierhead_client_setup::Address;
 
 use super::report::Finding;
+use crate::admin_client::AdminClient;
 use crate::api::Stat;
-use crate::client::Daemon;
 use crate::config::{Config, Overrides};
 
-/// It is on this machine.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Younger than this, nobody needs to have asked it.
-const YOUNG: u64 = 600;
+/// Time limit of a query. The daemon runs on this host.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Uptime in seconds before which a daemon without any client request is normal.
+const MIN_UPTIME_WITH_REQUESTS: u64 = 600;
 
-/// What the admin listener says.
-pub(crate) enum Running {
-    /// There is none to ask.
+/// The result of a query of the admin listener.
+pub(crate) enum RunningDaemon {
+    /// The admin listener is off.
     Off,
-    /// Nobody answers, or not as a pierhead does.
-    No { admin: SocketAddr, why: String },
-    /// It runs.
-    Yes {
+    /// No process responds, or another program does.
+    Unreachable { admin: SocketAddr, why: String },
+    /// The daemon runs.
+    Reachable {
         stat: Box<Stat>,
         metrics: Metrics,
         ready: bool,
-        /// The configuration in effect, without secrets; `None`: an older version does not tell it.
+        /// The configuration in effect, without secrets; `None` from an older version.
         config: Option<String>,
     },
 }
 
-/// The fast tier of a daemon that runs.
+/// The fast tier of the running daemon.
 pub(crate) struct ServedTier {
-    /// What becomes of it when the power goes; `None`: it has none.
+    /// Class of the medium (`pmem`, `emulated-file` or `volatile`); `None` without a fast tier.
     pub(crate) class: Option<String>,
-    /// Blobs that were damaged on it.
+    /// Number of corrupt blobs on the tier.
     pub(crate) damaged: f64,
-    /// Its medium was lost while it ran.
+    /// Whether the medium failed since the start.
     pub(crate) failed: bool,
 }
 
-impl Running {
-    /// Its configuration file.
+impl RunningDaemon {
+    /// The configuration file of the daemon.
     pub(crate) fn file(&self) -> Option<PathBuf> {
         match self {
-            Self::Yes { stat, .. } => stat.config.clone().map(PathBuf::from),
+            Self::Reachable { stat, .. } => stat.config.clone().map(PathBuf::from),
             _ => None,
         }
     }
 
-    /// The configuration that it runs with, flags included, and without secrets.
+    /// The configuration in effect, flags included, without secrets.
     pub(crate) fn config(&self) -> Option<&str> {
         match self {
-            Self::Yes { config, .. } => config.as_deref(),
+            Self::Reachable { config, .. } => config.as_deref(),
             _ => None,
         }
     }
 
-    /// What its command line may have said over its file, where ours says nothing.
-    pub(crate) fn complete(&self, overrides: &mut Overrides) {
-        let Self::Yes { stat, .. } = self else {
+    /// Adds the daemon's `listen` and `data` to the overrides, unless this command line sets them.
+    pub(crate) fn add_flags(&self, overrides: &mut Overrides) {
+        let Self::Reachable { stat, .. } = self else {
             return;
         };
         if overrides.listen.is_empty() {
@@ -78,17 +78,17 @@ impl Running {
         }
     }
 
-    /// Bytes that it holds on the disk.
-    pub(crate) fn in_use(&self) -> Option<u64> {
+    /// Bytes that the cache of the daemon has on the disk.
+    pub(crate) fn bytes_in_use(&self) -> Option<u64> {
         match self {
-            Self::Yes { stat, .. } => Some(stat.used.saturating_add(stat.reserved)),
+            Self::Reachable { stat, .. } => Some(stat.used.saturating_add(stat.reserved)),
             _ => None,
         }
     }
 
-    /// What it serves with: `None` when it does not run.
+    /// The fast tier in use; `None` if the daemon does not run.
     pub(crate) fn tier(&self) -> Option<ServedTier> {
-        let Self::Yes { metrics, .. } = self else {
+        let Self::Reachable { metrics, .. } = self else {
             return None;
         };
         let class = metrics
@@ -104,76 +104,76 @@ impl Running {
         })
     }
 
-    /// Where its clients reach it from this machine.
+    /// The address for clients on this host.
     pub(crate) fn address(&self) -> Option<Address> {
         match self {
-            Self::Yes { stat, .. } => stat.address(),
+            Self::Reachable { stat, .. } => stat.address(),
             _ => None,
         }
     }
 }
 
-/// Asks it.
-pub(crate) async fn ask(admin: Option<SocketAddr>) -> Running {
+/// Queries the admin listener.
+pub(crate) async fn query(admin: Option<SocketAddr>) -> RunningDaemon {
     let Some(admin) = admin else {
-        return Running::Off;
+        return RunningDaemon::Off;
     };
     let mut target = admin;
     if target.ip().is_unspecified() {
         target.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     }
     let Ok(authority) = target.to_string().parse::<Authority>() else {
-        return Running::Off;
+        return RunningDaemon::Off;
     };
-    let daemon = Daemon::new(authority);
-    let asking = async {
+    let daemon = AdminClient::new(authority);
+    let querying = async {
         let stat: Stat = daemon.get("/v1/stat").await?;
         let metrics = daemon.text("/metrics").await.unwrap_or_default();
         let ready = daemon.text("/readyz").await.is_ok();
         let config = daemon.text("/v1/config").await.ok();
-        anyhow::Ok(Running::Yes {
+        anyhow::Ok(RunningDaemon::Reachable {
             stat: Box::new(stat),
             metrics: Metrics::parse(&metrics),
             ready,
             config,
         })
     };
-    match tokio::time::timeout(PATIENCE, asking).await {
+    match tokio::time::timeout(QUERY_TIMEOUT, querying).await {
         Ok(Ok(running)) => running,
-        Ok(Err(error)) => Running::No {
+        Ok(Err(error)) => RunningDaemon::Unreachable {
             admin,
-            // That nothing answers is all that there is to say of a refused connection.
-            why: if error.to_string().starts_with("nothing answers") {
+            // The finding itself says that nothing responds.
+            why: if error.to_string().starts_with("nothing responds") {
                 String::new()
             } else {
                 format!(": {error:#}")
             },
         },
-        Err(_) => Running::No {
+        Err(_) => RunningDaemon::Unreachable {
             admin,
-            why: format!(": no answer within {} s", PATIENCE.as_secs()),
+            why: format!(": no response within {} s", QUERY_TIMEOUT.as_secs()),
         },
     }
 }
 
-/// What it says of itself.
-pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
+/// Checks the state that the daemon reports.
+pub(crate) fn check(running: &RunningDaemon, config: &Config) -> Vec<Finding> {
     let (stat, metrics, ready) = match running {
-        Running::Off => {
+        RunningDaemon::Off => {
             return vec![Finding::warn(
                 "daemon",
-                "the admin listener is off, so that nobody can look at the running pierhead",
+                "the admin listener is off, so doctor cannot query the running pierhead",
                 "set `admin = \"127.0.0.1:5001\"`",
             )];
         }
-        Running::No { admin, why } => {
+        RunningDaemon::Unreachable { admin, why } => {
             return vec![Finding::warn(
                 "daemon",
-                format!("no pierhead answers at http://{admin}{why}"),
-                "start it: `systemctl start pierhead` or `pierhead serve`; or name its address with --admin",
+                format!("no pierhead responds at http://{admin}{why}"),
+                "start it: `systemctl start pierhead` or `pierhead serve`; or pass its admin address with --admin",
             )];
         }
-        Running::Yes {
+        RunningDaemon::Reachable {
             stat,
             metrics,
             ready,
@@ -186,13 +186,16 @@ pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
     findings.push(if stat.version != own {
         Finding::warn(
             "daemon",
-            format!("version {} runs, and this is {own}", stat.version),
+            format!(
+                "the running version is {}, and this program is {own}",
+                stat.version
+            ),
             "restart it: `systemctl restart pierhead`",
         )
     } else if !ready {
         Finding::warn(
             "daemon",
-            "it is ending",
+            "it is shutting down",
             "start it again: `systemctl start pierhead`",
         )
     } else {
@@ -205,32 +208,32 @@ pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
         findings.push(Finding::warn(
             "daemon",
             format!(
-                "it keeps its data in {}, and this configuration says {}",
+                "its data folder is {}, and this configuration has {}",
                 stat.data,
                 config.data.display()
             ),
-            "name its file with --config, or restart it",
+            "pass its configuration file with --config, or restart it",
         ));
     }
-    findings.extend(of_metrics(stat, metrics));
+    findings.extend(check_metrics(stat, metrics));
     findings
 }
 
-fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
+fn check_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let asked = metrics.sum("pierhead_proxy_requests_total");
-    if asked > 0.0 {
+    let requests = metrics.sum("pierhead_proxy_requests_total");
+    if requests > 0.0 {
         let hits = metrics.sum("pierhead_cache_hits_total");
         let misses = metrics.sum("pierhead_cache_misses_total");
         findings.push(Finding::ok(
             "traffic",
-            format!("{asked} requests of clients; blobs: {hits} from the cache, {misses} fetched"),
+            format!("{requests} requests of clients; blobs: {hits} hits, {misses} misses"),
         ));
-    } else if stat.uptime_seconds >= YOUNG {
+    } else if stat.uptime_seconds >= MIN_UPTIME_WITH_REQUESTS {
         findings.push(Finding::warn(
             "traffic",
-            "no client has asked since it started",
-            "see the clients below; `pierhead setup docker` (containerd, podman, crio) makes them",
+            "no client has sent a request since the start",
+            "see the clients below; `pierhead setup CLIENT` configures docker, containerd, podman or crio",
         ));
     }
     let eviction = &stat.eviction;
@@ -239,62 +242,64 @@ fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
         findings.push(Finding::warn(
             "disk",
             format!(
-                "the {} that may be written a day are used up: nothing large enters the cache until 00:00 UTC",
+                "the daily write budget of {} is used up: the cache stores no large blobs until 00:00 UTC",
                 human_bytes(limit)
             ),
-            "clients are served all the same; raise `cache.daily_write_budget`, or set \"0\" for no limit",
+            "pulls still work; raise `cache.daily_write_budget`, or set it to \"0\" for no limit",
         ));
     }
-    // What was damaged on the fast tier is the tier's finding.
+    // The check of the tier reports corrupt blobs of the fast tier.
     let on_tier = metrics.sum("pierhead_cache_tier_corrupt_blobs_total");
-    let rot = metrics.sum("pierhead_cache_corrupt_blobs_total") - on_tier;
-    if rot > 0.0 {
+    let corrupt = metrics.sum("pierhead_cache_corrupt_blobs_total") - on_tier;
+    if corrupt > 0.0 {
         findings.push(Finding::fail(
             "disk",
-            format!("{rot} blobs were damaged on the disk since it started (and fetched again)"),
-            "the disk or its controller returns wrong bytes: see `smartctl -a` and `dmesg`, then `pierhead cache verify`",
+            format!("{corrupt} blobs were corrupt on the disk since the start (pierhead fetched them again)"),
+            "the disk or its controller returns wrong data: see `smartctl -a` and `dmesg`, then `pierhead cache verify`",
         ));
     }
     for (labels, state) in metrics.of("pierhead_remote_upstream_state") {
-        // 0 asked, 1 on probation, 2 out; registries that are not configured share a count.
+        // 0: healthy, 1: probing, 2: ejected. Unconfigured registries share the series `other`.
         if labels.contains("upstream=\"other\"") || state < 1.0 {
             continue;
         }
         findings.push(Finding::warn(
             "upstreams",
-            format!("the circuit breaker keeps requests from {labels}"),
-            "it is asked again within seconds; the log of pierhead says why it failed",
+            format!("the circuit breaker is open: pierhead sends no requests to {labels}"),
+            "pierhead probes it again within seconds; the log has the cause",
         ));
     }
     for (labels, count) in metrics.of("pierhead_proxy_limited_total") {
         if count > 0.0 {
             findings.push(Finding::warn(
                 "limits",
-                format!("{count} requests met the limit {labels}"),
-                "raise it below [limits], or find out who asks so much: docs/explanation/limits.md names the key of each",
+                format!("{count} requests exceeded the limit {labels}"),
+                "raise the limit in [limits], or find the client with the many requests: docs/explanation/limits.md has the key of each limit",
             ));
         }
     }
     findings
 }
 
-/// Whether its addresses can be had, or it answers there.
-pub(crate) async fn ports(running: &Running, config: &Config) -> Vec<Finding> {
+/// Checks that the daemon accepts connections, or, if it does not run, that its addresses are free.
+pub(crate) async fn ports(running: &RunningDaemon, config: &Config) -> Vec<Finding> {
     if let Some(address) = running.address() {
         let connecting = tokio::net::TcpStream::connect((address.host(), address.port()));
-        return vec![match tokio::time::timeout(PATIENCE, connecting).await {
-            Ok(Ok(_)) => Finding::ok("listen", format!("clients reach it at {address}")),
-            Ok(Err(error)) => Finding::fail(
-                "listen",
-                format!("{address}: {error}"),
-                "see `listen`, and the firewall: `nft list ruleset`",
-            ),
-            Err(_) => Finding::fail(
-                "listen",
-                format!("{address} takes no connection"),
-                "see the log: `journalctl -u pierhead`",
-            ),
-        }];
+        return vec![
+            match tokio::time::timeout(QUERY_TIMEOUT, connecting).await {
+                Ok(Ok(_)) => Finding::ok("listen", format!("clients reach it at {address}")),
+                Ok(Err(error)) => Finding::fail(
+                    "listen",
+                    format!("{address}: {error}"),
+                    "see `listen`, and the firewall: `nft list ruleset`",
+                ),
+                Err(_) => Finding::fail(
+                    "listen",
+                    format!("{address} accepts no connection"),
+                    "see the log: `journalctl -u pierhead`",
+                ),
+            },
+        ];
     }
     let all = config.listen.iter().chain(&config.admin);
     all.filter(|address| address.port() != 0)
@@ -303,13 +308,13 @@ pub(crate) async fn ports(running: &Running, config: &Config) -> Vec<Finding> {
             Err(error) => {
                 let fix = match error.kind() {
                     ErrorKind::AddrInUse => {
-                        format!("`ss -ltnp sport = :{}` names who has it; or choose another in `listen`", address.port())
+                        format!("`ss -ltnp sport = :{}` names the process that uses it; or set another address in `listen`", address.port())
                     }
-                    ErrorKind::AddrNotAvailable => "no interface has it: see `ip addr`".to_owned(),
+                    ErrorKind::AddrNotAvailable => "no interface has this address: see `ip addr`".to_owned(),
                     ErrorKind::PermissionDenied => {
                         "ports below 1024 need root or CAP_NET_BIND_SERVICE".to_owned()
                     }
-                    _ => "choose another address in `listen`".to_owned(),
+                    _ => "set another address in `listen`".to_owned(),
                 };
                 Finding::fail("listen", format!("{address}: {error}"), fix)
             }
@@ -317,7 +322,7 @@ pub(crate) async fn ports(running: &Running, config: &Config) -> Vec<Finding> {
         .collect()
 }
 
-/// Values of the OpenMetrics text, by name and labels.
+/// Values of an OpenMetrics text, by name and labels.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics(BTreeMap<String, Vec<(String, f64)>>);
 
@@ -363,24 +368,24 @@ mod tests {
     }
 
     #[test]
-    fn a_day_whose_bytes_are_used_up_is_told() {
+    fn an_exhausted_write_budget_is_a_finding() {
         let mut stat = stat();
-        let about = |stat: &Stat| {
-            let findings = of_metrics(stat, &Metrics::default());
+        let is_reported = |stat: &Stat| {
+            let findings = check_metrics(stat, &Metrics::default());
             findings.iter().any(|it| it.what.contains("used up"))
         };
         stat.eviction.written_today = 5;
-        assert!(!about(&stat), "no limit");
+        assert!(!is_reported(&stat), "no limit");
         stat.eviction.daily_write_budget = 6;
-        assert!(!about(&stat));
+        assert!(!is_reported(&stat));
         stat.eviction.daily_write_budget = 5;
-        assert!(about(&stat));
+        assert!(is_reported(&stat));
     }
 
     #[test]
-    fn damage_on_the_fast_tier_is_not_the_disks() {
+    fn corrupt_blobs_of_the_fast_tier_are_no_finding_of_the_disk() {
         let about = |text: &str| {
-            let findings = of_metrics(&stat(), &Metrics::parse(text));
+            let findings = check_metrics(&stat(), &Metrics::parse(text));
             let disk = findings.into_iter().find(|it| it.about == "disk");
             disk.map(|it| it.what)
         };
@@ -394,15 +399,18 @@ mod tests {
     }
 
     #[test]
-    fn metrics_tell_what_to_look_at() {
-        let quiet = of_metrics(&stat(), &Metrics::parse(""));
-        assert!(quiet[0].what.contains("no client"), "{quiet:?}");
+    fn each_metric_with_a_problem_is_a_finding() {
+        let without_requests = check_metrics(&stat(), &Metrics::parse(""));
+        assert!(
+            without_requests[0].what.contains("no client"),
+            "{without_requests:?}"
+        );
         let text = "# HELP x y\npierhead_proxy_requests_total{endpoint=\"blob\",cache=\"hit\"} 3\n\
                     pierhead_proxy_requests_total{endpoint=\"tags\"} 4\npierhead_cache_corrupt_blobs_total 1\n\
                     pierhead_remote_upstream_state{upstream=\"docker.io\",address=\"a\"} 2\n\
                     pierhead_remote_upstream_state{upstream=\"other\"} 7\n\
                     pierhead_proxy_limited_total{limit=\"bytes\"} 0\n# EOF\n";
-        let findings = of_metrics(&stat(), &Metrics::parse(text));
+        let findings = check_metrics(&stat(), &Metrics::parse(text));
         let about: Vec<_> = findings.iter().map(|it| it.about.as_str()).collect();
         assert_eq!(about, ["traffic", "disk", "upstreams"], "{findings:?}");
         assert!(findings[0].what.starts_with("7 requests"), "{findings:?}");

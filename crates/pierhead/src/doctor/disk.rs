@@ -1,4 +1,4 @@
-//! The disk below the data folder: kind, room and speed.
+//! Checks the disk of the data folder: file system, free space and speed.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -10,28 +10,29 @@ use pierhead_pmem::TMPFS;
 use rustix::fs::{Advice, fadvise, statfs, statvfs};
 
 use super::report::Finding;
-use crate::config::Config;
-use crate::wiring;
+use crate::config::{self, Config};
+use crate::crate_configs;
 
-/// How much is written, in pieces.
-const TRIAL: u64 = 32 << 20;
-const PIECE: usize = 1 << 20;
-/// Writing stops after this, with whatever was written by then.
-const PATIENCE: Duration = Duration::from_secs(4);
-/// Below this, the disk and not a 1 Gbit/s link is what clients wait for.
-const SLOW: f64 = 125e6;
-/// A commit that takes longer is felt in every pull of small layers.
-const SLOW_SYNC: Duration = Duration::from_millis(50);
+/// Bytes that the speed test writes.
+const TEST_BYTES: u64 = 32 << 20;
+/// Bytes of one write of the speed test.
+const WRITE_BYTES: usize = 1 << 20;
+/// Time limit of the writes and of the reads of the speed test. The test then measures the bytes so far.
+const TEST_TIMEOUT: Duration = Duration::from_secs(4);
+/// Bytes per second below which the check warns: the rate of a 1 Gbit/s link.
+const MIN_BYTES_PER_SECOND: f64 = 125e6;
+/// Time of one sync above which the check warns: longer syncs slow down every pull of small layers.
+const MAX_SYNC_TIME: Duration = Duration::from_millis(50);
 
-/// Everything about it. `in_use` is what the running daemon holds there.
-pub(crate) fn look(config: &Config, in_use: Option<u64>) -> Vec<Finding> {
+/// Checks the disk. `bytes_in_use` is the size of the running daemon's cache.
+pub(crate) fn check(config: &Config, bytes_in_use: Option<u64>) -> Vec<Finding> {
     let data = &config.data;
     let mut findings = Vec::new();
     let existing = data.ancestors().find(|folder| folder.is_dir());
     let folder = existing.unwrap_or(Path::new("/"));
-    findings.extend(kind(folder));
-    findings.extend(inodes(folder));
-    let space = match wiring::space(data) {
+    findings.extend(check_file_system(folder));
+    findings.extend(check_inodes(folder));
+    let space = match crate_configs::file_system_space(data) {
         Ok(space) => space,
         Err(error) => {
             findings.push(Finding::fail(
@@ -42,32 +43,32 @@ pub(crate) fn look(config: &Config, in_use: Option<u64>) -> Vec<Finding> {
             return findings;
         }
     };
-    let own = in_use.unwrap_or_else(|| if data.is_dir() { held(data) } else { 0 });
-    let room = Room {
+    let own = bytes_in_use.unwrap_or_else(|| if data.is_dir() { blob_bytes(data) } else { 0 });
+    let space = DataSpace {
         total: space.total,
         free: space.free,
         own,
     };
-    findings.push(room.look(config));
-    if room.free
+    findings.push(space.check(config));
+    if space.free
         < config
             .cache
             .min_free
             .resolve(space.total, 0)
-            .saturating_add(2 * TRIAL)
+            .saturating_add(2 * TEST_BYTES)
     {
-        // A trial on a full disk measures that it is full.
+        // On a full disk, the speed test fails.
         return findings;
     }
-    findings.push(match trial(folder) {
-        Ok(speed) => speed.look(),
+    findings.push(match test_speed(folder) {
+        Ok(speed) => speed.check(),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Finding::warn(
             "disk",
             format!(
-                "speed unknown: this user may not write to {}",
+                "speed not measured: this user cannot write to {}",
                 folder.display()
             ),
-            "run this as the user that pierhead runs as, or as root",
+            "run doctor as the user of pierhead or as root",
         ),
         Err(error) => Finding::fail(
             "disk",
@@ -78,53 +79,57 @@ pub(crate) fn look(config: &Config, in_use: Option<u64>) -> Vec<Finding> {
     findings
 }
 
-fn kind(folder: &Path) -> Option<Finding> {
+fn check_file_system(folder: &Path) -> Option<Finding> {
     let kind = statfs(folder).ok()?.f_type & 0xffff_ffff;
     let shown = folder.display();
     Some(match kind {
         TMPFS | 0x8584_58f6 => Finding::warn(
             "disk",
             format!(
-                "{shown} is in memory: the cache is lost at a restart and takes what programs need"
+                "{shown} is in memory: the cache takes memory from programs and is lost at a reboot"
             ),
             "set `data` to a folder on a disk",
         ),
         0x6969 | 0xff53_4d42 | 0xfe53_4d42 | 0x517b | 0x6573_5546 | 0x0102_1997 | 0x00c3_6400 => {
             Finding::warn(
                 "disk",
-                format!("{shown} is on a network or in user space: every hit goes there and back"),
+                format!("{shown} is on a network file system or FUSE: every cache hit crosses it"),
                 "set `data` to a folder on a local disk",
             )
         }
         0x794c_7630 => Finding::warn(
             "disk",
-            format!("{shown} is a container's own layer: the cache goes with the container"),
-            "mount a volume there",
+            format!(
+                "{shown} is the writable layer of a container: the cache is lost with the container"
+            ),
+            "mount a volume at this folder",
         ),
         0x4d44 | 0x5346_544e => Finding::fail(
             "disk",
-            format!("{shown} has a file system without the properties that a cache needs"),
+            format!(
+                "the file system of {shown} has no hard links or permissions, which the cache needs"
+            ),
             "set `data` to a folder on ext4, xfs or btrfs",
         ),
         _ => return None,
     })
 }
 
-fn inodes(folder: &Path) -> Option<Finding> {
+fn check_inodes(folder: &Path) -> Option<Finding> {
     let stat = statvfs(folder).ok()?;
-    // File systems without a table of them say 0.
+    // File systems without an inode table report 0.
     if stat.f_files == 0 || stat.f_favail > stat.f_files / 20 {
         return None;
     }
     Some(Finding::warn(
         "disk",
         format!("{} of {} inodes are free", stat.f_favail, stat.f_files),
-        "`du --inodes -xd1` finds who has them; one is needed for each blob",
+        "each blob needs one inode; `du --inodes -xd1` finds the folders that use them",
     ))
 }
 
-/// What the cache's files take, bounded by the patience of whoever waits.
-fn held(data: &Path) -> u64 {
+/// Bytes of all blobs in the data folder. The caller limits the time.
+fn blob_bytes(data: &Path) -> u64 {
     let blobs = data.join("blobs");
     let folders = fs::read_dir(&blobs).into_iter().flatten().flatten();
     let inner =
@@ -132,21 +137,22 @@ fn held(data: &Path) -> u64 {
     let files = inner.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten().flatten());
     files
         .filter_map(|entry| entry.metadata().ok())
-        .map(|about| about.len())
+        .map(|metadata| metadata.len())
         .sum()
 }
 
-struct Room {
+/// Space of the data folder's file system, in bytes.
+struct DataSpace {
     total: u64,
     free: u64,
-    /// What the cache holds.
+    /// Bytes of the cache itself.
     own: u64,
 }
 
-impl Room {
-    fn look(&self, config: &Config) -> Finding {
+impl DataSpace {
+    fn check(&self, config: &Config) -> Finding {
         let min_free = config.cache.min_free.resolve(self.total, 0);
-        let can_have = self.free.saturating_add(self.own).saturating_sub(min_free);
+        let available = self.free.saturating_add(self.own).saturating_sub(min_free);
         let wanted = config
             .cache
             .size
@@ -156,33 +162,33 @@ impl Room {
             return Finding::fail(
                 "disk",
                 format!(
-                    "{free} free, and cache.min_free keeps {}: nothing is stored",
+                    "{free} free, and cache.min_free reserves {}: the cache stores no new blobs",
                     human_bytes(min_free)
                 ),
                 format!(
-                    "free more than {} (`df -h {}`), or set `cache.min_free` lower",
+                    "free more than {} (`df -h {}`), or lower `cache.min_free`",
                     human_bytes(min_free.saturating_sub(self.free.saturating_add(self.own))),
                     config.data.display()
                 ),
             );
         }
-        if let Some((what, fix)) = wiring::size_above_disk(config, wanted, can_have) {
-            return Finding::warn("disk", what, fix);
+        if let Some((problem, fix)) = config::size_above_disk(config, wanted, available) {
+            return Finding::warn("disk", problem, fix);
         }
         if wanted < 10 << 30 {
             return Finding::warn(
                 "disk",
                 format!(
-                    "the cache may have {}, which a few large images fill",
+                    "the cache has at most {}, which a few large images fill",
                     human_bytes(wanted)
                 ),
-                "give it more: `cache.size`, or `data` on a larger disk",
+                "raise `cache.size`, or set `data` to a folder on a larger disk",
             );
         }
         Finding::ok(
             "disk",
             format!(
-                "{free} free of {}, the cache may have {}",
+                "{free} free of {}, the cache has at most {}",
                 human_bytes(self.total),
                 human_bytes(wanted)
             ),
@@ -191,15 +197,16 @@ impl Room {
 }
 
 struct Speed {
-    /// Bytes a second, the sync at the end included.
+    /// Bytes per second, the final sync included.
     write: f64,
+    /// Bytes per second.
     read: f64,
-    /// Of a small file.
+    /// Time of a sync of 4 KiB.
     sync: Duration,
 }
 
 impl Speed {
-    fn look(&self) -> Finding {
+    fn check(&self) -> Finding {
         let mb = |rate: f64| format!("{:.0} MB/s", rate / 1e6);
         let what = format!(
             "writes {}, reads {}, a sync takes {:.1} ms",
@@ -207,22 +214,22 @@ impl Speed {
             mb(self.read),
             self.sync.as_secs_f64() * 1e3
         );
-        if self.write < SLOW || self.read < SLOW {
+        if self.write < MIN_BYTES_PER_SECOND || self.read < MIN_BYTES_PER_SECOND {
             let fix =
-                "clients of a fast link will wait for it: set `data` to a folder on a faster disk";
+                "the disk is slower than a 1 Gbit/s link: set `data` to a folder on a faster disk";
             return Finding::warn("disk", what, fix);
         }
-        if self.sync > SLOW_SYNC {
+        if self.sync > MAX_SYNC_TIME {
             let fix =
-                "each layer is synced once: set `data` to a folder on a disk with a write cache";
+                "each layer needs one sync: set `data` to a folder on a disk with a write cache";
             return Finding::warn("disk", what, fix);
         }
         Finding::ok("disk", what)
     }
 }
 
-/// Writes, syncs and reads back a file that has no name by then, so that nothing can be left behind.
-fn trial(folder: &Path) -> io::Result<Speed> {
+/// Measures the speed of a disk with a file that it unlinks first, so that no file remains after a crash.
+fn test_speed(folder: &Path) -> io::Result<Speed> {
     let path = folder.join(format!(".pierhead-doctor-{}", std::process::id()));
     let mut file = File::options()
         .read(true)
@@ -230,11 +237,11 @@ fn trial(folder: &Path) -> io::Result<Speed> {
         .create_new(true)
         .open(&path)?;
     fs::remove_file(&path)?;
-    // No disk or file system can compress or merge it.
-    let mut piece = vec![0_u8; PIECE];
+    // Random data, so that no disk or file system compresses or deduplicates it.
+    let mut block = vec![0_u8; WRITE_BYTES];
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut fill = |piece: &mut [u8]| {
-        for bytes in piece.chunks_exact_mut(8) {
+    let mut fill = |block: &mut [u8]| {
+        for bytes in block.chunks_exact_mut(8) {
             seed ^= seed << 13;
             seed ^= seed >> 7;
             seed ^= seed << 17;
@@ -243,12 +250,12 @@ fn trial(folder: &Path) -> io::Result<Speed> {
     };
     let mut written = 0_u64;
     let mut spent = Duration::ZERO;
-    while written < TRIAL && spent < PATIENCE {
-        fill(&mut piece);
+    while written < TEST_BYTES && spent < TEST_TIMEOUT {
+        fill(&mut block);
         let start = Instant::now();
-        file.write_all(&piece)?;
+        file.write_all(&block)?;
         spent += start.elapsed();
-        written += piece.len() as u64;
+        written += block.len() as u64;
     }
     let start = Instant::now();
     file.sync_data()?;
@@ -257,19 +264,19 @@ fn trial(folder: &Path) -> io::Result<Speed> {
 
     let start = Instant::now();
     for _ in 0..3 {
-        file.write_all(&piece[..4096])?;
+        file.write_all(&block[..4096])?;
         file.sync_data()?;
     }
     let sync = start.elapsed() / 3;
 
-    // Else the page cache is measured.
+    // Drops the pages, so that the reads come from the disk.
     let _ = fadvise(&file, 0, None, Advice::DontNeed);
     file.rewind()?;
     let start = Instant::now();
     let mut read = 0_u64;
-    while read < written && start.elapsed() < PATIENCE {
-        file.read_exact(&mut piece)?;
-        read += piece.len() as u64;
+    while read < written && start.elapsed() < TEST_TIMEOUT {
+        file.read_exact(&mut block)?;
+        read += block.len() as u64;
     }
     Ok(Speed {
         write,
@@ -279,7 +286,7 @@ fn trial(folder: &Path) -> io::Result<Speed> {
 }
 
 fn rate(bytes: u64, time: Duration) -> f64 {
-    // Some 10^7 bytes: exact.
+    // About 10^7 bytes: exact in an f64.
     #[allow(clippy::cast_precision_loss)]
     let bytes = bytes as f64;
     bytes / time.as_secs_f64().max(1e-6)
@@ -299,47 +306,47 @@ mod tests {
     }
 
     #[test]
-    fn room_against_the_bound() {
+    fn a_cache_size_above_the_free_space_is_a_finding() {
         const GIB: u64 = 1 << 30;
-        let room = |free, own| Room {
+        let space = |free, own| DataSpace {
             total: 500 * GIB,
             free: free * GIB,
             own: own * GIB,
         };
-        let look = |size, room: Room| {
-            let finding = room.look(&config(size));
+        let check = |size, space: DataSpace| {
+            let finding = space.check(&config(size));
             (finding.level, finding.fix.unwrap_or_default())
         };
-        assert_eq!(look(Size::Auto, room(100, 0)).0, Level::Ok);
-        assert_eq!(look(Size::Bytes(50 * GIB), room(20, 40)).0, Level::Ok);
-        let (level, fix) = look(Size::Bytes(50 * GIB), room(20, 0));
+        assert_eq!(check(Size::Auto, space(100, 0)).0, Level::Ok);
+        assert_eq!(check(Size::Bytes(50 * GIB), space(20, 40)).0, Level::Ok);
+        let (level, fix) = check(Size::Bytes(50 * GIB), space(20, 0));
         assert_eq!(level, Level::Warn);
         assert!(fix.contains("cache.size = \"19GiB\""), "{fix}");
-        let (level, fix) = look(Size::Bytes(50 * GIB), room(1, 0));
+        let (level, fix) = check(Size::Bytes(50 * GIB), space(1, 0));
         assert_eq!(level, Level::Fail);
         assert!(fix.contains("cache.min_free"), "{fix}");
-        let (_, fix) = look(Size::Bytes(50 * GIB), room(0, 0));
+        let (_, fix) = check(Size::Bytes(50 * GIB), space(0, 0));
         assert!(fix.starts_with("free more than 1.0 GiB"), "{fix}");
-        assert_eq!(look(Size::Bytes(GIB), room(100, 0)).0, Level::Warn);
+        assert_eq!(check(Size::Bytes(GIB), space(100, 0)).0, Level::Warn);
     }
 
     #[test]
-    fn a_trial_leaves_nothing() {
+    fn the_speed_test_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a folder");
-        let speed = trial(folder.path()).expect("it is written");
+        let speed = test_speed(folder.path()).expect("the test ran");
         assert!(speed.write > 0.0 && speed.read > 0.0);
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
     }
 
     #[test]
-    fn slow_is_said() {
+    fn a_slow_disk_is_a_warning() {
         let speed = |write, sync| Speed {
             write,
             read: 1e9,
             sync: Duration::from_millis(sync),
         };
-        assert_eq!(speed(1e9, 1).look().level, Level::Ok);
-        assert_eq!(speed(1e7, 1).look().level, Level::Warn);
-        assert_eq!(speed(1e9, 60).look().level, Level::Warn);
+        assert_eq!(speed(1e9, 1).check().level, Level::Ok);
+        assert_eq!(speed(1e7, 1).check().level, Level::Warn);
+        assert_eq!(speed(1e9, 60).check().level, Level::Warn);
     }
 }

@@ -1,4 +1,4 @@
-//! What the running dockerd has in effect: `GET /info` on its socket.
+//! Reads the mirrors that are in effect in the running dockerd: `GET /info` on its socket.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-/// It counts containers and images for this answer.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Most bytes of a response of dockerd that `doctor` reads.
-const MAX_ANSWER: usize = 4 << 20;
+/// Time limit of `GET /info`, for which dockerd counts containers and images.
+const INFO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of a response of dockerd that `doctor` reads, in bytes.
+const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
-/// The mirrors of Docker Hub that it asks.
+/// Returns the mirrors of Docker Hub that dockerd uses.
 ///
 /// # Errors
-/// Nobody listens there, or this user may not ask.
+/// No process listens on the socket, or this user has no access.
 pub(crate) async fn mirrors(socket: &Path) -> anyhow::Result<Vec<String>> {
-    let info = tokio::time::timeout(PATIENCE, info(socket))
+    let info = tokio::time::timeout(INFO_TIMEOUT, info(socket))
         .await
-        .context("dockerd does not answer")??;
+        .context("dockerd does not respond")??;
     let mirrors = info["RegistryConfig"]["Mirrors"].as_array();
     Ok(mirrors
         .into_iter()
@@ -36,18 +36,20 @@ async fn info(socket: &Path) -> anyhow::Result<Value> {
     let stream = UnixStream::connect(socket).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer.
+    // The task ends with the response.
     tokio::spawn(connection);
     let request = Request::get("/info")
         .header(header::HOST, "docker")
         .body(Empty::<Bytes>::new())?;
-    let answer = sender.send_request(request).await?;
+    let response = sender.send_request(request).await?;
     ensure!(
-        answer.status().is_success(),
-        "it answers {}",
-        answer.status()
+        response.status().is_success(),
+        "dockerd responds with {}",
+        response.status()
     );
-    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
+        .collect()
+        .await;
     let body = body.map_err(|error| anyhow::anyhow!(error))?;
     Ok(serde_json::from_slice(&body.to_bytes())?)
 }

@@ -1,4 +1,4 @@
-//! The machine: memory, open files, the clock, and what its processor helps with.
+//! Checks the host: memory, open files, the clock, and CPU instructions for hashes and encryption.
 
 use std::fs;
 use std::path::Path;
@@ -8,29 +8,32 @@ use pierhead_oci::units::human_bytes;
 use rustix::process::{Resource, getrlimit};
 
 use super::report::Finding;
-use crate::clock;
+use crate::clock_check;
 use crate::config::Config;
 use pierhead_host::machine::MemoryHeadroom;
 
-/// What pierhead needs under load, with room for the page cache that makes hits fast.
-const MEMORY: u64 = 256 << 20;
-/// Files of its own beside those of connections.
-const FILES: u64 = 256;
+/// Memory in bytes that pierhead needs under load, including page cache for hits.
+const MIN_MEMORY_BYTES: u64 = 256 << 20;
+/// Open files that pierhead needs in addition to those of connections.
+const OWN_FILES: u64 = 256;
 
-/// All of it.
-pub(crate) fn look(config: &Config) -> Vec<Finding> {
+/// Runs all checks of the host.
+pub(crate) fn check(config: &Config) -> Vec<Finding> {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = getrlimit(Resource::Nofile).maximum;
-    memory(&text, MemoryHeadroom::read(Path::new("/")))
+    check_memory(&text, MemoryHeadroom::read(Path::new("/")))
         .into_iter()
-        .chain(files(limit, config))
-        .chain(clock::wrong(SystemTime::now()).map(|what| Finding::clock("clock", what)))
-        .chain(instructions(&features()))
+        .chain(check_open_files(limit, config))
+        .chain(
+            clock_check::problem(SystemTime::now())
+                .map(|problem| Finding::clock_error("clock", problem)),
+        )
+        .chain(cpu_instructions(&features()))
         .collect()
 }
 
-/// Instructions for what pierhead does with every byte. The crates that use them ask the same when they run, so
-/// that one program serves processors with and without.
+/// CPU instructions that speed up hashes and encryption. The libraries detect them at run time as well, so that one program
+/// runs on all CPUs.
 #[cfg(target_arch = "aarch64")]
 fn features() -> [(&'static str, bool); 3] {
     use std::arch::is_aarch64_feature_detected as has;
@@ -41,7 +44,7 @@ fn features() -> [(&'static str, bool); 3] {
     ]
 }
 
-/// The same of another processor.
+/// CPU instructions that speed up hashes and encryption, on x86-64.
 #[cfg(target_arch = "x86_64")]
 fn features() -> [(&'static str, bool); 3] {
     use std::arch::is_x86_feature_detected as has;
@@ -57,63 +60,63 @@ fn features() -> [(&'static str, bool); 0] {
     []
 }
 
-/// Nothing can be done about it, so it is told and not judged.
-fn instructions(features: &[(&str, bool)]) -> Option<Finding> {
-    let names = |wanted: bool| {
-        let names = features.iter().filter(|it| it.1 == wanted);
+/// Lists the instructions. A missing one is no warning, since the operator cannot add it.
+fn cpu_instructions(features: &[(&str, bool)]) -> Option<Finding> {
+    let names = |is_present: bool| {
+        let names = features.iter().filter(|it| it.1 == is_present);
         names.map(|it| it.0).collect::<Vec<_>>().join(", ")
     };
     let what = match (names(true), names(false)) {
         (used, missing) if used.is_empty() && missing.is_empty() => return None,
         (used, missing) if missing.is_empty() => format!("has instructions for {used}"),
         (used, missing) if used.is_empty() => {
-            format!("has no instructions for {missing}: done by others, slower")
+            format!("has no instructions for {missing}, which is slower")
         }
         (used, missing) => {
-            format!("has instructions for {used}, not for {missing}: done by others, slower")
+            format!("has instructions for {used}, and none for {missing}, which is slower")
         }
     };
-    Some(Finding::ok("processor", what))
+    Some(Finding::ok("cpu", what))
 }
 
-/// What the machine has to give, or the tightest of the cgroups if that is less.
-fn memory(meminfo: &str, room: Option<MemoryHeadroom>) -> Option<Finding> {
+/// Checks the available memory: that of the host, or the lowest headroom of the cgroups if it is lower.
+fn check_memory(meminfo: &str, headroom: Option<MemoryHeadroom>) -> Option<Finding> {
     let line = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     let available = kib << 10;
-    // A group that was made small is not short of what it was never meant to have.
-    let (had, needed, of) = match room.filter(|room| room.left < available) {
+    // In a cgroup with a small limit, an eighth of the limit is enough.
+    let (free, needed, of) = match headroom.filter(|headroom| headroom.left < available) {
         Some(MemoryHeadroom { limit, left }) => {
             let of = format!(", of the cgroup's limit of {}", human_bytes(limit));
-            (left, MEMORY.min(limit / 8), of)
+            (left, MIN_MEMORY_BYTES.min(limit / 8), of)
         }
-        None => (available, MEMORY, String::new()),
+        None => (available, MIN_MEMORY_BYTES, String::new()),
     };
-    let what = format!("{} of memory can be had{of}", human_bytes(had));
-    Some(if had < needed {
-        let fix = "what is read often is served from free memory: give the machine (the pod, the unit) more, or stop what takes it";
+    let what = format!("{} of memory available{of}", human_bytes(free));
+    Some(if free < needed {
+        let fix = "pierhead serves frequent reads from the page cache: raise the memory of the host, pod or unit, or stop other programs";
         Finding::warn("memory", what, fix)
     } else {
         Finding::ok("memory", what)
     })
 }
 
-/// serve raises the soft limit to the hard one, so that the latter counts. A client's connection, its blob,
-/// and for a miss the connection to the upstream.
-fn files(limit: Option<u64>, config: &Config) -> Option<Finding> {
+/// Checks the hard limit of open files, since the daemon raises its soft limit to the hard limit. A request takes the
+/// client's connection, a blob, and for a miss a connection to the upstream.
+fn check_open_files(limit: Option<u64>, config: &Config) -> Option<Finding> {
     let connections = u64::try_from(config.limits.connections).unwrap_or(u64::MAX);
-    let needed = connections.saturating_mul(2).saturating_add(FILES);
+    let needed = connections.saturating_mul(2).saturating_add(OWN_FILES);
     let limit = limit?;
     if limit >= needed {
-        return Some(Finding::ok("open files", format!("{limit} may be open")));
+        return Some(Finding::ok("open files", format!("at most {limit}")));
     }
     Some(Finding::warn(
         "open files",
-        format!("{limit} may be open, and limits.connections = {connections} may need {needed}"),
+        format!("at most {limit}, and limits.connections = {connections} may need {needed}"),
         format!(
-            "set LimitNOFILE={needed} in the unit (`ulimit -Hn` in a shell), or `limits.connections` lower"
+            "set LimitNOFILE={needed} in the systemd unit (`ulimit -Hn` in a shell), or lower `limits.connections`"
         ),
     ))
 }
@@ -124,31 +127,31 @@ mod tests {
     use crate::doctor::report::Level;
 
     #[test]
-    fn what_the_processor_lacks_is_told() {
-        let reported = |features: &[(&str, bool)]| instructions(features).map(|it| it.what);
+    fn missing_cpu_instructions_are_listed() {
+        let reported = |features: &[(&str, bool)]| cpu_instructions(features).map(|it| it.what);
         let both = reported(&[("SHA-256", true), ("AES", true)]);
         assert_eq!(both.as_deref(), Some("has instructions for SHA-256, AES"));
         let one = reported(&[("SHA-256", false), ("AES", true)]).unwrap_or_default();
-        assert!(one.contains("for AES, not for SHA-256"), "{one}");
+        assert!(one.contains("for AES, and none for SHA-256"), "{one}");
         assert_eq!(reported(&[]), None);
     }
 
     #[test]
-    fn both_are_judged() {
-        let level = |text| memory(text, None).map(|finding| finding.level);
+    fn low_memory_and_few_open_files_are_warnings() {
+        let level = |text| check_memory(text, None).map(|finding| finding.level);
         assert_eq!(
             level("MemTotal: 1 kB\nMemAvailable:   8000000 kB\n"),
             Some(Level::Ok)
         );
         assert_eq!(level("MemAvailable:     1000 kB\n"), Some(Level::Warn));
         assert_eq!(level(""), None);
-        // Of a pod the limit counts, however much the node has.
+        // In a pod, the limit of its cgroup counts, and not the memory of the node.
         let pod = |limit: u64, left: u64| {
-            let room = Some(MemoryHeadroom {
+            let headroom = Some(MemoryHeadroom {
                 limit: limit << 20,
                 left: left << 20,
             });
-            memory("MemAvailable:   8000000 kB\n", room).unwrap()
+            check_memory("MemAvailable:   8000000 kB\n", headroom).unwrap()
         };
         let tight = pod(512, 40);
         assert_eq!(tight.level, Level::Warn);
@@ -160,7 +163,7 @@ mod tests {
         assert_eq!(pod(256, 100).level, Level::Ok);
         assert!(pod(1 << 20, 1 << 19).what.starts_with("7.6 GiB"));
         let config = Config::with_data("/nowhere".into());
-        let level = |limit| files(limit, &config).map(|finding| finding.level);
+        let level = |limit| check_open_files(limit, &config).map(|finding| finding.level);
         assert_eq!(level(Some(1024)), Some(Level::Warn));
         assert_eq!(level(Some(1 << 20)), Some(Level::Ok));
         assert_eq!(level(None), None);

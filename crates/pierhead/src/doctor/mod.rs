@@ -1,16 +1,16 @@
-//! `pierhead doctor`: checks configuration, machine and clients, and names the fix for each finding.
+//! `pierhead doctor`: checks configuration, host, upstreams and clients, and prints the fix for each problem.
 //!
-//! The checks run concurrently, each with its own time limit, so the command ends in seconds whatever hangs. It changes
-//! nothing.
+//! The checks run concurrently, each with its own time limit, so that the command ends in seconds even if a check hangs. It
+//! changes nothing.
 
 mod certificate;
 mod clients;
 mod daemon;
 mod disk;
 mod docker_socket;
+mod host_share;
 mod machine;
 mod report;
-mod share;
 mod tier;
 mod upstreams;
 
@@ -29,10 +29,10 @@ use crate::environment::Environment;
 use crate::exit_code::{CommandError, ExitReason};
 use report::{Finding, Level};
 
-/// No check takes longer; each has smaller limits inside.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Time limit of a group of checks. The checks inside have shorter limits.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -40,11 +40,11 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Co
         .build()
         .context("cannot start")?;
     let findings = runtime.block_on(examine(args, environment));
-    // What hangs in a read of a dead disk must not keep us.
+    // Does not wait for threads that hang in a read from a failed disk.
     runtime.shutdown_background();
     report::print(&findings, args.json)?;
     let failed = |finding: &&Finding| finding.level == Level::Fail;
-    if findings.iter().filter(failed).any(|it| it.is_clock) {
+    if findings.iter().filter(failed).any(|it| it.is_clock_error) {
         return Err(CommandError::Reported(ExitReason::Clock));
     }
     match report::worst(&findings) {
@@ -55,9 +55,9 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Co
 
 async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     let mut overrides = args.serve.overrides();
-    // The admin address decides whom to ask for the file, so it is known before the file is.
+    // The daemon at the admin address names its configuration file, so this address must be known first.
     let admin = overrides.admin.unwrap_or(Some(Config::DEFAULT_ADMIN));
-    let mut running = daemon::ask(admin).await;
+    let mut running = daemon::query(admin).await;
     let mut findings = Vec::new();
     let file = args.serve.config.clone().or_else(|| {
         let named = running.file()?;
@@ -68,23 +68,23 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         findings.push(Finding::warn(
             "configuration",
             format!(
-                "{named}, which the running pierhead names, is not read: missing, or writable by other users"
+                "{named}, the file of the running pierhead, is not read: it is missing, or other users can write to it"
             ),
-            format!("name it with `--config {named}` if you trust it"),
+            format!("pass `--config {named}` if you trust the file"),
         ));
         None
     });
-    // With another file on the command line, the user asks what that file would do.
-    let is_its_file = match (&args.serve.config, running.file()) {
+    // Another file on the command line is checked as it is, without the flags of the running daemon.
+    let is_file_of_daemon = match (&args.serve.config, running.file()) {
         (None, _) => true,
-        (Some(named), Some(its)) => {
+        (Some(named), Some(of_daemon)) => {
             let resolved = |path: &PathBuf| path.canonicalize().ok();
-            resolved(named).is_some() && resolved(named) == resolved(&its)
+            resolved(named).is_some() && resolved(named) == resolved(&of_daemon)
         }
         (Some(_), None) => false,
     };
     if args.serve.config.is_none() {
-        running.complete(&mut overrides);
+        running.add_flags(&mut overrides);
     }
     let mut config = match config::load(
         file.as_deref(),
@@ -98,7 +98,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         }
         Err(refused) => {
             for line in refused.to_string().lines() {
-                let fix = "fix the line; `pierhead config check FILE` tells when it is good";
+                let fix = "fix the line; `pierhead config check FILE` checks the result";
                 findings.push(Finding::fail("configuration", line, fix));
             }
             overrides.upstreams.clear();
@@ -112,42 +112,42 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         }
     };
     if config.admin != admin {
-        running = daemon::ask(config.admin).await;
+        running = daemon::query(config.admin).await;
     }
-    // The file does not have the flags of the daemon's command line.
-    if let Some(shown) = running.config().filter(|_| is_its_file) {
+    // The file alone lacks the flags of the daemon's command line.
+    if let Some(shown) = running.config().filter(|_| is_file_of_daemon) {
         let (data, machine) = (&environment.default_data, &environment.machine);
         match config::load_shown(shown, &config, &overrides, data, machine) {
             Ok((effective, without)) => {
                 config = effective;
-                let is_good =
+                let is_ok =
                     |it: &&mut Finding| it.about == "configuration" && it.level == Level::Ok;
-                if let Some(finding) = findings.iter_mut().find(is_good) {
+                if let Some(finding) = findings.iter_mut().find(is_ok) {
                     finding
                         .what
-                        .push_str("; with the flags of the running pierhead");
+                        .push_str(", with the flags of the running pierhead");
                 }
-                findings.extend(without.iter().map(no_login));
+                findings.extend(without.iter().map(unchecked_credentials));
             }
-            // The daemon is of another version with other keys, so only the file is checked.
+            // The daemon has another version, with other keys. Only the file is checked.
             Err(error) => findings.push(Finding::warn(
                 "configuration",
                 format!(
-                    "this program cannot read what the running pierhead is configured with: {error}"
+                    "this version cannot parse the configuration of the running pierhead: {error}"
                 ),
-                "use the program that runs: `systemctl restart pierhead` after an upgrade",
+                "use the same version: after an upgrade, run `systemctl restart pierhead`",
             )),
         }
     }
-    findings.extend(daemon::look(&running, &config));
-    let certificate = certificate::look(&config);
-    let served = running.tier();
+    findings.extend(daemon::check(&running, &config));
+    let certificate = certificate::check(&config);
+    let served_tier = running.tier();
     let on_disk = {
         let config = config.clone();
-        let in_use = running.in_use();
+        let in_use = running.bytes_in_use();
         blocking("disk", move || {
-            let mut findings = disk::look(&config, in_use);
-            findings.extend(tier::look(&config, served.as_ref()));
+            let mut findings = disk::check(&config, in_use);
+            findings.extend(tier::check(&config, served_tier.as_ref()));
             findings
         })
     };
@@ -159,21 +159,21 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
             blocking("machine", {
                 let (config, machine) = (config.clone(), environment.machine.clone());
                 move || {
-                    let mut findings = machine::look(&config);
-                    findings.extend(share::look(&config, &machine));
+                    let mut findings = machine::check(&config);
+                    findings.extend(host_share::check(&config, &machine));
                     findings
                 }
             })
         ),
         bounded(
             "clients",
-            clients::look(&running, &config, environment, args)
+            clients::check(&running, &config, environment, args)
         ),
         bounded("upstreams", async {
             if args.offline {
                 return Vec::new();
             }
-            upstreams::look(&config, environment, &args.registries).await
+            upstreams::check(&config, environment, &args.registries).await
         }),
     );
     for group in [
@@ -189,55 +189,56 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     findings
 }
 
-/// A finding for an upstream whose login is not checked.
-fn no_login(about: &String) -> Finding {
+/// The finding for an upstream whose credentials are not checked.
+fn unchecked_credentials(about: &String) -> Finding {
     Finding::warn(
         about,
-        "its login is not checked: the running pierhead shows other addresses or another login than its configuration \
-         file, as far as this user can read it",
-        "run this as root or as the user that pierhead runs as, and pass the same --upstream",
+        "its credentials are not checked: the running pierhead has other addresses or credentials than its configuration \
+         file, as far as this user can read the file",
+        "run doctor as root or as the user of pierhead, with the same --upstream flags",
     )
 }
 
-/// Whether only root and this user can change a file. An untrusted process on the admin port could name any file, and
-/// that file could send any secret to any address. An unreadable file counts as trusted: reading it fails later.
+/// Whether only root and this user can change a file. Another process on the admin port could name a file of its own, which
+/// could send secrets to any address. An unreadable file counts as trusted, since reading it fails later.
 fn is_trusted(file: &Path) -> bool {
-    let us = rustix::process::geteuid().as_raw();
-    let is_ours = |path: &Path| {
-        fs::symlink_metadata(path).is_ok_and(|meta| may_be_followed(meta.uid(), meta.mode(), us))
+    let own = rustix::process::geteuid().as_raw();
+    let is_protected = |path: &Path| {
+        fs::symlink_metadata(path)
+            .is_ok_and(|meta| is_protected_from_others(meta.uid(), meta.mode(), own))
     };
     match file.canonicalize() {
-        Ok(file) => file.ancestors().all(is_ours),
+        Ok(file) => file.ancestors().all(is_protected),
         Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
     }
 }
 
-const fn may_be_followed(owner: u32, mode: u32, us: u32) -> bool {
+const fn is_protected_from_others(owner: u32, mode: u32, own: u32) -> bool {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
     const STICKY: u32 = 0o1000;
-    (owner == 0 || owner == us) && (mode & WRITABLE_BY_OTHERS == 0 || mode & STICKY != 0)
+    (owner == 0 || owner == own) && (mode & WRITABLE_BY_OTHERS == 0 || mode & STICKY != 0)
 }
 
 fn shown(file: Option<&PathBuf>) -> String {
     match file {
-        Some(file) => format!("{} is good", file.display()),
-        None => "no file: the defaults, which need none".to_owned(),
+        Some(file) => format!("{} is valid", file.display()),
+        None => "no file: pierhead uses its defaults".to_owned(),
     }
 }
 
-/// A group of checks, or that it took too long.
+/// Runs a group of checks, or reports that it exceeded its time limit.
 async fn bounded(about: &str, work: impl Future<Output = Vec<Finding>>) -> Vec<Finding> {
-    match tokio::time::timeout(PATIENCE, work).await {
+    match tokio::time::timeout(CHECK_TIMEOUT, work).await {
         Ok(findings) => findings,
         Err(_) => vec![Finding::fail(
             about,
-            format!("no result within {} s", PATIENCE.as_secs()),
-            "something below hangs: see `dmesg` for the disk, `ip route` for the network",
+            format!("no result within {} s", CHECK_TIMEOUT.as_secs()),
+            "the disk or the network hangs: see `dmesg` for the disk, `ip route` for the network",
         )],
     }
 }
 
-/// Work that blocks, on a thread of its own.
+/// Runs blocking work on a thread of its own.
 async fn blocking(
     about: &'static str,
     work: impl FnOnce() -> Vec<Finding> + Send + 'static,
@@ -247,7 +248,7 @@ async fn blocking(
         Err(error) => vec![Finding::fail(
             about,
             format!("the check itself failed: {error}"),
-            "tell the authors",
+            "this is a bug: report it with the output of `pierhead doctor --json`",
         )],
     }
 }
@@ -257,8 +258,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_others_is_not_followed() {
-        for (owner, mode, good) in [
+    fn a_file_that_other_users_can_change_is_not_trusted() {
+        for (owner, mode, expected) in [
             (0, 0o100_644, true),
             (1000, 0o100_600, true),
             (1001, 0o100_600, false),
@@ -267,16 +268,20 @@ mod tests {
             (0, 0o041_777, true),
             (0, 0o040_777, false),
         ] {
-            assert_eq!(may_be_followed(owner, mode, 1000), good, "{owner} {mode:o}");
+            assert_eq!(
+                is_protected_from_others(owner, mode, 1000),
+                expected,
+                "{owner} {mode:o}"
+            );
         }
     }
 
     #[test]
-    fn a_folder_that_all_can_write_makes_its_files_theirs() {
+    fn a_file_in_a_folder_that_all_users_can_write_is_not_trusted() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("pierhead.toml");
-        assert!(!is_trusted(&file), "it is not there");
+        assert!(!is_trusted(&file), "the file is missing");
         fs::write(&file, "").expect("written");
         assert!(is_trusted(&file));
         let open = fs::Permissions::from_mode(0o777);

@@ -1,36 +1,36 @@
-//! What was found: a line each, and the fix below where there is one.
+//! The report of `pierhead doctor`: one line per finding, with its fix below.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
-use crate::clock;
+use crate::clock_check;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// It works, but not as well as it could, or not for long.
+    /// It works, but slowly, incompletely, or not for much longer.
     Warn,
-    /// Pulls fail, or do not go through pierhead as they are meant to.
+    /// Pulls fail, or bypass pierhead.
     Fail,
 }
 
-/// One finding.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What was looked at, such as `disk` or `upstream docker.io`.
+    /// Subject of the check, such as `disk` or `upstream docker.io`.
     pub(crate) about: String,
     pub(crate) level: Level,
     pub(crate) what: String,
     /// A command to run or a key to set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
-    /// The clock is years off, which makes whatever else fails.
+    /// Whether the cause is a clock that is years off. It decides the exit code.
     #[serde(skip)]
-    pub(crate) is_clock: bool,
+    pub(crate) is_clock_error: bool,
 }
 
 impl Finding {
@@ -40,15 +40,15 @@ impl Finding {
             level: Level::Ok,
             what: what.into(),
             fix: None,
-            is_clock: false,
+            is_clock_error: false,
         }
     }
 
-    /// A failure that a wrong clock explains.
-    pub(crate) fn clock(about: impl Into<String>, what: impl Into<String>) -> Self {
+    /// A failure whose cause is a wrong clock.
+    pub(crate) fn clock_error(about: impl Into<String>, what: impl Into<String>) -> Self {
         Self {
-            is_clock: true,
-            ..Self::fail(about, what, clock::FIX)
+            is_clock_error: true,
+            ..Self::fail(about, what, clock_check::FIX)
         }
     }
 
@@ -83,13 +83,13 @@ struct Document<'a> {
     findings: &'a [Finding],
 }
 
-/// The worst of all.
+/// The highest severity of all findings.
 pub(crate) fn worst(findings: &[Finding]) -> Level {
     let levels = findings.iter().map(|finding| finding.level);
     levels.max().unwrap_or(Level::Ok)
 }
 
-/// Prints them.
+/// Prints the findings, as text or as one JSON document.
 pub(crate) fn print(findings: &[Finding], json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if json {
@@ -103,7 +103,7 @@ pub(crate) fn print(findings: &[Finding], json: bool) -> io::Result<()> {
     }
     let shown: Vec<_> = findings
         .iter()
-        .filter(|finding| finding.level != Level::Ok || !crate::quiet::is_set())
+        .filter(|finding| finding.level != Level::Ok || !crate::verbosity::is_quiet())
         .cloned()
         .collect();
     let text = text(&shown, io::stdout().is_terminal());
@@ -118,20 +118,20 @@ fn text(findings: &[Finding], colours: bool) -> String {
         .unwrap_or(0);
     let mut text = String::new();
     for finding in findings {
-        let (word, colour) = match finding.level {
+        let (label, colour) = match finding.level {
             Level::Ok => ("ok  ", "32"),
             Level::Warn => ("warn", "33"),
             Level::Fail => ("FAIL", "31"),
         };
-        let word = if colours {
-            format!("\u{1b}[{colour}m{word}\u{1b}[0m")
+        let label = if colours {
+            format!("\u{1b}[{colour}m{label}\u{1b}[0m")
         } else {
-            word.to_owned()
+            label.to_owned()
         };
-        // What comes from outside may hold anything: no line or colour of its own.
+        // Texts may contain data from outside, which must not add lines or control the terminal.
         let one_line = |text: &str| text.replace(char::is_control, " ");
         let (about, what) = (&finding.about, one_line(&finding.what));
-        text.push_str(&format!("{word}  {about:widest$}  {what}\n"));
+        text.push_str(&format!("{label}  {about:widest$}  {what}\n"));
         if let Some(fix) = &finding.fix {
             let fix = one_line(fix);
             text.push_str(&format!("      {:widest$}  -> {fix}\n", ""));
@@ -139,7 +139,7 @@ fn text(findings: &[Finding], colours: bool) -> String {
     }
     let count = |level| findings.iter().filter(|it| it.level == level).count();
     text.push_str(&format!(
-        "\n{} ok, {} to look at, {} failed\n",
+        "\n{} ok, {} warnings, {} failed\n",
         count(Level::Ok),
         count(Level::Warn),
         count(Level::Fail)
@@ -152,14 +152,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_each_and_the_mend_below() {
+    fn each_finding_is_one_line_with_its_fix_below() {
         let findings = [
             Finding::ok("disk", "500 MB/s"),
             Finding::fail("upstream a.b", "no\nanswer \u{1b}[2J", "do it"),
         ];
         assert_eq!(
             text(&findings, false),
-            "ok    disk          500 MB/s\nFAIL  upstream a.b  no answer  [2J\n                    -> do it\n\n1 ok, 0 to look at, 1 failed\n"
+            "ok    disk          500 MB/s\nFAIL  upstream a.b  no answer  [2J\n                    -> do it\n\n1 ok, 0 warnings, 1 failed\n"
         );
         assert!(text(&findings, true).contains("\u{1b}[31mFAIL"));
         assert_eq!(worst(&findings), Level::Fail);

@@ -1,4 +1,4 @@
-//! The fast tier: whether it can be had, and what becomes of it when the power goes.
+//! Checks the fast tier: whether pierhead can open its file, and whether the medium has errors.
 
 use std::path::Path;
 
@@ -7,26 +7,26 @@ use super::report::Finding;
 use crate::config::{Config, Tier, TierKind};
 use crate::tier::{self, TierError};
 
-/// Nothing without one. A file that is not there yet is not made. `served`: what the daemon has, if it runs.
-pub(crate) fn look(config: &Config, served: Option<&ServedTier>) -> Option<Finding> {
+/// Checks the tier without creating its file. `served` is the tier of the running daemon. Returns `None` if the tier is off.
+pub(crate) fn check(config: &Config, served: Option<&ServedTier>) -> Option<Finding> {
     let wanted = &config.tier;
     if wanted.kind == TierKind::Off {
         return None;
     }
     if let Some(served) = served {
-        return Some(judge(served, wanted));
+        return Some(check_served(served, wanted));
     }
     let path = wanted.path.as_ref();
     if let Some(path) = path.filter(|path| !path.exists()) {
-        let what = format!("{} is made at the start", path.display());
+        let what = format!("pierhead creates {} at the start", path.display());
         return Some(Finding::ok("tier", what));
     }
-    Some(match tier::look(wanted) {
+    Some(match tier::inspect(wanted) {
         Ok(Some((report, found))) => {
             let damaged = found.dropped + found.damaged;
             if damaged > 0 {
-                let what = format!("{report}; {damaged} parts of it are damaged");
-                return Some(Finding::warn("tier", what, MEDIUM));
+                let what = format!("{report}; {damaged} parts are corrupt");
+                return Some(Finding::warn("tier", what, MEDIUM_FIX));
             }
             Finding::ok("tier", format!("{report}; {} blobs", found.entries))
         }
@@ -35,42 +35,42 @@ pub(crate) fn look(config: &Config, served: Option<&ServedTier>) -> Option<Findi
     })
 }
 
-/// What lay there is served from the disk, or fetched again.
-const MEDIUM: &str = "the kernel's log (`dmesg`) tells of a medium that fails: replace it, or set tier.kind = \"off\"";
+/// Fix for corrupt data on the tier. pierhead serves the affected blobs from the disk, or fetches them again.
+const MEDIUM_FIX: &str = "if the kernel's log (`dmesg`) has errors of the medium, replace it, or set tier.kind = \"off\"";
 
-fn judge(served: &ServedTier, wanted: &Tier) -> Finding {
+fn check_served(served: &ServedTier, wanted: &Tier) -> Finding {
     let Some(class) = &served.class else {
-        let what = "the daemon serves without the one that is configured";
-        let why = match wanted.path.as_ref().filter(|path| path.exists()) {
-            Some(_) => tier::look(wanted).err(),
+        let what = "the daemon runs without the configured tier";
+        let cause = match wanted.path.as_ref().filter(|path| path.exists()) {
+            Some(_) => tier::inspect(wanted).err(),
             None => None,
         };
-        return match why {
-            Some(TierError { what: why, fix }) => Finding::fail(
+        return match cause {
+            Some(TierError { what: cause, fix }) => Finding::fail(
                 "tier",
-                format!("{what}: {why}"),
-                format!("{fix}; then start it again"),
+                format!("{what}: {cause}"),
+                format!("{fix}; then restart pierhead"),
             ),
             None => Finding::fail(
                 "tier",
                 what,
-                "the log of its start says why; fix that and start it again",
+                "the log of the start has the cause; fix it and restart pierhead",
             ),
         };
     };
     if served.failed {
         let path = wanted.path.as_deref().unwrap_or(Path::new("tier.path"));
         let what = format!(
-            "{}: the medium failed while it was in use: nothing goes there, and all is served from the disk",
+            "{}: the medium failed while in use: pierhead uses the disk only",
             path.display()
         );
-        let fix = "see the kernel's log (`dmesg`), and replace the medium or set tier.kind = \"off\"; a restart of pierhead opens it anew";
+        let fix = "see the kernel's log (`dmesg`); replace the medium, or set tier.kind = \"off\"; then restart pierhead";
         return Finding::fail("tier", what, fix);
     }
     let what = format!("in use, {class}");
     if served.damaged > 0.0 {
-        let what = format!("{what}; {} blobs were damaged on it", served.damaged);
-        return Finding::warn("tier", what, MEDIUM);
+        let what = format!("{what}; {} blobs were corrupt", served.damaged);
+        return Finding::warn("tier", what, MEDIUM_FIX);
     }
     Finding::ok("tier", what)
 }
@@ -81,21 +81,21 @@ mod tests {
     use crate::doctor::report::Level;
 
     #[test]
-    fn it_is_told_what_it_is_and_never_made() {
+    fn the_check_reports_the_class_and_creates_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::with_data(folder.path().to_owned());
-        assert!(look(&config, None).is_none(), "off is nothing to tell");
+        assert!(check(&config, None).is_none(), "the tier is off");
         let path = folder.path().join("tier");
         config.tier.kind = TierKind::File;
         config.tier.path = Some(path.clone());
         config.tier.size = 32 << 20;
-        assert!(look(&config, None).is_some() && !path.exists());
-        let made = tier::open(&config.tier).unwrap().unwrap();
-        let reported = look(&config, None).unwrap();
-        assert_eq!(reported.level, Level::Fail, "it is in use");
-        let class = made.class;
-        drop(made);
-        let reported = look(&config, None).unwrap();
+        assert!(check(&config, None).is_some() && !path.exists());
+        let opened = tier::open(&config.tier).unwrap().unwrap();
+        let reported = check(&config, None).unwrap();
+        assert_eq!(reported.level, Level::Fail, "another process uses it");
+        let class = opened.class;
+        drop(opened);
+        let reported = check(&config, None).unwrap();
         assert!(reported.level == Level::Ok && reported.what.contains(class));
         if class != "pmem" {
             config.tier.kind = TierKind::Pmem;
@@ -109,23 +109,25 @@ mod tests {
             damaged: 0.0,
             failed: false,
         };
-        let reported = look(&config, Some(&served)).unwrap();
+        let reported = check(&config, Some(&served)).unwrap();
         assert!(reported.level == Level::Ok && reported.what.contains("volatile"));
         served.damaged = 2.0;
-        assert_eq!(look(&config, Some(&served)).unwrap().level, Level::Warn);
+        assert_eq!(check(&config, Some(&served)).unwrap().level, Level::Warn);
         served.failed = true;
-        let reported = look(&config, Some(&served)).unwrap();
+        let reported = check(&config, Some(&served)).unwrap();
         assert!(reported.level == Level::Fail && reported.what.contains("failed"));
         served.class = None;
-        let reported = look(&config, Some(&served)).unwrap();
+        let reported = check(&config, Some(&served)).unwrap();
         assert!(reported.level == Level::Fail && reported.what.contains("without"));
         config.tier.size = 64 << 20;
-        assert!(tier::open(&config.tier).is_err(), "made with another size");
+        assert!(
+            tier::open(&config.tier).is_err(),
+            "the file has another size"
+        );
     }
 
-    /// In the words in which it refuses it.
     #[test]
-    fn what_a_start_refuses_is_told_and_left_alone() {
+    fn the_check_reports_the_error_of_a_start_and_changes_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::with_data(folder.path().to_owned());
         let path = folder.path().join("tier");
@@ -133,48 +135,53 @@ mod tests {
         config.tier.path = Some(path.clone());
         config.tier.size = 64 << 20;
         drop(tier::open(&config.tier).unwrap().unwrap());
-        let made = std::fs::read(&path).unwrap();
-        let refused = |config: &Config, fix: &str| {
+        let original = std::fs::read(&path).unwrap();
+        let assert_refused = |config: &Config, fix: &str| {
             let before = std::fs::read(&path).unwrap();
-            let reported = look(config, None).unwrap();
-            let TierError { what, fix: theirs } = tier::open(&config.tier).err().expect("refused");
+            let reported = check(config, None).unwrap();
+            let TierError {
+                what,
+                fix: fix_of_start,
+            } = tier::open(&config.tier).err().expect("refused");
             assert_eq!((reported.level, &reported.what), (Level::Fail, &what));
-            assert_eq!(reported.fix, Some(theirs));
+            assert_eq!(reported.fix, Some(fix_of_start));
             let shown = path.display().to_string();
             assert!(what.contains(&shown), "{what}");
             let all = format!("{what}: {}", reported.fix.unwrap());
             assert!(all.contains(fix), "{all}");
-            assert!(before == std::fs::read(&path).unwrap(), "it was written to");
+            assert!(before == std::fs::read(&path).unwrap(), "the file changed");
         };
-        // Made for another size, both ways.
+        // The file is larger, then smaller, than tier.size.
         config.tier.size = 32 << 20;
-        refused(&config, "`rm /");
+        assert_refused(&config, "`rm /");
         config.tier.size = 128 << 20;
-        refused(&config, "remove it");
+        assert_refused(&config, "remove it");
         config.tier.size = 64 << 20;
-        let mut damaged = made.clone();
+        let mut damaged = original.clone();
         damaged[8] = 77;
         damaged[4096 + 8] = 77;
         std::fs::write(&path, &damaged).unwrap();
-        refused(&config, "`rm /");
-        std::fs::write(&path, &made).unwrap();
-        assert_eq!(look(&config, None).unwrap().level, Level::Ok);
+        assert_refused(&config, "`rm /");
+        std::fs::write(&path, &original).unwrap();
+        assert_eq!(check(&config, None).unwrap().level, Level::Ok);
     }
 
     #[test]
-    fn a_file_that_was_made_for_nothing_is_removed() {
-        // Every Linux has one that is memory.
+    fn a_new_file_that_is_no_persistent_memory_is_removed() {
+        // /dev/shm is in memory on every Linux.
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let mut config = Config::with_data(folder.path().to_owned());
         let path = folder.path().join("tier");
         config.tier.kind = TierKind::Pmem;
         config.tier.path = Some(path.clone());
         config.tier.size = 32 << 20;
-        let unfit = tier::open(&config.tier).err().expect("it is memory");
+        let unfit = tier::open(&config.tier)
+            .err()
+            .expect("it is no persistent memory");
         assert!(unfit.what.contains("no persistent memory"), "{unfit}");
         assert!(unfit.fix.contains("tier.kind = \"file\""), "{unfit}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        // What was there before is somebody's.
+        // A file that existed before stays.
         std::fs::write(&path, vec![0; 32 << 20]).unwrap();
         assert!(tier::open(&config.tier).is_err() && path.exists());
     }

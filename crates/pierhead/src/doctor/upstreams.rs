@@ -1,4 +1,4 @@
-//! The upstreams: whether they answer, how fast, whether the login works, and whether our clocks agree.
+//! Checks the upstreams: whether they respond, how fast, whether the credentials work, and whether the clocks agree.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,59 +9,59 @@ use tokio::time::Instant;
 
 use super::report::{Finding, Level};
 use crate::config::Config;
+use crate::crate_configs;
 use crate::environment::Environment;
-use crate::wiring;
 
-/// For DNS, TCP, TLS, an answer and a login, each of which has limits of its own.
-const PATIENCE: Duration = Duration::from_secs(12);
-/// Certificates and tokens are judged by the clock.
-const SKEW: Duration = Duration::from_secs(60);
+/// Time limit of the check of one upstream: DNS, TCP, TLS, a request and authentication. Each step has a shorter limit.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
+/// Maximum difference to the clock of an upstream. A larger one can make certificates and tokens invalid.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// All that the configuration names, the default one, and those asked for; all at once.
-pub(crate) async fn look(
+/// Checks the configured upstreams, the default upstream and those of `--registry`, concurrently.
+pub(crate) async fn check(
     config: &Config,
     environment: &Environment,
-    more: &[Registry],
+    additional: &[Registry],
 ) -> Vec<Finding> {
-    let wrong = |what: String| {
-        let fix = "fix it; `pierhead config check FILE` reads what the file names, too";
+    let config_error = |what: String| {
+        let fix = "fix the file; `pierhead config check FILE` also checks the files that it names";
         vec![Finding::fail("upstreams", what, fix)]
     };
-    let remote = match wiring::remote(config, environment) {
+    let remote = match crate_configs::remote(config, environment) {
         Ok(remote) => remote,
-        Err(message) => return wrong(message),
+        Err(message) => return config_error(message),
     };
     let client = match Client::new(remote) {
         Ok(client) => client,
-        Err(error) => return wrong(error.to_string()),
+        Err(error) => return config_error(error.to_string()),
     };
     let mut names: Vec<Registry> = config.upstreams.keys().cloned().collect();
-    for name in std::iter::once(&config.default_upstream).chain(more) {
+    for name in std::iter::once(&config.default_upstream).chain(additional) {
         if !names.contains(name) {
             names.push(name.clone());
         }
     }
     names.sort();
-    let mut asking = JoinSet::new();
+    let mut checks = JoinSet::new();
     for name in names {
         let client = client.clone();
-        asking.spawn(async move { one(&client, &name).await });
+        checks.spawn(async move { check_upstream(&client, &name).await });
     }
-    let mut findings: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
+    let mut findings: Vec<_> = checks.join_all().await.into_iter().flatten().collect();
     findings.sort_by(|a, b| a.about.cmp(&b.about));
     findings
 }
 
-async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
+async fn check_upstream(client: &Client, name: &Registry) -> Vec<Finding> {
     let about = format!("upstream {name}");
     let start = Instant::now();
-    let probes = match tokio::time::timeout(PATIENCE, client.probe(name)).await {
+    let probes = match tokio::time::timeout(PROBE_TIMEOUT, client.probe(name)).await {
         Ok(Ok(probes)) => probes,
         Ok(Err(error)) => return vec![failed(&about, name, None, &error)],
         Err(_) => {
-            let what = format!("no answer within {} s", PATIENCE.as_secs());
+            let what = format!("no response within {} s", PROBE_TIMEOUT.as_secs());
             let url = format!("https://{name}");
-            return vec![Finding::fail(about, what, fix_of_silence(&url))];
+            return vec![Finding::fail(about, what, no_response_fix(&url))];
         }
     };
     let took = start.elapsed().as_millis();
@@ -70,7 +70,7 @@ async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
     for probe in &probes {
         let at = several.then_some(probe.address.as_str());
         findings.push(match &probe.result {
-            Ok(answered) => judge(&about, name, probe.has_credentials, at, answered, took),
+            Ok(response) => check_response(&about, name, probe.has_credentials, at, response, took),
             Err(error) => failed(&about, name, Some((probe, at)), error),
         });
         if let Ok(ProbeResponse {
@@ -80,7 +80,7 @@ async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
             findings.extend(skew(name, *date, SystemTime::now()));
         }
     }
-    // Where another address answers, clients notice nothing.
+    // If another address works, clients are not affected.
     if findings.iter().any(|finding| finding.level == Level::Ok) {
         for finding in &mut findings {
             if finding.about == about && finding.level == Level::Fail {
@@ -91,40 +91,43 @@ async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
     findings
 }
 
-fn judge(
+fn check_response(
     about: &str,
     name: &Registry,
-    has_login: bool,
+    has_credentials: bool,
     at: Option<&str>,
-    answered: &ProbeResponse,
+    response: &ProbeResponse,
     took: u128,
 ) -> Finding {
     let at = at.map(|at| format!("{at} ")).unwrap_or_default();
-    match (answered.status, has_login) {
-        (200..=299, true) if answered.demands_authentication => Finding::ok(
+    match (response.status, has_credentials) {
+        (200..=299, true) if response.demands_authentication => Finding::ok(
             about,
-            format!("{at}answers in {took} ms, and the login works"),
+            format!("{at}responds in {took} ms, and the credentials work"),
         ),
         (200..=299, true) => Finding::ok(
             about,
-            format!("{at}answers in {took} ms, and wants no login before a repository is named"),
+            format!("{at}responds in {took} ms, and checks credentials per repository only"),
         ),
         (401 | 403, true) => Finding::fail(
             about,
-            format!("{at}refuses the configured login ({})", answered.status),
             format!(
-                "see username and password of [upstreams.\"{name}\"], or whether the token has ended"
+                "{at}refuses the configured credentials ({})",
+                response.status
+            ),
+            format!(
+                "check username and password_file of [upstreams.\"{name}\"], or whether the token has expired"
             ),
         ),
         (401, false) => Finding::ok(
             about,
-            format!("{at}answers in {took} ms, and wants a login, of which there is none here"),
+            format!("{at}responds in {took} ms, and needs credentials, which are not configured"),
         ),
-        (200..=299, false) => Finding::ok(about, format!("{at}answers in {took} ms")),
+        (200..=299, false) => Finding::ok(about, format!("{at}responds in {took} ms")),
         (status, _) => Finding::fail(
             about,
-            format!("{at}answers {status} where a registry says 200 or 401"),
-            format!("see the address of [upstreams.\"{name}\"]: it must lead to a registry"),
+            format!("{at}responds with {status}; a registry responds with 200 or 401"),
+            format!("check the addresses of [upstreams.\"{name}\"]: each must be a registry"),
         ),
     }
 }
@@ -132,12 +135,12 @@ fn judge(
 fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding> {
     let ahead = ours.duration_since(theirs);
     let by = ahead.clone().unwrap_or_else(|behind| behind.duration());
-    (by > SKEW).then(|| {
+    (by > MAX_CLOCK_SKEW).then(|| {
         let way = if ahead.is_ok() { "ahead of" } else { "behind" };
         Finding::fail(
             "clock",
             format!(
-                "this machine is {} s {way} {name}: certificates and tokens are judged wrongly",
+                "the clock of this host is {} s {way} that of {name}: certificates and tokens may be rejected",
                 by.as_secs()
             ),
             "`timedatectl set-ntp true`, or run chrony",
@@ -145,10 +148,8 @@ fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding
     })
 }
 
-fn fix_of_silence(url: &str) -> String {
-    format!(
-        "see `curl -sI {url}/v2/`; behind a proxy, https_proxy must be in pierhead's environment"
-    )
+fn no_response_fix(url: &str) -> String {
+    format!("try `curl -sI {url}/v2/`; behind a proxy, set https_proxy in pierhead's environment")
 }
 
 fn failed(
@@ -159,7 +160,7 @@ fn failed(
 ) -> Finding {
     let text = error.to_string();
     let what = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text);
-    let has_login = probe.is_some_and(|(probe, _)| probe.has_credentials);
+    let has_credentials = probe.is_some_and(|(probe, _)| probe.has_credentials);
     let what = match probe.and_then(|(_, at)| at) {
         Some(at) => format!("{at}: {what}"),
         None => what.to_owned(),
@@ -169,28 +170,30 @@ fn failed(
         ..
     } = error
     {
-        return Finding::clock(about, what);
+        return Finding::clock_error(about, what);
     }
     let fix = match error {
         Error::Forbidden { .. } | Error::NoSuchHost { .. } | Error::Config { .. } => {
-            format!("name it in [upstreams.\"{name}\"] if it is meant to be reached")
+            format!("add [upstreams.\"{name}\"] if pierhead may connect to it")
         }
-        Error::Denied { .. } if has_login => {
-            format!("see username and password of [upstreams.\"{name}\"]")
+        Error::Denied { .. } if has_credentials => {
+            format!("check username and password_file of [upstreams.\"{name}\"]")
         }
-        Error::Denied { .. } => format!("give [upstreams.\"{name}\"] a login"),
+        Error::Denied { .. } => format!("set username and password_file in [upstreams.\"{name}\"]"),
         Error::RateLimited { .. } => {
-            format!("wait, or give [upstreams.\"{name}\"] a login, which has a limit of its own")
+            format!(
+                "wait, or set username and password_file in [upstreams.\"{name}\"]: registries allow more requests with credentials"
+            )
         }
         Error::Transport { .. } if what.contains("cannot be resolved") => {
-            "see /etc/resolv.conf, and `getent hosts` of the name".to_owned()
+            "check /etc/resolv.conf, and try `getent hosts` with the name".to_owned()
         }
         Error::Transport { .. } if what.contains("TLS") => format!(
-            "for a private authority set `ca` of [upstreams.\"{name}\"]; for plain HTTP a url with http://; and see the clock"
+            "for a private CA set `ca` in [upstreams.\"{name}\"]; for plain HTTP set an address with http://; and check the clock"
         ),
         _ => match probe {
-            Some((probe, _)) => fix_of_silence(&probe.address),
-            None => fix_of_silence(&format!("https://{name}")),
+            Some((probe, _)) => no_response_fix(&probe.address),
+            None => no_response_fix(&format!("https://{name}")),
         },
     };
     Finding::fail(about, what, fix)
@@ -201,12 +204,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_are_compared() {
+    fn a_clock_skew_is_a_failure() {
         let name = "a.b".parse().expect("a name");
         let now = SystemTime::now();
         assert_eq!(skew(&name, now - Duration::from_secs(30), now), None);
         let ahead = skew(&name, now - Duration::from_secs(90), now).expect("ahead");
-        assert!(ahead.what.contains("90 s ahead of a.b"), "{ahead:?}");
+        assert!(
+            ahead.what.contains("90 s ahead of that of a.b"),
+            "{ahead:?}"
+        );
         let behind = skew(&name, now + Duration::from_secs(7200), now).expect("behind");
         assert!(behind.what.contains("7200 s behind"), "{behind:?}");
     }

@@ -1,18 +1,18 @@
-//! The background tasks of the daemon. A task that panics is logged, counted and restarted.
+//! Runs the background tasks of the daemon: a task that panics is logged, counted and restarted.
 
 use std::future::Future;
 
 use pierhead_host::{BackgroundTask, Panics};
 use tokio::task::JoinSet;
 
-/// Tasks that end when this is dropped.
+/// A set of tasks. Dropping it cancels them.
 pub(super) struct BackgroundTasks {
     panics: Panics,
     tasks: JoinSet<()>,
 }
 
 impl BackgroundTasks {
-    /// No tasks yet. `panics` counts their panics.
+    /// Creates an empty set. `panics` counts the panics of its tasks.
     pub(super) fn new(panics: Panics) -> Self {
         Self {
             panics,
@@ -20,8 +20,8 @@ impl BackgroundTasks {
         }
     }
 
-    /// Starts a task. `work` is called again after each panic, with a pause before ([`Panics::restart_task`]). The task
-    /// ends when the future that `work` returns does.
+    /// Starts a task that runs the future of `work`. After a panic, it pauses and calls `work` again
+    /// ([`Panics::restart_task`]). The task ends when the future returns.
     pub(super) fn spawn<F>(
         &mut self,
         task: BackgroundTask,
@@ -43,14 +43,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_restarts_after_a_panic_and_not_after_its_end() {
+    async fn a_task_restarts_after_a_panic_and_not_after_it_returns() {
         let panics = Panics::default();
         let mut tasks = BackgroundTasks::new(panics.clone());
         let starts = Arc::new(AtomicUsize::new(0));
         let counted = starts.clone();
         tasks.spawn(BackgroundTask::StoredImages, move || {
             let nth = counted.fetch_add(1, Ordering::Relaxed);
-            async move { assert!(nth == 1, "by intent") }
+            async move { assert!(nth == 1, "deliberate panic") }
         });
         while let Some(ended) = tasks.tasks.join_next().await {
             ended.expect("the panics of a task stay inside");
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tasks_end_when_they_are_dropped() {
+    async fn dropping_the_set_cancels_its_tasks() {
         struct Dropped(Option<tokio::sync::oneshot::Sender<()>>);
         impl Drop for Dropped {
             fn drop(&mut self) {

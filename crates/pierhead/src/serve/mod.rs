@@ -1,41 +1,41 @@
-//! `pierhead serve`: the process around it. [`start`] opens and wires, [`service`] serves until it is told to end, and ends.
+//! `pierhead serve`: the daemon. [`start`] opens the cache and the listeners; [`service`] serves until shutdown.
 
-mod announce;
 mod background_tasks;
-mod data;
-mod interface;
-mod listen;
-mod notify;
-mod open;
+mod bind;
+mod client_listeners;
+mod components;
+mod data_folder_error;
+mod interface_watch;
 mod reload;
-mod servers;
+mod request_log;
 mod service;
+mod service_manager;
 mod signals;
 mod start;
+mod start_report;
 mod tier_limit;
-mod trace;
 
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
+use crate::crate_configs;
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 use crate::logging::{self, Level};
-use crate::wiring;
 use pierhead_host::machine::{self, Machine};
+pub(crate) use request_log::RequestLogWriter;
 use signals::Signals;
 pub(crate) use tier_limit::TierLimit;
-pub(crate) use trace::Trace;
 
-/// Disk reads and writes: as many as a small disk can make use of. Each thread costs its touched
-/// stack only, and leaves after ten idle seconds.
-const BLOCKING_THREADS: usize = 64;
-/// The deepest stack seen is a TLS handshake, far below.
-const STACK: usize = 1 << 20;
+/// Maximum number of threads for disk reads and writes: a small disk gains nothing from more. Each thread takes only the
+/// touched pages of its stack, and ends after ten idle seconds.
+const MAX_BLOCKING_THREADS: usize = 64;
+/// Stack of a thread in bytes. The deepest measured stack, of a TLS handshake, is far smaller.
+const STACK_BYTES: usize = 1 << 20;
 
-/// Runs until it is told to stop.
+/// Runs the daemon until SIGTERM, SIGINT or an error.
 pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), CommandError> {
     let config = config::load(
         args.config.as_deref(),
@@ -44,24 +44,24 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Comm
         &environment.machine,
     )?;
     let level = logging::start(&config.log);
-    stay(&config, &environment.machine);
+    apply_profile_and_cores(&config, &environment.machine);
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(wiring::threads(&config, &environment.machine))
-        .max_blocking_threads(BLOCKING_THREADS)
-        .thread_stack_size(STACK)
+        .worker_threads(crate_configs::worker_threads(&config, &environment.machine))
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_stack_size(STACK_BYTES)
         .thread_name("pierhead")
         .enable_all()
         .build()
         .context("cannot start threads")?;
     runtime.block_on(serve(args, environment, config, level))?;
-    // What still runs now was given its time to drain.
+    // The shutdown has already waited for `limits.shutdown_grace`.
     runtime.shutdown_background();
     Ok(())
 }
 
-/// Up to what we are allowed: the usual soft limit of 1024 open files is for programs that use select(2), and is less
-/// than `limits.connections`.
+/// Raises the soft limit of open files to the hard limit. The usual soft limit of 1024 exists for programs that use
+/// select(2), and is lower than `limits.connections`.
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(
@@ -75,8 +75,9 @@ fn raise_open_files() {
     }
 }
 
-/// Before any thread is started: they stay where the first one is.
-fn stay(config: &Config, machine: &Machine) {
+/// Logs the profile, and binds the process to `limits.cores`. It runs before any other thread starts, since threads inherit
+/// the CPU set.
+fn apply_profile_and_cores(config: &Config, machine: &Machine) {
     if let Some(profile) = config.profile {
         let memory = config.limits.memory.unwrap_or(0);
         tracing::info!(memory, "profile {}", profile.name);
@@ -88,8 +89,8 @@ fn stay(config: &Config, machine: &Machine) {
         Ok(()) => tracing::info!(cores = machine::format_cpu_list(&cores), "limits.cores"),
         Err(error) => tracing::warn!(
             %error,
-            "{}: the system lets it run elsewhere only",
-            config.places.of("limits.cores")
+            "{}: the system refuses these cores, so pierhead runs on all that it may use",
+            config.key_locations.describe("limits.cores")
         ),
     }
 }
@@ -100,10 +101,10 @@ async fn serve(
     config: Config,
     level: Level,
 ) -> anyhow::Result<()> {
-    // Before anything takes long, so that a signal during a slow start is not lost.
+    // Installs the handlers first, so that a signal during a slow start is not lost.
     let mut signals = Signals::new()?;
     let started = start::start(args, environment, config, level);
-    match signals.unless_end(started).await {
+    match signals.unless_shutdown(started).await {
         Some(service) => service?.run(args, &mut signals).await,
         None => Ok(()),
     }

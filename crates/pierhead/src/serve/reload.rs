@@ -1,60 +1,60 @@
-//! SIGHUP: the configuration is read again, and all that can change while running changes.
+//! SIGHUP: reads the configuration again, and applies every change that needs no restart.
 
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::{Client, Prepared};
 use tokio::sync::watch;
 
-use super::open::capacity;
-use crate::admin::Share;
+use super::components::capacity;
+use crate::admin::HostShareMetrics;
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
+use crate::crate_configs;
 use crate::environment::Environment;
 use crate::logging::Level;
-use crate::wiring;
 
-/// What a reload touches.
-pub(super) struct Running {
+/// The components that a reload changes.
+pub(super) struct DaemonState {
     pub(super) config: Config,
     pub(super) environment: Environment,
     pub(super) client: Client,
     pub(super) cache: Cache,
     pub(super) proxy: Proxy,
     pub(super) level: Level,
-    pub(super) share: Share,
+    pub(super) host_share: HostShareMetrics,
     /// The configuration in effect, without secrets, for the admin listener.
     pub(super) effective: watch::Sender<String>,
 }
 
-impl Running {
-    /// All or nothing: a configuration with any problem changes nothing.
+impl DaemonState {
+    /// Applies the new configuration. A configuration with any problem changes nothing.
     pub(super) async fn reload(&mut self, args: &ServeArgs) {
         match self.try_reload(args).await {
-            Ok(changed) => tracing::info!("configuration read again: {changed}"),
-            Err(error) => tracing::error!("the configuration was not changed: {error:#}"),
+            Ok(changed) => tracing::info!("configuration reloaded: {changed}"),
+            Err(error) => tracing::error!("the configuration stays as it was: {error:#}"),
         }
     }
 
     async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<String> {
-        // It reads files, which may lie on a disk that hangs.
+        // Runs on a blocking thread: it reads files, and their disk may hang.
         let prepare = {
             let (args, old, environment) =
                 (args.clone(), self.config.clone(), self.environment.clone());
             let (client, cache) = (self.client.clone(), self.cache.clone());
             move || prepare(&args, &old, &environment, &client, &cache)
         };
-        // Whatever can fail comes first and changes nothing.
+        // All steps that can fail come first and change nothing.
         let (new, remote, capacity) = tokio::task::spawn_blocking(prepare).await??;
         // Requests use the old upstream client until the proxy swaps client and access rules together.
         self.client.apply(remote);
-        let (proxy, settings) = (self.proxy.clone(), wiring::proxy(&new));
+        let (proxy, settings) = (self.proxy.clone(), crate_configs::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
         self.level.set(&new.log);
-        self.share.note(&new);
+        self.host_share.update(&new);
         let before = self.cache.eviction().evictions;
         self.cache.set_capacity(capacity).await;
         let evicted = self.cache.eviction().evictions - before;
-        let eviction = wiring::eviction(&new, capacity);
+        let eviction = crate_configs::eviction(&new, capacity);
         self.cache.set_eviction(eviction).await;
         let changed = config::changes(&self.config, &new);
         self.effective.send_replace(config::show(&new));
@@ -63,7 +63,8 @@ impl Running {
     }
 }
 
-/// The new configuration, what it makes of the registry client, and the cache's capacity by it. Blocks.
+/// Reads the new configuration. Returns it with the prepared settings of the registry client and the new capacity of the
+/// cache. Blocks.
 fn prepare(
     args: &ServeArgs,
     old: &Config,
@@ -76,38 +77,38 @@ fn prepare(
     }
     let (file, overrides) = (args.config.as_deref(), args.overrides());
     let (data, machine) = (&environment.default_data, &environment.machine);
-    // As a restart would take it, and as it can be without one.
-    let asked = config::load(file, &overrides, data, machine)?;
+    // The configuration that a restart would have, and the one that is possible without a restart.
+    let after_restart = config::load(file, &overrides, data, machine)?;
     let mut new = config::load_under(old, file, &overrides, data, machine)?;
-    settle(old, &asked, &mut new)?;
-    let remote = wiring::remote(&new, environment).map_err(anyhow::Error::msg)?;
+    keep_restart_keys(old, &after_restart, &mut new)?;
+    let remote = crate_configs::remote(&new, environment).map_err(anyhow::Error::msg)?;
     let remote = client.prepare(remote)?;
     let capacity = capacity(cache, &new)?;
     Ok((new, remote, capacity))
 }
 
-/// What changed, for the log. `held`: blobs that another policy began with.
-fn describe(changes: &[(String, String)], evicted: u64, held: u64) -> String {
+/// Text of the changes for the log. `blobs` is the number of cached blobs that a new eviction policy starts with.
+fn describe(changes: &[(String, String)], evicted: u64, blobs: u64) -> String {
     if changes.is_empty() {
-        return "nothing changed that can without a restart, but for secrets and files that it names".to_owned();
+        return "no key changed that takes effect without a restart; secrets and other named files were read again".to_owned();
     }
     let one = |(key, change): &(String, String)| match key.as_str() {
-        "eviction.policy" => format!("{key} {change}, {held} blobs taken over"),
+        "eviction.policy" => format!("{key} {change}, {blobs} blobs taken over"),
         "cache.size" => format!("{key} {change}, {evicted} blobs evicted"),
         _ => format!("{key} {change}"),
     };
     changes.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// Keeps what only a restart can change, and looks again whether the whole is safe: what was checked so far
-/// may listen elsewhere, or ask for certificates that the open listeners do not ask for. `asked` is what a restart would make of the file that
-/// `new` is from, too.
-fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> {
-    let waiting = config::keep_until_restart(old, asked, new);
+/// Gives `new` the old values of keys that need a restart, and validates the result. The validation of the file is not
+/// enough: its `listen` or `tls.client_ca` may differ from those of the open listeners. `after_restart` is the
+/// configuration that a restart would read from the same file.
+fn keep_restart_keys(old: &Config, after_restart: &Config, new: &mut Config) -> anyhow::Result<()> {
+    let waiting = config::keep_until_restart(old, after_restart, new);
     for key in &waiting {
         tracing::warn!(
             "{} changed in the configuration: the change needs a restart",
-            asked.places.of(key)
+            after_restart.key_locations.describe(key)
         );
     }
     let contradiction = config::auth(new)
@@ -115,9 +116,9 @@ fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> 
         .map(|(_, message)| message)
         .next();
     match contradiction.or_else(|| config::open_proxy(new)) {
-        // The new file is good by itself: what contradicts it is what stays.
+        // The new file is valid by itself, so it contradicts a key that keeps its old value.
         Some(message) if !waiting.is_empty() => Err(anyhow::anyhow!(
-            "this needs a restart: until then {} must stay as before, and with that: {message}",
+            "this change needs a restart: until then {} keeps its old value, and with that: {message}",
             waiting.join(", ")
         )),
         Some(message) => Err(anyhow::anyhow!(message)),
@@ -131,10 +132,10 @@ mod tests {
     use crate::config::AuthMode;
 
     #[test]
-    fn a_reload_says_what_changed() {
+    fn the_log_line_of_a_reload_names_each_changed_key() {
         let old = listening("127.0.0.1:5000");
         let unchanged = config::changes(&old, &old.clone());
-        assert!(describe(&unchanged, 0, 9).starts_with("nothing changed"));
+        assert!(describe(&unchanged, 0, 9).starts_with("no key changed"));
         let mut new = old.clone();
         new.eviction.policy = pierhead_eviction::PolicyName::Lru;
         new.log.level = "debug".into();
@@ -158,34 +159,34 @@ mod tests {
         config
     }
 
-    /// As if a restart would make the same of the file.
-    fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
-        super::settle(old, &new.clone(), new)
+    /// Calls the function with a file that means the same after a restart.
+    fn keep_restart_keys(old: &Config, new: &mut Config) -> anyhow::Result<()> {
+        super::keep_restart_keys(old, &new.clone(), new)
     }
 
     #[test]
-    fn credentials_do_not_come_to_listeners_that_stay_open() {
+    fn a_reload_gives_no_credentials_to_an_open_listener() {
         let old = listening("0.0.0.0:5000");
         let with_login = |mut config: Config| {
             config.docker_config = Some("config.json".into());
             config
         };
         let mut elsewhere = with_login(listening("127.0.0.1:5000"));
-        assert!(settle(&old, &mut elsewhere).is_err());
+        assert!(keep_restart_keys(&old, &mut elsewhere).is_err());
         let mut certified = with_login(listening("0.0.0.0:5000"));
         certified.tls.client_ca = Some("ca.pem".into());
-        assert!(settle(&old, &mut certified).is_err());
-        assert!(settle(&old, &mut listening("127.0.0.1:5000")).is_ok());
+        assert!(keep_restart_keys(&old, &mut certified).is_err());
+        assert!(keep_restart_keys(&old, &mut listening("127.0.0.1:5000")).is_ok());
         let mut mutual = listening("127.0.0.1:5000");
         mutual.tls.client_ca = Some("ca.pem".into());
         mutual.auth.mode = AuthMode::Mtls;
-        let output = settle(&listening("127.0.0.1:5000"), &mut mutual).unwrap_err();
+        let output = keep_restart_keys(&listening("127.0.0.1:5000"), &mut mutual).unwrap_err();
         let output = output.to_string();
         assert!(
-            output.starts_with("this needs a restart: until then tls.client_ca must stay"),
+            output.starts_with("this change needs a restart: until then tls.client_ca keeps"),
             "{output}"
         );
         let closed = listening("127.0.0.1:5000");
-        assert!(settle(&closed, &mut with_login(closed.clone())).is_ok());
+        assert!(keep_restart_keys(&closed, &mut with_login(closed.clone())).is_ok());
     }
 }

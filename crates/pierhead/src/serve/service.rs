@@ -1,4 +1,4 @@
-//! What serves, from the start to its end.
+//! The running daemon: handles signals and address changes, and shuts down in order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,35 +9,35 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::background_tasks::BackgroundTasks;
-use super::interface::Change;
-use super::notify::{Notify, State};
-use super::reload::Running;
-use super::servers::Servers;
+use super::client_listeners::ClientListeners;
+use super::interface_watch::AddressChange;
+use super::reload::DaemonState;
+use super::request_log::RequestLogWriter;
+use super::service_manager::{ServiceManager, State};
 use super::signals::{Signal, Signals};
-use super::trace::Trace;
 use crate::cli::serve::ServeArgs;
 
-/// For the last writes at the end.
-const CLOSING: Duration = Duration::from_secs(5);
+/// Time limit of each of the last writes of a shutdown, whatever `limits.shutdown_grace` is.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// See the head of this module.
+/// All components of the running daemon.
 pub(super) struct Service {
-    pub(super) running: Running,
-    pub(super) servers: Servers,
-    /// Of the interface that clients come by.
-    pub(super) changed: mpsc::Receiver<Change>,
+    pub(super) state: DaemonState,
+    pub(super) listeners: ClientListeners,
+    /// Address changes of `network.interface`.
+    pub(super) address_changes: mpsc::Receiver<AddressChange>,
     pub(super) background_tasks: BackgroundTasks,
-    pub(super) trace: Option<Trace>,
-    pub(super) library: Option<BundleServer>,
-    /// Tells everybody to take nothing more.
-    pub(super) stop: watch::Sender<bool>,
-    pub(super) notify: Arc<Notify>,
-    /// Feeds the watchdog until the very end.
-    pub(super) living: JoinHandle<()>,
+    pub(super) request_log: Option<RequestLogWriter>,
+    pub(super) bundle_server: Option<BundleServer>,
+    /// True stops all listeners from accepting connections.
+    pub(super) is_stopping: watch::Sender<bool>,
+    pub(super) service_manager: Arc<ServiceManager>,
+    /// Sends the keep-alives of the watchdog until the shutdown is complete.
+    pub(super) keepalives: JoinHandle<()>,
 }
 
 impl Service {
-    /// Serves until it is told to end, or cannot go on; either way what is pending is written before it returns.
+    /// Serves until a shutdown signal or a fatal error. In both cases it writes pending data before it returns.
     pub(super) async fn run(
         mut self,
         args: &ServeArgs,
@@ -45,86 +45,92 @@ impl Service {
     ) -> anyhow::Result<()> {
         let served = self.serve(args, signals).await;
         if let Err(error) = &served {
-            tracing::error!("it ends: {error:#}");
+            tracing::error!("shutting down: {error:#}");
         }
-        let ended = self.end(args, signals).await;
-        served.and(ended)
+        let stopped = self.shut_down(args, signals).await;
+        served.and(stopped)
     }
 
     async fn serve(&mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {
         loop {
             tokio::select! {
-                reported = signals.next() => match reported {
-                    Signal::End => return Ok(()),
+                signal = signals.next() => match signal {
+                    Signal::Shutdown => return Ok(()),
                     Signal::Reload => {
-                        let reload = self.running.reload(args);
-                        if signals.unless_end(reload).await.is_none() {
+                        let reload = self.state.reload(args);
+                        if signals.unless_shutdown(reload).await.is_none() {
                             return Ok(());
                         }
                     }
                 },
-                Some(change) = self.changed.recv() => match change {
-                    Change::Came(address, listener) => self.servers.add(address, listener)?,
-                    Change::Gone(address) => self.servers.close(address),
+                Some(change) = self.address_changes.recv() => match change {
+                    AddressChange::Added(address, listener) => self.listeners.add(address, listener)?,
+                    AddressChange::Removed(address) => self.listeners.close(address),
                 },
-                error = self.servers.ended() => return Err(error),
+                error = self.listeners.failure() => return Err(error),
             }
         }
     }
 
-    async fn end(mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {
-        // Before it is said, so that whoever reads it can rely on it.
-        let _ = self.stop.send(true);
-        self.notify.tell(State::Stopping);
-        let (cache, drain) = (
-            self.running.cache,
-            self.running.config.limits.shutdown_grace,
-        );
+    async fn shut_down(mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {
+        // First stops the listeners, so that the state that it then reports is true.
+        let _ = self.is_stopping.send(true);
+        self.service_manager.notify(State::Stopping);
+        let cache = self.state.cache;
+        let shutdown_grace = self.state.config.limits.shutdown_grace;
         tracing::info!(
-            "draining: answers under way may take {}; a second signal ends at once",
-            humantime::format_duration(drain)
+            "shutting down: responses in progress have {} to finish; a second signal aborts them",
+            humantime::format_duration(shutdown_grace)
         );
-        // Whatever the answers leave of it is the tier's.
-        let end = Instant::now() + drain.max(CLOSING);
-        let drained = async {
-            self.servers.drained().await;
-            save_tier(&cache, end).await;
+        // The write-back of the tier gets the time that the responses leave.
+        let deadline = Instant::now() + shutdown_grace.max(CLOSE_TIMEOUT);
+        let finished = async {
+            self.listeners.wait_until_closed().await;
+            write_back_tier(&cache, deadline).await;
         };
-        let at_once = signals.unless_end(drained).await.is_none();
+        let is_aborted = signals.unless_shutdown(finished).await.is_none();
         drop(self.background_tasks);
-        if let Some(library) = self.library {
-            let closed = tokio::task::spawn_blocking(move || library.close());
-            if tokio::time::timeout(CLOSING, closed).await.is_err() {
-                tracing::warn!("work on bundles did not end in time; it goes on at the next start");
+        if let Some(bundle_server) = self.bundle_server {
+            let closed = tokio::task::spawn_blocking(move || bundle_server.close());
+            if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
+                tracing::warn!("bundle jobs did not end in time; they resume at the next start");
             }
         }
-        // Also when ending at once: it writes what is pending, and that is little. A disk that hangs must not
-        // keep the process, and nothing is lost with it but the order of the last accesses.
-        if tokio::time::timeout(CLOSING, cache.close()).await.is_err() {
-            tracing::warn!("the disk does not take the last writes; ending without them");
+        // Runs even after a second signal, since little is pending. The time limit is for a disk that hangs: without this
+        // write, only the order of the last accesses is lost.
+        if tokio::time::timeout(CLOSE_TIMEOUT, cache.close())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                "the last writes to the disk did not end in time; pierhead exits without them"
+            );
         }
-        if let Some(trace) = self.trace {
-            let stopped = tokio::task::spawn_blocking(move || trace.stop());
-            let _ = tokio::time::timeout(CLOSING, stopped).await;
+        if let Some(request_log) = self.request_log {
+            let stopped = tokio::task::spawn_blocking(move || request_log.stop());
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, stopped).await;
         }
         if let Some(path) = &args.ready_file {
             let _ = std::fs::remove_file(path);
         }
-        self.living.abort();
-        anyhow::ensure!(!at_once, "ended at once, answers under way were cut");
-        tracing::info!("ended");
+        self.keepalives.abort();
+        anyhow::ensure!(
+            !is_aborted,
+            "a second signal aborted the responses in progress"
+        );
+        tracing::info!("shut down");
         Ok(())
     }
 }
 
-/// Brings to the disk what a volatile fast tier would forget.
-async fn save_tier(cache: &Cache, end: Instant) {
-    let left = cache.save_tier(move || Instant::now() >= end).await;
+/// Writes back to the disk the blobs that only a volatile fast tier has, until the deadline.
+async fn write_back_tier(cache: &Cache, deadline: Instant) {
+    let left = cache.save_tier(move || Instant::now() >= deadline).await;
     if left.blobs > 0 {
         tracing::warn!(
             blobs = left.blobs,
             bytes = left.bytes,
-            "the disk did not take in time what lies on the volatile fast tier: it will be fetched again when it is asked for"
+            "some blobs of the volatile fast tier were not written back in time: pierhead fetches them again at the next request"
         );
     }
 }

@@ -1,11 +1,11 @@
-//! What an operator tells the process: to end, or to read its configuration again.
+//! Signals of the daemon: SIGTERM and SIGINT shut it down, SIGHUP reloads the configuration.
 
 use std::io;
 
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// From its making on none is lost, and none ends the process by itself.
+/// Signal handlers. While this exists, no signal is lost, and none of them kills the process.
 pub(super) struct Signals {
     interrupt: unix::Signal,
     terminate: unix::Signal,
@@ -14,7 +14,7 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
-        // A file beyond a limit on its size is an error of that write alone; by default it ends the process.
+        // SIGXFSZ kills a process by default. With a handler, a write beyond RLIMIT_FSIZE returns an error instead.
         drop(signal(SignalKind::from_raw(Number::XFSZ.as_raw()))?);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -23,34 +23,34 @@ impl Signals {
         })
     }
 
-    /// SIGINT or SIGTERM.
-    pub(super) async fn end(&mut self) {
+    /// Waits for SIGINT or SIGTERM.
+    pub(super) async fn shutdown(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }
     }
 
-    /// What it comes to, unless it is told to end before: work that hangs must not keep the process.
-    pub(super) async fn unless_end<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+    /// Returns the result of `work`, or `None` if a shutdown signal comes first. So `work` that hangs cannot block a shutdown.
+    pub(super) async fn unless_shutdown<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
-            () = self.end() => None,
+            () = self.shutdown() => None,
         }
     }
 
-    /// What comes first.
+    /// Waits for the next signal.
     pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
-            _ = self.interrupt.recv() => Signal::End,
-            _ = self.terminate.recv() => Signal::End,
+            _ = self.interrupt.recv() => Signal::Shutdown,
+            _ = self.terminate.recv() => Signal::Shutdown,
             _ = self.hangup.recv() => Signal::Reload,
         }
     }
 }
 
-/// What it means.
+/// The request that a signal stands for.
 pub(super) enum Signal {
-    End,
+    Shutdown,
     Reload,
 }

@@ -1,4 +1,4 @@
-//! A start: all that serves is opened and wired, in the order in which it can be refused.
+//! Starts the daemon: opens all components in an order in which an early failure has no side effects.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use pierhead_remote::Client;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-use super::announce::{announce, write_ready};
 use super::background_tasks::BackgroundTasks;
-use super::notify::{Notify, State};
-use super::reload::Running;
-use super::servers::Servers;
+use super::client_listeners::ClientListeners;
+use super::reload::DaemonState;
+use super::request_log::RequestQueue;
 use super::service::Service;
+use super::service_manager::{ServiceManager, State};
+use super::start_report::{log_start, write_ready_file};
 use super::tier_limit::{TierLimit, follow_pressure};
-use super::trace::Notes;
-use super::{interface, listen, open};
-use crate::admin::{About, Admin, Parts, Share};
+use super::{bind, components, interface_watch};
+use crate::admin::{Admin, Components, DaemonInfo, HostShareMetrics};
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::logging::Level;
-use crate::{tier, wiring};
+use crate::{crate_configs, tier};
 
-/// Returns as soon as clients are served.
+/// Starts the daemon. Returns when it serves clients.
 pub(super) async fn start(
     args: &ServeArgs,
     environment: Environment,
@@ -35,154 +35,155 @@ pub(super) async fn start(
     level: Level,
 ) -> anyhow::Result<Service> {
     let started = Instant::now();
-    let notify = Arc::new(Notify::new(&environment.supervisor));
-    if let Some(warning) = interface::management(&config).await {
+    let service_manager = Arc::new(ServiceManager::connect(&environment.service_manager));
+    if let Some(warning) = interface_watch::management_link_warning(&config).await {
         tracing::warn!("{warning}");
     }
-    // Before the data folder is taken: nobody is kept from it meanwhile.
-    let wanted = interface::addresses(&config, &notify).await?;
-    let client = client(&environment, &config).await?;
-    let notes = Arc::<Notes>::default();
-    let quota = wiring::quota(&environment.machine);
-    let background = BackgroundWork::with_cpu_budget(quota.clone());
-    let cache = open::cache(&config, &notes, &background).await?;
-    open::check_clock(&cache)?;
-    let trace = open::trace(&config, notes, &background).await?;
-    let library = open::library(&config, &cache, &background).await?;
-    let (library, library_failure) = match library {
-        Ok(library) => (library, None),
+    // May wait for the interface, so it runs before this process locks the data folder.
+    let addresses = interface_watch::listen_addresses(&config, &service_manager).await?;
+    let client = registry_client(&environment, &config).await?;
+    let request_queue = Arc::<RequestQueue>::default();
+    let cpu_budget = crate_configs::cpu_budget(&environment.machine);
+    let background = BackgroundWork::with_cpu_budget(cpu_budget.clone());
+    let cache = components::open_cache(&config, &request_queue, &background).await?;
+    components::check_clock(&cache)?;
+    let request_log = components::open_request_log(&config, request_queue, &background).await?;
+    let bundle_server = components::open_bundle_server(&config, &cache, &background).await?;
+    let (bundle_server, bundle_failure) = match bundle_server {
+        Ok(bundle_server) => (bundle_server, None),
         Err(why) => (None, Some(why)),
     };
     let settings = pierhead_proxy::Config {
-        quota,
-        ..wiring::proxy(&config)
+        quota: cpu_budget,
+        ..crate_configs::proxy(&config)
     };
-    let parts = (cache.clone(), client.clone());
-    let of_proxy = library.clone();
-    let proxy = move || Proxy::with_library(parts.0, parts.1, settings, of_proxy);
+    let proxy = {
+        let (cache, client, bundle_server) = (cache.clone(), client.clone(), bundle_server.clone());
+        move || Proxy::with_library(cache, client, settings, bundle_server)
+    };
     let proxy = tokio::task::spawn_blocking(proxy).await?;
-    if let Some(why) = library_failure {
+    if let Some(why) = bundle_failure {
         proxy.set_library_failure(why);
     }
 
-    let (stop, stopped) = watch::channel(false);
-    let mut servers = Servers::new(proxy.clone(), wiring::tls(&config), stopped.clone());
-    let listeners = listen::bind_all(&wanted)?;
-    let admin_listener = listen::bind_admin(&config)?;
-    for (address, listener) in wanted.iter().zip(listeners) {
-        servers.add(*address, listener)?;
+    let (is_stopping, stopping) = watch::channel(false);
+    let tls = crate_configs::tls(&config);
+    let mut listeners = ClientListeners::new(proxy.clone(), tls, stopping.clone());
+    let bound = bind::bind_all(&addresses)?;
+    let admin_listener = bind::bind_admin(&config)?;
+    for (address, listener) in addresses.iter().zip(bound) {
+        listeners.add(*address, listener)?;
     }
-    let listen = servers.bound().borrow().clone();
+    let listen = listeners.bound_addresses().borrow().clone();
     let admin_address = admin_listener
         .as_ref()
         .map(TcpListener::local_addr)
         .transpose()?;
 
     let mut background_tasks = BackgroundTasks::new(background.panics().clone());
-    let (changes, changed) = mpsc::channel(1);
+    let (changes, address_changes) = mpsc::channel(1);
     if let Some(name) = config.network.interface.clone() {
-        let bound = interface::bound_addresses(config.listen.clone(), &wanted);
+        let watched = interface_watch::watched_addresses(config.listen.clone(), &addresses);
         background_tasks.spawn(BackgroundTask::InterfaceWatch, move || {
-            interface::follow(name.clone(), bound.clone(), changes.clone())
+            interface_watch::watch(name.clone(), watched.clone(), changes.clone())
         });
     }
     let tier_limit = TierLimit::of(&cache);
-    let following = tier_limit
+    let shrinking_limit = tier_limit
         .clone()
         .filter(|_| tier::follows_pressure(&config));
-    let under = &config.limits.pause_under;
     let mut monitor = PressureMonitor::new(
         background.clone(),
-        under,
+        &config.limits.pause_under,
         "limits.pause_under",
         Path::new("/"),
     );
-    if following.is_some() {
+    if shrinking_limit.is_some() {
         monitor = monitor.reporting_memory("the fast tier in memory", Path::new("/"));
     }
     let pressure = monitor.metrics();
     let monitor = Arc::new(tokio::sync::Mutex::new(monitor));
     background_tasks.spawn(BackgroundTask::PressureMonitor, move || {
-        follow_pressure(monitor.clone(), following.clone())
+        follow_pressure(monitor.clone(), shrinking_limit.clone())
     });
-    let of_traces = proxy.clone();
+    let hot_ranges_proxy = proxy.clone();
     background_tasks.spawn(BackgroundTask::HotRanges, move || {
-        let proxy = of_traces.clone();
+        let proxy = hot_ranges_proxy.clone();
         async move { proxy.tell_hot().await }
     });
-    let of_stored = proxy.clone();
+    let stored_images_proxy = proxy.clone();
     background_tasks.spawn(BackgroundTask::StoredImages, move || {
-        let proxy = of_stored.clone();
+        let proxy = stored_images_proxy.clone();
         async move { proxy.offer_stored().await }
     });
     let threads = tokio::runtime::Handle::current().metrics().num_workers();
-    let share = Share::new(&config, &environment.machine, threads);
-    let (effective, shown) = watch::channel(config::show(&config));
+    let host_share = HostShareMetrics::new(&config, &environment.machine, threads);
+    let (effective, effective_config) = watch::channel(config::show(&config));
     if let Some(listener) = admin_listener {
         let state = Admin::new(
-            Parts {
+            Components {
                 cache: cache.clone(),
                 client: client.clone(),
                 proxy: proxy.clone(),
-                trace: trace.as_ref(),
-                library: library.clone(),
+                request_log: request_log.as_ref(),
+                bundle_server: bundle_server.clone(),
                 tier_limit,
                 pressure,
-                share: share.clone(),
+                host_share: host_share.clone(),
             },
             started,
-            About {
-                listen: servers.bound(),
+            DaemonInfo {
+                listen: listeners.bound_addresses(),
                 tls: config.tls.cert.is_some(),
                 data: &config.data,
                 config: args.config.as_deref(),
-                effective: shown,
+                effective: effective_config,
             },
-            stopped,
+            stopping,
         );
         let (admin, listener) = (Arc::new(state), Arc::new(listener));
         background_tasks.spawn(BackgroundTask::AdminListener, move || {
             Arc::clone(&admin).serve(listener.clone())
         });
     }
-    announce(&config, &cache, &listen, admin_address);
+    log_start(&config, &cache, &listen, admin_address);
     if let Some(path) = &args.ready_file {
-        write_ready(path, &listen, admin_address)?;
+        write_ready_file(path, &listen, admin_address)?;
     }
     tracing::info!("pierhead is ready");
-    notify.tell(State::Ready);
-    let living = tokio::spawn(Arc::clone(&notify).live());
+    service_manager.notify(State::Ready);
+    let keepalives = tokio::spawn(Arc::clone(&service_manager).send_keepalives());
     Ok(Service {
-        running: Running {
+        state: DaemonState {
             config,
             environment,
             client,
             cache,
             proxy,
             level,
-            share,
+            host_share,
             effective,
         },
-        servers,
-        changed,
+        listeners,
+        address_changes,
         background_tasks,
-        trace,
-        library,
-        stop,
-        notify,
-        living,
+        request_log,
+        bundle_server,
+        is_stopping,
+        service_manager,
+        keepalives,
     })
 }
 
-/// Whoever asks registries. What it reads may lie on a disk that hangs, which must not keep a signal from us.
-async fn client(environment: &Environment, config: &Config) -> anyhow::Result<Client> {
+/// Creates the registry client. It reads files on a blocking thread: their disk may hang, and signals must still arrive.
+async fn registry_client(environment: &Environment, config: &Config) -> anyhow::Result<Client> {
     let (environment, config) = (environment.clone(), config.clone());
-    let make = move || {
-        for warning in wiring::warnings(&config) {
+    let create = move || {
+        for warning in config::warnings(&config) {
             tracing::warn!("{warning}");
         }
-        let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
+        let remote = crate_configs::remote(&config, &environment).map_err(anyhow::Error::msg)?;
         Ok(Client::new(remote)?)
     };
-    tokio::task::spawn_blocking(make).await?
+    tokio::task::spawn_blocking(create).await?
 }

@@ -1,4 +1,4 @@
-//! The limit of the fast tier: what the operator set, and less while the host is short of memory.
+//! The limit of the fast tier: as the operator set it, and lower under memory pressure.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::MissedTickBehavior;
 
-/// Reads the pressure until the task is dropped. Background work pauses first, then `limit` follows.
+/// Reads the pressure every [`PressureMonitor::INTERVAL`] until it is cancelled. Background work pauses first, then the
+/// `limit` shrinks.
 pub(super) async fn follow_pressure(
     monitor: Arc<tokio::sync::Mutex<PressureMonitor>>,
     limit: Option<TierLimit>,
@@ -30,19 +31,19 @@ pub(super) async fn follow_pressure(
     }
 }
 
-/// The limit of the fast tier; clones share it.
+/// The limit of the fast tier. Clones share it.
 #[derive(Clone)]
 pub(crate) struct TierLimit {
     cache: Cache,
-    /// Bytes that the medium holds.
+    /// Capacity of the medium in bytes.
     max: u64,
     limit: Arc<Mutex<PressureLimit>>,
-    /// Makes changes one after another, since a change waits for evictions.
+    /// Serializes changes, since a change waits for evictions.
     changing: Arc<tokio::sync::Mutex<()>>,
     metrics: TierLimitMetrics,
 }
 
-/// The stall of the last interval, and the limit without pressure.
+/// Metrics: the memory pressure of the last interval, and the limit without pressure.
 #[derive(Clone, Default)]
 struct TierLimitMetrics {
     some: Gauge<f64, AtomicU64>,
@@ -51,7 +52,7 @@ struct TierLimitMetrics {
 }
 
 impl TierLimit {
-    /// Takes the limit of the fast tier of `cache`; `None` without one.
+    /// Reads the limit of the fast tier of `cache`; `None` without a fast tier.
     pub(crate) fn of(cache: &Cache) -> Option<Self> {
         let fast = cache.tier()?.fast;
         let limit = PressureLimit::new(fast.limit);
@@ -71,13 +72,13 @@ impl TierLimit {
         self.limit.lock().ceiling()
     }
 
-    /// Sets the ceiling, at most to what the medium holds.
+    /// Sets the ceiling, at most to the capacity of the medium.
     pub(crate) async fn set_ceiling(&self, ceiling: u64) {
         let ceiling = ceiling.min(self.max);
         self.change(|limit| limit.set_ceiling(ceiling)).await;
     }
 
-    /// Takes one reading of the pressure of memory.
+    /// Adjusts the limit to one reading of the memory pressure.
     pub(crate) async fn update(&self, stall: Stall) {
         self.metrics.some.set(stall.some);
         self.metrics.full.set(stall.full);
@@ -85,7 +86,7 @@ impl TierLimit {
     }
 
     async fn change(&self, change: impl FnOnce(&mut PressureLimit)) {
-        let _one = self.changing.lock().await;
+        let _serialized = self.changing.lock().await;
         let (before, after, ceiling) = {
             let mut limit = self.limit.lock();
             let before = limit.limit();
@@ -94,9 +95,9 @@ impl TierLimit {
             (before, limit.limit(), limit.ceiling())
         };
         if before != after {
-            tracing::info!(before, after, "the limit of the fast tier changes");
+            tracing::info!(before, after, "the limit of the fast tier changed");
         }
-        // Also without a change: blobs that were released since then free their memory, too.
+        // Below the ceiling, also without a change: this frees the memory of blobs that were in use at the last change.
         if before != after || after < ceiling {
             self.cache.set_tier_limit(after).await;
         }
@@ -104,7 +105,7 @@ impl TierLimit {
 
     /// Registers the metrics. The caller gives the prefix.
     pub(crate) fn register(&self, registry: &mut Registry) {
-        registry.register("memory_some", "Share of the last two seconds in which a task waited for memory, where the limit of the fast tier follows the pressure", self.metrics.some.clone());
+        registry.register("memory_some", "Share of the last two seconds in which at least one task waited for memory; 0 unless the limit of the fast tier depends on it", self.metrics.some.clone());
         registry.register(
             "memory_full",
             "Share of the last two seconds in which all tasks waited for memory",
@@ -140,8 +141,8 @@ mod tests {
 
     use super::*;
 
-    /// A cache with a fast tier of 1600 bytes, and where both lie.
-    fn tiered() -> (Cache, TierLimit, [tempfile::TempDir; 2]) {
+    /// A cache with a fast tier of 1600 bytes, and the folders of both.
+    fn cache_with_tier() -> (Cache, TierLimit, [tempfile::TempDir; 2]) {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let mut config = pierhead_cache::Config::new(folders[0].path(), 1 << 30);
         config.fast = Some(FastTier {
@@ -160,8 +161,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_tier_has_the_limit_that_pressure_leaves_of_the_operators() {
-        let (cache, limit, _folders) = tiered();
+    async fn the_limit_shrinks_under_pressure_and_grows_back_to_the_ceiling() {
+        let (cache, limit, _folders) = cache_with_tier();
         let now = || (cache.tier().unwrap().fast.limit, limit.ceiling());
         let pressed = Stall {
             some: 0.5,
@@ -177,7 +178,11 @@ mod tests {
         }
         assert_eq!(now(), (2000, 2000));
         limit.set_ceiling(u64::MAX).await;
-        assert_eq!(now(), (3000, 3000), "more than the medium holds");
+        assert_eq!(
+            now(),
+            (3000, 3000),
+            "the ceiling is above the capacity of the medium"
+        );
         limit.set_ceiling(500).await;
         assert_eq!(now(), (500, 500));
         let mut registry = Registry::default();
@@ -196,17 +201,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_pauses_before_the_tier_shrinks() {
+    async fn background_work_pauses_before_the_tier_shrinks() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("proc/pressure/memory");
         fs::create_dir_all(file.parent().unwrap()).unwrap();
-        let waited = |millis: u64| {
+        let write_stall = |millis: u64| {
             let total = millis * 1000;
             let text = format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n");
             fs::write(&file, text).unwrap();
         };
-        waited(0);
-        let (cache, limit, _folders) = tiered();
+        write_stall(0);
+        let (cache, limit, _folders) = cache_with_tier();
         let work = BackgroundWork::default();
         let monitor = PressureMonitor::new(work.clone(), &[Resource::Memory], "key", root.path());
         let mut monitor = monitor.reporting_memory("the fast tier", root.path());
@@ -214,15 +219,15 @@ mod tests {
         let after = |seconds| begin + Duration::from_secs(seconds);
         let now = || cache.tier().unwrap().fast.limit;
         assert_eq!(monitor.update(begin, Duration::ZERO), None);
-        waited(500);
+        write_stall(500);
         assert_eq!(monitor.update(after(1), Duration::ZERO), None);
         assert!(work.is_paused());
         assert_eq!(
             now(),
             limit.ceiling(),
-            "the paused work may be all that pressed"
+            "the paused work may have caused all of the pressure"
         );
-        waited(1000);
+        write_stall(1000);
         let stall = monitor.update(after(2), Duration::ZERO).unwrap();
         limit.update(stall).await;
         assert!(now() < limit.ceiling());

@@ -23,7 +23,7 @@ async fn hangup_takes_a_new_configuration_and_keeps_connections() {
 
     daemon.configure("cache.size = \"2GiB\"\n[log]\nlevel = \"debug\"");
     daemon.signal(Signal::HUP);
-    daemon.logs("configuration read again").await;
+    daemon.logs("configuration reloaded").await;
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
     // A mistake changes nothing, not even what stands before it.
@@ -81,7 +81,7 @@ async fn hangup_takes_new_upstreams() {
     assert_eq!(manifest().await, Image::random(1, &[10]).root.to_string());
     daemon.configure(&upstream(&two));
     daemon.signal(Signal::HUP);
-    daemon.logs("configuration read again").await;
+    daemon.logs("configuration reloaded").await;
     assert_eq!(manifest().await, Image::random(2, &[10]).root.to_string());
 }
 
@@ -94,7 +94,7 @@ async fn hangup_reads_files_alone() {
     std::fs::remove_file(&pipe).expect("it is there");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).expect("a pipe");
     daemon.signal(Signal::HUP);
-    daemon.logs("the configuration was not changed").await;
+    daemon.logs("the configuration stays as it was").await;
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
 
@@ -108,7 +108,7 @@ async fn hangup_reads_files_alone() {
 /// What a profile makes of other keys waits for the restart that the profile itself takes.
 #[tokio::test]
 async fn hangup_applies_no_half_of_a_profile() {
-    let nothing = "configuration read again: nothing changed";
+    let nothing = "configuration reloaded: no key changed";
     for (before, after) in [("", "profile = \"small\""), ("profile = \"small\"", "")] {
         let daemon = Daemon::start(before, &[]).await;
         daemon.configure(after);
@@ -150,7 +150,7 @@ async fn terminate_is_obeyed_while_a_reload_hangs() {
     let hangs = hanging(pipe).await;
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
-    assert!(daemon.log().contains("ended"), "{}", daemon.log());
+    assert!(daemon.log().contains("shut down"), "{}", daemon.log());
     drop(hangs);
 }
 
@@ -190,7 +190,7 @@ async fn terminate_lets_answers_finish() {
     let answer = client.start(&request).await.expect("a head");
     gate.reached(1).await;
     daemon.signal(Signal::TERM);
-    daemon.logs("draining").await;
+    daemon.logs("shutting down").await;
     assert_eq!(daemon.get("/readyz").await.status, 503);
     assert_eq!(daemon.get("/livez").await.status, 200);
     gate.release();
@@ -230,7 +230,7 @@ async fn a_second_signal_ends_at_once() {
     let answer = client.start(&request).await.expect("a head");
     gate.reached(1).await;
     daemon.signal(Signal::INT);
-    daemon.logs("draining").await;
+    daemon.logs("shutting down").await;
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(1), "{}", daemon.log());
     // Never a short body that looks whole.

@@ -177,13 +177,13 @@ async fn secrets_are_in_no_log_and_no_metric() {
     );
     let mut daemon = Daemon::start(&config, &[]).await;
     assert!(daemon.log().contains(&format!(
-        "{} holds a secret and can be read by everybody",
+        "{} holds a secret, and every user of this host can read it",
         secret.path().display()
     )));
     daemon.cached(&["warm", "lab:5000/team/app:1"]).await;
     let metrics = daemon.get("/metrics").await;
     daemon.signal(Signal::HUP);
-    daemon.logs("configuration read again").await;
+    daemon.logs("configuration reloaded").await;
     daemon.signal(Signal::TERM);
     daemon.ended().await;
     // The password, and the two as basic auth carries them.

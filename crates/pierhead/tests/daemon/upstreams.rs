@@ -119,7 +119,7 @@ async fn hangup_takes_new_rules() {
     let rules = "access.deny = [\"reg.example/app\"]\n";
     two.daemon.configure(&format!("{rules}{}", two.config));
     two.daemon.signal(Signal::HUP);
-    two.daemon.logs("configuration read again").await;
+    two.daemon.logs("configuration reloaded").await;
     let denied = two.get("manifests/1").await;
     assert_eq!(denied.status, 403);
     let line = "pull refused registry=reg.example repository=app client=127.0.0.1";

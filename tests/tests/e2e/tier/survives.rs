@@ -48,7 +48,7 @@ fn a_volatile_one_is_saved_at_the_end() -> Result<()> {
     pierhead.restart()?;
     pull(&pierhead, "library/app", &image)?;
     assert_eq!(fetched(&hub, &image), [1, 1, 1]);
-    ensure!(!pierhead.log().contains("did not take in time"));
+    ensure!(!pierhead.log().contains("were not written back in time"));
     Ok(())
 }
 

@@ -12,12 +12,12 @@ use pierhead_client_setup::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::SetupArgs;
+use crate::admin_client::AdminClient;
 use crate::api::Stat;
-use crate::client::Daemon;
 use crate::config::files;
 use crate::environment::Environment;
 use crate::exit_code::{CommandError, ExitError, ExitReason};
-use crate::quiet::note;
+use crate::verbosity::note;
 
 /// For the admin API of a daemon on this machine.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -274,7 +274,7 @@ fn address_of_daemon(args: &SetupArgs) -> Option<Address> {
         .enable_all()
         .build()
         .ok()?;
-    let daemon = Daemon::new(args.admin.clone());
+    let daemon = AdminClient::new(args.admin.clone());
     let stat = daemon.get::<Stat>("/v1/stat");
     let stat = runtime.block_on(async { tokio::time::timeout(ADMIN_TIMEOUT, stat).await });
     stat.ok()?.ok()?.address()

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _};
 use pierhead_worker::Unit;
 
 use crate::progress::{self, Progress};
-use crate::quiet;
+use crate::verbosity;
 
 /// A bar and lines on standard error.
 pub(super) struct TerminalProgress {
@@ -18,7 +18,7 @@ impl TerminalProgress {
     pub(super) fn new(is_json: bool) -> Self {
         Self {
             bar: Progress::new(is_json),
-            shows_notes: !is_json && !quiet::is_set(),
+            shows_notes: !is_json && !verbosity::is_quiet(),
         }
     }
 
@@ -26,7 +26,7 @@ impl TerminalProgress {
     pub(super) fn notes_only() -> Self {
         Self {
             bar: Progress::new(true),
-            shows_notes: !quiet::is_set(),
+            shows_notes: !verbosity::is_quiet(),
         }
     }
 

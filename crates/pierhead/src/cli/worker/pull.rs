@@ -20,7 +20,7 @@ use super::server::{platform, server};
 
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
-use crate::quiet;
+use crate::verbosity;
 
 /// Runs the command.
 pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), CommandError> {
@@ -129,7 +129,7 @@ fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
 /// Prints the result: on standard error if standard output is the archive. With `--quiet` prints only warnings, unless
 /// `--json` asks for the object.
 fn print(report: &PullReport, json: bool, is_piped: bool) -> io::Result<()> {
-    if quiet::is_set() && !json {
+    if verbosity::is_quiet() && !json {
         for warning in &report.warnings {
             eprintln!("warning: {warning}");
         }

@@ -5,9 +5,9 @@ use pierhead_worker::{Server, TlsConfigs, Url};
 
 use super::args::LoginArgs;
 use super::login;
+use crate::crate_configs;
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
-use crate::wiring;
 
 /// The server of `--via`, with its TLS settings and credentials. Connects to nothing yet.
 pub(super) fn server(
@@ -16,7 +16,7 @@ pub(super) fn server(
     environment: &Environment,
 ) -> Result<Server, CommandError> {
     let identity = args.cert.as_deref().zip(args.key.as_deref());
-    let tls = TlsConfigs::new(wiring::roots, args.ca.as_deref(), identity)?;
+    let tls = TlsConfigs::new(crate_configs::trusted_roots, args.ca.as_deref(), identity)?;
     let login = login::login(args, via, environment.docker_config.as_deref());
     let login = login.map_err(CommandError::Usage)?;
     Ok(Server::new(via.clone(), tls, login))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use pierhead_host::machine::{CpuLimit, MemoryLimit};
 
-use crate::wiring::{self, threads};
+use crate::crate_configs::{self, worker_threads};
 
 fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     let version = Version::Two;
@@ -98,7 +98,7 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     let profile = profile_named("bluefield2").unwrap();
     let origins = apply_profile(&mut config, of(Some(profile), None), &card).unwrap();
     assert_eq!(config.bundle.workers, 1);
-    assert_eq!(threads(&config, &card), 2, "one for each core");
+    assert_eq!(worker_threads(&config, &card), 2, "one for each core");
     assert_eq!(
         config.limits.cores,
         pierhead_host::machine::CpuSelection::Last(2)
@@ -107,7 +107,7 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     assert_eq!(config.limits.upstream_bandwidth, Some(312_000_000));
     assert_eq!(config.cache.daily_write_budget, 16 << 30);
     assert!(config.bundle.size.is_some());
-    let limits = wiring::proxy(&config).limits;
+    let limits = crate_configs::proxy(&config).limits;
     assert_eq!(limits.fetches_per_registry, 24, "three quarters");
     assert_eq!(
         limits.answer_memory_per_client,
@@ -127,7 +127,7 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
         period: Duration::from_millis(100),
         stat: "cpu.stat".into(),
     });
-    assert_eq!(threads(&config, &card), 1);
+    assert_eq!(worker_threads(&config, &card), 1);
 }
 
 #[test]

@@ -1,38 +1,41 @@
-//! Who may ask the admin listener for what.
+//! Decides whether the admin listener accepts a request.
 //!
-//! There is no password: what protects the cache API is that only this machine reaches it. A web page
-//! that an operator visits runs on this machine, too; it can send requests here, by a name of its own
-//! that it points to this address. So a request must name this address as its host, and one that
-//! changes something must carry [`HEADER`], which a page cannot send to us.
+//! There is no password: the cache API accepts requests of this host only. A web page in an operator's
+//! browser also runs on this host. It can send requests here by DNS rebinding or cross-site requests.
+//! Therefore, `Host` must name this address, and a request that changes something must have [`HEADER`],
+//! which a browser does not send across origins.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderMap, Method, StatusCode, header};
 
-use crate::admin::body::{Answer, refuse};
+use crate::admin::body::{AdminResponse, error_response};
 use crate::api::HEADER;
 
-/// Whether to go on, or the answer instead.
+/// Accepts the request, or returns the error response.
 pub(crate) fn check(
     local: SocketAddr,
     peer: SocketAddr,
     method: &Method,
     path: &str,
     headers: &HeaderMap,
-) -> Result<(), Box<Answer>> {
-    let forbid = |why: &str| Err(Box::new(refuse(StatusCode::FORBIDDEN, why)));
+) -> Result<(), Box<AdminResponse>> {
+    let forbid = |why: &str| Err(Box::new(error_response(StatusCode::FORBIDDEN, why)));
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
-        return forbid("one Host header is needed");
+        return forbid("the request must have exactly one Host header");
     };
-    if !host.to_str().is_ok_and(|host| names_us(host, local)) {
+    if !host
+        .to_str()
+        .is_ok_and(|host| names_this_address(host, local))
+    {
         return forbid(
             "the Host header must name this address: localhost or the IP address of the admin listener",
         );
     }
     if path.starts_with("/v1/") && !peer.ip().to_canonical().is_loopback() {
         return forbid(
-            "the cache API answers this machine only; /metrics, /livez and /readyz answer all",
+            "the cache API accepts requests of this host only; /metrics, /livez and /readyz accept all",
         );
     }
     if !matches!(*method, Method::GET | Method::HEAD) && !headers.contains_key(HEADER) {
@@ -41,8 +44,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// A name can be made to point anywhere by whoever owns it; an address cannot.
-fn names_us(host: &str, local: SocketAddr) -> bool {
+/// Accepts IP addresses and `localhost` only: the owner of any other name can point it to this address.
+fn names_this_address(host: &str, local: SocketAddr) -> bool {
     let Ok(authority) = host.parse::<http::uri::Authority>() else {
         return false;
     };
@@ -65,7 +68,7 @@ fn names_us(host: &str, local: SocketAddr) -> bool {
 mod tests {
     use super::*;
 
-    fn verdict(
+    fn is_accepted(
         local: &str,
         peer: &str,
         method: Method,
@@ -87,9 +90,9 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_address_is_a_host() {
-        let ask = |host: &str| {
-            verdict(
+    fn the_host_must_be_localhost_or_the_address_of_the_listener() {
+        let accepts = |host: &str| {
+            is_accepted(
                 "127.0.0.1:5001",
                 "127.0.0.1:9",
                 Method::GET,
@@ -104,7 +107,7 @@ mod tests {
             "[::1]:5001",
             "127.0.0.2",
         ] {
-            assert!(ask(host), "{host}");
+            assert!(accepts(host), "{host}");
         }
         for host in [
             "evil.example",
@@ -115,16 +118,16 @@ mod tests {
             "a b",
             "user@evil.example",
         ] {
-            assert!(!ask(host), "{host}");
+            assert!(!accepts(host), "{host}");
         }
-        assert!(!verdict(
+        assert!(!is_accepted(
             "127.0.0.1:5001",
             "127.0.0.1:9",
             Method::GET,
             "/v1/stat",
             &[]
         ));
-        assert!(!verdict(
+        assert!(!is_accepted(
             "127.0.0.1:5001",
             "127.0.0.1:9",
             Method::GET,
@@ -134,11 +137,11 @@ mod tests {
     }
 
     #[test]
-    fn a_change_needs_the_header() {
+    fn a_request_that_changes_something_needs_the_header() {
         let host = ("host", "localhost");
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
             assert!(
-                !verdict(
+                !is_accepted(
                     "127.0.0.1:5001",
                     "127.0.0.1:9",
                     method.clone(),
@@ -147,7 +150,7 @@ mod tests {
                 ),
                 "{method}"
             );
-            assert!(verdict(
+            assert!(is_accepted(
                 "127.0.0.1:5001",
                 "127.0.0.1:9",
                 method,
@@ -158,23 +161,23 @@ mod tests {
     }
 
     #[test]
-    fn others_get_metrics_only() {
+    fn other_hosts_get_metrics_only() {
         let host = ("host", "10.0.0.1:5001");
-        assert!(verdict(
+        assert!(is_accepted(
             "0.0.0.0:5001",
             "10.0.0.7:9",
             Method::GET,
             "/metrics",
             &[host]
         ));
-        assert!(!verdict(
+        assert!(!is_accepted(
             "0.0.0.0:5001",
             "10.0.0.7:9",
             Method::GET,
             "/v1/stat",
             &[host]
         ));
-        assert!(verdict(
+        assert!(is_accepted(
             "[::]:5001",
             "[::ffff:127.0.0.1]:9",
             Method::GET,

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-use crate::api::{Event, HEADER, Refusal};
+use crate::api::{ErrorResponse, Event, HEADER};
 
 /// It is on this machine: what takes longer does not answer at all.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -22,11 +22,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 const MAX_LINE: usize = 1 << 20;
 
 /// The admin listener of a running pierhead.
-pub(crate) struct Daemon {
+pub(crate) struct AdminClient {
     authority: Authority,
 }
 
-impl Daemon {
+impl AdminClient {
     pub(crate) fn new(authority: Authority) -> Self {
         Self { authority }
     }
@@ -109,7 +109,7 @@ impl Daemon {
         }
         let status = answer.status();
         let bytes = answer.into_body().collect().await?.to_bytes();
-        match serde_json::from_slice::<Refusal>(&bytes) {
+        match serde_json::from_slice::<ErrorResponse>(&bytes) {
             Ok(refusal) => Err(anyhow!(refusal.error)),
             Err(_) => Err(anyhow!(
                 "{} answers {status} and is no admin listener of pierhead: see --admin",

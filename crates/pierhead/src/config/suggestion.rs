@@ -1,9 +1,9 @@
-//! The name that was most likely meant.
+//! "Did you mean …?": finds the known name that is closest to a misspelt one.
 
-/// The known key or name that was most likely meant: a beginning of it, the closest spelling, or the same name
-/// in another table.
-pub(super) fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
-    // Hostile lengths cost nothing.
+/// The known key or name that is closest to `path`: an abbreviation, a similar spelling, or the same name in another
+/// table.
+pub(super) fn suggest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
+    // The comparison takes quadratic time, so long names are not compared.
     if path.len() > 64 {
         return None;
     }
@@ -19,15 +19,15 @@ pub(super) fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option
         let abbreviated = name.len() > 2 && (other.starts_with(&name) || name.starts_with(&other));
         let whole = strsim::damerau_levenshtein(&path, candidate);
         let part = strsim::damerau_levenshtein(&name, &other);
-        // One letter in the whole path is nearer than an equal name in another table.
+        // A path that differs by one letter is closer than an equal name in another table.
         whole
             .min(part + 1)
             .min(if abbreviated { 2 } else { usize::MAX })
     };
-    // Of those that are as near as each other it is the first of the table, which has what matters most in front.
+    // Of equally close names, the first of the key table wins.
     let (distance, candidate) = known
         .map(|candidate| (score(&candidate), candidate))
         .min_by_key(|(distance, _)| *distance)?;
-    // Beyond a third of the letters a guess confuses more than it helps.
+    // A name that differs in more than a third of its letters is no useful suggestion.
     (distance <= 1 + name.chars().count() / 3).then_some(candidate)
 }

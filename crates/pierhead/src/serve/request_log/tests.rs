@@ -1,3 +1,5 @@
+//! Unit tests of the request log: restart, rotation, damaged files and the hash secret.
+
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -25,70 +27,78 @@ fn lines(path: &Path) -> Vec<Record> {
         .collect()
 }
 
-fn record(file: &Path, data: &Path, max: u64, numbers: std::ops::Range<u64>) -> (u64, u64) {
-    let notes = Arc::<Notes>::default();
-    let recorder = notes.recorder();
-    let trace = Trace::start(notes.clone(), file, max, data, &Panics::default()).unwrap();
+fn write_requests(file: &Path, data: &Path, max: u64, numbers: std::ops::Range<u64>) -> (u64, u64) {
+    let queue = Arc::<RequestQueue>::default();
+    let recorder = queue.recorder();
+    let writer =
+        RequestLogWriter::start(queue.clone(), file, max, data, &Panics::default()).unwrap();
     for number in numbers {
         recorder(&access(number), Outcome::Hit);
     }
-    trace.stop();
-    (notes.recorded.get(), notes.dropped.get())
+    writer.stop();
+    (queue.recorded.get(), queue.dropped.get())
 }
 
-const SECRET: [u8; secret::LEN] = [7; secret::LEN];
-const FIX: &str = "move it away or name another request_log.file";
+const SECRET: [u8; hash_secret::LEN] = [7; hash_secret::LEN];
+const FIX: &str = "move it away, or set request_log.file to another file";
 
-fn refusal(file: &Path, data: &Path) -> String {
-    let refused = Trace::start(Arc::default(), file, 1 << 20, data, &Panics::default()).err();
-    format!("{:#}", refused.expect("a refusal"))
+fn start_error(file: &Path, data: &Path) -> String {
+    let result = RequestLogWriter::start(Arc::default(), file, 1 << 20, data, &Panics::default());
+    format!("{:#}", result.err().expect("an error"))
 }
 
-fn pipe(path: &Path) {
+fn create_pipe(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from(0o600), 0).unwrap();
 }
 
-fn batch(numbers: std::ops::Range<u64>) -> Vec<Note> {
+fn batch(numbers: std::ops::Range<u64>) -> Vec<QueuedRequest> {
     numbers
         .map(|number| (access(number), Outcome::Hit))
         .collect()
 }
 
-fn flush(output: &mut Output, numbers: std::ops::Range<u64>) -> (u64, u64) {
-    let notes = Notes::default();
-    notes.flush(&batch(numbers), &SECRET.into(), output, &mut false);
-    (notes.recorded.get(), notes.dropped.get())
+fn flush(log: &mut LogFile, numbers: std::ops::Range<u64>) -> (u64, u64) {
+    let queue = RequestQueue::default();
+    queue.flush(&batch(numbers), &SECRET.into(), log, &mut false);
+    (queue.recorded.get(), queue.dropped.get())
 }
 
 #[test]
-fn a_trace_goes_on_after_a_restart_and_its_keys_need_the_secret() {
+fn a_restart_continues_the_log_and_the_keys_depend_on_the_secret() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("trace");
-    assert_eq!(record(&file, folder.path(), 1 << 20, 0..3), (3, 0));
-    // What a crash leaves.
+    let file = folder.path().join("requests.log");
+    assert_eq!(write_requests(&file, folder.path(), 1 << 20, 0..3), (3, 0));
+    // A crash left an incomplete line.
     let mut text = fs::read(&file).unwrap();
     text.extend(b"12 00ab");
     fs::write(&file, text).unwrap();
-    assert_eq!(record(&file, folder.path(), 1 << 20, 2..5), (3, 0));
+    assert_eq!(write_requests(&file, folder.path(), 1 << 20, 2..5), (3, 0));
     let keys: Vec<_> = lines(&file).iter().map(|line| line.key).collect();
-    assert_eq!((keys.len(), keys[2]), (6, keys[3]), "one key, one hash");
+    assert_eq!(
+        (keys.len(), keys[2]),
+        (6, keys[3]),
+        "the same digest has the same key"
+    );
     let path = folder.path().join("trace-secret");
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     fs::remove_file(path).unwrap();
-    record(&file, folder.path(), 1 << 20, 4..5);
+    write_requests(&file, folder.path(), 1 << 20, 4..5);
     let again = lines(&file);
-    assert_ne!(again[5].key, again[6].key, "another secret");
+    assert_ne!(
+        again[5].key, again[6].key,
+        "another secret gives another key"
+    );
 }
 
 #[test]
-fn files_together_stay_below_their_bound() {
+fn both_files_together_stay_below_the_maximum_size() {
     let folder = tempfile::tempdir().unwrap();
-    let (file, max) = (folder.path().join("trace"), 4096);
+    let (file, max) = (folder.path().join("requests.log"), 4096);
     for round in 0..20 {
-        record(&file, folder.path(), max, round * 10..round * 10 + 10);
+        write_requests(&file, folder.path(), max, round * 10..round * 10 + 10);
     }
-    let older = folder.path().join("trace.1");
+    let older = folder.path().join("requests.log.1");
     let size = |path: &Path| fs::metadata(path).unwrap().len();
     assert!(size(&file) + size(&older) <= max);
     let (older, newer) = (lines(&older), lines(&file));
@@ -97,146 +107,149 @@ fn files_together_stay_below_their_bound() {
 }
 
 #[test]
-fn what_is_no_trace_is_left_alone() {
+fn a_file_that_is_no_request_log_stays_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("notes");
     fs::write(&file, "dear diary\n").unwrap();
-    let message = refusal(&file, folder.path());
+    let message = start_error(&file, folder.path());
     assert!(message.contains(FIX), "{message}");
     assert_eq!(fs::read(&file).unwrap(), b"dear diary\n");
 }
 
 #[test]
-fn more_than_can_wait_is_counted() {
-    let notes = Notes::default();
-    for number in 0..u64::try_from(WAITING).unwrap() + 5 {
-        notes.note(access(number), Outcome::Hit);
+fn requests_beyond_the_queue_are_counted_as_dropped() {
+    let queue = RequestQueue::default();
+    for number in 0..u64::try_from(MAX_QUEUED).unwrap() + 5 {
+        queue.push(access(number), Outcome::Hit);
     }
-    assert_eq!(notes.dropped.get(), 5);
+    assert_eq!(queue.dropped.get(), 5);
 }
 
 #[test]
-fn only_what_follows_the_last_whole_line_is_cut_however_long_it_is() {
+fn everything_after_the_last_whole_line_is_truncated() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("trace");
+    let file = folder.path().join("requests.log");
     for zeros in [4095, 4096, 4097, 10_000] {
         fs::remove_file(&file).ok();
-        record(&file, folder.path(), 1 << 20, 0..3);
+        write_requests(&file, folder.path(), 1 << 20, 0..3);
         let mut text = fs::read(&file).unwrap();
-        // What a power cut leaves.
+        // A power cut left zeros.
         text.resize(text.len() + zeros, 0);
         fs::write(&file, text).unwrap();
-        record(&file, folder.path(), 1 << 20, 3..5);
+        write_requests(&file, folder.path(), 1 << 20, 3..5);
         assert_eq!(lines(&file).len(), 5, "{zeros} zeros");
     }
 }
 
 #[test]
-fn half_a_header_is_made_whole() {
+fn a_truncated_header_is_written_again() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("trace");
+    let file = folder.path().join("requests.log");
     fs::write(&file, &pierhead_eviction::request_log::HEADER[..9]).unwrap();
-    record(&file, folder.path(), 1 << 20, 0..3);
+    write_requests(&file, folder.path(), 1 << 20, 0..3);
     assert_eq!(lines(&file).len(), 3);
 }
 
 #[test]
-fn a_secret_that_is_no_regular_file_is_refused() {
+fn a_secret_that_is_no_regular_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let (file, secret) = (
-        folder.path().join("trace"),
+        folder.path().join("requests.log"),
         folder.path().join("trace-secret"),
     );
     let elsewhere = folder.path().join("elsewhere");
     fs::write(&elsewhere, SECRET).unwrap();
     symlink(&elsewhere, &secret).unwrap();
-    let message = refusal(&file, folder.path());
+    let message = start_error(&file, folder.path());
     assert!(message.contains("trace-secret"), "{message}");
     assert!(message.contains("remove it"), "{message}");
     fs::remove_file(&secret).unwrap();
-    pipe(&secret);
-    let message = refusal(&file, folder.path());
+    create_pipe(&secret);
+    let message = start_error(&file, folder.path());
     assert!(message.contains("a pipe, not a regular file"), "{message}");
     assert!(message.contains("remove it"), "{message}");
 }
 
 #[test]
-fn a_secret_is_its_owners_and_comes_whole() {
+fn a_truncated_secret_is_replaced_and_only_its_owner_can_read_it() {
     let folder = tempfile::tempdir().unwrap();
     let (file, path) = (
-        folder.path().join("trace"),
+        folder.path().join("requests.log"),
         folder.path().join("trace-secret"),
     );
     let elsewhere = folder.path().join("elsewhere");
     fs::write(&elsewhere, "mine").unwrap();
     symlink(&elsewhere, folder.path().join("trace-secret.partial")).unwrap();
-    // Cut short, and open to all.
+    // Truncated, and readable by all users.
     fs::write(&path, "short").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    record(&file, folder.path(), 1 << 20, 0..1);
+    write_requests(&file, folder.path(), 1 << 20, 0..1);
     let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
     assert_eq!(
         (fs::read(&path).unwrap().len(), mode()),
-        (secret::LEN, 0o600)
+        (hash_secret::LEN, 0o600)
     );
     assert_eq!(fs::read(&elsewhere).unwrap(), b"mine");
     assert!(!folder.path().join("trace-secret.partial").exists());
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    record(&file, folder.path(), 1 << 20, 0..1);
-    assert_eq!(mode(), 0o600, "an old one that was open to all");
+    write_requests(&file, folder.path(), 1 << 20, 0..1);
+    assert_eq!(mode(), 0o600, "the mode of an existing secret is corrected");
 }
 
 #[test]
-fn a_trace_that_is_moved_away_or_emptied_goes_on_in_a_valid_file() {
+fn a_renamed_or_emptied_log_continues_in_a_valid_file() {
     let folder = tempfile::tempdir().unwrap();
-    let (file, away) = (folder.path().join("trace"), folder.path().join("away"));
-    let mut output = Output::new(&file, 2048);
-    assert_eq!(flush(&mut output, 0..20), (20, 0));
+    let (file, away) = (
+        folder.path().join("requests.log"),
+        folder.path().join("away"),
+    );
+    let mut log = LogFile::new(&file, 2048);
+    assert_eq!(flush(&mut log, 0..20), (20, 0));
     fs::rename(&file, &away).unwrap();
-    assert_eq!(flush(&mut output, 20..50), (30, 0));
-    assert_eq!(flush(&mut output, 50..60), (10, 0));
+    assert_eq!(flush(&mut log, 20..50), (30, 0));
+    assert_eq!(flush(&mut log, 50..60), (10, 0));
     assert_eq!((lines(&away).len(), lines(&file)[0].second), (20, 20));
-    // Another file in its place is not taken for the older half.
+    // A new file at the same path is appended to, and not rotated.
     fs::rename(&file, &away).unwrap();
     fs::write(&file, pierhead_eviction::request_log::HEADER).unwrap();
-    assert_eq!(flush(&mut output, 60..80), (20, 0));
+    assert_eq!(flush(&mut log, 60..80), (20, 0));
     assert_eq!(lines(&file).len(), 20);
-    // As `: > trace` does.
+    // As `: > requests.log` does.
     fs::write(&file, "").unwrap();
-    assert_eq!(flush(&mut output, 80..83), (3, 0));
+    assert_eq!(flush(&mut log, 80..83), (3, 0));
     assert_eq!(lines(&file).len(), 3);
 }
 
 #[test]
-fn a_folder_where_the_older_half_goes_is_refused_at_the_start() {
+fn a_folder_at_the_path_of_the_rotated_file_is_an_error_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("trace.1")).unwrap();
-    let message = refusal(&folder.path().join("trace"), folder.path());
-    assert!(message.contains("trace.1 is a folder"), "{message}");
+    fs::create_dir(folder.path().join("requests.log.1")).unwrap();
+    let message = start_error(&folder.path().join("requests.log"), folder.path());
+    assert!(message.contains("requests.log.1 is a folder"), "{message}");
     assert!(message.contains(FIX), "{message}");
 }
 
 #[test]
-fn a_failure_is_told_once_however_often_nothing_is_written_after_it() {
+fn consecutive_write_failures_are_logged_once() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("missing/trace");
-    let (notes, secret) = (Notes::default(), SECRET.into());
-    let (mut output, mut failed) = (Output::new(&file, 2048), false);
-    notes.flush(&batch(0..1), &secret, &mut output, &mut failed);
+    let file = folder.path().join("missing/requests.log");
+    let (queue, secret) = (RequestQueue::default(), SECRET.into());
+    let (mut log, mut failed) = (LogFile::new(&file, 2048), false);
+    queue.flush(&batch(0..1), &secret, &mut log, &mut failed);
     assert!(failed);
-    notes.flush(&[], &secret, &mut output, &mut failed);
-    assert!(failed, "nothing was written");
+    queue.flush(&[], &secret, &mut log, &mut failed);
+    assert!(failed, "an empty batch does not reset the flag");
     fs::create_dir(file.parent().unwrap()).unwrap();
-    notes.flush(&batch(1..2), &secret, &mut output, &mut failed);
+    queue.flush(&batch(1..2), &secret, &mut log, &mut failed);
     assert!(!failed);
-    assert_eq!((notes.recorded.get(), notes.dropped.get()), (1, 1));
+    assert_eq!((queue.recorded.get(), queue.dropped.get()), (1, 1));
 }
 
 #[test]
-fn two_do_not_record_in_one_file() {
+fn a_second_process_cannot_write_to_the_same_log() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("trace");
-    let first = Trace::start(
+    let file = folder.path().join("requests.log");
+    let first = RequestLogWriter::start(
         Arc::default(),
         &file,
         1 << 20,
@@ -244,37 +257,37 @@ fn two_do_not_record_in_one_file() {
         &Panics::default(),
     )
     .unwrap();
-    let message = refusal(&file, folder.path());
+    let message = start_error(&file, folder.path());
     assert!(message.contains(file.to_str().unwrap()), "{message}");
     assert!(message.contains("another process"), "{message}");
     first.stop();
-    record(&file, folder.path(), 1 << 20, 0..1);
+    write_requests(&file, folder.path(), 1 << 20, 0..1);
 }
 
 #[test]
-fn what_others_append_is_not_written_over() {
+fn lines_of_another_process_are_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("trace");
-    let mut output = Output::new(&file, 2048);
-    flush(&mut output, 0..2);
+    let file = folder.path().join("requests.log");
+    let mut log = LogFile::new(&file, 2048);
+    flush(&mut log, 0..2);
     let mut other = OpenOptions::new().append(true).open(&file).unwrap();
     other.write_all(b"# a note\n").unwrap();
-    flush(&mut output, 2..4);
+    flush(&mut log, 2..4);
     let text = fs::read_to_string(&file).unwrap();
     assert_eq!(text.lines().nth(3), Some("# a note"));
     assert_eq!(text.lines().count(), 6);
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused() {
+fn a_log_that_is_no_regular_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
-    pipe(&path);
+    create_pipe(&path);
     for path in [&path, Path::new("/dev/null")] {
-        let message = refusal(path, folder.path());
+        let message = start_error(path, folder.path());
         assert!(message.contains("not a regular file"), "{message}");
         assert!(message.contains(FIX), "{message}");
     }
-    let message = refusal(folder.path(), folder.path());
+    let message = start_error(folder.path(), folder.path());
     assert!(message.contains(FIX), "{message}");
 }

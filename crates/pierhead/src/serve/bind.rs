@@ -1,4 +1,4 @@
-//! Listening sockets: of clients, and of the admin listener.
+//! Binds the listening sockets of clients and of the admin listener.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -8,14 +8,15 @@ use tokio::net::{TcpListener, TcpSocket};
 use crate::config::Config;
 use crate::exit_code::{ExitError, ExitReason};
 
-/// docker 20 and podman open a connection a request: a burst must fit into the queue.
+/// Length of the kernel's queue of new connections. docker 20 and podman open one connection per request, so a burst of
+/// requests must fit.
 const BACKLOG: u32 = 4096;
 
-/// One for each address.
+/// Binds one listener per address.
 pub(super) fn bind_all(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
     for address in addresses {
-        // Else [::]:5000 takes IPv4, too, and 0.0.0.0:5000 beside it cannot be had.
+        // Without IPV6_V6ONLY, [::]:5000 also accepts IPv4, and binding 0.0.0.0:5000 fails.
         let only_v6 = addresses
             .iter()
             .any(|other| other.is_ipv4() && other.port() == address.port());
@@ -26,14 +27,14 @@ pub(super) fn bind_all(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListen
 
 pub(super) fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpListener> {
     open(address, only_v6).map_err(|error| {
-        let (exit, hint) = blame(error.kind());
+        let (exit, hint) = exit_code_and_hint(error.kind());
         let message = format!("cannot listen on {address}{hint}");
         ExitError::with_source(exit, message, error).into()
     })
 }
 
-/// Whose turn it is, and the fix.
-fn blame(kind: ErrorKind) -> (ExitReason, &'static str) {
+/// The exit code of a failed bind, and a hint with the fix.
+fn exit_code_and_hint(kind: ErrorKind) -> (ExitReason, &'static str) {
     match kind {
         ErrorKind::AddrInUse => (
             ExitReason::InUse,
@@ -41,7 +42,7 @@ fn blame(kind: ErrorKind) -> (ExitReason, &'static str) {
         ),
         ErrorKind::AddrNotAvailable => (
             ExitReason::NoInterface,
-            " (no interface of this machine has it; `ip -br address` shows all)",
+            " (no interface of this host has this address; `ip -br address` lists all)",
         ),
         ErrorKind::PermissionDenied => (
             ExitReason::PermissionDenied,
@@ -65,8 +66,8 @@ fn open(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// An address that was asked for must be had. The default one may belong to another pierhead on this machine: pulls
-/// are worth more than metrics, so this one then serves without.
+/// Binds the admin listener. A configured address must be free. If another process, such as a second pierhead, has the
+/// default address, pierhead starts without an admin listener: pulls matter more than metrics.
 pub(super) fn bind_admin(config: &Config) -> anyhow::Result<Option<TcpListener>> {
     let Some(address) = config.admin else {
         return Ok(None);
@@ -75,8 +76,8 @@ pub(super) fn bind_admin(config: &Config) -> anyhow::Result<Option<TcpListener>>
         Ok(listener) => Ok(Some(listener)),
         Err(error) if address == Config::DEFAULT_ADMIN && is_in_use(&error) => {
             tracing::warn!(
-                "no admin listener, so no metrics and no `pierhead cache` for this instance: \
-                 {address} is in use; give it an address of its own with --admin"
+                "{address} is in use: pierhead starts without an admin listener, so without metrics and `pierhead cache`; \
+                 set another address with --admin"
             );
             Ok(None)
         }
@@ -96,14 +97,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_of_failure_has_its_code() {
+    fn each_kind_of_bind_error_has_its_exit_code() {
         for (kind, exit) in [
             (ErrorKind::AddrInUse, ExitReason::InUse),
             (ErrorKind::AddrNotAvailable, ExitReason::NoInterface),
             (ErrorKind::PermissionDenied, ExitReason::PermissionDenied),
             (ErrorKind::Other, ExitReason::Failed),
         ] {
-            assert_eq!(blame(kind).0, exit, "{kind}");
+            assert_eq!(exit_code_and_hint(kind).0, exit, "{kind}");
         }
     }
 }

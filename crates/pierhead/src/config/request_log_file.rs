@@ -1,4 +1,4 @@
-//! Whether a trace can be recorded where the configuration says: nothing but a trace is ever written over.
+//! Checks the path of `request_log.file`: pierhead appends to request logs only and overwrites no other file.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
@@ -6,9 +6,9 @@ use std::path::Path;
 
 use pierhead_eviction::request_log;
 
-/// Looks at the file, and at the older one beside it, `file.1`. Creates nothing. What we may not look at is good: the
-/// daemon may run as somebody else.
-pub(crate) fn trace_file(file: &Path) -> Result<(), String> {
+/// Checks the file and its rotated copy `file.1`. Creates nothing. Accepts an unreadable file, since the daemon may run as
+/// another user.
+pub(crate) fn check_request_log_file(file: &Path) -> Result<(), String> {
     let parent = file
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
@@ -16,13 +16,13 @@ pub(crate) fn trace_file(file: &Path) -> Result<(), String> {
         match fs::metadata(parent) {
             Ok(found) if !found.is_dir() => {
                 return Err(format!(
-                    "{} is no folder: name a file in one",
+                    "{} is no folder: name a file in a folder",
                     parent.display()
                 ));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Err(format!(
-                    "there is no folder {}: make it, or name a file in another",
+                    "there is no folder {}: create it, or name a file in another folder",
                     parent.display()
                 ));
             }
@@ -31,11 +31,11 @@ pub(crate) fn trace_file(file: &Path) -> Result<(), String> {
     }
     let mut older = file.as_os_str().to_owned();
     older.push(".1");
-    is_trace(file).and_then(|()| is_trace(Path::new(&older)))
+    check_header(file).and_then(|()| check_header(Path::new(&older)))
 }
 
-/// Or empty, or not there.
-fn is_trace(file: &Path) -> Result<(), String> {
+/// Accepts a request log, an empty file and a missing file.
+fn check_header(file: &Path) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("{} {what}: name another file", file.display()));
     let found = match fs::metadata(file) {
         Err(error)
@@ -46,13 +46,13 @@ fn is_trace(file: &Path) -> Result<(), String> {
         {
             return Ok(());
         }
-        Err(error) => return refuse(&format!("cannot be looked at ({error})")),
+        Err(error) => return refuse(&format!("cannot be read ({error})")),
         Ok(found) => found,
     };
     if found.is_dir() {
         return refuse("is a folder");
     }
-    // Opening a pipe waits for its other end.
+    // Opening a pipe blocks until another process opens its other end.
     if !found.is_file() {
         return refuse("is a pipe or a device");
     }
@@ -63,7 +63,7 @@ fn is_trace(file: &Path) -> Result<(), String> {
     match File::open(file).and_then(|mut file| file.read_exact(&mut head)) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
         Ok(()) if head == request_log::HEADER.as_bytes() => Ok(()),
-        _ => refuse("holds something that is no trace of this version"),
+        _ => refuse("is not a request log of this version"),
     }
 }
 
@@ -72,27 +72,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_a_trace_is_written_over() {
+    fn a_file_that_is_no_request_log_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("pulls.trace");
-        trace_file(&file).unwrap();
+        let file = folder.path().join("requests.log");
+        check_request_log_file(&file).unwrap();
         fs::write(&file, "").unwrap();
-        trace_file(&file).unwrap();
+        check_request_log_file(&file).unwrap();
         fs::write(&file, request_log::HEADER).unwrap();
-        trace_file(&file).unwrap();
-        let says = |file: &Path, words: &str| {
-            let said = trace_file(file).unwrap_err();
-            assert!(said.contains(words), "{said}");
-            assert!(said.contains("name a"), "no fix: {said}");
+        check_request_log_file(&file).unwrap();
+        let assert_refused = |file: &Path, expected: &str| {
+            let message = check_request_log_file(file).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+            assert!(message.contains("name a"), "no fix: {message}");
         };
-        says(&folder.path().join("none/pulls.trace"), "no folder");
-        says(&file.join("pulls.trace"), "is no folder");
-        says(folder.path(), "is a folder");
-        let older = folder.path().join("pulls.trace.1");
-        fs::write(&older, "of somebody else, and long enough").unwrap();
-        says(&file, "pulls.trace.1 holds something");
+        assert_refused(&folder.path().join("none/requests.log"), "no folder");
+        assert_refused(&file.join("requests.log"), "is no folder");
+        assert_refused(folder.path(), "is a folder");
+        let older = folder.path().join("requests.log.1");
+        fs::write(&older, "text of another program, longer than the header").unwrap();
+        assert_refused(&file, "requests.log.1 is not a request log");
         fs::remove_file(&older).unwrap();
         fs::write(&file, "listen = 1").unwrap();
-        says(&file, "no trace of this version");
+        assert_refused(&file, "not a request log of this version");
     }
 }

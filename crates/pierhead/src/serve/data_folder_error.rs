@@ -1,4 +1,4 @@
-//! Errors of the data folder: the exit code and the fix.
+//! Errors of the data folder: gives each its exit code and its fix.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
@@ -9,8 +9,8 @@ use rustix::process::{getegid, geteuid};
 
 use crate::exit_code::{ExitError, ExitReason};
 
-/// An error of the cache, with its exit code.
-pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
+/// The error of a cache that cannot be opened, with exit code and fix.
+pub(super) fn cannot_open(data: &Path, error: Error) -> anyhow::Error {
     let (exit, fix) = match &error {
         Error::InUse { .. } => (ExitReason::InUse, None),
         Error::Version { .. } | Error::Foreign { .. } => (ExitReason::ForeignData, None),
@@ -21,10 +21,10 @@ pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
     with_exit_code(exit, fix, error.into())
 }
 
-/// The same when the file system cannot be read.
-pub(super) fn unseen(data: &Path, error: io::Error) -> anyhow::Error {
+/// The error of a data folder whose file system cannot be read, with exit code and fix.
+pub(super) fn unreadable_file_system(data: &Path, error: io::Error) -> anyhow::Error {
     let (exit, fix) = fix(data, data, &error);
-    let what = format!("cannot see the file system of {}", data.display());
+    let what = format!("cannot read the file system of {}", data.display());
     with_exit_code(exit, fix, anyhow::Error::new(error).context(what))
 }
 
@@ -37,27 +37,28 @@ fn with_exit_code(exit: ExitReason, fix: Option<String>, error: anyhow::Error) -
     ExitError::new(exit, format!("data: {message}{fix}")).into()
 }
 
-/// The exit code and the fix. `failed` is the file or the folder that the error names.
+/// Returns exit code and fix. `failed` is the file or the folder that the error names.
 fn fix(data: &Path, failed: &Path, error: &io::Error) -> (ExitReason, Option<String>) {
     let shown = data.display();
     let (exit, fix) = match error.kind() {
         ErrorKind::ReadOnlyFilesystem => (
             ExitReason::CannotWrite,
             format!(
-                "mount it writable (`findmnt -T {shown}` shows how it is; in a pod: a volume, and no readOnly), or name \
-                 another folder as data"
+                "mount it writable (`findmnt -T {shown}` shows the mount options; in a pod, use a volume without readOnly), or set \
+                 data to another folder"
             ),
         ),
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => (
             ExitReason::CannotWrite,
-            "name a folder as data, and not what lies in a file; delete a file in place of a folder of pierhead".to_owned(),
+            "set data to a folder; if a file has the name of a folder of pierhead, delete the file"
+                .to_owned(),
         ),
         ErrorKind::PermissionDenied => (ExitReason::PermissionDenied, ownership_fix(data, failed)),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => (
             ExitReason::DiskFull,
             format!(
-                "the disk is full (`df -h {shown}`, `df -i {shown}`): free some, or name a folder elsewhere as data; what \
-                 is in the cache is safe"
+                "the disk is full (`df -h {shown}`, `df -i {shown}`): free space, or set data to a folder on another disk; cached \
+                 blobs are intact"
             ),
         ),
         _ => return (ExitReason::Failed, None),
@@ -65,13 +66,13 @@ fn fix(data: &Path, failed: &Path, error: &io::Error) -> (ExitReason, Option<Str
     (exit, Some(fix))
 }
 
-/// The owner that the folder has, and the one that it needs.
+/// Names the owner of the folder, and the command that gives it the right owner or mode.
 fn ownership_fix(data: &Path, failed: &Path) -> String {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     let nearest = failed
         .ancestors()
         .find_map(|folder| Some((folder, folder.metadata().ok()?)));
-    // A missing file could not be made in the folder that is there.
+    // If the file is missing, its closest existing folder lacks the permission.
     let lacks_mode = nearest.as_ref().filter(|(_, it)| {
         let needed = if it.is_dir() { 0o700 } else { 0o600 };
         it.uid() == user && it.mode() & needed != needed
@@ -86,18 +87,18 @@ fn ownership_fix(data: &Path, failed: &Path) -> String {
         )
     });
     let shown = data.display();
-    // What is behind a folder that may not be looked into is not known to be missing.
+    // `try_exists` fails below an unreadable folder; the data folder may then exist.
     let is_missing = matches!(data.try_exists(), Ok(false));
     let fix = match lacks_mode {
         _ if is_missing => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
-        // Another owner is not what it lacks.
+        // The owner is right, and only the mode is wrong.
         Some((path, _)) => format!("chmod u+rwX {}", path.display()),
-        // Something below belongs to another user, such as what a run as root left.
+        // A file inside belongs to another user, such as one that a run as root created.
         None => format!("chown -R {user}:{group} {shown}"),
     };
     format!(
-        "{}this is user {user}, group {group}: `{fix}` as root (in a pod: fsGroup, or the owner of the node's \
-         folder; a security module can refuse, too: see `dmesg`)",
+        "{}pierhead runs as user {user}, group {group}: run `{fix}` as root (in a pod, set fsGroup, or change the owner of the node's \
+         folder; SELinux or AppArmor can also refuse access: see `dmesg`)",
         owner.unwrap_or_default(),
     )
 }
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_its_code_and_its_mend() {
+    fn each_io_error_has_its_exit_code_and_its_fix() {
         let data = Path::new("/");
         for (kind, exit, word) in [
             (
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_to_be_made_first() {
+    fn the_fix_creates_a_missing_folder_before_it_changes_the_owner() {
         let folder = tempfile::tempdir().expect("a folder");
         let fix_for = |data: &Path| ownership_fix(data, data);
         let closed = folder.path().join("closed");
@@ -152,7 +153,7 @@ mod tests {
         let own = ownership_fix(&narrow, &narrow.join("lock"));
         let shown = narrow.display();
         assert!(own.contains(&format!("`chmod u+rwX {shown}`")), "{own}");
-        // Its own mode is right: something in it belongs to another user.
+        // Owner and mode of the folder are right, so a file inside belongs to another user.
         let below = fix_for(folder.path());
         assert!(below.contains("`chown -R "), "{below}");
         let missing = folder.path().join("a/b");

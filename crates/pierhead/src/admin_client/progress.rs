@@ -5,7 +5,7 @@ use std::io;
 use super::output::Output;
 use crate::api::Event;
 use crate::progress::{Progress, Unit};
-use crate::quiet;
+use crate::verbosity;
 
 /// Where the events of one command are shown.
 pub(crate) struct View {
@@ -54,14 +54,14 @@ impl View {
                     .unwrap_or(message);
                 // The bar moves away for a line and comes back below it.
                 self.bar.suspend(|| match ok {
-                    true if quiet::is_set() => Ok(()),
+                    true if verbosity::is_quiet() => Ok(()),
                     true => self.output.line(format!("{verb} {subject}")),
                     false => self.output.line(format!("failed {subject}: {message}")),
                 })
             }
             Event::Done { good, bad } => {
                 self.bar.finish();
-                match quiet::is_set() {
+                match verbosity::is_quiet() {
                     true => Ok(()),
                     false => self
                         .output

@@ -1,4 +1,4 @@
-//! Disk usage of the data folder, by kind.
+//! Measures the disk usage of the data folder, by kind of file.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::api::Disk;
 
-/// Disk usage of `data`. Takes blobs, downloads and tags from the cache's own count, since they may be many. Blocks.
+/// Measures the disk usage of `data`. Takes blobs, downloads and tags from the cache's own counters, since a walk over them
+/// would be slow. Blocks.
 pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     let mut disk = Disk {
         blobs: cache.used,
@@ -39,7 +40,7 @@ pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     disk
 }
 
-/// Allocated bytes of a file, or of all files in a folder. A file with two hard links counts half for each.
+/// Allocated bytes of a file, or of all files below a folder. Each of two hard links to a file counts half of its bytes.
 fn allocated(path: PathBuf) -> u64 {
     let (mut sum, mut next) = (0, vec![path]);
     while let Some(path) = next.pop() {
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_is_of_one_kind() {
+    fn every_file_counts_for_exactly_one_kind() {
         let data = tempfile::tempdir().expect("a folder");
         let write = |name: &str| {
             let path = data.path().join(name);
@@ -80,7 +81,7 @@ mod tests {
             "directory/db",
             "catalog/db",
             "ranks",
-            "somebody/elses/file",
+            "another/programs/file",
         ] {
             write(name);
         }

@@ -1,4 +1,4 @@
-//! How much of the machine this process takes, as metrics: what a profile, an operator or the cgroup made of it.
+//! Metrics of the share of the host that this process takes: profile, limits, and CPU throttling by the cgroup.
 
 use std::path::PathBuf;
 
@@ -16,44 +16,47 @@ use pierhead_host::cgroup::CpuThrottling;
 use pierhead_host::machine::Machine;
 use pierhead_host::read_kernel_file;
 
-/// See the head of this module.
+/// The metrics. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Share {
+pub(crate) struct HostShareMetrics {
     profile: &'static str,
     memory: Gauge,
     threads: Gauge,
     cores: Gauge,
     bandwidth: Gauge,
     quota: Gauge<f64, AtomicU64>,
-    stat: Option<PathBuf>,
+    /// `cpu.stat` of the cgroup, if it has a CPU quota.
+    cpu_stat: Option<PathBuf>,
 }
 
-impl Share {
-    /// What `config`, which is in effect, means on `machine` for a process of so many worker threads.
+impl HostShareMetrics {
+    /// Metrics of a process with this configuration and this number of worker threads.
     pub(crate) fn new(config: &Config, machine: &Machine, threads: usize) -> Self {
-        let share = Self {
+        let metrics = Self {
             profile: config.profile.map_or("none", |profile| profile.name),
             memory: Gauge::default(),
             threads: Gauge::default(),
             cores: Gauge::default(),
             bandwidth: Gauge::default(),
             quota: Gauge::default(),
-            stat: machine.cpu_limit.as_ref().map(|quota| quota.stat.clone()),
+            cpu_stat: machine.cpu_limit.as_ref().map(|quota| quota.stat.clone()),
         };
-        share.threads.set(signed(threads));
+        metrics.threads.set(signed(threads));
         let cores = config.limits.cores.resolve(machine).ok().flatten();
         let cores = cores.map_or(machine.cores.len(), |cores| cores.len());
-        share.cores.set(signed(cores));
-        share.memory.set(signed(config.limits.memory.unwrap_or(0)));
+        metrics.cores.set(signed(cores));
+        metrics
+            .memory
+            .set(signed(config.limits.memory.unwrap_or(0)));
         let amount = machine.cpu_limit.as_ref().map_or(0, |quota| quota.amount);
         let amount = u32::try_from(amount).unwrap_or(u32::MAX);
-        share.quota.set(f64::from(amount) / 1000.0);
-        share.note(config);
-        share
+        metrics.quota.set(f64::from(amount) / 1000.0);
+        metrics.update(config);
+        metrics
     }
 
-    /// What can change while it runs.
-    pub(crate) fn note(&self, config: &Config) {
+    /// Sets the metrics of keys that a reload changes.
+    pub(crate) fn update(&self, config: &Config) {
         self.bandwidth
             .set(signed(config.limits.upstream_bandwidth.unwrap_or(0)));
     }
@@ -62,13 +65,13 @@ impl Share {
         let profile = Info::new(vec![("profile", self.profile)]);
         registry.register(
             "pierhead_profile",
-            "How much of the machine it takes (docs/explanation/profiles.md)",
+            "The profile in use (docs/explanation/profiles.md)",
             profile,
         );
         let limits = registry.sub_registry_with_prefix("pierhead_limit");
         limits.register_with_unit(
             "memory",
-            "Memory that it plans with; 0: defaults that follow from none",
+            "limits.memory, from which the defaults of other limits follow; 0: off",
             Unit::Bytes,
             self.memory.clone(),
         );
@@ -76,16 +79,16 @@ impl Share {
         limits.register("cores", "Cores that pierhead runs on", self.cores.clone());
         limits.register(
             "upstream_bandwidth_bytes_per_second",
-            "Limit of all downloads together; 0: none",
+            "Maximum rate of all downloads together; 0: no limit",
             self.bandwidth.clone(),
         );
         limits.register(
             "cpu_quota_cores",
-            "CPU time that the cgroup grants, in cores; 0: no quota",
+            "CPU quota of the cgroup, in cores; 0: no quota",
             self.quota.clone(),
         );
-        if let Some(stat) = &self.stat {
-            registry.register_collector(Box::new(Stopped(stat.clone())));
+        if let Some(stat) = &self.cpu_stat {
+            registry.register_collector(Box::new(CpuThrottlingCollector(stat.clone())));
         }
     }
 }
@@ -94,11 +97,11 @@ fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-/// Read when somebody asks.
+/// Reads `cpu.stat` at each scrape.
 #[derive(Debug)]
-struct Stopped(PathBuf);
+struct CpuThrottlingCollector(PathBuf);
 
-impl Collector for Stopped {
+impl Collector for CpuThrottlingCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Some(throttled) =
             read_kernel_file(&self.0).and_then(|text| CpuThrottling::parse(&text))
@@ -109,12 +112,12 @@ impl Collector for Stopped {
         for (name, help, count) in [
             (
                 "pierhead_cpu_quota_periods",
-                "Periods in which the cgroup worked",
+                "Quota periods in which the cgroup used CPU time",
                 throttled.periods,
             ),
             (
                 "pierhead_cpu_quota_exhausted",
-                "Those at whose end the kernel had stopped it because its quota was used up",
+                "Quota periods in which the kernel throttled the cgroup because its quota was used up",
                 throttled.throttled_periods,
             ),
         ] {
@@ -123,7 +126,7 @@ impl Collector for Stopped {
         }
         let seconds = encoder.encode_descriptor(
             "pierhead_cpu_quota_stopped",
-            "For how long it was stopped, each processor by itself",
+            "Time for which the kernel throttled the cgroup, summed over CPUs",
             Some(&Unit::Seconds),
             counter,
         )?;
@@ -138,16 +141,16 @@ mod tests {
     use super::*;
     use pierhead_host::machine::CpuLimit;
 
-    fn text(share: &Share) -> String {
+    fn metrics_text(metrics: &HostShareMetrics) -> String {
         let mut registry = Registry::default();
-        share.register(&mut registry);
+        metrics.register(&mut registry);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         text
     }
 
     #[test]
-    fn what_is_taken_is_told() {
+    fn the_metrics_have_profile_limits_and_throttling() {
         let folder = tempfile::tempdir().unwrap();
         let stat = folder.path().join("cpu.stat");
         std::fs::write(
@@ -169,10 +172,10 @@ mod tests {
         config.limits.memory = Some(1 << 30);
         config.limits.cores = "last 2".parse().unwrap();
         config.limits.upstream_bandwidth = Some(7);
-        let share = Share::new(&config, &machine, 3);
+        let metrics = HostShareMetrics::new(&config, &machine, 3);
         config.limits.upstream_bandwidth = Some(312_000_000);
-        share.note(&config);
-        let output = text(&share);
+        metrics.update(&config);
+        let output = metrics_text(&metrics);
         for line in [
             "pierhead_profile_info{profile=\"bluefield2\"} 1\n",
             "pierhead_limit_memory_bytes 1073741824\n",
@@ -187,9 +190,10 @@ mod tests {
             assert!(output.contains(line), "{line} in {output}");
         }
         std::fs::remove_file(stat).unwrap();
-        assert!(!text(&share).contains("cpu_quota_periods"));
-        let plain = Share::new(&Config::with_data("data".into()), &Machine::default(), 2);
-        let output = text(&plain);
+        assert!(!metrics_text(&metrics).contains("cpu_quota_periods"));
+        let without_profile =
+            HostShareMetrics::new(&Config::with_data("data".into()), &Machine::default(), 2);
+        let output = metrics_text(&without_profile);
         assert!(
             output.contains("pierhead_profile_info{profile=\"none\"} 1\n"),
             "{output}"

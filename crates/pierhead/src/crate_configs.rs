@@ -1,4 +1,4 @@
-//! From the one configuration to the small one of each crate.
+//! Builds the configuration of each library crate from the one of the daemon.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,7 +10,6 @@ use std::sync::Arc;
 use pierhead_cache::Cache;
 use pierhead_eviction::admission::AdmissionName;
 use pierhead_host::{CpuAllowance, CpuBudget};
-use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Auth;
 use pierhead_remote::{Credentials, UpstreamAddress};
 use rustls::RootCertStore;
@@ -19,25 +18,25 @@ use crate::config::{AuthMode, Config, IDENTITY_TOKEN_USER, Size, Upstream, files
 use crate::environment::Environment;
 use pierhead_host::machine::Machine;
 
-/// For the registry client. Reads the files with secrets.
+/// Configuration of the registry client. Reads the files with secrets.
 ///
 /// # Errors
-/// For people: which file cannot be read.
+/// A message for the operator that names the unreadable file.
 pub(crate) fn remote(
     config: &Config,
     environment: &Environment,
 ) -> Result<pierhead_remote::Config, String> {
-    // Of a registry's own table, and else what a Docker config has for it.
-    let mut logins = match &config.docker_config {
+    // Credentials of a registry's own table take precedence over those of `docker_config`.
+    let mut credentials_of = match &config.docker_config {
         Some(path) => files::docker_config(path)?,
         None => HashMap::new(),
     };
-    let by_docker = logins.clone();
+    let docker_credentials = credentials_of.clone();
     for (registry, upstream) in &config.upstreams {
         let own =
             credentials(upstream).map_err(|message| format!("upstream {registry}: {message}"))?;
         if let Some(own) = own {
-            logins.insert(registry.clone(), own);
+            credentials_of.insert(registry.clone(), own);
         }
     }
     let mut upstreams = HashMap::new();
@@ -50,7 +49,7 @@ pub(crate) fn remote(
                 false => host.and_then(|host| host.as_str().parse().ok()),
             };
             UpstreamAddress {
-                credentials: name.and_then(|name| logins.get(&name).cloned()),
+                credentials: name.and_then(|name| credentials_of.get(&name).cloned()),
                 url,
                 mirror: !own,
             }
@@ -66,13 +65,13 @@ pub(crate) fn remote(
         };
         upstreams.insert(registry.clone(), upstream);
     }
-    /// Least rate of a download, in bytes per second: no registry holds a download slot for ever by dripping.
+    /// Minimum rate of a download in bytes per second. A slow registry would otherwise occupy a download slot without end.
     const MIN_BYTES_PER_SECOND: u64 = 10 << 10;
     let timeouts = pierhead_remote::Config::default();
     Ok(pierhead_remote::Config {
         upstreams,
-        credentials: by_docker,
-        roots: Arc::new(roots()),
+        credentials: docker_credentials,
+        roots: Arc::new(trusted_roots()),
         connect_timeout: timeouts.connect_timeout.min(config.limits.upstream_timeout),
         header_timeout: timeouts.header_timeout.min(config.limits.upstream_timeout),
         stall_timeout: config.limits.upstream_timeout,
@@ -81,7 +80,7 @@ pub(crate) fn remote(
         https_proxy: environment.https_proxy.clone(),
         resolver: None,
         no_proxy: environment.no_proxy.clone(),
-        // Helpers are found by the system's search path.
+        // Finds credential helpers in the folders of PATH.
         helper_folders: Vec::new(),
     })
 }
@@ -103,9 +102,9 @@ fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
     }))
 }
 
-/// Who leaves the cache and who enters it, for a cache of `capacity` bytes.
+/// Eviction policy, admission and write budget of a cache of `capacity` bytes.
 pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Eviction {
-    // Lots that nobody outside can foresee.
+    // A random seed, so that no client can predict what the policy samples.
     let seed = RandomState::new().build_hasher().finish();
     let eviction = &config.eviction;
     pierhead_cache::Eviction {
@@ -113,7 +112,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
         policy: eviction.policy.build(capacity, seed),
         admission_name: eviction.admission.name().into(),
         admission: match eviction.admission {
-            // Nothing is asked of it, or saved.
+            // `always` admits everything and has no state to save.
             AdmissionName::Always => None,
             named => Some(named.build(capacity, seed)),
         },
@@ -121,39 +120,44 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
     }
 }
 
-/// For the library of bundles, on a file system where `space` is left.
-pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle_server::Config {
-    /// Below this bundles are of little use; nobody who did not ask for it gives more.
-    const AUTO: (u64, u64) = (256 << 20, 100 << 30);
+/// Configuration of the bundle server. `space` is that of the file system of the data folder.
+pub(crate) fn bundle_server(
+    config: &Config,
+    space: FileSystemSpace,
+) -> pierhead_bundle_server::Config {
+    /// Minimum of `bundle.size = "auto"` in bytes. Fewer hold too few packs to be useful.
+    const MIN_AUTO_BYTES: u64 = 256 << 20;
+    /// Maximum of `bundle.size = "auto"` in bytes. An operator must configure a larger size.
+    const MAX_AUTO_BYTES: u64 = 100 << 30;
     let bundle = &config.bundle;
-    let taken = ["packs", "plans"].map(|name| folder_bytes(&config.data.join(name)));
+    let in_use = ["packs", "plans"].map(|name| folder_bytes(&config.data.join(name)));
     let size = match bundle.size {
         None => 0,
         Some(Size::Auto) => {
-            let available = space.free.saturating_add(taken.iter().sum());
-            (available / 10).clamp(AUTO.0, AUTO.1)
+            let available = space.free.saturating_add(in_use.iter().sum());
+            (available / 10).clamp(MIN_AUTO_BYTES, MAX_AUTO_BYTES)
         }
         Some(size) => size.resolve(space.total, 0),
     };
     let plans = size / 8;
-    let mut library = pierhead_bundle_server::Config::new(&config.data, size - plans, plans);
-    library.workers = bundle.workers;
+    let mut server = pierhead_bundle_server::Config::new(&config.data, size - plans, plans);
+    server.workers = bundle.workers;
     if let Some(profile) = config.profile {
-        library.cpu_percent = profile.worker_cpu;
+        server.cpu_percent = profile.worker_cpu;
     }
-    library
+    server
 }
 
-/// What may be written in a day, of which bundles take their part: they lie on the disk of the cache.
-pub(crate) struct Day(pub(crate) Cache);
+/// The daily write budget of the cache, which also covers bundles, since they are on the same disk.
+pub(crate) struct BundleWriteBudget(pub(crate) Cache);
 
-impl fmt::Debug for Day {
+impl fmt::Debug for BundleWriteBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Day")
+        f.write_str("BundleWriteBudget")
     }
 }
 
-impl pierhead_bundle_server::WriteBudget for Day {
+impl pierhead_bundle_server::WriteBudget for BundleWriteBudget {
     fn wrote(&self, bytes: u64) {
         self.0.wrote(bytes);
     }
@@ -163,16 +167,17 @@ impl pierhead_bundle_server::WriteBudget for Day {
     }
 }
 
-/// Bytes of the files of a folder; none when there is no such.
+/// Total bytes of the files in a folder; 0 if the folder does not exist.
 fn folder_bytes(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let sizes = entries.filter_map(|entry| Some(entry.metadata().ok()?.len()));
     sizes.sum()
 }
 
-/// What of the cgroup's processor time all work keeps within; `None` where nothing bounds it.
-pub(crate) fn quota(machine: &Machine) -> Option<CpuBudget> {
-    /// The kernel stops a process that takes all; what it counts late fits into the rest (docs/explanation/profiles.md).
+/// The CPU time that all work shares, from the CPU quota of the cgroup; `None` without a quota.
+pub(crate) fn cpu_budget(machine: &Machine) -> Option<CpuBudget> {
+    /// Share of the quota that pierhead plans with, in percent. The kernel throttles a process that uses 100 %, and it
+    /// accounts CPU time with a delay (docs/explanation/profiles.md).
     const CPU_SHARE_PERCENT: u64 = 90;
     let quota = machine.cpu_limit.as_ref()?;
     Some(CpuBudget::new(CpuAllowance {
@@ -182,18 +187,18 @@ pub(crate) fn quota(machine: &Machine) -> Option<CpuBudget> {
     }))
 }
 
-/// Worker threads: one for each core that `limits.cores` leaves, as far as the cgroup's quota keeps them busy.
-pub(crate) fn threads(config: &Config, machine: &Machine) -> usize {
-    /// Worker threads. More cost memory and bring nothing at the rate of an uplink.
+/// Number of worker threads: one per core of `limits.cores`, and at most as many as the CPU quota of the cgroup keeps busy.
+pub(crate) fn worker_threads(config: &Config, machine: &Machine) -> usize {
+    /// Maximum number of worker threads. More threads take memory and do not raise the throughput of an uplink.
     const MAX_THREADS: usize = 16;
     let cores = config.limits.cores.resolve(machine).ok().flatten();
     let cores = cores.map_or(MAX_THREADS, |cores| cores.len());
     let of_profile = config.profile.map(|profile| profile.threads);
-    let most = of_profile.filter(|most| *most > 0).unwrap_or(MAX_THREADS);
-    machine.parallel().min(cores).min(most)
+    let max = of_profile.filter(|max| *max > 0).unwrap_or(MAX_THREADS);
+    machine.parallel().min(cores).min(max)
 }
 
-/// For the proxy.
+/// Configuration of the proxy.
 pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
     pierhead_proxy::Config {
         default_upstream: config.default_upstream.clone(),
@@ -234,88 +239,12 @@ fn auth(config: &Config) -> Auth {
             file: file.clone(),
             lifetime,
         },
-        // Refused before: no client has a certificate where none is asked for.
+        // `config::load` refuses this combination. `Certificate` denies every client of a listener without `tls.client_ca`.
         (AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd, None) => Auth::Certificate,
     }
 }
 
-/// What is allowed and yet hardly meant: for people, each with its fix.
-pub(crate) fn warnings(config: &Config) -> Vec<String> {
-    let mut warnings = readable_secrets(config);
-    warnings.extend(passwords_in_the_clear(config));
-    warnings.extend(authority_as_server(config));
-    warnings
-}
-
-/// A certificate that pierhead's own commands refuse.
-fn authority_as_server(config: &Config) -> Option<String> {
-    let path = config.tls.cert.as_deref()?;
-    files::is_authority(path).then(|| {
-        format!(
-            "tls.cert: {} is that of an authority, which pierhead's own commands refuse of a server: {}",
-            path.display(),
-            files::NO_AUTHORITY
-        )
-    })
-}
-
-/// What to say of a `cache.size` of `wanted` bytes where the file system can give `can_have`, and the fix.
-pub(crate) fn size_above_disk(
-    config: &Config,
-    wanted: u64,
-    can_have: u64,
-) -> Option<(String, String)> {
-    if config.cache.size == Size::Auto || wanted <= can_have {
-        return None;
-    }
-    // As a configuration takes it.
-    let fits = match can_have >> 30 {
-        0 => format!("{}MiB", can_have >> 20),
-        gib => format!("{gib}GiB"),
-    };
-    let what = format!(
-        "cache.size is {}, and there is room for {} with what the cache holds",
-        human_bytes(wanted),
-        human_bytes(can_have)
-    );
-    let fix = format!("set `cache.size = \"{fits}\"`, or make room");
-    Some((what, fix))
-}
-
-/// Passwords that nobody could use: said, not refused, since clients on this machine can.
-fn passwords_in_the_clear(config: &Config) -> Option<String> {
-    let asks = matches!(
-        config.auth.mode,
-        AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd | AuthMode::PassThrough
-    );
-    let mut listen = config.listen.iter();
-    let open = listen.find(|it| !it.ip().to_canonical().is_loopback())?;
-    (asks && config.tls.cert.is_none()).then(|| {
-        format!(
-            "passwords are taken from this machine only, and {open} is reached by others: set tls.cert and tls.key"
-        )
-    })
-}
-
-/// Files with secrets that everybody on this machine can read: said, not refused.
-fn readable_secrets(config: &Config) -> Vec<String> {
-    let upstreams = config.upstreams.values();
-    upstreams
-        .filter_map(|upstream| upstream.password_file.as_deref())
-        .chain(config.docker_config.as_deref())
-        .chain(config.auth.htpasswd.as_deref())
-        .chain(config.tls.key.as_deref())
-        .filter(|path| files::readable_by_all(path))
-        .map(|path| {
-            format!(
-                "{} holds a secret and can be read by everybody: chmod 600 it",
-                path.display()
-            )
-        })
-        .collect()
-}
-
-/// TLS of the client listeners, when there is any.
+/// TLS of the client listeners; `None` without `tls.cert`.
 pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
     let (Some(certificate), Some(key)) = (config.tls.cert.clone(), config.tls.key.clone()) else {
         return None;
@@ -329,41 +258,41 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
     })
 }
 
-/// The authorities that upstreams are trusted by: the system's, or Mozilla's list where the system has none
-/// (a bare container image).
-pub(crate) fn roots() -> RootCertStore {
+/// Certificate authorities that pierhead trusts for upstreams: those of the system, or Mozilla's list if the system has
+/// none, as in a minimal container image.
+pub(crate) fn trusted_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
         tracing::warn!("certificate authorities of the system: {error}");
     }
-    // What another program added and cannot be parsed is no reason to distrust the rest.
+    // A certificate that cannot be parsed does not invalidate the others.
     let (added, _) = roots.add_parsable_certificates(found.certs);
     if added == 0 {
         tracing::warn!(
-            "the system has no certificate authorities (package ca-certificates): Mozilla's list is used"
+            "the system has no certificate authorities: pierhead uses Mozilla's list (install the package ca-certificates for the system's own)"
         );
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     roots
 }
 
-/// A file system's size, and what of it may still be written, in bytes.
+/// Size of a file system, and the free part that this user can write to, in bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Space {
+pub(crate) struct FileSystemSpace {
     pub(crate) total: u64,
     pub(crate) free: u64,
 }
 
-/// The file system on which `path` is, or will be once it is made.
-pub(crate) fn space(path: &Path) -> io::Result<Space> {
+/// Reads the space of the file system of `path`. If `path` does not exist, reads that of the closest existing folder above.
+pub(crate) fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
     let absolute = std::path::absolute(path)?;
     let existing = absolute
         .ancestors()
         .find(|folder| folder.exists())
         .unwrap_or(Path::new("/"));
     let stat = rustix::fs::statvfs(existing)?;
-    Ok(Space {
+    Ok(FileSystemSpace {
         total: stat.f_blocks.saturating_mul(stat.f_frsize),
         free: stat.f_bavail.saturating_mul(stat.f_frsize),
     })

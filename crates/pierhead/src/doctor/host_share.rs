@@ -1,4 +1,4 @@
-//! What pierhead takes of the machine: its profile, what the cgroup gives, what it gives way to, and by which interface clients come.
+//! Checks the share of the host that pierhead takes: profile, CPU quota, pressure and network interface.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -11,87 +11,90 @@ use pierhead_host::machine::Machine;
 use pierhead_host::network_interface::{MissingAddress, NetworkInterface};
 use pierhead_host::pressure::{PressureReader, Resource};
 
-/// With less of a limit than this, what is planned without regard to it does not fit.
-const ROOMY: u64 = 1 << 30;
+/// Memory limit of a cgroup in bytes below which pierhead needs a profile or `limits.memory`: its defaults may not fit.
+const MIN_LIMIT_WITHOUT_PROFILE: u64 = 1 << 30;
 
-/// All of it. Blocks for some microseconds.
-pub(crate) fn look(config: &Config, machine: &Machine) -> Vec<Finding> {
-    let counts = |resource| PressureReader::find(resource, Path::new("/")).is_some();
+/// Runs all checks of the share. Blocks for some microseconds.
+pub(crate) fn check(config: &Config, machine: &Machine) -> Vec<Finding> {
+    let is_measured = |resource| PressureReader::find(resource, Path::new("/")).is_some();
     let seen = config.network.interface.as_deref().map(|name| {
         let seen = NetworkInterface::read(name);
-        interface(name, config, &seen.unwrap_or_default())
+        check_interface(name, config, &seen.unwrap_or_default())
     });
-    [profile(config, machine), quota(machine)]
+    [check_profile(config, machine), check_quota(machine)]
         .into_iter()
         .flatten()
-        .chain(pressure(config, counts))
+        .chain(check_pressure(config, is_measured))
         .chain(seen)
         .collect()
 }
 
-fn profile(config: &Config, machine: &Machine) -> Option<Finding> {
-    let planned = config.limits.memory.map(human_bytes);
+fn check_profile(config: &Config, machine: &Machine) -> Option<Finding> {
+    let memory = config.limits.memory.map(human_bytes);
     let limit = machine.memory_limit.map(|limit| limit.amount);
-    Some(match (config.profile, planned) {
-        (Some(profile), planned) => {
-            let planned = planned.unwrap_or_default();
-            let what = format!("{}, which plans with {planned} of memory", profile.name);
+    Some(match (config.profile, memory) {
+        (Some(profile), memory) => {
+            let memory = memory.unwrap_or_default();
+            let what = format!("{}, with limits.memory = {memory}", profile.name);
             Finding::ok("profile", what)
         }
-        (None, Some(planned)) => {
-            let what = format!("none; limits.memory plans with {planned}");
+        (None, Some(memory)) => {
+            let what = format!("none; limits.memory = {memory}");
             Finding::ok("profile", what)
         }
         (None, None) => {
-            let limit = limit.filter(|limit| *limit < ROOMY)?;
+            let limit = limit.filter(|limit| *limit < MIN_LIMIT_WITHOUT_PROFILE)?;
             let what = format!(
-                "none, and the cgroup has {} of memory: what is planned does not follow from that",
+                "none, and the cgroup has {} of memory: the default limits do not depend on it",
                 human_bytes(limit)
             );
-            let fix = "`--profile small`, or limits.memory (docs/explanation/profiles.md)";
+            let fix = "pass `--profile small`, or set limits.memory (docs/explanation/profiles.md)";
             Finding::warn("profile", what, fix)
         }
     })
 }
 
-fn quota(machine: &Machine) -> Option<Finding> {
+fn check_quota(machine: &Machine) -> Option<Finding> {
     let thousandths = machine.cpu_limit.as_ref()?.amount;
     let (whole, tenths) = (thousandths / 1000, thousandths % 1000 / 100);
-    let what = format!("the cgroup's quota keeps {whole}.{tenths} cores busy");
+    let what = format!("the CPU quota of the cgroup is {whole}.{tenths} cores");
     Some(Finding::ok("quota", what))
 }
 
-/// `counts`: whether the kernel tells of a resource.
-fn pressure(config: &Config, counts: impl Fn(Resource) -> bool) -> Option<Finding> {
+/// Checks that the kernel measures the pressure on each resource of `limits.pause_under`.
+fn check_pressure(config: &Config, is_measured: impl Fn(Resource) -> bool) -> Option<Finding> {
     let wanted = &config.limits.pause_under;
     if wanted.is_empty() {
         return None;
     }
-    let names = |counted: bool| {
-        let these = wanted.iter().filter(|it| counts(**it) == counted);
+    let names = |measured: bool| {
+        let these = wanted.iter().filter(|it| is_measured(**it) == measured);
         these.map(|it| it.name()).collect::<Vec<_>>().join(", ")
     };
     Some(match names(false) {
         all if all.is_empty() => {
-            let what = format!("background work gives way under that of {}", names(true));
+            let what = format!("background work pauses under pressure on {}", names(true));
             Finding::ok("pressure", what)
         }
         missing => Finding::warn(
             "pressure",
             format!(
-                "the kernel does not count that of {missing}: background work never gives way to it"
+                "the kernel does not measure pressure on {missing}, so background work never pauses under it"
             ),
-            "psi=1 on the kernel's command line (CONFIG_PSI), or take it out of limits.pause_under",
+            "boot the kernel with psi=1 (CONFIG_PSI), or remove the resource from limits.pause_under",
         ),
     })
 }
 
-fn interface(name: &str, config: &Config, seen: &NetworkInterface) -> Finding {
-    let any_four = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if ip.is_unspecified());
-    let needs_four = config.listen.iter().any(|address| any_four(address.ip()));
-    let has_four = seen.usable.iter().any(IpAddr::is_ipv4);
+fn check_interface(name: &str, config: &Config, seen: &NetworkInterface) -> Finding {
+    let is_ipv4_wildcard = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if ip.is_unspecified());
+    let needs_ipv4 = config
+        .listen
+        .iter()
+        .any(|address| is_ipv4_wildcard(address.ip()));
+    let has_ipv4 = seen.usable.iter().any(IpAddr::is_ipv4);
     let lacking = match () {
-        () if needs_four && !has_four => Some(MissingAddress::Ipv4),
+        () if needs_ipv4 && !has_ipv4 => Some(MissingAddress::Ipv4),
         () if seen.usable.is_empty() => Some(MissingAddress::Any),
         () => None,
     };
@@ -100,8 +103,8 @@ fn interface(name: &str, config: &Config, seen: &NetworkInterface) -> Finding {
             "interface",
             seen.explain(name, &lacking),
             format!(
-                "{} is waited for at a start, and then it fails (68)",
-                config.places.of("network.interface")
+                "bring the interface up: a start waits 30 s for {} and then fails with exit code 68",
+                config.key_locations.describe("network.interface")
             ),
         ),
         None => {
@@ -137,44 +140,49 @@ mod tests {
     }
 
     #[test]
-    fn what_the_group_gives_is_told_and_what_is_planned_by_it() {
+    fn profile_and_quota_of_the_cgroup_are_reported() {
         let mut config = Config::with_data("/nowhere".into());
         let pod = limited(256 << 20, 500);
-        let reported = profile(&config, &pod).unwrap();
+        let reported = check_profile(&config, &pod).unwrap();
         assert_eq!(reported.level, Level::Warn);
         assert!(reported.what.contains("256.0 MiB"), "{}", reported.what);
-        assert_eq!(profile(&config, &limited(8 << 30, 500)), None);
+        assert_eq!(check_profile(&config, &limited(8 << 30, 500)), None);
         config.limits.memory = Some(200 << 20);
-        let reported = profile(&config, &pod).unwrap();
+        let reported = check_profile(&config, &pod).unwrap();
         assert!(reported.level == Level::Ok && reported.what.contains("200.0 MiB"));
         config.profile = Profile::named("small");
-        assert!(profile(&config, &pod).unwrap().what.starts_with("small, "));
-        let reported = quota(&pod).unwrap();
+        assert!(
+            check_profile(&config, &pod)
+                .unwrap()
+                .what
+                .starts_with("small, ")
+        );
+        let reported = check_quota(&pod).unwrap();
         assert!(reported.what.contains("0.5 cores"), "{}", reported.what);
-        assert_eq!(quota(&Machine::default()), None);
+        assert_eq!(check_quota(&Machine::default()), None);
     }
 
     #[test]
-    fn what_the_kernel_does_not_count_is_told() {
+    fn a_resource_without_pressure_data_is_a_warning() {
         let mut config = Config::with_data("/nowhere".into());
         config.limits.pause_under = vec![Resource::Cpu, Resource::Memory];
-        let reported = pressure(&config, |resource| resource == Resource::Cpu).unwrap();
+        let reported = check_pressure(&config, |resource| resource == Resource::Cpu).unwrap();
         assert_eq!(reported.level, Level::Warn);
         assert!(
-            reported.what.contains("that of memory:"),
+            reported.what.contains("pressure on memory,"),
             "{}",
             reported.what
         );
-        let reported = pressure(&config, |_| true).unwrap();
+        let reported = check_pressure(&config, |_| true).unwrap();
         assert!(reported.level == Level::Ok && reported.what.contains("cpu, memory"));
         config.limits.pause_under.clear();
-        assert_eq!(pressure(&config, |_| false), None);
+        assert_eq!(check_pressure(&config, |_| false), None);
     }
 
     #[test]
-    fn an_interface_that_no_client_can_come_by_fails() {
+    fn an_interface_without_a_usable_address_is_a_failure() {
         let config = Config::with_data("/nowhere".into());
-        let gone = interface("p0", &config, &NetworkInterface::default());
+        let gone = check_interface("p0", &config, &NetworkInterface::default());
         assert_eq!(gone.level, Level::Fail);
         assert!(gone.what.contains("no interface \"p0\""), "{}", gone.what);
         let six: Vec<IpAddr> = vec!["2001:db8::1".parse().unwrap()];
@@ -184,11 +192,11 @@ mod tests {
             usable: six,
             ..NetworkInterface::default()
         };
-        let reported = interface("p0", &config, &seen);
+        let reported = check_interface("p0", &config, &seen);
         assert!(reported.level == Level::Fail && reported.what.contains("no IPv4"));
         let mut both = config;
         both.listen = vec!["[::]:5000".parse().unwrap()];
-        let reported = interface("p0", &both, &seen);
+        let reported = check_interface("p0", &both, &seen);
         assert_eq!(
             (reported.level, &*reported.what),
             (Level::Ok, "p0: 2001:db8::1")

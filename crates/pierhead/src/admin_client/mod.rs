@@ -16,7 +16,7 @@ use crate::api::{
 };
 use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
 use crate::exit_code::CommandError;
-pub(crate) use connection::Daemon;
+pub(crate) use connection::AdminClient;
 use output::Output;
 
 /// Runs one of them.
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
         .enable_all()
         .build()
         .context("cannot start")?;
-    let daemon = Daemon::new(args.admin.clone());
+    let daemon = AdminClient::new(args.admin.clone());
     let output = Output { json: args.json };
     runtime.block_on(async {
         match &args.command {
@@ -110,7 +110,7 @@ fn warn_of_more(known: &Images) {
     }
 }
 
-async fn list(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
+async fn list(daemon: &AdminClient, output: Output) -> anyhow::Result<()> {
     let known: Images = daemon.get("/v1/images").await?;
     warn_of_more(&known);
     let mut parts = HashMap::<Digest, Vec<String>>::new();
@@ -135,7 +135,7 @@ async fn list(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
 
 /// All blobs, page by page.
 async fn each_page(
-    daemon: &Daemon,
+    daemon: &AdminClient,
     mut visit: impl FnMut(Vec<Blob>) -> std::io::Result<()>,
 ) -> anyhow::Result<()> {
     let mut after = None::<Digest>;
@@ -159,7 +159,7 @@ fn pin_path(image: &Reference) -> String {
 
 /// Shows the events of a long answer as they come.
 async fn follow(
-    daemon: &Daemon,
+    daemon: &AdminClient,
     path: &str,
     body: Option<&impl serde::Serialize>,
     output: Output,

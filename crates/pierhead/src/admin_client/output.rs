@@ -29,7 +29,7 @@ impl Output {
 
     /// Prints one line about the result, unless `--quiet` is set.
     fn done(self, text: impl AsRef<str>) -> io::Result<()> {
-        match crate::quiet::is_set() {
+        match crate::verbosity::is_quiet() {
             true => Ok(()),
             false => self.line(text),
         }

@@ -1,4 +1,4 @@
-//! The answers that take long: a line for each step. Work stops when nobody reads them.
+//! The long-running requests `verify` and `warm`: a line of JSON per step. The work stops when the client leaves.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,36 +8,36 @@ use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, Platform, Reference};
 
 use super::Admin;
-use super::body::{Answer, Lines, refuse};
+use super::body::{AdminResponse, Lines, error_response};
 use crate::api::{Event, Warm};
 
-/// More progress than this is more than people can see.
-const PROGRESS: Duration = Duration::from_millis(100);
-/// Blobs listed at once while verifying.
-const PAGE: usize = 256;
+/// Minimum interval between two progress lines of one image.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of blobs that a verification lists at a time.
+const PAGE_BLOBS: usize = 256;
 
 impl Admin {
-    pub(super) fn verify(self: Arc<Self>) -> Result<Answer, Box<Answer>> {
+    pub(super) fn verify(self: Arc<Self>) -> Result<AdminResponse, Box<AdminResponse>> {
         let Ok(permit) = Arc::clone(&self.verifying).try_acquire_owned() else {
-            return Err(Box::new(refuse(
+            return Err(Box::new(error_response(
                 StatusCode::CONFLICT,
-                "a verification is under way already: wait for it",
+                "a verification is already running: wait until it ends",
             )));
         };
-        let (lines, answer) = Lines::answer();
+        let (lines, response) = Lines::response();
         tokio::spawn(async move {
             let _watch = self.cache.panics().watch(BackgroundTask::CacheVerify);
             self.verify_all(&lines).await;
             drop(permit);
         });
-        Ok(answer)
+        Ok(response)
     }
 
     async fn verify_all(&self, lines: &Lines) {
         let stat = self.cache.stat();
         let (mut good, mut bad, mut bytes_done, mut after) = (0, 0, 0_u64, None::<Digest>);
         loop {
-            let page = self.cache.list(after, PAGE);
+            let page = self.cache.list(after, PAGE_BLOBS);
             let Some(last) = page.last() else { break };
             after = Some(last.digest);
             for entry in page {
@@ -45,7 +45,7 @@ impl Admin {
                 let message = match self.cache.verify(&entry.digest).await {
                     Ok(true) => None,
                     Ok(false) => Some(
-                        "damaged on disk; it was removed and will be fetched again when asked for"
+                        "corrupt on disk: removed; pierhead fetches it again at the next request"
                             .to_owned(),
                     ),
                     Err(error) => Some(error.to_string()),
@@ -80,8 +80,8 @@ impl Admin {
         lines.send(&Event::Done { good, bad }).await;
     }
 
-    pub(super) fn warm(self: Arc<Self>, warm: Warm) -> Result<Answer, Box<Answer>> {
-        let bad = |message: String| Box::new(refuse(StatusCode::BAD_REQUEST, message));
+    pub(super) fn warm(self: Arc<Self>, warm: Warm) -> Result<AdminResponse, Box<AdminResponse>> {
+        let bad = |message: String| Box::new(error_response(StatusCode::BAD_REQUEST, message));
         let mut images = Vec::new();
         for text in &warm.images {
             images.push(
@@ -96,15 +96,15 @@ impl Admin {
                     .map_err(|error| bad(format!("{text:?}: {error}")))?,
             );
         }
-        let (lines, answer) = Lines::answer();
+        let (lines, response) = Lines::response();
         tokio::spawn(async move {
             let _watch = self.cache.panics().watch(BackgroundTask::CacheWarm);
             tokio::select! {
                 () = self.warm_all(&images, &platforms, warm.pin, &lines) => {}
-                () = lines.abandoned() => {}
+                () = lines.client_left() => {}
             }
         });
-        Ok(answer)
+        Ok(response)
     }
 
     async fn warm_all(
@@ -156,9 +156,9 @@ impl Admin {
         };
         let mut last = None::<Instant>;
         let report = |progress| {
-            if last.is_none_or(|last| last.elapsed() >= PROGRESS) {
+            if last.is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL) {
                 last = Some(Instant::now());
-                lines.offer(&event(progress));
+                lines.try_send(&event(progress));
             }
         };
         let end = self.proxy.warm(image, platforms, report).await?;

@@ -1,4 +1,4 @@
-//! What a start says: in the log for people, and in a file for scripts.
+//! Reports a successful start: in the log for the operator, and in the ready file for scripts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,8 +10,8 @@ use pierhead_oci::units::human_bytes;
 
 use crate::config::{Config, files};
 
-/// The lines that people look for after a start.
-pub(super) fn announce(
+/// Logs version, addresses, data folder and policies, and how a client uses the first listener.
+pub(super) fn log_start(
     config: &Config,
     cache: &Cache,
     listen: &[SocketAddr],
@@ -44,7 +44,8 @@ pub(super) fn announce(
     }
 }
 
-/// How clients use this listener. `name`: that of its certificate, where it has TLS; clients take no other name.
+/// Returns commands for clients of this listener. `name` is `None` without TLS, else the host name in its certificate, since
+/// clients accept no other name.
 fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
     let address = match name {
         None => Address::of_listener(listener, false),
@@ -59,20 +60,16 @@ fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
     ))
 }
 
-/// Whole or not at all: whoever waits for the file may read it as soon as it is there.
-pub(super) fn write_ready(
+/// Writes the ready file atomically: a script may read it as soon as it exists.
+pub(super) fn write_ready_file(
     path: &Path,
     listen: &[SocketAddr],
     admin: Option<SocketAddr>,
 ) -> anyhow::Result<()> {
     let text = serde_json::json!({ "listen": listen, "admin": admin }).to_string();
-    let write = || {
-        let mut name = path.as_os_str().to_owned();
-        name.push(".new");
-        std::fs::write(&name, text)?;
-        std::fs::rename(&name, path)
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    let options = pierhead_atomic_file::Options::new().without_sync();
+    let written = options.write(path, text.as_bytes());
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -80,13 +77,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_told_a_name_of_the_certificate_or_none() {
+    fn the_usage_has_the_host_name_of_the_certificate() {
         let listener = "0.0.0.0:5000".parse().expect("an address");
-        let reported = usage(listener, None).expect("an address");
-        assert!(reported.contains("\"http://127.0.0.1:5000\""), "{reported}");
+        let text = usage(listener, None).expect("an address");
+        assert!(text.contains("\"http://127.0.0.1:5000\""), "{text}");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("tls.crt");
-        for (names, reported) in [
+        for (names, expected) in [
             (&["*.b", "p.b"][..], Some("\"https://p.b:5000\"")),
             (&["127.0.0.1"], None),
         ] {
@@ -94,9 +91,9 @@ mod tests {
             let pair = rcgen::generate_simple_self_signed(names).expect("a pair");
             std::fs::write(&path, pair.cert.pem()).expect("written");
             let usage = usage(listener, Some(files::first_name(&path)));
-            assert_eq!(usage.is_some(), reported.is_some(), "{usage:?}");
-            if let (Some(usage), Some(reported)) = (usage, reported) {
-                assert!(usage.contains(reported), "{usage}");
+            assert_eq!(usage.is_some(), expected.is_some(), "{usage:?}");
+            if let (Some(usage), Some(expected)) = (usage, expected) {
+                assert!(usage.contains(expected), "{usage}");
             }
         }
     }

@@ -1,0 +1,28 @@
+//! File and line of each configured key, for messages that pierhead prints after it has read the file.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// Line of each key that the file sets. The map's key is a path such as `cache.size`.
+pub(crate) type Lines = HashMap<String, usize>;
+
+/// Lines of the keys whose value comes from the file. Keys that the command line overrides are not in it.
+#[derive(Clone, Default)]
+pub(crate) struct KeyLocations {
+    file: Option<PathBuf>,
+    lines: Lines,
+}
+
+impl KeyLocations {
+    pub(super) fn new(file: Option<PathBuf>, lines: Lines) -> Self {
+        Self { file, lines }
+    }
+
+    /// Returns the key with file and line, such as `cache.size (pierhead.toml:7)`, or the key alone.
+    pub(crate) fn describe(&self, key: &str) -> String {
+        match (&self.file, self.lines.get(key)) {
+            (Some(file), Some(line)) => format!("{key} ({}:{line})", file.display()),
+            _ => key.to_owned(),
+        }
+    }
+}

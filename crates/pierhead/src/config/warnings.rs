@@ -1,0 +1,81 @@
+//! Warnings about a configuration that is valid but probably not intended. Each message has its fix.
+
+use pierhead_oci::units::human_bytes;
+
+use super::{AuthMode, Config, Size, files};
+
+/// All warnings that need no state of the daemon.
+pub(crate) fn warnings(config: &Config) -> Vec<String> {
+    let mut warnings = secrets_readable_by_all(config);
+    warnings.extend(passwords_without_tls(config));
+    warnings.extend(server_certificate_is_ca(config));
+    warnings
+}
+
+/// Warns of a CA certificate in `tls.cert`: pierhead's own commands refuse it as a server certificate.
+fn server_certificate_is_ca(config: &Config) -> Option<String> {
+    let path = config.tls.cert.as_deref()?;
+    files::is_authority(path).then(|| {
+        format!(
+            "tls.cert: {} is a CA certificate, which pierhead's own commands refuse as a server certificate: {}",
+            path.display(),
+            files::NO_AUTHORITY
+        )
+    })
+}
+
+/// Returns the problem and its fix if `cache.size` is `wanted` bytes, and the file system has room for only `available`.
+pub(crate) fn size_above_disk(
+    config: &Config,
+    wanted: u64,
+    available: u64,
+) -> Option<(String, String)> {
+    if config.cache.size == Size::Auto || wanted <= available {
+        return None;
+    }
+    // In units that the key accepts.
+    let fitting = match available >> 30 {
+        0 => format!("{}MiB", available >> 20),
+        gib => format!("{gib}GiB"),
+    };
+    let problem = format!(
+        "cache.size is {}, and the disk has room for {}, the cached bytes included",
+        human_bytes(wanted),
+        human_bytes(available)
+    );
+    let fix = format!("set `cache.size = \"{fitting}\"`, or free disk space");
+    Some((problem, fix))
+}
+
+/// Warns of passwords on a listener without TLS. It is no error, since clients on this host can send passwords.
+fn passwords_without_tls(config: &Config) -> Option<String> {
+    let needs_password = matches!(
+        config.auth.mode,
+        AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd | AuthMode::PassThrough
+    );
+    let mut listen = config.listen.iter();
+    let reachable = listen.find(|it| !it.ip().to_canonical().is_loopback())?;
+    (needs_password && config.tls.cert.is_none()).then(|| {
+        format!(
+            "without TLS, pierhead accepts passwords from this host only, and other hosts reach {reachable}: set tls.cert and tls.key"
+        )
+    })
+}
+
+/// Warns of files with secrets that every user of this host can read.
+fn secrets_readable_by_all(config: &Config) -> Vec<String> {
+    let upstreams = config.upstreams.values();
+    upstreams
+        .filter_map(|upstream| upstream.password_file.as_deref())
+        .chain(config.docker_config.as_deref())
+        .chain(config.auth.htpasswd.as_deref())
+        .chain(config.tls.key.as_deref())
+        .filter(|path| files::readable_by_all(path))
+        .map(|path| {
+            format!(
+                "{} holds a secret, and every user of this host can read it: chmod 600 it",
+                path.display()
+            )
+        })
+        .collect()
+}

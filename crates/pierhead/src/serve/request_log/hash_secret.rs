@@ -1,0 +1,63 @@
+//! The secret with which the request log hashes digests. Each data folder has its own, in the file `trace-secret`.
+
+use std::fs::{File, Permissions};
+use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use pierhead_remote::open_file_with;
+use rustix::fs::OFlags;
+use zeroize::Zeroizing;
+
+/// Length of the secret in bytes.
+pub(super) const LEN: usize = 32;
+
+pub(super) type HashSecret = Zeroizing<[u8; LEN]>;
+
+/// Reads the secret of the data folder, which this process has locked. Creates a missing or truncated secret. Blocks.
+///
+/// # Errors
+/// The file cannot be read or written, or is no regular file.
+pub(super) fn load(data: &Path) -> io::Result<HashSecret> {
+    let path = data.join("trace-secret");
+    let failed = |error| {
+        let path = path.display();
+        io::Error::other(format!(
+            "{path}: {error}; remove it: pierhead then creates a new one"
+        ))
+    };
+    match read(&path) {
+        Ok(Some(secret)) => return Ok(secret),
+        Ok(None) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    create(&path)
+}
+
+/// Returns `None` if the file is too short.
+fn read(path: &Path) -> io::Result<Option<HashSecret>> {
+    let mut file = open_file_with(File::options().read(true), OFlags::NOFOLLOW, path)?;
+    let mut secret = HashSecret::default();
+    match file.read_exact(secret.as_mut_slice()) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    if file.metadata()?.permissions().mode() & 0o077 != 0 {
+        tracing::warn!(
+            file = %path.display(),
+            "other users could read the secret of the request log; pierhead set its mode to 0600"
+        );
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(Some(secret))
+}
+
+fn create(path: &Path) -> io::Result<HashSecret> {
+    let mut secret = HashSecret::default();
+    File::open("/dev/urandom")?.read_exact(secret.as_mut_slice())?;
+    let options = pierhead_atomic_file::Options::new().mode(0o600);
+    options.write(path, secret.as_slice())?;
+    Ok(secret)
+}

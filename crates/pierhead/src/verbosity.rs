@@ -1,0 +1,25 @@
+//! The flag `--quiet`, and the macro for messages that it hides. Both are process-wide, like standard error.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Stores the flag. `main` calls it once.
+pub(crate) fn set_quiet(is_quiet: bool) {
+    IS_QUIET.store(is_quiet, Ordering::Relaxed);
+}
+
+/// Whether only results, warnings and errors are printed.
+pub(crate) fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// Prints a message like `eprintln!`, unless `--quiet` is set. Warnings and errors use `eprintln!` itself.
+macro_rules! note {
+    ($($text:tt)*) => {
+        if !$crate::verbosity::is_quiet() {
+            eprintln!($($text)*);
+        }
+    };
+}
+pub(crate) use note;
