@@ -1,6 +1,6 @@
-//! Work that blocks, moved off the async threads.
+//! Runs blocking work on threads of their own.
 
-/// Runs `work` off the async threads. Cancelling the future does not stop the work.
+/// Runs `work` on a blocking thread. Cancelling the future does not stop the work.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,

@@ -1,6 +1,6 @@
 //! The wall clock of the cache.
 
-/// Seconds since 1970.
+/// Seconds since 1970 (UTC).
 pub(crate) fn now() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

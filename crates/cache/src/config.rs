@@ -12,36 +12,39 @@ use crate::tier::placement::FastTier;
 /// Settings of one [`Cache`](crate::Cache).
 #[derive(Clone)]
 pub struct Config {
-    /// The data folder; made when missing, owned by one process at a time.
+    /// The data folder. It is created when missing, and one process at a time owns it.
     pub data: PathBuf,
-    /// The hard bound in bytes of everything below `data/blobs`, `data/staging` and `data/names`, fills and
-    /// deleted-but-still-open files included. Files count in whole blocks of 4 KiB.
+    /// Hard limit in bytes of `data/blobs`, `data/staging` and `data/names` together. Running fills
+    /// and files that are deleted but still open count. Each file counts in whole blocks of 4 KiB.
     pub capacity: u64,
-    /// A blob of more bytes is not stored: [`Error::TooLarge`](crate::error::Error::TooLarge). 0: up to the capacity.
+    /// Maximum size of a stored blob in bytes: larger ones fail with
+    /// [`Error::TooLarge`](crate::error::Error::TooLarge). 0: the capacity.
     pub max_blob: u64,
-    /// Room for a fill is set aside in steps of so many bytes as its bytes come: an announced length alone
+    /// Bytes that a fill reserves at a time as its content arrives. An announced length alone
     /// evicts no more than this.
     pub step: u64,
     /// Bytes that the file system must keep free.
     pub min_free: u64,
-    /// Bytes of memory for small blobs (up to 64 KiB each) that are held whole; 0: none.
+    /// Memory for small blobs (up to 64 KiB each), in bytes; 0: none.
     pub memory: u64,
-    /// At most so many names, and no more than fit into a sixteenth of the capacity; beyond it those that
-    /// were confirmed the longest ago are dropped.
-    /// A name costs about 250 bytes of memory and one small file.
+    /// Maximum number of tags. They also take at most 1/16 of the capacity. Beyond either limit,
+    /// the cache drops the tags that an upstream confirmed the longest ago. A tag takes about 250
+    /// bytes of memory and one small file.
     pub max_names: usize,
     /// Age at which partial fills are deleted.
     pub leftover_age: Duration,
-    /// How often access ticks are written to the catalog (what a crash may forget of their order), and what readers kept
-    /// over a lowered bound is evicted.
+    /// How often access ticks are written to the catalog; a crash loses the order of the accesses
+    /// since. The same round evicts blobs whose readers delayed their eviction.
     pub flush_interval: Duration,
-    /// How often the state of policy and admission is saved: what a crash may forget of what they learned.
+    /// How often the states of policy and admission are saved; a crash loses what they learned
+    /// since.
     pub policy_state_interval: Duration,
-    /// The fast tier; `None`: the disk alone.
+    /// The fast tier; `None` for the disk alone.
     pub fast: Option<FastTier>,
     /// Called with each request.
     pub recorder: Option<Recorder>,
-    /// Pauses training of the policy and copies between the tiers. The copies go on when the fast tier fills up.
+    /// Pauses the training of the policy and copies between the tiers. Copies continue while the
+    /// fast tier is nearly full.
     pub rest: BackgroundWork,
 }
 
@@ -55,7 +58,7 @@ impl fmt::Debug for Config {
 }
 
 impl Config {
-    /// Defaults for all but the two that have none.
+    /// Default settings for a data folder and a capacity in bytes.
     pub fn new(data: impl Into<PathBuf>, capacity: u64) -> Self {
         Self {
             data: data.into(),
@@ -63,7 +66,8 @@ impl Config {
             max_blob: 0,
             step: 8 << 20,
             min_free: 0,
-            // Some hundred images' manifests and configs, and an idle process stays below 12 MB.
+            // Room for the manifests and configs of some hundred images. An idle process stays
+            // below 12 MB.
             memory: 4 << 20,
             max_names: 100_000,
             leftover_age: Duration::from_secs(24 * 3600),

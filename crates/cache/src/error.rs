@@ -1,4 +1,4 @@
-//! Everything that can go wrong below [`Cache`](crate::Cache).
+//! The error type of [`Cache`](crate::Cache) and its parts.
 
 use std::ffi::OsString;
 use std::io;
@@ -7,72 +7,75 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
-/// Whose fault it is and whether a retry can help: [`Error::is_retryable`]. `Clone`, because one
-/// failed fill is reported to all who wait for it.
+/// [`Error::is_storage`] tells whether the disk or the cache failed, and not the content.
+/// [`Error::is_retryable`] tells whether a retry can help. `Clone`, because one failed fill is
+/// reported to all its readers.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused. Ours (disk); the source says what.
+    /// The operating system refused an operation on a file of the cache.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The operation that failed, as a verb.
         action: &'static str,
-        /// On which file.
+        /// The file of the operation.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: Arc<io::Error>,
     },
-    /// The bytes that came are not the ones that were named. The upstream's fault.
-    #[error("the content that came is {actual}, not {expected}")]
+    /// The received bytes do not match the requested digest. The upstream sent wrong content.
+    #[error("the received content has the digest {actual}, not {expected}")]
     WrongDigest {
-        /// What was asked for.
+        /// The requested digest.
         expected: Digest,
-        /// What came.
+        /// The digest of the received bytes.
         actual: Box<Digest>,
-        /// Some of the bytes were left by an earlier fill. They may be the wrong ones (a power loss tears
-        /// them), and are deleted now: one more try, which then starts from zero, is worth it.
+        /// Whether an earlier fill staged some of the bytes. A power loss may have damaged those,
+        /// so they are deleted, and one retry from byte 0 is worthwhile.
         resumed: bool,
     },
-    /// More or fewer bytes than announced. The upstream's fault.
-    #[error("{digest} should be {expected} bytes, {actual} came")]
+    /// The upstream sent more or fewer bytes than it announced.
+    #[error("{digest} should have {expected} bytes, but {actual} were received")]
     WrongSize {
-        /// What was asked for.
+        /// The requested digest.
         digest: Digest,
         /// Bytes announced.
         expected: u64,
-        /// Bytes that came.
+        /// Bytes received.
         actual: u64,
     },
-    /// A blob on disk no longer matches its checksums. It has been taken out; a refetch helps.
+    /// A stored blob does not match its checksums. The cache has removed it; a new fetch helps.
     #[error(
         "{digest} is damaged on disk near byte {offset}; it was removed and will be fetched again"
     )]
     Corrupt {
-        /// Which blob.
+        /// The corrupt blob.
         digest: Digest,
-        /// Where the damaged chunk starts.
+        /// Start of the corrupt chunk, in bytes from the start of the blob.
         offset: u64,
     },
-    /// There is no room, and nothing that may be evicted.
+    /// The capacity or the disk is full, and not enough can be evicted.
     #[error("no room for {needed} bytes: raise cache.size, unpin something, or free disk space")]
     NoRoom {
-        /// Bytes asked for.
+        /// Bytes requested.
         needed: u64,
     },
-    /// The blob is larger than any that is to be stored.
-    #[error("{size} bytes are more than one blob may have ({limit}): it is passed on, not stored")]
+    /// The blob exceeds the maximum size of a stored blob.
+    #[error(
+        "{size} bytes exceed the maximum size of a stored blob ({limit}): it is streamed to clients, not stored"
+    )]
     TooLarge {
-        /// Bytes announced, or come so far.
+        /// Bytes announced, or received so far.
         size: u64,
-        /// Most bytes of a blob.
+        /// Maximum size of a blob in bytes.
         limit: u64,
     },
-    /// It would fit, and shall not be kept.
-    #[error("{digest} is passed on, not stored: {why}")]
+    /// The blob would fit, but admission, policy or write budget refuse to store it.
+    #[error("{digest} is streamed to clients, not stored: {why}")]
     NotAdmitted {
-        /// Which blob.
+        /// The refused blob.
         digest: Digest,
-        /// Who decided that.
+        /// The reason, with the configuration key that controls it.
         why: &'static str,
     },
     /// Another process owns the data folder.
@@ -80,7 +83,7 @@ pub enum Error {
     InUse {
         /// The data folder.
         path: PathBuf,
-        /// Who holds it, 0 when unknown.
+        /// The process that has the lock; 0 when unknown.
         pid: u32,
     },
     /// The data folder was written by another version.
@@ -88,32 +91,32 @@ pub enum Error {
     Version {
         /// The data folder.
         path: PathBuf,
-        /// What stands in it.
+        /// The version in the folder.
         found: String,
-        /// What this build writes.
+        /// The version that this build writes.
         known: u32,
     },
-    /// The data folder holds something, and nothing says that it is ours.
-    #[error("{} holds {entry:?} and no cache of pierhead: name an empty or new folder as data, or move what is there away", path.display())]
+    /// The data folder contains files, but no cache of pierhead.
+    #[error("{} contains {entry:?} and no cache of pierhead: choose an empty or new folder as data, or move its contents away", path.display())]
     Foreign {
-        /// The folder.
+        /// The data folder.
         path: PathBuf,
-        /// Something in it.
+        /// A file or folder in it.
         entry: OsString,
     },
-    /// A pin is there and cannot be read. Without it, what it keeps would be evicted.
-    #[error("cannot read the pin {}; without it, the images that it keeps would be evicted: make the file readable, or delete it to give up that pin", path.display())]
+    /// A pin cannot be read. Without the pin, its images would be evicted.
+    #[error("cannot read the pin {}; without it, its images would be evicted: make the file readable, or delete it to drop that pin", path.display())]
     UnreadablePin {
-        /// The file.
+        /// The file of the pin.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: Arc<io::Error>,
     },
-    /// The upstream could not resume a fill and sends it anew from zero: a reader that has handed on some
-    /// of the old bytes cannot go on.
-    #[error("the upstream started over")]
+    /// The upstream could not resume a fill and sends the content again from byte 0. A reader that
+    /// has passed on bytes of the first attempt cannot continue.
+    #[error("the upstream restarted the download")]
     Restarted,
-    /// Whoever was filling gave up; the text is what they said.
+    /// The leader abandoned the fill, for this reason.
     #[error("the fill failed: {0}")]
     Abandoned(Arc<str>),
 }
@@ -127,8 +130,8 @@ impl Error {
         }
     }
 
-    /// Whether it is the disk or the cache that failed or refused, not the content: whoever wants the bytes can still stream them
-    /// from the upstream, from the offset reached, without storing them.
+    /// Whether the disk or the cache failed, not the content. The caller can then stream the rest
+    /// of the blob from the upstream without storing it.
     pub fn is_storage(&self) -> bool {
         matches!(
             self,
@@ -139,7 +142,7 @@ impl Error {
         )
     }
 
-    /// Whether asking again may succeed.
+    /// Whether a retry may succeed.
     pub fn is_retryable(&self) -> bool {
         !matches!(
             self,

@@ -1,4 +1,4 @@
-//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+//! Fuzz targets of the parsers. The fuzzer and the tests with the saved corpus call them.
 
 use std::io;
 
@@ -8,8 +8,7 @@ use crate::store::record;
 use crate::store::tag_store::Stored;
 use crate::tier::{CHUNK, Trailer};
 
-/// A file of the disk tier: the content, and what stands behind it. What is taken for a trailer is the
-/// very one that would be written.
+/// Decodes the trailer of a disk-tier file. A trailer that decodes must encode to the same bytes.
 pub fn trailer(file: &[u8]) {
     let digest = Digest::of(Algorithm::Sha256, b"pierhead");
     let len = file.len() as u64;
@@ -33,7 +32,7 @@ pub fn trailer(file: &[u8]) {
         Trailer::encoded_len(trailer.size(), trailer.media_type()),
         encoded.len() as u64
     );
-    // Of another blob it is not the trailer.
+    // The trailer must not decode for another digest.
     let other = Digest::of(Algorithm::Sha256, b"other");
     let read = |at: u64, into: &mut [u8]| {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
@@ -44,7 +43,7 @@ pub fn trailer(file: &[u8]) {
     let _ = trailer.sums().check(0, &file[..file.len().min(CHUNK)]);
 }
 
-/// The file of a name, or of anything else that is kept as a record: it is read as it was written.
+/// Decodes the file of a tag or another record. A record that decodes must survive a round trip.
 pub fn record(file: &[u8]) {
     if let Ok(value) = record::decode::<serde_json::Value>(file) {
         let again =

@@ -1,15 +1,15 @@
 //! The content-addressed cache: verified fills, single flight, tiers, tags, pins, eviction.
 //!
-//! The cache is handed bytes and cannot fetch. A blob is visible only when it is complete, verified
-//! and durable. Bytes on their way are visible only to readers that follow the fill.
+//! The cache stores bytes that its callers write; it does not fetch. A blob becomes visible once it
+//! is complete, verified and durable. Only readers that follow a fill see its bytes earlier.
 //!
 //! The layers, from the medium up:
 //!
-//! - [`tier`]: bytes on a medium. `tier/write_back` joins a fast tier and the disk,
-//!   [`tier::placement`] decides what the fast tier takes.
+//! - [`tier`]: bytes on a medium. `tier/write_back` combines a fast tier with the disk;
+//!   [`tier::placement`] decides which blobs the fast tier stores.
 //! - `store`: the index of stored blobs and their sizes; tags, pins, recovery, eviction, maintenance.
 //! - `blob`: a committed blob, open for reading.
-//! - `fill`: one blob on its way in, with its readers.
+//! - `fill`: a blob that is being written, with its readers.
 //! - [`Cache`]: the methods that other crates call.
 
 #![forbid(unsafe_code)]
@@ -38,8 +38,7 @@ pub use error::Error;
 pub use fill::Fill;
 pub use fill::blob_reader::{BlobReader, Readers, TailReader};
 pub use page_cache::resident;
-/// One request, as eviction policies see it. The cache also takes from it what a fetch costs before the
-/// first measurement.
+/// A request as eviction policies see it. It carries the estimated cost of a fetch in seconds.
 pub use pierhead_eviction::Access;
 pub use store::origins::Origin;
 pub use store::ranking::{Eviction, Outcome, Recorder};

@@ -47,10 +47,10 @@ impl Default for Metrics {
     }
 }
 
-/// The values of the label `by`.
+/// Values of the label `by`.
 const REFUSED_BY: [&str; 3] = ["admission", "policy", "written"];
 
-/// Why something that would fit was passed on.
+/// Label of the counter of refused fills.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RefusedBy {
     by: &'static str,
@@ -66,7 +66,7 @@ impl Metrics {
         self.refused.get_or_create(&RefusedBy { by }).inc();
     }
 
-    /// All refusals so far, by who refused.
+    /// Number of refusals per value of the label `by`.
     pub(crate) fn refusals(&self) -> [(&'static str, u64); 3] {
         REFUSED_BY.map(|by| (by, self.refused.get_or_create(&RefusedBy { by }).get()))
     }
@@ -75,18 +75,18 @@ impl Metrics {
         registry.register("hits", "Claims that found the blob", self.hits.clone());
         registry.register(
             "memory_hits",
-            "Claims that found the blob in memory, whole",
+            "Claims that found the blob in memory",
             self.memory_hits.clone(),
         );
         registry.register("misses", "Claims that started a fill", self.misses.clone());
         registry.register(
             "coalesced",
-            "Claims that joined a fill under way",
+            "Claims that joined a running fill",
             self.joins.clone(),
         );
         registry.register(
             "failed_fills",
-            "Fills that ended badly",
+            "Fills that failed",
             self.failed_fills.clone(),
         );
         registry.register_with_unit(
@@ -98,23 +98,23 @@ impl Metrics {
         registry.register("evictions", "Blobs evicted", self.evictions.clone());
         registry.register_with_unit(
             "evicted",
-            "Evicted, on disk",
+            "Bytes on disk of evicted blobs",
             Unit::Bytes,
             self.evicted_bytes.clone(),
         );
         registry.register(
             "refused",
-            "Fills that would fit and were passed on: by the admission, the policy, or what may be written in a day",
+"Fills that would fit and were not stored: refused by the admission, the policy or the daily write budget",
             self.refused.clone(),
         );
         registry.register(
             "corrupt_blobs",
-            "Stored blobs found damaged and removed",
+            "Stored blobs found corrupt and removed",
             self.corrupt.clone(),
         );
         registry.register_with_unit(
             "commit",
-            "From the last byte to durable and visible",
+            "Time from the last byte of a fill until its blob is durable and visible",
             Unit::Seconds,
             self.commit_seconds.clone(),
         );

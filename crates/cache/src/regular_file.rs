@@ -1,4 +1,4 @@
-//! Opens regular files only: a pipe or device in a folder of ours must not block a reader.
+//! Opens regular files only: a pipe or device in the data folder must not block a reader.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -7,7 +7,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a file for reading. Anything but a regular file, such as a pipe, is an error; the call does not wait for it.
+/// Opens a file for reading. Any other kind of file, such as a pipe, is an error; the open never
+/// blocks.
 pub(crate) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = File::options()

@@ -1,4 +1,4 @@
-//! Committed blobs for work in the background: read on the caller's thread, and no access as ranking counts them.
+//! Reads committed blobs for background work: on the caller's thread, without counting as accesses.
 
 use parking_lot::Mutex;
 use std::io;
@@ -7,10 +7,11 @@ use std::sync::Arc;
 use crate::blob::open_blob::OpenBlob;
 use crate::tier::CHUNK;
 
-/// A committed blob; outlives its eviction. Every byte that it gives was checked against the checksums.
+/// Reader of a committed blob. It stays valid after the blob is evicted. Verifies every byte
+/// against the checksums.
 pub struct BackgroundReader {
     open: Arc<OpenBlob>,
-    /// The chunk that was read last: whoever reads a little at a time reads each chunk once.
+    /// Number and bytes of the last chunk: short sequential reads load each chunk once.
     last: Mutex<(u64, Vec<u8>)>,
 }
 
@@ -27,11 +28,11 @@ impl BackgroundReader {
         self.open.blob.trailer().size()
     }
 
-    /// Fills `buf` from `offset`. Blocks; whole chunks are read and checked.
+    /// Fills `buf` from `offset`. Blocks; reads and verifies whole chunks.
     ///
     /// # Errors
-    /// `UnexpectedEof` when it ends before, `InvalidData` when it is damaged: then it has been taken out of the
-    /// cache; those of the disk.
+    /// `UnexpectedEof` when the blob ends earlier; `InvalidData` when it is corrupt, and then the
+    /// cache has removed it; or an error of the disk.
     pub fn read_at(&self, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
         let size = self.size();
         let wanted = u64::try_from(buf.len()).unwrap_or(u64::MAX);
@@ -43,7 +44,7 @@ impl BackgroundReader {
         while !buf.is_empty() {
             let index = offset / chunk;
             if last.0 != index {
-                // Not what half a read left there.
+                // A failed read leaves the buffer invalid.
                 last.0 = u64::MAX;
                 let len = (size - index * chunk).min(chunk);
                 last.1.resize(usize::try_from(len).unwrap_or(CHUNK), 0);

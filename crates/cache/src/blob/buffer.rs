@@ -1,21 +1,23 @@
-//! Read buffers that are used again: a fresh 128 KiB allocation costs 32 page faults, more than the read itself.
+//! Pool of read buffers: a fresh allocation of 128 KiB costs 32 page faults, more than the read
+//! itself.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// Bytes of one buffer, and the most that one read returns.
+/// Size of a pooled buffer in bytes, and the maximum length of one read.
 pub(crate) const BUFFER: usize = 128 * 1024;
 
-/// Reads up to this size get an exact allocation: a whole buffer kept alive by a few bytes wastes memory.
+/// Reads up to this size in bytes get an allocation of their own: a few bytes must not keep a whole
+/// buffer alive.
 const SMALL: usize = 16 * 1024;
 
-/// Buffers that wait for their next use; at most [`Pool::KEPT`] of them.
+/// Idle buffers; at most [`Pool::KEPT`] of them.
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
-/// One buffer in use; goes back to its pool when the last [`Bytes`] made of it is dropped.
+/// A buffer in use. It returns to its pool when the last [`Bytes`] made of it is dropped.
 pub(crate) struct Buffer {
     bytes: Box<[u8]>,
     start: usize,
@@ -24,10 +26,10 @@ pub(crate) struct Buffer {
 }
 
 impl Pool {
-    /// 1 MiB: enough that steady streams never allocate, little enough to keep while idle.
+    /// 1 MiB in all: enough that steady streams never allocate.
     const KEPT: usize = 8;
 
-    /// A buffer of `len` bytes, at most [`BUFFER`]; what it holds is arbitrary.
+    /// Takes a buffer of `len` bytes, at most [`BUFFER`], with arbitrary content.
     pub(crate) fn take(&self, len: usize) -> Buffer {
         let len = len.min(BUFFER);
         if len <= SMALL {
@@ -51,19 +53,19 @@ impl Pool {
         }
     }
 
-    /// Frees all that waits.
+    /// Frees all idle buffers.
     pub(crate) fn trim(&self) {
         self.0.lock().clear();
     }
 }
 
 impl Buffer {
-    /// The bytes, to be read into.
+    /// The part of the buffer to read into.
     pub(crate) fn as_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.end]
     }
 
-    /// The bytes from `start`, at most `len` of them, without a copy.
+    /// Turns `len` bytes from `start` on into [`Bytes`], without a copy.
     pub(crate) fn freeze(mut self, start: usize, len: usize) -> Bytes {
         self.start = start.min(self.end);
         self.end = self.end.min(self.start.saturating_add(len));

@@ -1,4 +1,4 @@
-//! Committed blobs, opened: every chunk is checked before a byte of it leaves.
+//! Committed blobs, open for reading: each chunk is verified before any of its bytes is returned.
 
 pub(crate) mod background_reader;
 pub(crate) mod buffer;
@@ -21,14 +21,14 @@ use crate::page_cache::resident;
 use crate::store::small_blobs::SmallBlob;
 use crate::tier::{CHUNK, Extent};
 
-/// The most that [`StoredBlob::verified_len`] grants at once: what a socket takes in one call, and what of a client's
-/// turn the others wait for.
+/// Maximum length of one [`VerifiedRange`] in bytes: the size of one `sendfile` call. It bounds how
+/// long other clients wait.
 const MAX_VERIFIED: u64 = 2 << 20;
 
-/// A committed blob, opened or in memory: what is held outlives its eviction. Cheap to clone.
+/// A committed blob, open or in memory. It stays readable after its eviction. Cheap to clone.
 pub struct StoredBlob {
     held: Held,
-    /// 1 + the chunk that was checked last, so that small sequential reads check each chunk once.
+    /// 1 + the chunk that was verified last: small sequential reads verify each chunk once.
     verified: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ impl StoredBlob {
         }
     }
 
-    /// Which blob.
+    /// The digest of the blob.
     pub fn digest(&self) -> Digest {
         match &self.held {
             Held::Memory(small) => small.digest,
@@ -68,7 +68,7 @@ impl StoredBlob {
         }
     }
 
-    /// Total bytes.
+    /// Size of the content in bytes.
     pub fn size(&self) -> u64 {
         match &self.held {
             Held::Memory(small) => small.bytes.len() as u64,
@@ -76,7 +76,7 @@ impl StoredBlob {
         }
     }
 
-    /// The media type it was stored under; documents have one, layers do not.
+    /// Media type that the blob was stored with. Documents have one, layers have none.
     pub fn media_type(&self) -> Option<&MediaType> {
         match &self.held {
             Held::Memory(small) => small.media_type.as_ref(),
@@ -84,7 +84,8 @@ impl StoredBlob {
         }
     }
 
-    /// The whole content, verified, when it is in memory (small blobs are, as long as there is room).
+    /// The whole verified content, if it is in memory. Only small blobs are, and only while there
+    /// is room.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.held {
             Held::Memory(small) => Some(&small.bytes),
@@ -92,8 +93,8 @@ impl StoredBlob {
         }
     }
 
-    /// Where the content from `offset` on lies in a file, to send it from. Reading it so skips the checksums: see
-    /// [`StoredBlob::verified_len`]. `None` of what is in memory.
+    /// File and position of the content from `offset` on, for `sendfile`. Reading the file directly
+    /// skips the checksums: see [`StoredBlob::verified_len`]. `None` for a blob in memory.
     pub fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         match &self.held {
             Held::Memory(_) => None,
@@ -101,15 +102,15 @@ impl StoredBlob {
         }
     }
 
-    /// How many bytes from `offset` (at most `max`, and 2 MiB) can be sent from [`StoredBlob::extent`] as they
-    /// are: this process has checked them within the last minutes, the file is the same since, and they
-    /// are in the page cache, so that sending them waits for no disk. For the rest there is
-    /// [`StoredBlob::read_at`], which checks and so makes sound what it reads. A few system calls; does not block.
+    /// Number of bytes from `offset` (at most `max`, and 2 MiB) that can be sent directly from
+    /// [`StoredBlob::extent`]. This process verified them within the last 10 minutes, the file has
+    /// not changed since, and they are in the page cache. Read all others with
+    /// [`StoredBlob::read_at`], which verifies them. A few system calls; does not block.
     pub fn verified_len(&self, offset: u64, max: u64) -> u64 {
         self.verified_from(offset, max).map_or(0, |(len, _)| len)
     }
 
-    /// The same as what can be sent, or `None`.
+    /// As [`StoredBlob::verified_len`], as a range to send; `None` when its length is 0.
     pub fn sendable(&self, offset: u64, max: u64) -> Option<VerifiedRange> {
         let (len, identity) = self
             .verified_from(offset, max)
@@ -140,12 +141,12 @@ impl StoredBlob {
         Some((len, identity))
     }
 
-    /// See [`BlobReader::read_at`](crate::fill::blob_reader::BlobReader::read_at). Chunks are checked against their checksums
-    /// before a byte leaves; at most 128 KiB come at once, and reads that start on a multiple of 64 KiB
-    /// are the cheapest. Cancel safe.
+    /// See [`BlobReader::read_at`](crate::fill::blob_reader::BlobReader::read_at). Verifies chunks
+    /// against their checksums first. Returns at most 128 KiB; reads that start at a multiple of 64
+    /// KiB are the cheapest. Cancel safe.
     ///
     /// # Errors
-    /// [`Error::Corrupt`]: the blob has been taken out of the cache; claim it again.
+    /// [`Error::Corrupt`]: the cache has removed the blob; claim it again.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         let size = self.size();
         if offset >= size || max == 0 {
@@ -169,7 +170,7 @@ impl StoredBlob {
             return Ok(buffer.freeze(0, len));
         }
         let identity = open.identity(first);
-        // Whole chunks, as many as the request touches and the buffer holds.
+        // Whole chunks: all that the request touches and that fit into the buffer.
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
         let buffer = open
@@ -183,11 +184,12 @@ impl StoredBlob {
             index += 1;
         }
         self.verified.store(index, Ordering::Relaxed);
-        // As it was before it was read: a change since then is found out later. What failed meanwhile was read elsewhere.
+        // The identity from before the read: later changes to the file invalidate it. When it
+        // differs now, another copy was read meanwhile.
         let identity = identity.filter(|before| open.identity(first) == Some(*before));
         if let Some(identity) = identity {
             let (verified, now) = (open.owner.verified_chunks(), Instant::now());
-            // The rest may lie elsewhere.
+            // The other chunks may lie in another file.
             let same = (first + 1..index).take_while(|at| open.identity(*at) == Some(identity));
             let end = same.last().map_or(first + 1, |last| last + 1).min(index);
             verified.add(&open.digest, identity, size, first..end, now);
@@ -195,10 +197,10 @@ impl StoredBlob {
         Ok(buffer.freeze(to_usize(inside), max))
     }
 
-    /// The whole content, when it is at most `limit` bytes.
+    /// The whole content, if it has at most `limit` bytes.
     ///
     /// # Errors
-    /// As [`StoredBlob::read_at`]; [`Error::WrongSize`] when it is longer than `limit`.
+    /// As [`StoredBlob::read_at`]; [`Error::WrongSize`] when the content is longer than `limit`.
     pub async fn read_all(&self, limit: usize) -> Result<Bytes, Error> {
         let size = self.size();
         if size > limit as u64 {
@@ -221,7 +223,8 @@ impl StoredBlob {
     }
 }
 
-/// Bytes of a committed blob that were checked where they lie: see [`StoredBlob::verified_len`].
+/// A verified range of a committed blob that can be sent by `sendfile`: see
+/// [`StoredBlob::verified_len`].
 pub struct VerifiedRange {
     stored: StoredBlob,
     offset: u64,
@@ -230,18 +233,18 @@ pub struct VerifiedRange {
 }
 
 impl VerifiedRange {
-    /// Where in the blob they begin.
+    /// Start of the range in the blob, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// How many they are; at least one.
+    /// Length of the range in bytes; at least one.
     pub fn bytes(&self) -> u64 {
         self.len
     }
 
-    /// The file they lie in, and where. `None` once that is not what was checked: another may have found the copy that was looked at
-    /// unreadable, and all be read from elsewhere since.
+    /// File and position of the range. `None` once the blob is read from another copy: the verified
+    /// copy may have become unreadable.
     pub fn place(&self) -> Option<(&File, u64)> {
         let extent = self.stored.extent(self.offset)?;
         let same = Identity::of(&extent) == Some(self.identity) && extent.len >= self.len;
@@ -249,7 +252,7 @@ impl VerifiedRange {
     }
 }
 
-/// Only for lengths that a buffer bounds.
+/// Converts a length that a buffer bounds.
 fn to_usize(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }

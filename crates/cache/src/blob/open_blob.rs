@@ -1,4 +1,4 @@
-//! One open handle of a committed blob, and what it asks of the store that opened it.
+//! An open handle of a committed blob, and the interface to the store that opened it.
 
 use std::io;
 use std::sync::Arc;
@@ -11,21 +11,23 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::tier::{Blob, CHUNK, is_damage};
 
-/// The store, as open blobs and readers of fills see it.
+/// The store, as seen by open blobs and readers of fills.
 pub(crate) trait BlobOwner: Send + Sync {
-    /// Buffers to read into.
+    /// The pool of read buffers.
     fn buffers(&self) -> &Pool;
-    /// The chunks that this process verified lately.
+    /// Chunks that this process verified recently.
     fn verified_chunks(&self) -> &VerifiedChunks;
-    /// An [`Error::Io`] that names the file of a blob.
+    /// Makes an [`Error::Io`] with the path of the blob.
     fn io_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error;
-    /// The blob read wrong through `handle`, at byte `at` if that is known: deletes the damaged copy. Blocks.
+    /// Deletes the damaged copy of a blob that was read through `handle`. `at`: position of the
+    /// damage in bytes, if known. Blocks.
     fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>);
-    /// The last reader of a handle has left.
+    /// Called when the last reader of a handle is dropped.
     fn closed(&self, digest: &Digest, handle: u64);
 }
 
-/// One open handle, shared by all readers of the blob. The bytes of a deleted blob count until its handle is dropped.
+/// One open handle, shared by all readers of the blob. A deleted blob counts against the capacity
+/// until its handle is dropped.
 pub(crate) struct OpenBlob {
     pub(crate) digest: Digest,
     pub(crate) handle: u64,
@@ -40,14 +42,15 @@ impl Drop for OpenBlob {
 }
 
 impl OpenBlob {
-    /// The file that holds a chunk now. Comparing two of these tells whether the file has changed between them.
+    /// Identity of the file that contains a chunk. Two equal identities prove that the file has not
+    /// changed between the calls.
     pub(crate) fn identity(&self, chunk: u64) -> Option<Identity> {
         let extent = self.blob.extent(chunk * CHUNK as u64);
         extent.as_ref().and_then(Identity::of)
     }
 
-    /// `len` bytes from `offset`, at most [`BUFFER`](super::buffer::BUFFER): from the page cache at once, else on a
-    /// blocking thread.
+    /// Reads `len` bytes from `offset`, at most [`BUFFER`](super::buffer::BUFFER): directly from
+    /// the page cache, else on a blocking thread.
     pub(crate) async fn fill(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
         let mut buffer = self.owner.buffers().take(len);
         match self.blob.try_read_at(offset, buffer.as_mut()) {
@@ -66,8 +69,8 @@ impl OpenBlob {
         }
     }
 
-    /// Deletes the damaged copy and returns the error for the reader. `is_exact`: the damage is at `offset`, not
-    /// somewhere behind it.
+    /// Deletes the damaged copy and returns the error for the reader. `is_exact`: the damage lies
+    /// exactly at `offset`.
     pub(crate) async fn corrupt(self: &Arc<Self>, offset: u64, is_exact: bool) -> Error {
         let (open, at) = (self.clone(), is_exact.then_some(offset));
         blocking(move || open.report_damage(at)).await;

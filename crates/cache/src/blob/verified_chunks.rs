@@ -1,8 +1,10 @@
-//! Which chunks of which files this process has checked lately, so that they can leave unread.
+//! Remembers which chunks of which files this process verified recently, so that they can be sent
+//! without reading them.
 //!
-//! What is noted holds for one file as it was then (any write, truncation or replacement changes its
-//! identity), and for minutes only: the disk may give other bytes when pages were dropped and are read
-//! again. It is advice in bounded memory; losing it costs one more check.
+//! An entry is valid for one file as it was when it was read: any write, truncation or replacement
+//! changes the file's identity. It expires after 10 minutes, because the disk may return other
+//! bytes once pages leave the page cache. The memory is bounded; a lost entry costs one more
+//! verification.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -13,16 +15,18 @@ use pierhead_oci::Digest;
 
 use crate::tier::{CHUNK, Extent};
 
-/// How long a check is believed. A GB costs about 0.2 CPU seconds to check: nothing, once in so long.
+/// How long a verification stays valid. Verifying 1 GB takes about 0.2 CPU seconds, so every 10
+/// minutes costs nearly nothing.
 const LIFETIME: Duration = Duration::from_secs(600);
-/// Bounds of the memory: files, and words of 64 chunks over all of them (1 MiB, for 512 GiB of content).
+/// Maximum number of files. [`MAX_WORDS`] bounds their bits: words of 64 chunks each, 1 MiB for 512
+/// GiB of content.
 const MAX_FILES: usize = 4096;
 const MAX_WORDS: usize = 128 << 10;
 
-/// What any change of a blob's content changes too.
+/// Identifies a version of a blob's content: any change of the content changes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Identity {
-    /// Of a file of its own.
+    /// A blob in its own file.
     File {
         device: u64,
         inode: u64,
@@ -30,12 +34,13 @@ pub(crate) enum Identity {
         modified: (i64, u64),
         changed: (i64, u64),
     },
-    /// Of runs in a file that others are written to: the number that it was committed under.
+    /// A blob in a file shared with others: the number of its record.
     Record(u64),
 }
 
 impl Identity {
-    /// Of a blob that lies there now; at most one system call, which does not wait for the disk. `None` when that fails.
+    /// Identity of the file at an extent. At most one system call, which does not wait for the
+    /// disk. `None` when that fails.
     pub(crate) fn of(extent: &Extent<'_>) -> Option<Self> {
         if let Some(number) = extent.record {
             return Some(Self::Record(number));
@@ -51,7 +56,7 @@ impl Identity {
     }
 }
 
-/// See the head of this module.
+/// The verified chunks of all files; see the head of this module.
 #[derive(Default)]
 pub(crate) struct VerifiedChunks {
     table: Mutex<Table>,
@@ -60,11 +65,12 @@ pub(crate) struct VerifiedChunks {
 #[derive(Default)]
 struct Table {
     files: HashMap<Key, Chunks>,
-    /// Over all files.
+    /// Sum over all files.
     words: usize,
 }
 
-/// A blob, and whether it is a record that is meant, or a file of its own: parts of a blob may lie in one, parts in the other.
+/// A blob, and whether the entry is about a record in a shared file. Some parts of a blob may lie
+/// in a record, others in a file.
 type Key = (Digest, bool);
 
 fn key(digest: &Digest, identity: &Identity) -> Key {
@@ -73,9 +79,9 @@ fn key(digest: &Digest, identity: &Identity) -> Key {
 
 struct Chunks {
     identity: Identity,
-    /// When the first of them was checked: all of them end together.
+    /// When the first chunk was verified: all entries of the file expire together.
     since: Instant,
-    /// One bit a chunk.
+    /// One bit per chunk.
     bits: Box<[u64]>,
 }
 
@@ -86,7 +92,7 @@ impl Chunks {
 }
 
 impl VerifiedChunks {
-    /// Notes chunks `chunks` of a content of `size` bytes as checked, in the file as it was before that.
+    /// Marks `chunks` of a content of `size` bytes as verified. `identity`: from before the read.
     pub(crate) fn add(
         &self,
         digest: &Digest,
@@ -127,7 +133,7 @@ impl VerifiedChunks {
         }
     }
 
-    /// How many bytes of `range`, from its start, lie in chunks that were checked.
+    /// Number of bytes from the start of `range` that lie in verified chunks.
     pub(crate) fn verified_len(
         &self,
         digest: &Digest,
@@ -164,7 +170,7 @@ impl Table {
         }
     }
 
-    /// Forgets what is over, or all, until so many words and one more file fit.
+    /// Drops expired files, or all files, until `words` more words and one more file fit.
     fn make_room(&mut self, words: usize, now: Instant) {
         let fits = |table: &Self| table.files.len() < MAX_FILES && table.words + words <= MAX_WORDS;
         if fits(self) {

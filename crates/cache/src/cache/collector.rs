@@ -24,7 +24,7 @@ impl Collector for StateCollector {
         let Some(store) = self.0.upgrade() else {
             return Ok(());
         };
-        // A system call that reads no disk; not under the lock all the same.
+        // A system call that does not wait for the disk. It still runs outside the lock.
         let free = store.free();
         let (figures, labels, shown) = {
             let mut state = store.state.lock();
@@ -41,66 +41,66 @@ impl Collector for StateCollector {
             let figures = [
                 (
                     "written_today",
-                    "Written since midnight (UTC), by blobs and by bundles",
+                    "Bytes written since midnight (UTC), by blobs and by bundles",
                     Some(Unit::Bytes),
                     written,
                 ),
                 (
                     "daily_write_budget",
-                    "Most of that; 0: no limit",
+                    "Limit of written_today; 0: no limit",
                     Some(Unit::Bytes),
                     limit,
                 ),
                 (
                     "policy_memory",
-                    "What the policy takes of memory",
+                    "Memory of the eviction policy",
                     Some(Unit::Bytes),
                     policy,
                 ),
                 ("blobs", "Committed blobs", None, count(state.index.len())),
                 (
                     "unreadable",
-                    "Files of blobs and tags that cannot be read: they stay, and are tried again",
+                    "Unreadable files of blobs and tags: they are kept, and read again later",
                     None,
                     count(state.unreadable()),
                 ),
                 (
                     "used",
-                    "Committed blobs, on disk",
+                    "Committed blobs on disk",
                     Some(Unit::Bytes),
                     state.used,
                 ),
                 (
                     "reserved",
-                    "Fills, partial fills and deleted files still read",
+                    "Running fills, partial fills, and deleted files that readers have open",
                     Some(Unit::Bytes),
                     state.reserved,
                 ),
                 (
                     "tags",
-                    "Tags and lists, on disk",
+                    "Tags and tag lists on disk",
                     Some(Unit::Bytes),
                     state.names,
                 ),
                 (
                     "capacity",
-                    "The bound on used, reserved and names",
+                    "Limit of used, reserved and tags together",
                     Some(Unit::Bytes),
                     state.capacity,
                 ),
                 (
                     "free",
-                    "What the file system of the data folder can still take",
+                    "Free space of the file system of the data folder",
                     Some(Unit::Bytes),
                     free,
                 ),
                 (
                     "pinned",
-                    "Committed blobs that pins keep",
+                    "Committed blobs that are pinned",
                     Some(Unit::Bytes),
                     state.pinned_bytes,
                 ),
-                ("fills", "Fills under way", None, count(state.fills.len())),
+                ("fills", "Running fills", None, count(state.fills.len())),
                 (
                     "memory",
                     "Small blobs held in memory",
@@ -122,7 +122,7 @@ impl Collector for StateCollector {
         }
         let described = encoder.encode_descriptor(
             "policy_figures",
-            "What the policy shows of itself",
+            "Figures of the eviction policy",
             None,
             of_policy.metric_type(),
         )?;
@@ -130,7 +130,7 @@ impl Collector for StateCollector {
         let info = Info::new(labels);
         let described = encoder.encode_descriptor(
             "eviction",
-            "Who leaves and who enters",
+            "Eviction policy and admission in use",
             None,
             info.metric_type(),
         )?;
@@ -148,12 +148,12 @@ impl Collector for StateCollector {
     }
 }
 
-/// The fast tier, where there is one.
+/// Metrics of the fast tier.
 fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std::fmt::Error> {
     let info = Info::new([("class", stat.class)]);
     let described = encoder.encode_descriptor(
         "tier",
-        "What becomes of the fast tier when the power goes",
+        "Whether the fast tier survives a power loss",
         None,
         info.metric_type(),
     )?;
@@ -163,41 +163,56 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
     let gauges = [
         (
             "tier_capacity",
-            "The medium of the fast tier",
+            "Size of the medium of the fast tier",
             &bytes,
             stat.capacity,
         ),
-        ("tier_free", "What it has still to give", &bytes, fast.free),
-        ("tier_used", "Ours on the fast tier", &bytes, fast.used),
-        ("tier_limit", "The bound on that", &bytes, fast.limit),
+        (
+            "tier_free",
+            "Free space on the medium of the fast tier",
+            &bytes,
+            fast.free,
+        ),
+        (
+            "tier_used",
+            "Bytes of pierhead on the fast tier",
+            &bytes,
+            fast.used,
+        ),
+        ("tier_limit", "Limit of tier_used", &bytes, fast.limit),
         (
             "tier_dirty",
-            "What the disk has still to take of it",
+            "Bytes of the fast tier that are not yet on the disk",
             &bytes,
             fast.dirty_bytes,
         ),
         (
             "tier_blobs",
-            "Blobs on the fast tier, whole",
+            "Complete blobs on the fast tier",
             &None,
             fast.blobs,
         ),
         (
             "tier_hot_blobs",
-            "Blobs of which the fast tier has what a start reads",
+            "Blobs of which the fast tier has only the ranges that a container start reads",
             &None,
             fast.hot,
         ),
-        ("tier_hot_used", "Ours in these", &bytes, fast.hot_used),
+        (
+            "tier_hot_used",
+            "Bytes of these ranges on the fast tier",
+            &bytes,
+            fast.hot_used,
+        ),
         (
             "tier_queue",
-            "Blobs that the disk has still to take",
+            "Blobs of the fast tier that are not yet on the disk",
             &None,
             fast.dirty_blobs,
         ),
         (
             "tier_failed",
-            "1: the medium of the fast tier has failed, and nothing goes there until a restart",
+            "1: the medium of the fast tier has failed; the tier is unused until a restart",
             &None,
             fast.failed.into(),
         ),
@@ -217,25 +232,25 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
         ),
         (
             "tier_written_back",
-            "Content copied to the disk behind",
+            "Content written back to the disk",
             &bytes,
             fast.written_back,
         ),
         (
             "tier_promoted",
-            "Content copied to the fast tier from the disk",
+            "Content copied from the disk to the fast tier",
             &bytes,
             fast.promoted,
         ),
         (
             "tier_moved",
-            "Fills that went on on the disk",
+            "Fills that moved from the fast tier to the disk",
             &None,
             fast.moved,
         ),
         (
             "tier_evictions",
-            "Blobs that left the fast tier for room",
+            "Blobs evicted from the fast tier",
             &None,
             fast.evicted,
         ),
@@ -247,7 +262,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
         ),
         (
             "tier_corrupt_blobs",
-            "Of the stored blobs found corrupt, those on the fast tier",
+            "Corrupt blobs on the fast tier, a part of corrupt_blobs",
             &None,
             fast.corrupt,
         ),

@@ -1,4 +1,4 @@
-//! The fast tier of a running cache.
+//! Methods of [`Cache`] for the fast tier.
 
 use std::ops::Range;
 
@@ -11,13 +11,14 @@ use crate::tier::Dirty;
 use crate::tier::placement::TierStat;
 
 impl Cache {
-    /// What the fast tier is and holds; `None` when there is none.
+    /// State of the fast tier; `None` when there is none.
     pub fn tier(&self) -> Option<TierStat> {
         self.store.placer.as_ref().map(Placer::stat)
     }
 
-    /// Says which ranges of a blob a start reads, in bytes of it: the fast tier keeps just these ([`WriteBack::set_hot`](crate::tier::WriteBack::set_hot)), by the
-    /// seconds that they save for each byte. Nothing without a fast tier. Does not block.
+    /// Sets the hot ranges of a blob: the byte ranges that a container start reads. The fast tier
+    /// stores only these ([`WriteBack::set_hot`](crate::tier::WriteBack::set_hot)), ranked by saved
+    /// seconds per byte. Does nothing without a fast tier. Does not block.
     pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>]) {
         let Some(placer) = &self.store.placer else {
             return;
@@ -25,7 +26,8 @@ impl Cache {
         placer.set_hot(digest, ranges, &self.store.state);
     }
 
-    /// Changes how many bytes the fast tier holds, as [`WriteBack::set_limit`](crate::tier::WriteBack::set_limit) does; `false` when there is none.
+    /// Changes the limit of the fast tier in bytes
+    /// ([`WriteBack::set_limit`](crate::tier::WriteBack::set_limit)); `false` without a fast tier.
     pub async fn set_tier_limit(&self, limit: u64) -> bool {
         let Some(placer) = &self.store.placer else {
             return false;
@@ -35,8 +37,8 @@ impl Cache {
         true
     }
 
-    /// Brings to the disk what a volatile fast tier would forget, until `give_up` says so: what the disk lacks then. For the
-    /// end, when nothing is served any more.
+    /// At shutdown: writes back the blobs that a volatile fast tier would lose, until `give_up`
+    /// returns `true`. Returns what the disk still lacks.
     pub async fn save_tier(&self, give_up: impl FnMut() -> bool + Send + 'static) -> Dirty {
         let Some(placer) = &self.store.placer else {
             return Dirty::default();

@@ -1,4 +1,4 @@
-//! The cache as its callers see it.
+//! The public API of the cache: open, look up, claim, store, pin and evict blobs.
 
 mod collector;
 mod fast_tier;
@@ -38,11 +38,11 @@ use crate::store::state::State;
 use crate::store::tag_store::TagStore;
 use crate::tier::{DiskTier, Tier};
 
-/// Parts of a manifest that are counted: images have some hundred at most.
+/// Maximum number of parts of a manifest that are counted. Images have some hundred at most.
 const MAX_PARTS: usize = 1000;
 
-/// A handle; clones share everything. All methods may be called from async code unless they say
-/// that they block.
+/// A handle; clones share all state. All methods may be called from async code unless their
+/// documentation says that they block.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) store: Arc<Store>,
@@ -53,44 +53,46 @@ pub struct Cache {
 
 /// What [`Cache::claim`] found.
 pub enum Claim {
-    /// Complete and verified, on disk.
+    /// The blob is complete and verified.
     Hit(StoredBlob),
-    /// Not in the cache: fetch it and write it to the [`Fill`]. The reader tails this fill.
+    /// The blob is not in the cache: the caller fetches it and writes it to the [`Fill`]. The
+    /// reader follows this fill.
     Leader(Fill, BlobReader),
-    /// Another caller is fetching it; the reader tails that fill.
+    /// Another caller is writing the blob; the reader follows that fill.
     Follower(BlobReader),
 }
 
-/// What the cache knows of a blob without I/O.
+/// Result of a lookup without I/O.
 enum Lookup {
     Absent,
     Open(StoredBlob),
-    /// Stored, and to be opened.
+    /// Stored, but not open.
     Closed,
 }
 
-/// Which stored blobs answer a claim.
+/// Which stored blobs satisfy a claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted<'a> {
     Any,
-    /// Only with this media type.
+    /// Only a blob with this media type.
     As(&'a MediaType),
 }
 
 impl Cache {
-    /// Opens (or makes) the data folder: takes its lock, checks its version, reconciles catalog and
-    /// files, gives the policy back what was saved of it, and feeds it the rest in the order of persisted accesses.
-    /// Blocks; cost: one directory walk.
+    /// Opens the data folder, or creates it. Locks the folder, checks its version, reconciles
+    /// catalog and files, and restores the policy state. Blocks; reads each folder of blobs once.
     ///
     /// # Errors
-    /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::UnreadablePin`], [`Error::Io`]. A damaged catalog is no error: it is rebuilt.
+    /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::UnreadablePin`],
+    /// [`Error::Io`]. A damaged catalog is no error: the cache rebuilds it.
     pub fn open(config: Config, eviction: impl Into<Eviction>) -> Result<Self, Error> {
         Self::open_on(config, eviction, |config| {
             Ok(Arc::new(DiskTier::new(&config.data)?))
         })
     }
 
-    /// The same on another tier than the disk, made after the folder is locked: how tests inject faults.
+    /// As [`Cache::open`], on another tier than the disk. `tier` is called once the folder is
+    /// locked. Tests inject faults this way.
     ///
     /// # Errors
     /// As [`Cache::open`].
@@ -136,8 +138,8 @@ impl Cache {
         })
     }
 
-    /// A committed blob, if it is there. Counts as an access. One that is held in memory, or is being read,
-    /// costs no I/O and no change of thread.
+    /// Returns a committed blob, or `None`. Counts as an access. A blob in memory, or one that is
+    /// being read, costs no I/O and no change of thread.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -156,7 +158,8 @@ impl Cache {
         Ok(stored)
     }
 
-    /// A committed blob, if it is there, for pierhead's own work: no access, and it counts as no hit.
+    /// Returns a committed blob for pierhead's own work, or `None`. Counts neither as an access nor
+    /// as a hit.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -169,7 +172,8 @@ impl Cache {
         Ok(open.map(StoredBlob::new))
     }
 
-    /// A committed blob, if it is there. No access; blocks.
+    /// Opens a committed blob for background work, or returns `None`. Counts neither as an access
+    /// nor as a hit. Blocks.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -178,8 +182,8 @@ impl Cache {
         Ok(open.map(BackgroundReader::new))
     }
 
-    /// A committed blob, if it is held in memory or somebody has it open: what [`Cache::get`] gives without
-    /// waiting. Counts as an access when it is there. Below a microsecond.
+    /// Returns a committed blob if it is in memory or already open: [`Cache::get`] without waiting.
+    /// Counts as an access when it finds the blob. Takes less than 1 µs.
     pub fn get_now(&self, digest: &Digest) -> Option<StoredBlob> {
         match self.look_up(digest) {
             Lookup::Open(stored) => Some(stored),
@@ -207,22 +211,24 @@ impl Cache {
         Lookup::Open(stored)
     }
 
-    /// Whether it is committed, or a fill of it is under way. No access, no I/O.
+    /// Whether the blob is committed or a fill of it is running. No access, no I/O.
     pub fn contains(&self, digest: &Digest) -> bool {
         let state = self.store.state.lock();
         state.index.contains_key(digest) || state.fills.contains_key(digest)
     }
 
-    /// Whether it is committed. No access, no I/O.
+    /// Whether the blob is committed. No access, no I/O.
     pub fn holds(&self, digest: &Digest) -> bool {
         self.store.state.lock().index.contains_key(digest)
     }
 
-    /// Single flight: exactly one caller per digest becomes the leader at a time. Its bytes come from `origin`; a fill
-    /// resumes only staged bytes of the same origin. Cancel safe.
+    /// Returns the blob, or makes the caller leader or follower of its fill. A digest has at most
+    /// one leader at a time. `origin` is the registry that the leader fetches from; a fill resumes
+    /// only staged bytes of the same registry. Cancel safe.
     ///
     /// # Errors
-    /// [`Error::Io`]: staging cannot be opened ([`Error::is_storage`]: stream without storing).
+    /// [`Error::Io`]: the staging file cannot be opened ([`Error::is_storage`]: stream without
+    /// storing).
     pub async fn claim(&self, digest: &Digest, origin: Origin) -> Result<Claim, Error> {
         self.claim_as(digest, origin, Wanted::Any).await
     }
@@ -241,7 +247,7 @@ impl Cache {
             }
             let shared_fill = {
                 let mut state = self.store.state.lock();
-                // Committed since we looked.
+                // Committed since the lookup.
                 if wanted == Wanted::Any && state.index.contains_key(digest) {
                     continue;
                 }
@@ -252,7 +258,7 @@ impl Cache {
                     Some(shared_fill) => {
                         let doomed = shared_fill.is_doomed();
                         if !doomed {
-                            // Under the lock, as the commit counts them.
+                            // Under the lock: the commit reads this counter under the same lock.
                             shared_fill.joined.fetch_add(1, Ordering::Relaxed);
                         }
                         Err((shared_fill.clone(), doomed))
@@ -290,7 +296,7 @@ impl Cache {
         }
     }
 
-    /// Stores a small document (manifest, tag list) whole: verified, durable when this returns.
+    /// Stores a small document (manifest, tag list): verified, and durable on return.
     ///
     /// # Errors
     /// [`Error::WrongDigest`], [`Error::NoRoom`], [`Error::Io`].
@@ -303,7 +309,7 @@ impl Cache {
         self.put_costing(digest, media_type, content, None).await
     }
 
-    /// The same, saying how many seconds a client would wait for it if it were not there.
+    /// As [`Cache::put`]. `cost`: seconds that a client would wait for a fetch of the document.
     ///
     /// # Errors
     /// As [`Cache::put`].
@@ -322,7 +328,7 @@ impl Cache {
             match self.claim_as(digest, Origin::LOCAL, wanted).await? {
                 Claim::Hit(stored) => return Ok(stored),
                 Claim::Follower(BlobReader::Tail(tail)) => {
-                    // Its outcome does not matter: the next round claims again.
+                    // The result does not matter: the next round claims again.
                     let _ = tail.committed().await;
                 }
                 Claim::Follower(BlobReader::Stored(stored)) => return Ok(stored),
@@ -344,9 +350,9 @@ impl Cache {
         }
     }
 
-    /// Of an image's manifest that was stored: its parts are known to be in one image more.
+    /// Counts the parts of an image whose manifest was stored: one more image contains them.
     fn count_parts(&self, digest: &Digest, media_type: &MediaType, content: Bytes) {
-        // The children of an index are manifests, which are small whatever they are worth.
+        // The children of an index are manifests, which are small and need no rank.
         if !media_type.is_manifest() {
             return;
         }
@@ -361,24 +367,25 @@ impl Cache {
         }
     }
 
-    /// Which digest a tag stood for, and since when that is known.
+    /// The store of tags: the digest of each tag, and when an upstream confirmed it.
     pub fn tags(&self) -> &TagStore {
         &self.tags
     }
 
-    /// Keeps these digests (present or to come) from eviction, under one label: a complete reference.
-    /// Durable when this returns. Replaces an older pin of the same label.
+    /// Protects these digests from eviction under one label, a complete image reference. Digests
+    /// that are not stored yet are protected once they are. Durable on return. Replaces an earlier
+    /// pin of the label.
     ///
     /// # Errors
-    /// [`Error::Io`]; then nothing has changed.
+    /// [`Error::Io`]; the pins are then unchanged.
     pub async fn pin(&self, label: &str, digests: Vec<Digest>) -> Result<(), Error> {
         self.set_pin(label, Some(digests)).await.map(|_| ())
     }
 
-    /// Takes a pin back; `false` when there was none.
+    /// Removes a pin; `false` when there was none.
     ///
     /// # Errors
-    /// [`Error::Io`]; then nothing has changed.
+    /// [`Error::Io`]; the pins are then unchanged.
     pub async fn unpin(&self, label: &str) -> Result<bool, Error> {
         self.set_pin(label, None).await
     }
@@ -388,24 +395,25 @@ impl Cache {
         blocking(move || {
             let was_there = pins.set(&label, digests, |before, after| {
                 let mut state = store.state.lock();
-                // New ones first: what both pin is never without.
+                // Pins first: a digest in both lists stays pinned throughout.
                 after.iter().for_each(|digest| state.pin(*digest));
                 before.iter().for_each(|digest| state.unpin(*digest));
             });
-            // Only pins may have kept it over a bound that was lowered.
+            // After a reduction of the capacity, pins may have delayed evictions.
             store.shrink();
             was_there
         })
         .await
     }
 
-    /// All labels with what they pin.
+    /// All labels with their pinned digests.
     pub fn pins(&self) -> Vec<(String, Vec<Digest>)> {
         self.pins.all()
     }
 
-    /// Changes the bound while running; shrinking evicts at once, as far as pins and readers allow. What they keep
-    /// over it leaves when it is unpinned, or soon after its last reader ([`Config::flush_interval`]).
+    /// Changes the capacity in bytes. A reduction evicts at once, except for pinned blobs and blobs
+    /// that are being read. Those are evicted once they are unpinned, or within
+    /// [`Config::flush_interval`] of their last read.
     pub async fn set_capacity(&self, capacity: u64) {
         {
             let mut state = self.store.state.lock();
@@ -416,46 +424,47 @@ impl Cache {
         blocking(move || store.shrink()).await;
     }
 
-    /// Changes who leaves and who enters, while running and without losing a blob: another policy is fed all
-    /// blobs in the order of their last accesses. A policy or admission of the name in use stays as it is.
+    /// Changes policy and admission without losing a blob. A new policy receives all blobs in the
+    /// order of their last accesses. A policy or admission whose name is already in use stays.
     pub async fn set_eviction(&self, eviction: Eviction) {
         let store = self.store.clone();
         blocking(move || store.set_eviction(eviction)).await;
     }
 
-    /// Counts bytes that somebody else wrote to the same disk among those of the day
-    /// ([`Eviction::max_written_per_day`](crate::store::ranking::Eviction)). Does not block.
+    /// Charges bytes that another component wrote to the same disk against the daily write budget
+    /// ([`Eviction::daily_write_budget`](crate::store::ranking::Eviction)). Does not block.
     pub fn wrote(&self, bytes: u64) {
         self.store.wrote(bytes);
     }
 
-    /// Whether this day has bytes left for somebody else's work that can wait; for what a client waits for (`is_awaited`) there is
-    /// a sixteenth more, as for small blobs. Does not block.
+    /// Whether the daily write budget has bytes left for another component. `is_awaited`: a client
+    /// waits for the work; it may exceed the budget by 1/16, as small blobs may. Does not block.
     pub fn may_write(&self, is_awaited: bool) -> bool {
         self.store.may_write(is_awaited)
     }
 
-    /// Evicts until at most `target` bytes are used, as far as pins allow; returns bytes evicted. What is
-    /// being read goes too, and its bytes are free when the last reader leaves.
+    /// Evicts until at most `target` bytes are used, except for pinned blobs; returns the evicted
+    /// bytes. Blobs that are being read are evicted too; their space is free once the last reader
+    /// closes them.
     ///
     /// # Errors
-    /// None today: what cannot be deleted stays counted.
+    /// None; a file that cannot be deleted stays counted.
     pub async fn prune(&self, target: u64) -> Result<u64, Error> {
         let store = self.store.clone();
         Ok(blocking(move || store.prune(target)).await)
     }
 
-    /// Deletes these blobs, pins excepted; returns the bytes of those that were there.
+    /// Deletes these blobs except pinned ones; returns the bytes of the deleted blobs.
     ///
     /// # Errors
-    /// None today: what cannot be deleted stays counted.
+    /// None; a file that cannot be deleted stays counted.
     pub async fn remove(&self, digests: Vec<Digest>) -> Result<u64, Error> {
         let store = self.store.clone();
         Ok(blocking(move || store.remove(&digests)).await)
     }
 
-    /// Reads one blob in full against its digest; a damaged one is removed. `Ok(false)` when it was
-    /// damaged, `Ok(true)` when it is sound or not there.
+    /// Reads a whole blob and checks its digest; removes a corrupt one. Returns `false` for a
+    /// corrupt blob, `true` for an intact or absent one. Counts neither as an access nor as a hit.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -464,8 +473,8 @@ impl Cache {
         blocking(move || store.verify(&digest)).await
     }
 
-    /// Closes the cache: aborts running fills (staged bytes stay), writes pending access ticks, and releases the lock of the
-    /// data folder. Call it once, at the end; claims fail from then on.
+    /// Closes the cache: aborts running fills (staged bytes are kept), writes pending access ticks,
+    /// and unlocks the data folder. Call it once, at shutdown; later claims fail.
     pub async fn close(&self) {
         let shared_fills: Vec<_> = {
             let mut state = self.store.state.lock();
@@ -491,12 +500,12 @@ impl Cache {
         self.store.unlock();
     }
 
-    /// Where panics of background tasks are counted ([`Config::rest`]).
+    /// The counters of panics of background tasks.
     pub fn panics(&self) -> &Panics {
         self.store.config.rest.panics()
     }
 
-    /// Registers the metrics of the cache; the caller gives the prefix.
+    /// Registers the metrics of the cache; the caller sets the prefix.
     pub fn register(&self, registry: &mut Registry) {
         self.store.metrics.register(registry);
         registry.register_collector(Box::new(StateCollector(Arc::downgrade(&self.store))));

@@ -1,4 +1,4 @@
-//! What operators see of a running cache.
+//! Methods of [`Cache`] for operators: lists and statistics.
 
 use pierhead_oci::Digest;
 
@@ -8,7 +8,7 @@ use crate::store::stat::{BlobStat, EvictionStat, Stat};
 use crate::store::state::Slot;
 
 impl Cache {
-    /// Up to `limit` committed blobs whose digest is greater than `after`, in order of digest.
+    /// Up to `limit` committed blobs whose digest is greater than `after`, in the order of digests.
     pub fn list(&self, after: Option<Digest>, limit: usize) -> Vec<BlobStat> {
         use std::ops::Bound::{Excluded, Unbounded};
         let state = self.store.state.lock();
@@ -24,7 +24,7 @@ impl Cache {
         slots.map(entry).collect()
     }
 
-    /// One committed blob, as listed. No access, no I/O.
+    /// One committed blob, as in [`Cache::list`]. No access, no I/O.
     pub fn entry(&self, digest: &Digest) -> Option<BlobStat> {
         let state = self.store.state.lock();
         state.index.get(digest).map(|slot| BlobStat {
@@ -36,7 +36,7 @@ impl Cache {
         })
     }
 
-    /// How full it is now.
+    /// Byte counts of the cache.
     pub fn stat(&self) -> Stat {
         let state = self.store.state.lock();
         Stat {
@@ -50,7 +50,7 @@ impl Cache {
         }
     }
 
-    /// Who leaves and who enters now.
+    /// Policy and admission in use, with their statistics.
     pub fn eviction(&self) -> EvictionStat {
         let mut state = self.store.state.lock();
         let ranking = &mut state.ranking;

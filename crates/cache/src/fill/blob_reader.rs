@@ -1,4 +1,4 @@
-//! Readers of committed blobs, and of fills that are under way.
+//! Readers of committed blobs and of running fills.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,20 +12,20 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fill::shared_fill::{Progress, SharedFill};
 
-/// Reads a blob, committed or still arriving.
+/// Reader of a blob, committed or being filled.
 #[derive(Clone)]
 pub enum BlobReader {
-    /// On disk, whole.
+    /// A committed blob.
     Stored(StoredBlob),
-    /// Still arriving.
+    /// A blob that is being filled.
     Tail(TailReader),
 }
 
-/// A reader of a fill that is under way. Cheap to clone; dropping it cancels nothing.
+/// Reader of a running fill. Cheap to clone; dropping it cancels nothing.
 pub struct TailReader {
     shared_fill: Arc<SharedFill>,
     progress: watch::Receiver<Progress>,
-    /// 1 + the generation that was read from, 0 before the first read.
+    /// 1 + the generation of the last read; 0 before the first read.
     seen: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ impl Clone for TailReader {
 }
 
 impl BlobReader {
-    /// The readers that wait for the active fill; `None` for a committed blob.
+    /// The readers of the running fill; `None` for a committed blob.
     pub fn readers(&self) -> Option<Readers> {
         match self {
             Self::Stored(_) => None,
@@ -49,7 +49,8 @@ impl BlobReader {
         }
     }
 
-    /// Total bytes. Of a tail: waits until the leader knows; `None` when it will be known only at the end.
+    /// Size of the blob in bytes. For a running fill: waits until the upstream has announced it;
+    /// `None` when only the end of the content will tell.
     ///
     /// # Errors
     /// As [`BlobReader::read_at`].
@@ -60,14 +61,14 @@ impl BlobReader {
         }
     }
 
-    /// Up to `max` bytes (and at most 128 KiB) from `offset`; empty only at the end of the content. Of a
-    /// tail: waits until at least one byte is there; the last piece, and the empty answer behind it, come
-    /// only after the digest matched. Cancel safe. Copies once, page cache to buffer; disk that is not in
-    /// the page cache is read off the async threads.
+    /// Reads up to `max` bytes (at most 128 KiB) from `offset`; an empty result means the end of
+    /// the content. For a running fill: waits until at least one byte is there; returns the last
+    /// piece, and the end, only once the digest matches. Cancel safe. Bytes outside the page cache
+    /// are read on a blocking thread.
     ///
     /// # Errors
-    /// Of a stored blob [`Error::Corrupt`]; of a tail whatever ended the fill. When [`Error::is_storage`] says
-    /// so, the rest can still be streamed from the upstream.
+    /// [`Error::Corrupt`] for a committed blob; for a running fill the error that ended it. If
+    /// [`Error::is_storage`] holds, the caller can stream the rest from the upstream.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         match self {
             Self::Stored(stored) => stored.read_at(offset, max).await,
@@ -76,7 +77,8 @@ impl BlobReader {
     }
 }
 
-/// The readers that wait for the bytes of one fill, by default none. Does not keep the fill alive.
+/// Tells whether readers of one fill are left; by default there are none. Does not keep the fill
+/// alive.
 #[derive(Clone, Debug, Default)]
 pub struct Readers(Weak<watch::Sender<Progress>>);
 
@@ -85,9 +87,9 @@ impl Readers {
         Self(Arc::downgrade(&shared_fill.progress))
     }
 
-    /// Whether no reader waits. Costs one atomic load.
+    /// Whether there is no reader. Costs one atomic load.
     pub fn is_empty(&self) -> bool {
-        // Each reader holds one receiver. The fill itself holds one only while it ends.
+        // Each reader has one receiver. The fill itself has one only while it ends.
         self.0.upgrade().is_none_or(|it| it.receiver_count() == 0)
     }
 }
@@ -107,7 +109,7 @@ impl TailReader {
         }
     }
 
-    /// Waits until `ready` says so, or the fill has failed.
+    /// Waits until `ready` returns a value, or the fill has failed.
     async fn wait<T>(&self, mut ready: impl FnMut(&Progress) -> Option<T>) -> Result<T, Error> {
         let mut check = |progress: &Progress| match &progress.outcome {
             Some(Err(error)) if !progress.verified => Some(Err(error.clone())),
@@ -122,7 +124,7 @@ impl TailReader {
                 return done;
             }
             if progress.changed().await.is_err() {
-                return Err(Error::Abandoned("the fill is over".into()));
+                return Err(crate::fill::shared_fill::over());
             }
         }
     }
@@ -130,7 +132,7 @@ impl TailReader {
     /// See [`BlobReader::size`].
     ///
     /// # Errors
-    /// Whatever ended the fill.
+    /// The error that ended the fill.
     pub async fn size(&self) -> Result<Option<u64>, Error> {
         self.wait(|progress| progress.size).await
     }
@@ -138,7 +140,7 @@ impl TailReader {
     /// See [`BlobReader::read_at`].
     ///
     /// # Errors
-    /// Whatever ended the fill.
+    /// The error that ended the fill.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         let (generation, available) = self
             .wait(|progress| {
@@ -170,7 +172,8 @@ impl TailReader {
                 read.map(|buffer| buffer.freeze(0, len))
             }
         };
-        // The leader may have started over under our hands: then these are no bytes of this generation.
+        // The leader may have restarted during the read: these bytes are then of no known
+        // generation.
         if self.progress.borrow().generation != generation {
             return Err(Error::Restarted);
         }
@@ -181,10 +184,10 @@ impl TailReader {
         })
     }
 
-    /// Waits until the fill has ended well (the committed blob) or badly.
+    /// Waits for the end of the fill and returns the committed blob.
     ///
     /// # Errors
-    /// Whatever ended the fill.
+    /// The error that ended the fill.
     pub async fn committed(&self) -> Result<StoredBlob, Error> {
         Ok(StoredBlob::new(self.shared_fill.outcome().await?))
     }

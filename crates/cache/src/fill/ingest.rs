@@ -1,4 +1,5 @@
-//! One fill on its way to the disk: write, show, hash; in the end check and commit.
+//! Writes the bytes of one fill to staging, shows them to readers and hashes them; verifies and
+//! commits at the end.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -19,11 +20,12 @@ use crate::store::partials::Partial;
 use crate::tier::placement::SYNC_INTERVAL;
 use crate::tier::{CHUNK, ReadAt, Staged, Sums, Trailer};
 
-/// Bytes of one write and one waking of the readers, unless one piece is larger.
+/// Maximum bytes of one write and one wake-up of the readers, unless one piece is larger.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// After so many bytes the disk is set to work on them: the commit of a large blob then waits for the last few
-/// only, and a fill that is faster than the disk does not fill the memory with what is to be written.
+/// Bytes after which the disk starts to write them out. The commit of a large blob then waits for
+/// the last few bytes only. A fill that is faster than the disk does not fill the memory with
+/// unwritten pages.
 const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
 
 /// The one permit for an early sync ([`Store::syncing`]); dropping it releases the permit.
@@ -45,17 +47,18 @@ pub(crate) struct Ingest {
     reader: Arc<dyn ReadAt>,
     hasher: Hasher,
     sums: Sums,
-    /// Bytes hashed; less than staged until what an earlier fill left has been read again.
+    /// Number of hashed bytes; fewer than staged until resumed bytes are read again.
     hashed: u64,
-    /// Whether bytes of an earlier fill are among them.
+    /// Whether an earlier fill staged some of the bytes.
     resumed: bool,
-    /// Whether a file names the registry of the staged bytes.
+    /// Whether the file exists that records the registry of the staged bytes.
     has_origin: bool,
     /// Bytes since the last [`Staged::early_sync`].
     unsynced: u64,
 }
 
-/// Ends a fill whose worker panicked. Otherwise its readers and all later claims would wait for ever.
+/// Ends a fill whose worker panicked. Otherwise its readers and all later claims would wait
+/// forever.
 struct EndOnPanic {
     store: Weak<Store>,
     shared_fill: Weak<SharedFill>,
@@ -87,7 +90,7 @@ impl Drop for EndOnPanic {
 
 impl FillWorker for Ingest {
     fn run(mut self: Box<Self>, shared_fill: Arc<SharedFill>) {
-        // Dropped in the opposite order: the panic is counted, then the readers learn of it.
+        // Guards drop in reverse order: the panic is counted before the readers learn of it.
         let _guard = EndOnPanic {
             store: Arc::downgrade(&self.store),
             shared_fill: Arc::downgrade(&shared_fill),
@@ -143,7 +146,7 @@ impl Ingest {
         }
     }
 
-    /// Reads again what an earlier fill left, unless the leader does not want it.
+    /// Reads and hashes resumed bytes, unless the leader has ordered their deletion.
     fn rehash(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
         let len = self.staged.size();
         if self.hashed == len {
@@ -199,7 +202,7 @@ impl Ingest {
             .map_err(|error| self.store.io("write", &shared_fill.digest, error))?;
         let mut position = self.hashed;
         self.hashed += len;
-        // Readers go on with it, on other cores, while it is hashed here.
+        // Readers continue on other cores while this thread hashes.
         self.show(shared_fill);
         self.sync_early(shared_fill, len);
         for piece in batch {
@@ -224,12 +227,12 @@ impl Ingest {
         Ok(())
     }
 
-    /// One fill at a time: a disk that is slow must not get all threads to wait for it.
+    /// One fill at a time: a slow disk must not block all threads.
     fn sync_early(&mut self, shared_fill: &SharedFill, len: u64) {
         self.unsynced += len;
         let enough = match self.store.placer {
-            // What goes to the disk then is to be stored before the last layer is here. Of a hard disk that costs a sixth of
-            // its speed, for the flushes.
+            // A write-back from the fast tier should finish before the last layer arrives. On a
+            // hard disk, these flushes cost 1/6 of the throughput.
             Some(_) => SYNC_INTERVAL,
             None => EARLY_SYNC_INTERVAL,
         };
@@ -239,7 +242,7 @@ impl Ingest {
         if self.store.syncing.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Released also when the work panics or never runs.
+        // Dropping it releases the permit, even when the work panics or never runs.
         let turn = SyncTurn(self.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
@@ -295,7 +298,7 @@ impl Ingest {
             progress.verified = true;
         });
         let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
-        // Of a fill whose length was not known: the trailer's last bytes.
+        // A fill of unknown length still needs space for its trailer.
         let need = Store::need(size, trailer.media_type());
         if let Err(error) = reservation::extend(&self.store, &shared_fill, need) {
             return self.fail(&shared_fill, error, false);
@@ -305,21 +308,22 @@ impl Ingest {
             .store
             .commit(&shared_fill, self.staged, trailer, reserved);
         let outcome = outcome.map(|open| {
-            // Nobody else sets it.
+            // No other caller sets it.
             let _ = shared_fill.committed.set(open);
         });
         if let Err(error) = &outcome {
-            tracing::warn!(digest = %shared_fill.digest, %error, "a fill that was right could not be committed");
+            tracing::warn!(digest = %shared_fill.digest, %error, "cannot commit a verified fill");
             self.store.end_fill(&shared_fill, None);
         }
-        // Waiting callers must find the blob open in the readers' hands only.
+        // Drop these first: callers that wait for the outcome must find only the readers' handles
+        // of the blob.
         let progress = shared_fill.progress.clone();
         drop((shared_fill, self.store));
         progress.send_modify(|progress| progress.outcome = Some(outcome));
     }
 
     fn fail(self: Box<Self>, shared_fill: &Arc<SharedFill>, mut error: Error, keep: bool) {
-        // A full disk: the partial file is the first thing that should go.
+        // On a full disk, the partial file must go first.
         shared_fill.close();
         let len = self.staged.size();
         drop(self.staged);

@@ -1,4 +1,4 @@
-//! The writing side of a fill.
+//! Fills: the leader writes a blob to staging and commits it, while readers follow.
 
 pub(crate) mod blob_reader;
 mod ingest;
@@ -21,16 +21,17 @@ use crate::fill::shared_fill::{Order, SharedFill, Terms};
 use crate::store::Store;
 use crate::store::small_blobs::SMALL;
 
-/// Held by the one leader. Dropping it without [`Fill::finish`] ends the fill for its followers with
-/// [`Error::Abandoned`]; the bytes stay staged, and the next leader resumes behind them.
+/// The leader's handle of a fill. Dropping it without [`Fill::finish`] ends the fill for its
+/// followers with [`Error::Abandoned`]. The staged bytes are kept, and the next leader resumes
+/// after them.
 ///
-/// The course of a fill: fetch from [`Fill::offset`]; [`Fill::restart`] if the upstream starts at 0
-/// instead; [`Fill::begin`]; [`Fill::write`] each piece; [`Fill::finish`].
+/// Steps of a fill: fetch from [`Fill::offset`]; call [`Fill::restart`] if the upstream starts at
+/// byte 0 instead; [`Fill::begin`]; [`Fill::write`] for each piece; [`Fill::finish`].
 ///
-/// When the disk cannot take it ([`Error::is_storage`], from `begin`, `write` or `finish`), all readers
-/// get that error too: each of them goes on by streaming from the upstream, from the offset that it has
-/// reached, and stores nothing. After [`Error::WrongDigest`] with `resumed`, one more claim, which then
-/// starts from zero, may succeed: readers that have sent nothing yet make it, others cut their body.
+/// When the cache cannot store the blob ([`Error::is_storage`], from `begin`, `write` or `finish`),
+/// all readers get that error. Each reader then streams the rest from the upstream. After
+/// [`Error::WrongDigest`] with `resumed`, one retry from byte 0 may succeed. Only readers that have
+/// sent no byte can retry; others abort their response.
 pub struct Fill {
     store: Arc<Store>,
     shared_fill: Arc<SharedFill>,
@@ -43,7 +44,8 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// Opens the staged file of a newly registered flight. A panic ends that flight, like an error. Blocks.
+    /// Opens the staging file of a newly registered fill. A panic ends the fill like an error.
+    /// Blocks.
     pub(crate) fn lead(store: Arc<Store>, shared_fill: &Arc<SharedFill>) -> Result<Self, Error> {
         let panics = store.config.rest.panics();
         let led = panics.catch(BackgroundTask::CacheFill, || {
@@ -79,7 +81,7 @@ impl Fill {
         }
     }
 
-    /// `offset`: bytes staged.
+    /// `offset`: number of staged bytes.
     fn new(store: Arc<Store>, shared_fill: Arc<SharedFill>, offset: u64) -> Self {
         Self {
             store,
@@ -93,12 +95,12 @@ impl Fill {
         }
     }
 
-    /// A reader of this fill.
+    /// A new reader of this fill.
     pub(crate) fn tail(&self) -> TailReader {
         TailReader::new(self.shared_fill.clone())
     }
 
-    /// The readers of this fill.
+    /// The readers of this fill, to learn whether any are left.
     pub fn readers(&self) -> Readers {
         Readers::of(&self.shared_fill)
     }
@@ -107,37 +109,36 @@ impl Fill {
         self.media_type = Some(media_type);
     }
 
-    /// Says how many seconds a client would wait for this if it were not there: what its rank goes by. Before
-    /// [`Fill::begin`]; without it, what a distant registry takes.
+    /// Sets how many seconds a client would wait for a fetch of this blob; the policy ranks by it.
+    /// Call it before [`Fill::begin`]. The default is an estimate for a distant registry.
     pub fn set_cost(&mut self, seconds: f32) {
         self.terms.cost = Some(seconds).filter(|it| it.is_finite() && *it >= 0.0);
     }
 
-    /// Somebody wants it kept: the admission is not asked. Before [`Fill::begin`].
+    /// Skips the admission, for a blob that must be stored. Call it before [`Fill::begin`].
     pub fn insist(&mut self) {
         self.terms.always = true;
     }
 
-    /// Which blob.
+    /// The digest of the blob.
     pub fn digest(&self) -> Digest {
         self.shared_fill.digest
     }
 
-    /// Bytes that are staged already (from a fill that was cut short, maybe before a restart): fetch from
-    /// here. A multiple of 64 KiB, and less than the size of the content if what is staged is any of it.
+    /// Number of bytes that an earlier fill staged: fetch from here. It is a multiple of 64 KiB.
+    /// For valid staged bytes it is less than the size of the content.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Says how long the whole content is, before the first write. Room is set aside in steps as bytes come,
-    /// evicting for them; a length that could never fit is refused here. So is what the admission had rather not
-    /// keep; those who have joined by now count as so many requests, and one of them may tip the scale. Readers
-    /// see nothing before this.
+    /// Announces the size of the whole content, before the first write. Reserves the first step of
+    /// disk space and evicts for it; later steps follow as bytes arrive. Refuses a size that can
+    /// never fit, and a blob that the admission rejects. Each reader that has joined by now counts
+    /// as one request for the admission. Readers see no bytes before this call.
     ///
     /// # Errors
-    /// [`Error::NoRoom`], [`Error::TooLarge`], [`Error::NotAdmitted`], and the fill is over: its readers are told
-    /// to stream directly.
-    /// [`Error::WrongSize`] when more than that is staged.
+    /// [`Error::NoRoom`], [`Error::TooLarge`], [`Error::NotAdmitted`]; the readers then stream
+    /// directly. [`Error::WrongSize`] when more bytes than `size` are staged. Each ends the fill.
     pub async fn begin(&mut self, size: Option<u64>) -> Result<(), Error> {
         if let Some(expected) = size
             && expected < self.position
@@ -156,7 +157,7 @@ impl Fill {
         let reserved =
             blocking(move || reservation::announce(&store, &shared_fill, size, need, terms)).await;
         if let Err(error) = reserved {
-            // Refused today: what was staged before may be gone on with another time.
+            // The refusal may hold for this day only: a later fill can resume the staged bytes.
             let keep = matches!(error, Error::NotAdmitted { .. }) && self.position > 0;
             return Err(self.end(error, keep).await);
         }
@@ -167,11 +168,12 @@ impl Fill {
         Ok(())
     }
 
-    /// Forgets what is staged: the upstream cannot resume. [`Fill::begin`] comes next. Readers that have
-    /// read some of it get [`Error::Restarted`], since the new bytes may be others.
+    /// Deletes the staged bytes, because the upstream cannot resume. [`Fill::begin`] comes next.
+    /// Readers that have read some of them get [`Error::Restarted`], since the new bytes may
+    /// differ.
     ///
     /// # Errors
-    /// [`Error::Io`], and the fill is over.
+    /// [`Error::Io`]; it ends the fill.
     pub async fn restart(&mut self) -> Result<(), Error> {
         let mut progress = self.shared_fill.progress.subscribe();
         let before = progress.borrow().generation;
@@ -186,12 +188,12 @@ impl Fill {
         Ok(())
     }
 
-    /// The next bytes. Returns when they are accepted (at most 1 MiB is in flight to the disk). Cancel
-    /// safe: a cancelled write has written nothing.
+    /// Writes the next bytes. Returns when they are queued; at most 1 MiB waits for the disk.
+    /// Cancel safe: a cancelled write has written nothing.
     ///
     /// # Errors
-    /// [`Error::WrongSize`] when there are more than announced; [`Error::Io`], [`Error::NoRoom`],
-    /// [`Error::TooLarge`]. The fill is over then.
+    /// [`Error::WrongSize`] when more bytes than announced were written; [`Error::Io`],
+    /// [`Error::NoRoom`], [`Error::TooLarge`]. Each ends the fill.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -212,12 +214,12 @@ impl Fill {
         Ok(())
     }
 
-    /// Checks length and digest, releases the last piece to the readers, commits durably. Cancelling it
-    /// does not stop the commit.
+    /// Verifies length and digest, releases the last piece to the readers, and commits durably.
+    /// Cancelling the future does not stop the commit.
     ///
     /// # Errors
-    /// [`Error::WrongDigest`], [`Error::WrongSize`]: staged bytes are deleted, readers are cut.
-    /// [`Error::Io`]: the content was right, readers have all of it, but it is not stored.
+    /// [`Error::WrongDigest`], [`Error::WrongSize`]: the staged bytes are deleted and the readers
+    /// fail. [`Error::Io`]: the readers have the whole verified content, but it is not stored.
     pub async fn finish(mut self) -> Result<StoredBlob, Error> {
         if let Some(expected) = self.size
             && self.position != expected
@@ -235,7 +237,7 @@ impl Fill {
         Ok(StoredBlob::new(self.shared_fill.outcome().await?))
     }
 
-    /// Gives up, telling the readers why. What is staged stays for the next leader.
+    /// Ends the fill with a reason for the readers. The staged bytes are kept for the next leader.
     pub fn abandon(mut self, why: &str) {
         self.over = true;
         self.shared_fill.order(Order::Abandon {
@@ -244,7 +246,7 @@ impl Fill {
         });
     }
 
-    /// Ends the fill and deletes what is staged.
+    /// Ends the fill and deletes the staged bytes.
     async fn fail(&mut self, why: Error) -> Error {
         self.end(why, false).await
     }
@@ -259,7 +261,7 @@ impl Fill {
 impl Drop for Fill {
     fn drop(&mut self) {
         if !self.over {
-            let why = Error::Abandoned("the fetch was given up".into());
+            let why = Error::Abandoned("the fetch was cancelled".into());
             self.shared_fill.order(Order::Abandon { why, keep: true });
         }
     }

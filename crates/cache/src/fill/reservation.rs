@@ -1,4 +1,5 @@
-//! Room for a fill: asked for at its start, then taken in steps as bytes come. All of it blocks.
+//! Reserves disk space for a fill: the first step at its start, further steps as bytes arrive. All
+//! functions block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +9,8 @@ use crate::fill::shared_fill::{SharedFill, Terms, over};
 use crate::store::Store;
 use crate::store::blocks::blocks;
 
-/// Refuses a fill that cannot or must not be stored, and reserves its first step. The announced `size` may be wrong.
+/// Checks whether a fill may be stored, and reserves its first step. The upstream may have
+/// announced a wrong `size`.
 pub(super) fn announce(
     store: &Store,
     shared_fill: &Arc<SharedFill>,
@@ -26,7 +28,7 @@ pub(super) fn announce(
     extend(store, shared_fill, need.min(held.max(store.config.step)))
 }
 
-/// Reserves what is missing up to `need` bytes on disk, and the rest of a step.
+/// Extends the reservation to at least `need` bytes on disk, rounded up to a step if there is room.
 pub(super) fn extend(store: &Store, shared_fill: &Arc<SharedFill>, need: u64) -> Result<(), Error> {
     let held = shared_fill.reserved.load(Ordering::Relaxed);
     if need <= held {
@@ -35,7 +37,7 @@ pub(super) fn extend(store: &Store, shared_fill: &Arc<SharedFill>, need: u64) ->
     let lacking = blocks(need - held);
     let rest = shared_fill.expected().saturating_sub(held);
     let step = store.config.step.min(blocks(rest)).max(lacking);
-    // Bytes that the fill needs afterwards. For an unknown length, assumes one step.
+    // Bytes that the fill needs after this step. For an unknown length, assumes one step.
     let rest = match shared_fill.expected() {
         u64::MAX => step,
         _ => blocks(rest),
@@ -61,7 +63,7 @@ fn reserve(
         shared_fill.reserved.fetch_add(more, Ordering::Relaxed);
         return Ok(());
     }
-    // The fill has ended meanwhile, and what it held has been given back.
+    // The fill has ended meanwhile and has released its reservation.
     state.reserved -= more;
     Err(over())
 }

@@ -1,4 +1,4 @@
-//! What the leader of one fill, its ingest and its readers share.
+//! State of one fill that its leader, its writer and its readers share.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,47 +14,49 @@ use crate::error::Error;
 use crate::store::origins::Origin;
 use crate::tier::{ReadAt, Staged};
 
-/// The last piece of a content of known length, held back until the digest matches.
+/// Bytes at the end of a content of known length that readers get only once the digest matches.
 const WITHHELD_BYTES: u64 = 64 * 1024;
 
-/// Bytes that may wait for the disk: the most that one fill holds in memory.
+/// Maximum number of bytes of one fill that wait in memory for the disk.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 
-/// Fewer bytes than this wait a little for more. A batch costs a change of thread, a write, and the waking of
-/// every reader: for the 8 to 16 KiB that a socket or a TLS record brings, that was more than the bytes cost.
+/// Bytes that form a batch; fewer wait up to [`MAX_LINGER`] for more. A batch costs a thread
+/// switch, a write and waking every reader. For the 8 to 16 KiB of one socket read or TLS record,
+/// that costs more than the bytes themselves.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// How long. A link of 100 MB/s brings a batch in 2.6 ms.
+/// Maximum time that queued bytes wait to form a batch. A link of 100 MB/s fills a batch in 2.6 ms.
 const MAX_LINGER: Duration = Duration::from_millis(3);
 
 pub(crate) struct SharedFill {
     pub(crate) digest: Digest,
-    /// The registry that sends its bytes.
+    /// The registry that sends the bytes.
     pub(crate) origin: Origin,
-    /// When it began, and how many bytes all fills had brought by then.
+    /// When the fill started, and how many bytes all fills had written by then.
     pub(crate) begun: (Instant, u64),
     pub(crate) owner: Arc<dyn BlobOwner>,
     pub(crate) progress: Arc<watch::Sender<Progress>>,
-    /// The committed blob, once there is one. Held here for all readers: what they read is this file.
+    /// The committed blob, once it exists. All readers share this handle.
     pub(crate) committed: OnceLock<Arc<OpenBlob>>,
-    /// Set before the fill has any bytes.
+    /// Reads the staged bytes. Set before the first byte is staged.
     pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
-    /// Bytes set aside for this fill.
+    /// Disk space reserved for this fill, in bytes.
     pub(crate) reserved: AtomicU64,
-    /// Most bytes that it will need on disk, as far as that was announced.
+    /// Maximum disk space that the fill will need, in bytes, as announced.
     expected: AtomicU64,
-    /// Bytes staged.
+    /// Number of staged bytes.
     pub(crate) staged: AtomicU64,
-    /// Bytes of the day that are kept for it. Changed under the state's lock only.
+    /// Bytes of the daily write budget that are reserved for this fill. Changes only under the lock
+    /// of the state.
     pub(crate) promised: AtomicU64,
-    /// Whether it is written from what a day spares for small blobs and documents.
+    /// Whether the fill may use the part of the write budget for small blobs and documents.
     pub(crate) small: AtomicBool,
     /// Number of followers so far.
     pub(crate) joined: AtomicU32,
-    /// The bits of what it costs in seconds; not a number until that is known.
+    /// Bits of the cost of a fetch in seconds; NaN while unknown.
     cost: AtomicU32,
     queue: Mutex<Queue>,
-    /// Woken when the queue has room again, or will never have.
+    /// Notified when the queue has room again, or is closed.
     drained: Notify,
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -62,26 +64,27 @@ pub(crate) struct SharedFill {
 /// The progress of a fill, as its readers see it.
 #[derive(Clone, Default)]
 pub(crate) struct Progress {
-    /// Counts the times that the leader started over.
+    /// Number of restarts.
     pub(crate) generation: u64,
-    /// `None` until the leader has begun; then what the upstream says.
+    /// `None` before [`Fill::begin`](crate::fill::Fill::begin); then the size that the upstream
+    /// announced, if any.
     pub(crate) size: Option<Option<u64>>,
-    /// Bytes on the medium.
+    /// Number of bytes on the medium.
     pub(crate) landed: u64,
-    /// The digest matched: all bytes are good, and there are no more than have landed.
+    /// The digest matched: all bytes are valid, and no more will come.
     pub(crate) verified: bool,
-    /// How it ended.
+    /// The result of the fill.
     pub(crate) outcome: Option<Result<(), Error>>,
 }
 
 /// The terms of a fill, for admission and ranking.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
-    /// Seconds that a client waits for it when it is not there.
+    /// Seconds that a client waits for a fetch of the blob.
     pub(crate) cost: Option<f32>,
-    /// Whether it is kept whatever the admission says.
+    /// Whether to skip the admission.
     pub(crate) always: bool,
-    /// Whether it is a document, or known to be small.
+    /// Whether the blob is a document, or known to be small.
     pub(crate) small: bool,
 }
 
@@ -90,40 +93,42 @@ struct Queue {
     pieces: Vec<Bytes>,
     /// Bytes in `pieces`.
     waiting: usize,
-    /// Bytes in `pieces` and in the hands of the worker.
+    /// Bytes in `pieces`, and bytes that the worker is writing.
     bytes: usize,
-    /// Whether the pieces should be dealt with now.
+    /// Whether the worker should write the pieces now.
     due: bool,
-    /// Whether something will say so soon.
+    /// Whether a timer will set `due` soon.
     timed: bool,
-    /// Whether readers have been given some already: their first byte does not wait.
+    /// Whether the first bytes were queued: these are written at once, so that readers get them
+    /// early.
     flowing: bool,
     order: Option<Order>,
-    /// Not here while it runs.
+    /// `None` while the worker runs.
     worker: Option<Box<dyn FillWorker>>,
-    /// Whether it has run at all: the first time there may be something to read again.
+    /// Whether the worker ran before. Its first run rehashes resumed bytes.
     started: bool,
-    /// Nothing is accepted any more.
+    /// Whether the queue refuses further pieces.
     closed: bool,
 }
 
-/// What the leader wants done, after the pieces before it.
+/// An order of the leader, to follow once the queued pieces are written.
 pub(crate) enum Order {
-    /// Forget all bytes.
+    /// Delete all staged bytes.
     Clear,
-    /// Check and commit.
+    /// Verify and commit.
     Finish(Option<MediaType>),
-    /// Stop; `keep` what is staged for the next leader or delete it.
+    /// Stop. `keep`: keep the staged bytes for the next leader; otherwise delete them.
     Abandon { why: Error, keep: bool },
 }
 
-/// Writes the pieces of one fill. It runs on a blocking thread while there is work, and waits in the queue meanwhile.
+/// Writes the pieces of one fill. It runs on a blocking thread while there is work; otherwise the
+/// queue holds it.
 pub(crate) trait FillWorker: Send {
     /// Works until there is nothing to do ([`SharedFill::next`]) or the fill ends.
     fn run(self: Box<Self>, shared_fill: Arc<SharedFill>);
 }
 
-/// What the worker does next.
+/// The next work of the worker.
 pub(crate) enum Work {
     Pieces(Vec<Bytes>),
     Order(Order),
@@ -134,7 +139,7 @@ pub(crate) fn over() -> Error {
 }
 
 impl Queue {
-    /// Drops what waits.
+    /// Drops the queued pieces.
     fn clear(&mut self) {
         self.pieces.clear();
         (self.waiting, self.due, self.flowing) = (0, false, false);
@@ -142,20 +147,20 @@ impl Queue {
 }
 
 impl Progress {
-    /// How far readers may read.
+    /// Number of bytes that readers may read.
     pub(crate) fn visible(&self) -> u64 {
         match self.size {
             _ if self.verified => self.landed,
             None => 0,
             Some(Some(size)) => self.landed.min(size.saturating_sub(WITHHELD_BYTES)),
-            // The end may be anywhere: one byte less than all is what is safe to show.
+            // The content may end with any byte, so readers do not get the last byte yet.
             Some(None) => self.landed.saturating_sub(1),
         }
     }
 }
 
 impl SharedFill {
-    /// `written`: how many bytes all fills have brought by now.
+    /// `written`: number of bytes that all fills have written so far.
     pub(crate) fn new(
         digest: Digest,
         origin: Origin,
@@ -183,27 +188,28 @@ impl SharedFill {
         }
     }
 
-    /// Takes note of what is staged and set aside, before the ingest starts.
+    /// Sets the staged bytes and their reservation, before the worker starts.
     pub(crate) fn set_staged(&self, staged: &dyn Staged, reserved: u64) {
-        // Nobody else sets it.
+        // No other caller sets it.
         let _ = self.reader.set(staged.reader());
         self.reserved.store(reserved, Ordering::Relaxed);
         self.staged.store(staged.size(), Ordering::Relaxed);
     }
 
-    /// Bytes reserved that are not on the disk yet.
+    /// Reserved bytes that are not on the disk yet.
     pub(crate) fn pending(&self) -> u64 {
         let staged = self.staged.load(Ordering::Relaxed);
         self.reserved.load(Ordering::Relaxed).saturating_sub(staged)
     }
 
-    /// Seconds that a client waits for this when it is not there, as far as somebody said.
+    /// Seconds that a client waits for a fetch of the blob; `None` while unknown.
     pub(crate) fn cost(&self) -> Option<f32> {
         let cost = f32::from_bits(self.cost.load(Ordering::Relaxed));
         cost.is_finite().then_some(cost)
     }
 
-    /// Takes note of the terms and of the most bytes that the fill will need on disk; `u64::MAX` for an unknown length.
+    /// Sets the terms, and the maximum disk space of the fill in bytes; `u64::MAX` for an unknown
+    /// length.
     pub(crate) fn set_terms(&self, terms: Terms, expected: u64) {
         if let Some(cost) = terms.cost {
             self.cost.store(cost.to_bits(), Ordering::Relaxed);
@@ -212,19 +218,19 @@ impl SharedFill {
         self.expected.store(expected, Ordering::Relaxed);
     }
 
-    /// The most bytes that the fill will need on disk, as announced; `u64::MAX` for an unknown length.
+    /// The maximum disk space of the fill in bytes, as announced; `u64::MAX` for an unknown length.
     pub(crate) fn expected(&self) -> u64 {
         self.expected.load(Ordering::Relaxed)
     }
 
-    /// Whether it has ended, or is about to end badly: no new reader should join.
+    /// Whether the fill has failed or is about to: no reader should join it.
     pub(crate) fn is_doomed(&self) -> bool {
         let queue = self.queue.lock();
         queue.closed && !self.progress.borrow().verified
             || matches!(queue.order, Some(Order::Abandon { .. }))
     }
 
-    /// Whether the next order makes what is staged worthless.
+    /// Whether the next order deletes the staged bytes.
     pub(crate) fn is_interrupted(&self) -> bool {
         matches!(
             self.queue.lock().order,
@@ -232,14 +238,14 @@ impl SharedFill {
         )
     }
 
-    /// Gives the worker its place; it starts with what needs no order: rehashing what an earlier fill left.
+    /// Puts the worker into the queue and runs it: it first rehashes resumed bytes.
     pub(crate) fn start(self: &Arc<Self>, worker: Box<dyn FillWorker>) {
         self.queue.lock().worker = Some(worker);
         self.wake();
     }
 
-    /// Waits for room, then queues. Cancel safe: queued or not, never half. The first bytes, and whole batches,
-    /// are dealt with at once; fewer within [`MAX_LINGER`].
+    /// Waits for room, then queues a piece. Cancel safe: the piece is queued whole or not at all.
+    /// The first piece and full batches are written at once, others within [`MAX_LINGER`].
     pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
         let queued = loop {
             let drained = self.drained.notified();
@@ -269,7 +275,7 @@ impl SharedFill {
         Ok(())
     }
 
-    /// Has what is queued dealt with after [`MAX_LINGER`].
+    /// Runs the worker after [`MAX_LINGER`].
     fn linger(self: &Arc<Self>) {
         let shared_fill = Arc::downgrade(self);
         self.runtime.spawn(async move {
@@ -286,7 +292,7 @@ impl SharedFill {
         });
     }
 
-    /// Gives an order; a later one replaces an earlier one that has not been looked at.
+    /// Gives an order. It replaces an earlier order that the worker has not seen.
     pub(crate) fn order(self: &Arc<Self>, order: Order) {
         {
             let mut queue = self.queue.lock();
@@ -302,7 +308,7 @@ impl SharedFill {
         self.wake();
     }
 
-    /// Waits for the end. Cancel safe.
+    /// Waits for the result of the fill. Cancel safe.
     pub(crate) async fn outcome(&self) -> Result<Arc<OpenBlob>, Error> {
         let mut progress = self.progress.subscribe();
         let outcome = progress
@@ -316,13 +322,13 @@ impl SharedFill {
         self.committed.get().cloned().ok_or_else(over)
     }
 
-    /// The error that ends it.
+    /// The error that ended the fill.
     pub(crate) async fn failure(&self) -> Error {
         self.outcome().await.err().unwrap_or_else(over)
     }
 
-    /// Runs the ingest on a blocking thread unless it runs already. A thread is held only while there is
-    /// work: an upstream that is slow costs none.
+    /// Runs the worker on a blocking thread unless it runs already. A slow upstream holds no
+    /// thread: the worker returns when its queue is empty.
     fn wake(self: &Arc<Self>) {
         let worker = {
             let mut queue = self.queue.lock();
@@ -336,7 +342,7 @@ impl SharedFill {
         }
     }
 
-    /// The next work. Without any, the worker goes back into the queue.
+    /// The next work. Without work, the worker returns to the queue.
     pub(crate) fn next<W: FillWorker + 'static>(&self, worker: Box<W>) -> Option<(Box<W>, Work)> {
         let mut queue = self.queue.lock();
         if queue.due || (queue.order.is_some() && !queue.pieces.is_empty()) {
@@ -351,18 +357,19 @@ impl SharedFill {
         None
     }
 
-    /// A piece has been dealt with.
+    /// Counts `bytes` of the queue as written.
     pub(crate) fn done(&self, bytes: usize) {
         let mut queue = self.queue.lock();
         let before = queue.bytes;
         queue.bytes = before.saturating_sub(bytes);
-        // Half of it at once: a leader that is faster than the disk is not woken for every piece.
+        // Notifies once, at half of the maximum: a leader that is faster than the disk is not woken
+        // for every piece.
         if before > MAX_QUEUED_BYTES / 2 && queue.bytes <= MAX_QUEUED_BYTES / 2 {
             self.drained.notify_one();
         }
     }
 
-    /// Refuses further pieces, and wakes the leader that waits for room.
+    /// Refuses further pieces, and wakes a leader that waits for room.
     pub(crate) fn close(&self) {
         let mut queue = self.queue.lock();
         queue.closed = true;

@@ -1,41 +1,42 @@
-//! Admission control: a filter, and a daily write budget.
+//! Admission control: the admission filter and the daily write budget.
 
 use pierhead_eviction::{Access, Admission};
 use pierhead_oci::Digest;
 
 const DAY_SECONDS: u64 = 24 * 3600;
 
-/// Of the bytes of a day, what small blobs and documents may take beyond them: without its manifest a tag costs
-/// its upstream a request each time.
+/// Small blobs and documents may exceed the daily write budget by this fraction (1/n). Without its
+/// manifest, each request for a tag costs an upstream request.
 const SMALL_BLOB_SHARE: u64 = 16;
 
-/// Requests for one blob at once that count, at most.
+/// Maximum number of simultaneous requests for one blob that count.
 const MAX_COUNTED_REQUESTS: u32 = 64;
 
 pub(crate) struct AdmissionControl {
     pub(crate) name: String,
-    /// The last day whose exhausted budget was logged.
+    /// The last day on which an exhausted budget was logged, plus one.
     reported_day: u64,
     pub(crate) filter: Option<Box<dyn Admission<Digest>>>,
-    /// Bytes a day; 0: no bound.
+    /// Daily write budget in bytes; 0: no limit.
     cap: u64,
-    /// Of the clock that ranks go by. One that is put back lends nothing: what was written counts for the
-    /// lower day too, and one that ran years ahead for a moment stops nothing until then.
+    /// Current day of the policy clock, in days since 1970. When that clock goes back, the bytes
+    /// written so far count for the earlier day. After a moment in a far future, the budget is not
+    /// exhausted until then.
     day: u64,
-    /// Bytes written that day.
+    /// Bytes written on that day.
     written: u64,
-    /// Bytes that fills under way have announced and not written yet.
+    /// Bytes that running fills have announced and not written yet.
     promised: u64,
 }
 
 /// Why a fill that would fit is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The admission does not expect it again.
+    /// The admission expects no further request.
     Admission,
-    /// The policy prefers the blobs that are stored.
+    /// The policy prefers the stored blobs.
     Policy,
-    /// The budget of this day is used up.
+    /// The write budget of this day is used up.
     WriteBudget,
 }
 
@@ -58,7 +59,8 @@ impl AdmissionControl {
         }
     }
 
-    /// Counts so many requests at once for what is not held, and says whether one of them admits it.
+    /// Counts `requests` simultaneous requests for a blob that is not stored. Returns whether one
+    /// of them admits it.
     pub(crate) fn admits(&mut self, access: &Access<Digest>, requests: u32) -> bool {
         let Some(filter) = &mut self.filter else {
             return true;
@@ -67,7 +69,7 @@ impl AdmissionControl {
             .fold(false, |admitted, _| filter.admit(access) || admitted)
     }
 
-    /// Whether `bytes` more may be written today.
+    /// Whether the budget allows `bytes` more today.
     pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, tick: u64) -> bool {
         self.enter_day(tick);
         let spare = if is_small {
@@ -79,17 +81,17 @@ impl AdmissionControl {
         self.cap == 0 || taken.saturating_add(bytes) <= self.cap.saturating_add(spare)
     }
 
-    /// Keeps bytes of a day for a fill that was allowed them, until they are spent or [`AdmissionControl::release`]d.
+    /// Reserves budget for a fill, until it is spent or [`AdmissionControl::release`]d.
     pub(crate) fn promise(&mut self, bytes: u64) {
         self.promised = self.promised.saturating_add(bytes);
     }
 
-    /// Takes back what was promised.
+    /// Releases reserved budget.
     pub(crate) fn release(&mut self, bytes: u64) {
         self.promised = self.promised.saturating_sub(bytes);
     }
 
-    /// Counts bytes as written.
+    /// Counts written bytes.
     pub(crate) fn spend(&mut self, bytes: u64, tick: u64) {
         self.enter_day(tick);
         self.written = self.written.saturating_add(bytes);
@@ -101,13 +103,12 @@ impl AdmissionControl {
         self.written
     }
 
-    /// Takes over what an earlier process wrote.
+    /// Restores the bytes written by an earlier process. `at`: tick of the save.
     pub(crate) fn restore(&mut self, written: u64, at: u64) {
         (self.day, self.written) = (at / DAY_SECONDS, written);
     }
 
-    /// Something was refused for the bytes of the day: whether that is the first of its day. The figures for it are
-    /// what was written, and the bytes of a day.
+    /// For the log: written bytes and budget, at the first call of each day; `None` at later calls.
     pub(crate) fn first_refusal_of_day(&mut self, tick: u64) -> Option<(u64, u64)> {
         self.enter_day(tick);
         let day = tick / DAY_SECONDS + 1;

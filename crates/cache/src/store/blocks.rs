@@ -1,18 +1,18 @@
-//! Sizes on disk: files count in whole blocks of the file system.
+//! Sizes on disk: each file counts in whole blocks of the file system.
 
 use pierhead_oci::MediaType;
 
 use crate::tier::Trailer;
 
-/// Files count in blocks of the file system: 4 KiB nearly everywhere.
+/// Size of a block in bytes. Nearly all file systems use 4 KiB.
 pub(crate) const BLOCK: u64 = 4096;
 
-/// Bytes on disk of a blob with that content and media type, in whole blocks.
+/// Bytes on disk of a blob with this size and media type, in whole blocks.
 pub(crate) fn footprint(size: u64, media_type: Option<&MediaType>) -> u64 {
     blocks(size.saturating_add(Trailer::encoded_len(size, media_type)))
 }
 
-/// `bytes` in whole blocks.
+/// `bytes` rounded up to whole blocks.
 pub(crate) fn blocks(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK).saturating_mul(BLOCK)
 }

@@ -1,7 +1,8 @@
-//! The catalog: order of access and media types of blobs, and when tags were confirmed.
+//! The catalog: a database with the order of accesses and the media types of blobs, and when tags
+//! were validated.
 //!
-//! The only module that names sled. Nothing here is the truth: whatever is missing, damaged or of
-//! another version is left out, and the caller reads it from the files.
+//! This is the only module that names sled. All its content can be rebuilt: missing or damaged
+//! entries, and those of another version, are ignored, and the caller reads the files instead.
 
 use std::fs;
 use std::io;
@@ -14,18 +15,19 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 use crate::store::state::Slot;
 use crate::store::tag_store::Key;
 
-/// Of keys and values; another one is a reason to start anew.
+/// Version of keys and values; a catalog of another version is replaced by an empty one.
 const VERSION: &[u8] = b"1";
 
-/// sled's page cache. All is read once and then only written, so it earns nothing.
+/// Size of sled's page cache in bytes. The catalog is read once and then only written, so a larger
+/// cache gains nothing.
 const PAGE_CACHE: u64 = 1 << 20;
 
-/// Entries written in one atomic batch: bounds the memory of a flush.
+/// Maximum number of entries in one atomic batch: bounds the memory of a flush.
 const MAX_BATCH: usize = 1000;
 
 pub(crate) struct Catalog {
     folder: PathBuf,
-    /// `None` when the database is out of order and cannot be made anew either (a full disk).
+    /// `None` when the database is unusable and cannot be recreated (a full disk).
     open: Option<Open>,
 }
 
@@ -36,7 +38,7 @@ struct Open {
 }
 
 impl Catalog {
-    /// Opens the database of a data folder, replacing one that cannot be used by an empty one.
+    /// Opens the database of a data folder; replaces an unusable one by an empty one.
     pub(crate) fn open(data: &Path) -> Self {
         let mut catalog = Self {
             folder: data.join("catalog"),
@@ -45,14 +47,14 @@ impl Catalog {
         catalog.open = match guard(|| open(&catalog.folder)) {
             Ok(open) => Some(open),
             Err(what) => {
-                tracing::warn!(%what, "the catalog cannot be used; it is rebuilt from the files");
+                tracing::warn!(%what, "the catalog is unusable; it is rebuilt from the files");
                 catalog.renew()
             }
         };
         catalog
     }
 
-    /// Moves what is there aside, deletes it, and starts empty.
+    /// Renames the database, deletes it, and creates an empty one.
     fn renew(&self) -> Option<Open> {
         let aside = self.folder.with_extension("damaged");
         let fresh = guard(|| {
@@ -70,7 +72,7 @@ impl Catalog {
             .ok()
     }
 
-    /// Everything that is known of blobs. What cannot be read is left out.
+    /// Visits all blobs of the catalog. Ignores unreadable entries.
     pub(crate) fn blobs(&self, mut visit: impl FnMut(Digest, Slot)) {
         self.each(
             |open| &open.blobs,
@@ -82,7 +84,7 @@ impl Catalog {
         );
     }
 
-    /// When names were confirmed.
+    /// Visits the validation times of all tags.
     pub(crate) fn names(&self, mut visit: impl FnMut(&Key, u64)) {
         self.each(
             |open| &open.names,
@@ -108,8 +110,8 @@ impl Catalog {
         }
     }
 
-    /// Writes changes durably: blobs (`None`: gone) and validated names. `false` when the database had
-    /// to be replaced by an empty one: then everything is to be written again.
+    /// Writes changes durably: blobs (`None`: removed) and validation times of tags. `false` when
+    /// the database had to be replaced by an empty one: the caller then writes all entries again.
     pub(crate) fn write(&mut self, blobs: &[(Digest, Option<Slot>)], names: &[(Key, u64)]) -> bool {
         let Some(open) = &self.open else { return true };
         let written = guard(|| {
@@ -134,7 +136,7 @@ impl Catalog {
             Ok(())
         });
         let Err(what) = written else { return true };
-        tracing::warn!(%what, "the catalog cannot be written; it is made anew");
+        tracing::warn!(%what, "the catalog cannot be written; it is recreated");
         self.open = None;
         self.open = self.renew();
         self.open.is_none()
@@ -146,7 +148,8 @@ fn open(folder: &Path) -> Result<Open, Failure> {
         .path(folder)
         .cache_capacity(PAGE_CACHE)
         .mode(sled::Mode::LowSpace)
-        // We say when; its own thread would wake an idle machine twice a second.
+        // The maintenance thread flushes. A thread of sled would wake an idle machine twice a
+        // second.
         .flush_every_ms(None)
         .open()?;
     match db.get("version")? {
@@ -168,7 +171,7 @@ fn open(folder: &Path) -> Result<Open, Failure> {
 fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A file where a folder should be.
+        // A file in the place of the folder.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(folder),
         other => other,
     }
@@ -191,7 +194,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// sled panics on some damage instead of saying so.
+/// sled panics on some kinds of damage instead of returning an error.
 fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic
@@ -215,8 +218,8 @@ fn key(digest: &Digest) -> Vec<u8> {
     key
 }
 
-/// Size, tick (8 bytes each), access time (4 bytes), all little-endian, then the media type; behind a zero byte,
-/// which no media type has, cost (4 bytes) and share count (2 bytes).
+/// Size and tick (8 bytes each) and access time (4 bytes), all little-endian, then the media type.
+/// A zero byte ends the media type; cost (4 bytes) and number of images (2 bytes) follow.
 fn encode(slot: &Slot) -> Vec<u8> {
     let mut value = Vec::with_capacity(27);
     value.extend_from_slice(&slot.size.to_le_bytes());
@@ -245,7 +248,7 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     let (tick, rest) = rest.split_first_chunk()?;
     let (accessed, rest) = rest.split_first_chunk()?;
     let size = u64::from_le_bytes(*size);
-    // Entries of before costs were known end with the media type.
+    // Entries without a cost end with the media type.
     let (media, rank) = match rest.iter().position(|byte| *byte == 0) {
         Some(end) => (&rest[..end], Some(rank(&rest[end + 1..])?)),
         None => (rest, None),
@@ -267,7 +270,7 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     Some((Digest::from_bytes(algorithm, hash)?, slot))
 }
 
-/// Cost and share count; `None` when they are not what is ever written.
+/// Cost and number of images; `None` when the bytes are invalid.
 fn rank(bytes: &[u8]) -> Option<(f32, u16)> {
     let (cost, shared) = bytes.split_first_chunk()?;
     let (cost, shared) = (f32::from_le_bytes(*cost), shared.try_into().ok()?);

@@ -1,4 +1,4 @@
-//! The data folder: whose it is, and which layout it has.
+//! The data folder: its lock and its layout version.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -11,13 +11,13 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 
-/// The layout that this build reads and writes.
+/// The layout version that this build reads and writes.
 const VERSION: u32 = 1;
 
-/// What a folder may hold that nobody has used.
+/// Names that may exist in an unused folder.
 const NAMES_IN_UNUSED_FOLDER: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
 
-/// The folders inside the data folder that hold what the cache stores.
+/// Folders inside the data folder.
 const FOLDERS: [&str; 7] = [
     "blobs",
     "blobs/sha256",
@@ -28,10 +28,10 @@ const FOLDERS: [&str; 7] = [
     "pins",
 ];
 
-/// Bytes of a version file that are looked at.
+/// Maximum number of bytes that are read of a version or lock file.
 const MAX_LINE_LEN: u64 = 64;
 
-/// The lock on the data folder; given back when dropped, and by the kernel when the process dies.
+/// The lock on the data folder. It is released on drop, and by the kernel when the process dies.
 pub(crate) struct DataFolder {
     _lock: File,
 }
@@ -43,8 +43,8 @@ enum Missing {
 }
 
 impl DataFolder {
-    /// Makes the folder when it is missing, locks it, checks its version. A folder of somebody else's is
-    /// refused before anything is written into it.
+    /// Creates a missing folder, locks it, and checks its version. Refuses a folder with other
+    /// contents before it writes anything.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         make(data).map_err(|error| Error::io("make the folder", data, error))?;
         check_access(data)?;
@@ -71,7 +71,7 @@ impl DataFolder {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
-                // Who holds it is told for people only.
+                // The process ID is only for the error message.
                 let _ = file.take(MAX_LINE_LEN).read_to_string(&mut text);
                 return Err(Error::InUse {
                     path: data.to_owned(),
@@ -118,14 +118,14 @@ impl DataFolder {
             return Ok(());
         }
         if is_ours {
-            tracing::warn!(file = %path.display(), "missing or empty: written anew");
+            tracing::warn!(file = %path.display(), "missing or empty: rewritten");
         }
         pierhead_atomic_file::write(&path, format!("{VERSION}\n").as_bytes())
             .map_err(|error| Error::io("write", &path, error))
     }
 
-    /// What lies in a folder that is not yet ours, beyond what a start that was cut short leaves and a file
-    /// system has of its own.
+    /// The first name in a folder that is not yet a data folder, other than what an interrupted
+    /// start or the file system itself leaves.
     fn stranger(data: &Path) -> Result<Option<OsString>, Error> {
         let failed = |error| Error::io("look into", data, error);
         for entry in fs::read_dir(data).map_err(failed)? {
@@ -146,8 +146,8 @@ impl DataFolder {
     }
 }
 
-/// Checks that this process can read, write and enter a folder, if it exists. Otherwise an error would come late, and name
-/// a file inside of it.
+/// Checks that this process can read, write and enter a folder, if it exists. Otherwise an error
+/// would come late, and name a file inside of it.
 fn check_access(folder: &Path) -> Result<(), Error> {
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
     // Other errors show when the folder is used.
@@ -164,7 +164,8 @@ fn check_access(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// For us alone, since it may come to hold what is private; one that is there keeps the rights it has.
+/// Creates the folder with mode 0700, since it may hold private content. An existing folder keeps
+/// its mode.
 fn make(data: &Path) -> io::Result<()> {
     if data.is_dir() {
         return Ok(());

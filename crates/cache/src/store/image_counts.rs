@@ -1,18 +1,19 @@
-//! In how many images a blob is known to be, as far as manifests were stored here.
+//! Counts in how many images each blob occurs, from the manifests that were stored.
 
 use std::collections::{HashMap, HashSet};
 
 use pierhead_oci::Digest;
 
-/// Blobs counted, and manifests remembered, at once: some 0.6 MB of each. Beyond it counts are halved, and
-/// blobs of one image (which nobody needs to be told) are forgotten.
+/// Maximum number of counted blobs, and of remembered manifests: about 0.6 MB each. At the limit,
+/// all counts are halved, and blobs with a count below one are dropped.
 const LIMIT: usize = 1 << 15;
 
-/// Counts by the first 8 bytes of a digest. A wrong count costs a wrong rank.
+/// Counts by the first 8 bytes of a digest. A collision only gives a blob a wrong rank.
 #[derive(Debug, Default)]
 pub(crate) struct ImageCounts {
     counts: HashMap<u64, u16>,
-    /// Manifests that were counted: one that was evicted and comes again is no other image.
+    /// Manifests that were counted: a manifest that is evicted and
+    /// stored again must not count twice.
     images: HashSet<u64>,
 }
 
@@ -22,7 +23,7 @@ fn short(digest: &Digest) -> u64 {
 }
 
 impl ImageCounts {
-    /// Notes an image; `false` when it was noted before.
+    /// Remembers an image; `false` when it is known.
     pub(crate) fn enter(&mut self, manifest: &Digest) -> bool {
         if self.images.len() >= LIMIT {
             self.images.clear();
@@ -30,7 +31,7 @@ impl ImageCounts {
         self.images.insert(short(manifest))
     }
 
-    /// One image more has this part; says in how many it is now.
+    /// Counts one more image for a part; returns the new count.
     pub(crate) fn add(&mut self, part: &Digest) -> u16 {
         if self.counts.len() >= LIMIT {
             self.counts.retain(|_, count| {
@@ -46,12 +47,12 @@ impl ImageCounts {
         *count
     }
 
-    /// In how many images it is known to be, at least 1.
+    /// Number of known images that contain the part, at least 1.
     pub(crate) fn of(&self, part: &Digest) -> u16 {
         self.counts.get(&short(part)).map_or(1, |count| *count)
     }
 
-    /// Takes over what an earlier process knew of a part.
+    /// Restores the count of a part after a restart.
     pub(crate) fn restore(&mut self, part: &Digest, count: u16) {
         if count > 1 && self.counts.len() < LIMIT {
             self.counts.insert(short(part), count);

@@ -1,4 +1,4 @@
-//! Maintenance in the background: saves the catalog and the policy state, deletes old partial fills.
+//! The maintenance thread: saves the catalog and the policy state, and deletes old partial fills.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
@@ -13,15 +13,16 @@ use crate::store::policy_state::{PolicyState, PolicyStateFile, limit};
 use crate::store::state::Victim;
 use crate::store::tag_store::TagStore;
 
-/// While there are requests, the policy is given time this often,
+/// Interval at which the policy is trained while requests arrive.
 const TRAIN_EVERY: Duration = Duration::from_secs(1);
-/// for so many steps of well under a millisecond: a tenth of a core at the very most.
+/// Maximum number of training steps per interval. A step takes well under 1 ms, so training takes
+/// at most 10 % of a core.
 const TRAIN_STEPS: u32 = 100;
 
 /// Name of the thread, and its label in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::CacheMaintenance;
 
-/// Dropping it stops the thread.
+/// State of the maintenance thread. Dropping it stops the thread.
 pub(crate) struct Maintenance {
     store: Arc<Store>,
     tags: Arc<TagStore>,
@@ -31,22 +32,23 @@ pub(crate) struct Maintenance {
     stop: Arc<Stop>,
 }
 
-/// Where the policy state is saved, and what was saved last.
+/// File of the policy state, and what was saved last.
 struct SavedPolicy {
-    /// `None` once closed: the folder may be another's by then.
+    /// `None` once closed: another process may own the folder by then.
     file: Option<PolicyStateFile>,
-    /// The access counter of the last time.
+    /// Access counter at the last save.
     tick: u64,
     at: Instant,
-    /// Whether it failed the last time: that is said once.
+    /// Whether the last save failed: a failure is logged once.
     failed: bool,
-    /// The memory of the policy when its state was longer than that limit. It is not asked for another, which takes
-    /// long under the lock, before it is smaller.
+    /// Memory of the policy and limit of the file when its state exceeded the limit. Encoding the
+    /// state takes long under the lock, so it is not tried again before the policy is smaller or
+    /// the limit higher.
     too_large: Option<(usize, usize)>,
 }
 
 impl SavedPolicy {
-    /// Whether a policy of so much memory may have a state within the limit.
+    /// Whether the state of a policy with this memory may fit into the limit.
     fn may_fit(&self, memory: usize, limit: usize) -> bool {
         self.too_large
             .is_none_or(|(then, bound)| memory < then || limit > bound)
@@ -59,7 +61,7 @@ struct Stop {
     changed: Condvar,
 }
 
-/// Until it is stopped, or the cache is gone.
+/// Runs until the thread is stopped or the cache is dropped.
 fn run(maintenance: &Weak<Maintenance>, stop: &Stop, rest: &BackgroundWork, interval: Duration) {
     let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
     loop {
@@ -72,7 +74,7 @@ fn run(maintenance: &Weak<Maintenance>, stop: &Stop, rest: &BackgroundWork, inte
         let Some(maintenance) = maintenance.upgrade() else {
             return;
         };
-        // Does not wake an idle machine.
+        // An idle machine is woken once per interval only.
         wait = match maintenance.train(&mut tick) {
             true => interval.min(TRAIN_EVERY),
             false => interval,
@@ -82,7 +84,7 @@ fn run(maintenance: &Weak<Maintenance>, stop: &Stop, rest: &BackgroundWork, inte
         }
         written = Instant::now();
         maintenance.expire();
-        // Evicts what readers still held when the capacity was lowered.
+        // Evicts blobs that readers had open when the capacity was reduced.
         maintenance.store.shrink();
         maintenance.flush();
         maintenance.save_when_due();
@@ -93,7 +95,7 @@ fn run(maintenance: &Weak<Maintenance>, stop: &Stop, rest: &BackgroundWork, inte
 }
 
 impl Maintenance {
-    /// Starts the thread. It starts over after a panic.
+    /// Starts the thread. It restarts after a panic.
     pub(crate) fn start(
         store: Arc<Store>,
         tags: Arc<TagStore>,
@@ -125,13 +127,13 @@ impl Maintenance {
         Ok(maintenance)
     }
 
-    /// Lets the policy do what it put off, a little at a time, since requests wait for the lock. `false` when there
-    /// was no access since `tick`, which is brought up to date.
+    /// Runs training that the policy has postponed, in small steps, since requests wait for the
+    /// lock. Returns `false` when there was no access since `tick`, and updates `tick`.
     fn train(&self, tick: &mut u64) -> bool {
         let rest = &self.store.config.rest;
         for _ in 0..TRAIN_STEPS {
             if rest.is_paused() || rest.cpu_wait(false).is_some() {
-                // What is put off is not forgotten, though nobody may ask for anything meanwhile.
+                // Postponed training stays due, even without further requests.
                 return true;
             }
             if !self.store.state.lock().ranking.train() {
@@ -143,7 +145,7 @@ impl Maintenance {
         std::mem::replace(tick, now) != now
     }
 
-    /// Deletes partial fills that nobody has continued for long.
+    /// Deletes partial fills older than the configured age.
     fn expire(&self) {
         let oldest = now().saturating_sub(self.store.config.leftover_age.as_secs());
         let next = || self.store.state.lock().partials.pop_before(oldest);
@@ -152,7 +154,7 @@ impl Maintenance {
         }
     }
 
-    /// Tells the catalog what has changed. Blocks.
+    /// Writes changes to the catalog. Blocks.
     pub(crate) fn flush(&self) {
         let mut catalog = self.catalog.lock();
         let Some(catalog) = catalog.as_mut() else {
@@ -172,7 +174,7 @@ impl Maintenance {
         }
     }
 
-    /// Saves the policy state if there was an access since the last time. Blocks.
+    /// Saves the policy state if there was an access since the last save. Blocks.
     fn save(&self) {
         let mut saved = self.policy_state.lock();
         let saved = &mut *saved;
@@ -199,7 +201,7 @@ impl Maintenance {
                     saved.too_large = Some((memory, limit));
                     tracing::warn!(
                         limit,
-                        "the policy state is larger than its limit; a restart will go by their last access"
+                        "the policy state exceeds its limit and is not saved; after a restart, blobs are ranked by their last access"
                     );
                 } else if whole {
                     saved.too_large = None;
@@ -208,13 +210,13 @@ impl Maintenance {
             }
             Err(error) if !saved.failed => {
                 saved.failed = true;
-                tracing::warn!(%error, "the policy state cannot be saved; a restart will go by their last access");
+                tracing::warn!(%error, "cannot save the policy state; after a restart, blobs are ranked by their last access");
             }
             Err(_) => {}
         }
     }
 
-    /// The last flush. Blocks.
+    /// Saves everything a last time, and stops the thread. Blocks.
     pub(crate) fn close(&self) {
         self.flush();
         self.save();
@@ -231,7 +233,7 @@ impl Drop for Maintenance {
 }
 
 impl Stop {
-    /// Waits for `interval`; `false` when it is over.
+    /// Waits for `interval`; `false` when the thread must stop.
     fn wait(&self, interval: Duration) -> bool {
         let mut stopped = self.stopped.lock();
         self.changed

@@ -1,4 +1,5 @@
-//! Keeps tier and state in step: opens, commits, stages and removes blobs. All methods block.
+//! The store keeps the index and the tier consistent: it opens, stages, commits and removes blobs.
+//! All methods block.
 
 pub(crate) mod admission;
 pub(crate) mod blocks;
@@ -49,8 +50,8 @@ use crate::store::small_blobs::SmallBlob;
 use crate::store::state::State;
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 
-/// Locks are taken in this order: `reclaim`, the lock of a digest, the table of tags, `state`. Async threads take only `state`, and
-/// no thread waits for anything while it holds it.
+/// Lock order: `reclaim`, the lock of a digest, the index of tags, `state`. Async threads take only
+/// `state`, and no thread waits for anything while it holds `state`.
 pub(crate) struct Store {
     pub(crate) config: Config,
     pub(crate) tier: Arc<dyn Tier>,
@@ -59,15 +60,15 @@ pub(crate) struct Store {
     pub(crate) metrics: Metrics,
     pub(crate) verified: VerifiedChunks,
     pub(crate) origins: Origins,
-    /// One eviction run at a time: two would both free what one needs.
+    /// Allows one eviction run at a time: two at once would free more than needed.
     pub(crate) reclaim: Mutex<()>,
-    /// Opening, committing and deleting one digest exclude one another.
+    /// Locks a digest while it is opened, committed or deleted.
     pub(crate) digest_locks: KeyedLock<Digest>,
-    /// Whether a fill is being synced early.
+    /// Whether an early sync of a fill is running.
     pub(crate) syncing: AtomicBool,
     /// `None` without a fast tier.
     pub(crate) placer: Option<Placer>,
-    /// Keeps the lock of the data folder.
+    /// The lock of the data folder, until [`Store::unlock`].
     folder: Mutex<Option<DataFolder>>,
 }
 
@@ -151,12 +152,12 @@ impl Store {
         }
     }
 
-    /// Gives the data folder back.
+    /// Unlocks the data folder.
     pub(crate) fn unlock(&self) {
         self.folder.lock().take();
     }
 
-    /// An [`Error::Io`] that names the blob's file.
+    /// Makes an [`Error::Io`] with the path of the blob.
     pub(crate) fn io(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
         let path: PathBuf = [
             self.config.data.as_os_str(),
@@ -168,18 +169,20 @@ impl Store {
         Error::io(action, path.join(digest.hex()), source)
     }
 
-    /// Opens a committed blob for a request; `None` when it is not there, or was damaged and is now removed.
+    /// Opens a committed blob for a request; `None` when it is absent, or was damaged and has been
+    /// removed.
     pub(crate) fn open(self: &Arc<Self>, digest: &Digest) -> Result<Option<Arc<OpenBlob>>, Error> {
         self.open_for(digest, true)
     }
 
-    /// As [`Self::open`]. Only requests count as accesses in the fast tier.
+    /// As [`Self::open`]. Only requests count as accesses for the fast tier.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         digest: &Digest,
         is_request: bool,
     ) -> Result<Option<Arc<OpenBlob>>, Error> {
-        // Held until a damaged blob is out: else its removal might hit a blob that was committed meanwhile.
+        // Held until a damaged blob is removed: otherwise the removal could hit a blob that was
+        // committed meanwhile.
         let _guard = self.digest_locks.lock(*digest);
         {
             let state = self.state.lock();
@@ -210,7 +213,7 @@ impl Store {
         }
     }
 
-    /// Opens a committed blob, as [`Store::open`]; a small one is read and checked at once, and held in memory.
+    /// As [`Store::open`]. A small blob is also read, verified and put into memory.
     pub(crate) fn load(self: &Arc<Self>, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
         let Some(open) = self.open(digest)? else {
             return Ok(None);
@@ -227,7 +230,7 @@ impl Store {
         }
     }
 
-    /// Reads, checks and holds a blob that is small enough; `None` when it is not.
+    /// Reads and verifies a small blob, and puts it into memory; `None` for a larger blob.
     fn hold(&self, open: &OpenBlob) -> io::Result<Option<Arc<SmallBlob>>> {
         let trailer = open.blob.trailer();
         let size = match usize::try_from(trailer.size()) {
@@ -251,7 +254,7 @@ impl Store {
         Ok(Some(small))
     }
 
-    /// Registers a handle. `before` runs under the same lock.
+    /// Registers an open handle. `before` runs under the same lock.
     fn register(
         self: &Arc<Self>,
         digest: &Digest,
@@ -271,7 +274,7 @@ impl Store {
         open
     }
 
-    /// Commits staged bytes and enters them into the index; `reserved` bytes were set aside for them.
+    /// Commits staged bytes and inserts the blob into the index. `reserved`: bytes reserved for it.
     pub(crate) fn commit(
         self: &Arc<Self>,
         shared_fill: &SharedFill,
@@ -291,7 +294,7 @@ impl Store {
                 self.metrics
                     .commit_seconds
                     .observe(begun.elapsed().as_secs_f64());
-                // The fill hashed the bytes that it wrote.
+                // The fill has hashed these bytes, so they count as verified.
                 if let Some(identity) = blob.extent(0).as_ref().and_then(Identity::of) {
                     let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());
                     self.verified.add(digest, identity, size, chunks, now);
@@ -299,7 +302,7 @@ impl Store {
                 self.origins.clear(digest, shared_fill.origin);
                 let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
-                    // No reader joins after this: the same lock removes the fill.
+                    // No reader joins after this: the fill is removed under the same lock.
                     let asked = (
                         shared_fill.cost(),
                         shared_fill.joined.load(Ordering::Relaxed),
@@ -308,12 +311,13 @@ impl Store {
                     state.fills.remove(digest);
                     state.settle(shared_fill);
                 });
-                // From the page cache, so that the next reader finds it in memory. A failure shows when the blob is read.
+                // Reads from the page cache, so that the next reader finds the blob in memory. A
+                // read error shows later, when the blob is read.
                 let _ = self.hold(&open);
                 Ok(open)
             }
             Err(error) => {
-                // An interrupted commit may have renamed the file already.
+                // A failed commit may already have renamed the file.
                 let older = {
                     let state = self.state.lock();
                     state.index.contains_key(digest) || state.is_unreadable(digest)
@@ -336,8 +340,8 @@ impl Store {
         }
     }
 
-    /// Opens the staged bytes of a registered fill, with their reservation. Deletes bytes of another registry first. An
-    /// error removes the fill.
+    /// Opens the staged bytes of a registered fill, with their reservation. First deletes bytes
+    /// that another registry sent. An error removes the fill.
     pub(crate) fn stage(
         &self,
         digest: &Digest,
@@ -363,7 +367,7 @@ impl Store {
         let reserved = entered.partial.map_or(0, |partial| partial.bytes);
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
-            // An eviction took these bytes out of the count and was about to delete them.
+            // An eviction has released these bytes and was about to delete them.
             if reserved == 0 && staged.size() > 0 {
                 staged.clear()?;
             }
@@ -380,8 +384,8 @@ impl Store {
         })
     }
 
-    /// Ends a fill without a commit: its reservation becomes the bytes of what stays staged. Does nothing after a
-    /// commit, whose bytes are those of a blob.
+    /// Ends a fill without a commit: its reservation becomes that of the partial fill. Does nothing
+    /// after a commit, whose bytes belong to the blob.
     pub(crate) fn end_fill(&self, shared_fill: &SharedFill, partial: Option<Partial>) {
         let mut state = self.state.lock();
         if !state.is_entered(shared_fill) {
@@ -396,8 +400,9 @@ impl Store {
         state.fills.remove(&shared_fill.digest);
     }
 
-    /// The blob read wrong through `handle`, at byte `at` if that is known: deletes the damaged copy. If the tier has another
-    /// copy, the next reader opens that one. Does nothing if the blob was replaced since `handle` was opened.
+    /// Deletes the damaged copy of a blob that was read through `handle`. `at`: position of the
+    /// damage in bytes, if known. If the tier has another copy, the next reader opens it. Does
+    /// nothing if the blob was replaced since `handle` was opened.
     pub(crate) fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>) {
         let _guard = self.digest_locks.lock(*digest);
         let is_current = {
@@ -418,7 +423,8 @@ impl Store {
         self.remove_unusable(digest);
     }
 
-    /// Takes a damaged or lost blob out of the index and deletes it. The caller holds the lock of its digest.
+    /// Removes a damaged or lost blob from the index and deletes it. The caller holds the lock of
+    /// its digest.
     fn remove_unusable(&self, digest: &Digest) {
         let taken = self.state.lock().take(digest);
         if taken.is_none() {
@@ -434,10 +440,11 @@ impl Store {
         }
     }
 
-    /// Reads a blob in full against its digest, and removes it when it is damaged: `false`.
+    /// Reads a whole blob and checks its digest; removes a corrupt one and returns `false`. Counts
+    /// neither as an access nor as a hit.
     pub(crate) fn verify(self: &Arc<Self>, digest: &Digest) -> Result<bool, Error> {
         let known = self.state.lock().index.contains_key(digest);
-        // Opening checks the trailer, and removes what is damaged there.
+        // Opening verifies the trailer, and removes a blob with a damaged one.
         let Some(open) = self.open_for(digest, false)? else {
             return Ok(!known);
         };
@@ -462,7 +469,7 @@ impl Store {
         Ok(verified_len)
     }
 
-    /// Bytes that a blob of that size needs on disk.
+    /// Bytes on disk that a blob of that size needs.
     pub(crate) fn need(size: u64, media_type: Option<&MediaType>) -> u64 {
         footprint(size, media_type)
     }

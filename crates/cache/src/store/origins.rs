@@ -12,13 +12,14 @@ use pierhead_oci::{Algorithm, Digest, Registry};
 pub struct Origin([u8; 16]);
 
 impl Origin {
-    /// Bytes from no registry, such as a verified document. They stay staged only during this process.
+    /// No registry: bytes that pierhead made or verified itself, such as a document. They stay
+    /// staged only until the process ends.
     pub const LOCAL: Self = Self([0; 16]);
 
-    /// A registry, whatever addresses it has.
+    /// Identifies a registry by its name, whatever its addresses are.
     pub fn of(registry: &Registry) -> Self {
         let hash = Digest::of(Algorithm::Sha256, registry.as_str().as_bytes());
-        // A SHA-256 has more bytes than that.
+        // A SHA-256 has 32 bytes, and 16 are enough.
         let first = hash.as_bytes().first_chunk();
         Self(first.copied().unwrap_or_default())
     }
@@ -27,7 +28,7 @@ impl Origin {
         use std::fmt::Write as _;
         let mut hex = String::new();
         for byte in self.0 {
-            // It never fails.
+            // Writing to a `String` never fails.
             let _ = write!(hex, "{byte:02x}");
         }
         hex
@@ -45,15 +46,15 @@ impl Origin {
     }
 }
 
-/// One empty file per fill, named by digest and registry. It exists from before the second staged chunk
-/// until after the last one: a single chunk is never resumed. After a kill, staged bytes therefore have one registry, two,
-/// or none. Startup deletes those with two or none.
+/// One empty file per fill, named by digest and registry. It is created before the second chunk is
+/// staged, and deleted after the last staged byte: a single chunk is never resumed. After a crash,
+/// staged bytes therefore have one registry, two, or none. Recovery deletes those with two or none.
 pub(crate) struct Origins {
     folder: PathBuf,
 }
 
 impl Origins {
-    /// Makes the folder when it is missing.
+    /// Opens the folder, or creates it.
     pub(crate) fn open(data: &Path) -> io::Result<Self> {
         let folder = data.join("origins");
         fs::create_dir_all(&folder)?;
@@ -68,7 +69,8 @@ impl Origins {
         }
     }
 
-    /// Deletes the file of a digest that has no staged bytes any more. A file that cannot be deleted goes at the next start.
+    /// Deletes the record of a digest without staged bytes. A file that cannot be deleted is
+    /// deleted at the next start.
     pub(crate) fn clear(&self, digest: &Digest, origin: Origin) {
         if let Some(path) = self.path(digest, origin)
             && let Err(error) = fs::remove_file(&path)
@@ -78,8 +80,8 @@ impl Origins {
         }
     }
 
-    /// Startup: returns the registry of each staged digest. Deletes files of digests that are not staged, or that have
-    /// several registries.
+    /// For recovery: returns the registry of each staged digest. Deletes the files of digests that
+    /// are not staged, or that have several registries.
     pub(crate) fn load(
         &self,
         is_staged: impl Fn(&Digest) -> bool,

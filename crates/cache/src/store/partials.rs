@@ -1,4 +1,4 @@
-//! Staged bytes of interrupted fills, oldest first.
+//! Partial fills: staged bytes of interrupted fills, oldest first.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -6,17 +6,17 @@ use pierhead_oci::Digest;
 
 use crate::store::origins::Origin;
 
-/// Bytes that an earlier fill staged and that nobody is writing now.
+/// A partial fill: staged bytes without a running fill.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Partial {
     pub(crate) bytes: u64,
-    /// Seconds since 1970.
+    /// Time of the last write, in seconds since 1970.
     pub(crate) modified: u64,
     /// The registry that sent the bytes.
     pub(crate) origin: Origin,
 }
 
-/// All of them. Every operation is O(log n).
+/// All partial fills. Every operation is O(log n).
 #[derive(Default)]
 pub(crate) struct Partials {
     by_digest: HashMap<Digest, Partial>,
@@ -25,7 +25,7 @@ pub(crate) struct Partials {
 }
 
 impl Partials {
-    /// Enters one, in place of an older one of that digest.
+    /// Inserts a partial fill, and replaces an older one of its digest.
     pub(crate) fn insert(&mut self, digest: Digest, partial: Partial) {
         self.remove(&digest);
         self.bytes += partial.bytes;
@@ -40,12 +40,12 @@ impl Partials {
         Some(partial)
     }
 
-    /// Takes out the one that was written the longest ago.
+    /// Removes the partial fill with the oldest write.
     pub(crate) fn pop_oldest(&mut self) -> Option<(Digest, Partial)> {
         self.pop_before(u64::MAX)
     }
 
-    /// The same, if it was written before that time.
+    /// As [`Self::pop_oldest`], if that write was before `time`.
     pub(crate) fn pop_before(&mut self, time: u64) -> Option<(Digest, Partial)> {
         let (modified, digest) = *self.by_age.first()?;
         if modified >= time {
@@ -54,7 +54,7 @@ impl Partials {
         self.remove(&digest).map(|partial| (digest, partial))
     }
 
-    /// Bytes of all of them, in whole blocks.
+    /// Bytes of all partial fills, in whole blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

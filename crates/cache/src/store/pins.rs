@@ -1,4 +1,4 @@
-//! Pins: digests that are exempt from eviction, by image reference. Each pin is a file.
+//! Pins: digests that are exempt from eviction, grouped by image reference. Each pin is a file.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use crate::store::record::Found;
 
 pub(crate) struct Pins {
     folder: PathBuf,
-    /// Held while a file is written too: memory and disk change together.
+    /// Locked while a file is written, too: memory and disk change together.
     labels: Mutex<BTreeMap<String, Vec<Digest>>>,
 }
 
@@ -25,7 +25,7 @@ struct Pin {
 
 impl Pins {
     /// # Errors
-    /// [`Error::UnreadablePin`]: without that pin, what it keeps would be evicted.
+    /// [`Error::UnreadablePin`]: without that pin, its images would be evicted.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         let folder = data.join("pins");
         let mut labels = BTreeMap::new();
@@ -47,8 +47,9 @@ impl Pins {
         })
     }
 
-    /// Sets (or with `None` takes away) what a label pins, and tells `change` what it pinned before and
-    /// pins now, in the order of the writes. Says whether the label was there. Blocks; durable.
+    /// Sets the digests of a label, or removes the label with `None`. Calls `change` with its
+    /// digests before and after, in the order of the writes. Returns whether the label existed.
+    /// Blocks; durable on return.
     pub(crate) fn set(
         &self,
         label: &str,

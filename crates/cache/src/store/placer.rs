@@ -1,4 +1,5 @@
-//! Feeds the placement rules: each fill asks them where it goes, and they see each request.
+//! Applies the placement rules: chooses the tier of each fill, and passes each request to the
+//! rules.
 
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -13,7 +14,7 @@ use crate::store::state::State;
 use crate::tier::placement::{Advisor, Destination, FastTier, LayerProgress, TierStat};
 use crate::tier::{Hint, Options, Tier, WriteBack};
 
-/// A fill of fewer bytes says nothing of the link.
+/// Minimum size of a fill, in bytes, that is used to measure the throughput of the link.
 const MIN_MEASURED_FILL: u64 = 4 << 20;
 
 pub(crate) struct Placer {
@@ -62,7 +63,8 @@ impl Placer {
         &self.write_back
     }
 
-    /// A start reads these ranges of a blob: the fast tier keeps them, ranked by the seconds that they save for each byte.
+    /// Sets the hot ranges of a blob: the byte ranges that a container start reads. They are ranked
+    /// by saved seconds per byte.
     pub(crate) fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], state: &Mutex<State>) {
         let advisor = self.advisor.lock();
         let sharing = state.lock().ranking.shares.of(&digest).into();
@@ -74,13 +76,14 @@ impl Placer {
         self.write_back.set_hot(digest, ranges, priority);
     }
 
-    /// Says where the fill of a digest should go.
+    /// Chooses the tier for the fill of a digest.
     pub(crate) fn place(&self, digest: &Digest, state: &Mutex<State>) {
         let advisor = self.advisor.lock();
         let Some(bytes) = advisor.expected(digest) else {
             return;
         };
-        // Before the state is locked, which requests wait for: it may look at all that the fast tier has.
+        // Computed before the state is locked, because requests wait for that lock: it may visit
+        // all blobs of the fast tier.
         let floor = self.write_back.floor(bytes);
         let state = state.lock();
         let progress = |layer: &Digest, size: u64| {
@@ -109,7 +112,7 @@ impl Placer {
         }
     }
 
-    /// A document will be stored, of so many bytes: a pull waits until it is.
+    /// Places a document of `bytes` bytes on the fast tier: a pull waits until it is stored.
     pub(crate) fn place_document(&self, digest: &Digest, bytes: u64) {
         let hint = Hint {
             destination: Destination::Fast,
@@ -119,10 +122,10 @@ impl Placer {
         self.write_back.hint(*digest, hint);
     }
 
-    /// A fill is complete. `begun`: when it began, and how many bytes all fills together had brought by then;
-    /// `written`: how many they have brought now.
+    /// Measures the throughput of the link when a fill is complete. `begun`: when it started, and
+    /// how many bytes all fills had written by then; `written`: how many they have written by now.
     pub(crate) fn arrived(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
-        // A small fill tells the distance of the registry, not the rate of the link.
+        // A small fill measures the latency of the registry, not the throughput of the link.
         if size < MIN_MEASURED_FILL {
             return;
         }
@@ -132,7 +135,7 @@ impl Placer {
         self.advisor.lock().arrived(bytes as f64 / seconds);
     }
 
-    /// Somebody asked for a blob, which was opened for it.
+    /// Counts a request that opened a blob.
     pub(crate) fn requested(&self, digest: &Digest, bytes: u64, state: &Mutex<State>) {
         let mut advisor = self.advisor.lock();
         advisor.request(digest);
@@ -151,7 +154,7 @@ impl Placer {
         }
     }
 
-    /// The manifest of an image was stored.
+    /// Notes an image whose manifest was stored.
     pub(crate) fn image_came(&self, digest: &Digest, manifest: &Manifest) {
         self.advisor.lock().enter(*digest, manifest);
     }

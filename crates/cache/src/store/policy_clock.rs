@@ -1,8 +1,9 @@
-//! Seconds for those who rank: a wall clock that never goes back.
+//! Clock of the eviction policy: a wall clock that never goes back.
 
-/// The wall clock, as long as that does not go back. When it is put back, this one goes on from where it was at the
-/// wall clock's pace, instead of standing still for years until the old time comes again; and so it does after a
-/// start on a machine that does not know the time yet.
+/// Follows the wall clock, in seconds. When the wall clock is set back, this clock continues from
+/// its last value at the pace of the wall clock. Otherwise it would stand still until the wall
+/// clock has caught up, possibly for years. The same holds after a start on a machine whose clock
+/// is not set yet.
 #[derive(Debug)]
 pub(crate) struct PolicyClock {
     tick: u64,
@@ -10,7 +11,7 @@ pub(crate) struct PolicyClock {
 }
 
 impl PolicyClock {
-    /// Starts at the wall's time.
+    /// Starts at the time of the wall clock.
     pub(crate) fn new(wall: u64) -> Self {
         Self { tick: wall, wall }
     }
@@ -25,13 +26,12 @@ impl PolicyClock {
         self.tick
     }
 
-    /// The tick of something that happened at `then`, by the wall clock that reads `self.wall` now: at most
-    /// the present tick.
+    /// The tick of an event at wall clock time `then`. At most the current tick.
     pub(crate) fn past(&self, then: u64) -> u64 {
         self.tick.saturating_sub(self.wall.saturating_sub(then))
     }
 
-    /// Goes on from what a clock of an earlier process showed, if that was later.
+    /// Continues from the tick of an earlier process, if that was later.
     pub(crate) fn resume(&mut self, tick: u64) {
         self.tick = self.tick.max(tick);
     }

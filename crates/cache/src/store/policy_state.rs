@@ -1,6 +1,7 @@
-//! What a restart would forget: the file with the state of policy and admission, and what was written today.
+//! Saves the state of policy and admission, and the bytes written today, across restarts.
 //!
-//! Nothing in it is the truth. What cannot be used is left out with a line in the log, and the policy starts cold.
+//! The file is a cache of derived state. A damaged or unsuitable file is ignored with a log line,
+//! and the policy starts cold.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -12,21 +13,22 @@ use crate::store::state::State;
 
 const MAGIC: &[u8; 8] = b"PIERRANK";
 const VERSION: u16 = 1;
-/// Magic, version, four numbers.
+/// Length of magic, version and four numbers, in bytes.
 const HEADER_LEN: usize = 8 + 2 + 4 * 8;
 const CHECKSUM: usize = 4;
 
-/// More is not saved, and a larger file is not ours: state for some 800 000 blobs.
+/// Maximum length of the file in bytes: enough for about 800 000 blobs. A longer state is not
+/// saved; a longer file is ignored.
 const MAX_FILE_LEN: usize = 64 << 20;
-/// Nor is more than this part of the cache's bound.
+/// The file takes at most this fraction (1/n) of the capacity.
 const CAPACITY_SHARE: u64 = 16;
 
-/// The state of a moment.
+/// State of policy and admission at one moment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PolicyState {
-    /// What the cache's access counter showed: later accesses are told to the policy again.
+    /// The access counter of the cache. Later accesses are repeated to the policy after a restore.
     pub(crate) tick: u64,
-    /// What the clock of those who rank showed.
+    /// The policy clock, in seconds.
     pub(crate) clock: u64,
     /// Bytes written on the day of `clock`.
     pub(crate) written: u64,
@@ -35,7 +37,8 @@ pub(crate) struct PolicyState {
 }
 
 impl PolicyState {
-    /// What is to be saved now, under the state's lock: with the states, which take time for each blob, or without.
+    /// Collects the state, under the lock of the state. `with_states`: with the states of policy
+    /// and admission, whose cost grows with the number of blobs.
     pub(crate) fn of(state: &mut State, wall: u64, with_states: bool) -> Self {
         let tick = state.tick_after() - 1;
         let ranking = &mut state.ranking;
@@ -55,13 +58,13 @@ impl PolicyState {
         }
     }
 
-    /// Hands it to an empty state. What does not fit is said and left out.
+    /// Restores an empty state. Parts that do not fit are logged and ignored.
     pub(crate) fn restore(&self, state: &mut State) {
         let ranking = &mut state.ranking;
         ranking.clock.resume(self.clock);
         ranking.admission.restore(self.written, self.clock);
         if self.policy.is_empty() && self.admission.is_empty() {
-            // They were too large to be saved, which was said then.
+            // The states exceeded the limit when they were saved, which was logged then.
             return;
         }
         match ranking.policy.restore(&self.policy) {
@@ -76,12 +79,12 @@ impl PolicyState {
         {
             match error {
                 StateError::Kind { found, expected } => tracing::info!(
-                    "eviction.admission was {found} and is {expected} now: it starts anew, nothing to do"
+                    "eviction.admission changed from {found} to {expected}: the new admission starts empty; nothing to do"
                 ),
-                // There was none to save anything.
+                // No admission was in use, so nothing was saved.
                 _ if self.admission.is_empty() => {}
                 error => {
-                    tracing::warn!(%error, "what the admission knew cannot be used; it starts anew");
+                    tracing::warn!(%error, "the saved state of the admission is unusable: the admission starts empty");
                 }
             }
         }
@@ -103,7 +106,7 @@ impl PolicyState {
         bytes
     }
 
-    /// `None` when it is not what was written.
+    /// `None` when the bytes are damaged or of another version.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (body, sum) = bytes.split_last_chunk::<CHECKSUM>()?;
         let rest = body.strip_prefix(MAGIC)?;
@@ -131,25 +134,25 @@ impl PolicyState {
     }
 }
 
-/// The longest file of a cache of `capacity` bytes.
+/// Maximum length of the file for a cache of `capacity` bytes.
 pub(crate) fn limit(capacity: u64) -> usize {
     let share = usize::try_from(capacity / CAPACITY_SHARE).unwrap_or(MAX_FILE_LEN);
-    // One block is small, whatever the cache.
+    // At least one block, whatever the capacity.
     share.clamp(4096, MAX_FILE_LEN)
 }
 
 fn cold(why: &(dyn std::error::Error + 'static)) {
     if let Some(StateError::Kind { found, expected }) = why.downcast_ref() {
         tracing::info!(
-            "eviction.policy was {found} and is {expected} now: it begins with all blobs in the order of their last \
-             access, nothing to do"
+            "eviction.policy changed from {found} to {expected}: the new policy starts with all blobs in the order of \
+             their last access; nothing to do"
         );
         return;
     }
-    tracing::warn!(%why, "the saved policy state cannot be used: blobs rank by their last access");
+    tracing::warn!(%why, "the saved policy state is unusable: blobs are ranked by their last access");
 }
 
-/// The file of a data folder.
+/// The policy state file of a data folder.
 #[derive(Debug)]
 pub(crate) struct PolicyStateFile(PathBuf);
 
@@ -158,9 +161,9 @@ impl PolicyStateFile {
         Self(data.join("ranks"))
     }
 
-    /// What was saved last. Blocks.
+    /// The state that was saved last. Blocks.
     pub(crate) fn read(&self) -> Option<PolicyState> {
-        // What a crash left of a write.
+        // A crash may have left a temporary file.
         let _ = pierhead_atomic_file::delete_abandoned(&self.0);
         let mut bytes = Vec::new();
         let limit = u64::try_from(MAX_FILE_LEN).unwrap_or(u64::MAX);
@@ -181,8 +184,8 @@ impl PolicyStateFile {
         policy_state
     }
 
-    /// Saves durably, all or nothing, in place of what was saved before. States that are longer than `limit` are
-    /// left out, and then it is `false`. Blocks.
+    /// Saves the state durably and atomically. Omits the states of policy and admission when the
+    /// file would be longer than `limit`, and then returns `false`. Blocks.
     pub(crate) fn write(&self, policy_state: PolicyState, limit: usize) -> io::Result<bool> {
         let fits = HEADER_LEN + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM
             <= limit;

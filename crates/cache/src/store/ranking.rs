@@ -1,4 +1,4 @@
-//! Policy and admission on one clock, as the state uses them.
+//! Policy, admission and their clock, as one value of the state.
 
 use std::sync::Arc;
 
@@ -9,23 +9,24 @@ use crate::store::admission::{AdmissionControl, Refusal};
 use crate::store::image_counts::ImageCounts;
 use crate::store::policy_clock::PolicyClock;
 
-/// Policy, admission and daily write budget: what can change while the cache runs.
+/// Policy, admission and daily write budget: the settings that can change while the cache runs.
 pub struct Eviction {
-    /// What the policy is called, for logs and metrics. Another one of the same name is not taken in place
-    /// of it.
+    /// Name of the policy, for logs and metrics.
+    /// [`Cache::set_eviction`](crate::Cache::set_eviction) keeps a policy whose name is already in
+    /// use.
     pub policy_name: String,
-    /// Names victims.
+    /// The eviction policy.
     pub policy: Box<dyn Policy<Digest>>,
-    /// What the admission is called.
+    /// Name of the admission.
     pub admission_name: String,
-    /// Decides which blobs enter; `None`: whatever fits may enter.
+    /// Decides which blobs may be stored; `None`: all that fit.
     pub admission: Option<Box<dyn Admission<Digest>>>,
-    /// Bytes of content written to the disk in one day (of UTC); 0: as many as come.
+    /// Bytes of content that may be written to the disk per day (UTC); 0: no limit.
     pub daily_write_budget: u64,
 }
 
 impl<P: Policy<Digest> + 'static> From<Box<P>> for Eviction {
-    /// That policy, and an open admission.
+    /// This policy, without admission and write budget.
     fn from(policy: Box<P>) -> Self {
         Self {
             policy_name: "custom".into(),
@@ -40,15 +41,15 @@ impl<P: Policy<Digest> + 'static> From<Box<P>> for Eviction {
 /// The outcome of a request, for the request log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was in the cache.
+    /// The blob was stored.
     Hit,
-    /// It was fetched and kept.
+    /// The blob was fetched and stored.
     Kept,
-    /// It was fetched, and went past the cache.
+    /// The blob was fetched and not stored.
     Passed,
 }
 
-/// Called with each request, on the thread that serves it and under a lock: it must not block.
+/// Called with each request, under a lock on the thread that serves it: it must not block.
 pub type Recorder = Arc<dyn Fn(&Access<Digest>, Outcome) + Send + Sync>;
 
 pub(crate) struct Ranking {
@@ -58,9 +59,9 @@ pub(crate) struct Ranking {
     pub(crate) clock: PolicyClock,
     pub(crate) shares: ImageCounts,
     pub(crate) recorder: Option<Recorder>,
-    /// What left since another policy began to be fed; `None` while none is.
+    /// Blobs that were removed since a new policy is being filled; `None` otherwise.
     left: Option<Vec<Digest>>,
-    /// The latest of past ticks that the policy was shown.
+    /// The latest past tick that the policy received.
     seen: u64,
 }
 
@@ -85,22 +86,22 @@ impl Ranking {
         }
     }
 
-    /// A stored blob was requested.
+    /// Counts a request for a stored blob.
     pub(crate) fn hit(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.admission.hit(access);
         self.record(access, Outcome::Hit);
     }
 
-    /// What is not held was asked for, so many times at once. `always`: it is to be kept whatever the admission says;
-    /// it is counted all the same.
+    /// Counts `requests` simultaneous requests for a blob that is not stored, and asks admission
+    /// and policy whether to store it. `always`: the request counts, but is not refused.
     pub(crate) fn miss(
         &mut self,
         access: &Access<Digest>,
         requests: u32,
         always: bool,
     ) -> Result<(), Refusal> {
-        // Each request is one call, whatever comes of it: some learn from misses there.
+        // Each request is one call, whatever its outcome: some policies learn from misses here.
         if !self.policy.hit(access) {
             self.policy.miss(access);
         }
@@ -114,18 +115,18 @@ impl Ranking {
         refused.map_or(Ok(()), Err)
     }
 
-    /// A blob was stored.
+    /// Inserts a blob that was stored.
     pub(crate) fn insert(&mut self, access: &Access<Digest>) {
         self.policy.insert(access);
     }
 
-    /// A reader joined the fill. The admission has counted that.
+    /// Counts a reader that joined the fill. The admission has counted it already.
     pub(crate) fn joined(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.record(access, Outcome::Hit);
     }
 
-    /// Goes on with what was known before a restart. `later`: it was asked for after the ranks were saved.
+    /// Restores a blob after a restart. `later`: it was accessed after the policy state was saved.
     pub(crate) fn restore(&mut self, access: &Access<Digest>, later: bool) {
         self.seen(access.tick);
         let access = Access {
@@ -137,19 +138,20 @@ impl Ranking {
         }
     }
 
-    /// The policy was shown this tick. Those of the past that it is shown later are no earlier, whatever the wall
-    /// clock did when they were noted.
+    /// Notes a tick that the policy received. Past ticks that it receives later are at least as
+    /// great, whatever the wall clock did.
     pub(crate) fn seen(&mut self, tick: u64) {
         self.seen = self.seen.max(tick);
     }
 
-    /// It left for another reason than the policy's choice.
+    /// Removes a blob for another reason than the policy's decision.
     pub(crate) fn remove(&mut self, digest: &Digest) {
         self.policy.remove(digest);
         self.note_left(digest);
     }
 
-    /// The policy's choice, which it has let go of: it is not told again, since to some that is another event.
+    /// The victim of the policy. The policy has forgotten it and must not be called with `remove`,
+    /// which some policies count as another event.
     pub(crate) fn evict(
         &mut self,
         held: &mut dyn FnMut(&Digest) -> bool,
@@ -192,12 +194,13 @@ impl Ranking {
         }
     }
 
-    /// From now on, what leaves is noted for [`Ranking::replace`].
+    /// Starts to record removed blobs for [`Ranking::replace`].
     pub(crate) fn prepare(&mut self) {
         self.left = Some(Vec::new());
     }
 
-    /// Takes another policy, that was fed with what was held when [`Ranking::prepare`] was called; gives the old one.
+    /// Installs a policy that was filled with the blobs that were stored at [`Ranking::prepare`];
+    /// returns the old policy.
     pub(crate) fn replace(
         &mut self,
         name: String,
@@ -236,7 +239,7 @@ mod tests {
         ranking.replace("other".into(), Box::new(other));
         let held = [0, 1, 2].map(|number| ranking.policy.contains(&access(number).key));
         assert_eq!(held, [false, false, true]);
-        // And nothing more is noted.
+        // After the replacement, removals are not recorded.
         ranking.remove(&access(0).key);
         assert!(ranking.left.is_none());
     }

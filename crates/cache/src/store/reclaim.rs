@@ -1,4 +1,4 @@
-//! Room on the disk: which fills may be stored, how bytes are reserved, and what is evicted. All of it blocks.
+//! Disk space: checks whether fills may be stored, reserves bytes, and evicts. All methods block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,8 +15,8 @@ use crate::store::ranking::{Eviction, Outcome};
 use crate::store::state::{State, Victim};
 
 impl Store {
-    /// Refuses a content of `size` bytes that may not be stored, or whose `more` bytes on disk cannot be had even
-    /// if all that may leave did. Evicts nothing.
+    /// Refuses a blob of `size` bytes that may not be stored, or whose `more` bytes on disk exceed
+    /// all that eviction can free. Evicts nothing.
     pub(crate) fn admit(&self, size: u64, more: u64) -> Result<(), Error> {
         let limit = self.config.max_blob;
         if limit > 0 && size > limit {
@@ -34,8 +34,8 @@ impl Store {
         Ok(())
     }
 
-    /// Counts the requests of a fill that begins, and asks whether it may enter: the admission, the policy, and
-    /// what may be written today. `size`: of all the content, when that is known.
+    /// Counts the requests of a starting fill, and asks admission, policy and daily write budget
+    /// whether to store it. `size`: of the whole content, when known.
     pub(crate) fn ask(
         &self,
         shared_fill: &Arc<SharedFill>,
@@ -43,13 +43,13 @@ impl Store {
         need: u64,
         terms: Terms,
     ) -> Result<(), Error> {
-        // Of an unknown length at least a step is set aside.
+        // A fill of unknown length reserves at least one step.
         let need = size.map_or(self.config.step.max(need), |_| need);
         let staged = shared_fill.staged.load(Ordering::Relaxed);
         let requests = 1 + shared_fill.joined.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         let access = state.request(&shared_fill.digest, need, shared_fill.cost(), now());
-        // Without its manifest and config an image is asked for in vain.
+        // An image is useless without its manifest and config, which are small.
         let always = terms.always || terms.small || state.pinned.contains_key(&shared_fill.digest);
         state.settle(shared_fill);
         let mut verdict = state.ranking.miss(&access, requests, always);
@@ -69,8 +69,8 @@ impl Store {
         verdict.map_err(|refusal| self.refused(&shared_fill.digest, refusal))
     }
 
-    /// Bytes of a running fill are about to be written. What was promised to it is its own; of a length that was not
-    /// known, they may be too many for this day.
+    /// Charges bytes that a running fill is about to write. It first uses the budget reserved for
+    /// the fill. A fill of unknown length can exceed the budget of the day.
     pub(crate) fn spend(&self, shared_fill: &SharedFill, bytes: u64) -> Result<(), Error> {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
@@ -90,14 +90,14 @@ impl Store {
         Ok(())
     }
 
-    /// Counts what others write to the same disk among the bytes of the day.
+    /// Charges bytes that other components wrote to the same disk against the daily write budget.
     pub(crate) fn wrote(&self, bytes: u64) {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
         state.ranking.admission.spend(bytes, tick);
     }
 
-    /// Whether this day has bytes left for what others write.
+    /// Whether the daily write budget has bytes left for other components.
     pub(crate) fn may_write(&self, is_awaited: bool) -> bool {
         let allowed = {
             let mut state = self.state.lock();
@@ -118,14 +118,18 @@ impl Store {
         Error::NotAdmitted {
             digest: *digest,
             why: match refusal {
-                Refusal::Admission => "the admission does not expect it again (eviction.admission)",
-                Refusal::Policy => "the policy has no place for its size (eviction.policy)",
-                Refusal::WriteBudget => "enough was written today (cache.daily_write_budget)",
+                Refusal::Admission => {
+                    "the admission expects no further request (eviction.admission)"
+                }
+                Refusal::Policy => "the policy refuses a blob of this size (eviction.policy)",
+                Refusal::WriteBudget => {
+                    "the write budget of today is used up (cache.daily_write_budget)"
+                }
             },
         }
     }
 
-    /// Logs, once a day, why nothing is stored any more.
+    /// Logs, at most once a day, that the write budget is used up.
     fn log_exhausted_budget(&self) {
         let refusal = {
             let mut state = self.state.lock();
@@ -136,21 +140,22 @@ impl Store {
             tracing::warn!(
                 written,
                 limit,
-                "the bytes of today are used up (cache.daily_write_budget): what is large is passed on and not \
-                 stored until 00:00 UTC"
+                "the write budget of today is used up (cache.daily_write_budget): large blobs are streamed, not stored, \
+                 until 00:00 UTC"
             );
         }
     }
 
-    /// Notes a fill of so many bytes on disk for which there is no room.
+    /// Records a request for which there was no room.
     pub(crate) fn passed(&self, shared_fill: &SharedFill, need: u64) {
         let mut state = self.state.lock();
         let access = state.request(&shared_fill.digest, need, shared_fill.cost(), now());
         state.ranking.record(&access, Outcome::Passed);
     }
 
-    /// Takes another policy without losing what is held: it is fed everything in the order of its last access.
-    /// What only the old one knew is forgotten. Blocks; the state is locked for two walks through the index.
+    /// Changes the policy without losing a blob: the new policy receives all blobs in the order of
+    /// their last accesses. The state of the old policy is lost. Blocks; locks the state for two
+    /// passes over the index.
     pub(crate) fn set_eviction(&self, eviction: Eviction) {
         let Eviction {
             policy_name,
@@ -161,7 +166,7 @@ impl Store {
         } = eviction;
         // One change at a time, and no eviction by the old policy meanwhile.
         let _reclaim = self.reclaim.lock();
-        // Dropping the old admission takes long: not under the lock of the state.
+        // Dropping the old admission is slow, so it happens outside the lock of the state.
         let mut former = None;
         let (mut all, since) = {
             let mut state = self.state.lock();
@@ -181,7 +186,7 @@ impl Store {
         all.sort_unstable_by_key(|(tick, _)| *tick);
         let mut latest = 0;
         for (_, access) in &all {
-            // Of a wall clock that was put back meanwhile, past times are out of order.
+            // If the wall clock was set back meanwhile, past ticks are out of order.
             latest = access.tick.max(latest);
             policy.insert(&Access {
                 tick: latest,
@@ -203,9 +208,9 @@ impl Store {
         drop((old, former));
     }
 
-    /// How much must leave before `bytes` more can be set aside.
+    /// Number of bytes to evict before `bytes` more can be reserved.
     fn short(&self, state: &State, free: u64, bytes: u64) -> u64 {
-        // An upstream may announce any length.
+        // The upstream may announce any length.
         let total = state.total().saturating_add(bytes);
         let wanted = self
             .config
@@ -217,7 +222,8 @@ impl Store {
             .max(wanted.saturating_sub(free))
     }
 
-    /// Reserves `bytes`, and evicts down to the low watermark for them. `later`: bytes that the caller will need afterwards.
+    /// Reserves `bytes`, and evicts down to the low watermark for them. `later`: bytes that the
+    /// caller will reserve afterwards.
     ///
     /// # Errors
     /// [`Error::NoRoom`]. Evicts nothing when evictions cannot make room for `bytes` and `later` together.
@@ -229,14 +235,14 @@ impl Store {
         }
         let mut reclaim = None;
         let mut evicting = false;
-        // A figure of before a deletion will do to go on deleting, not to stop.
+        // A value from before the last deletion suffices to go on deleting, but not to stop.
         let (mut free, mut fresh) = (self.free(), true);
         loop {
             let next = {
                 let mut state = self.state.lock();
                 let short = self.short(&state, free, bytes);
                 let total = state.total().saturating_add(bytes);
-                // Evicts a little more than needed, so that not every fill waits for an eviction.
+                // Evicts slightly more than needed, so that not every fill waits for an eviction.
                 let slack = (state.capacity / 64).min(64 << 20);
                 let enough = !evicting || total.saturating_add(slack) <= state.capacity;
                 let scarce = short > total.saturating_sub(state.capacity);
@@ -275,19 +281,20 @@ impl Store {
         }
     }
 
-    /// Evicts until no more is used and reserved than the capacity, as far as pins and readers allow.
+    /// Evicts until the total is at most the capacity, except for pinned blobs and blobs that are
+    /// being read.
     pub(crate) fn shrink(&self) {
         self.evict_while(|state| state.total() > state.capacity, true);
     }
 
-    /// Evicts until at most `target` bytes are used, also what is being read (those bytes are free when
-    /// the last reader leaves); says how many were evicted.
+    /// Evicts until at most `target` bytes are used, including blobs that are being read: their
+    /// space is free once the last reader closes them. Returns the evicted bytes.
     pub(crate) fn prune(&self, target: u64) -> u64 {
         self.evict_while(|state| state.used + state.partials.bytes() > target, false)
     }
 
-    /// Deletes those of the blobs that no pin keeps. Returns the freed bytes, which include blobs being read: these are
-    /// free when the last reader leaves.
+    /// Deletes those of the blobs that are not pinned. Returns the freed bytes. Blobs that are
+    /// being read count: their space is free once the last reader closes them.
     pub(crate) fn remove(&self, digests: &[Digest]) -> u64 {
         let _reclaim = self.reclaim.lock();
         let mut freed = 0;
@@ -329,7 +336,7 @@ impl Store {
         evicted
     }
 
-    /// Gives back bytes that were set aside.
+    /// Releases reserved bytes.
     pub(crate) fn release(&self, bytes: u64) {
         self.state.lock().reserved -= bytes;
     }
@@ -356,15 +363,15 @@ impl Store {
         };
         let _guard = self.digest_locks.lock(digest);
         let removed = match victim {
-            // Committed again meanwhile: then the rename has deleted the old file.
+            // If it was committed again meanwhile, the rename has deleted the old file.
             Victim::Blob(..) if !self.state.lock().is_deleting(&digest) => Ok(()),
             Victim::Blob(..) => self.tier.remove(&digest),
-            // Claimed again meanwhile: then [`Store::stage`] empties it.
+            // If it was claimed again meanwhile, [`Store::stage`] deletes the staged bytes.
             Victim::Partial(..) if self.state.lock().fills.contains_key(&digest) => Ok(()),
             Victim::Partial(..) => self.tier.discard(&digest),
         };
         if let Err(error) = removed {
-            // The bytes are still there, so they stay counted.
+            // The file still exists, so its bytes stay counted.
             tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart");
             return false;
         }
@@ -384,7 +391,7 @@ impl Store {
         true
     }
 
-    /// Bytes that the medium can still take; the most there can be when it does not say.
+    /// Free bytes of the medium; `u64::MAX` when it cannot tell.
     pub(crate) fn free(&self) -> u64 {
         self.tier.free().unwrap_or(u64::MAX)
     }
@@ -432,7 +439,7 @@ mod tests {
             assert_eq!(state.evictable(), 0);
             assert_eq!((state.used, state.reserved), (used, used));
         }
-        // The older file is on the disk until its own reader leaves.
+        // The older file stays on the disk until its reader is dropped.
         drop(older);
         assert_eq!(store.state.lock().reserved, 0);
         assert!(newer.read_all(1 << 20).await.unwrap() == content);

@@ -1,4 +1,5 @@
-//! Small durable files that cannot be rebuilt: one JSON value, and the checksum of its text.
+//! Records: small durable files with one JSON value and a checksum. Their content cannot be rebuilt
+//! from blobs.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -11,20 +12,20 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::regular_file;
 use crate::tier::{Step, is_proven_damage};
 
-/// No record of ours is longer; a longer file is damaged.
+/// Maximum length of a record in bytes. A longer file is damaged.
 const MAX_RECORD_LEN: u64 = 16 << 20;
 
-/// The file name of a record: a hash of its key, since keys hold `/` and may be long.
+/// The file name of a record: a hash of its key, since keys contain `/` and may be long.
 pub(crate) fn file_name(key: &str) -> String {
     Digest::of(Algorithm::Sha256, key.as_bytes()).hex()
 }
 
-/// The text of a record's file.
+/// Encodes the file of a record.
 pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut text = serde_json::to_vec(value)?;
     let sum = crc32c::crc32c(&text);
     writeln!(text, "\n{sum:08x}")?;
-    // A record above the limit could not be read again.
+    // `load` could not read a longer record.
     if text.len() as u64 > MAX_RECORD_LEN {
         let what = "a record of more than 16 MiB";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -34,26 +35,26 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 
 /// A file in a folder of records.
 pub(crate) enum Found<T> {
-    /// A record, with the length of its file.
+    /// An intact record, with the length of its file.
     Whole(u64, T),
-    /// A file that cannot be read now. It may be intact, so it stays.
+    /// A file that cannot be read at the moment. It may be intact, so it stays.
     Unreadable(Unreadable),
 }
 
 /// A file that the system cannot read: permissions, limit of open files, or a failing disk.
 pub(crate) struct Unreadable {
     pub(crate) path: PathBuf,
-    /// Length of the file; 0 when that cannot be read either.
+    /// Length of the file in bytes; 0 when that is unreadable, too.
     pub(crate) len: u64,
     pub(crate) source: io::Error,
 }
 
-/// Writes a record durably, replacing an older one all or nothing.
+/// Writes a record durably and atomically, replacing an older one.
 pub(crate) fn store<T: Serialize>(folder: &Path, key: &str, value: &T) -> io::Result<()> {
     atomic_file::write(&folder.join(file_name(key)), &encode(value)?)
 }
 
-/// Deletes a record; deleting what is not there is no error.
+/// Deletes a record; a missing record is no error.
 pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     match fs::remove_file(folder.join(file_name(key))) {
         Ok(()) => atomic_file::sync_folder(folder),
@@ -62,8 +63,8 @@ pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     }
 }
 
-/// Reads every record of a folder, and creates a missing folder. Deletes and logs only files that were read completely
-/// and are damaged.
+/// Reads every record of a folder, and creates a missing folder. Deletes and logs files that were
+/// read completely and are damaged.
 pub(crate) fn load<T: DeserializeOwned>(
     folder: &Path,
     mut visit: impl FnMut(Found<T>),
@@ -94,7 +95,7 @@ pub(crate) fn load<T: DeserializeOwned>(
     Ok(())
 }
 
-/// What has the name of a record, though it be a folder, which no record could take the place of.
+/// Deletes a file, or a folder in the place of a record: a folder would block the record's name.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),
@@ -102,8 +103,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Reads the records of a folder for as long as `visit` wants more, and changes nothing: what is being written or
-/// is damaged is passed over.
+/// Reads the records of a folder until `visit` returns `false`. Skips damaged files and files that
+/// are being written. Changes nothing.
 pub(crate) fn each<T: DeserializeOwned>(
     folder: &Path,
     mut visit: impl FnMut(T) -> bool,
@@ -118,10 +119,11 @@ pub(crate) fn each<T: DeserializeOwned>(
     Ok(())
 }
 
-/// A record with the length of its file.
+/// Reads a record, with the length of its file.
 ///
 /// # Errors
-/// One for which [`is_proven_damage`] holds when the file is no record; otherwise that of the system.
+/// An error that satisfies [`is_proven_damage`] when the file is no record; otherwise the error of
+/// the system.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
     // Reads one byte more than the limit, to detect a file that is too long.
@@ -132,10 +134,10 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     Ok((text.len() as u64, decode(&text)?))
 }
 
-/// The value of a record's file.
+/// Decodes the file of a record.
 pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "checksum does not match");
-    // A newline, eight digits, a newline.
+    // A newline, eight hexadecimal digits, a newline.
     let (json, sum) = text
         .split_at_checked(text.len().saturating_sub(10))
         .ok_or_else(damaged)?;
@@ -145,14 +147,15 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(json)?)
 }
 
-/// A change to one record: its new text, or `None` to delete it.
+/// A change to one record: its new file content, or `None` to delete it.
 pub(crate) struct RecordChange {
     pub(crate) path: PathBuf,
     pub(crate) text: Option<Vec<u8>>,
 }
 
-/// Applies changes to different records of one folder. Each is atomic, and one sync of the folder makes all durable.
-/// Calls `step` before every change to the disk. Returns for each change whether it is durable.
+/// Applies changes to different records of one folder. Each change is atomic, and one sync of the
+/// folder makes all durable. Calls `step` before every change to the disk. Returns for each change
+/// whether it is durable.
 pub(crate) fn change(
     folder: &Path,
     changes: &[RecordChange],

@@ -1,4 +1,5 @@
-//! Startup recovery: rebuilds the index from blob files and the catalog. Later retries unreadable blobs.
+//! Recovery at start: rebuilds the index from blob files and the catalog. Later retries unreadable
+//! blobs.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,9 +16,10 @@ use crate::store::partials::Partial;
 use crate::store::state::{Slot, State};
 use crate::tier::{Found, Tier, Trailer, is_proven_damage};
 
-/// Enters everything that lies on the tier, in the order of access. A file that the catalog describes
-/// (to the byte of its length) is not opened; the others tell it by their trailers, and rank by their age
-/// behind those that the catalog knows. A blob of the catalog that the walk did not find is opened, too.
+/// Restores all blobs of the tier, in the order of their last accesses. A file whose length matches
+/// its catalog entry is not opened. Other files are opened for their trailers; they rank by their
+/// modification time, as older than those of the catalog. A blob of the catalog without a file is
+/// opened, too.
 pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io::Result<()> {
     let mut found = HashMap::new();
     tier.scan(&mut |blob| {
@@ -42,7 +44,8 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 .map(|media_type| shared(&mut types, media_type));
             known.push((digest, slot));
         } else {
-            // No file, or a folder that cannot be listed: opening it tells. What cannot be looked at counts.
+            // The file is missing, or its folder cannot be listed: opening it tells. An unreadable
+            // file counts with the length in the catalog.
             file.bytes = file.bytes.max(len);
         }
     });
@@ -78,7 +81,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     Ok(())
 }
 
-/// Enters a blob that only its file describes.
+/// Restores a blob that only its file describes.
 fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaType>) {
     let slot = Slot {
         size,
@@ -93,18 +96,19 @@ fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaTy
     state.changed.push(found.digest);
 }
 
-/// Maximum number of unreadable blobs in one round of retries. A failing disk may take seconds for each.
+/// Maximum number of unreadable blobs in one round of retries. A failing disk may take seconds for
+/// each.
 const RETRIES_PER_ROUND: usize = 16;
 
 impl Store {
-    /// Retries blobs that were unreadable at startup. Blocks.
+    /// Retries blobs that were unreadable at start. Blocks.
     pub(crate) fn retry_unreadable(&self) {
         let retried = self.state.lock().next_unreadable(RETRIES_PER_ROUND);
         for digest in retried {
             let _guard = self.digest_locks.lock(digest);
             {
                 let state = self.state.lock();
-                // Another fill fetched it meanwhile, or is about to.
+                // A fill has replaced it, or is about to.
                 if !state.is_unreadable(&digest) || state.fills.contains_key(&digest) {
                     continue;
                 }
@@ -143,7 +147,7 @@ impl Store {
     }
 }
 
-/// Enters staged bytes as partial fills. Deletes those without a known registry.
+/// Restores staged bytes as partial fills. Deletes those without a known registry.
 pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
     let mut staged = HashMap::new();
     tier.leftovers(&mut |found| {
@@ -152,7 +156,7 @@ pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) ->
     let known = origins.load(|digest| staged.contains_key(digest))?;
     for (digest, found) in staged {
         let Some(origin) = known.get(&digest) else {
-            tracing::debug!(%digest, "staged bytes of an unknown registry are deleted");
+            tracing::debug!(%digest, "deleting staged bytes of an unknown registry");
             tier.discard(&digest)?;
             continue;
         };
@@ -167,7 +171,7 @@ pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) ->
     Ok(())
 }
 
-/// Thousands of blobs share a few media types: one allocation each is enough.
+/// Thousands of blobs share a few media types: they share one allocation each.
 fn shared(types: &mut HashSet<MediaType>, media_type: MediaType) -> MediaType {
     if let Some(known) = types.get(&media_type) {
         return known.clone();

@@ -1,6 +1,6 @@
-//! Small blobs that are held in memory whole: manifests, configs, tiny layers.
+//! Keeps small blobs in memory as a whole: manifests, configs, tiny layers.
 //!
-//! Each is also on disk and in the index; what leaves there leaves here under the same lock.
+//! Each of them is also on disk and in the index. Both are removed under the same lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,14 +11,15 @@ use pierhead_oci::{Digest, MediaType};
 
 use crate::tier::CHUNK;
 
-/// The largest content that is held: one chunk, so that one checksum covers it. Configs of large images have
-/// some 20 KiB, indexes of many platforms about as much.
+/// Maximum size of a blob in memory, in bytes: one chunk, so that one checksum covers it. Configs
+/// of large images have about 20 KiB, as have indexes of many platforms.
 pub(crate) const SMALL: u64 = CHUNK as u64;
 
-/// What an entry costs beside its content: the digest (65 bytes) in three places, two tables, two allocations.
+/// Bytes of an entry besides its content: the digest (65 bytes) in three places, two hash tables,
+/// two allocations.
 const ENTRY_OVERHEAD: u64 = 400;
 
-/// A verified content, whole.
+/// A small blob with its verified content.
 #[derive(Debug)]
 pub(crate) struct SmallBlob {
     pub(crate) digest: Digest,
@@ -26,7 +27,8 @@ pub(crate) struct SmallBlob {
     pub(crate) bytes: Bytes,
 }
 
-/// All of them, bounded in bytes; the least recently used leave. Every operation is O(1), or O(what leaves).
+/// All small blobs in memory, bounded in bytes; evicts the least recently used. Every operation is
+/// O(1) amortized.
 pub(crate) struct SmallBlobs {
     held: HashMap<Digest, Arc<SmallBlob>>,
     policy: Lru<Digest>,
@@ -35,7 +37,7 @@ pub(crate) struct SmallBlobs {
 }
 
 impl SmallBlobs {
-    /// With `limit` 0 nothing is held.
+    /// `limit`: maximum memory in bytes; 0: no blobs.
     pub(crate) fn new(limit: u64) -> Self {
         Self {
             held: HashMap::new(),
@@ -45,7 +47,7 @@ impl SmallBlobs {
         }
     }
 
-    /// Whether a content of `size` bytes would be held.
+    /// Whether a blob of `size` bytes may be in memory.
     pub(crate) fn takes(&self, size: u64) -> bool {
         size <= SMALL && size + ENTRY_OVERHEAD <= self.limit
     }
@@ -56,7 +58,7 @@ impl SmallBlobs {
         Some(small)
     }
 
-    /// Holds it, in place of an older one of that digest.
+    /// Inserts a blob, and replaces an older one of its digest.
     pub(crate) fn insert(&mut self, small: Arc<SmallBlob>, tick: u64) {
         if !self.takes(small.bytes.len() as u64) {
             return;
@@ -87,8 +89,8 @@ impl SmallBlobs {
         self.held.len()
     }
 
-    /// Bytes that all of it takes, at most the limit. Contents that readers still hold after they left do
-    /// not count: each reader's answer bounds those.
+    /// Memory of all entries in bytes, at most the limit. Content that readers keep after its
+    /// eviction does not count; the response of each reader bounds it.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

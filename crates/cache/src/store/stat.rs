@@ -1,62 +1,63 @@
-//! Figures for operators: blobs, byte counts, policy and admission.
+//! Statistics for operators: blobs, byte counts, policy and admission.
 
 use pierhead_oci::{Digest, MediaType};
 
 /// One committed blob, as listed.
 #[derive(Clone, Debug)]
 pub struct BlobStat {
-    /// Which.
+    /// The digest of the blob.
     pub digest: Digest,
-    /// Bytes of content.
+    /// Size of the content in bytes.
     pub size: u64,
-    /// Only manifests and other documents have one.
+    /// The media type; only manifests and other documents have one.
     pub media_type: Option<MediaType>,
-    /// Last access, seconds since 1970.
+    /// Time of the last access, in seconds since 1970.
     pub accessed: u64,
-    /// Whether a pin keeps it.
+    /// Whether the blob is pinned.
     pub pinned: bool,
 }
 
-/// How full the cache is.
+/// Byte counts of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Committed blobs.
     pub blobs: u64,
     /// Their bytes on disk.
     pub used: u64,
-    /// Bytes reserved by fills under way, partial fills and files deleted but still read.
+    /// Bytes that are reserved by running fills, partial fills, and deleted files that readers have
+    /// open.
     pub reserved: u64,
-    /// Bytes on disk of names.
+    /// Bytes on disk of tags.
     pub names: u64,
-    /// The bound on used, reserved and names.
+    /// Limit of `used`, `reserved` and `names` together, in bytes.
     pub capacity: u64,
-    /// Fills under way.
+    /// Number of running fills.
     pub fills: u64,
-    /// Bytes that pins keep.
+    /// Bytes of pinned blobs.
     pub pinned: u64,
 }
 
-/// Policy and admission, with their figures.
+/// Policy and admission, with their statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvictionStat {
     /// The policy in use.
     pub policy: String,
     /// The admission in use.
     pub admission: String,
-    /// Bytes of content written on this day (of UTC).
+    /// Bytes of content written since midnight (UTC).
     pub written_today: u64,
-    /// Most bytes of a day; 0: as many as come.
+    /// Limit of `written_today` in bytes; 0: no limit.
     pub daily_write_budget: u64,
     /// Blobs evicted since the start.
     pub evictions: u64,
-    /// Fills that would have fit and were not let in, since the start.
+    /// Fills that would have fit but were refused, since the start.
     pub refused: u64,
-    /// The same by who refused them: `admission`, `policy`, or `written`, what may be written in a day.
+    /// The same per reason: `admission`, `policy`, or `written` for the daily write budget.
     pub refused_by: [(&'static str, u64); 3],
     /// Claims that found the blob, since the start.
     pub hits: u64,
-    /// Claims that began a fill, since the start.
+    /// Claims that started a fill, since the start.
     pub misses: u64,
-    /// What the policy shows of itself, by name.
+    /// Figures of the policy, by name.
     pub figures: Vec<(&'static str, f64)>,
 }

@@ -1,4 +1,4 @@
-//! The index of the cache and its byte counts: plain data under one lock, no I/O.
+//! The index of the cache and its byte counts: plain data behind one lock, without I/O.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -14,26 +14,27 @@ use crate::store::partials::{Partial, Partials};
 use crate::store::ranking::{Outcome, Ranking};
 use crate::store::small_blobs::{SmallBlob, SmallBlobs};
 
-/// Readers of one fill that count as requests, at most: each is a call under the lock.
+/// Maximum number of readers of one fill that count as requests. Each costs a policy call under the
+/// lock.
 const MAX_COUNTED_READERS: u32 = 64;
 
-/// One committed blob.
+/// Index entry of a committed blob.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) size: u64,
     pub(crate) tick: u64,
     pub(crate) media_type: Option<MediaType>,
-    /// Seconds since 1970, good until 2106.
+    /// Time of the last access in seconds since 1970. Overflows in 2106.
     pub(crate) accessed: u32,
-    /// Seconds that a client would wait for a fetch.
+    /// Seconds that a client would wait for a fetch of the blob.
     pub(crate) cost: f32,
     /// Number of known images that contain it.
     pub(crate) shared: u16,
-    /// Whether the catalog lacks the last change.
+    /// Whether the catalog lacks the last change of this entry.
     pub(crate) dirty: bool,
 }
 
-/// What must go to make room. Its bytes stay counted until [`State::gone`].
+/// A file to delete for room. Its bytes stay counted until [`State::gone`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Victim {
     Blob(Digest, u64),
@@ -43,42 +44,43 @@ pub(crate) enum Victim {
 pub(crate) struct State {
     pub(crate) index: BTreeMap<Digest, Slot>,
     pub(crate) ranking: Ranking,
-    /// A part of what is in `index`.
+    /// Blobs in memory, a subset of `index`.
     pub(crate) memory: SmallBlobs,
     pub(crate) fills: HashMap<Digest, Arc<SharedFill>>,
     pub(crate) partials: Partials,
-    /// Handles that somebody reads, by digest; the number tells one handle from a later one.
+    /// Open handles by digest. The number distinguishes a handle from later ones of the digest.
     pub(crate) open: HashMap<Digest, (u64, Weak<OpenBlob>)>,
-    /// Handles whose file is deleted: their bytes are on the disk until they are dropped.
+    /// Bytes of deleted files that readers still have open, by handle.
     ghosts: HashMap<u64, u64>,
-    /// Bytes of blobs that left the index and whose file is not deleted yet.
+    /// Bytes of blobs that left the index, but whose files still exist.
     deleting: HashMap<Digest, u64>,
-    /// How many labels pin a digest.
+    /// Number of labels that pin a digest.
     pub(crate) pinned: HashMap<Digest, u32>,
-    /// Committed blobs that were unreadable at startup, with their bytes on disk. The index does not have them, so a claim
-    /// fetches them again.
+    /// Committed blobs that were unreadable at startup, with their bytes on disk. They are not in
+    /// the index, so a claim fetches them again.
     unreadable: BTreeMap<Digest, u64>,
-    /// Where [`State::next_unreadable`] continues.
+    /// The blob after which [`State::next_unreadable`] continues.
     retried: Option<Digest>,
-    /// Records of tags that could not be read at the start.
+    /// Number of records of tags that were unreadable at startup.
     pub(crate) unreadable_names: usize,
     /// Bytes on disk of committed blobs.
     pub(crate) used: u64,
-    /// Bytes of fills, partials, ghosts, blobs that cannot be read, and files that are being deleted.
+    /// Bytes of running fills, partial fills, deleted files that are open, unreadable blobs, and
+    /// files that are being deleted.
     pub(crate) reserved: u64,
-    /// Bytes on disk of names, in whole blocks.
+    /// Bytes on disk of tags, in whole blocks.
     pub(crate) names: u64,
     pub(crate) pinned_bytes: u64,
-    /// Bytes on disk of committed blobs that are pinned or being read.
+    /// Bytes on disk of committed blobs that are pinned or open.
     held_bytes: u64,
     pub(crate) capacity: u64,
     /// Whether the cache is closing and refuses new fills.
     pub(crate) closed: bool,
     tick: u64,
-    /// The last tick that the restored ranks know of.
+    /// The last tick that the restored policy state includes.
     ranked: u64,
     handles: u64,
-    /// Digests whose slot is dirty, or gone.
+    /// Digests whose entry changed or was removed since the last flush.
     pub(crate) changed: Vec<Digest>,
 }
 
@@ -88,7 +90,7 @@ impl Slot {
         footprint(self.size, self.media_type.as_ref())
     }
 
-    /// A request for it, as the policy sees it.
+    /// A request for the blob, as the policy sees it.
     pub(crate) fn access(&self, digest: &Digest, tick: u64) -> Access<Digest> {
         Access {
             key: *digest,
@@ -135,13 +137,13 @@ impl State {
         self.tick
     }
 
-    /// A number for a new handle.
+    /// The number of a new handle.
     pub(crate) fn next_handle(&mut self) -> u64 {
         self.handles += 1;
         self.handles
     }
 
-    /// Counts an access to a committed blob; `false` when it is not there.
+    /// Counts an access to a committed blob; `false` when it is absent.
     pub(crate) fn touch(&mut self, digest: &Digest, now: u64) -> bool {
         let tick = self.next_tick();
         let Some(slot) = self.index.get_mut(digest) else {
@@ -157,12 +159,12 @@ impl State {
         true
     }
 
-    /// The content of a blob in the index, if it is held in memory.
+    /// The content of a blob in the index, if it is in memory.
     pub(crate) fn in_memory(&mut self, digest: &Digest) -> Option<Arc<SmallBlob>> {
         self.memory.get(digest, self.tick).cloned()
     }
 
-    /// Holds the content of a blob in memory, if its handle is still the current one.
+    /// Puts the content of a blob into memory, if its handle is still the current one.
     pub(crate) fn hold(&mut self, small: Arc<SmallBlob>, handle: u64) {
         let current = self.open.get(&small.digest);
         if current.is_some_and(|(open, _)| *open == handle)
@@ -172,7 +174,8 @@ impl State {
         }
     }
 
-    /// Enters a blob that is on disk now, in place of an older one of that digest. Whoever `joined` has found it.
+    /// Inserts a blob that is now on disk, and replaces an older one of its digest. The `joined`
+    /// readers of its fill count as hits.
     pub(crate) fn insert(
         &mut self,
         digest: Digest,
@@ -181,9 +184,10 @@ impl State {
         now: u64,
     ) {
         self.take(&digest);
-        // The rename has deleted the older file, even if an eviction was about to delete it. The open handle is of that file.
+        // The rename has replaced the older file, even one that an eviction was about to delete. An
+        // open handle still refers to the older file.
         self.gone(&digest);
-        // That includes an unreadable file.
+        // The rename has replaced an unreadable file, too.
         self.clear_unreadable(&digest);
         let tick = self.next_tick();
         let slot = Slot {
@@ -205,30 +209,30 @@ impl State {
         }
     }
 
-    /// The ranks that were restored know of no access after this tick.
+    /// Sets the last tick that the restored policy state includes.
     pub(crate) fn ranked_until(&mut self, tick: u64) {
         self.ranked = tick;
         self.tick = self.tick.max(tick);
     }
 
-    /// Whether this is the fill of its digest that is under way.
+    /// Whether this is the running fill of its digest.
     pub(crate) fn is_entered(&self, shared_fill: &SharedFill) -> bool {
         let entered = self.fills.get(&shared_fill.digest);
         entered.is_some_and(|entered| std::ptr::eq(&**entered, shared_fill))
     }
 
-    /// Takes back what is left of the bytes of the day that were promised to a fill.
+    /// Releases the rest of the write budget that was reserved for a fill.
     pub(crate) fn settle(&mut self, shared_fill: &SharedFill) {
         let bytes = shared_fill.promised.swap(0, Ordering::Relaxed);
         self.ranking.admission.release(bytes);
     }
 
-    /// The tick after all that were restored.
+    /// The tick after all restored ones.
     pub(crate) fn tick_after(&self) -> u64 {
         self.tick + 1
     }
 
-    /// Enters a blob as it was known before a restart. Callers go in the order of ticks.
+    /// Restores a blob after a restart. Callers restore blobs in the order of their ticks.
     pub(crate) fn restore(&mut self, digest: Digest, slot: Slot) {
         self.tick = self.tick.max(slot.tick);
         let access = slot.access(&digest, self.ranking.clock.past(slot.accessed.into()));
@@ -244,7 +248,7 @@ impl State {
         self.reserved += bytes;
     }
 
-    /// Stops counting a blob as unreadable: it is readable again, replaced, or gone.
+    /// No longer counts a blob as unreadable: it became readable, or was replaced or deleted.
     pub(crate) fn clear_unreadable(&mut self, digest: &Digest) {
         if let Some(bytes) = self.unreadable.remove(digest) {
             self.reserved -= bytes;
@@ -266,18 +270,18 @@ impl State {
         let from = self.retried.map_or(Unbounded, Excluded);
         let later = self.unreadable.range((from, Unbounded));
         let next: Vec<_> = later.take(count).map(|(digest, _)| *digest).collect();
-        // After the last one, starts over.
+        // After the last one, the next call starts over.
         self.retried = next.last().copied();
         next
     }
 
-    /// Enters a slot where there was none.
+    /// Inserts an entry for a digest that has none.
     fn enter(&mut self, digest: Digest, slot: Slot) {
         self.used += slot.footprint();
         self.change(&digest, |state| state.index.insert(digest, slot));
     }
 
-    /// Runs a change to a blob's index entry, pins or handle, and updates the byte sums.
+    /// Runs a change to a blob's entry, pins or handle, and updates the byte sums.
     fn change<R>(&mut self, digest: &Digest, change: impl FnOnce(&mut Self) -> R) -> R {
         let (pinned, held) = self.held(digest);
         let result = change(self);
@@ -287,7 +291,7 @@ impl State {
         result
     }
 
-    /// What a blob adds to `pinned_bytes` and to `held_bytes`.
+    /// The bytes that a blob adds to `pinned_bytes` and to `held_bytes`.
     fn held(&self, digest: &Digest) -> (u64, u64) {
         let bytes = self.index.get(digest).map_or(0, Slot::footprint);
         let is_pinned = self.pinned.contains_key(digest);
@@ -298,18 +302,18 @@ impl State {
         )
     }
 
-    /// Registers a handle through which a blob is read.
+    /// Registers an open handle of a blob.
     pub(crate) fn opened(&mut self, open: &Arc<OpenBlob>) {
         let (digest, entry) = (open.digest, (open.handle, Arc::downgrade(open)));
         self.change(&digest, |state| state.open.insert(digest, entry));
     }
 
-    /// The next reader opens the file anew.
+    /// Forgets the open handle: the next reader opens the file again.
     pub(crate) fn forget_open(&mut self, digest: &Digest) -> Option<(u64, Weak<OpenBlob>)> {
         self.change(digest, |state| state.open.remove(digest))
     }
 
-    /// A request for what is not here and takes so many bytes on disk.
+    /// Makes the access for a blob that is not stored. `need`: its bytes on disk.
     pub(crate) fn request(
         &mut self,
         digest: &Digest,
@@ -325,7 +329,8 @@ impl State {
         }
     }
 
-    /// The last access of each blob that was accessed after tick `since`, in no order, with its tick.
+    /// The last access of each blob that was accessed after tick `since`, with its tick, in any
+    /// order.
     pub(crate) fn accesses(&self, since: u64) -> Vec<(u64, Access<Digest>)> {
         let later = self.index.iter().filter(|(_, slot)| slot.tick > since);
         let access = |(digest, slot): (&Digest, &Slot)| {
@@ -335,7 +340,7 @@ impl State {
         later.map(access).collect()
     }
 
-    /// An image is here that has these parts.
+    /// Counts an image and its parts: one more image contains each part.
     pub(crate) fn share(&mut self, manifest: &Digest, parts: impl Iterator<Item = Digest>) {
         if !self.ranking.shares.enter(manifest) {
             return;
@@ -351,7 +356,7 @@ impl State {
         }
     }
 
-    /// After all blobs were restored: the policy holds what is here and nothing else, each at its size.
+    /// After recovery: makes the blobs and sizes of the policy equal to those of the index.
     pub(crate) fn reconcile(&mut self) {
         let mut wrong = Vec::new();
         let index = &self.index;
@@ -373,15 +378,15 @@ impl State {
         }
     }
 
-    /// Takes a blob out of the index, and tells the policy; its bytes are counted as reserved until [`State::gone`].
-    /// Says how many they are.
+    /// Removes a blob from the index and from the policy. Its bytes count as reserved until
+    /// [`State::gone`]. Returns these bytes.
     pub(crate) fn take(&mut self, digest: &Digest) -> Option<u64> {
         let bytes = self.leave(digest)?;
         self.ranking.remove(digest);
         Some(bytes)
     }
 
-    /// The same for what the policy has let go of already.
+    /// As [`State::take`], for a blob that the policy has already evicted.
     fn leave(&mut self, digest: &Digest) -> Option<u64> {
         let slot = self.change(digest, |state| state.index.remove(digest))?;
         self.memory.remove(digest);
@@ -393,13 +398,14 @@ impl State {
         Some(bytes)
     }
 
-    /// Whether the file of a blob that was taken out is still to be deleted. Not when the blob was committed again.
+    /// Whether the file of a removed blob is still to be deleted. `false` when the blob was
+    /// committed again.
     pub(crate) fn is_deleting(&self, digest: &Digest) -> bool {
         self.deleting.contains_key(digest)
     }
 
-    /// The file of a blob that was taken out is deleted: frees its bytes, unless a reader still has it open. Does nothing when that was
-    /// said before.
+    /// Frees the bytes of a removed blob whose file is deleted. If a reader has the file open, its
+    /// handle keeps them. Does nothing on a second call.
     pub(crate) fn gone(&mut self, digest: &Digest) {
         let Some(bytes) = self.deleting.remove(digest) else {
             return;
@@ -412,7 +418,7 @@ impl State {
         }
     }
 
-    /// The last reader of a handle has left.
+    /// Called when the last reader of a handle is dropped.
     pub(crate) fn closed(&mut self, digest: &Digest, handle: u64) {
         if let Some(bytes) = self.ghosts.remove(&handle) {
             self.reserved -= bytes;
@@ -426,8 +432,9 @@ impl State {
         }
     }
 
-    /// What to delete next: the oldest partial fill, else the policy's victim that is not pinned. With
-    /// `spare_open`, not one that is being read either, since deleting that frees nothing yet.
+    /// The next file to delete: the oldest partial fill, else the blob that the policy evicts.
+    /// Never a pinned blob. With `spare_open`, no open blob either, since deleting it frees nothing
+    /// yet.
     pub(crate) fn victim(&mut self, spare_open: bool) -> Option<Victim> {
         if let Some((digest, partial)) = self.partials.pop_oldest() {
             return Some(Victim::Partial(digest, partial));
@@ -449,12 +456,12 @@ impl State {
         }
     }
 
-    /// All that counts against the capacity.
+    /// Bytes that count against the capacity.
     pub(crate) fn total(&self) -> u64 {
         self.used + self.reserved + self.names
     }
 
-    /// Evictable bytes: of blobs that are neither pinned nor being read nor being filled.
+    /// Bytes that eviction can free: partial fills, and blobs that are neither pinned nor open.
     pub(crate) fn evictable(&self) -> u64 {
         debug_assert_eq!(
             self.held_bytes,
@@ -468,7 +475,7 @@ impl State {
         self.used - self.held_bytes + self.partials.bytes()
     }
 
-    /// Bytes that are reserved by fills but not yet on the disk.
+    /// Bytes that fills have reserved but not yet written.
     pub(crate) fn pending(&self) -> u64 {
         self.fills
             .values()
@@ -476,7 +483,7 @@ impl State {
             .sum()
     }
 
-    /// Changes since the last call, for the catalog; `None` is a blob that is gone.
+    /// Changes since the last call, for the catalog; `None` is a removed blob.
     pub(crate) fn take_changed(&mut self) -> Vec<(Digest, Option<Slot>)> {
         let changed = std::mem::take(&mut self.changed);
         let entry = |digest| {
@@ -501,14 +508,14 @@ impl State {
             .collect()
     }
 
-    /// One more label pins `digest`.
+    /// Adds a pin of `digest`.
     pub(crate) fn pin(&mut self, digest: Digest) {
         self.change(&digest, |state| {
             *state.pinned.entry(digest).or_insert(0) += 1;
         });
     }
 
-    /// One label less pins `digest`.
+    /// Removes a pin of `digest`.
     pub(crate) fn unpin(&mut self, digest: Digest) {
         let Some(count) = self.pinned.get_mut(&digest) else {
             return;

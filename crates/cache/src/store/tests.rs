@@ -10,11 +10,11 @@ use crate::cache::Cache;
 use crate::config::Config;
 use crate::tier::{Blob, DiskTier, Found, Staged, Tier};
 
-/// The disk, where one blob cannot be opened until it was committed again.
+/// A disk tier on which the first open fails as damaged.
 struct Damaged {
     disk: DiskTier,
     damaged: AtomicBool,
-    /// Both wait here: who opens the damaged blob, and the test.
+    /// Synchronizes the reader of the damaged blob with the test.
     opened: Barrier,
 }
 

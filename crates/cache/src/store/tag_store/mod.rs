@@ -1,4 +1,5 @@
-//! Tags: the digest of a tag, a tag list or a referrers list in the upstream's last answer.
+//! The tag store: digests of tags, tag lists and referrers lists, as the upstream last reported
+//! them.
 
 mod registry_shares;
 #[cfg(test)]
@@ -23,11 +24,11 @@ use crate::store::blocks::blocks;
 use crate::store::record;
 use crate::store::record::Found;
 
-/// What a record is about.
+/// Identifies a record.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum TagKey {
-    /// A tag or digest of a repository: its manifest.
+    /// The manifest of a tag or digest in a repository.
     Manifest(Reference),
     /// The complete list of tags of a repository.
     Tags(Registry, Repository),
@@ -35,24 +36,25 @@ pub enum TagKey {
     Referrers(Registry, Repository, Digest),
 }
 
-/// What the upstream last said.
+/// The last response of the upstream for a tag or list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TagRecord {
-    /// The document's digest; its bytes are a blob of the cache (and may have been evicted).
+    /// Digest of the document. Its bytes are a blob of the cache, which may have been evicted.
     pub digest: Digest,
-    /// The document's media type.
+    /// Media type of the document.
     pub media_type: MediaType,
-    /// The upstream's `ETag`, to revalidate by.
+    /// `ETag` of the upstream's response, for revalidation.
     pub etag: Option<String>,
-    /// When the upstream last confirmed it: seconds since 1970; 0 when unknown (then it is stale).
+    /// When the upstream last confirmed the record, in seconds since 1970; 0 when unknown, which
+    /// counts as stale.
     pub validated: u64,
 }
 
-/// All names. Records are files (they cannot be rebuilt from blobs); how recently each was validated is
-/// kept in memory and in the catalog, so that a revalidation costs no disk write.
+/// All records. They are files, because they cannot be rebuilt from blobs. The validation times are
+/// in memory and in the catalog, so that a revalidation writes no file.
 pub struct TagStore {
     inner: Arc<Inner>,
-    /// Sends changes to the writer thread, which ends when this is dropped.
+    /// Queue of the writer thread, which ends when this is dropped.
     queue: mpsc::Sender<Job>,
 }
 
@@ -60,8 +62,8 @@ struct Inner {
     folder: PathBuf,
     store: Arc<Store>,
     table: Mutex<Table>,
-    /// Names of the batch that the writer is at, and whether each is removed. After a panic, their files may differ from
-    /// the table.
+    /// Keys of the batch that the writer is writing, and whether each is a removal. After a panic,
+    /// their files may differ from the index.
     in_doubt: Mutex<Vec<(Key, bool)>>,
     #[cfg(test)]
     watch: Mutex<Option<tests::Watch>>,
@@ -73,24 +75,25 @@ const QUEUE_LEN: usize = 256;
 /// Maximum number of unreadable records in one round of retries. A failing disk may take seconds for each.
 const RETRIES_PER_ROUND: usize = 16;
 
-/// The SHA-256 of the name's text, which is also its file's name: names are long, and only ever looked up whole.
+/// SHA-256 of the key's text, and name of the file. It replaces the text, which is long and only
+/// compared as a whole.
 pub(crate) type Key = [u8; 32];
 
 struct Slot {
-    /// The registry whose share the record counts towards.
+    /// The registry whose share includes the record.
     registry: Arc<str>,
     digest: Digest,
     media_type: MediaType,
     etag: Option<Box<str>>,
-    /// On disk.
+    /// Bytes on disk.
     bytes: u64,
     validated: u64,
-    /// Whether the catalog has not been told of `validated`.
+    /// Whether the catalog lacks the last change of `validated`.
     dirty: bool,
 }
 
 impl Slot {
-    /// Whether both say the same of their name, whenever that was confirmed.
+    /// Whether both records are equal, apart from the validation time.
     fn says_as(&self, other: &Self) -> bool {
         self.digest == other.digest
             && self.media_type == other.media_type
@@ -98,7 +101,7 @@ impl Slot {
     }
 }
 
-/// The file.
+/// JSON of the file.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Stored {
     name: String,
@@ -108,7 +111,7 @@ pub(crate) struct Stored {
     validated: u64,
 }
 
-/// The text whose hash is the key; written into the file for people.
+/// The text whose hash is the key. The file contains it for people.
 impl fmt::Display for TagKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -121,7 +124,7 @@ impl fmt::Display for TagKey {
     }
 }
 
-/// Hashes what is written to it: a lookup makes no string.
+/// Hashes the text that is written to it, so that a lookup allocates no string.
 struct Hashing(Hasher);
 
 impl fmt::Write for Hashing {
@@ -133,14 +136,14 @@ impl fmt::Write for Hashing {
 
 fn key(text: impl fmt::Display) -> Key {
     let mut hashing = Hashing(Hasher::new(Algorithm::Sha256));
-    // It never fails.
+    // Writing to a hash never fails.
     let _ = write!(hashing, "{text}");
     let mut key = Key::default();
     key.copy_from_slice(hashing.0.finish().as_bytes());
     key
 }
 
-/// The registry in the text of a name: the part between the kind and the repository.
+/// The registry in the text of a key: the part between the kind and the repository.
 fn registry_of(text: &str) -> &str {
     let (_, rest) = text.split_once(' ').unwrap_or_default();
     rest.split_once('/').unwrap_or_default().0
@@ -154,7 +157,7 @@ fn key_of_file(path: &std::path::Path) -> Option<Key> {
 }
 
 impl Stored {
-    /// The record as the index holds it; `None` when its media type is invalid.
+    /// The record as the index has it; `None` when its media type is invalid.
     fn slot(self, len: u64) -> Option<(Key, String, Slot)> {
         let slot = Slot {
             registry: Arc::default(),
@@ -170,7 +173,8 @@ impl Stored {
 }
 
 impl TagStore {
-    /// Reads and counts all records. Leaves an unreadable file in place; [`Self::retry_unreadable`] tries it again.
+    /// Reads and counts all records. Leaves unreadable files in place; [`Self::retry_unreadable`]
+    /// retries them.
     pub(crate) fn open(store: Arc<Store>) -> Result<Self, Error> {
         let folder = store.config.data.join("names");
         let mut table = Table::default();
@@ -190,7 +194,7 @@ impl TagStore {
                 }
             }
         });
-        loaded.map_err(|error| Error::io("read the names in", &folder, error))?;
+        loaded.map_err(|error| Error::io("read the tags in", &folder, error))?;
         table.shrink_to_fit();
         {
             let mut state = store.state.lock();
@@ -211,14 +215,14 @@ impl TagStore {
         Ok(Self { inner, queue })
     }
 
-    /// Sets the configured registries. Each has a share of its own, and all other registries have one together. Until the
-    /// first call, no registry counts as configured.
+    /// Sets the configured registries. Each has a share of its own; all others have one share
+    /// together. Until the first call, no registry counts as configured.
     pub fn set_configured<'a>(&self, registries: impl IntoIterator<Item = &'a Registry>) {
         let configured = registries.into_iter().map(|it| it.as_str().to_owned());
         self.inner.table.lock().configured = configured.collect();
     }
 
-    /// The record, fresh or not: what counts as fresh is the caller's matter. No I/O, about a microsecond.
+    /// The record, fresh or stale: the caller decides which. No I/O; takes about 1 µs.
     pub fn get(&self, name: &TagKey) -> Option<TagRecord> {
         let key = key(name);
         let table = self.inner.table.lock();
@@ -231,11 +235,11 @@ impl TagStore {
         })
     }
 
-    /// Remembers what the upstream said. Durable when it returns if the digest, type or `ETag` changed;
-    /// else it costs no I/O.
+    /// Stores the upstream's response. Durable on return if the digest, type or `ETag` changed;
+    /// otherwise it costs no I/O.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::NoRoom`]; what was remembered before stays.
+    /// [`Error::Io`], [`Error::NoRoom`]; the previous record then stays.
     pub async fn put(&self, name: &TagKey, record: TagRecord) -> Result<(), Error> {
         let key = key(name);
         if let Some(slot) = self.inner.table.lock().records.get_mut(&key)
@@ -251,10 +255,10 @@ impl TagStore {
             .await
     }
 
-    /// Forgets: the upstream says that there is no such name.
+    /// Removes a record, because the upstream reports that it does not exist.
     ///
     /// # Errors
-    /// [`Error::Io`]; then it comes back after a restart.
+    /// [`Error::Io`]; the record then exists again after a restart.
     pub async fn remove(&self, name: &TagKey) -> Result<(), Error> {
         let key = key(name);
         if !self.inner.table.lock().is_there(&key) {
@@ -263,7 +267,8 @@ impl TagStore {
         self.change(key, Change::Remove).await
     }
 
-    /// Sends a change to the writer and waits until it is durable. Cancelling the future does not stop the change.
+    /// Sends a change to the writer and waits until it is durable. Cancelling the future does not
+    /// stop the change.
     async fn change(&self, key: Key, change: Change) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         let job = Job {
@@ -274,16 +279,16 @@ impl TagStore {
         let sent = self.queue.send(job).await.is_ok();
         match answered.await {
             Ok(answer) if sent => answer,
-            // The writer panicked over this change, and logged that.
+            // The writer panicked during this change, and has logged it.
             _ => {
-                let error = std::io::Error::other("the writer of names failed");
-                Err(Error::io("remember a name in", &self.inner.folder, error))
+                let error = std::io::Error::other("the writer of tags failed");
+                Err(Error::io("write a tag in", &self.inner.folder, error))
             }
         }
     }
 
-    /// Up to `limit` images that are known by a tag, in no order; what they consist of may have been evicted.
-    /// Reads the file of each name.
+    /// Up to `limit` images with a tag, in any order. Their blobs may have been evicted. Reads the
+    /// file of each record.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -298,30 +303,30 @@ impl TagStore {
                 images.len() < limit
             };
             record::each(&inner.folder, visit)
-                .map_err(|error| Error::io("list the names in", &inner.folder, error))?;
+                .map_err(|error| Error::io("list the tags in", &inner.folder, error))?;
             Ok(images)
         })
         .await
     }
 
-    /// How many there are.
+    /// Number of records.
     pub fn len(&self) -> usize {
         self.inner.table.lock().records.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes over a later validation that the catalog knows of.
+    /// Restores a later validation time from the catalog.
     pub(crate) fn restore(&self, key: &Key, validated: u64) {
         if let Some(slot) = self.inner.table.lock().records.get_mut(key) {
             slot.validated = slot.validated.max(validated);
         }
     }
 
-    /// All validations, for a new catalog.
+    /// All validation times, for a new catalog.
     pub(crate) fn take_all(&self) -> Vec<(Key, u64)> {
         let mut table = self.inner.table.lock();
         let all = table.records.iter_mut().map(|(key, slot)| {
@@ -331,7 +336,7 @@ impl TagStore {
         all.collect()
     }
 
-    /// Validations since the last call, for the catalog.
+    /// Validation times that changed since the last call, for the catalog.
     pub(crate) fn take_dirty(&self) -> Vec<(Key, u64)> {
         let mut table = self.inner.table.lock();
         let dirty = table.records.iter_mut().filter_map(|(key, slot)| {
@@ -340,7 +345,7 @@ impl TagStore {
         dirty.collect()
     }
 
-    /// Tries again to read records that could not be read at the start. Blocks.
+    /// Retries records that were unreadable at start. Blocks.
     pub(crate) fn retry_unreadable(&self) {
         let retried: Vec<Key> = {
             let table = self.inner.table.lock();
@@ -353,7 +358,7 @@ impl TagStore {
         };
         for key in retried {
             let file = self.inner.file(&key);
-            // The next start deletes a damaged file. Here the writer may be replacing that very file.
+            // The next start deletes a damaged file. Here, the writer may be replacing that file.
             let Ok((len, stored)) = record::read::<Stored>(&file) else {
                 continue;
             };
@@ -361,7 +366,7 @@ impl TagStore {
                 continue;
             };
             let mut table = self.inner.table.lock();
-            // The writer replaced or removed it meanwhile.
+            // The writer has replaced or removed the record meanwhile.
             let Some(bytes) = table.unreadable.remove(&key).filter(|_| stored_key == key) else {
                 continue;
             };

@@ -1,20 +1,20 @@
-//! Index of the names in memory, with the number of names per registry.
+//! Index of the tag records in memory, with the number of records per registry.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Key, Slot, registry_of};
 
-/// Plain data; the caller holds the lock.
+/// Plain data; the caller has the lock.
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) records: HashMap<Key, Slot>,
-    /// Files that could not be read at the start, with their bytes on disk.
+    /// Files that were unreadable at start, with their bytes on disk.
     pub(super) unreadable: HashMap<Key, u64>,
     /// Number of records by registry. Registries without records have no entry.
     shares: HashMap<Arc<str>, usize>,
-    /// Configured registries. Each has a share of its own. All others have one share together, since clients can invent
-    /// any number of them.
+    /// Configured registries. Each has a share of its own. All others have one share together,
+    /// since clients can invent any number of registries.
     pub(super) configured: HashSet<String>,
 }
 
@@ -24,7 +24,7 @@ impl Table {
         self.records.contains_key(key) || self.unreadable.contains_key(key)
     }
 
-    /// Adds the record of a name. Returns the bytes on disk of the record that it replaces.
+    /// Inserts a record. Returns the bytes on disk of the record that it replaces.
     pub(super) fn insert(&mut self, key: Key, name: &str, mut slot: Slot) -> u64 {
         let replaced = self.remove(&key);
         let registry = registry_of(name);
@@ -56,9 +56,9 @@ impl Table {
         self.records.shrink_to_fit();
     }
 
-    /// Removes `surplus` records and returns the bytes of each. Each record comes from the largest share, there from the
-    /// registry with most records, and is the one that was confirmed the longest ago. Keys in `newest` rank as most
-    /// recently confirmed.
+    /// Removes `surplus` records and returns the bytes of each. Each record comes from the largest
+    /// share, there from the registry with most records, and is the one with the oldest validation.
+    /// Keys in `newest` count as the most recently validated.
     pub(super) fn shed(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
         let shares = self
             .shares

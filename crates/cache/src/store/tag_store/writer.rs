@@ -1,4 +1,5 @@
-//! Writer thread for the files of names. It writes all waiting changes together and syncs the folder once (group commit).
+//! Writer thread of the tag store. It writes all waiting changes together and syncs the folder once
+//! (group commit).
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,10 +17,10 @@ use crate::store::blocks::blocks;
 use crate::store::record;
 use crate::tier::Step;
 
-/// Tags take at most this fraction (1/n) of the capacity. 100 000 names are 400 MB on disk.
+/// Records take at most this fraction (1/n) of the capacity. 100 000 records have 400 MB on disk.
 const CAPACITY_SHARE: u64 = 16;
 
-/// Maximum number of changes in one group commit. Each has a file open meanwhile.
+/// Maximum number of changes in one group commit. Each has an open file meanwhile.
 const MAX_BATCH: usize = 64;
 
 /// Name of the thread, and its label in the panic counter.
@@ -33,12 +34,12 @@ pub(super) struct Job {
 }
 
 pub(super) enum Change {
-    /// With the text of the name.
+    /// The text of the key, and the record.
     Put(String, TagRecord),
     Remove,
 }
 
-/// The last change to one name, with all callers that wait for a change to it.
+/// The last change to one key, with all callers that wait for a change to it.
 struct Merged {
     key: Key,
     change: Change,
@@ -48,7 +49,7 @@ struct Merged {
 impl Merged {
     fn answer(self, result: &Result<(), Error>) {
         for answer in self.answers {
-            // The caller may be gone.
+            // The caller may have been cancelled.
             let _ = answer.send(result.clone());
         }
     }
@@ -61,14 +62,14 @@ struct Written<'a> {
     bytes: Reserved<'a>,
 }
 
-/// Reserved bytes. Dropping this, in an error or a panic too, gives them back.
+/// Reserved disk space. Dropping this releases it, also after an error or a panic.
 struct Reserved<'a> {
     store: &'a Store,
     bytes: u64,
 }
 
 impl Reserved<'_> {
-    /// The caller counts them from now on.
+    /// Passes the reservation to the caller.
     fn into_bytes(mut self) -> u64 {
         std::mem::take(&mut self.bytes)
     }
@@ -85,13 +86,14 @@ impl Drop for Reserved<'_> {
 /// Starts the thread. It ends when the sender is dropped.
 pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Sender<Job>> {
     let (queue, mut jobs) = mpsc::channel(QUEUE_LEN);
-    // While idle, the thread holds no reference to the cache. Otherwise a dropped cache would keep its folder locked.
+    // While idle, the thread has no reference to the cache. Otherwise a dropped cache would keep
+    // its folder locked.
     let inner = Arc::downgrade(inner);
     std::thread::Builder::new()
         .name(TASK.name().into())
         .spawn(move || {
             let pause = |wait| {
-                // A caller waits for this change.
+                // A caller waits for this change, so the pause is short.
                 std::thread::sleep(Duration::from_secs(1).min(wait));
                 true
             };
@@ -119,7 +121,7 @@ fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
     }
 }
 
-/// Merges several changes to one name: the last one wins, as if it had replaced the earlier ones at once.
+/// Merges several changes to one key: the last one wins.
 fn merge(batch: Vec<Job>) -> Vec<Merged> {
     let mut merged: Vec<Merged> = Vec::with_capacity(batch.len());
     let mut places = HashMap::new();
@@ -145,7 +147,7 @@ impl Inner {
         use std::fmt::Write as _;
         let mut name = String::with_capacity(2 * key.len());
         for byte in key {
-            // It never fails.
+            // Writing to a `String` never fails.
             let _ = write!(name, "{byte:02x}");
         }
         self.folder.join(name)
@@ -153,7 +155,7 @@ impl Inner {
 
     /// Makes the changes durable, then visible, then replies to the callers.
     fn write(&self, batch: Vec<Merged>) {
-        let failed = |error| Error::io("remember a name in", &self.folder, error);
+        let failed = |error| Error::io("write a tag in", &self.folder, error);
         let (mut changes, mut waiting) = (Vec::new(), Vec::new());
         for mut merged in batch {
             let change = std::mem::replace(&mut merged.change, Change::Remove);
@@ -167,7 +169,7 @@ impl Inner {
                 Ok((written, text)) => {
                     let path = self.file(&merged.key);
                     changes.push(record::RecordChange { path, text });
-                    // In this order, so that a panic frees the bytes before callers learn of it.
+                    // In this order, a panic releases the bytes before callers learn of it.
                     waiting.push((written, merged));
                 }
                 Err(error) => merged.answer(&Err(error)),
@@ -192,7 +194,7 @@ impl Inner {
                     self.follow_disk(&key, false);
                 }
                 None => {
-                    // The file may be gone though the folder could not be synced.
+                    // The file may be deleted although the folder could not be synced.
                     let is_deleted = done.is_ok() || !self.file(&key).exists();
                     self.leave(&key, is_deleted);
                 }
@@ -216,7 +218,7 @@ impl Inner {
             name,
         };
         let text = record::encode(&stored)
-            .map_err(|error| Error::io("remember a name in", &self.folder, error))?;
+            .map_err(|error| Error::io("write a tag in", &self.folder, error))?;
         let bytes = blocks(text.len() as u64);
         self.store.reserve(bytes, 0)?;
         let bytes = Reserved {
@@ -231,7 +233,7 @@ impl Inner {
         Ok((written, text))
     }
 
-    /// Enters a durable record into the index and the byte count.
+    /// Inserts a durable record into the index and the byte count.
     fn enter(&self, key: Key, written: Written<'_>) {
         let Written {
             name,
@@ -256,8 +258,8 @@ impl Inner {
         state.unreadable_names = table.unreadable.len();
     }
 
-    /// Brings the table in step with the file of a name whose change failed: the file may have the new contents already.
-    /// A new name is forgotten, and its file deleted.
+    /// Updates the index from the file after a failed change: the file may have the new contents
+    /// already. Deletes the file of a new key.
     fn follow_disk(&self, key: &Key, is_removal: bool) {
         let file = self.file(key);
         if !self.table.lock().is_there(key) {
@@ -280,12 +282,12 @@ impl Inner {
             Err(error) if is_removal && error.kind() == io::ErrorKind::NotFound => {
                 self.leave(key, true);
             }
-            // The next start tries again.
+            // The next start reads the file again.
             _ => {}
         }
     }
 
-    /// Removes a name from the index. A file that could not be deleted stays counted.
+    /// Removes a key from the index. A file that could not be deleted stays counted.
     fn leave(&self, key: &Key, is_deleted: bool) {
         let mut table = self.table.lock();
         let bytes = table.remove(key);
@@ -296,7 +298,7 @@ impl Inner {
         }
     }
 
-    /// Deletes names above the bounds.
+    /// Deletes the records above the limits.
     fn keep_bound(&self, newest: &HashSet<Key>) {
         let leaving = {
             let mut table = self.table.lock();
@@ -309,7 +311,8 @@ impl Inner {
             if len == 0 || (len <= max && over == 0) {
                 return;
             }
-            // Nearly all records take one block. Deletes 1 % more than needed, so that the search runs rarely.
+            // Nearly all records take one block. Deletes 1 % more than needed, so that this search
+            // runs rarely.
             let surplus = usize::try_from(over.div_ceil(blocks(1))).unwrap_or(len);
             let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
             table.shed(surplus.min(len - 1), newest)
@@ -318,7 +321,7 @@ impl Inner {
             match std::fs::remove_file(self.file(&key)) {
                 Ok(()) => self.store.state.lock().names -= bytes,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot delete the record of a name above the bounds")
+                    tracing::warn!(%error, "cannot delete the record of a tag above the limits")
                 }
             }
         }
@@ -329,7 +332,7 @@ impl Inner {
     #[expect(
         clippy::unused_self,
         clippy::unnecessary_wraps,
-        reason = "tests cut here"
+        reason = "tests inject faults here"
     )]
     fn step(&self, _: Step<'_>) -> io::Result<()> {
         Ok(())
