@@ -12,9 +12,9 @@
 //! 4. Two writers of one target never write to the same temporary file. The last rename wins.
 //!
 //! The temporary file is named `TARGET.partial`, or `TARGET.N.partial` while other writers hold a
-//! lock on the earlier names. A killed process leaves its temporary file. The next write of the same
-//! target deletes it, and so does [`delete_abandoned`]; the owner of a folder may delete all files
-//! whose names end in [`SUFFIX`] before it starts writers.
+//! lock on the earlier names. A killed process leaves its temporary file. The next write of the
+//! same target deletes it, and so does [`delete_abandoned`]; the owner of a folder may delete all
+//! files whose names end in [`SUFFIX`] before it starts writers.
 
 #![forbid(unsafe_code)]
 
@@ -252,7 +252,8 @@ impl AtomicFile<'_> {
         self.path.as_deref().unwrap_or(&self.target)
     }
 
-    /// Makes the file visible under its name, and durable. Returns it, still open and locked. Blocks.
+    /// Makes the file visible under its name, and durable. Returns it, still open and locked.
+    /// Blocks.
     ///
     /// # Errors
     /// Any error of the system, or of [`Options::on_step`]; invariant 3 of the crate holds.

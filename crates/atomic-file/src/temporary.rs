@@ -73,8 +73,8 @@ fn create_new(path: &Path, mode: u32) -> io::Result<File> {
         .open(path)
 }
 
-/// Deletes what a killed process left at `path`. Returns whether the name is free now; a live writer
-/// keeps its file.
+/// Deletes what a killed process left at `path`. Returns whether the name is free now; a live
+/// writer keeps its file.
 fn delete_abandoned(path: &Path) -> io::Result<bool> {
     // Neither follows a link nor waits for a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();

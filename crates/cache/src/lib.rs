@@ -7,7 +7,8 @@
 //!
 //! - [`tier`]: bytes on a medium. `tier/write_back` combines a fast tier with the disk;
 //!   [`tier::placement`] decides which blobs the fast tier stores.
-//! - `store`: the index of stored blobs and their sizes; tags, pins, recovery, eviction, maintenance.
+//! - `store`: the index of stored blobs and their sizes; tags, pins, recovery, eviction,
+//!   maintenance.
 //! - `blob`: a committed blob, open for reading.
 //! - `fill`: a blob that is being written, with its readers.
 //! - [`Cache`]: the methods that other crates call.

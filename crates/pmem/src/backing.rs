@@ -8,7 +8,8 @@ use std::path::Path;
 /// A file system in memory, as `statfs` names it.
 pub const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
-/// File systems that do not outlive the machine's power, or what started this process. As in the kernel's `magic.h`.
+/// File systems that do not outlive the machine's power, or what started this process. As in the
+/// kernel's `magic.h`.
 const GONE: &[(i64, &str)] = &[
     (TMPFS, "tmpfs is memory"),
     (RAMFS, "ramfs is memory"),
@@ -19,7 +20,8 @@ const GONE: &[(i64, &str)] = &[
     ),
 ];
 
-/// Of what lies on the other end of a network or a channel, that end promises what a disk does. As in the kernel's `magic.h`.
+/// Of what lies on the other end of a network or a channel, that end promises what a disk does. As
+/// in the kernel's `magic.h`.
 const ELSEWHERE: &[i64] = &[
     0x6969,      // NFS
     0xff53_4d42, // CIFS
@@ -34,8 +36,8 @@ const BTRFS: i64 = 0x9123_683e;
 /// Devices on devices that are followed; a loop on a mapper on a partition has three.
 const DEPTH: u32 = 8;
 
-/// Whether what is, or will be, at `path` is counted as memory of the cgroup that writes it. A path of which nothing can be seen is
-/// taken for a disk's.
+/// Whether what is, or will be, at `path` is counted as memory of the cgroup that writes it. A path
+/// of which nothing can be seen is taken for a disk's.
 pub fn is_memory(path: &Path) -> bool {
     let mut above = path.ancestors();
     let stat = above.find_map(|it| rustix::fs::statfs(it).ok());

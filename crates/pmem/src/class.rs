@@ -7,7 +7,8 @@ use std::fmt;
 pub enum Class {
     /// Persistent memory: what was flushed by instructions and fenced survives a power cut.
     Pmem,
-    /// A file on a disk: what was fenced survives a power cut, at the price of a system call and a disk's flush.
+    /// A file on a disk: what was fenced survives a power cut, at the price of a system call and a
+    /// disk's flush.
     EmulatedFile,
     /// Memory: it outlives the process, but neither a power cut nor what its file system goes with.
     Volatile,
@@ -26,7 +27,8 @@ impl Class {
         }
     }
 
-    /// Whether what was fenced survives a power cut: only such a medium may hold the only copy of anything.
+    /// Whether what was fenced survives a power cut: only such a medium may hold the only copy of
+    /// anything.
     pub const fn is_persistent(self) -> bool {
         !matches!(self, Self::Volatile)
     }

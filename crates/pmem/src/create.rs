@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// Opens the file at `path`, or makes one of `size` bytes, all of them allocated, and locks it until it is closed.
+/// Opens the file at `path`, or makes one of `size` bytes, all of them allocated, and locks it
+/// until it is closed.
 ///
 /// Errors: [`Error::Busy`], [`Error::Foreign`] for what is no file or is shorter, [`Error::Io`].
 pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
@@ -66,7 +67,8 @@ fn existing(path: &Path, size: u64) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Makes the file beside its place and renames it, so that no power cut leaves half of one. `None` when there is one by now.
+/// Makes the file beside its place and renames it, so that no power cut leaves half of one. `None`
+/// when there is one by now.
 fn new(path: &Path, size: u64) -> Result<Option<File>, Error> {
     let beside = beside(path);
     let doing = |what: &str| failed(format!("{what} {} of {size} bytes", beside.display()));
@@ -128,7 +130,8 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Every byte gets its place now: a page that has none raises SIGBUS when it is first written and the disk is full.
+/// Every byte gets its place now: a page that has none raises SIGBUS when it is first written and
+/// the disk is full.
 ///
 /// Asked for first, since some file systems fill the disk up before they say that there is no room.
 fn allocate(mut file: &File, size: u64) -> io::Result<()> {

@@ -18,7 +18,8 @@ pub enum Error {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// Memory that could not be read or written, or a disk that could not: this region is lost until it is opened again.
+    /// Memory that could not be read or written, or a disk that could not: this region is lost
+    /// until it is opened again.
     #[error("{}: the medium failed at byte {offset}; what it held is served from elsewhere, see the kernel's log", .path.display())]
     Medium {
         /// The region's file.
@@ -50,7 +51,8 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// The log is at its limit, or what is free is held by readers: remove something, and try again.
+    /// The log is at its limit, or what is free is held by readers: remove something, and try
+    /// again.
     #[error(
         "the log is full, or the file system that its file lies on (`df`): something must be removed first"
     )]
@@ -65,7 +67,8 @@ pub enum Error {
         /// Bytes allowed.
         most: u64,
     },
-    /// A record is not what was committed: the medium rots there. The value is to be removed and fetched anew.
+    /// A record is not what was committed: the medium rots there. The value is to be removed and
+    /// fetched anew.
     #[error("the record at {offset} of the region is damaged")]
     Damaged {
         /// From the region's start.

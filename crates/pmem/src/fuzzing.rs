@@ -6,8 +6,8 @@ use crate::{Error, Log, Options};
 
 const OPTIONS: Options = Options { segment: 4096 };
 
-/// A region with any bytes behind valid heads, and one of the bytes alone: opened or refused, and what is opened holds what it
-/// lists, takes new values, and lets go of the old.
+/// A region with any bytes behind valid heads, and one of the bytes alone: opened or refused, and
+/// what is opened holds what it lists, takes new values, and lets go of the old.
 pub fn pmem_log(input: &[u8]) {
     let mut raw = input.to_vec();
     raw.resize(raw.len().clamp(8192 + 8 * 4096, 1 << 20), 0);

@@ -1,10 +1,11 @@
-//! Persistent memory: a region of it, how what was written gets there for good, and what it may be called.
+//! Persistent memory: a region of it, how what was written gets there for good, and what it may be
+//! called.
 //!
 //! It knows no digest, no image, no network and no async runtime: bytes at offsets.
 //!
-//! Layers, from the bytes up: `sys` (the mapped file, its flushes and faults: all that is unsafe), [`Region`] (a medium of
-//! them), [`Class`] (what a medium promises), [`Medium`] (the seam where power is cut), [`Log`] (values that are committed
-//! whole or not at all).
+//! Layers, from the bytes up: `sys` (the mapped file, its flushes and faults: all that is unsafe),
+//! [`Region`] (a medium of them), [`Class`] (what a medium promises), [`Medium`] (the seam where
+//! power is cut), [`Log`] (values that are committed whole or not at all).
 
 // What is excepted stands in the architecture test, which sees to it.
 #![deny(unsafe_code)]

@@ -11,12 +11,14 @@ use crate::{Class, Error, Medium};
 const WORD: u64 = 8;
 const LINE: u64 = 64;
 
-/// Memory that knows which 8-byte words of it a power cut can take. A clone is another handle of the same.
+/// Memory that knows which 8-byte words of it a power cut can take. A clone is another handle of
+/// the same.
 ///
-/// Stricter than the hardware where papers and manuals leave room: a word that was stored several times since it was
-/// durable last may survive as any of them, in no order with any other word; a cache may have evicted a line that
-/// was never flushed, so that it survives; flushed but not fenced means nothing. A fence completes the flushes of its
-/// own [`lane`](Self::lane) alone, as an `sfence` does those of its processor.
+/// Stricter than the hardware where papers and manuals leave room: a word that was stored several
+/// times since it was durable last may survive as any of them, in no order with any other word; a
+/// cache may have evicted a line that was never flushed, so that it survives; flushed but not
+/// fenced means nothing. A fence completes the flushes of its own [`lane`](Self::lane) alone, as an
+/// `sfence` does those of its processor.
 #[derive(Clone)]
 pub struct ShadowMedium {
     state: Arc<Mutex<State>>,
@@ -96,8 +98,9 @@ impl ShadowMedium {
         }
     }
 
-    /// What is left when the power goes now, and comes back. Of every four seeds one takes all that may be taken, one
-    /// leaves all, one takes word by word, one line by line. What is ignored stays so.
+    /// What is left when the power goes now, and comes back. Of every four seeds one takes all that
+    /// may be taken, one leaves all, one takes word by word, one line by line. What is ignored
+    /// stays so.
     pub fn cut(&self, seed: u64) -> Self {
         let state = self.lock();
         let mut random = fastrand::Rng::with_seed(seed);
@@ -122,7 +125,8 @@ impl ShadowMedium {
         left
     }
 
-    /// The same medium, flushed or not, apart from this one: what a process that was killed leaves to the next.
+    /// The same medium, flushed or not, apart from this one: what a process that was killed leaves
+    /// to the next.
     pub fn fork(&self) -> Self {
         let mut state = self.lock().clone();
         state.probe = None;
@@ -151,14 +155,15 @@ impl ShadowMedium {
         self.lock().ignored.insert(site);
     }
 
-    /// The medium fails at the n-th access from now, of whatever kind, and at every one after; `None` heals it.
+    /// The medium fails at the n-th access from now, of whatever kind, and at every one after;
+    /// `None` heals it.
     pub fn fail_after(&self, accesses: Option<u64>) {
         let mut state = self.lock();
         state.fail_at = accesses.map(|accesses| state.accesses + accesses);
     }
 
-    /// The line at `offset` cannot be read from now on, and all others can, by [`Medium::inspect`]; by [`Medium::read`] that ends the
-    /// medium.
+    /// The line at `offset` cannot be read from now on, and all others can, by [`Medium::inspect`];
+    /// by [`Medium::read`] that ends the medium.
     pub fn poison(&self, offset: u64) {
         self.lock().poison.insert(offset / LINE);
     }
@@ -168,7 +173,8 @@ impl ShadowMedium {
         self.lock().accesses
     }
 
-    /// What is called from now on before each flush and fence. It may cut, fork and read, but not write.
+    /// What is called from now on before each flush and fence. It may cut, fork and read, but not
+    /// write.
     pub fn probe(&self, probe: Option<Probe>) {
         self.lock().probe = probe;
     }

@@ -215,7 +215,8 @@ impl Ingest {
         Ok(())
     }
 
-    /// Records the registry before the staged bytes exceed one chunk. No fill resumes fewer, so a small blob costs no file.
+    /// Records the registry before the staged bytes exceed one chunk. No fill resumes fewer, so a
+    /// small blob costs no file.
     fn record_origin(&mut self, shared_fill: &SharedFill, size: u64) -> Result<(), Error> {
         if self.has_origin || size <= CHUNK as u64 {
             return Ok(());

@@ -226,7 +226,8 @@ impl Store {
     /// caller will reserve afterwards.
     ///
     /// # Errors
-    /// [`Error::NoRoom`]. Evicts nothing when evictions cannot make room for `bytes` and `later` together.
+    /// [`Error::NoRoom`]. Evicts nothing when evictions cannot make room for `bytes` and `later`
+    /// together.
     pub(crate) fn reserve(&self, bytes: u64, later: u64) -> Result<(), Error> {
         enum Next {
             Sample,

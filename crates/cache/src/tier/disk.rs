@@ -1,4 +1,4 @@
-//! The disk: one file for each blob, committed by fsync and rename.
+//! The disk tier: one file per blob, committed by `fsync` and `rename`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -17,22 +17,22 @@ use crate::regular_file;
 
 use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
 
-/// Most pieces of one write: the system takes 1024.
+/// Maximum number of pieces in one write; Linux accepts 1024 (`IOV_MAX`).
 const MAX_SLICES: usize = 512;
 
-/// A change that is about to be made to the medium, as [`DiskTier::watched`] reports it.
+/// A change to the medium that is about to happen, as [`DiskTier::watched`] reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Step<'a> {
-    /// Bytes are appended to this file.
+    /// Appends bytes to this file.
     Write(&'a Path),
-    /// The file's content is made durable.
+    /// Makes the file's content durable.
     Sync(&'a Path),
-    /// The file gets its final name.
+    /// Renames the first path to the second.
     Rename(&'a Path, &'a Path),
-    /// Names in this folder are made durable.
+    /// Makes the names in this folder durable.
     SyncFolder(&'a Path),
-    /// The file is deleted.
+    /// Deletes the file.
     Remove(&'a Path),
 }
 
@@ -47,23 +47,23 @@ impl<'a> From<atomic_file::Step<'a>> for Step<'a> {
     }
 }
 
-/// Called before each [`Step`]; an error is taken as the system's answer to it.
+/// Called before each [`Step`]; its error becomes the result of the step.
 type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
 /// The disk tier: `blobs/` and `staging/` below one folder.
 #[derive(Clone)]
 pub struct DiskTier {
     root: PathBuf,
-    /// The flags of a read that must not wait for the disk.
+    /// Flags of a read that must not wait for the disk.
     at_once: ReadWriteFlags,
     watch: Option<Watch>,
 }
 
 impl DiskTier {
-    /// Makes the two folders when they are missing.
+    /// Opens the tier; creates missing folders.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn new(root: &Path) -> io::Result<Self> {
         for folder in ["blobs", "staging"] {
             fs::create_dir_all(root.join(folder))?;
@@ -75,7 +75,8 @@ impl DiskTier {
         })
     }
 
-    /// The same tier, which asks `watch` before every change to the disk: how tests cut a commit in two.
+    /// The same tier, which calls `watch` before every change to the disk. Tests inject faults and
+    /// crashes this way.
     #[must_use]
     pub fn watched(
         mut self,
@@ -104,7 +105,7 @@ impl DiskTier {
             .join(hex)
     }
 
-    /// Makes the folder of a blob, and its name durable.
+    /// Creates the folder of a blob, and makes its name durable.
     fn make_folder(&self, folder: &Path) -> io::Result<()> {
         if folder.is_dir() {
             return Ok(());
@@ -129,7 +130,7 @@ impl DiskTier {
         self.step(Step::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // A folder in place of a blob is not ours; a non-empty one stays.
+            // A folder in the place of a blob was not made by pierhead; a non-empty one stays.
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
             other => other,
         }
@@ -146,7 +147,7 @@ impl Tier for DiskTier {
             .truncate(false)
             .open(&path)?;
         let found = file.metadata()?.len();
-        // A crash during the commit leaves content and trailer: only the content is of use.
+        // A crash during the commit leaves content and trailer. Only the content is reused.
         let content =
             match Trailer::decode(digest, found, |offset, buf| file.read_exact_at(buf, offset)) {
                 Ok(trailer) => trailer.size(),
@@ -193,7 +194,7 @@ impl Tier for DiskTier {
             let folder = self.root.join("blobs").join(algorithm.as_str());
             for shard in entries(&folder)? {
                 let shard = shard?;
-                // Not ours: leaves it alone.
+                // Not a folder of blobs.
                 if !shard.file_type()?.is_dir() {
                     continue;
                 }
@@ -203,8 +204,8 @@ impl Tier for DiskTier {
                         tracing::error!(
                             folder = %folder.display(),
                             %error,
-                            "the blobs of this folder cannot be read, and are tried again later; make it readable and \
-                             writable for pierhead"
+                        "cannot read the blobs of this folder, retrying later; make it readable and writable for \
+                             pierhead"
                         );
                         continue;
                     }
@@ -237,8 +238,9 @@ impl Tier for DiskTier {
 
 impl FastMedium for DiskTier {}
 
-/// A file system in memory does not know `RWF_NOWAIT`, and never waits: with the flag each read of it goes to
-/// another thread, at three times the cost (the example `throughput` on `/dev/shm`, warm).
+/// Flags of a read that must not wait. tmpfs does not support `RWF_NOWAIT`, and its reads never
+/// wait: with the flag, each read would go to a blocking thread, at three times the cost (`cargo
+/// run --release -p pierhead-cache --example throughput /dev/shm`, warm).
 fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
     Ok(if is_in_memory(&statfs(root)?) {
         ReadWriteFlags::empty()
@@ -247,7 +249,7 @@ fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
     })
 }
 
-/// The entries of a folder; none when it is missing.
+/// The entries of a folder; none when the folder is missing.
 fn entries(folder: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
     match fs::read_dir(folder) {
         Ok(entries) => Ok(Some(entries).into_iter().flatten()),
@@ -267,7 +269,8 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-/// Metadata of a file, without opening it. Missing metadata counts as zero; opening the file later shows the error.
+/// Metadata of a file, without opening it. Missing metadata counts as zero; opening the file later
+/// reports the error.
 fn found(digest: Digest, path: &Path) -> Found {
     let about = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
     let modified = about.as_ref().ok().and_then(|it| it.modified().ok());
@@ -279,7 +282,7 @@ fn found(digest: Digest, path: &Path) -> Found {
     }
 }
 
-/// With [`DiskTier::at_once`].
+/// A file, and the flags of [`DiskTier::at_once`].
 struct PlainFile(File, ReadWriteFlags);
 
 impl ReadAt for PlainFile {
@@ -290,7 +293,8 @@ impl ReadAt for PlainFile {
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         let read = rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(buf)], offset, self.1);
         match read {
-            // Not in the page cache, or a file system that cannot tell: the caller reads it elsewhere.
+            // Not in the page cache, or the file system cannot tell: the caller reads on a blocking
+            // thread.
             Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR | Errno::NOSYS | Errno::INVAL) => {
                 Ok(0)
             }
@@ -333,8 +337,8 @@ impl Staged for StagedFile {
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        // The system reports a failed write back once to each who has opened the file: a handle of its own
-        // does not take that from the commit.
+        // Linux reports a failed write-back once per open file description. A file description of
+        // its own leaves that report to the commit.
         let file = File::open(&self.path).ok()?;
         Some(Box::new(move || {
             let _ = file.sync_data();

@@ -1,4 +1,5 @@
-//! Media that hold blobs: the disk, persistent memory, and a fast tier with write-back in front of the disk.
+//! Media for blobs: the disk, persistent memory, and a fast tier with write-back in front of the
+//! disk.
 
 mod disk;
 pub mod placement;

@@ -1,4 +1,5 @@
-//! Blobs as values of a log on persistent memory, each with its trailer behind the content, as on the disk.
+//! The persistent-memory tier: each blob is a value of a log, with its trailer after the content,
+//! as on the disk.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -14,15 +15,16 @@ use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Traile
 use crate::clock::now;
 use crate::page_cache::resident;
 
-/// Bytes that are copied at once when a cut fill is gone on with.
+/// Size of one copy in bytes when a partial fill is resumed.
 const PIECE: usize = 1 << 20;
 
-/// The tier. What is staged is known to this process alone: a restart finds what was committed.
+/// The tier. Only this process knows the staged bytes: after a restart, it has committed blobs
+/// only.
 pub struct PmemTier<M: Medium + 'static>(Arc<Inner<M>>);
 
 struct Inner<M: Medium> {
     log: Log<M>,
-    /// With the medium's bytes at the same offsets.
+    /// A file with the bytes of the medium at the same offsets, for `sendfile`.
     file: Option<File>,
     cut: Mutex<HashMap<Digest, Cut<M>>>,
     numbers: Mutex<Numbers>,
@@ -35,16 +37,18 @@ struct Cut<M: Medium> {
     modified: u64,
 }
 
-/// Tells apart values that were committed under one digest, at one place, at different times.
+/// Numbers that distinguish values that were committed under one digest at different times,
+/// possibly in the same place.
 #[derive(Default)]
 struct Numbers {
     last: u64,
-    /// With where the content begins.
+    /// Offset of the content, and number, by digest.
     known: HashMap<Digest, (u64, u64)>,
 }
 
 impl<M: Medium + 'static> PmemTier<M> {
-    /// `file` has the bytes of the medium at the same offsets: blobs leave from it by `sendfile`.
+    /// `file`: a file with the bytes of the medium at the same offsets; blobs are sent from it by
+    /// `sendfile`.
     pub fn new(log: Log<M>, file: Option<File>) -> Self {
         Self(Arc::new(Inner {
             log,
@@ -54,22 +58,22 @@ impl<M: Medium + 'static> PmemTier<M> {
         }))
     }
 
-    /// What becomes of it when the power goes.
+    /// Durability class of the medium.
     pub fn class(&self) -> Class {
         self.0.log.medium().class()
     }
 
-    /// Most bytes that it takes, of records and what they need.
+    /// Maximum bytes of records and their bookkeeping.
     pub fn capacity(&self) -> u64 {
         self.0.log.capacity()
     }
 }
 
-/// Bytes of the key of a SHA-512, and of what is kept with a value: when it was committed.
+/// Maximum length of a key, that of a SHA-512, in bytes.
 const MAX_KEY_LEN: usize = 65;
 const META_LEN: usize = 8;
 
-/// The digest as the key of a value: which algorithm, then the hash.
+/// The key of a value: one byte for the algorithm, then the hash.
 fn key(digest: &Digest) -> Vec<u8> {
     let tag = match digest.algorithm() {
         Algorithm::Sha256 => 1,
@@ -90,7 +94,7 @@ fn digest(key: &[u8]) -> Option<Digest> {
     Digest::from_bytes(algorithm, hash)
 }
 
-/// Maps errors of the log to the kinds that the cache knows: damaged, full, out of range.
+/// Maps errors of the log to the kinds that the cache distinguishes: damaged, full, out of range.
 fn io_error(error: Error) -> io::Error {
     let kind = match &error {
         Error::NoRoom => io::ErrorKind::StorageFull,
@@ -103,7 +107,8 @@ fn io_error(error: Error) -> io::Error {
 }
 
 impl<M: Medium + 'static> Inner<M> {
-    /// The number of what lies under `digest` now; a new one for what was not known to lie there.
+    /// The number of the value under `digest`. A value that is new, or at another offset than
+    /// before, gets a new number.
     fn number(&self, digest: &Digest, entry: &Entry, is_new: bool) -> u64 {
         let at = entry.extents().first().map_or(0, |extent| extent.offset);
         let numbers = &mut *self.numbers.lock();
@@ -154,7 +159,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
         let Some(cut) = self.0.cut.lock().remove(digest) else {
             return Ok(Box::new(staged));
         };
-        // A value of the log only grows, so the kept bytes are written again.
+        // A value of the log cannot be reopened, so the bytes are written again.
         let (older, kept) = (cut.writer.reader(), cut.len.saturating_sub(1));
         let kept = kept / CHUNK as u64 * CHUNK as u64;
         let mut buffer = vec![0; usize::try_from(kept).unwrap_or(PIECE).min(PIECE)];
@@ -197,7 +202,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
     fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
         self.0.log.entries(&mut |found| {
-            // Keys of another length are not ours: nobody else writes here.
+            // Keys of other lengths are skipped; pierhead writes none.
             let Some(digest) = digest(found.key) else {
                 return;
             };
@@ -225,7 +230,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
     fn free(&self) -> io::Result<u64> {
         let log = &self.0.log;
-        // A medium that failed says so of no bytes at all.
+        // A read of 0 bytes tells whether the medium has failed.
         log.medium().inspect(0, &mut []).map_err(io_error)?;
         Ok(log.limit().saturating_sub(log.used()))
     }
@@ -246,7 +251,7 @@ struct PmemStaged<M: Medium + 'static> {
     digest: Digest,
     len: u64,
     reader: Arc<SwitchReader>,
-    /// `None` once it is committed, or could not be begun anew.
+    /// `None` after the commit, or when restarting failed.
     writer: Option<Writer<M>>,
 }
 
@@ -316,7 +321,7 @@ impl<M: Medium> ReadAt for PartialReader<M> {
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        // What was just written is in memory, whatever the medium is.
+        // Bytes that were just written are in memory, whatever the medium is.
         let there = self.0.len().saturating_sub(offset);
         let len = usize::try_from(there).unwrap_or(usize::MAX).min(buf.len());
         self.read_at(offset, &mut buf[..len])?;
@@ -326,17 +331,17 @@ impl<M: Medium> ReadAt for PartialReader<M> {
 
 struct PmemBlob<M: Medium + 'static> {
     inner: Arc<Inner<M>>,
-    /// Held: its bytes stay while it is.
+    /// The value stays allocated while this exists.
     entry: Entry,
     trailer: Trailer,
     number: u64,
 }
 
 impl<M: Medium + 'static> PmemBlob<M> {
-    /// How many bytes from `offset` on can be read without waiting, of `len`.
+    /// Number of bytes from `offset`, at most `len`, that can be read without waiting.
     fn at_once(&self, offset: u64, len: u64) -> u64 {
         let file = match self.inner.log.medium().class() {
-            // Memory.
+            // These classes are memory and never wait.
             Class::Pmem | Class::Volatile => None,
             Class::EmulatedFile => self.inner.file.as_ref(),
         };
@@ -377,7 +382,8 @@ impl<M: Medium + 'static> Blob for PmemBlob<M> {
     fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         let file = self.inner.file.as_ref()?;
         let left = self.trailer.size().checked_sub(offset)?;
-        // Of a medium that failed the file may still give bytes, but not for sure those that were written.
+        // After a failure of the medium, the file may return bytes that differ from the written
+        // ones.
         self.inner.log.medium().inspect(0, &mut []).ok()?;
         let (at, run) = self.inner.log.lend(&self.entry, offset)?;
         Some(Extent {

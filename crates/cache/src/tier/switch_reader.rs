@@ -1,4 +1,4 @@
-//! A reader whose bytes can move to another medium.
+//! Reader of a fill whose bytes may move to another medium.
 
 use parking_lot::RwLock;
 use std::io;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::ReadAt;
 
-/// Reads a fill where its bytes lie now.
+/// Reads a fill from its current medium.
 pub(super) struct SwitchReader(RwLock<Arc<dyn ReadAt>>);
 
 impl SwitchReader {

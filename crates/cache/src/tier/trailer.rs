@@ -1,16 +1,17 @@
-//! What stands behind the content of a committed blob: checksums, media type, footer.
+//! The trailer after the content of a committed blob: checksums, media type, footer.
 
 use std::io;
 
 use pierhead_oci::{Digest, MediaType};
 
-/// Bytes of content that one checksum covers: small enough that a random read verifies little more
-/// than it needs, large enough that the table is 1/16384 of the content.
+/// Bytes of content per checksum. Small enough that a random read verifies little more than it
+/// needs; large enough that the checksums take 1/16384 of the content.
 pub const CHUNK: usize = 64 * 1024;
 
 /// Version of the encoding.
 const VERSION: u16 = 1;
 const MAGIC: [u8; 8] = *b"PIERBLOB";
+/// Length of the footer in bytes.
 const FOOTER: usize = 32;
 /// Bytes of the footer before its checksum.
 const CHECKED: usize = 20;
@@ -19,7 +20,7 @@ const CHECKED: usize = 20;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Sums(Vec<u32>);
 
-/// Size, checksums and media type of one blob. Encoding is described in `docs/formats/disk.md`.
+/// Size, checksums and media type of a blob. `docs/formats/disk.md` describes the encoding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trailer {
     size: u64,
@@ -28,7 +29,7 @@ pub struct Trailer {
 }
 
 impl Sums {
-    /// Takes in the next bytes of the content; `position` is where they start.
+    /// Adds the next bytes of the content, which start at `position`.
     pub(crate) fn update(&mut self, mut position: u64, mut bytes: &[u8]) {
         let chunk = CHUNK as u64;
         while !bytes.is_empty() {
@@ -45,7 +46,7 @@ impl Sums {
         }
     }
 
-    /// Whether `bytes` are the whole chunk number `index`.
+    /// Whether `bytes` match the checksum of the whole chunk `index`.
     pub(crate) fn check(&self, index: u64, bytes: &[u8]) -> bool {
         let expected = usize::try_from(index)
             .ok()
@@ -55,7 +56,7 @@ impl Sums {
 }
 
 impl Trailer {
-    /// The trailer of a content that is at hand. One pass.
+    /// The trailer of a content in memory.
     pub fn of(content: &[u8], media_type: Option<MediaType>) -> Self {
         let mut sums = Sums::default();
         sums.update(0, content);
@@ -76,12 +77,12 @@ impl Trailer {
         }
     }
 
-    /// Bytes of content.
+    /// Size of the content in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The media type, of documents.
+    /// The media type; only documents have one.
     pub fn media_type(&self) -> Option<&MediaType> {
         self.media_type.as_ref()
     }
@@ -97,8 +98,8 @@ impl Trailer {
         4 * size.div_ceil(CHUNK as u64) + media + FOOTER as u64
     }
 
-    /// The bytes that follow the content. `digest` is mixed into the checksum, so that a file that got
-    /// another blob's name is found out.
+    /// The bytes that follow the content. The checksum covers `digest`, too, so that a file with
+    /// the name of another blob is detected.
     pub fn encode(&self, digest: &Digest) -> Vec<u8> {
         let media = self.media_type.as_ref().map_or("", |media| media.as_str());
         let mut out = Vec::with_capacity(4 * self.sums.0.len() + media.len() + FOOTER);
@@ -121,11 +122,11 @@ impl Trailer {
         out
     }
 
-    /// Reads the trailer of a file of `len` bytes through `read_at`. Lengths are believed only after they
-    /// were found to add up to `len`, so what is allocated is bounded by the file.
+    /// Reads the trailer of a file of `len` bytes through `read_at`. Lengths are used only once
+    /// they add up to `len`, so the file bounds the allocation.
     ///
     /// # Errors
-    /// `InvalidData` when it is not a trailer of `digest`; what `read_at` says.
+    /// `InvalidData` when the bytes are no trailer of `digest`; otherwise the error of `read_at`.
     pub fn decode(
         digest: &Digest,
         len: u64,
@@ -181,7 +182,7 @@ impl Trailer {
     }
 }
 
-/// The caller's slice has exactly `N` bytes.
+/// `bytes` has exactly `N` bytes.
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(bytes);

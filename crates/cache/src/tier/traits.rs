@@ -1,4 +1,5 @@
-//! The traits of a medium: a tier, bytes on their way in, a committed blob. Tests inject faults here.
+//! The traits of a medium: `Tier`, `Staged` bytes, and a committed `Blob`. Tests inject faults
+//! here.
 
 use std::fs::File;
 use std::io;
@@ -8,91 +9,97 @@ use pierhead_oci::Digest;
 
 use super::trailer::Trailer;
 
-/// A place for blobs. Every implementer runs the conformance suite of `testkit`.
+/// A medium for blobs. Every implementer passes the conformance suite of `testkit`.
 ///
-/// All methods block. The cache calls `open`, `remove` and [`Staged::commit`] of one digest one after
-/// another, never at once; different digests come from many threads.
+/// All methods block. The cache serializes `open`, `remove` and [`Staged::commit`] of one digest;
+/// different digests are used from many threads.
 pub trait Tier: Send + Sync {
-    /// Opens the staged bytes of a digest, making them when there are none. What an earlier process
-    /// left is kept up to a multiple of [`CHUNK`](super::CHUNK) that is less than all of it: so there is always
-    /// something left to ask the upstream for.
+    /// Opens the staged bytes of a digest, or creates them. Staged bytes of an earlier process are
+    /// truncated to the greatest multiple of [`CHUNK`](super::CHUNK) that is less than their
+    /// length: a resumed fill then always requests at least one byte.
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>>;
-    /// Deletes staged bytes; deleting what is not there is no error.
+    /// Deletes staged bytes; missing ones are no error.
     fn discard(&self, digest: &Digest) -> io::Result<()>;
-    /// A handle that outlives removal; `None` when the digest is not committed.
+    /// Opens a committed blob; the handle outlives its removal. `None` when the digest is not
+    /// committed.
     ///
     /// # Errors
-    /// `InvalidData` when what lies there is not what was committed, as far as its trailer tells.
+    /// `InvalidData` when the trailer shows that the blob is damaged.
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>>;
-    /// Deletes a committed blob; deleting what is not there is no error.
+    /// Deletes a committed blob; a missing one is no error.
     fn remove(&self, digest: &Digest) -> io::Result<()>;
-    /// Visits every committed blob, in no order.
+    /// Visits every committed blob, in any order.
     fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
-    /// Visits everything that is staged, in no order.
+    /// Visits all staged bytes, in any order.
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
-    /// Bytes that the medium can still take.
+    /// Free bytes of the medium.
     fn free(&self) -> io::Result<u64>;
-    /// What a tier of several media can do besides; `None` for a single medium.
+    /// The additional methods of a tier with several media; `None` for a single medium.
     fn layers(&self) -> Option<&dyn LayeredTier> {
         None
     }
 }
 
-/// A tier of several media: a blob may have a copy on each.
+/// A tier of several media, each of which may have a copy of a blob.
 pub trait LayeredTier: Send + Sync {
-    /// The copy that was opened last reads wrong, at byte `at` if that is known: deletes it. Returns whether another copy is
-    /// left, which the next [`Tier::open`] returns. Excludes the same calls as [`Tier::remove`].
+    /// Deletes the copy that was opened last, because it is damaged. `at`: position of the damage
+    /// in bytes, if known. Returns whether another copy is left, which the next [`Tier::open`]
+    /// opens. Serialized like [`Tier::remove`].
     ///
     /// # Errors
-    /// Those of the media.
+    /// The errors of the media.
     fn fall_back(&self, digest: &Digest, at: Option<u64>) -> io::Result<bool>;
-    /// Ends the copies between the media. The last call but for drops. Blocks.
+    /// Stops copies between the media. The last call before the drop. Blocks.
     fn close(&self);
 }
 
-/// A tier that can stand in front of the disk ([`WriteBack`](super::WriteBack)), whose room is counted and returned.
+/// A tier that can be in front of the disk ([`WriteBack`](super::WriteBack)). It reports its use of
+/// space.
 pub trait FastMedium: Tier {
-    /// The most of the medium that a value of `bytes`, content and trailer, takes with its bookkeeping.
+    /// Maximum bytes on the medium of a value of `bytes` (content and trailer), with its
+    /// bookkeeping.
     fn footprint(&self, bytes: u64) -> u64 {
         bytes
     }
-    /// Returns free memory to the machine, where the medium is memory. Returns how many bytes these are.
+    /// Returns free memory to the operating system, if the medium is memory. Returns its size in
+    /// bytes.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// The errors of the medium.
     fn release(&self) -> io::Result<u64> {
         Ok(0)
     }
 }
 
-/// What a walk over a tier finds.
+/// A blob or staged bytes that a scan of a tier found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Which blob.
+    /// The digest of the blob.
     pub digest: Digest,
-    /// Its bytes on the medium, trailer included.
+    /// Bytes on the medium, with the trailer.
     pub bytes: u64,
-    /// Last written, seconds since 1970.
+    /// Time of the last write, in seconds since 1970.
     pub modified: u64,
 }
 
-/// Bytes that can be read at any position, by any number of threads at once.
+/// Bytes that any number of threads can read at any position.
 pub trait ReadAt: Send + Sync {
-    /// Fills `buf` from `offset`; an end before that is an error. Blocks.
+    /// Fills `buf` from `offset`; an earlier end is an error. Blocks.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-    /// As many bytes from `offset` as can be had without waiting for the medium; 0 when none.
+    /// Reads the bytes from `offset` that are available without waiting for the medium; returns
+    /// their number, possibly 0.
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 }
 
-/// Whether an error of a tier means that the bytes are lost, and not only that they cannot be had now
-/// (as when there are too many open files).
+/// Whether an error of a tier means that the bytes are lost. Other errors are temporary, such as
+/// too many open files.
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
     is_proven_damage(error) || error.raw_os_error() == Some(EIO)
 }
 
-/// Whether an error proves damage: the bytes were read and differ from the written ones. A read error proves nothing,
-/// since a later read may succeed.
+/// Whether an error proves damage: the bytes were read and differ from the written ones. A read
+/// error proves nothing, since a later read may succeed.
 pub(crate) fn is_proven_damage(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -100,47 +107,51 @@ pub(crate) fn is_proven_damage(error: &io::Error) -> bool {
     )
 }
 
-/// Bytes on their way in. Dropping keeps them for a later fill; [`Tier::discard`] deletes them.
+/// Bytes of a running fill. Dropping this keeps them for a later fill; [`Tier::discard`] deletes
+/// them.
 pub trait Staged: Send {
     /// Number of staged bytes.
     fn size(&self) -> u64;
-    /// Appends all pieces, in one go where the medium can.
+    /// Appends all pieces, in one write if the medium supports that.
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()>;
-    /// Work for another thread that brings what is staged by now to the medium while more is written, so that
-    /// `commit` has less to wait for. It promises nothing: `commit` syncs all, and sees every failure.
+    /// Returns work for another thread that starts to write the staged bytes to the medium, so that
+    /// `commit` waits less. It guarantees nothing: `commit` syncs all bytes and sees every error.
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
         None
     }
-    /// Forgets all that is staged.
+    /// Deletes the staged bytes.
     fn clear(&mut self) -> io::Result<()>;
-    /// Reads what is staged while more is written; stays valid through commit, discard and removal.
+    /// A reader of the staged bytes. It can read while more is written, and stays valid after
+    /// commit, discard and removal.
     fn reader(&self) -> Arc<dyn ReadAt>;
-    /// Makes the bytes durable and visible, all or nothing, and opens them. Replaces an older blob
-    /// of the same digest. After an error the staged bytes may have a damaged end: discard them.
+    /// Makes the bytes durable and visible atomically, and opens them as a blob. Replaces an older
+    /// blob of the digest. After an error, the end of the staged bytes may be damaged: discard
+    /// them.
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>>;
 }
 
-/// Committed, immutable bytes.
+/// A committed, immutable blob.
 pub trait Blob: ReadAt {
-    /// What was committed with the content: size, checksums, media type.
+    /// Size, checksums and media type, as committed with the content.
     fn trailer(&self) -> &Trailer;
-    /// Where the content from `offset` on lies in a file, as far as it lies there in one run, so that it can leave by
-    /// `sendfile`. `None` when there is no file, and behind the end. Costs no system call.
+    /// File and position of the content from `offset` on, as far as it is contiguous, for
+    /// `sendfile`. `None` without a file, and beyond the end. No system call.
     fn extent(&self, _offset: u64) -> Option<Extent<'_>> {
         None
     }
 }
 
-/// A run of a content in a file.
+/// A contiguous part of a content in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent<'a> {
     /// The file.
     pub file: &'a File,
-    /// Where in the file it begins.
+    /// Position in the file, in bytes.
     pub at: u64,
-    /// Bytes of content.
+    /// Length in bytes.
     pub len: u64,
-    /// Of a file that many blobs share, and whose times say nothing of one of them: a number that no other committed
-    /// blob has had there. `None`: the file is this blob's alone.
+    /// In a file that many blobs share, a number that is unique among all blobs ever committed
+    /// there; the times of such a file say nothing about one blob. `None`: the file contains only
+    /// this blob.
     pub record: Option<u64>,
 }

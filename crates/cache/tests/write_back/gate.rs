@@ -71,7 +71,7 @@ impl Gate {
 
 impl Tier for Gate {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        let is_behind = std::thread::current().name() == Some("cache-drain");
+        let is_behind = std::thread::current().name() == Some("tier-write-back");
         if is_behind {
             let shut = self.shut.0.lock().unwrap();
             drop(self.shut.1.wait_while(shut, |shut| *shut).unwrap());

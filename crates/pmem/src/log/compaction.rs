@@ -10,8 +10,8 @@ use crate::{Error, Medium};
 const PIECE: usize = 64 * 1024;
 
 impl<M: Medium> Log<M> {
-    /// Empties one segment when free ones are short; `false` when there is none worth it. Copies less than a segment, and
-    /// never what readers hold.
+    /// Empties one segment when free ones are short; `false` when there is none worth it. Copies
+    /// less than a segment, and never what readers hold.
     pub(super) fn compact(&self) -> Result<bool, Error> {
         let _one = self
             .inner

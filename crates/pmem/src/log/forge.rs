@@ -6,8 +6,9 @@ use super::layout::{COMMIT, Head, Kind, LINE, Line, Record, base, encode_segment
 const SIZE: usize = 8192 + 8 * 4096;
 const ID: u64 = 7;
 
-/// The heads of a log, and behind them what the input says: any number of times an offset in lines (2 bytes), what it is to
-/// be (1), how many bytes (1), and the bytes. A head of a segment or a record gets its checksum, and a record its commit word.
+/// The heads of a log, and behind them what the input says: any number of times an offset in lines
+/// (2 bytes), what it is to be (1), how many bytes (1), and the bytes. A head of a segment or a
+/// record gets its checksum, and a record its commit word.
 pub(crate) fn forge(mut input: &[u8]) -> Vec<u8> {
     let mut region = vec![0; SIZE];
     let head = Head {

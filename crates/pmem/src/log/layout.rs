@@ -1,4 +1,5 @@
-//! The bytes of the log: its head, the heads of segments and of records. `docs/formats/pmem.md` draws them.
+//! The bytes of the log: its head, the heads of segments and of records. `docs/formats/pmem.md`
+//! draws them.
 
 use crate::Error;
 
@@ -32,7 +33,8 @@ pub(super) type Line = [u8; 64];
 /// What the log's head says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
-    /// Chosen at random when the region was formatted: what an earlier log left there is not of this one.
+    /// Chosen at random when the region was formatted: what an earlier log left there is not of
+    /// this one.
     pub(super) id: u64,
     /// Bytes of the region.
     pub(super) size: u64,
@@ -56,7 +58,8 @@ pub(super) enum Copy {
 /// The whole of a value, or a part of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// The record that makes a value visible: its last bytes, its key, meta, and where its parts lie.
+    /// The record that makes a value visible: its last bytes, its key, meta, and where its parts
+    /// lie.
     Last,
     /// Bytes of a value, which its last record names.
     Part,
@@ -112,8 +115,8 @@ impl Head {
     }
 }
 
-/// Where segments of so many bytes begin: each at a multiple of its size, so that what the kernel caches in one piece, aligned
-/// as well, never lies in two.
+/// Where segments of so many bytes begin: each at a multiple of its size, so that what the kernel
+/// caches in one piece, aligned as well, never lies in two.
 pub(super) const fn base(segment: u64) -> u64 {
     if segment > HEAD_PAGES {
         segment
@@ -203,7 +206,8 @@ impl Record {
         line
     }
 
-    /// A record that was written at `offset` of log `id` since its segment got `sequence`; nothing else passes.
+    /// A record that was written at `offset` of log `id` since its segment got `sequence`; nothing
+    /// else passes.
     pub(super) fn decode(line: &Line, id: u64, sequence: u64, offset: u64) -> Option<Self> {
         Self::decode_any(line, id, offset).filter(|record| record.sequence == sequence)
     }
@@ -235,8 +239,8 @@ impl Record {
         bounded.then_some(record)
     }
 
-    /// The one commit word of this record: 64 bits that follow from its head, the log's random id among it, so
-    /// that no content can hold it by chance or on purpose. Never nought.
+    /// The one commit word of this record: 64 bits that follow from its head, the log's random id
+    /// among it, so that no content can hold it by chance or on purpose. Never nought.
     pub(super) fn commit_word(line: &Line, id: u64, offset: u64) -> u64 {
         let low = crc32c::crc32c_append(
             crc32c::crc32c(&id.rotate_left(17).to_le_bytes()),
@@ -280,15 +284,17 @@ impl Part {
     }
 }
 
-/// The two copies together: the head to go by, whether both must be written, or that the region was never
-/// formatted. `len` is the region's.
+/// The two copies together: the head to go by, whether both must be written, or that the region was
+/// never formatted. `len` is the region's.
 ///
 /// # Errors
-/// [`Error::Format`]: what lies there is no log, or none that this version can use; nothing was written.
+/// [`Error::Format`]: what lies there is no log, or none that this version can use; nothing was
+/// written.
 pub(super) fn judge(copies: [Copy; 2], len: u64) -> Result<Option<(Head, bool)>, Error> {
     let refuse = |why: String| Err(Error::Format { why });
     let (head, mend) = match copies {
-        // The copy at 4096 is written first. While the one at 0 is blank nothing was ever committed.
+        // The copy at 4096 is written first. While the one at 0 is blank nothing was ever
+        // committed.
         [Copy::Blank, Copy::Blank | Copy::Bad] => return Ok(None),
         [Copy::Good(head), Copy::Good(same)] if head == same => (head, false),
         [Copy::Good(_), Copy::Good(_)] => {

@@ -1,4 +1,5 @@
-//! A log-structured store of values over any [`Medium`]: committed by 8 bytes, reclaimed by segments.
+//! A log-structured store of values over any [`Medium`]: committed by 8 bytes, reclaimed by
+//! segments.
 //!
 //! `docs/formats/pmem.md` has the layout, and why each flush and each fence is there.
 
@@ -33,14 +34,16 @@ use entry::Stored;
 use layout::{COMMIT, Head};
 use space::{Lease, Leave, Space, Stream};
 
-/// Segments that one writer empties before it is told that there is no room: each frees a 16th of a segment at least.
+/// Segments that one writer empties before it is told that there is no room: each frees a 16th of a
+/// segment at least.
 const ROUNDS: usize = 32;
 
 /// How a region is formatted; one that is formatted already keeps its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Bytes of a segment: a power of two within [`SEGMENTS`]. A value ends at most one segment that it does
-    /// not fill, and no value has more than about `segment²/24` bytes (180 GB of the default).
+    /// Bytes of a segment: a power of two within [`SEGMENTS`]. A value ends at most one segment
+    /// that it does not fill, and no value has more than about `segment²/24` bytes (180 GB of the
+    /// default).
     pub segment: u64,
 }
 
@@ -57,10 +60,11 @@ pub struct Recovered {
     pub entries: u64,
     /// Bytes that they take, heads and meta included.
     pub bytes: u64,
-    /// Records that were committed once, and of which not enough is left to serve them: the medium rots.
+    /// Records that were committed once, and of which not enough is left to serve them: the medium
+    /// rots.
     pub dropped: u64,
-    /// Places that are not what was written, each in front of records that are, or that cannot be read at all: one
-    /// record is lost there, or several.
+    /// Places that are not what was written, each in front of records that are, or that cannot be
+    /// read at all: one record is lost there, or several.
     pub damaged: u64,
     /// Segments in the region.
     pub segments: u64,
@@ -81,13 +85,14 @@ struct Inner<M> {
     head: Head,
     space: Arc<Space>,
     index: RwLock<HashMap<Box<[u8]>, Arc<Stored>>>,
-    /// Held while a key's record changes for another or none, from its commit word to that of the older: so no two
-    /// have a durable commit word once a call has returned. By hash of the key.
+    /// Held while a key's record changes for another or none, from its commit word to that of the
+    /// older: so no two have a durable commit word once a call has returned. By hash of the key.
     turns: [Mutex<()>; 16],
     hasher: RandomState,
     serial: AtomicU64,
     compaction: Mutex<()>,
-    /// Values whose commit word the medium would not take back: their bytes stay untouched until the log is opened again.
+    /// Values whose commit word the medium would not take back: their bytes stay untouched until
+    /// the log is opened again.
     limbo: Mutex<Vec<Arc<Stored>>>,
 }
 
@@ -100,13 +105,14 @@ impl<M> Clone for Log<M> {
 }
 
 impl<M: Medium> Log<M> {
-    /// Formats a region whose header was never written, reads any other: a page for each segment and each page with a
-    /// record's head, one read for each key and meta, and the ends of segments that nothing was written to; no content. 1e5
-    /// values took 2 s on a busy machine.
+    /// Formats a region whose header was never written, reads any other: a page for each segment
+    /// and each page with a record's head, one read for each key and meta, and the ends of segments
+    /// that nothing was written to; no content. 1e5 values took 2 s on a busy machine.
     ///
     /// # Errors
-    /// [`Error::Format`] for a region that is none of this version, of another size, or damaged in both headers;
-    /// [`Error::Medium`] for one that cannot be read, and then nothing is thrown away.
+    /// [`Error::Format`] for a region that is none of this version, of another size, or damaged in
+    /// both headers; [`Error::Medium`] for one that cannot be read, and then nothing is thrown
+    /// away.
     pub fn open(medium: M, options: Options) -> Result<(Self, Recovered), Error> {
         recovery::open(medium, options)
     }
@@ -119,11 +125,12 @@ impl<M: Medium> Log<M> {
         recovery::open(Looked(medium), options).map(|(_, found)| found)
     }
 
-    /// Begins a value that replaces the one under `key`, if any, when it is committed. Nothing waits in memory: what is
-    /// written goes straight to the medium.
+    /// Begins a value that replaces the one under `key`, if any, when it is committed. Nothing
+    /// waits in memory: what is written goes straight to the medium.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] at the limit; [`Error::TooLarge`] for a key of more than [`MAX_KEY`] bytes.
+    /// [`Error::NoRoom`] at the limit; [`Error::TooLarge`] for a key of more than [`MAX_KEY`]
+    /// bytes.
     pub fn begin(&self, key: &[u8]) -> Result<Writer<M>, Error> {
         self.inner.space.admit()?;
         Writer::new(self.clone(), key, Stream::Fresh)
@@ -138,19 +145,19 @@ impl<M: Medium> Log<M> {
         stored.map(|stored| self.entry(stored)).transpose()
     }
 
-    /// Fills `buf` from `offset` of a value, whether or not it was removed since. It checks no content: whoever wrote it
-    /// has its checksums.
+    /// Fills `buf` from `offset` of a value, whether or not it was removed since. It checks no
+    /// content: whoever wrote it has its checksums.
     ///
     /// # Errors
-    /// [`Error::Range`] beyond the end of the value; [`Error::Medium`] where it cannot be read, which costs that value
-    /// alone: the segment is not written to any more.
+    /// [`Error::Range`] beyond the end of the value; [`Error::Medium`] where it cannot be read,
+    /// which costs that value alone: the segment is not written to any more.
     pub fn read_at(&self, entry: &Entry, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let read = entry::read(&self.inner.medium, entry.extents(), offset, buf);
         read.inspect_err(|error| self.avoid(error))
     }
 
-    /// Removes the value under `key`; `false` when there is none. Durable when it returns. Its space is free once nobody
-    /// holds an [`Entry`] of it.
+    /// Removes the value under `key`; `false` when there is none. Durable when it returns. Its
+    /// space is free once nobody holds an [`Entry`] of it.
     ///
     /// # Errors
     /// Of the medium: the value is still there, or will be gone when the log is opened again.
@@ -164,7 +171,8 @@ impl<M: Medium> Log<M> {
         Ok(true)
     }
 
-    /// Visits every value of a moment, in no order. Values may be removed meanwhile, by the visitor too.
+    /// Visits every value of a moment, in no order. Values may be removed meanwhile, by the visitor
+    /// too.
     pub fn entries(&self, visit: &mut dyn FnMut(Found<'_>)) {
         let all: Vec<_> = self.index().values().cloned().collect();
         for stored in all {
@@ -177,13 +185,14 @@ impl<M: Medium> Log<M> {
         self.inner.space.used()
     }
 
-    /// The most that a value of `len` bytes adds to [`used`](Self::used), with a key and a meta of so many: in the many parts
-    /// that it has when it fills the ends of segments that others left.
+    /// The most that a value of `len` bytes adds to [`used`](Self::used), with a key and a meta of
+    /// so many: in the many parts that it has when it fills the ends of segments that others left.
     pub fn footprint(&self, len: u64, key: usize, meta: usize) -> u64 {
         self.inner.space.footprint(len, (key + meta) as u64)
     }
 
-    /// The most that [`used`](Self::used) can ever be: the region without headers and what compaction needs.
+    /// The most that [`used`](Self::used) can ever be: the region without headers and what
+    /// compaction needs.
     pub fn capacity(&self) -> u64 {
         self.inner.space.capacity()
     }
@@ -193,13 +202,14 @@ impl<M: Medium> Log<M> {
         self.inner.space.limit()
     }
 
-    /// Changes the limit, at most to the capacity. Nothing is removed for it: whoever knows what is worth least does that.
+    /// Changes the limit, at most to the capacity. Nothing is removed for it: whoever knows what is
+    /// worth least does that.
     pub fn set_limit(&self, limit: u64) {
         self.inner.space.set_limit(limit);
     }
 
-    /// Gives the memory of what is free back to the machine ([`Medium::release`]): says how many bytes. On a medium that outlives a power
-    /// cut nothing is done.
+    /// Gives the memory of what is free back to the machine ([`Medium::release`]): says how many
+    /// bytes. On a medium that outlives a power cut nothing is done.
     ///
     /// # Errors
     /// [`Error::Medium`].
@@ -218,9 +228,10 @@ impl<M: Medium> Log<M> {
         Ok(bytes)
     }
 
-    /// Where byte `offset` of a value lies in the medium, and how many from there on lie in one run; `None` beyond its end. Who asks
-    /// may give these bytes to the kernel, by `sendfile`, which reads them for as long as the client has not: they stay as they are,
-    /// whatever becomes of the value.
+    /// Where byte `offset` of a value lies in the medium, and how many from there on lie in one
+    /// run; `None` beyond its end. Who asks may give these bytes to the kernel, by `sendfile`,
+    /// which reads them for as long as the client has not: they stay as they are, whatever becomes
+    /// of the value.
     pub fn lend(&self, entry: &Entry, offset: u64) -> Option<(u64, u64)> {
         let run = entry.run(offset)?;
         self.inner.space.lend(run.0);
@@ -251,7 +262,8 @@ impl<M: Medium> Log<M> {
         Ok(Entry::new(stored, meta))
     }
 
-    /// Makes a value visible whose bytes are all durable, and its predecessor gone; [`turn`](Self::turn) is held.
+    /// Makes a value visible whose bytes are all durable, and its predecessor gone;
+    /// [`turn`](Self::turn) is held.
     fn publish(&self, stored: &Arc<Stored>) -> Result<(), Error> {
         let medium = &self.inner.medium;
         let at = stored.record + COMMIT;
@@ -275,8 +287,8 @@ impl<M: Medium> Log<M> {
         self.bury(&old).inspect_err(|_| self.limbo().push(old))
     }
 
-    /// Takes a commit word back, for good. Until then not one byte of the value may be written over: a cut would
-    /// leave a committed record with another's content.
+    /// Takes a commit word back, for good. Until then not one byte of the value may be written
+    /// over: a cut would leave a committed record with another's content.
     fn bury(&self, stored: &Stored) -> Result<(), Error> {
         let at = stored.record + COMMIT;
         self.inner.medium.store(at, 0)?;
@@ -291,14 +303,16 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// Removes the value that lies under its key and can never be had again; [`turn`](Self::turn) is held.
+    /// Removes the value that lies under its key and can never be had again; [`turn`](Self::turn)
+    /// is held.
     fn forget(&self, stored: &Stored) -> Result<(), Error> {
         self.bury(stored)?;
         self.index_mut().remove(&stored.key);
         Ok(())
     }
 
-    /// A segment to append to. Compacts when there is none: the writer who needs the space pays for it.
+    /// A segment to append to. Compacts when there is none: the writer who needs the space pays for
+    /// it.
     fn lease(&self, stream: Stream, need: u64) -> Result<Lease, Error> {
         for _ in 0..ROUNDS {
             if let Some(lease) = self.inner.space.lease(stream, need) {

@@ -37,7 +37,8 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
     let mut bad = Vec::new();
     let (sequences, rescued) = sequences(&mut lines, &head, &mut bad)?;
     let last = sequences.iter().copied().max().unwrap_or(0);
-    // A damaged head may have had a higher one: its records must not pass for those of the next use of its segment.
+    // A damaged head may have had a higher one: its records must not pass for those of the next use
+    // of its segment.
     let next = last + 1 + (random() >> 40);
     let space = Arc::new(Space::new(&head, sequences.clone(), next));
     let mut scan = Scan {
@@ -58,8 +59,8 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
             suspects.push((index, gaps + u64::from(rescued.contains(&index))));
         }
     }
-    // After a kill without a power cut what was read may be in the processor's cache alone. What is shown now must be
-    // there after the next cut, and what is not shown must not.
+    // After a kill without a power cut what was read may be in the processor's cache alone. What is
+    // shown now must be there after the next cut, and what is not shown must not.
     medium.fence()?;
     let Scan {
         values,
@@ -139,7 +140,8 @@ fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> 
     }
 }
 
-/// The copy at nought comes last, and only after the other is durable: while it is blank, nothing was committed.
+/// The copy at nought comes last, and only after the other is durable: while it is blank, nothing
+/// was committed.
 fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     for at in HEADS.into_iter().rev() {
         medium.write(at, &head.encode())?;
@@ -149,8 +151,9 @@ fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     Ok(())
 }
 
-/// The sequence of every segment, nought for those that this log has not used. Where the head is damaged (which of them is
-/// the second result) it is that of the records behind it; where it cannot be read the segment is `bad`.
+/// The sequence of every segment, nought for those that this log has not used. Where the head is
+/// damaged (which of them is the second result) it is that of the records behind it; where it
+/// cannot be read the segment is `bad`.
 fn sequences<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
@@ -182,8 +185,8 @@ fn sequences<M: Medium>(
     Ok((sequences, rescued))
 }
 
-/// The highest sequence of the records between `begin` and `end`; nought when there are none. Of one that a cut left before
-/// its segment's head was durable none is committed, so it does no harm.
+/// The highest sequence of the records between `begin` and `end`; nought when there are none. Of
+/// one that a cut left before its segment's head was durable none is committed, so it does no harm.
 fn newest<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
@@ -200,9 +203,10 @@ fn newest<M: Medium>(
 }
 
 impl<M: Medium> Scan<'_, M> {
-    /// Walks the records of a segment. Behind one that is damaged it goes on at the next that is not: no other bytes pass for
-    /// a record of this segment. Says how many gaps there
-    /// were: each was a damaged record, unless what stands there belongs to a later use of the segment that a cut ended.
+    /// Walks the records of a segment. Behind one that is damaged it goes on at the next that is
+    /// not: no other bytes pass for a record of this segment. Says how many gaps there were: each
+    /// was a damaged record, unless what stands there belongs to a later use of the segment that a
+    /// cut ended.
     fn segment(
         &mut self,
         lines: &mut Lines<'_, M>,
@@ -340,7 +344,8 @@ impl<M: Medium> Scan<'_, M> {
         inside && part.len > 0 && sequence == Some(&part.sequence)
     }
 
-    /// Of two values with one key the newer stays: a cut came between its commit and the end of the older.
+    /// Of two values with one key the newer stays: a cut came between its commit and the end of the
+    /// older.
     fn insert(&mut self, serial: u64, stored: Stored) -> Result<(), Error> {
         let stored = Arc::new(stored);
         let older = match self.values.entry(stored.key.clone()) {
@@ -363,14 +368,14 @@ fn line<M: Medium>(medium: &M, at: u64) -> Result<Line, Error> {
     Ok(line)
 }
 
-/// Whether a commit word was this one before some bits of it flipped. What a cut leaves there is nought or has nothing to
-/// do with it.
+/// Whether a commit word was this one before some bits of it flipped. What a cut leaves there is
+/// nought or has nothing to do with it.
 fn rotten(word: u64, commit: u64) -> bool {
     (word ^ commit).count_ones() <= 8
 }
 
-/// Whether this was the head of a committed record before one of its bits flipped. What a cut leaves of one that was being
-/// written has no such commit word.
+/// Whether this was the head of a committed record before one of its bits flipped. What a cut
+/// leaves of one that was being written has no such commit word.
 fn remnant(line: &Line, id: u64, sequence: u64, at: u64) -> bool {
     if (u64_at(line, 0) ^ id).count_ones() + (u64_at(line, 8) ^ sequence).count_ones() > 1 {
         return false;

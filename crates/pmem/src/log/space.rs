@@ -17,7 +17,8 @@ const GAIN: u64 = 16;
 /// Victims looked at before compaction gives up: those before were held by readers or writers.
 const CANDIDATES: usize = 64;
 
-/// Who appends. Each has segments of its own, so that what was copied once is not mixed with what is new.
+/// Who appends. Each has segments of its own, so that what was copied once is not mixed with what
+/// is new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stream {
     /// Values from outside.
@@ -35,7 +36,8 @@ pub(super) struct Lease {
     pub(super) at: u64,
     /// Whether the segment's head is still to be made durable.
     pub(super) fresh: bool,
-    /// Whether its memory must be renewed before it is written: others may read what lies there, or there is none.
+    /// Whether its memory must be renewed before it is written: others may read what lies there, or
+    /// there is none.
     pub(super) stale: bool,
 }
 
@@ -83,11 +85,13 @@ struct Inner {
     next_hold: u64,
 }
 
-/// See the head of this module. About 100 bytes a segment, and 40 a value in each segment that it has bytes in.
+/// See the head of this module. About 100 bytes a segment, and 40 a value in each segment that it
+/// has bytes in.
 pub(super) struct Space {
     segment: u64,
     capacity: u64,
-    /// Segments of which bytes were lent since their memory was new: whoever has them may have them still.
+    /// Segments of which bytes were lent since their memory was new: whoever has them may have them
+    /// still.
     lent: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
 }
@@ -110,7 +114,8 @@ struct Held {
 }
 
 impl Space {
-    /// `sequences` are those of the segments' heads, nought where there is none; `next` is above all that were ever given.
+    /// `sequences` are those of the segments' heads, nought where there is none; `next` is above
+    /// all that were ever given.
     pub(super) fn new(head: &Head, sequences: Vec<u64>, next: u64) -> Self {
         let count = sequences.len() as u64;
         let capacity = (count - reserve(count)) * (head.segment - LINE);
@@ -142,7 +147,8 @@ impl Space {
         }
     }
 
-    /// What nobody has claimed by now is free, but for `bad` segments. Called once, when the log has been read.
+    /// What nobody has claimed by now is free, but for `bad` segments. Called once, when the log
+    /// has been read.
     pub(super) fn settle(&self, bad: &[u32]) {
         let mut inner = self.lock();
         for index in (0..u32::MAX).take(inner.segments.len()) {
@@ -177,8 +183,9 @@ impl Space {
 
     /// The most that a value takes of `len` bytes and so many of key and meta.
     pub(super) fn footprint(&self, len: u64, tail: u64) -> u64 {
-        // A part goes to the end of its segment, of which an appender gets a LEFTOVERth at least; but for the one before the last
-        // record, which ends where the list of parts no longer fits.
+        // A part goes to the end of its segment, of which an appender gets a LEFTOVERth at least;
+        // but for the one before the last record, which ends where the list of parts no longer
+        // fits.
         let least = (self.segment / LEFTOVER).saturating_sub(LINE).max(LINE);
         let parts = len / least + 1;
         let heads = parts.saturating_mul(LINE + PART as u64);
@@ -293,7 +300,8 @@ impl Space {
         self.lock().segments[index as usize].is_hole = false;
     }
 
-    /// A free segment whose memory was not given back yet, taken out of use for that; but for those that compaction needs.
+    /// A free segment whose memory was not given back yet, taken out of use for that; but for those
+    /// that compaction needs.
     pub(super) fn take_unreleased(&self) -> Option<u32> {
         let mut inner = self.lock();
         if inner.free.len() <= SPARE {
@@ -339,7 +347,8 @@ impl Space {
         inner.reclaim(index);
     }
 
-    /// The medium failed at `offset`: nobody begins to write to that segment before the log is opened again.
+    /// The medium failed at `offset`: nobody begins to write to that segment before the log is
+    /// opened again.
     pub(super) fn retire(&self, offset: u64) {
         let Some(index) = self.segment_of(offset) else {
             return;
@@ -361,8 +370,8 @@ impl Space {
         inner.segments[index as usize].state = State::Retired;
     }
 
-    /// The least live segment that copying would free, with the values in it; none that a reader or a writer holds.
-    /// Nobody appends to it any more.
+    /// The least live segment that copying would free, with the values in it; none that a reader or
+    /// a writer holds. Nobody appends to it any more.
     pub(super) fn victim(&self) -> Option<(u32, Vec<Arc<Stored>>)> {
         let mut inner = self.lock();
         let most = (self.segment - LINE) / GAIN * (GAIN - 1);
@@ -383,7 +392,8 @@ impl Space {
                 .values()
                 .filter_map(Weak::upgrade)
                 .collect();
-            // The index has one, this list the other. Less alive than claimed: a writer's, or a reader's of what was removed.
+            // The index has one, this list the other. Less alive than claimed: a writer's, or a
+            // reader's of what was removed.
             let alone = values.iter().all(|value| Arc::strong_count(value) == 2);
             let claimed: u64 = values.iter().map(|value| value.hold.claim(index)).sum();
             if alone && claimed == live {
@@ -397,7 +407,8 @@ impl Space {
             inner.segments[*index as usize].state = State::Full;
         }
         drop(inner);
-        // Whoever let go of one meanwhile left the last hold of it here, and dropping it wants the lock.
+        // Whoever let go of one meanwhile left the last hold of it here, and dropping it wants the
+        // lock.
         drop(passed);
         found
     }
@@ -462,7 +473,8 @@ impl Hold {
         Ok(())
     }
 
-    /// What is charged is not counted: a second of a value that is. Else nobody could write while one is moved.
+    /// What is charged is not counted: a second of a value that is. Else nobody could write while
+    /// one is moved.
     pub(super) fn copies(&self) {
         self.held().is_copy = true;
     }
@@ -530,8 +542,8 @@ impl Drop for Hold {
     }
 }
 
-/// Segments beyond the capacity: those that compaction keeps, and what dead bytes between live ones cost. At
-/// 31/32 full, a copied segment frees at least a part in 32 of itself.
+/// Segments beyond the capacity: those that compaction keeps, and what dead bytes between live ones
+/// cost. At 31/32 full, a copied segment frees at least a part in 32 of itself.
 fn reserve(segments: u64) -> u64 {
     (segments / 32).max(4)
 }

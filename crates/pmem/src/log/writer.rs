@@ -8,8 +8,8 @@ use super::layout::{Kind, LINE, Line, MAX_KEY, MAX_META, Record, align, encode_s
 use super::space::{Hold, Lease, Leave, Stream};
 use crate::{Class, Error, Fault, Medium};
 
-/// Lines are flushed after this many bytes, while they are in the processor's cache still. A file's pages are not: there a
-/// flush is a system call that waits for the disk.
+/// Lines are flushed after this many bytes, while they are in the processor's cache still. A file's
+/// pages are not: there a flush is a system call that waits for the disk.
 const STRIDE: u64 = 256 * 1024;
 /// The room that a record of a value needs at least, head included, or its bytes go elsewhere.
 const LEAST: u64 = 2 * LINE;
@@ -102,8 +102,8 @@ impl<M: Medium> Writer<M> {
     /// Makes the value durable and visible, all or nothing, in place of the one before.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for more than [`MAX_META`] bytes of meta. After an error of the medium the value is not visible;
-    /// it may be when the log is opened again.
+    /// [`Error::TooLarge`] for more than [`MAX_META`] bytes of meta. After an error of the medium
+    /// the value is not visible; it may be when the log is opened again.
     pub fn commit(self, meta: &[u8]) -> Result<Entry, Error> {
         let log = self.log.clone();
         let key = self.key.clone();
@@ -346,8 +346,8 @@ impl Growing {
             .map_or(0, |last| last.start + last.len)
     }
 
-    /// Those of the extents that `len` bytes from `offset` lie in: not lent, or whoever reads from a slow medium would keep the writer
-    /// from going on.
+    /// Those of the extents that `len` bytes from `offset` lie in: not lent, or whoever reads from
+    /// a slow medium would keep the writer from going on.
     fn touched(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
         let extents = self.extents();
         let of = extents.last().map_or(0, |last| last.start + last.len);
@@ -403,8 +403,8 @@ impl Open {
         }
     }
 
-    /// Puts the head before a record of which all else is written, makes all of it durable, and keeps it alive: the head, and
-    /// the bytes that the record takes.
+    /// Puts the head before a record of which all else is written, makes all of it durable, and
+    /// keeps it alive: the head, and the bytes that the record takes.
     fn seal<M: Medium>(
         &mut self,
         log: &Log<M>,

@@ -60,8 +60,9 @@ impl fmt::Display for Report {
 enum Flush {
     /// By instructions, at once.
     Lines(CacheLines),
-    /// By the page, at the fence. What is written in bulk goes by `pwrite` then: each page that `msync` has cleaned faults at its
-    /// next store, so that stores reach half as many bytes a CPU-second (2.0 against 4.1 GB on ext4).
+    /// By the page, at the fence. What is written in bulk goes by `pwrite` then: each page that
+    /// `msync` has cleaned faults at its next store, so that stores reach half as many bytes a
+    /// CPU-second (2.0 against 4.1 GB on ext4).
     Sync,
     /// Not at all.
     Nothing,
@@ -72,26 +73,27 @@ const BULK: usize = 4096;
 
 /// A mapped file that this opening alone owns, until it is dropped.
 ///
-/// A fault in the map ends the region: that call and all later ones give [`Error::Medium`], reads as well, since what the
-/// map shows there is not what was written.
+/// A fault in the map ends the region: that call and all later ones give [`Error::Medium`], reads
+/// as well, since what the map shows there is not what was written.
 #[derive(Debug)]
 pub struct Region {
     map: Map,
     flush: Flush,
     report: Report,
-    /// What was flushed and waits for a fence, as one range: an `msync` costs a flush of the disk, however much it covers,
-    /// and pages within that are clean cost nothing.
+    /// What was flushed and waits for a fence, as one range: an `msync` costs a flush of the disk,
+    /// however much it covers, and pages within that are clean cost nothing.
     pending: Mutex<Option<Range<usize>>>,
-    /// Held while pages are written, so that a fence that finds its range taken waits for who took it. Threads that
-    /// come meanwhile share the next one.
+    /// Held while pages are written, so that a fence that finds its range taken waits for who took
+    /// it. Threads that come meanwhile share the next one.
     syncing: Mutex<()>,
     /// Whether its file can be given new pages.
     renews: bool,
     file: File,
 }
 
-/// Of the pages for which [`Medium::renew`] is sound: with larger ones the kernel may cache more than a segment in one piece (128 MiB with 64
-/// KiB), and what is cut out of such a piece is zeroed where it lies, for whoever reads it as well.
+/// Of the pages for which [`Medium::renew`] is sound: with larger ones the kernel may cache more
+/// than a segment in one piece (128 MiB with 64 KiB), and what is cut out of such a piece is zeroed
+/// where it lies, for whoever reads it as well.
 const PAGE: usize = 4096;
 
 impl Region {
@@ -136,15 +138,17 @@ impl Region {
         })
     }
 
-    /// The file, whose bytes are those of the region at the same offsets: for `sendfile` and `pread`.
+    /// The file, whose bytes are those of the region at the same offsets: for `sendfile` and
+    /// `pread`.
     ///
     /// Whoever writes to it or cuts it short writes to the region.
     pub const fn file(&self) -> &File {
         &self.file
     }
 
-    /// The same, where what is sent from it by `sendfile` stays as it was sent: the kernel copies out of persistent memory, and of
-    /// any other file the pages can be exchanged for others ([`Medium::renew`]). `None`: it must be read and copied.
+    /// The same, where what is sent from it by `sendfile` stays as it was sent: the kernel copies
+    /// out of persistent memory, and of any other file the pages can be exchanged for others
+    /// ([`Medium::renew`]). `None`: it must be read and copied.
     pub fn sendable(&self) -> Option<&File> {
         (self.report.class == Class::Pmem || self.renews).then_some(&self.file)
     }
@@ -208,8 +212,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Closing is not enough: a process that is being started holds a copy of the descriptor until it executes.
-        // The map goes a moment later, but nobody can use it any more.
+        // Closing is not enough: a process that is being started holds a copy of the descriptor
+        // until it executes. The map goes a moment later, but nobody can use it any more.
         let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
     }
 }
@@ -281,7 +285,8 @@ impl Medium for Region {
         done.map_err(|failed| self.failed(failed))
     }
 
-    /// New pages, allocated at once: a full file system is an error here, and SIGBUS at the first store.
+    /// New pages, allocated at once: a full file system is an error here, and SIGBUS at the first
+    /// store.
     fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
         let at = within(offset, len, self.report.len).and_then(|()| self.place(offset, 0))?;
         if !self.renews || len == 0 {
@@ -353,7 +358,8 @@ fn classify(
     lines: Result<CacheLines, &'static str>,
 ) -> (Class, Flush, String) {
     match (volatile, synchronous, lines) {
-        // Whatever the mapping promises: memory set aside by the kernel's command line takes MAP_SYNC as well.
+        // Whatever the mapping promises: memory set aside by the kernel's command line takes
+        // MAP_SYNC as well.
         (Some(why), ..) => (
             Class::Volatile,
             Flush::Nothing,

@@ -89,7 +89,8 @@ fn each_line_that_is_flushed_is_told_to_the_processor_and_then_waited_for() {
     assert_eq!(take(), [Told::Fence]);
 }
 
-/// Bytes of a mapped file that are newer in memory than on its disk; none where the system does not tell.
+/// Bytes of a mapped file that are newer in memory than on its disk; none where the system does not
+/// tell.
 fn dirty(path: &Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let mut lines = maps.lines();

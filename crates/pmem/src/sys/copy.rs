@@ -1,17 +1,19 @@
 //! Bytes into and out of mapped memory that other threads may be reading and writing.
 //!
-//! All is done by atomic words, or in assembly that does the same, since a plain copy of memory that changes meanwhile
-//! has no meaning in the language.
+//! All is done by atomic words, or in assembly that does the same, since a plain copy of memory
+//! that changes meanwhile has no meaning in the language.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// From here on whole words are copied by the processor's own string copy: below, its start costs more than it saves.
+/// From here on whole words are copied by the processor's own string copy: below, its start costs
+/// more than it saves.
 #[cfg(target_arch = "x86_64")]
 const STRING: usize = 256;
 
-/// From here on stores go past the cache: measured with `examples/probe.rs`, see `docs/explanation/pmem.md`.
+/// From here on stores go past the cache: measured with `examples/probe.rs`, see
+/// `docs/explanation/pmem.md`.
 #[cfg(target_arch = "x86_64")]
 const PAST_CACHE: usize = 4096;
 
@@ -25,7 +27,8 @@ fn word_of(from: *const u8) -> (*const u8, usize) {
 ///
 /// The word at `at` is mapped for reading and writing, and nothing but this module touches it.
 unsafe fn atomic<'a>(at: *const u8) -> &'a AtomicU64 {
-    // SAFETY: the caller's promise; `at` is aligned, since it comes from `word_of` or steps by words from there.
+    // SAFETY: the caller's promise; `at` is aligned, since it comes from `word_of` or steps by
+    // words from there.
     unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) }
 }
 
@@ -33,7 +36,8 @@ unsafe fn atomic<'a>(at: *const u8) -> &'a AtomicU64 {
 ///
 /// # Safety
 ///
-/// The words that these bytes lie in are mapped for reading and writing, and nothing but this module touches them.
+/// The words that these bytes lie in are mapped for reading and writing, and nothing but this
+/// module touches them.
 pub(super) unsafe fn load(from: *const u8, mut buf: &mut [u8]) {
     let (mut at, inside) = word_of(from);
     if inside > 0 {
@@ -60,7 +64,8 @@ pub(super) unsafe fn load(from: *const u8, mut buf: &mut [u8]) {
     }
 }
 
-/// Writes `bytes`. An aligned word is written whole, and bytes beside them in the same word are left alone.
+/// Writes `bytes`. An aligned word is written whole, and bytes beside them in the same word are
+/// left alone.
 ///
 /// # Safety
 ///
@@ -78,7 +83,8 @@ pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= STRING {
         let (body, rest) = bytes.split_at(bytes.len() / WORD * WORD);
-        // SAFETY: the caller's promise for what is written; the other side is a slice of that length.
+        // SAFETY: the caller's promise for what is written; the other side is a slice of that
+        // length.
         unsafe {
             if body.len() >= PAST_CACHE {
                 past_cache(body, at);
@@ -144,8 +150,8 @@ unsafe fn merge(at: *mut u8, inside: usize, bytes: &[u8]) {
 /// `from` can be read and `to` written for `count` words.
 #[cfg(target_arch = "x86_64")]
 unsafe fn words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the caller's promise; the direction flag is clear at the entry of any assembly. What is mapped is read and
-    // written by whole aligned words, as relaxed atomics would.
+    // SAFETY: the caller's promise; the direction flag is clear at the entry of any assembly. What
+    // is mapped is read and written by whole aligned words, as relaxed atomics would.
     unsafe {
         std::arch::asm!(
             "rep movsq",
@@ -169,9 +175,9 @@ unsafe fn past_cache(bytes: &[u8], to: *mut u8) {
     let (head, rest) = bytes.split_at(before.min(bytes.len()));
     let (body, tail) = rest.split_at(rest.len() / LINE * LINE);
     let middle = to.wrapping_add(head.len());
-    // SAFETY: three parts of what the caller promised, one after the other, each of whole words. In the middle one whole lines
-    // are stored at a multiple of 64; the registers are declared, and sfence orders these stores before later ones,
-    // as those of the language are.
+    // SAFETY: three parts of what the caller promised, one after the other, each of whole words. In
+    // the middle one whole lines are stored at a multiple of 64; the registers are declared, and
+    // sfence orders these stores before later ones, as those of the language are.
     unsafe {
         words(bytes.as_ptr(), to, head.len() / WORD);
         if !body.is_empty() {

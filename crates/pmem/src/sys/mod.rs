@@ -1,6 +1,7 @@
 //! What the language cannot check: a file mapped for stores, cache lines, SIGBUS.
 //!
-//! Outside of this folder the crate has no `unsafe`; what leaves it is safe to call with any argument.
+//! Outside of this folder the crate has no `unsafe`; what leaves it is safe to call with any
+//! argument.
 #![allow(unsafe_code)]
 
 mod copy;

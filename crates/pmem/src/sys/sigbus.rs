@@ -1,11 +1,13 @@
-//! SIGBUS made an error: a page that cannot be read becomes a page of zeros, and its region is marked as failed.
+//! SIGBUS made an error: a page that cannot be read becomes a page of zeros, and its region is
+//! marked as failed.
 //!
-//! A mapped file raises SIGBUS where it was truncated, where its file system is full and where the memory behind it is
-//! broken. The handler finds the region in a table of slots, marks the slot, and maps zeros over the page, so that
-//! the access that faulted ends. Whoever made it looks at the mark afterwards and throws away what it got.
+//! A mapped file raises SIGBUS where it was truncated, where its file system is full and where the
+//! memory behind it is broken. The handler finds the region in a table of slots, marks the slot,
+//! and maps zeros over the page, so that the access that faulted ends. Whoever made it looks at the
+//! mark afterwards and throws away what it got.
 //!
-//! The table is the crate's one global: a handler is told nothing but the address. It takes no lock: a
-//! slot's bounds are read under a version that is odd while they change.
+//! The table is the crate's one global: a handler is told nothing but the address. It takes no
+//! lock: a slot's bounds are read under a version that is odd while they change.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -13,7 +15,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Regions that may be mapped at once in this process; a daemon has one, the tests of a crate some dozens.
+/// Regions that may be mapped at once in this process; a daemon has one, the tests of a crate some
+/// dozens.
 pub(crate) const SLOTS: usize = 256;
 
 /// A mark that says: sound.
@@ -60,7 +63,8 @@ impl Slot {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Bounds and page size, unless they are changing. They never change for a region that somebody reads.
+    /// Bounds and page size, unless they are changing. They never change for a region that somebody
+    /// reads.
     fn bounds(&self) -> Option<(usize, usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let bounds = (
@@ -151,11 +155,11 @@ fn install() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
     action.sa_sigaction = handler as usize;
-    // On the alternate stack where a thread has one: the fault may be one of a stack that overflowed, which
-    // std's own handler, called after this one, reports.
+    // On the alternate stack where a thread has one: the fault may be one of a stack that
+    // overflowed, which std's own handler, called after this one, reports.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for, lives for ever, and calls nothing that may not be
-    // called in a handler: atomics, mmap, sigaction, raise.
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for, lives for ever, and calls
+    // nothing that may not be called in a handler: atomics, mmap, sigaction, raise.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -164,8 +168,8 @@ fn install() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes a siginfo that is valid while the handler runs; `si_addr` is defined for a SIGBUS
-    // that it raised itself, which a positive code says.
+    // SAFETY: the kernel passes a siginfo that is valid while the handler runs; `si_addr` is
+    // defined for a SIGBUS that it raised itself, which a positive code says.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
     if code > 0 && ours(code, address) {
         return;
@@ -183,10 +187,12 @@ fn ours(code: c_int, address: usize) -> bool {
             continue;
         }
         if code == BUS_MCEERR_AO {
-            // Told to any thread, so that the region may be going away meanwhile. Its next reader is told too.
+            // Told to any thread, so that the region may be going away meanwhile. Its next reader
+            // is told too.
             return true;
         }
-        // This thread is inside of an access to the region, so that it stays mapped and its slot is its own.
+        // This thread is inside of an access to the region, so that it stays mapped and its slot is
+        // its own.
         slot.mark(u64::try_from(address - start).unwrap_or(0));
         let first = address & !(page - 1);
         // A huge page cannot be replaced in part: then the whole region goes.
@@ -197,10 +203,12 @@ fn ours(code: c_int, address: usize) -> bool {
 
 /// Maps zeros over what lies there.
 fn zeros(start: usize, len: usize) -> bool {
-    // SAFETY: errno belongs to the code that was interrupted, and is put back; the pointer is this thread's.
+    // SAFETY: errno belongs to the code that was interrupted, and is put back; the pointer is this
+    // thread's.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the range is part of a region that this thread is reading or writing, so that nobody unmaps it, and
-    // every access to a region is atomic or in assembly: no reference points into it.
+    // SAFETY: the range is part of a region that this thread is reading or writing, so that nobody
+    // unmaps it, and every access to a region is atomic or in assembly: no reference points into
+    // it.
     let mapped = unsafe {
         libc::mmap(
             ptr::without_provenance_mut(start),
@@ -239,8 +247,9 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
             handler(signal);
         }
     }
-    // After a fault the instruction runs again, and now ends the process. A signal that was sent would be lost: std's
-    // handler puts the default action in place and returns, whatever it was called for.
+    // After a fault the instruction runs again, and now ends the process. A signal that was sent
+    // would be lost: std's handler puts the default action in place and returns, whatever it was
+    // called for.
     if code <= 0 && is_default(signal) {
         // SAFETY: raise may be called in a handler; the signal waits until this one has returned.
         unsafe { libc::raise(signal) };

@@ -128,7 +128,7 @@ fn memory_that_others_took_meanwhile_costs_what_is_stored_there_and_no_more() ->
     ensure!(
         pierhead
             .log()
-            .contains("the fast tier failed: goes on on the disk")
+            .contains("the fast tier failed: this fill continues on the disk")
             || staged < first + 8 * 2_000_000,
         "the memory was there all the same"
     );

@@ -72,7 +72,8 @@ struct Inner {
 /// Length of the writer's queue. When it is full, callers wait asynchronously.
 const QUEUE_LEN: usize = 256;
 
-/// Maximum number of unreadable records in one round of retries. A failing disk may take seconds for each.
+/// Maximum number of unreadable records in one round of retries. A failing disk may take seconds
+/// for each.
 const RETRIES_PER_ROUND: usize = 16;
 
 /// SHA-256 of the key's text, and name of the file. It replaces the text, which is long and only

@@ -1,4 +1,5 @@
-//! What is known of the images that are being pulled, and what the rules make of it.
+//! Collects facts for the placement rules: images that are being pulled, requests, and measured
+//! speeds.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,41 +10,42 @@ use super::{
     TierSpeeds,
 };
 
-/// Images that are remembered, the latest, and layers of each: together some megabytes.
+/// Maximum number of images that are remembered, and of layers of each: together a few megabytes.
 const MAX_IMAGES: usize = 256;
 const MAX_LAYERS: usize = 256;
-/// Blobs whose requests are counted; when there are more, those that were asked for once are forgotten, or all.
+/// Maximum number of blobs whose requests are counted. At the limit, blobs with one request are
+/// dropped, or else all.
 const MAX_COUNTED: usize = 64 << 10;
-/// After so many requests for each blob that is counted, and at least so many, all counts are halved: what was in demand once
-/// does not stay for that.
+/// Average number of requests per counted blob, and minimum number of requests, after which all
+/// counts are halved. Blobs that are no longer requested thus lose their rank.
 const AGE: usize = 8;
 const MIN_AGE: usize = 1024;
 
-/// See the head of this module. No I/O.
+/// The facts for the placement rules; see the head of this module. No I/O.
 #[derive(Default)]
 pub(crate) struct Advisor {
     placement: Placement,
     speeds: TierSpeeds,
     lass: LayerAware,
-    /// By manifest.
+    /// Images by manifest digest.
     images: HashMap<Digest, Image>,
-    /// Of `images`, the oldest first.
+    /// Keys of `images`, the oldest first.
     order: VecDeque<Digest>,
-    /// The latest image that names a blob.
+    /// The latest image that contains a blob.
     named: HashMap<Digest, Digest>,
     requests: HashMap<Digest, u32>,
-    /// Requests since all counts were halved.
+    /// Number of requests since all counts were halved.
     since: usize,
 }
 
 struct Image {
-    /// The lowest first, with their sizes as claimed.
+    /// Digests and sizes of the layers, the lowest first, as the manifest states them.
     layers: Vec<(Digest, u64)>,
     config: (Digest, u64),
 }
 
 impl Image {
-    /// Which layer a blob of it is, unless it is its config; and its size.
+    /// The index of a blob among the layers (`None` for the config), and its size.
     fn blob(&self, digest: &Digest) -> (Option<usize>, u64) {
         let index = self.layers.iter().position(|(layer, _)| layer == digest);
         (
@@ -88,7 +90,8 @@ impl Advisor {
         }
     }
 
-    /// So many bytes a second came while a fill was under way, of all fills together.
+    /// Adds a measurement of the link: bytes per second of all fills together while a fill was
+    /// running.
     pub(crate) fn arrived(&mut self, rate: f64) {
         if rate.is_finite() && rate > 0.0 {
             let link = self
@@ -100,7 +103,7 @@ impl Advisor {
         }
     }
 
-    /// How the tiers serve, as measured.
+    /// Sets the measured speeds of the tiers.
     pub(crate) fn measured(&mut self, speeds: TierSpeeds) {
         self.speeds = speeds;
         if let Some(pace) = &mut self.lass.pace {
@@ -108,7 +111,7 @@ impl Advisor {
         }
     }
 
-    /// One more request for a blob: says how many that makes.
+    /// Counts a request for a blob; returns its number of requests.
     pub(crate) fn request(&mut self, digest: &Digest) -> u32 {
         self.since += 1;
         let full = self.requests.len() >= MAX_COUNTED && !self.requests.contains_key(digest);
@@ -127,14 +130,15 @@ impl Advisor {
         *count
     }
 
-    /// The size of a blob that an image names, as claimed.
+    /// The size of a blob, as the manifest of its image states it.
     pub(crate) fn expected(&self, digest: &Digest) -> Option<u64> {
         let image = self.images.get(self.named.get(digest)?)?;
         Some(image.blob(digest).1)
     }
 
-    /// What speaks for a fill. `progress` says how far a layer is; `floor` is what would have to leave for as many bytes as
-    /// are [expected](Self::expected). `None` of what no image names.
+    /// Decides the placement of a fill. `progress`: the progress of a layer. `floor`: the priority
+    /// of the blobs that would be evicted for the [expected](Self::expected) bytes. `None` for a
+    /// blob of no known image.
     pub(crate) fn decide(
         &self,
         digest: &Digest,
@@ -168,7 +172,8 @@ impl Advisor {
         Some(self.placement.decide(&self.speeds, &facts))
     }
 
-    /// The rank of the hot chunks of a blob, `bytes` in so many runs: each run is found anew on a disk.
+    /// The rank of the hot ranges of a blob. `runs`: number of contiguous ranges; a disk seeks for
+    /// each of them.
     pub(crate) fn hot_priority(
         &self,
         digest: &Digest,
@@ -188,13 +193,13 @@ impl Advisor {
         self.placement.priority(&scattered, &facts)
     }
 
-    /// The rank of a blob of `bytes` that is there.
+    /// The rank of a stored blob of `bytes`.
     pub(crate) fn priority(&self, digest: &Digest, bytes: u64, sharing: u32) -> f64 {
         let facts = self.facts(digest, bytes, sharing);
         self.placement.priority(&self.speeds, &facts)
     }
 
-    /// Of what is there, and does not arrive.
+    /// The facts of a stored blob.
     fn facts(&self, digest: &Digest, bytes: u64, sharing: u32) -> BlobFacts {
         BlobFacts {
             bytes,

@@ -1,4 +1,4 @@
-//! Where the bytes of a fill go first.
+//! The tier that a fill is written to first.
 
 /// The tier that the bytes of a fill are written to first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

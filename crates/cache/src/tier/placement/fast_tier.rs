@@ -1,4 +1,4 @@
-//! What the fast tier is: what an operator configures, and what a reader of its state sees.
+//! Configuration and statistics of the fast tier.
 
 use std::sync::Arc;
 
@@ -10,25 +10,25 @@ use crate::tier::{FastMedium, FastStat, Options};
 pub struct FastTier {
     /// The medium.
     pub tier: Arc<dyn FastMedium>,
-    /// How the two are used.
+    /// Limits and write-back of the tier.
     pub options: Options,
-    /// The rule that decides which blobs it takes.
+    /// The rule that decides which blobs the fast tier stores.
     pub placement: Placement,
-    /// What becomes of it when the power goes, as people are told: `pmem`, `emulated-file`, `volatile`.
+    /// Durability class of the medium for statistics: `pmem`, `emulated-file`, `volatile`.
     pub class: &'static str,
-    /// Bytes of the medium.
+    /// Size of the medium in bytes.
     pub capacity: u64,
 }
 
-/// What the fast tier is and holds.
+/// Statistics of the fast tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TierStat {
-    /// What becomes of it when the power goes.
+    /// Durability class of the medium: `pmem`, `emulated-file`, `volatile`.
     pub class: &'static str,
-    /// Bytes of the medium.
+    /// Size of the medium in bytes.
     pub capacity: u64,
-    /// What it holds and did.
+    /// Contents and counters.
     pub fast: FastStat,
-    /// How disk and fast tier serve, as measured.
+    /// Measured speeds of disk and fast tier.
     pub speeds: TierSpeeds,
 }

@@ -1,51 +1,59 @@
-//! N-Docker's layer-aware storing (LASS): what arrives last, and what is stored after it, goes to the fast tier.
+//! Layer-aware storing (LASS, from N-Docker): the layers that arrive last go to the fast tier, so
+//! that the disk does not delay the end of a pull.
 
 use super::{Destination, Speed};
 
-/// Layers are fetched some at a time, and stored one upon the other, from the bottom: when the one that arrives last
-/// is here, it and all above it have still to be stored, while those below were stored during the fetch. So just
-/// the former go to the fast tier (N-Docker 2019, "Layer-Aware Storing Scheme"; their Last Downloading Layer).
+/// The placement rule LASS (N-Docker 2019, "Layer-Aware Storing Scheme").
 ///
-/// A cache stores each layer as it comes, in no order: there the place in the image only stands for the time. So where
-/// the speeds of link and disk are known ([`LayerAware::pace`]) they decide: what the disk can have stored by the time that the
-/// last layer is here goes to the disk, wherever in the image it is, and all else to the fast tier: so does what is so small that
-/// the disk would be busy with finding places for it.
+/// A client fetches several layers at a time, but stores them one after another, from the bottom.
+/// When the last layer arrives (N-Docker: "Last Downloading Layer"), it and all layers above it
+/// still have to be stored; the layers below were stored during the fetch. So the last layer and
+/// those above it go to the fast tier.
+///
+/// This cache stores layers in the order of their arrival, so the position in the image only
+/// approximates that order. Where the speeds of link and disk are known ([`LayerAware::pace`]),
+/// they decide: the disk gets the layers that it can finish storing before the last layer arrives.
+/// All other layers go to the fast tier. So do layers that are so small that the disk would mainly
+/// seek.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayerAware {
-    /// How many layers a client fetches at once: docker and containerd three.
+    /// Number of layers that a client fetches at once: three in docker and containerd.
     pub parallel: usize,
-    /// How fast layers come and are stored, if that is known.
+    /// Speeds of link and disk, if known.
     pub pace: Option<FetchRate>,
 }
 
-/// What a fetch is bound by.
+/// The speeds that limit a pull.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FetchRate {
-    /// Bytes a second that all fetches bring together.
+    /// Bytes per second of all fetches together.
     pub link: f64,
-    /// How the disk stores what is here.
+    /// Write speed of the disk.
     pub disk: Speed,
 }
 
-/// A disk that is this much slower than it was still has stored in time what was given to it.
+/// Safety factor for the disk's write time: the disk may be 10 % slower than measured.
 const CAUTION: f64 = 1.1;
-/// What the disk may not have been given yet of a layer whose last byte is here: so often the ingest sets it to work.
+/// Bytes of a layer that may still be unwritten when its last byte arrives: the ingest starts a
+/// sync after each such amount.
 pub(crate) const SYNC_INTERVAL: u64 = 4 << 20;
-/// A deployment may end so much after its last byte: for a part in thirty of its time the disk can often have one layer more.
+/// Factor by which a pull may end later than its last byte. An extra 3 % of time often lets the
+/// disk store one more layer.
 const SLACK: f64 = 1.03;
-/// To make a layer durable, so many places are found: the end of its content, the file's length, its name.
+/// Number of seeks to make a layer durable: for the end of its content, the file's length, and its
+/// name.
 const PLACES: f64 = 3.0;
 
-/// How far a layer is.
+/// Progress of a layer.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LayerProgress {
-    /// Bytes of the layer.
+    /// Size of the layer in bytes.
     pub size: u64,
-    /// Bytes of it that are here; all of them when it is complete.
+    /// Bytes that have arrived; the size, when the layer is complete.
     pub landed: u64,
-    /// Bytes a second that its fetch brings, when that is known.
+    /// Bytes per second of its fetch, if known.
     pub rate: Option<f64>,
-    /// Whether somebody fetches it now.
+    /// Whether a fill of it is running.
     pub running: bool,
 }
 
@@ -65,10 +73,11 @@ impl Default for LayerAware {
 }
 
 impl LayerAware {
-    /// The layer that is expected to arrive last, of layers in the order of the manifest (the lowest first); the lowest
-    /// of equals. `None` when all are here. O(layers × parallel).
+    /// Index of the layer that is expected to arrive last; of several, the lowest. `layers` are in
+    /// the order of the manifest, the lowest first. `None` when all have arrived. O(layers ×
+    /// parallel).
     pub fn last_downloading(&self, layers: &[LayerProgress]) -> Option<usize> {
-        // Bytes a second that are assumed of what nobody has measured: as those that are measured.
+        // Assumed bytes per second of a layer without a measurement: the mean of the measured ones.
         let known = layers
             .iter()
             .filter_map(|layer| layer.rate)
@@ -80,7 +89,8 @@ impl LayerAware {
             let left = layer.left() as f64;
             left / layer.rate.filter(is_positive).unwrap_or(usual)
         };
-        // When each of the client's hands is free again: those that fetch now, then the rest in order.
+        // Time at which each of the client's parallel fetches ends: first the running ones, then
+        // the others in order.
         let mut hands = vec![0.0_f64; self.parallel.max(1)];
         let mut last: Option<(f64, usize)> = None;
         for running in [true, false] {
@@ -102,7 +112,7 @@ impl LayerAware {
         last.map(|(_, index)| index)
     }
 
-    /// Where layer `index` goes. O(layers × parallel), and a sort of them.
+    /// The tier for layer `index`. O(layers × parallel), plus a sort.
     pub fn place(&self, layers: &[LayerProgress], index: usize) -> Destination {
         if let Some(pace) = &self.pace
             && pace.link.is_finite()
@@ -122,7 +132,8 @@ impl LayerAware {
 }
 
 impl LayerAware {
-    /// When each layer is here, in seconds from now: all that are fetched share the link. `None` of what is stored.
+    /// Arrival of each layer, in seconds from now: running fetches share the link equally. `None`
+    /// for a stored layer.
     fn arrivals(&self, layers: &[LayerProgress], link: f64) -> Vec<Option<f64>> {
         let mut arrivals: Vec<_> = layers
             .iter()
@@ -134,7 +145,7 @@ impl LayerAware {
             all.filter(move |(_, layer)| is_missing(layer) && layer.running == running)
         });
         let mut waiting = order;
-        // Bytes that are left of what is fetched at a time.
+        // Index and remaining bytes of the running fetches.
         let mut hands: Vec<(usize, f64)> = Vec::new();
         let mut now = 0.0;
         loop {
@@ -161,8 +172,9 @@ impl LayerAware {
         }
     }
 
-    /// Whether the disk would still be storing each layer when the last one is here. Of those that it would not, as many bytes as can
-    /// be together: the largest first, or the first to come, whichever is more. O(layers²).
+    /// Whether the disk would still be storing each layer when the last one arrives. Fills the time
+    /// of the disk with as many bytes as possible: either the largest layers first, or the
+    /// earliest, whichever are more. O(layers²).
     fn late(&self, layers: &[LayerProgress], pace: &FetchRate) -> Vec<bool> {
         let arrivals = self.arrivals(layers, pace.link);
         let mut coming: Vec<Coming> = (0..layers.len())
@@ -195,13 +207,13 @@ impl LayerAware {
     }
 }
 
-/// A layer on its way to the disk.
+/// A layer that is not completely on the disk.
 #[derive(Clone, Copy)]
 struct Coming {
     index: usize,
-    /// Seconds from now until its last byte is here.
+    /// Seconds from now until its last byte arrives.
     arrival: f64,
-    /// Bytes that the disk has still to be given.
+    /// Bytes that are not yet written to the disk.
     left: u64,
 }
 
@@ -212,14 +224,16 @@ impl FetchRate {
         bytes * self.disk.per_byte * CAUTION
     }
 
-    /// Whether finding a place for so many bytes takes the disk longer than to write them: the fast tier has that time for next to
-    /// nothing, and the disk has it for others.
+    /// Whether the disk needs longer to seek than to write so many bytes. On the fast tier such a
+    /// layer costs nearly nothing.
     pub(crate) fn is_small(&self, bytes: u64) -> bool {
         self.seconds(bytes) < self.disk.latency * PLACES
     }
 
-    /// Which of them the disk can have stored by `end`, each taken in turn if it still can be. It stores while they come, so that
-    /// of each an end is left; it is as fast as that end tells, or as all that it was given.
+    /// The layers that the disk can finish storing by `end`; adds each layer in turn if it still
+    /// fits. The disk writes while layers arrive, and then has the unwritten end of each left. A
+    /// layer ends with its own last bytes or with all bytes given to the disk before, whichever is
+    /// later.
     fn stored(&self, coming: &[Coming], end: f64) -> Vec<Coming> {
         let mut stored: Vec<Coming> = Vec::new();
         for one in coming {

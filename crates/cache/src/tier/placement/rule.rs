@@ -5,22 +5,23 @@ use std::str::FromStr;
 
 use super::{Destination, SharingRuns, TierSpeeds};
 
-/// The rule that decides which blobs the fast tier takes.
+/// The rule that decides which blobs the fast tier stores.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Placement {
-    /// Seconds that each byte on the fast tier saves, from measured speeds and expected requests:
-    /// [`TierSpeeds::saved_per_byte`].
+    /// Ranks by the seconds saved per byte on the fast tier, from measured speeds and expected
+    /// requests: [`TierSpeeds::saved_per_byte`].
     Value,
-    /// The layers that would delay the end of a pull: [`LayerAware`](super::LayerAware). It ranks
-    /// nothing, so the oldest blob leaves first.
+    /// Chooses the layers that would delay the end of a pull: [`LayerAware`](super::LayerAware). It
+    /// ranks nothing, so the oldest blob leaves first.
     LayerAware,
-    /// Images that contain the blob, times its requests: [`SharingRuns`]. The default: on images that
-    /// the rules had not seen, it saved the most waiting (docs/explanation/tiering.md).
+    /// Ranks by the number of images with the blob, times its requests: [`SharingRuns`]. The
+    /// default: on images that the rules had not seen, it saved the most waiting time
+    /// (docs/explanation/tiering.md).
     #[default]
     SharingRuns,
 }
 
-/// A name that is none of [`Placement::ALL`].
+/// A name that is not in [`Placement::ALL`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is no tier placement: write value, layer-aware or sharing-runs")]
 pub struct UnknownPlacement(String);
@@ -28,36 +29,38 @@ pub struct UnknownPlacement(String);
 /// What the cache knows of one blob.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BlobFacts {
-    /// Bytes of it.
+    /// Size of the blob in bytes.
     pub bytes: u64,
-    /// Requests that are expected.
+    /// Number of expected requests.
     pub demand: f64,
-    /// Images that contain it.
+    /// Number of known images that contain the blob.
     pub sharing: u32,
-    /// The decision of [`LayerAware`](super::LayerAware), while its image is fetched.
+    /// The decision of [`LayerAware`](super::LayerAware), while an image with the blob is being
+    /// pulled.
     pub arriving: Option<Destination>,
-    /// The priority of the least valuable blob that would have to leave for it; 0 when none would.
+    /// The highest priority of the blobs that would be evicted for it; 0 when none would.
     pub floor: f64,
 }
 
-/// Where a blob goes, and how long it stays on the fast tier.
+/// The tier of a blob, and its rank on the fast tier.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Decision {
-    /// Where the fill goes.
+    /// The tier that the fill is written to.
     pub destination: Destination,
-    /// Higher stays longer; finite, not negative, and comparable between decisions of one rule.
+    /// Blobs with a higher priority are evicted later. Finite, not negative, and comparable between
+    /// decisions of one rule.
     pub priority: f64,
 }
 
-/// By how much the saving of a blob on the disk has to exceed that of the blobs that leave for it.
-/// Less is within what a few requests change, and each exchange takes time of the disk.
+/// Fraction by which a promoted blob must save more than the blobs that are evicted for it. A
+/// smaller difference can change with a few requests, and each promotion takes time of the disk.
 const MIN_GAIN: f64 = 0.25;
 
 impl Placement {
     /// All rules.
     pub const ALL: [Self; 3] = [Self::Value, Self::LayerAware, Self::SharingRuns];
 
-    /// The name, as in a configuration.
+    /// The name in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Value => "value",
@@ -66,7 +69,7 @@ impl Placement {
         }
     }
 
-    /// Where a fill goes.
+    /// Decides the tier of a fill.
     pub fn decide(self, speeds: &TierSpeeds, facts: &BlobFacts) -> Decision {
         let priority = self.priority(speeds, facts);
         let destination = match self {
@@ -80,11 +83,11 @@ impl Placement {
         }
     }
 
-    /// How long a blob stays. For [`Placement::Value`], each image that contains the blob stands for
-    /// one request that is still to come (a rule of succession): it is all that is known of a blob
-    /// with few requests, and later requests decide.
+    /// The priority of a blob. For [`Placement::Value`], each image that contains the blob counts
+    /// as one expected request (a rule of succession). A blob with few requests has no better
+    /// estimate; later requests correct it.
     pub fn priority(self, speeds: &TierSpeeds, facts: &BlobFacts) -> f64 {
-        /// The least saving that counts: one second for one GB.
+        /// Smallest saving that counts, in seconds per byte: one second per GB.
         const SECONDS_PER_BYTE: f64 = 1e-9;
         match self {
             Self::Value => {
@@ -96,8 +99,8 @@ impl Placement {
         }
     }
 
-    /// By how much the priority of a blob that is copied from the disk has to exceed that of the
-    /// blobs that leave for it.
+    /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
+    /// evicted for it.
     pub fn margin(self) -> f64 {
         match self {
             Self::LayerAware => 0.0,
@@ -122,7 +125,7 @@ impl FromStr for Placement {
     }
 }
 
-/// 0 for nothing; twice a large saving is the same step everywhere.
+/// Logarithmic scale from 0: doubling a large saving adds the same amount everywhere.
 fn magnitude(of: f64) -> f64 {
     of.clamp(0.0, f64::MAX).ln_1p()
 }

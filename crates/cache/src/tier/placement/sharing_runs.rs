@@ -1,12 +1,12 @@
-//! CHERRY's rank of a layer.
+//! The rank of a layer in CHERRY: its images times its runs.
 
-/// In how many images a layer is, times how often containers of them were run (CHERRY, "layer value"). It uses
-/// neither sizes nor seconds.
+/// Number of images with a layer, times the number of container starts with it (CHERRY, "layer
+/// value"). Uses neither sizes nor times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SharingRuns;
 
 impl SharingRuns {
-    /// Higher is kept longer.
+    /// Layers with a higher rank are evicted later.
     pub fn rank(&self, sharing: u32, runs: f64) -> f64 {
         if runs.is_nan() || runs <= 0.0 {
             return 0.0;

@@ -33,17 +33,17 @@ fn the_largest_of_equals_in_speed_arrives_last_and_what_is_above_follows_it() {
 #[test]
 fn progress_rate_and_the_clients_hands_decide_who_is_last() {
     let rule = LayerAware::default();
-    // The large one is nearly here.
+    // The large one is nearly complete.
     assert_eq!(
         rule.last_downloading(&[running(20, 0, None), running(90, 85, None), waiting(1)]),
         Some(0)
     );
-    // The small one comes slowly.
+    // The small one is slow.
     assert_eq!(
         rule.last_downloading(&[running(20, 0, Some(1.0)), running(90, 0, Some(10.0))]),
         Some(0)
     );
-    // The fourth waits for a hand.
+    // The fourth waits for a free fetch.
     let four = [waiting(50), waiting(50), waiting(50), waiting(10)];
     assert_eq!(rule.last_downloading(&four), Some(3));
     assert_eq!(
@@ -77,18 +77,18 @@ fn what_the_disk_has_stored_before_the_last_is_here_goes_there() {
         all.map(|place| place == Destination::Fast)
             .collect::<Vec<_>>()
     };
-    // All three share the link: the last is here after 9 s, the others after 3 and 5.
+    // All three share the link: the last one arrives after 9 s, the others after 3 s and 5 s.
     assert_eq!(places(&[100, 600, 200]), [false, true, false]);
-    // Below the last, but here only just before it.
+    // Lower than the last layer, but it arrives just before the last.
     assert_eq!(places(&[400, 402, 80]), [true, true, false]);
-    // The base is the last one: what is above it is stored by then.
+    // The base layer arrives last, and the layers above are stored by then.
     assert_eq!(places(&[700, 100, 100]), [true, false, false]);
-    // Three that come at the same time.
+    // Three layers that arrive together.
     assert_eq!(places(&[9, 9, 9]), [true; 3]);
-    // What is stored already is not in the way.
+    // Stored layers do not count.
     let layers = [running(90 * MB, 90 * MB, None), waiting(500 * MB)];
     assert_eq!(rule.place(&layers, 1), Destination::Fast);
-    // A disk that is as slow as this has time for one of them: the larger of those that it can have.
+    // A slow disk has time for one layer: the larger of the candidates.
     let slow = LayerAware {
         pace: rule.pace.map(|pace| FetchRate {
             disk: Speed {
@@ -113,7 +113,7 @@ fn by_time_the_disk_has_as_many_bytes_as_it_can_have_stored() {
         }),
         ..LayerAware::default()
     };
-    // In units of 100 kB, as images of public registries are: a base, what was installed, the application.
+    // Sizes in units of 100 kB, typical for public images: base, packages, application.
     let on_disk = |sizes: &[u64]| {
         let layers: Vec<_> = sizes.iter().map(|size| waiting(size * 100_000)).collect();
         let places = (0..layers.len()).filter(|index| {
@@ -122,14 +122,15 @@ fn by_time_the_disk_has_as_many_bytes_as_it_can_have_stored() {
         });
         places.collect::<Vec<_>>()
     };
-    // The base is stored a hundredth of the time after the last is here: two layers of one size need not both be staged.
+    // The base layer would be stored 1 % too late, which is within the tolerance: one of two layers
+    // can go to the disk.
     assert_eq!(on_disk(&[279, 408]), [0]);
     assert!(on_disk(&[279, 343]).is_empty());
-    // The larger of two that the disk has time for.
+    // The larger of two layers that the disk has time for.
     assert_eq!(on_disk(&[279, 113, 111]), [1]);
     assert_eq!(on_disk(&[279, 336, 448]), [1]);
     assert_eq!(on_disk(&[279, 791, 393]), [0, 2]);
-    // Places are to be found for small ones, too: the disk has no time for that.
+    // The disk would have to seek for small layers, and has no time for that.
     assert_eq!(on_disk(&[279, 142, 1, 1, 1]), [1]);
     assert!(on_disk(&[30, 30, 3000]).is_empty());
 }
@@ -180,7 +181,7 @@ fn each_rule_decides_by_what_it_knows() {
     let speeds = TierSpeeds::default();
     let decide = |facts| Placement::ALL.map(|rule| rule.decide(&speeds, &facts).destination);
     assert_eq!(decide(facts), [Destination::Fast; 3]);
-    // Only the layer-aware rule looks at what arrives, and only it ignores what would have to leave.
+    // Only the layer-aware rule uses `arriving`, and only it ignores `floor`.
     let (fast, disk) = (Destination::Fast, Destination::Disk);
     let early = BlobFacts {
         arriving: Some(Destination::Disk),

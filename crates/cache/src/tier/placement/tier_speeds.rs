@@ -1,48 +1,50 @@
-//! How disk and fast tier serve, as measured, and what a byte on the fast tier saves.
+//! Measured speeds of disk and fast tier, and the time that a byte on the fast tier saves.
 
 /// The measured speeds of both tiers.
 ///
-/// CHERRY keeps the most promising layers on persistent memory, and found that counts of sharing
-/// predict start-up time poorly. [`Placement::Value`](super::Placement::Value) therefore ranks by
-/// measured seconds.
+/// CHERRY puts the most valuable layers on persistent memory. Its counts of sharing predict
+/// start-up times poorly, so [`Placement::Value`](super::Placement::Value) ranks by measured
+/// seconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TierSpeeds {
-    /// How the disk serves what is not in memory.
+    /// Speed of reads from the disk that miss the page cache.
     pub disk: Speed,
-    /// How the fast tier does.
+    /// Speed of reads from the fast tier.
     pub fast: Speed,
 }
 
-/// How a medium serves, as measured.
+/// Measured speed of a medium.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Speed {
-    /// Seconds before the first byte.
+    /// Seconds until the first byte.
     pub latency: f64,
-    /// Seconds for each byte after it.
+    /// Seconds per further byte.
     pub per_byte: f64,
 }
 
 impl Speed {
-    /// What is assumed of a hard disk before it was measured: 8 ms to find, 150 MB/s.
+    /// Assumed speed of a hard disk without a measurement: 8 ms per seek, 150 MB/s.
     pub const HARD_DISK: Self = Self {
         latency: 0.008,
         per_byte: 1.0 / 150e6,
     };
 
-    /// The same of an NVDIMM (N-Docker 2019, Table 1: 3.6 GB/s to read).
+    /// Assumed speed of an NVDIMM without a measurement (N-Docker 2019, Table 1: reads at 3.6
+    /// GB/s).
     pub const NVDIMM: Self = Self {
         latency: 1e-6,
         per_byte: 1.0 / 3.6e9,
     };
 
-    /// Seconds for `bytes` in one run.
+    /// Seconds to read `bytes` contiguous bytes.
     pub fn seconds(&self, bytes: u64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an expectation")]
         let bytes = bytes as f64;
         self.latency + self.per_byte * bytes
     }
 
-    /// Takes in that `bytes` behind others took so long: an average that no single run moves far.
+    /// Adds a measurement: `bytes` that continued earlier reads took `seconds`. A single
+    /// measurement changes the average little.
     pub fn observe_run(&mut self, bytes: u64, seconds: f64) {
         if bytes == 0 {
             return;
@@ -52,7 +54,8 @@ impl Speed {
         self.per_byte = average(self.per_byte, seen, 1e-12);
     }
 
-    /// Takes in that the first `bytes` from somewhere took so long: what is beyond their rate is the time before the first.
+    /// Adds a measurement: the first `bytes` at a new position took `seconds`. The latency is the
+    /// time beyond that of the bytes.
     pub fn observe_first(&mut self, bytes: u64, seconds: f64) {
         #[expect(clippy::cast_precision_loss, reason = "an expectation")]
         let seen = (seconds - self.per_byte * bytes as f64).max(0.0);
@@ -60,7 +63,8 @@ impl Speed {
     }
 }
 
-/// A sixteenth of what is seen, of which at most the eightfold of what is known (or of `least`) counts.
+/// Moving average with weight 1/16. A sample counts at most 8 times the current average (or
+/// `least`).
 fn average(known: f64, seen: f64, least: f64) -> f64 {
     const WEIGHT: f64 = 1.0 / 16.0;
     if !seen.is_finite() || seen < 0.0 {
@@ -79,7 +83,7 @@ impl Default for TierSpeeds {
 }
 
 impl TierSpeeds {
-    /// Seconds that each byte of a blob of `bytes` saves on the fast tier, for `demand` expected
+    /// Seconds saved per byte of a blob of `bytes` on the fast tier, for `demand` expected
     /// requests: (seconds from the disk − seconds from the tier) × demand / bytes. Never negative.
     pub fn saved_per_byte(&self, bytes: u64, demand: f64) -> f64 {
         let saved = self.disk.seconds(bytes) - self.fast.seconds(bytes);

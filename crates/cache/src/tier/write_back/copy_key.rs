@@ -1,25 +1,26 @@
-//! The key of a copy on the fast medium.
+//! The key of a copy on the fast tier.
 
 use pierhead_oci::Digest;
 
-/// Names one copy: all of a blob, or its hot chunks. A medium stores values under digests only, so the
-/// hot chunks lie under the complement of the blob's digest. Content with that digest would be a
-/// collision of the hash.
+/// Identifies one copy: a whole blob, or its hot chunks. A medium stores values by digest only, so
+/// hot chunks are stored under the bitwise complement of the blob's digest. Content with that
+/// digest would be a collision of the hash.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct CopyKey(Digest);
 
 impl CopyKey {
-    /// The copy of all of a blob.
+    /// The key of the copy of a whole blob.
     pub(super) fn whole(blob: &Digest) -> Self {
         Self(*blob)
     }
 
-    /// The copy of the hot chunks of a blob.
+    /// The key of the copy of the hot chunks of a blob.
     pub(super) fn hot(blob: &Digest) -> Self {
         Self(complement(blob))
     }
 
-    /// The key of a value that a walk over the medium found; only the value tells which kind of copy it is.
+    /// The key of a value that a scan of the medium found. Only the value tells which kind of copy
+    /// it is.
     pub(super) fn found(on_medium: Digest) -> Self {
         Self(on_medium)
     }

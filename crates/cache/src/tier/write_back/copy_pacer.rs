@@ -1,4 +1,5 @@
-//! Copies between the tiers give way to readers of the disk, to requests that need the CPU, and to pauses.
+//! Slows copies between the tiers down: for readers of the disk, for requests that need the CPU,
+//! and while background work is paused.
 
 use std::io;
 use std::ops::Range;
@@ -13,28 +14,28 @@ use super::slow_disk::SlowDisk;
 use super::tier_state::TierState;
 use crate::tier::{Blob, CHUNK};
 
-/// Bytes that are copied at once.
+/// Size of one copy step in bytes.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// How long one piece waits for CPU time that requests need.
+/// Maximum time that one piece waits for the CPU.
 const MAX_CPU_WAIT: Duration = Duration::from_secs(1);
 
-/// How often a pause checks whether it is over.
+/// How often a pause checks whether to end.
 const PAUSE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long work on one blob has still to give way. Of the time that it takes only that counts in which it stood back for somebody: a
-/// drain that is paced, or a disk that is slow, has given nothing.
+/// Remaining time for which the work on one blob yields to readers of the disk. Only time spent
+/// yielding counts, not time spent on a slow disk or a rate limit.
 pub(super) struct Patience(Duration);
 
 impl Default for Patience {
-    /// Readers that never pause hold nothing up for ever.
+    /// Bounds the delay by readers that never pause.
     fn default() -> Self {
         Self(Duration::from_secs(10))
     }
 }
 
 impl Patience {
-    /// Until when it gives way, if somebody wants it to until `quiet`; `None` when it does not any more.
+    /// Until when to yield to a reader, at most until `quiet`; `None` when the time is used up.
     fn until(&self, now: Instant, quiet: Instant) -> Option<Instant> {
         let most = now.checked_add(self.0)?;
         (!self.0.is_zero()).then_some(most.min(quiet))
@@ -49,17 +50,17 @@ pub(super) struct CopyPacer {
     pub(super) fast: Arc<FastCopies>,
     pub(super) disk: Arc<SlowDisk>,
     pub(super) background: BackgroundWork,
-    /// Most bytes a second that are written back; 0: as many as the disk takes.
+    /// Maximum bytes per second of write-back; 0: unlimited.
     pub(super) write_back_rate: u64,
 }
 
 impl CopyPacer {
-    /// Whether a copy that nobody waits for must stop.
+    /// Whether a copy that no caller waits for must stop.
     pub(super) fn should_pause(&self) -> bool {
         self.background.is_paused() && self.fast.state.lock().has_room()
     }
 
-    /// Pauses for as long as background work is paused and `may` holds.
+    /// Waits while background work is paused and `may` holds.
     pub(super) fn pause_while(&self, may: impl Fn(&TierState) -> bool) {
         while self.background.is_paused() && may(&self.fast.state.lock()) {
             let _paused = self.background.count_pause();
@@ -68,7 +69,7 @@ impl CopyPacer {
         }
     }
 
-    /// Leaves the CPU to requests for a while, as long as nobody waits for this blob or for room.
+    /// Yields the CPU to requests for a while, unless a caller waits for this blob or for room.
     fn yield_cpu(&self, digest: &Digest) {
         let mut left = MAX_CPU_WAIT;
         while let Some(wait) = self.background.cpu_wait(false)
@@ -89,7 +90,7 @@ impl CopyPacer {
         }
     }
 
-    /// Leaves the disk to its readers, unless the fast tier fills up with dirty blobs.
+    /// Yields the disk to its readers, unless half of the fast tier is dirty.
     pub(super) fn give_way(&self, digest: &Digest, patience: &mut Patience) {
         self.pause_while(|state| state.has_room() && !state.is_held(digest));
         self.yield_cpu(digest);
@@ -109,7 +110,7 @@ impl CopyPacer {
         }
     }
 
-    /// Waits until `bytes` may have been written since `begun`, or a flush waits.
+    /// Waits until the rate limit allows `bytes` bytes since `begun`, or until a flush waits.
     pub(super) fn pace(&self, digest: &Digest, begun: Instant, bytes: u64) {
         let due = match self.write_back_rate {
             0 => Duration::ZERO,
@@ -122,8 +123,10 @@ impl CopyPacer {
         });
     }
 
-    /// Hands a range of a blob to `put`, its checksums compared; `false` when somebody else needs its place, or the machine is short of
-    /// something: nobody waits for it, and it would hold its room for as long as that is. The range ends with a chunk or with the blob.
+    /// Reads a range of a blob from the disk, verifies it, and passes it to `put`. `false` when
+    /// another operation needs the blob, or background work is paused: no caller waits for the
+    /// copy, and it must not keep its room reserved. The range ends at a chunk boundary or at the
+    /// end of the blob.
     pub(super) fn copy_from_disk(
         &self,
         digest: &Digest,

@@ -1,4 +1,4 @@
-//! The fast tier with all that is known of it: its copies, the room that they take, and who leaves for more.
+//! The fast medium and its copies of blobs: opens, commits, deletes and evicts them.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -17,30 +17,32 @@ use super::tier_state::{Entry, FastVictim, TierState};
 use crate::tier::placement::Speed;
 use crate::tier::{Blob, FastMedium, Staged, Trailer, is_damage};
 
-/// An opened copy with its room. Hot chunks come with the spans of that very copy, since another may take its place.
+/// An open copy with its room. A copy of hot ranges has its spans, since another copy may replace
+/// it.
 pub(super) struct OpenCopy {
     pub(super) blob: Arc<dyn Blob>,
     pub(super) room: Arc<Room>,
     pub(super) hot: Option<Arc<Spans>>,
 }
 
-/// Locks are taken in this order: a key's, `state`.
+/// Lock order: the lock of a key, then `state`.
 pub(super) struct FastCopies {
     pub(super) medium: Arc<dyn FastMedium>,
     pub(super) state: Mutex<TierState>,
-    /// Notified when there is something to write back, when a write-back has ended, and at the end.
+    /// Notified when there is work for the write-back thread, when a write-back has ended, and when
+    /// the tier closes.
     pub(super) changed: Condvar,
-    /// Opening, committing and deleting one copy exclude one another.
+    /// Locks a copy while it is opened, committed or deleted.
     pub(super) key_locks: KeyedLock<CopyKey>,
     pub(super) counters: Counters,
-    /// How the fast tier serves, as measured.
+    /// Measured speed of the fast tier.
     pub(super) speed: Mutex<Speed>,
-    /// Whether the medium was found failed; that is logged once.
+    /// Whether the medium has failed; logged once.
     pub(super) failed: AtomicBool,
     panics: Panics,
 }
 
-/// Keeps a digest from being written back.
+/// Prevents the write-back of a digest while it exists.
 pub(super) struct Hold {
     fast: Arc<FastCopies>,
     digest: Digest,
@@ -67,7 +69,8 @@ impl FastCopies {
         }
     }
 
-    /// Keeps a digest from being written back, and waits until a write-back of it has stopped, which is soon.
+    /// Prevents the write-back of a digest, and waits until a running one has stopped, which is
+    /// soon.
     pub(super) fn hold(self: &Arc<Self>, digest: &Digest) -> Hold {
         let mut state = self.state.lock();
         state.hold(*digest);
@@ -81,7 +84,7 @@ impl FastCopies {
         }
     }
 
-    /// Whether the medium can give and take nothing any more. The first caller to find out logs it.
+    /// Whether the medium has failed. The first caller that finds a failure logs it.
     pub(super) fn has_failed(&self) -> bool {
         let Err(error) = self.medium.free() else {
             return false;
@@ -89,14 +92,14 @@ impl FastCopies {
         if !self.failed.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 %error,
-                "the fast tier has failed: nothing goes there any more, and all is served from the disk or fetched again. See the kernel's log \
-                 (dmesg) and replace the medium, or set tier.kind = \"off\"; a restart of pierhead opens it anew"
+            "the fast tier has failed: pierhead no longer uses it, and serves from the disk or fetches again. See the \
+                 kernel log (dmesg) and replace the medium, or set tier.kind = \"off\"; restart pierhead to use it again"
             );
         }
         true
     }
 
-    /// Opens a copy. A damaged one is deleted and counts as absent.
+    /// Opens a copy. A damaged copy is deleted and counts as absent.
     pub(super) fn open(self: &Arc<Self>, key: &CopyKey) -> io::Result<Option<OpenCopy>> {
         let guard = self.key_locks.lock(*key);
         let Some((room, hot)) = ({
@@ -115,24 +118,25 @@ impl FastCopies {
             Ok(None) => {}
         }
         drop(guard);
-        // Not while the disk's copy is being made, which then is damaged as well.
+        // A running write-back of this copy must stop: its copy on the disk would be damaged, too.
         let _hold = self.hold(key.on_medium());
         let _guard = self.key_locks.lock(*key);
         count(&self.counters.damaged, 1);
         self.has_failed();
         if hot.is_some() {
-            // Not made again at once: the medium may be worn there.
+            // Prevents an immediate new copy: the medium may be defective there.
             self.state.lock().known.forget(&key.as_hot());
         }
-        // The disk has no copy that could be read in its place.
+        // The disk has no other copy to read.
         if self.remove(key) == Some(false) {
             count(&self.counters.corrupt, 1);
         }
         Ok(None)
     }
 
-    /// Deletes a copy whose key is locked. Says whether the disk has the blob too; `None` when there was no copy. A medium
-    /// that fails may show it again after a restart: then it is what was committed, or found damaged.
+    /// Deletes a copy; the caller has locked its key. Returns whether the disk has the blob, too;
+    /// `None` when there was no copy. A failing medium may show the copy again after a restart:
+    /// then it is intact, or detected as damaged.
     pub(super) fn remove(&self, key: &CopyKey) -> Option<bool> {
         let entry = self.state.lock().leave(key)?;
         if let Err(error) = self.medium.remove(key.on_medium()) {
@@ -141,7 +145,8 @@ impl FastCopies {
         Some(entry.is_clean)
     }
 
-    /// Commits a copy whose key is locked. A failed commit may have left it on the medium, uncounted: deletes it.
+    /// Commits a copy; the caller has locked its key. A failed commit may have left the copy on the
+    /// medium without counting it, so it is deleted.
     pub(super) fn commit_copy(
         &self,
         key: &CopyKey,
@@ -156,12 +161,12 @@ impl FastCopies {
         committed.map(drop)
     }
 
-    /// Empty staged bytes for a copy, in place of those that a crash left.
+    /// Stages an empty copy, and deletes staged bytes that a crash left.
     pub(super) fn stage_copy(&self, key: &CopyKey) -> io::Result<Box<dyn Staged>> {
         drop(self.state.lock().resume(key));
         let mut staged = self.medium.stage(key.on_medium())?;
         if let Err(error) = staged.clear() {
-            // Their room counts no more.
+            // The room is released, so the staged bytes must go.
             drop(staged);
             let _ = self.medium.discard(key.on_medium());
             return Err(error);
@@ -169,15 +174,16 @@ impl FastCopies {
         Ok(staged)
     }
 
-    /// The most that a content of `len` bytes takes of the medium.
+    /// Maximum bytes on the medium of a content of `len` bytes.
     pub(super) fn footprint(&self, len: u64, media_type: Option<&MediaType>) -> u64 {
         let trailer = Trailer::encoded_len(len, media_type);
         self.medium.footprint(len.saturating_add(trailer))
     }
 
-    /// Evicts what must leave for `more` bytes. Returns `false`, and evicts nothing, when they cannot be had.
+    /// Evicts copies until `more` bytes fit. Returns `false`, and evicts nothing, when they cannot
+    /// fit.
     pub(super) fn make_room(&self, more: u64) -> bool {
-        // For 0 bytes, whatever may leave over the bound leaves.
+        // For 0 bytes, evicts all that is possible above the limit.
         let mut is_sure = more == 0;
         loop {
             let victim = {
@@ -185,7 +191,7 @@ impl FastCopies {
                 if state.fits(more) {
                     return true;
                 }
-                // Once: it looks at all that could leave.
+                // Checked once, because it may visit all copies.
                 is_sure = is_sure || state.can_fit(more);
                 match state.victim() {
                     Some(victim) if is_sure => victim,
@@ -229,7 +235,7 @@ impl FastCopies {
         }
     }
 
-    /// Grows `room` to `bytes` in all, if they can be had.
+    /// Grows `room` to `bytes` in total; `false` when they do not fit.
     pub(super) fn grow(&self, room: &Room, bytes: u64) -> bool {
         loop {
             let more = bytes.saturating_sub(room.bytes());
@@ -237,7 +243,7 @@ impl FastCopies {
                 return false;
             }
             let state = self.state.lock();
-            // Another may have taken it meanwhile.
+            // Another fill may have taken the room meanwhile.
             if state.fits(more) {
                 room.resize(bytes.max(room.bytes()));
                 return true;
@@ -245,8 +251,8 @@ impl FastCopies {
         }
     }
 
-    /// A reader has closed its copy. If the tier is over its bound, the write-back thread evicts: the reader may hold locks
-    /// and must not wait for the medium.
+    /// Called when a reader has closed its copy. If the tier is above its limit, the write-back
+    /// thread evicts: the reader may have locks and must not wait for the medium.
     pub(super) fn reader_left(&self) {
         let mut state = self.state.lock();
         if state.accounts.used() > state.limit {
@@ -256,24 +262,26 @@ impl FastCopies {
         }
     }
 
-    /// Runs work of the write-back thread. A panic counts as a failure: the thread goes on with its next work.
+    /// Runs work of the write-back thread. A panic counts as an error, and the thread continues
+    /// with its next work.
     pub(super) fn guarded<T>(&self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let done = self.panics.catch(BackgroundTask::TierWriteBack, work);
         done.unwrap_or_else(|| Err(io::Error::other("a panic, which was logged before")))
     }
 
-    /// Evicts what is over the bound and may leave.
+    /// Evicts copies above the limit, as far as possible.
     pub(super) fn keep_bound(&self) {
         let kept = self.guarded(|| {
             self.make_room(0);
             Ok(())
         });
         if let Err(error) = kept {
-            tracing::warn!(%error, "the fast tier may hold more than it should");
+            tracing::warn!(%error, "the fast tier may exceed its limit");
         }
     }
 
-    /// Waits until `moment`, as long as `wanted` holds. Meanwhile, what readers release over the bound is evicted.
+    /// Waits until `moment`, as long as `wanted` holds. Meanwhile evicts above the limit when
+    /// readers close copies.
     pub(super) fn wait_until(&self, moment: Instant, wanted: impl Fn(&TierState) -> bool) {
         loop {
             let ahead = moment.saturating_duration_since(Instant::now());
@@ -291,7 +299,7 @@ impl FastCopies {
         }
     }
 
-    /// Whether work on a blob must stop: somebody else needs its place, or the tier is closing.
+    /// Whether work on a blob must stop: another operation needs the blob, or the tier is closing.
     pub(super) fn is_interrupted(&self, digest: &Digest) -> bool {
         let state = self.state.lock();
         state.stopped || state.is_held(digest)

@@ -1,4 +1,5 @@
-//! Fills: one that starts on the fast tier and may have to move to the disk, and one on the disk.
+//! Fills on both tiers: one that starts on the fast tier and may move to the disk, and one on the
+//! disk.
 
 use std::io;
 use std::sync::Arc;
@@ -16,16 +17,16 @@ use super::tier_state::Hint;
 use crate::tier::switch_reader::SwitchReader;
 use crate::tier::{Blob, ReadAt, Staged, Trailer};
 
-/// Bytes of room that a fill of unknown length takes at once.
+/// Bytes of room that a fill of unknown length reserves at a time.
 const ROOM_STEP: u64 = 4 << 20;
-/// A fill on the fast tier, until that has no room for it.
+/// A fill on the fast tier. It moves to the disk when the fast tier has no room for it.
 pub(super) struct FastFill {
     fast: Arc<FastCopies>,
     disk: Arc<SlowDisk>,
     digest: Digest,
     hint: Hint,
     place: Place,
-    /// Bytes of content that were written whole.
+    /// Number of staged content bytes.
     len: u64,
     reader: Arc<SwitchReader>,
 }
@@ -36,7 +37,7 @@ enum Place {
         room: Arc<Room>,
     },
     Disk(DiskFill),
-    /// Committed, or lost while it moved.
+    /// Committed, or lost during a failed move.
     Nowhere,
 }
 
@@ -61,7 +62,7 @@ impl FastFill {
         }
     }
 
-    /// Whether `more` bytes and a trailer fit, room taken.
+    /// Reserves room for `more` bytes and a trailer; `false` when there is none.
     fn fits(&self, room: &Room, more: u64) -> bool {
         let len = self.len.saturating_add(more);
         let need = self.fast.footprint(len, None);
@@ -70,13 +71,14 @@ impl FastFill {
             || self.fast.grow(room, need)
     }
 
-    /// Goes on on the disk, with what is written by now.
+    /// Moves the fill to the disk, with the bytes staged so far.
     fn move_to_disk(&mut self) -> io::Result<&mut DiskFill> {
         if !matches!(self.place, Place::Disk(_)) {
             let fast = std::mem::replace(&mut self.place, Place::Nowhere);
             let copied = self.copy_to_disk();
             drop(fast);
-            // Also of a disk that failed: the tier state would not know what is left there, and it would never leave.
+            // Also when the disk failed: the tier state has forgotten these bytes, so nothing else
+            // would delete them.
             if let Err(error) = self.fast.medium.discard(&self.digest) {
                 tracing::warn!(digest = %self.digest, %error, "cannot delete on the fast tier");
             }
@@ -89,7 +91,7 @@ impl FastFill {
         }
     }
 
-    /// What is written by now, on the disk; readers go on there.
+    /// Copies the staged bytes to the disk; readers continue there.
     fn copy_to_disk(&self) -> io::Result<DiskFill> {
         let mut disk = DiskFill::new(&self.fast, &self.disk, self.digest)?;
         disk.staged.clear()?;
@@ -100,7 +102,7 @@ impl FastFill {
         Ok(disk)
     }
 
-    /// Writes `bytes` bytes by `write`, wherever they fit.
+    /// Writes `bytes` bytes by `write`, on the fast tier if they fit, otherwise on the disk.
     fn put(
         &mut self,
         bytes: u64,
@@ -115,7 +117,7 @@ impl FastFill {
                     true
                 }
                 Err(error) => {
-                    tracing::warn!(digest = %self.digest, %error, "the fast tier failed: goes on on the disk");
+                    tracing::warn!(digest = %self.digest, %error, "the fast tier failed: this fill continues on the disk");
                     self.fast.has_failed();
                     false
                 }
@@ -131,7 +133,7 @@ impl FastFill {
     }
 }
 
-/// Hands all of it on, a piece at a time.
+/// Copies `len` bytes to `to`, in pieces.
 fn copy(
     from: &dyn ReadAt,
     len: u64,
@@ -208,7 +210,7 @@ impl Staged for FastFill {
                         self.fast.changed.notify_all();
                         return Ok(Arc::new(FastBlob::new(&self.fast, blob, room)));
                     }
-                    // Its bytes are still read by whoever reads this fill.
+                    // Readers of this fill still read these bytes.
                     Err(error) => {
                         tracing::warn!(digest = %self.digest, %error, "the fast tier failed: committed on the disk");
                         self.fast.has_failed();
@@ -233,7 +235,7 @@ impl Drop for FastFill {
             drop(staged);
             room.resize(self.fast.medium.footprint(self.len));
             room.set_dirty(self.len);
-            // Until somebody goes on with it, or it is discarded.
+            // The next fill resumes these bytes, unless they are discarded or evicted.
             self.fast
                 .state
                 .lock()
@@ -242,7 +244,8 @@ impl Drop for FastFill {
     }
 }
 
-/// A fill on the disk. While it lives, no older fast copy of its digest is drained into its file.
+/// A fill on the disk. While it exists, an older fast copy of its digest is not written back to the
+/// same file.
 pub(super) struct DiskFill {
     pub(super) staged: Box<dyn Staged>,
     fast: Arc<FastCopies>,
@@ -299,7 +302,7 @@ impl Staged for DiskFill {
             state.known.look_at(&digest);
         }
         fast.changed.notify_all();
-        // An older copy of another media type.
+        // The fast tier may have an older copy with another media type.
         let key = CopyKey::whole(&digest);
         let _guard = fast.key_locks.lock(key);
         fast.remove(&key);

@@ -1,4 +1,4 @@
-//! A blob of the disk, the hot chunks of which are read from the fast tier.
+//! A blob on the disk whose hot ranges are read from the fast tier.
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::stat::count;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
 impl HotCopies {
-    /// The blob, with its hot chunks read from the fast tier if they have a copy there.
+    /// Opens a blob so that hot ranges are read from their copy on the fast tier, if there is one.
     pub(super) fn open(&self, digest: &Digest, slow: Arc<dyn Blob>) -> io::Result<Arc<dyn Blob>> {
         let counters = &self.fast.counters;
         let Some(mut copy) = self.fast.open(&CopyKey::hot(digest))? else {
@@ -40,7 +40,7 @@ impl HotCopies {
         }
     }
 
-    /// Whether byte `at` of a blob is in no copy on the fast tier, though its hot chunks are.
+    /// Whether byte `at` of a blob is outside the copy of its hot ranges.
     pub(super) fn is_cold(&self, digest: &Digest, at: Option<u64>) -> bool {
         let state = self.fast.state.lock();
         let hot = state.entries.get(&CopyKey::hot(digest));
@@ -51,12 +51,13 @@ impl HotCopies {
     }
 }
 
-/// A blob of the disk, parts of which are read from the fast tier.
+/// A blob on the disk whose hot ranges are read from the fast tier.
 struct HotBlob {
     slow: Arc<dyn Blob>,
     copy: Arc<dyn Blob>,
     spans: Arc<Spans>,
-    /// The copy could not be read: from then on all is the disk's, or what was checked would not be what is sent.
+    /// Set when the copy could not be read. From then on, all reads use the disk: a later read of
+    /// the copy could return bytes that were not verified.
     failed: AtomicBool,
 }
 
@@ -69,8 +70,8 @@ impl HotBlob {
         }
     }
 
-    /// Calls `read` with each part of `offset..offset + len` in turn, as long as it gives all that is asked of it: which blob, where in it, which
-    /// part of the buffer. Returns what was read.
+    /// Calls `read` for each part of `offset..offset + len` in order, until one read is short.
+    /// `read` gets the source and the range of the buffer. Returns the number of bytes read.
     fn parts(
         &self,
         offset: u64,
@@ -91,7 +92,7 @@ impl HotBlob {
                         left,
                     )
                 }
-                // Behind the end it is the disk that says so.
+                // Past the end, the disk reports the error.
                 Place::Cold(0) => (Part { copy: None, at }, u64::MAX),
                 Place::Cold(left) => (Part { copy: None, at }, left),
             };
@@ -107,7 +108,8 @@ impl HotBlob {
     }
 }
 
-/// Where a part of a blob lies: on the disk at `at`, and maybe on the fast tier.
+/// The source of a part of a blob: offset `at` on the disk, and possibly a copy on the fast tier
+/// with its offset.
 struct Part<'a> {
     copy: Option<(&'a dyn Blob, u64)>,
     at: u64,
@@ -121,7 +123,7 @@ impl ReadAt for HotBlob {
             if let Some((copy, at)) = from.copy {
                 match copy.read_at(at, buf) {
                     Ok(()) => return Ok(len),
-                    // The disk has it, too.
+                    // The disk has these bytes, too.
                     Err(_) => self.failed.store(true, Ordering::Relaxed),
                 }
             }

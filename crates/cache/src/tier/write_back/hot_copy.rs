@@ -1,7 +1,8 @@
-//! Hot contents: of a blob that the disk has, the chunks that a start touches stay on the fast tier, and no others.
+//! Copies of hot ranges: for a blob on the disk, the fast tier stores only the chunks that
+//! container starts read.
 //!
-//! Such a copy is a value of the fast tier like any other, so that the same promises hold for it: what survives, what is
-//! counted, what leaves first. Its [`CopyKey`] tells it from a whole copy.
+//! Such a copy is an ordinary value of the fast tier, with the same durability, accounting and
+//! eviction. Its [`CopyKey`] distinguishes it from a whole copy.
 
 use std::io;
 use std::ops::Range;
@@ -20,9 +21,10 @@ use super::spans::Spans;
 use super::stat::count;
 use crate::tier::{Blob, FastMedium, Found, Sums, Trailer, is_damage};
 
-/// A copy of more than this part of a blob saves too little: then it is as good to have all of it.
+/// Maximum hot fraction of a blob. Above it, a copy of the hot chunks saves too little, and the
+/// whole blob is copied.
 const MAX_HOT_PART: (u64, u64) = (3, 4);
-/// What says of a value of the fast tier that it is such a copy.
+/// Media type of a value that is a copy of hot chunks.
 const MEDIA_TYPE: &str = "application/vnd.pierhead.hot-chunks";
 
 pub(super) struct HotCopies {
@@ -33,7 +35,7 @@ pub(super) struct HotCopies {
 }
 
 impl HotCopies {
-    /// A start reads these ranges of a blob, in bytes of it.
+    /// Sets the hot ranges of a blob, in bytes.
     pub(super) fn learn(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
         let Some(spans) = Spans::of(ranges) else {
             return;
@@ -47,14 +49,15 @@ impl HotCopies {
         self.fast.changed.notify_all();
     }
 
-    /// In how many runs and bytes a start reads a blob, as far as that is known.
+    /// Number and total bytes of the hot ranges of a blob; `None` when unknown.
     pub(super) fn ranges(&self, digest: &Digest) -> Option<(usize, u64)> {
         let state = self.fast.state.lock();
         let hot_range = state.known.get(digest)?;
         Some((hot_range.spans.runs(), hot_range.spans.bytes(u64::MAX)))
     }
 
-    /// Ranks what is hot of a blob anew; what is worth more than something else on the fast tier is brought there.
+    /// Changes the priority of the hot ranges of a blob. Queues their copy if they rank above other
+    /// blobs on the fast tier.
     pub(super) fn rank_hot(&self, digest: &Digest, priority: f64) {
         let mut state = self.fast.state.lock();
         let Some(hot_range) = state.known.rank(digest, priority) else {
@@ -70,8 +73,8 @@ impl HotCopies {
         }
     }
 
-    /// Makes the copy of a blob that is known to be hot in parts, and lets go of the whole one. `digest` is being drained, as far as
-    /// others are changed.
+    /// Copies the hot chunks of a blob to the fast tier, and removes a whole copy of it. The caller
+    /// has registered the digest as the current write-back.
     pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
         if self.fast.has_failed() {
             return Ok(());
@@ -84,14 +87,14 @@ impl HotCopies {
                 .map(|it| (it.is_clean, it.number));
             (state.known.get(digest).cloned(), whole)
         };
-        // What the disk has not yet is looked at when it has.
+        // A dirty blob is visited again once the disk has it.
         let (Some(hot_range), None | Some((true, _))) = (hot_range, whole) else {
             return Ok(());
         };
         let slow = match self.disk.tier.open(digest) {
             Err(error) if !is_damage(&error) => return Err(error),
             Ok(Some(slow)) => slow,
-            // Whoever asks for it finds out.
+            // The next reader of the blob reports the damage.
             _ => return Ok(()),
         };
         let size = slow.trailer().size();
@@ -120,7 +123,7 @@ impl HotCopies {
         Ok(())
     }
 
-    /// `false` when there is no room for it, or somebody else needs its place.
+    /// Copies the hot chunks. `false` when there is no room, or another operation needs the blob.
     fn copy(
         &self,
         digest: &Digest,
@@ -168,7 +171,7 @@ impl HotCopies {
             drop(staged);
             self.fast.medium.discard(key.on_medium())?;
             if self.pacer.should_pause() {
-                // Once the machine has room again.
+                // Retried when the machine has resources again.
                 self.fast.state.lock().known.look_at(digest);
             }
             return copied;
@@ -182,20 +185,21 @@ impl HotCopies {
         Ok(true)
     }
 
-    /// Takes the copy of the hot chunks away, if there is one: the disk has them.
+    /// Removes the copy of the hot chunks, if there is one. The disk has them.
     pub(super) fn remove(&self, digest: &Digest) -> Option<bool> {
         let key = CopyKey::hot(digest);
         let _guard = self.fast.key_locks.lock(key);
         self.fast.remove(&key)
     }
 
-    /// The same of one that reads wrong: it is not made again at once, or a medium that is worn there would have it made for ever.
+    /// As [`Self::remove`], for a damaged copy. Also forgets the ranges: on a defective part of the
+    /// medium, the copy would be made again and again.
     pub(super) fn give_up(&self, digest: &Digest) -> Option<bool> {
         self.fast.state.lock().known.forget(digest);
         self.remove(digest)
     }
 
-    /// The whole copy leaves, unless it is another one by now. Who reads it reads on.
+    /// Removes the whole copy, unless another copy has replaced it. Readers of the copy continue.
     fn drop_whole(&self, digest: &Digest, number: u64) {
         let key = CopyKey::whole(digest);
         let _guard = self.fast.key_locks.lock(key);
@@ -216,8 +220,8 @@ fn is_copy(trailer: &Trailer) -> bool {
         .is_some_and(|it| it.as_str() == MEDIA_TYPE)
 }
 
-/// A value that an earlier process left under the key of a copy: `None` if it is none, else what is hot in it. What has
-/// lost its blob is not one to keep.
+/// Recognizes a copy of hot chunks that an earlier process left: `None` for any other value,
+/// otherwise its spans. `Some(None)` for a damaged copy, or one whose blob is gone.
 pub(super) fn found(medium: &dyn FastMedium, found: &Found) -> Option<Option<Arc<Spans>>> {
     let copy = medium.open(&found.digest).ok()??;
     if !is_copy(copy.trailer()) {

@@ -1,4 +1,5 @@
-//! The hot ranges of blobs, as container starts read them, and which blobs still await a copy of theirs.
+//! The hot ranges of blobs, as container starts read them, and the blobs that wait for a copy of
+//! theirs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -7,20 +8,20 @@ use pierhead_oci::Digest;
 
 use super::spans::Spans;
 
-/// Blobs whose hot ranges are remembered; of more the oldest are forgotten.
+/// Maximum number of blobs whose hot ranges are remembered; beyond it, the oldest are dropped.
 const MAX_KNOWN: usize = 4096;
 
-/// What is known of starts, and what is to be made of it.
+/// Hot ranges by blob, and a queue of blobs whose hot ranges are to be copied.
 #[derive(Default)]
 pub(super) struct HotRanges {
     spans: HashMap<Digest, HotRange>,
-    /// Of `spans`, what was said the longest ago first.
+    /// Keys of `spans`, the least recently set first.
     order: VecDeque<Digest>,
-    /// Those of `spans` to be looked at.
+    /// Blobs whose hot ranges are to be copied.
     todo: VecDeque<Digest>,
 }
 
-/// What of one blob is to be on the fast tier, and how long it is kept there.
+/// The hot ranges of one blob, and their priority.
 #[derive(Clone)]
 pub(super) struct HotRange {
     pub(super) spans: Arc<Spans>,
@@ -46,21 +47,21 @@ impl HotRanges {
         self.spans.get(digest)
     }
 
-    /// Ranks it anew: says what it is.
+    /// Changes the priority; returns the hot ranges.
     pub(super) fn rank(&mut self, digest: &Digest, priority: f64) -> Option<&HotRange> {
         let hot_range = self.spans.get_mut(digest)?;
         hot_range.priority = priority;
         Some(hot_range)
     }
 
-    /// The disk has it now, or it is asked for.
+    /// Queues a blob with known hot ranges: the disk has it now, or it was requested.
     pub(super) fn look_at(&mut self, digest: &Digest) {
         if self.spans.contains_key(digest) && !self.todo.contains(digest) {
             self.todo.push_back(*digest);
         }
     }
 
-    /// Not before it is said anew.
+    /// Drops the hot ranges of a blob until they are set again.
     pub(super) fn forget(&mut self, digest: &Digest) {
         self.spans.remove(digest);
         self.order.retain(|it| it != digest);
@@ -71,12 +72,12 @@ impl HotRanges {
         self.todo.is_empty()
     }
 
-    /// What is looked at next, of those that may be.
+    /// The next queued blob that is not held.
     pub(super) fn next(&self, is_held: impl Fn(&Digest) -> bool) -> Option<Digest> {
         self.todo.iter().find(|digest| !is_held(digest)).copied()
     }
 
-    /// It is being looked at.
+    /// Removes a blob from the queue.
     pub(super) fn take(&mut self, digest: &Digest) {
         self.todo.retain(|it| it != digest);
     }

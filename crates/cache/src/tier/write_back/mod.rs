@@ -1,12 +1,13 @@
-//! Two tiers as one: the fast tier takes the writes that the placement rules choose, and one thread copies them to the disk.
+//! Combines a fast tier and the disk into one tier: the placement rules choose which blobs are
+//! written to the fast tier first, and one thread writes them back to the disk.
 //!
 //! Each type owns one part of the state:
 //!
-//! - [`FastCopies`]: the fast medium, what lies on it, and who leaves for room.
-//! - [`SlowDisk`]: the disk, and how its readers use it.
-//! - [`CopyPacer`]: how copies between the two give way to others.
-//! - [`Promoter`] and [`HotCopies`]: copies of what the disk has, whole and in parts.
-//! - [`WriteBackThread`]: the one thread that copies.
+//! - [`FastCopies`]: the fast medium, its copies, and their eviction.
+//! - [`SlowDisk`]: the disk, and its recent use by readers.
+//! - [`CopyPacer`]: slows copies down in favour of readers and requests.
+//! - [`Promoter`] and [`HotCopies`]: copies of blobs from the disk, whole or hot ranges only.
+//! - [`WriteBackThread`]: the only thread that copies.
 
 mod copy_key;
 mod copy_pacer;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use pierhead_host::BackgroundWork;
+use pierhead_host::{BackgroundTask, BackgroundWork};
 use pierhead_oci::Digest;
 
 use self::copy_key::CopyKey;
@@ -51,28 +52,29 @@ use crate::tier::placement::{Destination, TierSpeeds};
 pub use self::stat::FastStat;
 pub use self::tier_state::{Dirty, Hint};
 
-/// How the two are used.
+/// Settings of a [`WriteBack`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Options {
-    /// Most bytes on the fast tier, contents and trailers.
+    /// Maximum bytes on the fast tier, contents and trailers.
     pub limit: u64,
-    /// What the medium can hold of that: no later limit is above it.
+    /// Upper bound of `limit` in bytes, also for later changes: the space of the medium.
     pub most: u64,
-    /// Whether the fast tier forgets when the power goes. Then what lies there counts as stored only when the disk has it
-    /// too: after a restart it is not there before that.
+    /// Whether the fast tier loses its contents on a power loss. A restart then keeps only the
+    /// blobs that the disk has, too.
     pub volatile: bool,
-    /// Most bytes a second that are written to the disk behind; 0: what it takes.
+    /// Maximum bytes per second of write-back; 0: unlimited.
     pub write_back_rate: u64,
-    /// Where a fill goes that has no [`Hint`].
+    /// The tier of a fill without a [`Hint`].
     pub unhinted: Destination,
-    /// By how much the priority of what is copied from the disk has to exceed that of what leaves for it.
+    /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
+    /// evicted for it.
     pub margin: f64,
-    /// Blobs that the medium had lost when it was opened: counted with those that are found damaged later.
+    /// Number of blobs that the medium had lost when it was opened; counted as damaged.
     pub damaged: u64,
 }
 
 impl Options {
-    /// A persistent fast tier of so many bytes, used only for what is hinted.
+    /// A persistent fast tier of `limit` bytes that stores only hinted fills.
     pub fn new(limit: u64) -> Self {
         Self {
             limit,
@@ -86,19 +88,20 @@ impl Options {
     }
 }
 
-/// A fast tier in front of a slow one.
+/// A fast tier in front of the disk.
 ///
-/// A blob lies on the fast tier, on the slow one, or on both; whoever opens it gets the fast copy. A fill that is hinted
-/// ([`WriteBack::hint`]) to the fast tier, and that has room there, is written and committed there; one thread
-/// copies the oldest such blob to the slow tier, and only then it may leave the fast one, the lowest priority first. The
-/// caller counts each blob once, against the bound of the slow tier, from its fill on: so the copy has its room there.
+/// A blob has a copy on the fast tier, on the disk, or on both; readers get the fast copy. A fill
+/// that is hinted ([`WriteBack::hint`]) to the fast tier, and fits there, is written and committed
+/// there. The copy is dirty until one thread has written it back to the disk; only then can it be
+/// evicted, lowest priority first. The caller counts each blob once from its fill on, against the
+/// capacity of the disk. The write-back therefore always has space on the disk.
 ///
-/// A fill for which the fast tier has no room (or which fails there, be it at its last byte) goes on on the slow one: what
-/// it had written is copied, which costs what the page cache of the disk takes for it, and no client notices, unless the fast
-/// tier does not give it back any more: then that fill fails. To
-/// leave its head where it is would save that, and tie each such blob to two media for ever.
+/// A fill that no longer fits on the fast tier, or fails there, moves to the disk, even at its last
+/// byte. The staged bytes are copied, and clients do not notice. The fill fails only if the fast
+/// tier cannot return the staged bytes. Leaving the first part in place would save that copy, but
+/// would tie each such blob to two media permanently.
 ///
-/// Blobs are replaced on the slow tier only, and a cut fill goes on where it lies.
+/// A blob on the disk is replaced only there, and a partial fill continues on its medium.
 pub struct WriteBack {
     options: Options,
     fast: Arc<FastCopies>,
@@ -109,11 +112,11 @@ pub struct WriteBack {
 }
 
 impl WriteBack {
-    /// Reads what lies on both tiers and goes on writing back. Of a volatile fast tier, only what the disk has too is kept.
-    /// Blocks; cost: a walk over both.
+    /// Recovers the contents of both tiers and starts the write-back. Of a volatile fast tier,
+    /// keeps only blobs that the disk has, too. Blocks; scans both tiers.
     ///
     /// # Errors
-    /// Those of the tiers, and of the system that should start a thread.
+    /// The errors of the tiers, and of starting the thread.
     pub fn open(
         fast: Arc<dyn FastMedium>,
         slow: Arc<dyn Tier>,
@@ -122,7 +125,8 @@ impl WriteBack {
         Self::open_with(fast, slow, options, &BackgroundWork::default())
     }
 
-    /// The same, with write-back that pauses with `background`, until half of the fast tier is dirty.
+    /// As [`Self::open`]. The write-back pauses with `background` until half of the fast tier is
+    /// dirty.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -164,7 +168,7 @@ impl WriteBack {
             hot: hot.clone(),
         };
         let thread = std::thread::Builder::new()
-            .name("cache-drain".into())
+            .name(BackgroundTask::TierWriteBack.name().into())
             .spawn(move || work.run())?;
         Ok(Self {
             options,
@@ -176,12 +180,12 @@ impl WriteBack {
         })
     }
 
-    /// Says where the next fill of a digest goes.
+    /// Sets the tier of the next fill of a digest.
     pub fn hint(&self, digest: Digest, hint: Hint) {
         self.fast.state.lock().hint(digest, hint);
     }
 
-    /// Ranks a blob that is there anew; of what is not, nothing is noted.
+    /// Changes the priority of a copy on the fast tier; does nothing without one.
     pub fn rank(&self, digest: &Digest, priority: f64) {
         self.fast
             .state
@@ -189,41 +193,44 @@ impl WriteBack {
             .rank(&CopyKey::whole(digest), priority);
     }
 
-    /// The highest priority of what would have to leave for `more` bytes; 0 while there is room, infinite when there can be none.
+    /// The highest priority among the blobs that would be evicted for `more` bytes; 0 while there
+    /// is room, infinite when there can be none.
     pub fn floor(&self, more: u64) -> f64 {
         self.fast.state.lock().floor(more)
     }
 
-    /// Whether the fast tier has all of it.
+    /// Whether the fast tier has a copy of the whole blob.
     pub fn holds(&self, digest: &Digest) -> bool {
         self.fast.state.lock().has_whole(digest)
     }
 
-    /// Says which ranges of a blob a start reads, in bytes of it. As soon as the disk has the blob, the fast tier keeps just the chunks
-    /// that these touch, in place of the whole copy if it had one, unless what would leave for them is worth more. What is said
-    /// of one that comes later, or comes again, is remembered, of the latest 4096 blobs. Of one with more than three quarters to read all
-    /// is kept.
+    /// Sets the hot ranges of a blob, in bytes. As soon as the disk has the blob, the fast tier
+    /// stores only the chunks of these ranges, in place of a whole copy, unless the blobs to evict
+    /// for them rank higher. The ranges of the latest 4096 blobs are remembered for blobs that
+    /// arrive later. If more than 3/4 of the blob is hot, the whole blob is copied.
     pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
         self.hot.learn(digest, ranges, priority);
     }
 
-    /// In how many runs and bytes a start reads a blob, as far as was said.
+    /// Number and total bytes of the hot ranges of a blob; `None` when unknown.
     pub fn hot(&self, digest: &Digest) -> Option<(usize, u64)> {
         self.hot.ranges(digest)
     }
 
-    /// Ranks what is hot of a blob anew. What had left for room comes back if it is worth more than what would leave for it now.
+    /// Changes the priority of the hot ranges of a blob. Evicted ranges are copied again if they
+    /// rank above the blobs to evict for them.
     pub fn rank_hot(&self, digest: &Digest, priority: f64) {
         self.hot.rank_hot(digest, priority);
     }
 
-    /// Says that a blob of so many bytes is asked for, which the fast tier has not. It is copied there when the disk has nothing
-    /// else to do, if it is worth more than what would have to leave for it. Of many that wait the oldest are forgotten.
+    /// Queues the copy of a requested blob of `bytes` to the fast tier, if it ranks above the blobs
+    /// to evict for it. The copy runs when no dirty blob waits. The queue drops its oldest entries
+    /// at its maximum.
     pub fn promote(&self, digest: Digest, bytes: u64, priority: f64) {
         self.promoter.want(digest, bytes, priority);
     }
 
-    /// How both tiers serve, as measured; before that as assumed.
+    /// Measured speeds of both tiers; before a measurement, assumed ones.
     pub fn speeds(&self) -> TierSpeeds {
         TierSpeeds {
             disk: *self.disk.speed.lock(),
@@ -231,10 +238,11 @@ impl WriteBack {
         }
     }
 
-    /// Changes the bound. What is over it leaves at once, the lowest priority first; what the disk has still to take leaves
-    /// as soon as it has, and what is read with its last reader. Meanwhile nothing new enters. Memory that is free then goes back to the
-    /// machine, unless the bound was raised. Above [`Options::most`] it is that: a bound that the medium is full below would
-    /// let nothing leave, and send every fill to the disk. Blocks.
+    /// Changes the limit in bytes, at most [`Options::most`]: the medium would be full below a
+    /// higher limit, so nothing would be evicted and every fill would go to the disk. A reduction
+    /// evicts at once, lowest priority first. Dirty blobs are evicted after their write-back, and
+    /// open ones after their last reader. Until then no new blob enters. Free memory returns to the
+    /// operating system, unless the limit was raised. Blocks.
     pub fn set_limit(&self, limit: u64) {
         let limit = limit.min(self.options.most);
         let before = std::mem::replace(&mut self.fast.state.lock().limit, limit);
@@ -242,11 +250,11 @@ impl WriteBack {
         if limit <= before
             && let Err(error) = self.fast.medium.release()
         {
-            tracing::warn!(%error, "the fast tier does not give its memory back");
+            tracing::warn!(%error, "the fast tier cannot return its memory to the operating system");
         }
     }
 
-    /// What it holds and did.
+    /// Contents and counters.
     pub fn stat(&self) -> FastStat {
         let free = if self.fast.has_failed() {
             0
@@ -269,8 +277,9 @@ impl WriteBack {
         }
     }
 
-    /// Waits until the disk has all that is committed and what may leave for it has left, or `give_up` says so, which is asked
-    /// every 50 ms. Meanwhile the disk is written to as fast as it takes it. Says how much it has still to take. Blocks.
+    /// Waits until the disk has all committed blobs, and all other copies are made, or until
+    /// `give_up` returns `true`. Calls `give_up` every 50 ms. Meanwhile the write-back is not
+    /// rate-limited. Returns what is still dirty. Blocks.
     pub fn flush(&self, give_up: impl FnMut() -> bool) -> Dirty {
         self.wait_while(
             |state| state.is_at_work() || !state.known.is_done() || !state.wanted.is_empty(),
@@ -289,7 +298,7 @@ impl WriteBack {
         self.fast.changed.notify_all();
         while is_wanted(&state) && !state.stopped {
             self.fast.changed.wait_for(&mut state, LOOK);
-            // Without the lock: it may ask this tier.
+            // Without the lock: `give_up` may call this tier.
             let gives_up = MutexGuard::unlocked(&mut state, &mut give_up);
             if gives_up {
                 break;
@@ -299,7 +308,8 @@ impl WriteBack {
         state.dirty()
     }
 
-    /// [`flush`](Self::flush) when the fast tier forgets what it has; nothing to do for one that does not.
+    /// At shutdown: writes back the dirty blobs of a volatile fast tier, as [`Self::flush`]. Does
+    /// nothing for a persistent one.
     pub fn save(&self, give_up: impl FnMut() -> bool) -> Dirty {
         match self.options.volatile {
             true => self.wait_while(TierState::has_dirty, give_up),

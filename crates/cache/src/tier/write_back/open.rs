@@ -1,4 +1,5 @@
-//! Opened blobs of both tiers. Their reads are timed; a copy on the fast tier counts there until its last reader leaves.
+//! Open blobs of both tiers. They measure read times; a copy on the fast tier occupies its room
+//! until its last reader is dropped.
 
 use parking_lot::Mutex;
 use std::io;
@@ -10,10 +11,10 @@ use super::room::Room;
 use super::slow_disk::SlowDisk;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
-/// An open copy on the fast tier; its bytes count until it is dropped.
+/// An open copy on the fast tier. Its room stays reserved until it is dropped.
 pub(super) struct FastBlob {
     blob: Arc<dyn Blob>,
-    /// Dropped behind the blob, so that room is free only when the medium's is.
+    /// Dropped after the blob: the room must not be released before the medium's space.
     room: RoomOfReader,
 }
 
@@ -43,11 +44,12 @@ impl Drop for RoomOfReader {
     }
 }
 
-/// One read in so many bytes of a fast blob is timed.
+/// Distance of measured reads of a fast blob, in bytes.
 const SAMPLE_INTERVAL: u64 = 4 << 20;
-/// The disk's rate is taken over so many bytes.
+/// Number of bytes over which the rate of the disk is measured.
 const RATE_WINDOW: u64 = 4 << 20;
-/// What was read ahead is not waited for: a gap up to so many bytes is no other place.
+/// Maximum gap between two reads of one run, in bytes. The disk reads ahead over a smaller gap, so
+/// it costs no seek.
 const MAX_READ_AHEAD_GAP: u64 = 1 << 20;
 
 impl FastBlob {
@@ -79,19 +81,19 @@ impl ReadAt for FastBlob {
     }
 }
 
-/// A blob on the disk. What is read of it from the page cache costs nothing here.
+/// An open blob on the disk. Reads from the page cache are not measured.
 pub(super) struct SlowBlob {
     blob: Arc<dyn Blob>,
     disk: Arc<SlowDisk>,
     run: Mutex<Run>,
 }
 
-/// Reads one behind the other that had to wait for the disk.
+/// Consecutive reads that waited for the disk.
 #[derive(Default)]
 struct Run {
     begin: u64,
     end: u64,
-    /// Bytes of the reads, and how long they took.
+    /// Bytes of these reads, and their time in seconds.
     waited: (u64, f64),
 }
 
@@ -122,7 +124,7 @@ impl SlowBlob {
             if bytes < RATE_WINDOW {
                 return;
             }
-            // Else most of it was in memory, which says nothing of the disk.
+            // Otherwise most bytes came from the page cache, which says nothing about the disk.
             if run.waited.0 >= bytes / 4 {
                 speed.observe_run(bytes, run.waited.1);
             }

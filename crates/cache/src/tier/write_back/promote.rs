@@ -1,4 +1,5 @@
-//! Promotion: copies a requested blob from the disk to the fast tier, if it is worth more than what leaves for it.
+//! Promotion: copies a requested blob from the disk to the fast tier, if it ranks above the blobs
+//! that are evicted for it.
 
 use std::io;
 use std::sync::Arc;
@@ -14,19 +15,21 @@ use super::slow_disk::SlowDisk;
 use super::stat::count;
 use super::tier_state::TierState;
 
-/// Blobs that wait to be copied.
+/// Maximum number of blobs that wait for promotion.
 const MAX_WAITING: usize = 256;
 
 pub(super) struct Promoter {
     pub(super) fast: Arc<FastCopies>,
     pub(super) disk: Arc<SlowDisk>,
     pub(super) pacer: Arc<CopyPacer>,
-    /// By how much the priority of a promoted blob must exceed that of the blobs that leave for it.
+    /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
+    /// evicted for it.
     pub(super) margin: f64,
 }
 
 impl Promoter {
-    /// Notes that a blob of `bytes`, which the fast tier lacks, was requested.
+    /// Queues the promotion of a requested blob of `bytes` that the fast tier lacks, if it is worth
+    /// it.
     pub(super) fn want(&self, digest: Digest, bytes: u64, priority: f64) {
         let need = self.fast.footprint(bytes, None);
         let mut state = self.fast.state.lock();
@@ -44,15 +47,16 @@ impl Promoter {
         self.fast.changed.notify_all();
     }
 
-    /// Whether a copy of so many bytes is worth more than what would leave for it, by a margin.
+    /// Whether a copy of `need` bytes ranks above the blobs that would be evicted for it, by a
+    /// margin.
     fn is_worth(&self, state: &TierState, need: u64, priority: f64) -> bool {
         let floor = state.floor(need);
-        // While there is room nothing leaves.
+        // While there is room, no blob is evicted.
         let margin = if floor > 0.0 { self.margin } else { 0.0 };
         priority > floor + margin
     }
 
-    /// Copies a blob to the fast tier, unless what would have to leave is worth as much.
+    /// Copies a whole blob to the fast tier, unless the blobs that would be evicted rank as high.
     pub(super) fn copy_whole(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         let Some(slow) = self.disk.tier.open(digest)? else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Recovery: enters what an earlier process left on both tiers.
+//! Recovery at start: registers the copies of both tiers.
 
 use std::collections::HashSet;
 use std::io;
@@ -9,7 +9,7 @@ use super::hot_copy;
 use super::room::Room;
 use crate::tier::Tier;
 
-/// Enters what can be kept, and deletes what cannot.
+/// Registers the usable copies, and deletes the others.
 pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> io::Result<()> {
     let (mut copies, mut slow, mut cut) = (Vec::new(), HashSet::new(), Vec::new());
     fast.medium.scan(&mut |found| copies.push(found))?;
@@ -40,7 +40,7 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
             fast.medium.remove(&found.digest)?;
             continue;
         }
-        // Half a copy of it.
+        // The staged bytes on the disk are an incomplete write-back.
         if state.on_disk.remove(&found.digest) {
             disk.discard(&found.digest)?;
         }
@@ -50,7 +50,7 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
         state.enter(key, room, 0.0, is_clean);
     }
     for found in cut {
-        // Both have one: the disk's is the later.
+        // Both tiers have a partial fill: that of the disk is newer.
         let useless = is_volatile || state.on_disk.contains(&found.digest);
         if useless {
             fast.medium.discard(&found.digest)?;

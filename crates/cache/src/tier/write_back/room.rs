@@ -1,18 +1,18 @@
-//! Reserved bytes of the fast tier; dropping the last holder releases them.
+//! Reservations on the fast tier, in bytes; dropping the last handle releases one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is held in all.
+/// Sums over all reservations.
 #[derive(Default)]
 pub(super) struct Accounts {
-    /// Bytes of the fast tier that are taken, those of deleted blobs that are still read among them.
+    /// Reserved bytes of the fast tier, including deleted copies that readers have open.
     used: AtomicU64,
-    /// Bytes that the disk has still to take.
+    /// Dirty bytes: those that are not on the disk yet.
     dirty: AtomicU64,
 }
 
-/// A part of them. Its bytes come back when it is dropped.
+/// A reservation. Dropping it releases its bytes.
 pub(super) struct Room {
     accounts: Arc<Accounts>,
     bytes: AtomicU64,
@@ -30,7 +30,7 @@ impl Accounts {
 }
 
 impl Room {
-    /// Of no bytes.
+    /// A reservation of 0 bytes.
     pub(super) fn new(accounts: &Arc<Accounts>) -> Arc<Self> {
         Arc::new(Self {
             accounts: accounts.clone(),
@@ -43,12 +43,13 @@ impl Room {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets how many bytes it has. More only by who has looked at the limit, under the lock of the tier state.
+    /// Sets the size of the reservation. Before growing it, the caller checks the limit under the
+    /// lock of the tier state.
     pub(super) fn resize(&self, bytes: u64) {
         exchange(&self.bytes, &self.accounts.used, bytes);
     }
 
-    /// Sets how many of its bytes the disk has still to take.
+    /// Sets the dirty bytes of the reservation.
     pub(super) fn set_dirty(&self, bytes: u64) {
         exchange(&self.dirty, &self.accounts.dirty, bytes);
     }
@@ -61,7 +62,7 @@ impl Drop for Room {
     }
 }
 
-/// Sets `own` and changes `sum`, of which it is a part, by as much.
+/// Sets `own`, and changes the sum by the same amount.
 fn exchange(own: &AtomicU64, sum: &AtomicU64, bytes: u64) {
     let before = own.swap(bytes, Ordering::Relaxed);
     if bytes >= before {

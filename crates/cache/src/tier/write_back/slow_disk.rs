@@ -1,4 +1,4 @@
-//! The disk behind the fast tier: how it serves, and when others last waited for it.
+//! The disk behind the fast tier: its measured speed, and when a reader last waited for it.
 
 use parking_lot::Mutex;
 use std::io;
@@ -12,12 +12,13 @@ use super::open::SlowBlob;
 use crate::tier::placement::Speed;
 use crate::tier::{Blob, Tier};
 
-/// Copies leave the disk alone for so long after a read that waited for it: two reads of one client are closer.
+/// Time after a read from the disk during which copies do not use the disk. Consecutive reads of
+/// one client are closer together.
 const QUIET_AFTER_READ: Duration = Duration::from_millis(30);
 
 pub(super) struct SlowDisk {
     pub(super) tier: Arc<dyn Tier>,
-    /// How the disk serves, as measured.
+    /// Measured speed of the disk.
     pub(super) speed: Mutex<Speed>,
     opened: Instant,
     /// Milliseconds from `opened` to the last read that waited for the disk; 0: none.
@@ -34,24 +35,24 @@ impl SlowDisk {
         }
     }
 
-    /// Opens a blob for a reader; its reads are timed.
+    /// Opens a blob for a reader, with measured read times.
     pub(super) fn open(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let blob = self.tier.open(digest)?;
         Ok(blob.map(|blob| Arc::new(SlowBlob::new(self, blob)) as Arc<dyn Blob>))
     }
 
-    /// Whether the disk has a readable copy; an unreadable one is stored anew.
+    /// Whether the disk has a readable copy. A blob with an unreadable copy may be stored again.
     pub(super) fn has(&self, digest: &Digest) -> bool {
         matches!(self.tier.open(digest), Ok(Some(_)))
     }
 
-    /// A reader has waited for the disk.
+    /// Notes that a reader waited for the disk.
     pub(super) fn was_read(&self) {
         let millis = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_read.store(millis.max(1), Ordering::Relaxed);
     }
 
-    /// When the disk will have been left alone for long enough; `None`: it has.
+    /// When the disk may be used for copies again; `None`: now.
     pub(super) fn quiet_at(&self) -> Option<Instant> {
         let read = self.last_read.load(Ordering::Relaxed);
         let quiet = self.opened + Duration::from_millis(read) + QUIET_AFTER_READ;

@@ -1,4 +1,4 @@
-//! Which chunks of a blob are hot: plain data, and how it stands before them on the fast tier.
+//! The hot chunks of a blob: plain data, and the header that precedes them on the fast tier.
 
 use std::ops::Range;
 
@@ -6,42 +6,43 @@ use pierhead_oci::Digest;
 
 use crate::tier::CHUNK;
 
-/// Runs of chunks in one blob, at most; what lies closer together is joined until there are no more.
+/// Maximum number of contiguous spans of one blob. Close spans are joined until no more are left.
 const MAX_SPANS: usize = 1024;
 const MAGIC: [u8; 8] = *b"PIERHOT1";
-/// What stands before the chunks ends on a multiple of this, so that they can be sent by pages.
+/// The header is padded to a multiple of this, so that the chunks can be sent by whole pages.
 const PAGE: u64 = 4096;
-/// Magic, bytes of the blob, number of spans; behind them the spans and a checksum.
+/// Length in bytes of magic, size of the blob and number of spans; the spans and a checksum follow.
 const FIXED_LEN: usize = 20;
 const SPAN_LEN: usize = 8;
 const CHUNK_LEN: u64 = CHUNK as u64;
 
-/// A run of chunks.
+/// Contiguous chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Span {
     first: u32,
     count: u32,
 }
 
-/// Runs of chunks in order, apart from one another; at least one.
+/// Disjoint spans in order; at least one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Spans {
     spans: Vec<Span>,
-    /// Of each, how many chunks are in those before it.
+    /// Number of chunks before each span.
     before: Vec<u32>,
 }
 
-/// Where a byte of the blob is.
+/// Where a byte of the blob can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// In the copy, so far behind the header; and how many from there on are hot.
+    /// In the copy on the fast tier: offset after the header, and number of hot bytes from there.
     Hot(u64, u64),
-    /// On the disk alone, and how many from there on are.
+    /// Only on the disk: number of such bytes from there.
     Cold(u64),
 }
 
 impl Spans {
-    /// Of ranges of bytes in any order, widened to chunks. `None` when there is not a byte in them, or one beyond 256 TiB.
+    /// Widens ranges of bytes, in any order, to chunks. `None` when they are empty, or extend
+    /// beyond 256 TiB.
     pub(super) fn of(ranges: &[Range<u64>]) -> Option<Self> {
         let mut chunks = Vec::with_capacity(ranges.len());
         for range in ranges.iter().filter(|range| range.start < range.end) {
@@ -49,7 +50,8 @@ impl Spans {
             chunks.push(first..u32::try_from(range.end.div_ceil(CHUNK_LEN)).ok()?);
         }
         chunks.sort_unstable_by_key(|range| range.start);
-        // Hot ones with a cold one between them are cheaper together than apart, if anything has to give.
+        // If spans must be joined, it is cheapest to join those with the smallest gap of cold
+        // chunks.
         let mut gap = 0_u32;
         loop {
             let mut spans: Vec<Range<u32>> = Vec::new();
@@ -82,7 +84,7 @@ impl Spans {
         (!spans.is_empty()).then_some(Self { spans, before })
     }
 
-    /// What of them lies in a blob of `size` bytes.
+    /// The part of the spans within a blob of `size` bytes.
     pub(super) fn within(&self, size: u64) -> Option<Self> {
         let chunks = u32::try_from(size.div_ceil(CHUNK_LEN)).ok()?;
         let spans = self.spans.iter().take_while(|span| span.first < chunks);
@@ -97,7 +99,7 @@ impl Spans {
         self.spans.len()
     }
 
-    /// Ranges of bytes of a blob of `size` bytes.
+    /// The byte ranges in a blob of `size` bytes.
     pub(super) fn ranges(&self, size: u64) -> impl Iterator<Item = Range<u64>> {
         let range = move |span: &Span| {
             let (first, count) = (u64::from(span.first), u64::from(span.count));
@@ -106,14 +108,14 @@ impl Spans {
         self.spans.iter().map(range)
     }
 
-    /// Bytes of them.
+    /// Number of hot bytes in a blob of `size` bytes.
     pub(super) fn bytes(&self, size: u64) -> u64 {
         self.ranges(size)
             .map(|range| range.end.saturating_sub(range.start))
             .sum()
     }
 
-    /// Where a byte of a blob of `size` bytes is.
+    /// Where a byte of a blob of `size` bytes can be read.
     pub(super) fn place(&self, offset: u64, size: u64) -> Place {
         let chunk = offset / CHUNK_LEN;
         let behind = self
@@ -135,12 +137,12 @@ impl Spans {
         Place::Cold(next.min(size).saturating_sub(offset))
     }
 
-    /// Bytes before the chunks.
+    /// Length of the header in bytes.
     pub(super) fn header_len(&self) -> u64 {
         ((FIXED_LEN + SPAN_LEN * self.spans.len() + 4) as u64).next_multiple_of(PAGE)
     }
 
-    /// What stands before the chunks of a blob of `size` bytes.
+    /// The header for a blob of `size` bytes.
     pub(super) fn encode(&self, digest: &Digest, size: u64) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&size.to_le_bytes());
@@ -156,7 +158,8 @@ impl Spans {
         bytes
     }
 
-    /// From the first bytes of a copy ([`Spans::MAX_HEADER`] of them, or all): the spans, and the bytes of the blob.
+    /// Decodes spans and size of the blob from the first [`Spans::MAX_HEADER`] bytes of a copy, or
+    /// all.
     pub(super) fn decode(digest: &Digest, bytes: &[u8]) -> Option<(Self, u64)> {
         let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let size = u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?);
@@ -179,7 +182,7 @@ impl Spans {
         Some((Self::new(spans)?, size))
     }
 
-    /// No header is longer.
+    /// Maximum length of a header in bytes, without padding.
     pub(super) const MAX_HEADER: usize = FIXED_LEN + SPAN_LEN * MAX_SPANS + 4;
 }
 
@@ -237,7 +240,7 @@ mod tests {
 
     #[test]
     fn many_are_joined_to_so_many() {
-        // Apart by two chunks each: as long as they fit, none is joined to another.
+        // Gaps of two chunks: while they fit, no spans are joined.
         let apart = |count: usize| -> Vec<_> {
             let one = |nth: usize| 3 * nth as u64 * CHUNK_LEN..3 * nth as u64 * CHUNK_LEN + 1;
             (0..count).map(one).collect()
@@ -254,12 +257,13 @@ mod tests {
             let is_hot =
                 |range: &Range<u64>| matches!(spans.place(range.start, u64::MAX), Place::Hot(..));
             assert!(ranges.iter().all(is_hot), "{count}");
-            // What was made can be read again.
+            // The encoding can be decoded.
             let of = digest(b"many");
             let decoded = Spans::decode(&of, &spans.encode(&of, u64::MAX));
             assert_eq!(decoded, Some((spans, u64::MAX)));
         }
-        // One too many, and only two of them lie closer than the others: those are joined, with the chunk in between.
+        // One span too many, and only two are closer than the others: these are joined, with the
+        // chunk between them.
         let mut ranges = apart(MAX_SPANS);
         let close = (3 * MAX_SPANS as u64 - 1) * CHUNK_LEN;
         ranges.push(close..close + 1);

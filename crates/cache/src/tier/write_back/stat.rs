@@ -1,49 +1,49 @@
-//! Figures of the fast tier.
+//! Statistics of the fast tier.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the fast tier holds, and what it did since it was opened.
+/// Contents of the fast tier, and counters since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastStat {
-    /// Bytes that its medium has still to give.
+    /// Free bytes on the medium.
     pub free: u64,
-    /// Most bytes of ours.
+    /// Limit of `used` in bytes.
     pub limit: u64,
-    /// What [`Self::limit`] can be at most.
+    /// Upper bound of [`Self::limit`] in bytes.
     pub most: u64,
-    /// Bytes of ours: blobs, fills, and what is deleted and still read.
+    /// Reserved bytes: copies, fills, and deleted copies that readers have open.
     pub used: u64,
-    /// Blobs on it, whole.
+    /// Number of whole copies.
     pub blobs: u64,
-    /// Blobs of which it has the hot chunks.
+    /// Number of copies of hot ranges.
     pub hot: u64,
-    /// Bytes of ours in these.
+    /// Bytes of the copies of hot ranges.
     pub hot_used: u64,
-    /// Of the blobs, those that the disk has still to take.
+    /// Number of dirty blobs.
     pub dirty_blobs: u64,
-    /// Bytes that the disk has still to take, of fills under way too.
+    /// Dirty bytes, with those of running fills.
     pub dirty_bytes: u64,
-    /// Bytes of content written to it.
+    /// Content written to the fast tier, in bytes.
     pub staged: u64,
-    /// Bytes of content written behind.
+    /// Content written back to the disk, in bytes.
     pub written_back: u64,
-    /// Bytes of content copied to it from the disk, of blobs that are worth it.
+    /// Content copied from the disk to the fast tier, in bytes.
     pub promoted: u64,
-    /// Fills that went on on the disk because the fast tier had no room, or failed.
+    /// Fills that moved to the disk because the fast tier had no room or failed.
     pub moved: u64,
-    /// Blobs that left it for room.
+    /// Copies evicted for room.
     pub evicted: u64,
-    /// Blobs that were opened on it.
+    /// Blobs opened on the fast tier.
     pub hits: u64,
-    /// Blobs that were opened on the disk, their hot chunks on it.
+    /// Blobs opened on the disk with their hot ranges on the fast tier.
     pub hot_hits: u64,
-    /// Blobs that were opened on the disk alone.
+    /// Blobs opened on the disk only.
     pub disk_hits: u64,
-    /// Blobs that were damaged on it.
+    /// Copies found damaged.
     pub damaged: u64,
-    /// Of these, what readers found damaged and the cache counts as rot.
+    /// Damaged copies that readers found; the cache counts these as corrupt blobs.
     pub corrupt: u64,
-    /// Whether its medium has failed: until it is opened anew nothing goes there.
+    /// Whether the medium has failed: it is unused until a restart.
     pub failed: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn count(counter: &AtomicU64, by: u64) {
 }
 
 impl Counters {
-    /// What was done so far; of what is there now it knows nothing.
+    /// The counters; all other fields are 0.
     pub(super) fn read(&self) -> FastStat {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FastStat {

@@ -1,4 +1,4 @@
-//! Both tiers as one [`Tier`]: where a fill goes, and which copy is opened.
+//! Both tiers as one [`Tier`]: chooses the tier of a fill and the copy that is opened.
 
 use std::collections::HashSet;
 use std::io;
@@ -15,7 +15,7 @@ use crate::tier::placement::Destination;
 use crate::tier::{Blob, Found, LayeredTier, Staged, Tier};
 
 impl WriteBack {
-    /// Stages a fill on the fast tier; `None` when it has no room or fails.
+    /// Stages a fill on the fast tier; `None` when the tier has no room or fails.
     fn stage_fast(&self, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
         let key = CopyKey::whole(digest);
         let cut = self.fast.state.lock().resume(&key);
@@ -53,7 +53,7 @@ impl Tier for WriteBack {
         };
         let fast = !there && (cut || hint.destination == Destination::Fast);
         let fast = fast && !self.fast.has_failed();
-        // A blob is replaced where it will stay.
+        // A blob on the disk is replaced there.
         if fast
             && (cut || !self.disk.has(digest))
             && let Some(staged) = self.stage_fast(digest, hint)
@@ -132,7 +132,7 @@ impl Tier for WriteBack {
                 visit(found);
             }
         })?;
-        // What is there besides is half a copy.
+        // Other staged bytes on the disk are incomplete copies.
         self.disk.tier.leftovers(&mut |found| {
             if self.fast.state.lock().on_disk.contains(&found.digest) {
                 visit(found);
@@ -140,7 +140,7 @@ impl Tier for WriteBack {
         })
     }
 
-    /// Of the disk, less what it has still to take.
+    /// Free bytes of the disk, less those of dirty blobs.
     fn free(&self) -> io::Result<u64> {
         let dirty = self.fast.state.lock().accounts.dirty();
         Ok(self.disk.tier.free()?.saturating_sub(dirty))
@@ -162,7 +162,7 @@ impl LayeredTier for WriteBack {
             let _guard = self.fast.key_locks.lock(key);
             self.fast.remove(&key)
         };
-        // The disk has all of a blob whose hot chunks lie here.
+        // The disk has the whole blob if hot ranges of it are here.
         let Some(is_clean) = whole.or_else(|| self.hot.give_up(digest)) else {
             return Ok(false);
         };

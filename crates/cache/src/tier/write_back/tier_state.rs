@@ -1,4 +1,4 @@
-//! The state of the fast tier: plain data under one lock, no I/O.
+//! The state of the fast tier: plain data behind one lock, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -11,42 +11,42 @@ use super::room::{Accounts, Room};
 use super::spans::Spans;
 use crate::tier::placement::Destination;
 
-/// Hints that wait for their fill, at most: of those that never come the oldest are forgotten.
+/// Maximum number of hints that wait for their fill; beyond it, the oldest are dropped.
 const MAX_HINTS: usize = 16 << 10;
 
-/// The placement of a fill, decided before it begins.
+/// The placement of a fill, decided before it starts.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Hint {
-    /// Where it goes.
+    /// The tier of the fill.
     pub destination: Destination,
-    /// How long it is kept on the fast tier: higher is longer.
+    /// Priority on the fast tier; blobs with a higher one are evicted later.
     pub priority: f64,
-    /// Bytes that it will have; 0 when nobody knows.
+    /// Expected size of the blob in bytes; 0 when unknown.
     pub bytes: u64,
 }
 
-/// Dirty data: what the disk still lacks.
+/// The amount of dirty data: blobs that the disk still lacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Dirty {
-    /// Committed blobs.
+    /// Number of committed dirty blobs.
     pub blobs: u64,
-    /// Their bytes, and those of fills under way.
+    /// Their bytes, and those of running fills.
     pub bytes: u64,
 }
 
-/// A blob that is committed on the fast tier.
+/// A copy on the fast tier.
 pub(super) struct Entry {
     pub(super) room: Arc<Room>,
-    /// Unique among all copies that were ever there, in the order of arrival.
+    /// Unique among all copies that were ever made, in the order of arrival.
     pub(super) number: u64,
     pub(super) priority: Priority,
-    /// Whether the disk has it, too.
+    /// Whether the disk has the blob, too.
     pub(super) is_clean: bool,
-    /// The chunks of a copy of hot chunks; `None` for a whole copy.
+    /// The spans of a copy of hot chunks; `None` for a whole copy.
     pub(super) hot: Option<Arc<Spans>>,
 }
 
-/// A number that can be ordered; not a number counts as none.
+/// A priority with a total order; NaN counts as 0.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Priority(f64);
 
@@ -70,42 +70,42 @@ impl Ord for Priority {
     }
 }
 
-/// What must leave the fast tier for room.
+/// A copy or partial fill that must leave the fast tier for room.
 pub(super) enum FastVictim {
-    /// A cut fill that nobody goes on with.
+    /// A partial fill.
     Partial(CopyKey),
-    /// A copy of what the disk has, and its number.
+    /// A clean copy, and its number.
     Copy(CopyKey, u64),
 }
 
-/// See the head of this module.
+/// The state of the fast tier; see the head of this module.
 pub(super) struct TierState {
     pub(super) limit: u64,
     pub(super) accounts: Arc<Accounts>,
     pub(super) entries: HashMap<CopyKey, Entry>,
-    /// Those of `entries` that are on the disk, too: the first leaves first.
+    /// Clean entries, the next to evict first.
     clean: BTreeSet<(Priority, u64, CopyKey)>,
-    /// The others, the oldest first.
+    /// Dirty entries, the oldest first.
     pub(super) queue: BTreeMap<u64, Digest>,
-    /// Cut fills on the fast tier.
+    /// Partial fills on the fast tier, the oldest first.
     partials: BTreeMap<u64, CopyKey>,
     rooms: HashMap<CopyKey, (u64, Arc<Room>)>,
-    /// What is staged on the disk, or is being: its fill goes on there.
+    /// Digests that are staged on the disk: their fills continue there.
     pub(super) on_disk: HashSet<Digest>,
-    /// Blobs that must not be written back now, with the number of holders.
+    /// Blobs that must not be written back now, with the number of [`Self::hold`] calls.
     held: HashMap<Digest, usize>,
-    /// The blob that is being written back.
+    /// The blob that is being written back or copied.
     pub(super) writing_back: Option<Digest>,
-    /// Whether the write-back thread is at work: on that blob, or on evictions after it.
+    /// Whether the write-back thread is working: on that blob, or on evictions after it.
     pub(super) busy: bool,
-    /// Whether a reader left what is over the bound, and nobody has looked since whether something can leave now.
+    /// Whether a reader closed a copy above the limit and no eviction has run since.
     pub(super) is_over: bool,
-    /// Number of flushes that wait.
+    /// Number of waiting flushes.
     pub(super) flush_waiters: usize,
     pub(super) stopped: bool,
-    /// What starts read, and is still to be copied.
+    /// Hot ranges of blobs, and the queue of their copies.
     pub(super) known: HotRanges,
-    /// What is to be copied from the disk, with its priority.
+    /// Blobs that wait for promotion, with their priorities.
     pub(super) wanted: VecDeque<(Digest, f64)>,
     hints: HashMap<Digest, Hint>,
     hinted: VecDeque<Digest>,
@@ -146,7 +146,7 @@ impl TierState {
         if self.hints.insert(digest, hint).is_none() {
             self.hinted.push_back(digest);
         }
-        // Taken ones leave their digest in the queue: it is bounded with them.
+        // Used hints leave their digest in this queue, so its length is bounded, too.
         while self.hinted.len() > MAX_HINTS {
             if let Some(oldest) = self.hinted.pop_front() {
                 self.hints.remove(&oldest);
@@ -158,7 +158,7 @@ impl TierState {
         self.hints.remove(digest)
     }
 
-    /// Enters a blob that was committed, in place of an older one of that digest.
+    /// Registers a committed copy, and replaces an older one of its key.
     pub(super) fn enter(&mut self, key: CopyKey, room: Arc<Room>, priority: f64, is_clean: bool) {
         self.leave(&key);
         let (number, priority) = (self.number(), Priority::new(priority));
@@ -178,7 +178,7 @@ impl TierState {
         self.entries.insert(key, entry);
     }
 
-    /// Enters the copy of the hot chunks of a blob that the disk has.
+    /// Registers a copy of the hot chunks of a blob that the disk has.
     pub(super) fn enter_hot(
         &mut self,
         key: CopyKey,
@@ -192,30 +192,30 @@ impl TierState {
         }
     }
 
-    /// Whether there is such a copy.
+    /// Whether there is a copy with this key.
     pub(super) fn has(&self, key: &CopyKey) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// Whether all of a blob is there.
+    /// Whether there is a copy of the whole blob.
     pub(super) fn has_whole(&self, digest: &Digest) -> bool {
         self.entries
             .get(&CopyKey::whole(digest))
             .is_some_and(|entry| entry.hot.is_none())
     }
 
-    /// Blobs that are there whole.
+    /// Copies of whole blobs.
     pub(super) fn whole(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values().filter(|entry| entry.hot.is_none())
     }
 
-    /// What copies of hot chunks take.
+    /// Rooms of the copies of hot chunks.
     pub(super) fn copies(&self) -> impl Iterator<Item = &Room> {
         let copies = self.entries.values().filter(|entry| entry.hot.is_some());
         copies.map(|entry| &*entry.room)
     }
 
-    /// Takes a blob out. Its bytes are counted until its last reader leaves.
+    /// Removes a copy. Its room stays reserved until its last reader is dropped.
     pub(super) fn leave(&mut self, key: &CopyKey) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
         if entry.is_clean {
@@ -227,7 +227,7 @@ impl TierState {
         Some(entry)
     }
 
-    /// The disk has it now, unless it has been replaced since.
+    /// Marks a copy as clean after its write-back, unless it was replaced meanwhile.
     pub(super) fn mark_clean(&mut self, digest: &Digest, number: u64) {
         let key = CopyKey::whole(digest);
         if let Some(entry) = self.entries.get_mut(&key)
@@ -241,7 +241,7 @@ impl TierState {
         }
     }
 
-    /// Puts a blob that the disk did not take behind all others: it may be the only one.
+    /// Moves a dirty blob to the end of the queue after an error of the disk.
     pub(super) fn postpone(&mut self, digest: &Digest, number: u64) {
         let last = self.number();
         if let Some(entry) = self.entries.get_mut(&CopyKey::whole(digest))
@@ -254,7 +254,7 @@ impl TierState {
         }
     }
 
-    /// Ranks a blob anew.
+    /// Changes the priority of a copy.
     pub(super) fn rank(&mut self, key: &CopyKey, priority: f64) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
@@ -266,14 +266,14 @@ impl TierState {
         }
     }
 
-    /// Takes the room of a cut fill, to go on with it.
+    /// Removes and returns the room of a partial fill, to resume or delete it.
     pub(super) fn resume(&mut self, key: &CopyKey) -> Option<Arc<Room>> {
         let (number, room) = self.rooms.remove(key)?;
         self.partials.remove(&number);
         Some(room)
     }
 
-    /// A fill was cut and lies on the fast tier.
+    /// Registers a partial fill on the fast tier.
     pub(super) fn cut(&mut self, key: CopyKey, room: Arc<Room>) {
         self.resume(&key);
         let number = self.number();
@@ -281,23 +281,23 @@ impl TierState {
         self.rooms.insert(key, (number, room));
     }
 
-    /// Whether a cut fill of it lies on the fast tier.
+    /// Whether the fast tier has a partial fill of the digest.
     pub(super) fn is_cut(&self, digest: &Digest) -> bool {
         self.rooms.contains_key(&CopyKey::whole(digest))
     }
 
-    /// How many bytes must leave before `more` can be had.
+    /// Number of bytes to evict before `more` bytes fit.
     fn short(&self, more: u64) -> u64 {
         let used = self.accounts.used().saturating_add(more);
         used.saturating_sub(self.limit)
     }
 
-    /// Whether there is room for `more`.
+    /// Whether `more` bytes fit without eviction.
     pub(super) fn fits(&self, more: u64) -> bool {
         self.short(more) == 0
     }
 
-    /// Whether there would be if all left that can.
+    /// Whether `more` bytes fit after the eviction of all that can be evicted.
     pub(super) fn can_fit(&self, more: u64) -> bool {
         let short = self.short(more);
         let partials = self.rooms.values().map(|(_, room)| room.bytes());
@@ -312,7 +312,7 @@ impl TierState {
         })
     }
 
-    /// What leaves first; not what is being read, since that frees nothing yet.
+    /// The next copy to evict. Never an open one, since that frees nothing yet.
     pub(super) fn victim(&self) -> Option<FastVictim> {
         if let Some(key) = self.partials.values().next() {
             return Some(FastVictim::Partial(*key));
@@ -324,7 +324,8 @@ impl TierState {
         self.clean.iter().find_map(idle)
     }
 
-    /// The highest priority of what would leave for room; 0 while there is room, infinite when there can be none.
+    /// The highest priority among the copies that would be evicted for `more` bytes; 0 while there
+    /// is room, infinite when there can be none.
     pub(super) fn floor(&self, more: u64) -> f64 {
         let partials: u64 = self.rooms.values().map(|(_, room)| room.bytes()).sum();
         let mut short = self.short(more).saturating_sub(partials);
@@ -345,7 +346,7 @@ impl TierState {
         f64::INFINITY
     }
 
-    /// Keeps a blob from being written back, until as many [`TierState::let_go`].
+    /// Prevents the write-back of a blob until [`TierState::let_go`] was called as often.
     pub(super) fn hold(&mut self, digest: Digest) {
         *self.held.entry(digest).or_insert(0) += 1;
     }
@@ -363,35 +364,36 @@ impl TierState {
         self.held.contains_key(digest)
     }
 
-    /// The blob whose hot chunks come next, when nothing is dirty.
+    /// The next blob whose hot chunks are to be copied.
     pub(super) fn next_hot(&self) -> Option<Digest> {
         self.known.next(|digest| self.is_held(digest))
     }
 
-    /// What is copied to the fast tier next, when nothing else is to be done.
+    /// The next blob to promote.
     pub(super) fn next_wanted(&self) -> Option<(Digest, f64)> {
         let mut wanted = self.wanted.iter();
         wanted.find(|(digest, _)| !self.is_held(digest)).copied()
     }
 
-    /// The oldest that the disk has still to take and may.
+    /// The oldest dirty blob that may be written back.
     pub(super) fn next(&self) -> Option<(Digest, u64)> {
         let mut queue = self.queue.iter();
         let (number, digest) = queue.find(|(_, digest)| !self.held.contains_key(*digest))?;
         Some((*digest, *number))
     }
 
-    /// Whether what the disk has still to take can wait: the fast tier has room for as much again, and nobody waits for the end.
+    /// Whether write-back can wait: at most half of the tier is dirty, and no flush or shutdown
+    /// waits.
     pub(super) fn has_room(&self) -> bool {
         self.accounts.dirty() <= self.limit / 2 && self.flush_waiters == 0 && !self.stopped
     }
 
-    /// Whether the write-back thread has something to do, or does it.
+    /// Whether the write-back thread has work.
     pub(super) fn is_at_work(&self) -> bool {
         self.busy || self.is_over || !self.queue.is_empty()
     }
 
-    /// Whether the disk has still something to take.
+    /// Whether there are dirty blobs.
     pub(super) fn has_dirty(&self) -> bool {
         !self.queue.is_empty()
     }

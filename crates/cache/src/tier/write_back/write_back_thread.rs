@@ -1,4 +1,5 @@
-//! The thread that writes dirty blobs back to the disk: the oldest first, one at a time.
+//! The thread that writes dirty blobs back to the disk, one at a time, the oldest first. It also
+//! makes the other copies between the tiers.
 
 use parking_lot::MutexGuard;
 use std::io;
@@ -17,32 +18,33 @@ use super::stat::count;
 use super::tier_state::TierState;
 use crate::tier::{CHUNK, is_damage};
 
-/// Bytes after which the disk is asked to sync, so that written bytes never fill the memory.
+/// Number of bytes after which the disk is asked to sync, so that unwritten pages never fill the
+/// memory.
 const SYNC_INTERVAL: u64 = 8 << 20;
-/// Pauses after a disk that failed: the first, and the longest, each twice the one before.
+/// First and longest pause after an error of the disk; each pause is twice the one before.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
-/// How the write-back of one blob ended.
+/// The result of the write-back of one blob.
 enum WriteBackEnd {
     Whole,
-    /// Somebody else needs its place on the disk, or it is the end.
+    /// Another operation on the blob needs the disk, or the tier is closing.
     Interrupted,
 }
 
 /// The next work of the thread.
 #[derive(Clone, Copy)]
 enum Work {
-    /// A digest, and its number in the tier state.
+    /// Writes a dirty blob back: its digest, and its number in the tier state.
     WriteBack(Digest, u64),
-    /// What is hot of a blob that the disk has.
+    /// Copies the hot ranges of a blob from the disk to the fast tier.
     KeepHot(Digest),
-    /// A copy of a blob that the disk has, with its priority.
+    /// Copies a blob from the disk to the fast tier, with this priority.
     Promote(Digest, f64),
-    /// Something is over the bound that may leave now.
+    /// Evicts blobs above the limit that can be evicted now.
     MakeRoom,
 }
 
-/// Marks the end of the thread, in a panic too, so that nobody waits for it.
+/// Marks the end of the thread, also after a panic, so that no caller waits for it.
 struct Ended<'a>(&'a FastCopies);
 
 impl Drop for Ended<'_> {
@@ -51,7 +53,7 @@ impl Drop for Ended<'_> {
             let mut state = self.0.state.lock();
             if !state.stopped {
                 tracing::error!(
-                    "the fast tier is not copied to the disk any more, by a fault of pierhead: what it alone has is fetched again after a restart"
+                    "pierhead has an internal error and no longer writes the fast tier back to the disk: blobs that only the fast tier has may be fetched again after a restart"
                 );
             }
             state.stopped = true;
@@ -71,7 +73,7 @@ pub(super) struct WriteBackThread {
 }
 
 impl WriteBackThread {
-    /// Works until the tier is closed.
+    /// Runs until the tier is closed.
     pub(super) fn run(self) {
         let _ended = Ended(&self.fast);
         let mut pause = RETRY_PAUSE.0;
@@ -85,31 +87,32 @@ impl WriteBackThread {
             self.fast.state.lock().writing_back = None;
             self.fast.changed.notify_all();
             let failed = done.err();
-            // The bound may have been lowered meanwhile.
+            // The limit may have been reduced meanwhile.
             self.fast.keep_bound();
             self.fast.state.lock().busy = false;
             self.fast.changed.notify_all();
             match (failed, work) {
                 (Some(error), Work::WriteBack(digest, _)) => {
                     if pause == RETRY_PAUSE.0 {
-                        tracing::warn!(%digest, %error, "the disk does not take what lies on the fast tier; tried again");
+                        tracing::warn!(%digest, %error, "cannot write a blob of the fast tier back to the disk, retrying");
                     }
                     pause = self.pause_after(pause);
                 }
                 (None, Work::WriteBack(..)) => pause = RETRY_PAUSE.0,
-                // It is made when it is asked for the next time.
+                // The next request queues it again.
                 (Some(error), Work::KeepHot(digest)) => {
-                    tracing::warn!(%digest, %error, "hot chunks cannot be kept on the fast tier");
+                    tracing::warn!(%digest, %error, "cannot copy hot ranges to the fast tier");
                 }
                 (Some(error), Work::Promote(digest, _)) => {
-                    tracing::warn!(%digest, %error, "cannot be copied to the fast tier");
+                    tracing::warn!(%digest, %error, "cannot copy a blob to the fast tier");
                 }
                 (_, Work::KeepHot(_) | Work::Promote(..) | Work::MakeRoom) => {}
             }
         }
     }
 
-    /// Waits after a disk that failed, and says how long the next time. A flush that waits shortens it: room may have come.
+    /// Waits after an error of the disk, and returns the next pause. A waiting flush shortens the
+    /// pause: there may be room again.
     fn pause_after(&self, pause: Duration) -> Duration {
         let calm = |state: &TierState| !state.stopped && state.flush_waiters == 0;
         self.fast.wait_until(Instant::now() + pause, calm);
@@ -121,7 +124,8 @@ impl WriteBackThread {
         RETRY_PAUSE.0
     }
 
-    /// Copies a requested blob to the fast tier. If hot ranges of it became known meanwhile, only these are copied.
+    /// Copies a requested blob to the fast tier, unless its hot ranges became known meanwhile: then
+    /// only these are copied.
     fn promote(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         match self.hot.ranges(digest) {
             Some(_) => Ok(()),
@@ -135,7 +139,7 @@ impl WriteBackThread {
             self.fast.state.lock().mark_clean(digest, number);
             return Ok(());
         }
-        // What was copied by then.
+        // Deletes the incomplete copy.
         let discarded = self.disk.tier.discard(digest);
         let ended = ended.and(discarded);
         if ended.is_err() {
@@ -144,7 +148,7 @@ impl WriteBackThread {
         ended.map(drop)
     }
 
-    /// Waits until there is something to do, or it is the end.
+    /// Waits until there is work, or the tier is closing.
     fn until_work(&self) -> MutexGuard<'_, TierState> {
         let mut state = self.fast.state.lock();
         self.fast.changed.wait_while(&mut state, |state| {
@@ -157,7 +161,7 @@ impl WriteBackThread {
         state
     }
 
-    /// What comes next; waits for it. `None` at the end.
+    /// Waits for the next work. `None` when the tier is closing.
     fn next(&self) -> Option<Work> {
         drop(self.until_work());
         self.pacer.pause_while(TierState::has_room);
@@ -204,7 +208,7 @@ impl WriteBackThread {
             Err(error) => return Err(error),
         };
         let mut staged = self.disk.tier.stage(digest)?;
-        // Half of an earlier copy.
+        // An earlier write-back may have left an incomplete copy.
         staged.clear()?;
         let trailer = blob.trailer().clone();
         let (begun, mut unsynced, mut patience) = (Instant::now(), 0, Patience::default());
@@ -250,9 +254,10 @@ impl WriteBackThread {
         }
     }
 
-    /// The only copy is not what was committed: whoever asks for it finds it missing, and fetches it again.
+    /// Removes a damaged blob whose only copy is on the fast tier. The next request fetches it
+    /// again.
     fn damaged(&self, digest: &Digest) -> io::Result<WriteBackEnd> {
-        tracing::error!(%digest, "a blob on the fast tier is damaged: removed, it will be fetched again");
+        tracing::error!(%digest, "a blob on the fast tier is damaged: removed; the next request fetches it again");
         count(&self.fast.counters.damaged, 1);
         count(&self.fast.counters.corrupt, 1);
         self.fast.has_failed();

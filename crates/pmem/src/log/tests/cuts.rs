@@ -1,4 +1,5 @@
-//! Power cuts at every flush and fence of random workloads, and the proof that each of them is needed.
+//! Power cuts at every flush and fence of random workloads, and the proof that each of them is
+//! needed.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,8 @@ struct Seen {
     failure: Option<String>,
 }
 
-/// One workload, cut at each flush and fence, without those of `ignored`. Stops at the first failure.
+/// One workload, cut at each flush and fence, without those of `ignored`. Stops at the first
+/// failure.
 fn run(seed: u64, ignored: Option<Site>) -> Seen {
     let medium = medium();
     if let Some(site) = ignored {
@@ -54,7 +56,8 @@ fn run(seed: u64, ignored: Option<Site>) -> Seen {
     seen
 }
 
-/// What one moment of a medium leaves is opened, is what it must be, works on, and is so again after the next cut.
+/// What one moment of a medium leaves is opened, is what it must be, works on, and is so again
+/// after the next cut.
 fn survive(
     medium: &ShadowMedium,
     mut model: Model,

@@ -102,7 +102,8 @@ fn a_flipped_bit_shows_nothing_wrong() {
     assert!(lost > 1600, "{lost}");
 }
 
-/// Values of 3900 bytes under the keys 0 to 5, each in a segment of its own, and small ones under `a` to `d` that share one.
+/// Values of 3900 bytes under the keys 0 to 5, each in a segment of its own, and small ones under
+/// `a` to `d` that share one.
 fn spread() -> (ShadowMedium, Vec<Range>) {
     let medium = medium();
     let log = open(&medium);

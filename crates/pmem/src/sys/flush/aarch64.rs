@@ -1,7 +1,8 @@
 //! aarch64: `dc cvap` (clean to the point of persistence) and `dsb sy`.
 //!
-//! A processor of ARMv8.2 with FEAT_DPB has it, such as the Cortex-A78 of a BlueField-3. The Cortex-A72 of a
-//! BlueField-2 has not: its `dc cvac` reaches the point of coherency only, which promises nothing about power.
+//! A processor of ARMv8.2 with FEAT_DPB has it, such as the Cortex-A78 of a BlueField-3. The
+//! Cortex-A72 of a BlueField-2 has not: its `dc cvac` reaches the point of coherency only, which
+//! promises nothing about power.
 
 use std::arch::asm;
 
@@ -37,9 +38,9 @@ pub(super) unsafe fn flush(_: Instruction, first: *const u8, line: usize, lines:
         let at = first.wrapping_add(n * line);
         #[cfg(test)]
         super::told::note(super::told::Told::Line(at.addr()));
-        // SAFETY: the caller's promise; the processor has it, as detected. It is written as `sys` because an
-        // assembler that was not told of FEAT_DPB refuses its name. It changes no memory, and comes after the
-        // stores before it, since it is not said to leave memory alone.
+        // SAFETY: the caller's promise; the processor has it, as detected. It is written as `sys`
+        // because an assembler that was not told of FEAT_DPB refuses its name. It changes no
+        // memory, and comes after the stores before it, since it is not said to leave memory alone.
         unsafe { asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags)) };
     }
 }

@@ -73,7 +73,8 @@ impl CacheLines {
         let inside = start.addr() & (self.line - 1);
         let first = start.wrapping_sub(inside);
         let lines = (inside + len).div_ceil(self.line);
-        // SAFETY: the caller's promise: a line with a mapped byte is mapped, since pages consist of lines.
+        // SAFETY: the caller's promise: a line with a mapped byte is mapped, since pages consist of
+        // lines.
         unsafe { arch::flush(self.instruction, first, self.line, lines) };
     }
 

@@ -1,7 +1,7 @@
 //! x86-64: `clwb`, else `clflushopt`, else `clflush`, and `sfence`.
 //!
-//! `clwb` keeps the line in the cache, the others drop it; `clflush` besides waits for its forerunner, line by line, which
-//! costs several times as much, but every processor has it.
+//! `clwb` keeps the line in the cache, the others drop it; `clflush` besides waits for its
+//! forerunner, line by line, which costs several times as much, but every processor has it.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};
@@ -24,7 +24,8 @@ pub(super) fn detect() -> Result<(Instruction, usize), &'static str> {
     } else {
         0
     };
-    // Leaf 1, EBX bits 8 to 15: the line that clflush takes, in units of 8 bytes; 64 wherever there is one.
+    // Leaf 1, EBX bits 8 to 15: the line that clflush takes, in units of 8 bytes; 64 wherever there
+    // is one.
     let line = usize::from(__cpuid(1).ebx.to_le_bytes()[1]) * 8;
     Ok((best(features), line.next_power_of_two().max(16)))
 }
@@ -57,8 +58,9 @@ pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usi
                 let at = first.wrapping_add(n * line);
                 #[cfg(test)]
                 super::told::note(super::told::Told::Line(at.addr()));
-                // SAFETY: the caller's promise; the processor has the instruction, as detected. It changes no memory, and
-                // comes after the stores before it in the program, since it is not said to leave memory alone.
+                // SAFETY: the caller's promise; the processor has the instruction, as detected. It
+                // changes no memory, and comes after the stores before it in the program, since it
+                // is not said to leave memory alone.
                 unsafe { asm!(concat!($name, " [{}]"), in(reg) at, options(nostack, preserves_flags)) };
             }
         };

@@ -26,15 +26,15 @@ pub(crate) struct Map {
     watched: Option<Watched>,
 }
 
-/// What is mapped for writing in one go before its first write: a fault for each page costs twice as much as the
-/// call for all (1.9 and 3.5 GB a CPU-second on tmpfs).
+/// What is mapped for writing in one go before its first write: a fault for each page costs twice
+/// as much as the call for all (1.9 and 3.5 GB a CPU-second on tmpfs).
 const PIECE: usize = 2 << 20;
 
 /// Writes of fewer bytes take their faults.
 const BULK: usize = 4096;
 
-// SAFETY: the mapping belongs to this value alone and is valid for any thread; it is accessed by atomics, or assembly that
-// does as they do, so that threads may do so at once.
+// SAFETY: the mapping belongs to this value alone and is valid for any thread; it is accessed by
+// atomics, or assembly that does as they do, so that threads may do so at once.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -47,7 +47,8 @@ impl Map {
     /// Maps the first `len` bytes of `file`: with MAP_SYNC when it can be, and otherwise why not.
     pub(crate) fn of(file: &File, len: usize) -> io::Result<(Self, Result<(), Errno>)> {
         let with = |flags| {
-            // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+            // SAFETY: a new mapping at an address that the kernel chooses touches nothing that
+            // exists.
             unsafe {
                 mmap(
                     ptr::null_mut(),
@@ -82,7 +83,8 @@ impl Map {
     /// Fills `buf` from `offset`.
     pub(crate) fn load(&self, offset: usize, buf: &mut [u8]) -> Result<(), Failed> {
         let from = self.at(offset, buf.len());
-        // SAFETY: the bytes are in the map, which consists of whole pages, so that their words are too.
+        // SAFETY: the bytes are in the map, which consists of whole pages, so that their words are
+        // too.
         unsafe { copy::load(from, buf) };
         self.sound()
     }
@@ -107,8 +109,9 @@ impl Map {
             }
             let start = piece * PIECE;
             let len = PIECE.min(self.len - start);
-            // SAFETY: the pages are mapped, and what they hold does not change by it. A kernel before 5.14 refuses, and a
-            // page that cannot be had is met again by the write that follows.
+            // SAFETY: the pages are mapped, and what they hold does not change by it. A kernel
+            // before 5.14 refuses, and a page that cannot be had is met again by the write that
+            // follows.
             let _ = unsafe {
                 madvise(
                     self.base.as_ptr().wrapping_add(start).cast(),
@@ -128,8 +131,8 @@ impl Map {
         self.sound()
     }
 
-    /// Looks whether each page of the range is still there, at the cost of one load a page: neither `msync` nor doing
-    /// nothing would tell.
+    /// Looks whether each page of the range is still there, at the cost of one load a page: neither
+    /// `msync` nor doing nothing would tell.
     pub(crate) fn touch(&self, offset: usize, len: usize) -> Result<(), Failed> {
         let first = self.at(offset, len).cast_const();
         let mut done = 0;
@@ -157,13 +160,14 @@ impl Map {
         self.done()
     }
 
-    /// Writes the pages of the range to their file and waits for its disk. Whatever it fails of has failed for good:
-    /// the kernel forgets which pages it could not write.
+    /// Writes the pages of the range to their file and waits for its disk. Whatever it fails of has
+    /// failed for good: the kernel forgets which pages it could not write.
     pub(crate) fn sync(&self, offset: usize, len: usize) -> Result<(), Failed> {
         let start = self.at(offset, len);
         let inside = start.addr() & (self.page - 1);
         let first = start.wrapping_sub(inside).cast();
-        // SAFETY: the pages are mapped, since the map consists of whole ones; their bytes do not change by it.
+        // SAFETY: the pages are mapped, since the map consists of whole ones; their bytes do not
+        // change by it.
         if unsafe { msync(first, inside + len, MsyncFlags::SYNC) }.is_err() {
             self.fail(offset);
         }
@@ -182,8 +186,8 @@ impl Map {
         }
     }
 
-    /// The end of an access: whether all of it was to the file. The barrier keeps the look at the mark behind the
-    /// loads, for a page of zeros that another thread's fault has brought.
+    /// The end of an access: whether all of it was to the file. The barrier keeps the look at the
+    /// mark behind the loads, for a page of zeros that another thread's fault has brought.
     fn sound(&self) -> Result<(), Failed> {
         fence(Ordering::Acquire);
         self.failed().map_or(Ok(()), Err)
@@ -206,8 +210,8 @@ impl Drop for Map {
     fn drop(&mut self) {
         // Before the addresses are somebody else's.
         self.watched = None;
-        // SAFETY: the mapping is this value's, and nobody else holds a pointer into it. It covers pages of zeros
-        // that the handler of SIGBUS has put there as well.
+        // SAFETY: the mapping is this value's, and nobody else holds a pointer into it. It covers
+        // pages of zeros that the handler of SIGBUS has put there as well.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
