@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pierhead_cache::FastTier;
 use pierhead_cache::tier::{Options, PmemTier};
-use pierhead_pmem::{Class, Error, Log, Recovered, Region, Report};
+use pierhead_pmem::{Class, Error, Log, RecoveryReport, Region, Report};
 
 use crate::config::{Config, Tier, TierKind};
 use pierhead_host::pressure::Resource;
@@ -101,11 +101,11 @@ fn region(tier: &Tier) -> Result<Option<Region>, TierError> {
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) fn inspect(tier: &Tier) -> Result<Option<(Report, Recovered)>, TierError> {
+pub(crate) fn inspect(tier: &Tier) -> Result<Option<(Report, RecoveryReport)>, TierError> {
     let Some(region) = region(tier)? else {
         return Ok(None);
     };
-    let found = Log::look(&region, pierhead_pmem::Options::default());
+    let found = Log::check(&region, pierhead_pmem::Options::default());
     let found = found.map_err(|error| TierError::of(region.path(), &error))?;
     Ok(Some((region.report().clone(), found)))
 }

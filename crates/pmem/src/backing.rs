@@ -1,16 +1,17 @@
-//! What lies below a file: whether the power takes it away, whatever its file system promises.
+//! Determines what is below a file: whether its contents survive a power cut, whatever the file
+//! system promises.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// A file system in memory, as `statfs` names it.
+/// Magic number of tmpfs in `statfs`.
 pub const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
-/// File systems that do not outlive the machine's power, or what started this process. As in the
+/// File systems that do not survive a power cut or the container, with the reason. Numbers from the
 /// kernel's `magic.h`.
-const GONE: &[(i64, &str)] = &[
+const VOLATILE_FILE_SYSTEMS: &[(i64, &str)] = &[
     (TMPFS, "tmpfs is memory"),
     (RAMFS, "ramfs is memory"),
     (0x9584_58f6, "hugetlbfs is memory"),
@@ -20,9 +21,9 @@ const GONE: &[(i64, &str)] = &[
     ),
 ];
 
-/// Of what lies on the other end of a network or a channel, that end promises what a disk does. As
-/// in the kernel's `magic.h`.
-const ELSEWHERE: &[i64] = &[
+/// Network file systems and shared folders of a virtual machine: as durable as a disk, since the
+/// server flushes on request. Numbers from the kernel's `magic.h`.
+const NETWORK_FILE_SYSTEMS: &[i64] = &[
     0x6969,      // NFS
     0xff53_4d42, // CIFS
     0xfe53_4d42, // SMB
@@ -33,59 +34,65 @@ const ELSEWHERE: &[i64] = &[
 ];
 const BTRFS: i64 = 0x9123_683e;
 
-/// Devices on devices that are followed; a loop on a mapper on a partition has three.
-const DEPTH: u32 = 8;
+/// Maximum number of stacked devices that are followed. A loop device on a mapper on a partition
+/// has three.
+const MAX_DEVICE_DEPTH: u32 = 8;
 
-/// Whether what is, or will be, at `path` is counted as memory of the cgroup that writes it. A path
-/// of which nothing can be seen is taken for a disk's.
+/// Whether a file at `path`, existing or not, is memory of the cgroup that writes it. A path that
+/// cannot be examined counts as on a disk.
 pub fn is_memory(path: &Path) -> bool {
     let mut above = path.ancestors();
     let stat = above.find_map(|it| rustix::fs::statfs(it).ok());
     stat.is_some_and(|stat| [TMPFS, RAMFS].contains(&stat.f_type))
 }
 
-/// Why what is written to `file` is lost with the power, as far as the kernel tells.
+/// Why the contents of `file` are lost on a power cut, as far as the kernel tells; `None` when they
+/// survive.
 pub(crate) fn volatile(file: &File) -> io::Result<Option<String>> {
-    below(file, Path::new("/sys"), DEPTH)
+    volatile_reason(file, Path::new("/sys"), MAX_DEVICE_DEPTH)
 }
 
-fn below(file: &File, sys: &Path, depth: u32) -> io::Result<Option<String>> {
+fn volatile_reason(file: &File, sys: &Path, depth: u32) -> io::Result<Option<String>> {
     let kind = rustix::fs::fstatfs(file)?.f_type;
-    if let Some((_, why)) = GONE.iter().find(|(magic, _)| *magic == kind) {
+    if let Some((_, why)) = VOLATILE_FILE_SYSTEMS
+        .iter()
+        .find(|(magic, _)| *magic == kind)
+    {
         return Ok(Some((*why).to_owned()));
     }
     let device = file.metadata()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     if major == 0 {
-        return Ok(of_no_device(kind, sys, depth));
+        return Ok(reason_without_device(kind, sys, depth));
     }
-    Ok(of_device(
+    Ok(device_reason(
         &sys.join(format!("dev/block/{major}:{minor}")),
         sys,
         depth,
     ))
 }
 
-/// The same of a file system that makes up its device numbers.
-fn of_no_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
-    if ELSEWHERE.contains(&kind) {
+/// As [`volatile_reason`], for a file system without a device number of its own.
+fn reason_without_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
+    if NETWORK_FILE_SYSTEMS.contains(&kind) {
         return None;
     }
     if kind != BTRFS {
-        return Some("the kernel does not tell which disks its file system lies on".to_owned());
+        return Some("the kernel does not tell on which disks its file system is".to_owned());
     }
-    // Which of them it is nothing tells: one in memory makes all of them suspect.
+    // sysfs does not tell which btrfs it is: one on volatile memory makes all of them suspect.
     let all = fs::read_dir(sys.join("fs/btrfs")).ok()?;
     let devices = all.flatten();
     let devices = devices.filter_map(|one| fs::read_dir(one.path().join("devices")).ok());
     devices
         .flatten()
         .flatten()
-        .find_map(|device| of_device(&device.path(), sys, depth))
+        .find_map(|device| device_reason(&device.path(), sys, depth))
 }
 
-/// The same of a block device, given its folder in sysfs. One without a folder is taken for a disk.
-fn of_device(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
+/// As [`volatile_reason`], for a block device, given its folder in sysfs. A device without a folder
+/// counts as a disk.
+fn device_reason(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
     let depth = depth.checked_sub(1)?;
     let folder = fs::canonicalize(folder).ok()?;
     for part in folder.ancestors().take_while(|part| *part != sys) {
@@ -101,22 +108,23 @@ fn of_device(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
         if name == "e820_pmem" {
             return Some("the persistent memory is DRAM that memmap= has set aside".to_owned());
         }
-        if numbered("region") && is(&part.join("devtype"), "nd_volatile") {
+        if numbered("region") && contains_text(&part.join("devtype"), "nd_volatile") {
             return Some(format!("the kernel says that {name} is volatile"));
         }
     }
     if let Ok(path) = fs::read_to_string(folder.join("loop/backing_file")) {
-        let below = File::open(path.trim_end()).and_then(|file| below(&file, sys, depth));
-        return below.ok().flatten();
+        let reason =
+            File::open(path.trim_end()).and_then(|file| volatile_reason(&file, sys, depth));
+        return reason.ok().flatten();
     }
-    // A mapper is what it is made of: one part that goes takes the whole away.
+    // A device mapper is as durable as its least durable part.
     fs::read_dir(folder.join("slaves"))
         .ok()?
         .flatten()
-        .find_map(|slave| of_device(&slave.path(), sys, depth))
+        .find_map(|slave| device_reason(&slave.path(), sys, depth))
 }
 
-fn is(path: &Path, text: &str) -> bool {
+fn contains_text(path: &Path, text: &str) -> bool {
     fs::read_to_string(path).is_ok_and(|found| found.trim_end() == text)
 }
 
@@ -143,7 +151,7 @@ mod tests {
 
     fn found(sys: &tempfile::TempDir) -> Option<String> {
         let sys = fs::canonicalize(sys.path()).expect("a folder");
-        of_device(&sys.join("dev/block/8:1"), &sys, DEPTH)
+        device_reason(&sys.join("dev/block/8:1"), &sys, MAX_DEVICE_DEPTH)
     }
 
     #[test]
@@ -211,7 +219,13 @@ mod tests {
         let devices = sys.path().join("fs/btrfs/0123-4567/devices");
         fs::create_dir_all(&devices).expect("a folder");
         fs::create_dir_all(sys.path().join("fs/btrfs/features")).expect("a folder");
-        let of = |kind| of_no_device(kind, &fs::canonicalize(sys.path()).expect("it"), DEPTH);
+        let of = |kind| {
+            reason_without_device(
+                kind,
+                &fs::canonicalize(sys.path()).expect("it"),
+                MAX_DEVICE_DEPTH,
+            )
+        };
         for (name, volatile) in [("sda1", false), ("ram0", true)] {
             let device = sys.path().join("devices/virtual/block").join(name);
             fs::create_dir_all(&device).expect("a folder");

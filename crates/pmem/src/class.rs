@@ -1,24 +1,24 @@
-//! What becomes of committed bytes when the power goes.
+//! The durability classes of a medium: whether committed bytes survive a power cut.
 
 use std::fmt;
 
-/// The promise of a medium, found by trying and never by what somebody says of it.
+/// Durability of a medium. It is always tested, never taken from configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// Persistent memory: what was flushed by instructions and fenced survives a power cut.
+    /// Persistent memory: bytes that were flushed by instructions and fenced survive a power cut.
     Pmem,
-    /// A file on a disk: what was fenced survives a power cut, at the price of a system call and a
-    /// disk's flush.
+    /// A file on a disk: fenced bytes survive a power cut. Each fence costs a system call and a
+    /// flush of the disk.
     EmulatedFile,
-    /// Memory: it outlives the process, but neither a power cut nor what its file system goes with.
+    /// Memory: bytes survive the process, but not a power cut, nor the end of their file system.
     Volatile,
 }
 
 impl Class {
-    /// Every class: what a metric has labels for.
+    /// All classes, for the labels of metrics.
     pub const ALL: [Self; 3] = [Self::Pmem, Self::EmulatedFile, Self::Volatile];
 
-    /// As logs, metrics and `doctor` say it.
+    /// Name in logs, metrics and `pierhead doctor`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pmem => "pmem",
@@ -27,8 +27,8 @@ impl Class {
         }
     }
 
-    /// Whether what was fenced survives a power cut: only such a medium may hold the only copy of
-    /// anything.
+    /// Whether fenced bytes survive a power cut. Only such a medium may have the only copy of a
+    /// value.
     pub const fn is_persistent(self) -> bool {
         !matches!(self, Self::Volatile)
     }

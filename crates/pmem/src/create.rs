@@ -1,4 +1,4 @@
-//! The file of a region: made whole or not at all, and owned by one opening of it.
+//! Opens or atomically creates the file of a region, and locks it for one owner.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,36 +10,38 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// Opens the file at `path`, or makes one of `size` bytes, all of them allocated, and locks it
-/// until it is closed.
+/// Opens the file at `path`, or creates one of `size` bytes, fully allocated. Locks it until it is
+/// closed.
 ///
-/// Errors: [`Error::Busy`], [`Error::Foreign`] for what is no file or is shorter, [`Error::Io`].
+/// Errors: [`Error::Busy`]; [`Error::Foreign`] for anything but a regular file, or one that is too
+/// short; [`Error::Io`].
 pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
     loop {
-        match existing(path, size) {
+        match open_existing(path, size) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
-        // Its name is taken, and yet there is nothing to open.
+        // A dangling link takes the name, but cannot be opened.
         if path.is_symlink() {
             return Err(Error::Foreign {
                 path: path.to_owned(),
-                why: "a symbolic link to nothing: make what it leads to, or remove it".into(),
+                why: "a symbolic link to a missing file: create its target, or remove the link"
+                    .into(),
             });
         }
-        // Somebody else may have put one there meanwhile: then that one is looked at.
-        if let Some(file) = new(path, size)? {
+        // Another process may have created one meanwhile: then opens that one.
+        if let Some(file) = create(path, size)? {
             return Ok(file);
         }
     }
 }
 
-fn existing(path: &Path, size: u64) -> Result<File, Error> {
-    let doing = |what: &str| failed(format!("{what} {}", path.display()));
+fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
+    let doing = |what: &str| io_error(format!("{what} {}", path.display()));
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        // A pipe would wait for its other end.
+        // Opening a pipe would wait for its other end.
         .custom_flags(libc::O_NONBLOCK)
         .open(path)
         .map_err(doing("open"))?;
@@ -51,7 +53,7 @@ fn existing(path: &Path, size: u64) -> Result<File, Error> {
     let kind = metadata.file_type();
     if kind.is_block_device() || kind.is_char_device() {
         return Err(foreign(
-            "a device, and a region is a file: make a file system on it, mount it with -o dax, and name a file in there".into(),
+"a device, but a region is a file: create a file system on it, mount it with -o dax, and choose a file there".into(),
         ));
     }
     if !kind.is_file() {
@@ -61,28 +63,28 @@ fn existing(path: &Path, size: u64) -> Result<File, Error> {
     let len = file.metadata().map_err(doing("look at"))?.len();
     if len < size {
         return Err(foreign(format!(
-            "{len} bytes long, and the region is to have {size}: it was cut short or made for another size; remove it to have a new one made",
+            "{len} bytes long, but the region needs {size}: it was truncated or created for another size; remove it, and a new one is created",
         )));
     }
     Ok(file)
 }
 
-/// Makes the file beside its place and renames it, so that no power cut leaves half of one. `None`
-/// when there is one by now.
-fn new(path: &Path, size: u64) -> Result<Option<File>, Error> {
-    let beside = beside(path);
-    let doing = |what: &str| failed(format!("{what} {} of {size} bytes", beside.display()));
+/// Creates a temporary file and renames it, so that no power cut leaves an incomplete region.
+/// `None` when the file exists by now.
+fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
+    let temporary = temporary_path(path);
+    let doing = |what: &str| io_error(format!("{what} {} of {size} bytes", temporary.display()));
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(&beside)
+        .open(&temporary)
         .map_err(doing("make"))?;
     lock(&file, path)?;
-    // It may have been renamed before it was locked, and is somebody's region then.
-    let same = fs::metadata(&beside).is_ok_and(|now| {
+    // Another process may have renamed it before the lock: then it is the region of that process.
+    let same = fs::metadata(&temporary).is_ok_and(|now| {
         file.metadata()
             .is_ok_and(|this| (this.dev(), this.ino()) == (now.dev(), now.ino()))
     });
@@ -94,24 +96,25 @@ fn new(path: &Path, size: u64) -> Result<Option<File>, Error> {
         .and_then(|()| allocate(&file, size))
         .and_then(|()| file.sync_all());
     if let Err(why) = made {
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&temporary);
         return Err(doing("allocate")(why));
     }
     match rustix::fs::renameat_with(
         rustix::fs::CWD,
-        &beside,
+        &temporary,
         rustix::fs::CWD,
         path,
         RenameFlags::NOREPLACE,
     ) {
         Ok(()) => {}
         Err(Errno::EXIST) => {
-            let _ = fs::remove_file(&beside);
+            let _ = fs::remove_file(&temporary);
             return Ok(None);
         }
-        // A file system that cannot promise it; the lock keeps out all but strangers.
+        // The file system cannot rename without replacement. The lock still excludes other pierhead
+        // processes.
         Err(Errno::INVAL) if !path.exists() => {
-            fs::rename(&beside, path).map_err(doing("rename"))?;
+            fs::rename(&temporary, path).map_err(doing("rename"))?;
         }
         Err(why) => return Err(doing("rename")(why.into())),
     }
@@ -124,16 +127,16 @@ fn new(path: &Path, size: u64) -> Result<Option<File>, Error> {
     Ok(Some(file))
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     path.with_file_name(name)
 }
 
-/// Every byte gets its place now: a page that has none raises SIGBUS when it is first written and
-/// the disk is full.
+/// Allocates all blocks now: a write to an unallocated page would raise SIGBUS on a full disk.
 ///
-/// Asked for first, since some file systems fill the disk up before they say that there is no room.
+/// Checks the free space first, since some file systems fill the disk before they report that it is
+/// full.
 fn allocate(mut file: &File, size: u64) -> io::Result<()> {
     let room = rustix::fs::fstatvfs(file)?;
     if size > room.f_bavail.saturating_mul(room.f_frsize) {
@@ -157,16 +160,16 @@ fn allocate(mut file: &File, size: u64) -> io::Result<()> {
     }
 }
 
-/// Locks until the file is closed, and so when this process ends, in whichever way.
+/// Locks the file until it is closed, also by the end of the process.
 fn lock(file: &File, path: &Path) -> Result<(), Error> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(Error::Busy(path.to_owned())),
-        Err(why) => Err(failed(format!("lock {}", path.display()))(why.into())),
+        Err(why) => Err(io_error(format!("lock {}", path.display()))(why.into())),
     }
 }
 
-/// What the system said no to.
-fn failed(doing: String) -> impl FnOnce(io::Error) -> Error {
+/// Makes an [`Error::Io`] for a failed operation.
+fn io_error(doing: String) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { doing, source }
 }

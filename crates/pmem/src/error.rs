@@ -1,88 +1,85 @@
-//! What can go wrong, and whose fault it is.
+//! The error type of the crate. [`Error::fault`] tells whose fault an error is.
 
 use std::io;
 use std::path::PathBuf;
 
-/// See the head of this module. Its own level only: the cause is the source.
+/// An error of a region or a log. `Display` prints only this level; `source()` has the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Another process, or another opening in this one, has the region.
-    #[error("{} is in use by another process or mapped already: one region, one owner", .0.display())]
+    /// Another process, or another handle in this process, has the region open.
+    #[error("{} is in use by another process or already open in this one: a region has one owner", .0.display())]
     Busy(PathBuf),
-    /// A file that cannot be the region that is asked for; the text has the mend.
+    /// The file cannot be the requested region.
     #[error("{}: {why}", .path.display())]
     Foreign {
         /// The region's file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and what to do about it.
         why: String,
     },
-    /// Memory that could not be read or written, or a disk that could not: this region is lost
-    /// until it is opened again.
-    #[error("{}: the medium failed at byte {offset}; what it held is served from elsewhere, see the kernel's log", .path.display())]
+    /// Memory or disk could not be read or written: the region is unusable until it is opened
+    /// again.
+    #[error("{}: the medium failed at byte {offset}; see the kernel log", .path.display())]
     Medium {
         /// The region's file.
         path: PathBuf,
-        /// From the region's start, of the first failure.
+        /// Position of the first failure, in bytes from the region's start.
         offset: u64,
     },
-    /// A call outside of the medium: its caller's mistake, or a damaged offset that was believed.
-    #[error("{len} bytes at {offset} do not lie in a medium of {of}")]
+    /// A call outside of the medium: a bug of the caller, or a damaged offset.
+    #[error("{len} bytes at {offset} are outside of a medium of {of} bytes")]
     Range {
-        /// From where.
+        /// Start of the range, in bytes.
         offset: u64,
-        /// How many.
+        /// Length of the range in bytes.
         len: u64,
-        /// Bytes in the medium.
+        /// Size of the medium in bytes.
         of: u64,
     },
     /// A word at an offset that is not a multiple of 8.
-    #[error("a word at {offset} cannot be written at once: not a multiple of 8")]
+    #[error("a word at {offset} cannot be written atomically: not a multiple of 8")]
     Unaligned {
-        /// Where.
+        /// The offset in bytes.
         offset: u64,
     },
-    /// The region holds no log that can be used; nothing was changed.
+    /// The region contains no usable log; nothing was changed.
     #[error(
-        "the region cannot be used as a log: {why}; if nothing in it is wanted, delete it, and it is made anew"
+        "the region cannot be used as a log: {why}; if its contents are not needed, delete it, and it is created again"
     )]
     Format {
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The log is at its limit, or what is free is held by readers: remove something, and try
-    /// again.
-    #[error(
-        "the log is full, or the file system that its file lies on (`df`): something must be removed first"
-    )]
+    /// The log is at its limit, or readers hold the free space: remove values, and try again.
+    #[error("the log, or the file system of its file, is full (`df`): remove something first")]
     NoRoom,
-    /// More than the layout has room for.
-    #[error("a {what} of {len} bytes, where {most} are the most")]
+    /// The value exceeds a limit of the layout.
+    #[error("a {what} of {len} bytes exceeds the maximum of {most}")]
     TooLarge {
-        /// Of what.
+        /// The part of the value.
         what: &'static str,
-        /// Bytes of it.
+        /// Its length in bytes.
         len: u64,
-        /// Bytes allowed.
+        /// Maximum length in bytes.
         most: u64,
     },
-    /// A record is not what was committed: the medium rots there. The value is to be removed and
-    /// fetched anew.
+    /// A record differs from what was committed: the medium is corrupt there. The value must be
+    /// removed and fetched again.
     #[error("the record at {offset} of the region is damaged")]
     Damaged {
-        /// From the region's start.
+        /// Position of the record, in bytes from the region's start.
         offset: u64,
     },
-    /// A writer that failed before.
-    #[error("this writer failed before: begin anew")]
-    Spent,
-    /// The system said no.
+    /// The writer has failed before.
+    #[error("this writer failed before: start a new one")]
+    WriterFailed,
+    /// The operating system refused an operation.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// What, with the path.
+        /// The operation, with the path.
         doing: String,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -90,23 +87,24 @@ pub enum Error {
 /// Whose fault an [`Error`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The caller's: the same call gives the same.
+    /// The caller: the same call fails again.
     Caller,
-    /// The operator's to mend: a path, a size, another process.
+    /// The operator: a path, a size, or another process must change.
     Setup,
-    /// The machine's: it may be gone after the region is opened anew, or the medium replaced.
+    /// The machine: reopening the region or replacing the medium may help.
     Machine,
 }
 
 impl Error {
-    /// Whose fault it is; no retry on the same region helps but after [`Fault::Setup`] was mended.
+    /// Whose fault the error is. A retry on the same region helps only after the operator fixed a
+    /// [`Fault::Setup`].
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Range { .. }
             | Self::Unaligned { .. }
             | Self::NoRoom
             | Self::TooLarge { .. }
-            | Self::Spent => Fault::Caller,
+            | Self::WriterFailed => Fault::Caller,
             Self::Busy(_) | Self::Foreign { .. } | Self::Format { .. } => Fault::Setup,
             Self::Medium { .. } | Self::Damaged { .. } | Self::Io { .. } => Fault::Machine,
         }

@@ -1,4 +1,4 @@
-//! What every input of the recovery must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+//! Fuzz target of the recovery. The fuzzer and the test with the saved corpus call it.
 
 use crate::log::forge;
 use crate::shadow::ShadowMedium;
@@ -6,16 +6,16 @@ use crate::{Error, Log, Options};
 
 const OPTIONS: Options = Options { segment: 4096 };
 
-/// A region with any bytes behind valid heads, and one of the bytes alone: opened or refused, and
-/// what is opened holds what it lists, takes new values, and lets go of the old.
+/// Opens a region with the input behind valid heads, and one with the input alone. A region is
+/// refused, or all its listed values are readable and removable, and it stores a new one.
 pub fn pmem_log(input: &[u8]) {
     let mut raw = input.to_vec();
     raw.resize(raw.len().clamp(8192 + 8 * 4096, 1 << 20), 0);
-    used(raw);
-    used(forge(input));
+    check_region(raw);
+    check_region(forge(input));
 }
 
-fn used(bytes: Vec<u8>) {
+fn check_region(bytes: Vec<u8>) {
     let Ok((log, found)) = Log::open(ShadowMedium::of(bytes), OPTIONS) else {
         return;
     };
@@ -45,7 +45,8 @@ fn used(bytes: Vec<u8>) {
                 .expect("what was written");
             assert_eq!(bytes, [1; 5000]);
         }
-        // A value that lists the same bytes many times uses more than there is.
+        // A value may list the same bytes many times, so the sum of all values can exceed the
+        // region.
         Err(error) => assert!(
             matches!(error, Error::NoRoom | Error::TooLarge { .. }),
             "{error}"

@@ -1,13 +1,18 @@
-//! Persistent memory: a region of it, how what was written gets there for good, and what it may be
-//! called.
+//! Persistent memory: maps a region of it, makes writes durable, and stores values in a crash-safe
+//! log.
 //!
-//! It knows no digest, no image, no network and no async runtime: bytes at offsets.
+//! The crate handles bytes at offsets. It knows no digests, no images, no network and no async
+//! runtime.
 //!
-//! Layers, from the bytes up: `sys` (the mapped file, its flushes and faults: all that is unsafe),
-//! [`Region`] (a medium of them), [`Class`] (what a medium promises), [`Medium`] (the seam where
-//! power is cut), [`Log`] (values that are committed whole or not at all).
+//! Layers, from the bytes up:
+//!
+//! - `sys`: the mapped file, cache-line flushes and SIGBUS; all `unsafe` code.
+//! - [`Region`]: a file as a medium.
+//! - [`Class`]: the durability of a medium.
+//! - [`Medium`]: the trait of a medium. Tests implement it to simulate power cuts.
+//! - [`Log`]: key-value log; each value is committed atomically.
 
-// What is excepted stands in the architecture test, which sees to it.
+// The architecture test checks which modules may allow it.
 #![deny(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
@@ -18,8 +23,8 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod log;
-mod looked;
 mod medium;
+mod read_only;
 mod region;
 #[cfg(any(test, feature = "shadow"))]
 pub mod shadow;
@@ -29,7 +34,8 @@ pub use backing::{TMPFS, is_memory};
 pub use class::Class;
 pub use error::{Error, Fault};
 pub use log::{
-    Entry, Extent, Found, Log, MAX_KEY, MAX_META, Options, Partial, Recovered, SEGMENTS, Writer,
+    Entry, EntryInfo, Extent, Log, MAX_KEY_LEN, MAX_META_LEN, Options, RecoveryReport,
+    SEGMENT_SIZES, UncommittedReader, Writer,
 };
 pub use medium::Medium;
 pub use region::{Config, Region, Report};

@@ -1,59 +1,59 @@
-//! A medium that loses what was not flushed and fenced: where power is cut in tests.
+//! A simulated medium for tests that loses bytes that were not flushed and fenced when a test cuts
+//! the power.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::medium::{within, word_within};
+use crate::medium::{check_range, check_word};
 use crate::{Class, Error, Medium};
 
 const WORD: u64 = 8;
 const LINE: u64 = 64;
 
-/// Memory that knows which 8-byte words of it a power cut can take. A clone is another handle of
-/// the same.
+/// Memory that tracks which 8-byte words a power cut may lose. Clones share the memory.
 ///
-/// Stricter than the hardware where papers and manuals leave room: a word that was stored several
-/// times since it was durable last may survive as any of them, in no order with any other word; a
-/// cache may have evicted a line that was never flushed, so that it survives; flushed but not
-/// fenced means nothing. A fence completes the flushes of its own [`lane`](Self::lane) alone, as an
-/// `sfence` does those of its processor.
+/// It is stricter than hardware manuals. A word that was stored several times since it was durable
+/// may survive with any of these values, independently of other words. A line that was never
+/// flushed may survive, as after an eviction from the cache. A flush without a fence guarantees
+/// nothing. A fence completes only the flushes of its own [`lane`](Self::lane), as `sfence` does
+/// for its CPU.
 #[derive(Clone)]
 pub struct ShadowMedium {
     state: Arc<Mutex<State>>,
 }
 
-/// Where in the code something is flushed or fenced.
+/// A place in the code with a flush or a fence.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Site {
     /// Whether it is a fence.
     pub fence: bool,
-    /// Its source file.
+    /// The source file.
     pub file: &'static str,
-    /// Its line there.
+    /// The line in the source file.
     pub line: u32,
 }
 
-/// What is called before each flush and each fence takes effect: the moments to cut at.
+/// Called before each flush and each fence takes effect: the moments for a power cut.
 pub type Probe = Arc<dyn Fn(&ShadowMedium) + Send + Sync>;
 
 #[derive(Clone)]
 struct State {
-    /// What readers see.
+    /// Bytes that readers see.
     visible: Vec<u8>,
-    /// What was surely left by a cut.
+    /// Bytes that certainly survive a power cut.
     durable: Vec<u8>,
-    /// Values of each word since it was durable, in order, by its number.
+    /// Values of each word since it was durable, in order, by word number.
     pending: BTreeMap<u64, Pending>,
-    /// Words that each lane has flushed and not fenced yet.
+    /// Words that each lane has flushed but not fenced.
     flushing: BTreeMap<u32, BTreeSet<u64>>,
     lane: u32,
     sites: BTreeMap<Site, u64>,
     ignored: BTreeSet<Site>,
     accesses: u64,
     fail_at: Option<u64>,
-    /// Lines that cannot be read.
+    /// Unreadable lines.
     poison: BTreeSet<u64>,
     probe: Option<Probe>,
 }
@@ -61,7 +61,7 @@ struct State {
 #[derive(Clone, Default)]
 struct Pending {
     values: Vec<[u8; 8]>,
-    /// How many of the values each lane has flushed.
+    /// Number of values that each lane has flushed.
     flushed: BTreeMap<u32, usize>,
 }
 
@@ -73,7 +73,7 @@ fn failed(offset: u64) -> Error {
 }
 
 impl ShadowMedium {
-    /// A medium of `len` bytes of nought, all durable.
+    /// A medium of `len` zero bytes, all durable.
     pub fn new(len: usize) -> Self {
         Self::of(vec![0; len.next_multiple_of(8)])
     }
@@ -98,9 +98,8 @@ impl ShadowMedium {
         }
     }
 
-    /// What is left when the power goes now, and comes back. Of every four seeds one takes all that
-    /// may be taken, one leaves all, one takes word by word, one line by line. What is ignored
-    /// stays so.
+    /// The medium after a power cut. Of every four seeds, one loses all non-durable words, one
+    /// loses none, one decides per word, one per line. Ignored sites stay ignored.
     pub fn cut(&self, seed: u64) -> Self {
         let state = self.lock();
         let mut random = fastrand::Rng::with_seed(seed);
@@ -125,8 +124,7 @@ impl ShadowMedium {
         left
     }
 
-    /// The same medium, flushed or not, apart from this one: what a process that was killed leaves
-    /// to the next.
+    /// An independent copy with all words, durable or not: the state after the process was killed.
     pub fn fork(&self) -> Self {
         let mut state = self.lock().clone();
         state.probe = None;
@@ -135,46 +133,45 @@ impl ShadowMedium {
         }
     }
 
-    /// What readers see.
+    /// The bytes that readers see.
     pub fn bytes(&self) -> Vec<u8> {
         self.lock().visible.clone()
     }
 
-    /// From now on calls come from this processor.
+    /// Sets the lane (simulated CPU) of all later calls.
     pub fn lane(&self, lane: u32) {
         self.lock().lane = lane;
     }
 
-    /// Calls of each flush and fence by now, those ignored among them.
+    /// Number of calls per flush and fence, with the ignored ones.
     pub fn sites(&self) -> BTreeMap<Site, u64> {
         self.lock().sites.clone()
     }
 
-    /// From now on what this site flushes or fences is not.
+    /// Makes flushes or fences of this site ineffective.
     pub fn ignore(&self, site: Site) {
         self.lock().ignored.insert(site);
     }
 
-    /// The medium fails at the n-th access from now, of whatever kind, and at every one after;
-    /// `None` heals it.
+    /// Makes the n-th access from now, of any kind, and all later ones fail; `None` ends the
+    /// failure.
     pub fn fail_after(&self, accesses: Option<u64>) {
         let mut state = self.lock();
         state.fail_at = accesses.map(|accesses| state.accesses + accesses);
     }
 
-    /// The line at `offset` cannot be read from now on, and all others can, by [`Medium::inspect`];
-    /// by [`Medium::read`] that ends the medium.
+    /// Makes the line at `offset` unreadable. [`Medium::inspect`] then fails for this line;
+    /// [`Medium::read`] fails the whole medium.
     pub fn poison(&self, offset: u64) {
         self.lock().poison.insert(offset / LINE);
     }
 
-    /// Accesses by now.
+    /// Number of accesses so far.
     pub fn accesses(&self) -> u64 {
         self.lock().accesses
     }
 
-    /// What is called from now on before each flush and fence. It may cut, fork and read, but not
-    /// write.
+    /// Sets the callback before each flush and fence. It may cut, fork and read, but not write.
     pub fn probe(&self, probe: Option<Probe>) {
         self.lock().probe = probe;
     }
@@ -185,7 +182,7 @@ impl ShadowMedium {
 
     fn access(&self, offset: u64, len: u64) -> Result<MutexGuard<'_, State>, Error> {
         let mut state = self.lock();
-        within(offset, len, state.visible.len() as u64)?;
+        check_range(offset, len, state.visible.len() as u64)?;
         state.accesses += 1;
         if state.fail_at.is_some_and(|at| state.accesses > at) {
             return Err(failed(offset));
@@ -193,7 +190,7 @@ impl ShadowMedium {
         Ok(state)
     }
 
-    /// Before a flush or a fence: whether it counts.
+    /// Counts a flush or fence; returns whether it is effective.
     fn arrive(&self, fence: bool, location: &'static Location<'static>) -> bool {
         let site = Site {
             fence,
@@ -259,11 +256,11 @@ impl Medium for ShadowMedium {
     }
 
     fn store(&self, offset: u64, word: u64) -> Result<(), Error> {
-        word_within(offset, self.len())?;
+        check_word(offset, self.len())?;
         self.write(offset, &word.to_le_bytes())
     }
 
-    /// Zeros, which a cut leaves there or does not.
+    /// Writes zeros, which a power cut may lose like any write.
     fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
         self.write(offset, &vec![0; at(len)])
     }
@@ -330,7 +327,7 @@ fn put(bytes: &mut [u8], offset: u64, value: &[u8; 8]) {
     bytes[from..from + 8].copy_from_slice(value);
 }
 
-/// The offset as an index; beyond the end, where checks stop it, when it is none.
+/// The offset as an index. An offset that is no index becomes one that bounds checks reject.
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }

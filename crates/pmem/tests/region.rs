@@ -243,7 +243,7 @@ fn a_file_cut_under_the_map_is_an_error_for_good() {
                     "{then} after {name}"
                 );
             }
-            assert!(region.fence().is_err() && region.sound().is_err());
+            assert!(region.fence().is_err() && region.check().is_err());
             // Opened anew it is a region again, of what the file holds.
             drop(region);
             let region = open(&path, SIZE).expect("found");

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use pierhead_oci::{Algorithm, Digest};
-use pierhead_pmem::{Class, Entry, Error, Log, Medium, Partial, Writer};
+use pierhead_pmem::{Class, Entry, Error, Log, Medium, UncommittedReader, Writer};
 
 use super::switch_reader::SwitchReader;
 use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
@@ -313,7 +313,7 @@ impl<M: Medium + 'static> Drop for PmemStaged<M> {
 }
 
 /// Reads a value that is being written.
-struct PartialReader<M>(Partial<M>);
+struct PartialReader<M>(UncommittedReader<M>);
 
 impl<M: Medium> ReadAt for PartialReader<M> {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -385,7 +385,7 @@ impl<M: Medium + 'static> Blob for PmemBlob<M> {
         // After a failure of the medium, the file may return bytes that differ from the written
         // ones.
         self.inner.log.medium().inspect(0, &mut []).ok()?;
-        let (at, run) = self.inner.log.lend(&self.entry, offset)?;
+        let (at, run) = self.inner.log.sendable_run(&self.entry, offset)?;
         Some(Extent {
             file,
             at,

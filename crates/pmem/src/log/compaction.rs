@@ -1,17 +1,17 @@
-//! Free segments from half-dead ones: what lives in the least live is copied out.
+//! Compaction: frees the segment with the fewest live bytes by copying them to another segment.
 
 use std::sync::{Arc, PoisonError};
 
 use super::space::Stream;
-use super::{Log, Stored, Writer};
+use super::{IndexEntry, Log, Writer};
 use crate::{Error, Medium};
 
-/// Bytes copied at once.
-const PIECE: usize = 64 * 1024;
+/// Size of one copy step in bytes.
+const COPY_STEP: usize = 64 * 1024;
 
 impl<M: Medium> Log<M> {
-    /// Empties one segment when free ones are short; `false` when there is none worth it. Copies
-    /// less than a segment, and never what readers hold.
+    /// Frees one segment when few are free; `false` when no segment is worth it. Copies less than a
+    /// segment, and no values that readers have open.
     pub(super) fn compact(&self) -> Result<bool, Error> {
         let _one = self
             .inner
@@ -33,9 +33,9 @@ impl<M: Medium> Log<M> {
         Ok(true)
     }
 
-    /// Writes a value anew as far as it lies in `victim`; the rest of it stays where it is.
-    fn relocate(&self, stored: &Arc<Stored>, victim: u32) -> Result<(), Error> {
-        let _turn = self.turn(&stored.key);
+    /// Rewrites the part of a value in `victim`; its other parts stay in place.
+    fn relocate(&self, stored: &Arc<IndexEntry>, victim: u32) -> Result<(), Error> {
+        let _key_lock = self.lock_key(&stored.key);
         let current = self
             .index()
             .get(&stored.key)
@@ -44,11 +44,13 @@ impl<M: Medium> Log<M> {
             return Ok(());
         }
         let entry = match self.entry(Arc::clone(stored)) {
-            Err(Error::Damaged { .. } | Error::Medium { .. }) => return self.forget(stored),
+            Err(Error::Damaged { .. } | Error::Medium { .. }) => {
+                return self.remove_unreadable(stored);
+            }
             entry => entry?,
         };
-        let mut writer = Writer::new(self.clone(), &stored.key, Stream::Moved)?;
-        let mut piece = vec![0; PIECE];
+        let mut writer = Writer::new(self.clone(), &stored.key, Stream::Compacted)?;
+        let mut piece = vec![0; COPY_STEP];
         for extent in entry.extents() {
             if self.inner.space.segment_of(extent.offset) != Some(victim) {
                 writer.adopt(extent)?;
@@ -56,11 +58,12 @@ impl<M: Medium> Log<M> {
             }
             let mut at = 0;
             while at < extent.len {
-                let len = usize::try_from(extent.len - at).map_or(PIECE, |left| left.min(PIECE));
+                let len =
+                    usize::try_from(extent.len - at).map_or(COPY_STEP, |left| left.min(COPY_STEP));
                 if let Err(error) = self.read_at(&entry, extent.start + at, &mut piece[..len]) {
                     return match error {
-                        // Of a medium that works nowhere any more nothing can be removed either.
-                        Error::Medium { .. } => self.forget(stored),
+                        // A completely failed medium fails here, too.
+                        Error::Medium { .. } => self.remove_unreadable(stored),
                         error => Err(error),
                     };
                 }
@@ -70,7 +73,7 @@ impl<M: Medium> Log<M> {
         }
         let moved = writer.prepare(entry.meta())?;
         self.publish(&moved)?;
-        moved.hold.replaces(&stored.hold);
+        moved.allocation.replace_first(&stored.allocation);
         Ok(())
     }
 }

@@ -1,46 +1,46 @@
-//! A committed value: what is known of it, and how its bytes are read.
+//! A committed value: its index entry, and functions that read its bytes.
 
 use std::sync::Arc;
 
 use super::layout::Part;
-use super::space::Hold;
+use super::space::Allocation;
 use crate::{Error, Medium};
 
-/// A run of a value.
+/// Contiguous bytes of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Position of its first byte within the value.
+    /// Position of the first byte in the value.
     pub start: u64,
-    /// Position of its first byte within the region.
+    /// Position of the first byte in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// A value, while it is listed.
+/// A value, as [`Log::entries`](super::Log::entries) lists it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Found<'a> {
-    /// Its key.
+pub struct EntryInfo<'a> {
+    /// The key.
     pub key: &'a [u8],
-    /// Bytes of content.
+    /// Size of the content in bytes.
     pub len: u64,
-    /// Bytes that it takes of the log, heads and meta included.
+    /// Bytes in the log, with heads and meta.
     pub bytes: u64,
 }
 
-/// A committed value. As long as it is held, the bytes of its extents stay, removed or not.
+/// A committed value. While it exists, its bytes are not reused, even if the value is removed.
 #[derive(Clone)]
 pub struct Entry {
-    stored: Arc<Stored>,
+    stored: Arc<IndexEntry>,
     meta: Arc<[u8]>,
 }
 
-/// What the index knows.
-pub(super) struct Stored {
+/// The index entry of a value.
+pub(super) struct IndexEntry {
     pub(super) key: Box<[u8]>,
-    /// Where its last record is.
+    /// Position of its last record.
     pub(super) record: u64,
-    /// What stands there when it is committed.
+    /// Its commit word.
     pub(super) word: u64,
     pub(super) tail_at: u64,
     pub(super) tail_len: usize,
@@ -49,43 +49,44 @@ pub(super) struct Stored {
     pub(super) len: u64,
     pub(super) bytes: u64,
     pub(super) extents: Box<[Extent]>,
-    pub(super) hold: Arc<Hold>,
+    pub(super) allocation: Arc<Allocation>,
 }
 
 impl Entry {
-    pub(super) fn new(stored: Arc<Stored>, meta: Vec<u8>) -> Self {
+    pub(super) fn new(stored: Arc<IndexEntry>, meta: Vec<u8>) -> Self {
         Self {
             stored,
             meta: meta.into(),
         }
     }
 
-    /// Its key.
+    /// The key.
     pub fn key(&self) -> &[u8] {
         &self.stored.key
     }
 
-    /// Bytes of content.
+    /// Size of the content in bytes.
     pub fn len(&self) -> u64 {
         self.stored.len
     }
 
-    /// Whether there is no content.
+    /// Whether the content is empty.
     pub fn is_empty(&self) -> bool {
         self.stored.len == 0
     }
 
-    /// What was committed with it.
+    /// The meta that was committed with the value.
     pub fn meta(&self) -> &[u8] {
         &self.meta
     }
 
-    /// Where its content lies, in order: none empty, together [`len`](Self::len).
+    /// The extents of the content, in order. None is empty; their lengths add up to
+    /// [`len`](Self::len).
     pub fn extents(&self) -> &[Extent] {
         &self.stored.extents
     }
 
-    /// Where byte `offset` lies in the medium, and how many from there on lie in one run.
+    /// Position in the medium of byte `offset`, and the number of contiguous bytes from there.
     pub fn run(&self, offset: u64) -> Option<(u64, u64)> {
         let extents = self.extents();
         let index = extents.partition_point(|extent| extent.start + extent.len <= offset);
@@ -94,15 +95,15 @@ impl Entry {
         Some((extent.offset + skip, extent.len - skip))
     }
 
-    /// Bytes that it takes of the log, heads and meta included.
+    /// Bytes in the log, with heads and meta.
     pub fn bytes(&self) -> u64 {
         self.stored.bytes
     }
 }
 
-impl Stored {
-    pub(super) fn found(&self) -> Found<'_> {
-        Found {
+impl IndexEntry {
+    pub(super) fn info(&self) -> EntryInfo<'_> {
+        EntryInfo {
             key: &self.key,
             len: self.len,
             bytes: self.bytes,
@@ -111,7 +112,7 @@ impl Stored {
 }
 
 impl Extent {
-    /// As a record names it.
+    /// The encoding of this extent in a record.
     pub(super) fn part(&self, sequence: u64) -> Part {
         Part {
             offset: self.offset,
@@ -121,7 +122,7 @@ impl Extent {
     }
 }
 
-/// Fills `buf` from position `at` of what the extents make up.
+/// Fills `buf` from position `at` of the extents.
 pub(super) fn read<M: Medium>(
     medium: &M,
     extents: &[Extent],
@@ -129,7 +130,7 @@ pub(super) fn read<M: Medium>(
     mut buf: &mut [u8],
 ) -> Result<(), Error> {
     let of = extents.last().map_or(0, |last| last.start + last.len);
-    crate::medium::within(at, buf.len() as u64, of)?;
+    crate::medium::check_range(at, buf.len() as u64, of)?;
     let mut at = at;
     let from = extents.partition_point(|extent| extent.start + extent.len <= at);
     for extent in &extents[from..] {
@@ -139,7 +140,7 @@ pub(super) fn read<M: Medium>(
         let skip = at - extent.start;
         let here = usize::try_from(extent.len - skip).map_or(buf.len(), |here| here.min(buf.len()));
         let (now, later) = buf.split_at_mut(here);
-        // Not through the map, where a line that cannot be read ends the medium.
+        // Not through the map, where an unreadable line fails the whole medium.
         medium.inspect(extent.offset + skip, now)?;
         at += here as u64;
         buf = later;
@@ -147,10 +148,10 @@ pub(super) fn read<M: Medium>(
     Ok(())
 }
 
-/// Key, meta and parts of a record.
+/// Reads key, meta and parts of a record.
 ///
 /// # Errors
-/// [`Error::Damaged`] when the checksum does not fit.
+/// [`Error::Damaged`] when the checksum does not match.
 pub(super) fn tail<M: Medium>(medium: &M, at: u64, len: usize, sum: u32) -> Result<Vec<u8>, Error> {
     let mut tail = vec![0; len];
     medium.inspect(at, &mut tail)?;

@@ -1,14 +1,14 @@
-//! Regions that anybody could have made: valid checksums over whatever an input says.
+//! Builds regions with valid checksums over arbitrary fields, as an attacker could.
 
-use super::layout::{COMMIT, Head, Kind, LINE, Line, Record, base, encode_segment};
+use super::layout::{COMMIT_OFFSET, Head, Kind, LINE, Line, Record, base, encode_segment};
 
-/// Bytes of a forged region: 8 segments of 4 KiB.
+/// Size of a forged region in bytes: 8 segments of 4 KiB.
 const SIZE: usize = 8192 + 8 * 4096;
 const ID: u64 = 7;
 
-/// The heads of a log, and behind them what the input says: any number of times an offset in lines
-/// (2 bytes), what it is to be (1), how many bytes (1), and the bytes. A head of a segment or a
-/// record gets its checksum, and a record its commit word.
+/// A log with valid heads, modified by the input. The input is a sequence of edits: an offset in
+/// lines (2 bytes), a kind (1 byte), a length (1 byte), and that many bytes. Heads of segments and
+/// records get valid checksums, and records valid commit words.
 pub(crate) fn forge(mut input: &[u8]) -> Vec<u8> {
     let mut region = vec![0; SIZE];
     let head = Head {
@@ -67,7 +67,7 @@ fn record(region: &mut [u8], at: usize, given: &Line) {
     };
     let mut line = record.encode(ID, at as u64);
     let word = Record::commit_word(&line, ID, at as u64);
-    let commit = usize::try_from(COMMIT).unwrap_or(56);
+    let commit = usize::try_from(COMMIT_OFFSET).unwrap_or(56);
     line[commit..].copy_from_slice(&word.to_le_bytes());
     region[at..at + 64].copy_from_slice(&line);
 }

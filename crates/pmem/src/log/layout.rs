@@ -1,5 +1,5 @@
-//! The bytes of the log: its head, the heads of segments and of records. `docs/formats/pmem.md`
-//! draws them.
+//! The encoding of the log: its head, and the heads of segments and records. `docs/formats/pmem.md`
+//! has diagrams.
 
 use crate::Error;
 
@@ -7,93 +7,93 @@ use crate::Error;
 const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"PIERPMEM";
 const SEGMENT_MAGIC: [u8; 8] = *b"PIERSEGM";
-/// Bytes of each head: one cache line, so that one flush takes it.
+/// Length of each head in bytes: one cache line, which one flush covers.
 pub(super) const LINE: u64 = 64;
-/// Where the two copies of the log's head lie: in pages of their own, so that a bad page takes one.
-pub(super) const HEADS: [u64; 2] = [0, 4096];
-/// Bytes of the pages with the heads, of which no segment has any.
+/// Offsets of the two copies of the log's head. Each has a page of its own, so that a defective
+/// page affects only one.
+pub(super) const HEAD_OFFSETS: [u64; 2] = [0, 4096];
+/// Bytes before the first segment.
 const HEAD_PAGES: u64 = 8192;
-/// Longest key.
-pub const MAX_KEY: usize = 72;
-/// Longest meta.
-pub const MAX_META: usize = 64 * 1024;
-/// Smallest segment, and largest: a power of two between.
-pub const SEGMENTS: (u64, u64) = (4096, 1 << 30);
-/// Bytes of one part in the tail of a record.
-pub(super) const PART: usize = 24;
+/// Maximum length of a key in bytes.
+pub const MAX_KEY_LEN: usize = 72;
+/// Maximum length of the meta in bytes.
+pub const MAX_META_LEN: usize = 64 * 1024;
+/// Minimum and maximum size of a segment in bytes.
+pub const SEGMENT_SIZES: (u64, u64) = (4096, 1 << 30);
+/// Length of a part's entry in the tail of a record, in bytes.
+pub(super) const PART_LEN: usize = 24;
 /// Offset of the commit word in the head of a record.
-pub(super) const COMMIT: u64 = 56;
+pub(super) const COMMIT_OFFSET: u64 = 56;
 
-/// Sequences and serials stay below: what counts on from one that was read cannot overflow.
-const COUNTERS: u64 = 1 << 62;
+/// Upper bound of sequences and serials in heads, so that counting on from one cannot overflow.
+const MAX_COUNTER: u64 = 1 << 62;
 
-/// One head.
+/// The bytes of one head.
 pub(super) type Line = [u8; 64];
 
-/// What the log's head says.
+/// The head of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
-    /// Chosen at random when the region was formatted: what an earlier log left there is not of
-    /// this one.
+    /// Random number of this log. Bytes of an earlier log in the same region have another one.
     pub(super) id: u64,
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     pub(super) size: u64,
-    /// Bytes of a segment.
+    /// Size of a segment in bytes.
     pub(super) segment: u64,
 }
 
-/// What became of one copy of the log's head.
+/// The state of one copy of the log's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Copy {
-    /// As it was written.
-    Good(Head),
+pub(super) enum HeadCopy {
+    /// Intact.
+    Intact(Head),
     /// Written by another version.
     Version(u32),
-    /// Nothing but zeros: never written.
+    /// All zeros: never written.
     Blank,
-    /// Anything else.
-    Bad,
+    /// Damaged, or not a head.
+    Damaged,
 }
 
-/// The whole of a value, or a part of one.
+/// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// The record that makes a value visible: its last bytes, its key, meta, and where its parts
-    /// lie.
+    /// The last record of a value, which commits it: its last bytes, key, meta, and the positions
+    /// of its other parts.
     Last,
-    /// Bytes of a value, which its last record names.
+    /// Another part of a value, which its last record references.
     Part,
 }
 
-/// What the head of a record says, but for its commit word.
+/// The head of a record, without its commit word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
-    /// Of the segment as it was opened for this record.
+    /// Sequence of its segment when it was written.
     pub(super) sequence: u64,
-    /// Of two records with one key the higher one is the newer.
+    /// Of two records with one key, the one with the higher serial is newer.
     pub(super) serial: u64,
-    /// Bytes right behind the head.
+    /// Number of content bytes after the head.
     pub(super) body: u32,
-    /// Bytes of meta.
+    /// Length of the meta in bytes.
     pub(super) meta: u32,
-    /// Parts in other records.
+    /// Number of parts in other records.
     pub(super) parts: u32,
-    /// Bytes of key.
+    /// Length of the key in bytes.
     pub(super) key: u8,
-    /// What it is.
+    /// Kind of the record.
     pub(super) kind: Kind,
-    /// CRC-32C of key, meta and parts.
+    /// CRC-32C of key, meta and list of parts.
     pub(super) tail_sum: u32,
 }
 
-/// Where a run of a value lies.
+/// The position of a part of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Part {
-    /// From the region's start.
+    /// Offset in bytes from the region's start.
     pub(super) offset: u64,
-    /// Bytes; never none.
+    /// Length in bytes, at least 1.
     pub(super) len: u64,
-    /// Of its segment.
+    /// Sequence of its segment.
     pub(super) sequence: u64,
 }
 
@@ -105,18 +105,18 @@ impl Head {
         line[16..24].copy_from_slice(&self.size.to_le_bytes());
         line[24..32].copy_from_slice(&self.segment.to_le_bytes());
         line[32..40].copy_from_slice(&self.id.to_le_bytes());
-        seal(&mut line, 60, 0);
+        write_sum(&mut line, 60, 0);
         line
     }
 
-    /// Segments in the region.
+    /// Number of segments in the region.
     pub(super) fn segments(&self) -> u64 {
         self.size.saturating_sub(base(self.segment)) / self.segment
     }
 }
 
-/// Where segments of so many bytes begin: each at a multiple of its size, so that what the kernel
-/// caches in one piece, aligned as well, never lies in two.
+/// Offset of the first segment, for this segment size. Each segment begins at a multiple of its
+/// size, so that no folio of the page cache spans two segments.
 pub(super) const fn base(segment: u64) -> u64 {
     if segment > HEAD_PAGES {
         segment
@@ -125,20 +125,20 @@ pub(super) const fn base(segment: u64) -> u64 {
     }
 }
 
-impl Copy {
-    /// Reads one copy; judges nothing but the copy itself.
+impl HeadCopy {
+    /// Decodes one copy, without regard to the other.
     pub(super) fn decode(line: &Line) -> Self {
         if line.iter().all(|byte| *byte == 0) {
             return Self::Blank;
         }
-        if line[..8] != MAGIC || !sealed(line, 60, 0) {
-            return Self::Bad;
+        if line[..8] != MAGIC || !has_valid_sum(line, 60, 0) {
+            return Self::Damaged;
         }
         let version = u32_at(line, 8);
         if version != VERSION {
             return Self::Version(version);
         }
-        Self::Good(Head {
+        Self::Intact(Head {
             size: u64_at(line, 16),
             segment: u64_at(line, 24),
             id: u64_at(line, 32),
@@ -146,48 +146,48 @@ impl Copy {
     }
 }
 
-/// The head of a segment: of which log, opened as the how-manieth, and which segment it is.
+/// Encodes the head of a segment: log, sequence, and index of the segment.
 pub(super) fn encode_segment(id: u64, sequence: u64, index: u32) -> Line {
     let mut line = [0; 64];
     line[..8].copy_from_slice(&SEGMENT_MAGIC);
     line[8..16].copy_from_slice(&id.to_le_bytes());
     line[16..24].copy_from_slice(&sequence.to_le_bytes());
     line[24..28].copy_from_slice(&index.to_le_bytes());
-    seal(&mut line, 60, 0);
+    write_sum(&mut line, 60, 0);
     line
 }
 
-/// What stands where a segment's head goes.
+/// The state of a segment's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SegmentHead {
-    /// The head of this segment, and its sequence.
-    Ours(u64),
-    /// Nothing, or what an earlier log left.
-    None,
-    /// Neither.
-    Bad,
+    /// The head of this segment, with its sequence.
+    Valid(u64),
+    /// Blank, or of an earlier log.
+    Absent,
+    /// Damaged.
+    Damaged,
 }
 
-/// Reads what may be the head of segment `index` of log `id`.
+/// Decodes the head of segment `index` of log `id`.
 pub(super) fn decode_segment(line: &Line, id: u64, index: u32) -> SegmentHead {
     if line.iter().all(|byte| *byte == 0) {
-        return SegmentHead::None;
+        return SegmentHead::Absent;
     }
-    if line[..8] != SEGMENT_MAGIC || !sealed(line, 60, 0) {
-        return SegmentHead::Bad;
+    if line[..8] != SEGMENT_MAGIC || !has_valid_sum(line, 60, 0) {
+        return SegmentHead::Damaged;
     }
     let sequence = u64_at(line, 16);
     match u64_at(line, 8) == id {
-        false => SegmentHead::None,
-        true if u32_at(line, 24) == index && (1..COUNTERS).contains(&sequence) => {
-            SegmentHead::Ours(sequence)
+        false => SegmentHead::Absent,
+        true if u32_at(line, 24) == index && (1..MAX_COUNTER).contains(&sequence) => {
+            SegmentHead::Valid(sequence)
         }
-        true => SegmentHead::Bad,
+        true => SegmentHead::Damaged,
     }
 }
 
 impl Record {
-    /// The head with a commit word of nought, for a record at `offset`.
+    /// Encodes the head of a record at `offset`, with a commit word of 0.
     pub(super) fn encode(&self, id: u64, offset: u64) -> Line {
         let mut line = [0; 64];
         line[..8].copy_from_slice(&id.to_le_bytes());
@@ -202,19 +202,19 @@ impl Record {
             Kind::Part => 2,
         };
         line[40..44].copy_from_slice(&self.tail_sum.to_le_bytes());
-        seal(&mut line, 48, offset);
+        write_sum(&mut line, 48, offset);
         line
     }
 
-    /// A record that was written at `offset` of log `id` since its segment got `sequence`; nothing
-    /// else passes.
+    /// Decodes the head of a record at `offset` of log `id` in a segment with this sequence; `None`
+    /// for any other bytes.
     pub(super) fn decode(line: &Line, id: u64, sequence: u64, offset: u64) -> Option<Self> {
         Self::decode_any(line, id, offset).filter(|record| record.sequence == sequence)
     }
 
-    /// A record that was written at `offset` of log `id`, whenever that was.
+    /// As [`Self::decode`], with any sequence.
     pub(super) fn decode_any(line: &Line, id: u64, offset: u64) -> Option<Self> {
-        if u64_at(line, 0) != id || !sealed(line, 48, offset) {
+        if u64_at(line, 0) != id || !has_valid_sum(line, 48, offset) {
             return None;
         }
         let kind = match line[37] {
@@ -232,15 +232,15 @@ impl Record {
             kind,
             tail_sum: u32_at(line, 40),
         };
-        let bounded = usize::from(record.key) <= MAX_KEY
-            && u64::from(record.meta) <= MAX_META as u64
-            && record.serial < COUNTERS
-            && (1..COUNTERS).contains(&record.sequence);
+        let bounded = usize::from(record.key) <= MAX_KEY_LEN
+            && u64::from(record.meta) <= MAX_META_LEN as u64
+            && record.serial < MAX_COUNTER
+            && (1..MAX_COUNTER).contains(&record.sequence);
         bounded.then_some(record)
     }
 
-    /// The one commit word of this record: 64 bits that follow from its head, the log's random id
-    /// among it, so that no content can hold it by chance or on purpose. Never nought.
+    /// The commit word of this record. Its 64 bits depend on the head and the random number of the
+    /// log, so that no content can contain it, by chance or on purpose. Never 0.
     pub(super) fn commit_word(line: &Line, id: u64, offset: u64) -> u64 {
         let low = crc32c::crc32c_append(
             crc32c::crc32c(&id.rotate_left(17).to_le_bytes()),
@@ -251,12 +251,12 @@ impl Record {
         (u64::from(high) << 32 | u64::from(low)) | 1
     }
 
-    /// Bytes of key, meta and parts. At most 4 GiB times [`PART`].
+    /// Length of key, meta and list of parts in bytes. At most 4 GiB times [`PART_LEN`].
     pub(super) fn tail(&self) -> u64 {
-        u64::from(self.key) + u64::from(self.meta) + u64::from(self.parts) * PART as u64
+        u64::from(self.key) + u64::from(self.meta) + u64::from(self.parts) * PART_LEN as u64
     }
 
-    /// Bytes that it takes of its segment.
+    /// Bytes of the record in its segment.
     pub(super) fn footprint(&self) -> u64 {
         align(LINE + u64::from(self.body) + self.tail())
     }
@@ -269,7 +269,7 @@ impl Part {
         }
     }
 
-    /// `bytes` are [`PART`] many.
+    /// `bytes` has the length [`PART_LEN`].
     pub(super) fn decode(bytes: &[u8]) -> Self {
         Self {
             offset: u64_at(bytes, 0),
@@ -278,37 +278,40 @@ impl Part {
         }
     }
 
-    /// What a part takes of its segment, head included.
+    /// Bytes of a part in its segment, with its head.
     pub(super) fn footprint(&self) -> u64 {
         align(LINE + self.len)
     }
 }
 
-/// The two copies together: the head to go by, whether both must be written, or that the region was
-/// never formatted. `len` is the region's.
+/// Combines both copies: returns the head and whether both copies must be rewritten, or `None` for
+/// a region that was never formatted. `len`: size of the region in bytes.
 ///
 /// # Errors
-/// [`Error::Format`]: what lies there is no log, or none that this version can use; nothing was
+/// [`Error::Format`]: no log, or none that this version can use. Nothing was written.
 /// written.
-pub(super) fn judge(copies: [Copy; 2], len: u64) -> Result<Option<(Head, bool)>, Error> {
+pub(super) fn combine_copies(
+    copies: [HeadCopy; 2],
+    len: u64,
+) -> Result<Option<(Head, bool)>, Error> {
     let refuse = |why: String| Err(Error::Format { why });
-    let (head, mend) = match copies {
-        // The copy at 4096 is written first. While the one at 0 is blank nothing was ever
+    let (head, must_rewrite) = match copies {
+        // The copy at 4096 is written first. While the copy at 0 is blank, no value was ever
         // committed.
-        [Copy::Blank, Copy::Blank | Copy::Bad] => return Ok(None),
-        [Copy::Good(head), Copy::Good(same)] if head == same => (head, false),
-        [Copy::Good(_), Copy::Good(_)] => {
+        [HeadCopy::Blank, HeadCopy::Blank | HeadCopy::Damaged] => return Ok(None),
+        [HeadCopy::Intact(head), HeadCopy::Intact(same)] if head == same => (head, false),
+        [HeadCopy::Intact(_), HeadCopy::Intact(_)] => {
             return refuse("its two headers contradict each other".to_owned());
         }
-        [Copy::Good(head), Copy::Blank | Copy::Bad]
-        | [Copy::Blank | Copy::Bad, Copy::Good(head)] => (head, true),
-        [Copy::Version(found), _] | [_, Copy::Version(found)] => {
+        [HeadCopy::Intact(head), HeadCopy::Blank | HeadCopy::Damaged]
+        | [HeadCopy::Blank | HeadCopy::Damaged, HeadCopy::Intact(head)] => (head, true),
+        [HeadCopy::Version(found), _] | [_, HeadCopy::Version(found)] => {
             return refuse(format!(
-                "it is of version {found}, and this is version {VERSION}"
+                "it has version {found}, but this pierhead supports version {VERSION}"
             ));
         }
-        [Copy::Bad, _] => {
-            return refuse("both its headers are damaged, or it was never a log".to_owned());
+        [HeadCopy::Damaged, _] => {
+            return refuse("both its headers are damaged, or it is not a log".to_owned());
         }
     };
     if head.size != len {
@@ -318,19 +321,19 @@ pub(super) fn judge(copies: [Copy; 2], len: u64) -> Result<Option<(Head, bool)>,
         ));
     }
     check_shape(len, head.segment)?;
-    Ok(Some((head, mend)))
+    Ok(Some((head, must_rewrite)))
 }
 
-/// Whether a region of `len` bytes can have segments of `segment`.
+/// Checks whether a region of `len` bytes can have segments of `segment` bytes.
 ///
 /// # Errors
 /// [`Error::Format`]
 pub(super) fn check_shape(len: u64, segment: u64) -> Result<(), Error> {
-    let (least, most) = SEGMENTS;
+    let (least, most) = SEGMENT_SIZES;
     if !segment.is_power_of_two() || !(least..=most).contains(&segment) {
         return Err(Error::Format {
             why: format!(
-                "segments of {segment} bytes: a power of two from {least} to {most} is wanted"
+                "segments of {segment} bytes: the size must be a power of two from {least} to {most}"
             ),
         });
     }
@@ -338,29 +341,29 @@ pub(super) fn check_shape(len: u64, segment: u64) -> Result<(), Error> {
     if !(8..=u64::from(u32::MAX)).contains(&segments) {
         return Err(Error::Format {
             why: format!(
-                "{len} bytes make {segments} segments of {segment}: at least 8 are wanted, at most 2^32 - 1"
+                "{len} bytes make {segments} segments of {segment}: at least 8 are required, at most 2^32 - 1"
             ),
         });
     }
     Ok(())
 }
 
-/// Rounds up to a line.
+/// Rounds up to a whole line.
 pub(super) const fn align(bytes: u64) -> u64 {
     bytes.next_multiple_of(LINE)
 }
 
-/// `at` and its checksum stand behind what they cover.
-fn seal(line: &mut Line, at: usize, position: u64) {
+/// Writes the checksum of the bytes before `at` to `at`.
+fn write_sum(line: &mut Line, at: usize, position: u64) {
     let sum = sum(&line[..at], position);
     line[at..at + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
-fn sealed(line: &Line, at: usize, position: u64) -> bool {
+fn has_valid_sum(line: &Line, at: usize, position: u64) -> bool {
     u32_at(line, at) == sum(&line[..at], position)
 }
 
-/// A head that got to another place, within a content that holds a copy of a region say, is none.
+/// The checksum covers the position: a copy of a head in the content of a value is no head.
 fn sum(bytes: &[u8], position: u64) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&position.to_le_bytes()), bytes)
 }

@@ -1,19 +1,19 @@
-//! The lines of a region one after the other, those that cannot be read among them.
+//! Reads the lines of a region in sequence, and tolerates unreadable ones.
 
 use super::layout::{LINE, Line};
 use crate::{Error, Medium};
 
-/// Bytes that are read at once: segments begin at multiples of it.
+/// Bytes per read. Segments begin at multiples of it.
 const PAGE: u64 = 4096;
-/// Of a medium with more lines than this that cannot be read it is better to read none.
-const MOST: u64 = 1 << 12;
+/// Maximum number of unreadable lines: beyond it, the region is not opened.
+const MAX_UNREADABLE_LINES: u64 = 1 << 12;
 
-/// Reads lines by the page.
+/// Reads lines, one page at a time.
 pub(super) struct Lines<'a, M> {
     medium: &'a M,
     page: Option<u64>,
     bytes: Vec<u8>,
-    /// Lines that could not be read.
+    /// Number of unreadable lines so far.
     unreadable: u64,
 }
 
@@ -27,10 +27,10 @@ impl<'a, M: Medium> Lines<'a, M> {
         }
     }
 
-    /// The line at `at`, within a segment; `None` when the medium fails there.
+    /// The line at `at`, within a segment; `None` when it is unreadable.
     ///
     /// # Errors
-    /// [`Error::Medium`] when it fails at too many.
+    /// [`Error::Medium`] when too many lines are unreadable.
     pub(super) fn at(&mut self, at: u64) -> Result<Option<Line>, Error> {
         let page = at / PAGE * PAGE;
         if self.page != Some(page) {
@@ -47,7 +47,7 @@ impl<'a, M: Medium> Lines<'a, M> {
             Ok(()) => Ok(Some(line)),
             Err(error) => {
                 self.unreadable += 1;
-                match self.unreadable > MOST {
+                match self.unreadable > MAX_UNREADABLE_LINES {
                     true => Err(error),
                     false => Ok(None),
                 }
@@ -55,7 +55,7 @@ impl<'a, M: Medium> Lines<'a, M> {
         }
     }
 
-    /// Offsets of lines from `from` to `to`.
+    /// Offsets of the lines from `from` to `to`.
     pub(super) fn offsets(from: u64, to: u64) -> impl Iterator<Item = u64> {
         (from..to.saturating_sub(LINE - 1)).step_by(64)
     }

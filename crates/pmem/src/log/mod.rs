@@ -1,14 +1,14 @@
-//! A log-structured store of values over any [`Medium`]: committed by 8 bytes, reclaimed by
-//! segments.
+//! A log-structured key-value store on any [`Medium`]: an 8-byte commit word commits a value, and
+//! compaction reclaims segments.
 //!
-//! `docs/formats/pmem.md` has the layout, and why each flush and each fence is there.
+//! `docs/formats/pmem.md` describes the layout, and the reason for each flush and fence.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::looked::Looked;
+use crate::read_only::ReadOnly;
 use crate::{Error, Medium};
 
 mod compaction;
@@ -24,26 +24,26 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use entry::{Entry, Extent, Found};
+pub use entry::{Entry, EntryInfo, Extent};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use forge::forge;
-pub use layout::{MAX_KEY, MAX_META, SEGMENTS};
-pub use writer::{Partial, Writer};
+pub use layout::{MAX_KEY_LEN, MAX_META_LEN, SEGMENT_SIZES};
+pub use writer::{UncommittedReader, Writer};
 
-use entry::Stored;
-use layout::{COMMIT, Head};
-use space::{Lease, Leave, Space, Stream};
+use entry::IndexEntry;
+use layout::{COMMIT_OFFSET, Head};
+use space::{Lease, LeaseEnd, Space, Stream};
 
-/// Segments that one writer empties before it is told that there is no room: each frees a 16th of a
-/// segment at least.
-const ROUNDS: usize = 32;
+/// Maximum number of segments that one writer compacts before it gets [`Error::NoRoom`]. Each frees
+/// at least 1/16 of a segment.
+const MAX_COMPACTIONS: usize = 32;
 
-/// How a region is formatted; one that is formatted already keeps its own.
+/// Format of a new region; an existing log keeps its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Bytes of a segment: a power of two within [`SEGMENTS`]. A value ends at most one segment
-    /// that it does not fill, and no value has more than about `segment²/24` bytes (180 GB of the
-    /// default).
+    /// Size of a segment in bytes: a power of two within [`SEGMENT_SIZES`]. A value leaves at most
+    /// one segment partly filled. Maximum size of a value: about `segment²/24` bytes (180 GB for
+    /// the default).
     pub segment: u64,
 }
 
@@ -53,29 +53,27 @@ impl Default for Options {
     }
 }
 
-/// What was found in a region when it was opened.
+/// The result of opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
-    /// Values.
+pub struct RecoveryReport {
+    /// Number of values.
     pub entries: u64,
-    /// Bytes that they take, heads and meta included.
+    /// Bytes of all values, with heads and meta.
     pub bytes: u64,
-    /// Records that were committed once, and of which not enough is left to serve them: the medium
-    /// rots.
+    /// Committed records that are too damaged to be used.
     pub dropped: u64,
-    /// Places that are not what was written, each in front of records that are, or that cannot be
-    /// read at all: one record is lost there, or several.
+    /// Damaged or unreadable places in front of intact records: each has cost one or more records.
     pub damaged: u64,
-    /// Segments in the region.
+    /// Number of segments in the region.
     pub segments: u64,
-    /// Whether the region was formatted just now.
+    /// Whether the region was just formatted.
     pub formatted: bool,
 }
 
-/// The store. A clone is another handle of the same; all calls block, and may come from any thread.
+/// The log. Clones share it; all calls block, and may come from any thread.
 ///
-/// Memory: about 300 bytes a value and 24 for each of its parts, 100 a segment; no content.
-/// A region belongs to one `Log` at a time: whoever opens the medium sees to that.
+/// Memory: about 300 bytes per value and 24 per part of a value, 100 per segment; no content. A
+/// region has at most one `Log` at a time; the owner of the medium ensures that.
 pub struct Log<M> {
     inner: Arc<Inner<M>>,
 }
@@ -84,16 +82,18 @@ struct Inner<M> {
     medium: M,
     head: Head,
     space: Arc<Space>,
-    index: RwLock<HashMap<Box<[u8]>, Arc<Stored>>>,
-    /// Held while a key's record changes for another or none, from its commit word to that of the
-    /// older: so no two have a durable commit word once a call has returned. By hash of the key.
-    turns: [Mutex<()>; 16],
+    /// Keys, with their committed values.
+    index: RwLock<HashMap<Box<[u8]>, Arc<IndexEntry>>>,
+    /// Locks of keys, by hash. A lock is held while the record of a key is replaced or removed,
+    /// from its commit word until the old commit word is cleared. So at most one record of a key
+    /// has a durable commit word when a call returns.
+    key_locks: [Mutex<()>; 16],
     hasher: RandomState,
     serial: AtomicU64,
     compaction: Mutex<()>,
-    /// Values whose commit word the medium would not take back: their bytes stay untouched until
-    /// the log is opened again.
-    limbo: Mutex<Vec<Arc<Stored>>>,
+    /// Values whose commit word could not be cleared: their bytes stay untouched until the log is
+    /// opened again.
+    uncleared: Mutex<Vec<Arc<IndexEntry>>>,
 }
 
 impl<M> Clone for Log<M> {
@@ -105,111 +105,107 @@ impl<M> Clone for Log<M> {
 }
 
 impl<M: Medium> Log<M> {
-    /// Formats a region whose header was never written, reads any other: a page for each segment
-    /// and each page with a record's head, one read for each key and meta, and the ends of segments
-    /// that nothing was written to; no content. 1e5 values took 2 s on a busy machine.
-    ///
+    /// Formats a region without a header, or reads a log. Reads one page per segment and per page
+    /// with a record's head, each key and meta, and the unwritten ends of segments; no content. 100
+    /// 000 values took 2 s on a busy machine.
     /// # Errors
-    /// [`Error::Format`] for a region that is none of this version, of another size, or damaged in
-    /// both headers; [`Error::Medium`] for one that cannot be read, and then nothing is thrown
-    /// away.
-    pub fn open(medium: M, options: Options) -> Result<(Self, Recovered), Error> {
+    /// [`Error::Format`] for another version, another size, or two damaged headers;
+    /// [`Error::Medium`] for an unreadable region, which is left unchanged.
+    pub fn open(medium: M, options: Options) -> Result<(Self, RecoveryReport), Error> {
         recovery::open(medium, options)
     }
 
-    /// What [`open`](Self::open) would find, or say, at the same cost. Nothing is changed.
+    /// The result that [`open`](Self::open) would have, at the same cost. Changes nothing.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn look(medium: &M, options: Options) -> Result<Recovered, Error> {
-        recovery::open(Looked(medium), options).map(|(_, found)| found)
+    pub fn check(medium: &M, options: Options) -> Result<RecoveryReport, Error> {
+        recovery::open(ReadOnly(medium), options).map(|(_, found)| found)
     }
 
-    /// Begins a value that replaces the one under `key`, if any, when it is committed. Nothing
-    /// waits in memory: what is written goes straight to the medium.
+    /// Starts a value. Its commit replaces the value of `key`, if any. Written bytes go directly to
+    /// the medium.
     ///
-    /// # Errors
-    /// [`Error::NoRoom`] at the limit; [`Error::TooLarge`] for a key of more than [`MAX_KEY`]
+    /// [`Error::NoRoom`] at the limit; [`Error::TooLarge`] for a key of more than [`MAX_KEY_LEN`]
     /// bytes.
     pub fn begin(&self, key: &[u8]) -> Result<Writer<M>, Error> {
-        self.inner.space.admit()?;
-        Writer::new(self.clone(), key, Stream::Fresh)
+        self.inner.space.check_limit()?;
+        Writer::new(self.clone(), key, Stream::New)
     }
 
-    /// The value under `key`, with its meta: one read of the medium.
+    /// The value of `key`, with its meta. Reads the medium once.
     ///
     /// # Errors
-    /// [`Error::Damaged`] when key or meta are not those that were committed.
+    /// [`Error::Damaged`] when key or meta are damaged.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>, Error> {
         let stored = self.index().get(key).cloned();
         stored.map(|stored| self.entry(stored)).transpose()
     }
 
-    /// Fills `buf` from `offset` of a value, whether or not it was removed since. It checks no
-    /// content: whoever wrote it has its checksums.
+    /// Fills `buf` from `offset` of a value, even if the value was removed meanwhile. Does not
+    /// verify the content: the caller has checksums for it.
     ///
-    /// # Errors
-    /// [`Error::Range`] beyond the end of the value; [`Error::Medium`] where it cannot be read,
-    /// which costs that value alone: the segment is not written to any more.
+    /// [`Error::Range`] beyond the end of the value; [`Error::Medium`] where the value is
+    /// unreadable. The latter affects only this value; its segment is not written any more.
     pub fn read_at(&self, entry: &Entry, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let read = entry::read(&self.inner.medium, entry.extents(), offset, buf);
-        read.inspect_err(|error| self.avoid(error))
+        read.inspect_err(|error| self.retire_failed_segment(error))
     }
 
-    /// Removes the value under `key`; `false` when there is none. Durable when it returns. Its
-    /// space is free once nobody holds an [`Entry`] of it.
+    /// Removes the value of `key`; `false` when there is none. Durable on return. The space is free
+    /// once the last [`Entry`] of the value is dropped.
     ///
     /// # Errors
-    /// Of the medium: the value is still there, or will be gone when the log is opened again.
+    /// Those of the medium. The value then still exists, or is gone after the next opening.
     pub fn remove(&self, key: &[u8]) -> Result<bool, Error> {
-        let _turn = self.turn(key);
+        let _key_lock = self.lock_key(key);
         let Some(stored) = self.index().get(key).cloned() else {
             return Ok(false);
         };
-        self.bury(&stored)?;
+        self.clear_commit_word(&stored)?;
         self.index_mut().remove(key);
         Ok(true)
     }
 
-    /// Visits every value of a moment, in no order. Values may be removed meanwhile, by the visitor
-    /// too.
-    pub fn entries(&self, visit: &mut dyn FnMut(Found<'_>)) {
+    /// Visits all values as of the call, in any order. Values may be removed meanwhile, also by the
+    /// visitor.
+    pub fn entries(&self, visit: &mut dyn FnMut(EntryInfo<'_>)) {
         let all: Vec<_> = self.index().values().cloned().collect();
         for stored in all {
-            visit(stored.found());
+            visit(stored.info());
         }
     }
 
-    /// Bytes that values take, those being written and those removed but held by readers included.
+    /// Bytes of all values, with those being written and removed ones that readers have.
     pub fn used(&self) -> u64 {
         self.inner.space.used()
     }
 
-    /// The most that a value of `len` bytes adds to [`used`](Self::used), with a key and a meta of
-    /// so many: in the many parts that it has when it fills the ends of segments that others left.
+    /// Maximum bytes that a value of `len` bytes with this key and meta adds to
+    /// [`used`](Self::used). Assumes that it fills the ends of many segments, so that it has many
+    /// parts.
     pub fn footprint(&self, len: u64, key: usize, meta: usize) -> u64 {
         self.inner.space.footprint(len, (key + meta) as u64)
     }
 
-    /// The most that [`used`](Self::used) can ever be: the region without headers and what
-    /// compaction needs.
+    /// Maximum of [`used`](Self::used): the region without headers and the reserve for compaction.
     pub fn capacity(&self) -> u64 {
         self.inner.space.capacity()
     }
 
-    /// Above it nothing is begun, and nothing goes on being written.
+    /// Limit of [`used`](Self::used) in bytes: at the limit, writers fail.
     pub fn limit(&self) -> u64 {
         self.inner.space.limit()
     }
 
-    /// Changes the limit, at most to the capacity. Nothing is removed for it: whoever knows what is
-    /// worth least does that.
+    /// Changes the limit, at most to the capacity. Removes nothing: the caller decides which values
+    /// to remove.
     pub fn set_limit(&self, limit: u64) {
         self.inner.space.set_limit(limit);
     }
 
-    /// Gives the memory of what is free back to the machine ([`Medium::release`]): says how many
-    /// bytes. On a medium that outlives a power cut nothing is done.
+    /// Returns free memory to the operating system ([`Medium::release`]); returns its size in
+    /// bytes. Does nothing on a persistent medium.
     ///
     /// # Errors
     /// [`Error::Medium`].
@@ -221,37 +217,36 @@ impl<M: Medium> Log<M> {
         while let Some(index) = self.inner.space.take_unreleased() {
             let (begin, end) = self.inner.space.bounds(index);
             let released = self.inner.medium.release(begin, end - begin);
-            self.inner.space.released(index);
+            self.inner.space.mark_released(index);
             released?;
             bytes += end - begin;
         }
         Ok(bytes)
     }
 
-    /// Where byte `offset` of a value lies in the medium, and how many from there on lie in one
-    /// run; `None` beyond its end. Who asks may give these bytes to the kernel, by `sendfile`,
-    /// which reads them for as long as the client has not: they stay as they are, whatever becomes
-    /// of the value.
-    pub fn lend(&self, entry: &Entry, offset: u64) -> Option<(u64, u64)> {
+    /// Position in the medium of byte `offset` of a value, and the number of contiguous bytes from
+    /// there; `None` beyond its end. The bytes may be passed to the kernel by `sendfile`, which may
+    /// read them long afterwards: they stay unchanged, even if the value is removed.
+    pub fn sendable_run(&self, entry: &Entry, offset: u64) -> Option<(u64, u64)> {
         let run = entry.run(offset)?;
-        self.inner.space.lend(run.0);
+        self.inner.space.mark_sent(run.0);
         Some(run)
     }
 
-    /// What the log lies on.
+    /// The medium of the log.
     pub fn medium(&self) -> &M {
         &self.inner.medium
     }
 
-    /// The meta of a value, checked.
-    fn entry(&self, stored: Arc<Stored>) -> Result<Entry, Error> {
+    /// Reads and verifies the meta of a value.
+    fn entry(&self, stored: Arc<IndexEntry>) -> Result<Entry, Error> {
         let tail = entry::tail(
             &self.inner.medium,
             stored.tail_at,
             stored.tail_len,
             stored.tail_sum,
         );
-        let tail = tail.inspect_err(|error| self.avoid(error))?;
+        let tail = tail.inspect_err(|error| self.retire_failed_segment(error))?;
         let from = stored.key.len();
         let meta = tail.get(from..from + stored.meta_len);
         let meta = meta
@@ -262,114 +257,115 @@ impl<M: Medium> Log<M> {
         Ok(Entry::new(stored, meta))
     }
 
-    /// Makes a value visible whose bytes are all durable, and its predecessor gone;
-    /// [`turn`](Self::turn) is held.
-    fn publish(&self, stored: &Arc<Stored>) -> Result<(), Error> {
+    /// Makes a value visible whose bytes are durable, and removes its predecessor. The caller holds
+    /// [`lock_key`](Self::lock_key).
+    fn publish(&self, stored: &Arc<IndexEntry>) -> Result<(), Error> {
         let medium = &self.inner.medium;
-        let at = stored.record + COMMIT;
+        let at = stored.record + COMMIT_OFFSET;
         let commit = || {
             medium.store(at, stored.word)?;
             medium.flush(at, 8)?;
             medium.fence()
         };
         if let Err(error) = commit() {
-            // It may have become durable, so it must become undone or be left alone.
-            if self.bury(stored).is_err() {
-                self.limbo().push(Arc::clone(stored));
+            // The commit word may be durable, so it must be cleared, or the value left untouched.
+            if self.clear_commit_word(stored).is_err() {
+                self.uncleared().push(Arc::clone(stored));
             }
             return Err(error);
         }
-        self.inner.space.settle_in(stored);
+        self.inner.space.register_resident(stored);
         let old = self
             .index_mut()
             .insert(stored.key.clone(), Arc::clone(stored));
         let Some(old) = old else { return Ok(()) };
-        self.bury(&old).inspect_err(|_| self.limbo().push(old))
+        self.clear_commit_word(&old)
+            .inspect_err(|_| self.uncleared().push(old))
     }
 
-    /// Takes a commit word back, for good. Until then not one byte of the value may be written
-    /// over: a cut would leave a committed record with another's content.
-    fn bury(&self, stored: &Stored) -> Result<(), Error> {
-        let at = stored.record + COMMIT;
+    /// Clears a commit word durably. Before that, no byte of the value may be overwritten: a power
+    /// cut would leave a committed record with other content.
+    fn clear_commit_word(&self, stored: &IndexEntry) -> Result<(), Error> {
+        let at = stored.record + COMMIT_OFFSET;
         self.inner.medium.store(at, 0)?;
         self.inner.medium.flush(at, 8)?;
         self.inner.medium.fence()
     }
 
-    /// Where the medium failed nobody shall meet it again.
-    fn avoid(&self, error: &Error) {
+    /// Retires the segment in which the medium failed.
+    fn retire_failed_segment(&self, error: &Error) {
         if let Error::Medium { offset, .. } = error {
             self.inner.space.retire(*offset);
         }
     }
 
-    /// Removes the value that lies under its key and can never be had again; [`turn`](Self::turn)
-    /// is held.
-    fn forget(&self, stored: &Stored) -> Result<(), Error> {
-        self.bury(stored)?;
+    /// Removes a value that cannot be read. The caller holds [`lock_key`](Self::lock_key).
+    fn remove_unreadable(&self, stored: &IndexEntry) -> Result<(), Error> {
+        self.clear_commit_word(stored)?;
         self.index_mut().remove(&stored.key);
         Ok(())
     }
 
-    /// A segment to append to. Compacts when there is none: the writer who needs the space pays for
-    /// it.
+    /// Leases a segment to append to. Without a free one it compacts: the writer that needs the
+    /// space does the work.
     fn lease(&self, stream: Stream, need: u64) -> Result<Lease, Error> {
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_COMPACTIONS {
             if let Some(lease) = self.inner.space.lease(stream, need) {
-                return self.renewed(lease, stream);
+                return self.renew_if_stale(lease, stream);
             }
-            if stream == Stream::Moved || !self.compact()? {
+            if stream == Stream::Compacted || !self.compact()? {
                 break;
             }
         }
         Err(Error::NoRoom)
     }
 
-    /// Sees to it that what is written there is seen by nobody who has what was.
-    fn renewed(&self, lease: Lease, stream: Stream) -> Result<Lease, Error> {
+    /// Renews the memory of a segment, if readers may still use the old bytes.
+    fn renew_if_stale(&self, lease: Lease, stream: Stream) -> Result<Lease, Error> {
         let space = &self.inner.space;
         if lease.stale {
             let (begin, end) = space.bounds(lease.segment);
             if let Err(error) = self.inner.medium.renew(begin, end - begin) {
-                let leave = match error {
-                    Error::NoRoom => Leave::Full,
-                    _ => Leave::Retired,
+                let end_of_lease = match error {
+                    Error::NoRoom => LeaseEnd::Full,
+                    _ => LeaseEnd::Retired,
                 };
-                space.give_back(lease.segment, stream, leave);
+                space.give_back(lease.segment, stream, end_of_lease);
                 return Err(error);
             }
-            space.renewed(lease.segment);
+            space.mark_renewed(lease.segment);
         }
         Ok(lease)
     }
 
-    fn turn(&self, key: &[u8]) -> MutexGuard<'_, ()> {
+    fn lock_key(&self, key: &[u8]) -> MutexGuard<'_, ()> {
         let hash = self.inner.hasher.hash_one(key);
-        let turn = &self.inner.turns[usize::from(hash.to_le_bytes()[0]) % self.inner.turns.len()];
-        turn.lock().unwrap_or_else(PoisonError::into_inner)
+        let lock =
+            &self.inner.key_locks[usize::from(hash.to_le_bytes()[0]) % self.inner.key_locks.len()];
+        lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn next_serial(&self) -> u64 {
         self.inner.serial.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn index(&self) -> std::sync::RwLockReadGuard<'_, HashMap<Box<[u8]>, Arc<Stored>>> {
+    fn index(&self) -> std::sync::RwLockReadGuard<'_, HashMap<Box<[u8]>, Arc<IndexEntry>>> {
         self.inner
             .index
             .read()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<Box<[u8]>, Arc<Stored>>> {
+    fn index_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<Box<[u8]>, Arc<IndexEntry>>> {
         self.inner
             .index
             .write()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn limbo(&self) -> MutexGuard<'_, Vec<Arc<Stored>>> {
+    fn uncleared(&self) -> MutexGuard<'_, Vec<Arc<IndexEntry>>> {
         self.inner
-            .limbo
+            .uncleared
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

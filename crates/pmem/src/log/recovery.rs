@@ -1,4 +1,4 @@
-//! What a region holds: formats it, or reads it back.
+//! Opens a region: formats a new one, or reads an existing log.
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet};
@@ -6,39 +6,42 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 
-use super::entry::{Extent, Stored, tail};
+use super::entry::{Extent, IndexEntry, tail};
 use super::layout::{
-    COMMIT, Copy, HEADS, Head, Kind, LINE, Line, PART, Part, Record, SegmentHead, base,
-    check_shape, decode_segment, judge, u64_at,
+    COMMIT_OFFSET, HEAD_OFFSETS, Head, HeadCopy, Kind, LINE, Line, PART_LEN, Part, Record,
+    SegmentHead, base, check_shape, combine_copies, decode_segment, u64_at,
 };
 use super::lines::Lines;
-use super::space::{Hold, Space};
-use super::{Inner, Log, Options, Recovered};
+use super::space::{Allocation, Space};
+use super::{Inner, Log, Options, RecoveryReport};
 use crate::{Error, Medium};
 
-/// What is found while the segments are read.
+/// State while the segments are read.
 struct Scan<'a, M> {
     medium: &'a M,
     head: Head,
     space: &'a Arc<Space>,
     sequences: &'a [u64],
-    /// The newest record of each key, and its serial.
-    values: HashMap<Box<[u8]>, (u64, Arc<Stored>)>,
+    /// The newest record of each key, with its serial.
+    values: HashMap<Box<[u8]>, (u64, Arc<IndexEntry>)>,
     last_serial: u64,
     dropped: u64,
     damaged: u64,
-    /// Segments with lines that cannot be read.
+    /// Segments with unreadable lines.
     bad: Vec<u32>,
 }
 
-pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Recovered), Error> {
+pub(super) fn open<M: Medium>(
+    medium: M,
+    options: Options,
+) -> Result<(Log<M>, RecoveryReport), Error> {
     let (head, formatted) = head(&medium, options)?;
     let mut lines = Lines::new(&medium);
     let mut bad = Vec::new();
-    let (sequences, rescued) = sequences(&mut lines, &head, &mut bad)?;
+    let (sequences, damaged_heads) = sequences(&mut lines, &head, &mut bad)?;
     let last = sequences.iter().copied().max().unwrap_or(0);
-    // A damaged head may have had a higher one: its records must not pass for those of the next use
-    // of its segment.
+    // A damaged head may have had a higher sequence: its records must not be valid for the next use
+    // of the segment.
     let next = last + 1 + (random() >> 40);
     let space = Arc::new(Space::new(&head, sequences.clone(), next));
     let mut scan = Scan {
@@ -52,15 +55,15 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
         damaged: 0,
         bad,
     };
-    let mut suspects = Vec::new();
+    let mut gaps_by_segment = Vec::new();
     for (index, sequence) in (0u32..).zip(&sequences) {
         if *sequence > 0 {
             let gaps = scan.segment(&mut lines, index, *sequence)?;
-            suspects.push((index, gaps + u64::from(rescued.contains(&index))));
+            gaps_by_segment.push((index, gaps + u64::from(damaged_heads.contains(&index))));
         }
     }
-    // After a kill without a power cut what was read may be in the processor's cache alone. What is
-    // shown now must be there after the next cut, and what is not shown must not.
+    // After a kill without a power cut, the bytes that were read may only be in the CPU cache. This
+    // fence makes all visible records durable, and keeps all others invisible.
     medium.fence()?;
     let Scan {
         values,
@@ -74,15 +77,18 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
         .into_iter()
         .map(|(key, (_, stored))| (key, stored))
         .collect();
-    index.values().for_each(|stored| space.settle_in(stored));
-    for (segment, places) in suspects {
-        // Whoever begins a segment anew has seen the last value in it go.
+    index
+        .values()
+        .for_each(|stored| space.register_resident(stored));
+    for (segment, places) in gaps_by_segment {
+        // A segment is reused only once its last value was removed, so damage counts only in used
+        // segments.
         if space.is_used(segment) {
             damaged += places;
         }
     }
-    space.settle(&bad);
-    let recovered = Recovered {
+    space.free_unused(&bad);
+    let recovered = RecoveryReport {
         entries: index.len() as u64,
         bytes: space.used(),
         dropped,
@@ -95,11 +101,11 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
         head,
         space,
         index: RwLock::new(index),
-        turns: std::array::from_fn(|_| Mutex::default()),
+        key_locks: std::array::from_fn(|_| Mutex::default()),
         hasher: RandomState::new(),
         serial: AtomicU64::new(last_serial + 1),
         compaction: Mutex::default(),
-        limbo: Mutex::default(),
+        uncleared: Mutex::default(),
     };
     Ok((
         Log {
@@ -109,20 +115,21 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
     ))
 }
 
-/// The head of the log, and whether it was made just now.
+/// The head of the log, and whether it was just created.
 fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> {
     let len = medium.len();
-    check_shape(len, super::layout::SEGMENTS.0)?;
-    let lines = HEADS.map(|at| line(medium, at));
+    check_shape(len, super::layout::SEGMENT_SIZES.0)?;
+    let lines = HEAD_OFFSETS.map(|at| line(medium, at));
     if let [Err(_), Err(error)] = lines {
         return Err(error);
     }
-    let copy = |line: &Result<Line, Error>| line.as_ref().map_or(Copy::Bad, Copy::decode);
+    let copy =
+        |line: &Result<Line, Error>| line.as_ref().map_or(HeadCopy::Damaged, HeadCopy::decode);
     let copies = lines.each_ref().map(copy);
-    match judge(copies, len)? {
-        Some((head, mend)) => {
-            // What cannot be read cannot be counted on to be written.
-            if mend && lines.iter().all(Result::is_ok) {
+    match combine_copies(copies, len)? {
+        Some((head, must_rewrite)) => {
+            // A head in unreadable memory is not rewritten: the write might fail, too.
+            if must_rewrite && lines.iter().all(Result::is_ok) {
                 put_heads(medium, &head)?;
             }
             Ok((head, false))
@@ -140,10 +147,10 @@ fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> 
     }
 }
 
-/// The copy at nought comes last, and only after the other is durable: while it is blank, nothing
-/// was committed.
+/// Writes the copy at 0 last, after the other copy is durable: while it is blank, no value was
+/// committed.
 fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
-    for at in HEADS.into_iter().rev() {
+    for at in HEAD_OFFSETS.into_iter().rev() {
         medium.write(at, &head.encode())?;
         medium.flush(at, LINE)?;
         medium.fence()?;
@@ -151,16 +158,16 @@ fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     Ok(())
 }
 
-/// The sequence of every segment, nought for those that this log has not used. Where the head is
-/// damaged (which of them is the second result) it is that of the records behind it; where it
-/// cannot be read the segment is `bad`.
+/// The sequence of every segment; 0 for unused ones. A segment with a damaged head gets the highest
+/// sequence of its records, and is part of the second result. A segment with an unreadable head is
+/// added to `bad`.
 fn sequences<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
     bad: &mut Vec<u32>,
 ) -> Result<(Vec<u64>, HashSet<u32>), Error> {
     let count = u32::try_from(head.segments()).unwrap_or(u32::MAX);
-    let mut rescued = HashSet::new();
+    let mut damaged_heads = HashSet::new();
     let mut sequences = Vec::new();
     for index in 0..count {
         let begin = base(head.segment) + u64::from(index) * head.segment;
@@ -168,26 +175,27 @@ fn sequences<M: Medium>(
         if line.is_none() {
             bad.push(index);
         }
-        let found = line.map_or(SegmentHead::Bad, |line| {
+        let found = line.map_or(SegmentHead::Damaged, |line| {
             decode_segment(&line, head.id, index)
         });
         let sequence = match found {
-            SegmentHead::Ours(sequence) => sequence,
-            // A head that was wiped out: a look at what would be the first record tells.
-            SegmentHead::None if newest(lines, head, begin, begin + 2 * LINE)? == 0 => 0,
-            SegmentHead::None | SegmentHead::Bad => {
-                rescued.insert(index);
-                newest(lines, head, begin, begin + head.segment)?
+            SegmentHead::Valid(sequence) => sequence,
+            // The head may have been zeroed: the position of the first record tells.
+            SegmentHead::Absent if newest_sequence(lines, head, begin, begin + 2 * LINE)? == 0 => 0,
+            SegmentHead::Absent | SegmentHead::Damaged => {
+                damaged_heads.insert(index);
+                newest_sequence(lines, head, begin, begin + head.segment)?
             }
         };
         sequences.push(sequence);
     }
-    Ok((sequences, rescued))
+    Ok((sequences, damaged_heads))
 }
 
-/// The highest sequence of the records between `begin` and `end`; nought when there are none. Of
-/// one that a cut left before its segment's head was durable none is committed, so it does no harm.
-fn newest<M: Medium>(
+/// The highest sequence of the records between `begin` and `end`; 0 without records. A power cut
+/// may leave a record before its segment's head is durable; such a record is not committed, so it
+/// is harmless.
+fn newest_sequence<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
     begin: u64,
@@ -203,10 +211,9 @@ fn newest<M: Medium>(
 }
 
 impl<M: Medium> Scan<'_, M> {
-    /// Walks the records of a segment. Behind one that is damaged it goes on at the next that is
-    /// not: no other bytes pass for a record of this segment. Says how many gaps there were: each
-    /// was a damaged record, unless what stands there belongs to a later use of the segment that a
-    /// cut ended.
+    /// Reads the records of a segment. After a damaged record it continues at the next intact one:
+    /// no other bytes can be mistaken for a record of this segment. Returns the number of gaps.
+    /// Each is a damaged record, or bytes of a later use of the segment that a power cut ended.
     fn segment(
         &mut self,
         lines: &mut Lines<'_, M>,
@@ -225,8 +232,9 @@ impl<M: Medium> Scan<'_, M> {
                 Some((line, record)).filter(|_| record.footprint() <= end - at)
             });
             let Some((head, record)) = record else {
-                // The end, or a damaged one: what comes says which, or what is left of it.
-                if line.is_some_and(|line| remnant(&line, self.head.id, sequence, at)) {
+                // The end of the records, or a damaged one: the following lines, or its own
+                // remains, tell which.
+                if line.is_some_and(|line| is_damaged_head(&line, self.head.id, sequence, at)) {
                     self.damaged += 1;
                     gap = false;
                 } else {
@@ -247,7 +255,7 @@ impl<M: Medium> Scan<'_, M> {
         Ok(gaps)
     }
 
-    /// Enters the value of a record, if it is the last of one that is committed.
+    /// Registers the value of a committed last record.
     fn record(&mut self, record: &Record, head: &Line, at: u64) -> Result<(), Error> {
         self.medium.flush(at, LINE)?;
         self.last_serial = self.last_serial.max(record.serial);
@@ -267,14 +275,14 @@ impl<M: Medium> Scan<'_, M> {
                 }
                 found => self.insert(record.serial, found?)?,
             }
-        } else if rotten(word, commit) {
+        } else if has_few_flipped_bits(word, commit) {
             self.dropped += 1;
         }
         Ok(())
     }
 
     /// The value of a committed record.
-    fn value(&self, record: &Record, at: u64, word: u64) -> Result<Stored, Error> {
+    fn value(&self, record: &Record, at: u64, word: u64) -> Result<IndexEntry, Error> {
         let damaged = Error::Damaged { offset: at };
         let tail_at = at + LINE + u64::from(record.body);
         let Ok(tail_len) = usize::try_from(record.tail()) else {
@@ -286,18 +294,18 @@ impl<M: Medium> Scan<'_, M> {
         let parts = rest
             .get(meta_len..)
             .unwrap_or_default()
-            .chunks_exact(PART)
+            .chunks_exact(PART_LEN)
             .map(Part::decode);
-        let hold = Hold::new(self.space);
+        let allocation = Allocation::new(self.space);
         let mut extents = Vec::with_capacity(parts.len() + 1);
         let mut start = 0u64;
         let mut bytes = record.footprint();
-        hold.keep_at(at, bytes);
+        allocation.mark_live_at(at, bytes);
         for part in parts {
-            if !self.holds(&part) {
+            if !self.is_valid_part(&part) {
                 return Err(damaged);
             }
-            hold.keep_part(&part);
+            allocation.mark_part_live(&part);
             bytes += part.footprint();
             extents.push(Extent {
                 start,
@@ -314,8 +322,8 @@ impl<M: Medium> Scan<'_, M> {
             });
             start += u64::from(record.body);
         }
-        hold.charge(bytes, false)?;
-        Ok(Stored {
+        allocation.charge(bytes, false)?;
+        Ok(IndexEntry {
             key: key.into(),
             record: at,
             word,
@@ -326,12 +334,12 @@ impl<M: Medium> Scan<'_, M> {
             len: start,
             bytes,
             extents: extents.into(),
-            hold,
+            allocation,
         })
     }
 
-    /// Whether a part lies within one segment that was not used for anything else since.
-    fn holds(&self, part: &Part) -> bool {
+    /// Whether a part is within one segment, which has not been reused since.
+    fn is_valid_part(&self, part: &Part) -> bool {
         let Some(index) = self.space.segment_of(part.offset) else {
             return false;
         };
@@ -344,9 +352,9 @@ impl<M: Medium> Scan<'_, M> {
         inside && part.len > 0 && sequence == Some(&part.sequence)
     }
 
-    /// Of two values with one key the newer stays: a cut came between its commit and the end of the
-    /// older.
-    fn insert(&mut self, serial: u64, stored: Stored) -> Result<(), Error> {
+    /// Of two values with one key, the newer stays: a power cut happened between its commit and the
+    /// removal of the older one.
+    fn insert(&mut self, serial: u64, stored: IndexEntry) -> Result<(), Error> {
         let stored = Arc::new(stored);
         let older = match self.values.entry(stored.key.clone()) {
             Slot::Vacant(slot) => {
@@ -356,7 +364,7 @@ impl<M: Medium> Scan<'_, M> {
             Slot::Occupied(mut slot) if slot.get().0 < serial => slot.insert((serial, stored)).1,
             Slot::Occupied(_) => stored,
         };
-        let at = older.record + COMMIT;
+        let at = older.record + COMMIT_OFFSET;
         self.medium.store(at, 0)?;
         self.medium.flush(at, 8)
     }
@@ -368,15 +376,14 @@ fn line<M: Medium>(medium: &M, at: u64) -> Result<Line, Error> {
     Ok(line)
 }
 
-/// Whether a commit word was this one before some bits of it flipped. What a cut leaves there is
-/// nought or has nothing to do with it.
-fn rotten(word: u64, commit: u64) -> bool {
+/// Whether a commit word has at most 8 flipped bits. Other words, or 0, are left by a power cut.
+fn has_few_flipped_bits(word: u64, commit: u64) -> bool {
     (word ^ commit).count_ones() <= 8
 }
 
-/// Whether this was the head of a committed record before one of its bits flipped. What a cut
-/// leaves of one that was being written has no such commit word.
-fn remnant(line: &Line, id: u64, sequence: u64, at: u64) -> bool {
+/// Whether the line is the head of a committed record with one flipped bit. A record that a power
+/// cut interrupted has no such commit word.
+fn is_damaged_head(line: &Line, id: u64, sequence: u64, at: u64) -> bool {
     if (u64_at(line, 0) ^ id).count_ones() + (u64_at(line, 8) ^ sequence).count_ones() > 1 {
         return false;
     }
@@ -388,7 +395,7 @@ fn remnant(line: &Line, id: u64, sequence: u64, at: u64) -> bool {
     })
 }
 
-/// 64 bits that nobody outside can know.
+/// 64 random bits that no other process knows.
 fn random() -> u64 {
     RandomState::new().hash_one(0u8)
 }

@@ -1,54 +1,57 @@
-//! Which segments are free, who appends to which, and what of each is alive. Touches no medium.
+//! Tracks which segments are free, which are being written, and which of their bytes are live. Does
+//! no I/O.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::Stored;
-use super::layout::{Head, LINE, PART, Part, align, base};
+use super::IndexEntry;
+use super::layout::{Head, LINE, PART_LEN, Part, align, base};
 use crate::Error;
 
-/// Free segments that only compaction may take: it needs room to copy to before it frees any.
-const SPARE: usize = 2;
-/// A leftover smaller than 1/64 of a segment is not worth an appender.
-const LEFTOVER: u64 = 64;
-/// A victim must free at least 1/16 of its bytes, or compaction would copy without end for nothing.
-const GAIN: u64 = 16;
-/// Victims looked at before compaction gives up: those before were held by readers or writers.
-const CANDIDATES: usize = 64;
+/// Number of free segments that only compaction may use: it needs space to copy to before it frees
+/// any.
+const SPARE_SEGMENTS: usize = 2;
+/// Denominator of the smallest useful rest of a segment: a smaller one is not written to.
+const MIN_REST_DIVISOR: u64 = 64;
+/// Denominator of the minimum gain of compaction: at least 1/16 of the victim must be free.
+/// Otherwise compaction would copy endlessly for nothing.
+const MIN_GAIN_DIVISOR: u64 = 16;
+/// Maximum number of candidates that compaction examines. Readers or writers hold the rejected
+/// ones.
+const MAX_CANDIDATES: usize = 64;
 
-/// Who appends. Each has segments of its own, so that what was copied once is not mixed with what
-/// is new.
+/// The two kinds of appenders. Each has its own segments, so that old and new values are not mixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stream {
-    /// Values from outside.
-    Fresh,
-    /// What compaction copies: it has lived long, and probably goes on to.
-    Moved,
+    /// New values.
+    New,
+    /// Values that compaction copies: they have lived long, and probably live on.
+    Compacted,
 }
 
-/// A segment to append to, exclusively.
+/// A segment with exclusive permission to append.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lease {
     pub(super) segment: u32,
     pub(super) sequence: u64,
-    /// Where the next record begins.
+    /// Position of the next record.
     pub(super) at: u64,
-    /// Whether the segment's head is still to be made durable.
+    /// Whether the head of the segment is not durable yet.
     pub(super) fresh: bool,
-    /// Whether its memory must be renewed before it is written: others may read what lies there, or
-    /// there is none.
+    /// Whether the memory must be renewed before a write: readers may still use the old bytes, or
+    /// the memory was released.
     pub(super) stale: bool,
 }
 
-/// What a writer leaves a segment as.
+/// The state of a segment after a writer returned it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Leave {
-    /// All before this offset is durable, or never mattered: somebody may go on from here.
-    At(u64),
-    /// Nothing more is appended.
+pub(super) enum LeaseEnd {
+    /// All bytes before this offset are durable or unused: another writer may continue here.
+    ContinueAt(u64),
+    /// No more bytes are appended.
     Full,
-    /// The medium failed there: not used again before the log is opened again.
+    /// The medium failed there: unused until the log is opened again.
     Retired,
 }
 
@@ -63,69 +66,70 @@ enum State {
 
 struct Segment {
     sequence: u64,
-    /// Bytes of records that somebody holds.
+    /// Bytes of live records.
     live: u64,
     state: State,
-    /// Committed values with bytes here, by [`Hold::id`].
-    residents: HashMap<u64, Weak<Stored>>,
-    /// Whether its memory was given back since it was last written.
+    /// Committed values with bytes here, by [`Allocation::id`].
+    residents: HashMap<u64, Weak<IndexEntry>>,
+    /// Whether its memory was released since the last write.
     is_hole: bool,
-    /// The medium failed there while somebody had it: retired once it is given back.
+    /// Whether the medium failed while the segment was leased: it is retired when it is returned.
     is_bad: bool,
 }
 
 struct Inner {
     segments: Vec<Segment>,
-    /// First in, first out: every segment wears alike.
+    /// First in, first out, so that all segments wear evenly.
     free: VecDeque<u32>,
     pools: [Vec<u32>; 2],
     used: u64,
     limit: u64,
     next_sequence: u64,
-    next_hold: u64,
+    next_allocation: u64,
 }
 
-/// See the head of this module. About 100 bytes a segment, and 40 a value in each segment that it
-/// has bytes in.
+/// The segments of a log; see the head of this module. About 100 bytes per segment, and 40 per
+/// value in each segment with bytes of it.
 pub(super) struct Space {
     segment: u64,
     capacity: u64,
-    /// Segments of which bytes were lent since their memory was new: whoever has them may have them
-    /// still.
-    lent: Box<[AtomicBool]>,
+    /// Segments whose bytes were sent by `sendfile` since their memory was renewed: sockets may
+    /// still refer to them.
+    was_sent: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
 }
 
-/// Bytes of segments that are not used for anything else before this is dropped.
-pub(super) struct Hold {
+/// Bytes that are live until this is dropped.
+pub(super) struct Allocation {
     space: Arc<Space>,
     id: u64,
-    held: Mutex<Held>,
+    state: Mutex<AllocationState>,
 }
 
 #[derive(Default)]
-struct Held {
-    /// Bytes that it takes.
+struct AllocationState {
+    /// Bytes of the value.
     charged: u64,
-    /// Whether they are not counted in `used`: another hold has the same value, and has it counted.
+    /// Whether these bytes are not part of `used`, because another one of the same value counts
+    /// them.
     is_copy: bool,
-    /// Counted as live: segment and bytes.
-    claims: Vec<(u32, u64)>,
+    /// Live bytes per segment.
+    live: Vec<(u32, u64)>,
 }
 
 impl Space {
-    /// `sequences` are those of the segments' heads, nought where there is none; `next` is above
-    /// all that were ever given.
+    /// `sequences`: those in the segments' heads, 0 without a head. `next`: greater than all
+    /// sequences ever used.
     pub(super) fn new(head: &Head, sequences: Vec<u64>, next: u64) -> Self {
         let count = sequences.len() as u64;
         let capacity = (count - reserve(count)) * (head.segment - LINE);
-        // What an earlier process sent may wait in sockets that have outlived it.
-        let lent = sequences.iter().map(|sequence| (*sequence > 0).into());
-        let lent = lent.collect();
+        // Bytes that an earlier process sent may still be in sockets.
+        let was_sent = sequences.iter().map(|sequence| (*sequence > 0).into());
+        let was_sent = was_sent.collect();
         let segments = sequences.into_iter().map(|sequence| Segment {
             sequence,
             live: 0,
-            // Or what is let go while the rest is still to be read would free it.
+            // Prevents that a segment is freed while the log is still being read.
             state: State::Leased,
             residents: HashMap::new(),
             is_hole: false,
@@ -134,7 +138,7 @@ impl Space {
         Self {
             segment: head.segment,
             capacity,
-            lent,
+            was_sent,
             inner: Mutex::new(Inner {
                 segments: segments.collect(),
                 free: VecDeque::new(),
@@ -142,14 +146,14 @@ impl Space {
                 used: 0,
                 limit: capacity,
                 next_sequence: next,
-                next_hold: 0,
+                next_allocation: 0,
             }),
         }
     }
 
-    /// What nobody has claimed by now is free, but for `bad` segments. Called once, when the log
-    /// has been read.
-    pub(super) fn settle(&self, bad: &[u32]) {
+    /// Frees all segments without live bytes, except for `bad` ones. Called once, after the log was
+    /// read.
+    pub(super) fn free_unused(&self, bad: &[u32]) {
         let mut inner = self.lock();
         for index in (0..u32::MAX).take(inner.segments.len()) {
             inner.segments[index as usize].state = match bad.contains(&index) {
@@ -181,35 +185,37 @@ impl Space {
         self.lock().limit = limit.min(self.capacity);
     }
 
-    /// The most that a value takes of `len` bytes and so many of key and meta.
+    /// Maximum bytes of a value with `len` content bytes and `tail` bytes of key and meta.
     pub(super) fn footprint(&self, len: u64, tail: u64) -> u64 {
-        // A part goes to the end of its segment, of which an appender gets a LEFTOVERth at least;
-        // but for the one before the last record, which ends where the list of parts no longer
-        // fits.
-        let least = (self.segment / LEFTOVER).saturating_sub(LINE).max(LINE);
+        // A part fills its segment to the end, and an appender gets at least 1/[`MIN_REST_DIVISOR`]
+        // of a segment. The part before the last record is an exception: it ends where the list of
+        // parts no longer fits.
+        let least = (self.segment / MIN_REST_DIVISOR)
+            .saturating_sub(LINE)
+            .max(LINE);
         let parts = len / least + 1;
-        let heads = parts.saturating_mul(LINE + PART as u64);
+        let heads = parts.saturating_mul(LINE + PART_LEN as u64);
         let ends = 3 * LINE;
         len.saturating_add(heads).saturating_add(align(tail) + ends)
     }
 
-    /// Where segment `index` begins, and where it ends.
+    /// Start and end of segment `index`.
     pub(super) fn bounds(&self, index: u32) -> (u64, u64) {
         let begin = base(self.segment) + u64::from(index) * self.segment;
         (begin, begin + self.segment)
     }
 
-    /// Bytes of a segment.
+    /// Size of a segment in bytes.
     pub(super) fn segment(&self) -> u64 {
         self.segment
     }
 
-    /// Which segment an offset lies in.
+    /// Index of the segment with this offset.
     pub(super) fn segment_of(&self, offset: u64) -> Option<u32> {
         u32::try_from(offset.checked_sub(base(self.segment))? / self.segment).ok()
     }
 
-    /// The sequence of the segment that this offset lies in.
+    /// Sequence of the segment with this offset.
     pub(super) fn sequence_of(&self, offset: u64) -> u64 {
         let index = self
             .segment_of(offset)
@@ -220,11 +226,11 @@ impl Space {
             .map_or(0, |segment| segment.sequence)
     }
 
-    /// Whether a value may be begun.
+    /// Checks whether a value may be started.
     ///
     /// # Errors
     /// [`Error::NoRoom`] at the limit.
-    pub(super) fn admit(&self) -> Result<(), Error> {
+    pub(super) fn check_limit(&self) -> Result<(), Error> {
         let inner = self.lock();
         if inner.used >= inner.limit {
             Err(Error::NoRoom)
@@ -233,12 +239,13 @@ impl Space {
         }
     }
 
-    /// Whether fewer segments are free than writers may take.
+    /// Whether so few segments are free that writers must compact.
     pub(super) fn is_short(&self) -> bool {
-        self.lock().free.len() <= SPARE
+        self.lock().free.len() <= SPARE_SEGMENTS
     }
 
-    /// A segment with room for at least `need` bytes of records: one that was begun, or a free one.
+    /// Leases a segment with room for at least `need` bytes of records: a partly filled one, or a
+    /// free one.
     pub(super) fn lease(&self, stream: Stream, need: u64) -> Option<Lease> {
         let mut inner = self.lock();
         let pool = &inner.pools[stream as usize];
@@ -263,7 +270,11 @@ impl Space {
                 stale: false,
             });
         }
-        let kept = if stream == Stream::Fresh { SPARE } else { 0 };
+        let kept = if stream == Stream::New {
+            SPARE_SEGMENTS
+        } else {
+            0
+        };
         if inner.free.len() <= kept || need > self.segment - LINE {
             return None;
         }
@@ -278,33 +289,35 @@ impl Space {
             sequence,
             at: self.bounds(index).0 + LINE,
             fresh: true,
-            stale: segment.is_hole || self.lent[index as usize].load(Ordering::Relaxed),
+            stale: segment.is_hole || self.was_sent[index as usize].load(Ordering::Relaxed),
         })
     }
 
-    /// Bytes at this offset go to somebody who may keep them for longer than their value is held.
-    pub(super) fn lend(&self, offset: u64) {
+    /// Notes that bytes at this offset are passed to the kernel, which may use them longer than the
+    /// value is held.
+    pub(super) fn mark_sent(&self, offset: u64) {
         let index = self.segment_of(offset).unwrap_or(u32::MAX);
-        if let Some(lent) = usize::try_from(index)
+        if let Some(was_sent) = usize::try_from(index)
             .ok()
-            .and_then(|index| self.lent.get(index))
+            .and_then(|index| self.was_sent.get(index))
         {
-            // Seen by whoever leases it: the value is let go first, under the lock.
-            lent.store(true, Ordering::Relaxed);
+            // The thread that leases the segment sees this: the value is released first, under the
+            // lock.
+            was_sent.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The memory of a leased segment is new, and nobody else's.
-    pub(super) fn renewed(&self, index: u32) {
-        self.lent[index as usize].store(false, Ordering::Relaxed);
+    /// Notes that the memory of a leased segment is new.
+    pub(super) fn mark_renewed(&self, index: u32) {
+        self.was_sent[index as usize].store(false, Ordering::Relaxed);
         self.lock().segments[index as usize].is_hole = false;
     }
 
-    /// A free segment whose memory was not given back yet, taken out of use for that; but for those
+    /// Takes a free segment whose memory was not released yet, to release it. Spares the segments
     /// that compaction needs.
     pub(super) fn take_unreleased(&self) -> Option<u32> {
         let mut inner = self.lock();
-        if inner.free.len() <= SPARE {
+        if inner.free.len() <= SPARE_SEGMENTS {
             return None;
         }
         let segments = &inner.segments;
@@ -315,8 +328,8 @@ impl Space {
         Some(index)
     }
 
-    /// Its memory was given back.
-    pub(super) fn released(&self, index: u32) {
+    /// Notes that the memory of a segment was released, and frees the segment.
+    pub(super) fn mark_released(&self, index: u32) {
         let mut inner = self.lock();
         let segment = &mut inner.segments[index as usize];
         segment.is_hole = true;
@@ -329,26 +342,26 @@ impl Space {
     }
 
     /// Ends a lease.
-    pub(super) fn give_back(&self, index: u32, stream: Stream, leave: Leave) {
+    pub(super) fn give_back(&self, index: u32, stream: Stream, end_of_lease: LeaseEnd) {
         let end = self.bounds(index).1;
         let mut inner = self.lock();
-        let leave = match inner.segments[index as usize].is_bad {
-            true => Leave::Retired,
-            false => leave,
+        let end_of_lease = match inner.segments[index as usize].is_bad {
+            true => LeaseEnd::Retired,
+            false => end_of_lease,
         };
-        inner.segments[index as usize].state = match leave {
-            Leave::At(at) if at < end && end - at >= self.segment / LEFTOVER => {
+        inner.segments[index as usize].state = match end_of_lease {
+            LeaseEnd::ContinueAt(at) if at < end && end - at >= self.segment / MIN_REST_DIVISOR => {
                 inner.pools[stream as usize].push(index);
                 State::Pooled(stream, at)
             }
-            Leave::At(_) | Leave::Full => State::Full,
-            Leave::Retired => State::Retired,
+            LeaseEnd::ContinueAt(_) | LeaseEnd::Full => State::Full,
+            LeaseEnd::Retired => State::Retired,
         };
         inner.reclaim(index);
     }
 
-    /// The medium failed at `offset`: nobody begins to write to that segment before the log is
-    /// opened again.
+    /// Retires the segment with `offset`, where the medium failed: it is not written again until
+    /// the log is opened again.
     pub(super) fn retire(&self, offset: u64) {
         let Some(index) = self.segment_of(offset) else {
             return;
@@ -360,7 +373,7 @@ impl Space {
             }
             State::Free => inner.free.retain(|free| *free != index),
             State::Full => {}
-            // Whoever has it goes on, or meets the failure himself; nobody does after that.
+            // Its current writer continues, or fails itself; no other writer follows.
             State::Leased => {
                 inner.segments[index as usize].is_bad = true;
                 return;
@@ -370,15 +383,15 @@ impl Space {
         inner.segments[index as usize].state = State::Retired;
     }
 
-    /// The least live segment that copying would free, with the values in it; none that a reader or
-    /// a writer holds. Nobody appends to it any more.
-    pub(super) fn victim(&self) -> Option<(u32, Vec<Arc<Stored>>)> {
+    /// The segment with the fewest live bytes that compaction can free, with its values. Skips
+    /// segments that readers or writers hold. Stops appends to it.
+    pub(super) fn victim(&self) -> Option<(u32, Vec<Arc<IndexEntry>>)> {
         let mut inner = self.lock();
-        let most = (self.segment - LINE) / GAIN * (GAIN - 1);
+        let most = (self.segment - LINE) / MIN_GAIN_DIVISOR * (MIN_GAIN_DIVISOR - 1);
         let mut order: Vec<(u64, u32)> = (0u32..)
             .zip(&inner.segments)
             .filter(|(_, segment)| {
-                matches!(segment.state, State::Full | State::Pooled(Stream::Fresh, _))
+                matches!(segment.state, State::Full | State::Pooled(Stream::New, _))
             })
             .filter(|(_, segment)| segment.live > 0 && segment.live <= most)
             .map(|(index, segment)| (segment.live, index))
@@ -386,16 +399,19 @@ impl Space {
         order.sort_unstable();
         let mut passed = Vec::new();
         let mut found = None;
-        for (live, index) in order.into_iter().take(CANDIDATES) {
+        for (live, index) in order.into_iter().take(MAX_CANDIDATES) {
             let values: Vec<_> = inner.segments[index as usize]
                 .residents
                 .values()
                 .filter_map(Weak::upgrade)
                 .collect();
-            // The index has one, this list the other. Less alive than claimed: a writer's, or a
-            // reader's of what was removed.
+            // The index has one reference, this list the other. Fewer claimed than live bytes: a
+            // writer has some, or a reader of a removed value.
             let alone = values.iter().all(|value| Arc::strong_count(value) == 2);
-            let claimed: u64 = values.iter().map(|value| value.hold.claim(index)).sum();
+            let claimed: u64 = values
+                .iter()
+                .map(|value| value.allocation.live_bytes(index))
+                .sum();
             if alone && claimed == live {
                 found = Some((index, values));
                 break;
@@ -403,23 +419,23 @@ impl Space {
             passed.push(values);
         }
         if let Some((index, _)) = &found {
-            inner.pools[Stream::Fresh as usize].retain(|pooled| pooled != index);
+            inner.pools[Stream::New as usize].retain(|pooled| pooled != index);
             inner.segments[*index as usize].state = State::Full;
         }
         drop(inner);
-        // Whoever let go of one meanwhile left the last hold of it here, and dropping it wants the
+        // If a value was released meanwhile, its last reference is here, and dropping it takes the
         // lock.
         drop(passed);
         found
     }
 
-    /// `value` has bytes in all segments that its hold claims.
-    pub(super) fn settle_in(&self, value: &Arc<Stored>) {
-        let claims = value.hold.held().claims.clone();
+    /// Registers `value` in all segments with bytes of it.
+    pub(super) fn register_resident(&self, value: &Arc<IndexEntry>) {
+        let live = value.allocation.state().live.clone();
         let mut inner = self.lock();
-        for (index, _) in claims {
+        for (index, _) in live {
             let residents = &mut inner.segments[index as usize].residents;
-            residents.insert(value.hold.id, Arc::downgrade(value));
+            residents.insert(value.allocation.id, Arc::downgrade(value));
         }
     }
 
@@ -429,7 +445,7 @@ impl Space {
 }
 
 impl Inner {
-    /// Frees a segment that nothing in it keeps.
+    /// Frees a segment without live bytes.
     fn reclaim(&mut self, index: u32) {
         let segment = &mut self.segments[index as usize];
         if segment.live > 0 || !matches!(segment.state, State::Full | State::Pooled(..)) {
@@ -444,18 +460,18 @@ impl Inner {
     }
 }
 
-impl Hold {
+impl Allocation {
     pub(super) fn new(space: &Arc<Space>) -> Arc<Self> {
         let mut inner = space.lock();
-        inner.next_hold += 1;
+        inner.next_allocation += 1;
         Arc::new(Self {
             space: Arc::clone(space),
-            id: inner.next_hold,
-            held: Mutex::default(),
+            id: inner.next_allocation,
+            state: Mutex::default(),
         })
     }
 
-    /// Counts bytes that are about to be written.
+    /// Charges bytes that are about to be written.
     ///
     /// # Errors
     /// [`Error::NoRoom`] when they would exceed the limit.
@@ -465,75 +481,76 @@ impl Hold {
         if limited && used > inner.limit {
             return Err(Error::NoRoom);
         }
-        let mut held = self.held();
-        if !held.is_copy {
+        let mut state = self.state();
+        if !state.is_copy {
             inner.used = used;
         }
-        held.charged += bytes;
+        state.charged += bytes;
         Ok(())
     }
 
-    /// What is charged is not counted: a second of a value that is. Else nobody could write while
-    /// one is moved.
-    pub(super) fn copies(&self) {
-        self.held().is_copy = true;
+    /// Excludes the charged bytes from `used`: they are a copy of a value that counts already.
+    /// Otherwise writers would fail during compaction.
+    pub(super) fn set_copy(&self) {
+        self.state().is_copy = true;
     }
 
-    /// Counts the copy from now on, and the first no more.
-    pub(super) fn replaces(&self, first: &Self) {
+    /// Counts this copy from now on, instead of the first one.
+    pub(super) fn replace_first(&self, first: &Self) {
         let mut inner = self.space.lock();
-        let before = std::mem::take(&mut first.held().charged);
-        let mut held = self.held();
-        held.is_copy = false;
-        inner.used = inner.used.saturating_sub(before) + held.charged;
+        let before = std::mem::take(&mut first.state().charged);
+        let mut state = self.state();
+        state.is_copy = false;
+        inner.used = inner.used.saturating_sub(before) + state.charged;
     }
 
-    /// Bytes that were charged.
+    /// Number of charged bytes.
     pub(super) fn charged(&self) -> u64 {
-        self.held().charged
+        self.state().charged
     }
 
-    /// Keeps `bytes` of a segment alive.
-    pub(super) fn keep(&self, index: u32, bytes: u64) {
+    /// Marks `bytes` of a segment as live.
+    pub(super) fn mark_live(&self, index: u32, bytes: u64) {
         let mut inner = self.space.lock();
         inner.segments[index as usize].live += bytes;
-        self.held().claims.push((index, bytes));
+        self.state().live.push((index, bytes));
     }
 
-    /// Keeps a part alive, whoever wrote it.
-    pub(super) fn keep_part(&self, part: &Part) {
-        self.keep_at(part.offset, part.footprint());
+    /// Marks a part as live, whichever value wrote it.
+    pub(super) fn mark_part_live(&self, part: &Part) {
+        self.mark_live_at(part.offset, part.footprint());
     }
 
-    /// Keeps `bytes` alive in the segment of an offset that lies in one.
-    pub(super) fn keep_at(&self, offset: u64, bytes: u64) {
+    /// Marks `bytes` as live in the segment with `offset`.
+    pub(super) fn mark_live_at(&self, offset: u64, bytes: u64) {
         if let Some(index) = self.space.segment_of(offset) {
-            self.keep(index, bytes);
+            self.mark_live(index, bytes);
         }
     }
 
-    fn claim(&self, index: u32) -> u64 {
-        let held = self.held();
-        held.claims
+    fn live_bytes(&self, index: u32) -> u64 {
+        let state = self.state();
+        state
+            .live
             .iter()
             .filter(|(segment, _)| *segment == index)
             .map(|(_, bytes)| bytes)
             .sum()
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, AllocationState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Hold {
+impl Drop for Allocation {
     fn drop(&mut self) {
-        let held = std::mem::take(&mut *self.held());
+        let state = std::mem::take(&mut *self.state());
         let mut inner = self.space.lock();
-        if !held.is_copy {
-            inner.used = inner.used.saturating_sub(held.charged);
+        if !state.is_copy {
+            inner.used = inner.used.saturating_sub(state.charged);
         }
-        for (index, bytes) in held.claims {
+        for (index, bytes) in state.live {
             let segment = &mut inner.segments[index as usize];
             segment.live = segment.live.saturating_sub(bytes);
             segment.residents.remove(&self.id);
@@ -542,8 +559,8 @@ impl Drop for Hold {
     }
 }
 
-/// Segments beyond the capacity: those that compaction keeps, and what dead bytes between live ones
-/// cost. At 31/32 full, a copied segment frees at least a part in 32 of itself.
+/// Number of segments beyond the capacity: those for compaction, and space for dead bytes between
+/// live ones. At a fill level of 31/32, each compacted segment frees at least 1/32 of itself.
 fn reserve(segments: u64) -> u64 {
     (segments / 32).max(4)
 }

@@ -1,188 +1,191 @@
-//! One value on its way in: straight to the medium, invisible until its commit word.
+//! Writes one value directly to the medium; the value is invisible until its commit word is
+//! written.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::Log;
-use super::entry::{self, Entry, Extent, Stored};
-use super::layout::{Kind, LINE, Line, MAX_KEY, MAX_META, Record, align, encode_segment};
-use super::space::{Hold, Lease, Leave, Stream};
+use super::entry::{self, Entry, Extent, IndexEntry};
+use super::layout::{Kind, LINE, Line, MAX_KEY_LEN, MAX_META_LEN, Record, align, encode_segment};
+use super::space::{Allocation, Lease, LeaseEnd, Stream};
 use crate::{Class, Error, Fault, Medium};
 
-/// Lines are flushed after this many bytes, while they are in the processor's cache still. A file's
-/// pages are not: there a flush is a system call that waits for the disk.
-const STRIDE: u64 = 256 * 1024;
-/// The room that a record of a value needs at least, head included, or its bytes go elsewhere.
-const LEAST: u64 = 2 * LINE;
+/// Bytes after which cache lines are flushed, while they are still in the CPU cache. Files are not
+/// flushed early: that would be a system call that waits for the disk.
+const FLUSH_INTERVAL: u64 = 256 * 1024;
+/// Minimum room for a record of a value in bytes, with its head. With less, the record goes to
+/// another segment.
+const MIN_RECORD_ROOM: u64 = 2 * LINE;
 
-/// A value that is being written. Dropping it frees at once what it took.
+/// A value that is being written. Dropping it releases its space.
 ///
-/// After an error it takes no more.
+/// After an error, all further calls fail.
 pub struct Writer<M: Medium> {
     log: Log<M>,
     key: Box<[u8]>,
     stream: Stream,
-    growing: Arc<Growing>,
-    open: Option<Open>,
-    /// An error came: nothing more is taken.
-    spent: bool,
-    /// It was the medium's: nobody else shall meet it there.
-    sick: bool,
+    value: Arc<UncommittedValue>,
+    open: Option<OpenRecord>,
+    /// Set after an error: all further calls fail.
+    has_failed: bool,
+    /// Whether the medium failed: the segment must be retired.
+    medium_failed: bool,
 }
 
-/// Reads what is written of a value while more is; goes on through commit, drop and removal.
-pub struct Partial<M> {
+/// Reads a value while it is being written; stays valid after its commit, drop and removal.
+pub struct UncommittedReader<M> {
     log: Log<M>,
-    growing: Arc<Growing>,
+    value: Arc<UncommittedValue>,
 }
 
-/// What a writer and those that read behind it share.
-struct Growing {
+/// Shared by a writer and its readers.
+struct UncommittedValue {
     extents: RwLock<Vec<Extent>>,
-    hold: Arc<Hold>,
+    allocation: Arc<Allocation>,
 }
 
 /// The record that is being written.
-struct Open {
+struct OpenRecord {
     lease: Lease,
-    /// Its head.
+    /// Position of its head.
     start: u64,
-    /// The next byte.
+    /// Position of the next byte.
     at: u64,
-    /// The body before this is durable.
-    settled: u64,
+    /// Position up to which the content is durable.
+    durable_to: u64,
 }
 
 impl<M: Medium> Writer<M> {
     pub(super) fn new(log: Log<M>, key: &[u8], stream: Stream) -> Result<Self, Error> {
-        bounded("key", key.len() as u64, MAX_KEY as u64)?;
-        let hold = Hold::new(&log.inner.space);
-        if stream == Stream::Moved {
-            hold.copies();
+        bounded("key", key.len() as u64, MAX_KEY_LEN as u64)?;
+        let allocation = Allocation::new(&log.inner.space);
+        if stream == Stream::Compacted {
+            allocation.set_copy();
         }
         Ok(Self {
             log,
             key: key.into(),
             stream,
-            growing: Arc::new(Growing {
+            value: Arc::new(UncommittedValue {
                 extents: RwLock::default(),
-                hold,
+                allocation,
             }),
             open: None,
-            spent: false,
-            sick: false,
+            has_failed: false,
+            medium_failed: false,
         })
     }
 
-    /// Bytes written.
+    /// Number of content bytes so far.
     pub fn len(&self) -> u64 {
-        self.growing.len()
+        self.value.len()
     }
 
-    /// Whether nothing was written.
+    /// Whether no content was written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends. Visible to [`reader`](Self::reader) when it returns.
+    /// Appends content. It is visible to [`reader`](Self::reader) on return.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] at the limit, or when readers hold what could be reused.
+    /// [`Error::NoRoom`] at the limit, or when readers hold the reusable space.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.guarded(|writer| writer.append(bytes))
     }
 
-    /// Who reads behind.
-    pub fn reader(&self) -> Partial<M> {
-        Partial {
+    /// A reader of the content written so far.
+    pub fn reader(&self) -> UncommittedReader<M> {
+        UncommittedReader {
             log: self.log.clone(),
-            growing: Arc::clone(&self.growing),
+            value: Arc::clone(&self.value),
         }
     }
 
-    /// Makes the value durable and visible, all or nothing, in place of the one before.
+    /// Makes the value durable and visible atomically, and replaces the previous one.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for more than [`MAX_META`] bytes of meta. After an error of the medium
-    /// the value is not visible; it may be when the log is opened again.
+    /// [`Error::TooLarge`] for more than [`MAX_META_LEN`] bytes of meta. After an error of the
+    /// medium, the value is not visible, but may be after the next opening.
     pub fn commit(self, meta: &[u8]) -> Result<Entry, Error> {
         let log = self.log.clone();
         let key = self.key.clone();
         let stored = self.prepare(meta)?;
-        let _turn = log.turn(&key);
+        let _key_lock = log.lock_key(&key);
         log.publish(&stored)?;
         Ok(Entry::new(stored, meta.to_vec()))
     }
 
-    /// All of [`commit`](Self::commit) but the commit word: every byte is durable when it returns.
-    pub(super) fn prepare(mut self, meta: &[u8]) -> Result<Arc<Stored>, Error> {
-        bounded("meta", meta.len() as u64, MAX_META as u64)?;
+    /// All steps of [`commit`](Self::commit) except the commit word: all bytes are durable on
+    /// return.
+    pub(super) fn prepare(mut self, meta: &[u8]) -> Result<Arc<IndexEntry>, Error> {
+        bounded("meta", meta.len() as u64, MAX_META_LEN as u64)?;
         self.guarded(|writer| writer.finish(meta))
     }
 
-    /// Takes over bytes that another value has.
+    /// Appends existing bytes of another value, without copying them.
     pub(super) fn adopt(&mut self, extent: &Extent) -> Result<(), Error> {
         self.guarded(|writer| {
             writer.finish_part()?;
             let part = extent.part(writer.log.inner.space.sequence_of(extent.offset));
-            writer.growing.hold.charge(part.footprint(), false)?;
-            writer.growing.hold.keep_part(&part);
-            writer.growing.grow(part.offset, part.len);
+            writer.value.allocation.charge(part.footprint(), false)?;
+            writer.value.allocation.mark_part_live(&part);
+            writer.value.grow(part.offset, part.len);
             Ok(())
         })
     }
 
     fn guarded<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
-        if self.spent {
-            return Err(Error::Spent);
+        if self.has_failed {
+            return Err(Error::WriterFailed);
         }
         body(self).inspect_err(|error| {
-            self.spent = true;
-            self.sick = error.fault() == Fault::Machine;
+            self.has_failed = true;
+            self.medium_failed = error.fault() == Fault::Machine;
         })
     }
 
     fn append(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
-            self.open(LEAST)?;
+            self.open(MIN_RECORD_ROOM)?;
             let Some(open) = &mut self.open else {
-                return Err(Error::Spent);
+                return Err(Error::WriterFailed);
             };
             let end = self.log.inner.space.bounds(open.lease.segment).1;
             let room = usize::try_from(end - open.at).unwrap_or(bytes.len());
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             let len = now.len() as u64;
-            self.growing
-                .hold
-                .charge(len, self.stream == Stream::Fresh)?;
+            self.value
+                .allocation
+                .charge(len, self.stream == Stream::New)?;
             self.log.inner.medium.write(open.at, now)?;
-            self.growing.grow(open.at, len);
+            self.value.grow(open.at, len);
             open.at += len;
             bytes = later;
             if open.at == end {
                 self.finish_part()?;
-            } else if open.at - open.settled >= stride(&self.log) {
-                // Fenced by the thread that flushed: the next write may come from another.
+            } else if open.at - open.durable_to >= flush_interval(&self.log) {
+                // This thread also fences: the next write may come from another thread.
                 let medium = &self.log.inner.medium;
-                medium.flush(open.settled, open.at - open.settled)?;
+                medium.flush(open.durable_to, open.at - open.durable_to)?;
                 medium.fence()?;
-                open.settled = open.at;
+                open.durable_to = open.at;
             }
         }
         Ok(())
     }
 
-    /// Sees to it that a record with room for `need` bytes, head included, is begun.
+    /// Ensures that a record with room for `need` bytes, with its head, is open.
     fn open(&mut self, need: u64) -> Result<(), Error> {
         if self.open.is_some() {
             return Ok(());
         }
         let lease = self.log.lease(self.stream, need)?;
         let start = lease.at;
-        self.open = Some(Open {
+        self.open = Some(OpenRecord {
             lease,
             start,
             at: start + LINE,
-            settled: start + LINE,
+            durable_to: start + LINE,
         });
         if lease.fresh {
             let head = encode_segment(self.log.inner.head.id, lease.sequence, lease.segment);
@@ -191,7 +194,7 @@ impl<M: Medium> Writer<M> {
         Ok(())
     }
 
-    /// Ends the record that is being written as a part of the value; nothing when there is none.
+    /// Ends the open record as a part of the value. Does nothing without an open record.
     fn finish_part(&mut self) -> Result<(), Error> {
         let Some(open) = self
             .open
@@ -201,34 +204,38 @@ impl<M: Medium> Writer<M> {
             return Ok(());
         };
         let record = open.part();
-        let (_, footprint) = open.seal(&self.log, &self.growing.hold, self.stream, &record)?;
+        let (_, footprint) = open.seal(&self.log, &self.value.allocation, self.stream, &record)?;
         open.start += footprint;
         open.at = open.start + LINE;
-        open.settled = open.at;
+        open.durable_to = open.at;
         let (lease, next) = (open.lease, open.start);
-        if self.log.inner.space.bounds(lease.segment).1 - next < LEAST {
+        if self.log.inner.space.bounds(lease.segment).1 - next < MIN_RECORD_ROOM {
             self.open = None;
             self.log
                 .inner
                 .space
-                .give_back(lease.segment, self.stream, Leave::Full);
+                .give_back(lease.segment, self.stream, LeaseEnd::Full);
         }
         Ok(())
     }
 
-    fn finish(&mut self, meta: &[u8]) -> Result<Arc<Stored>, Error> {
+    fn finish(&mut self, meta: &[u8]) -> Result<Arc<IndexEntry>, Error> {
         let space = Arc::clone(&self.log.inner.space);
         let own = self.own_body();
-        let mut parts = self.growing.parts(own);
+        let mut parts = self.value.parts(own);
         let mut tail = self.tail_len(meta, parts.len());
         if let Some(open) = &self.open
             && space.bounds(open.lease.segment).1 - open.at < tail
         {
             self.finish_part()?;
             if let Some(open) = self.open.take() {
-                space.give_back(open.lease.segment, self.stream, Leave::At(open.start));
+                space.give_back(
+                    open.lease.segment,
+                    self.stream,
+                    LeaseEnd::ContinueAt(open.start),
+                );
             }
-            parts = self.growing.parts(0);
+            parts = self.value.parts(0);
             tail = self.tail_len(meta, parts.len());
         }
         bounded(
@@ -238,7 +245,7 @@ impl<M: Medium> Writer<M> {
         )?;
         self.open(LINE + align(tail))?;
         let Some(open) = &mut self.open else {
-            return Err(Error::Spent);
+            return Err(Error::WriterFailed);
         };
         let mut bytes = Vec::with_capacity(self.key.len() + meta.len());
         bytes.extend_from_slice(&self.key);
@@ -260,8 +267,9 @@ impl<M: Medium> Writer<M> {
         self.log.inner.medium.write(open.at, &bytes)?;
         let tail_at = open.at;
         open.at += bytes.len() as u64;
-        let (line, footprint) = open.seal(&self.log, &self.growing.hold, self.stream, &record)?;
-        let stored = Stored {
+        let (line, footprint) =
+            open.seal(&self.log, &self.value.allocation, self.stream, &record)?;
+        let stored = IndexEntry {
             key: self.key.clone(),
             record: open.start,
             word: Record::commit_word(&line, self.log.inner.head.id, open.start),
@@ -269,54 +277,54 @@ impl<M: Medium> Writer<M> {
             tail_len: bytes.len(),
             tail_sum: record.tail_sum,
             meta_len: meta.len(),
-            len: self.growing.len(),
-            bytes: self.growing.hold.charged(),
-            extents: self.growing.extents().clone().into(),
-            hold: Arc::clone(&self.growing.hold),
+            len: self.value.len(),
+            bytes: self.value.allocation.charged(),
+            extents: self.value.extents().clone().into(),
+            allocation: Arc::clone(&self.value.allocation),
         };
         let (lease, next) = (open.lease, open.start + footprint);
         self.open = None;
-        space.give_back(lease.segment, self.stream, Leave::At(next));
+        space.give_back(lease.segment, self.stream, LeaseEnd::ContinueAt(next));
         Ok(Arc::new(stored))
     }
 
     fn own_body(&self) -> u64 {
-        self.open.as_ref().map_or(0, Open::body)
+        self.open.as_ref().map_or(0, OpenRecord::body)
     }
 
     fn tail_len(&self, meta: &[u8], parts: usize) -> u64 {
-        (self.key.len() + meta.len() + parts * super::layout::PART) as u64
+        (self.key.len() + meta.len() + parts * super::layout::PART_LEN) as u64
     }
 }
 
 impl<M: Medium> Drop for Writer<M> {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
-        let leave = if self.sick {
-            Leave::Retired
-        } else if Arc::get_mut(&mut self.growing).is_some() {
-            // Nobody has seen a byte of it: whoever is next writes over it.
-            Leave::At(open.start)
+        let end_of_lease = if self.medium_failed {
+            LeaseEnd::Retired
+        } else if Arc::get_mut(&mut self.value).is_some() {
+            // No reader has seen these bytes: the next writer may overwrite them.
+            LeaseEnd::ContinueAt(open.start)
         } else {
-            self.growing
-                .hold
-                .keep(open.lease.segment, align(open.at - open.start));
-            Leave::Full
+            self.value
+                .allocation
+                .mark_live(open.lease.segment, align(open.at - open.start));
+            LeaseEnd::Full
         };
         self.log
             .inner
             .space
-            .give_back(open.lease.segment, self.stream, leave);
+            .give_back(open.lease.segment, self.stream, end_of_lease);
     }
 }
 
-impl<M: Medium> Partial<M> {
-    /// Bytes that can be read by now.
+impl<M: Medium> UncommittedReader<M> {
+    /// Number of readable bytes so far.
     pub fn len(&self) -> u64 {
-        self.growing.len()
+        self.value.len()
     }
 
-    /// Whether there are none yet.
+    /// Whether no bytes are readable yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -324,18 +332,18 @@ impl<M: Medium> Partial<M> {
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
-    /// [`Error::Range`] beyond what was written by now.
+    /// [`Error::Range`] beyond the bytes written so far.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let touched = self.growing.touched(offset, buf.len() as u64)?;
+        let touched = self.value.touched(offset, buf.len() as u64)?;
         if buf.is_empty() {
             return Ok(());
         }
         let read = entry::read(&self.log.inner.medium, &touched, offset, buf);
-        read.inspect_err(|error| self.log.avoid(error))
+        read.inspect_err(|error| self.log.retire_failed_segment(error))
     }
 }
 
-impl Growing {
+impl UncommittedValue {
     fn extents(&self) -> std::sync::RwLockReadGuard<'_, Vec<Extent>> {
         self.extents.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -346,12 +354,12 @@ impl Growing {
             .map_or(0, |last| last.start + last.len)
     }
 
-    /// Those of the extents that `len` bytes from `offset` lie in: not lent, or whoever reads from
-    /// a slow medium would keep the writer from going on.
+    /// The extents that contain `len` bytes from `offset`, as a copy: a reader of a slow medium
+    /// must not block the writer.
     fn touched(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
         let extents = self.extents();
         let of = extents.last().map_or(0, |last| last.start + last.len);
-        crate::medium::within(offset, len, of)?;
+        crate::medium::check_range(offset, len, of)?;
         let from = extents.partition_point(|extent| extent.start + extent.len <= offset);
         let touched = extents[from..].iter();
         Ok(touched
@@ -360,7 +368,7 @@ impl Growing {
             .collect())
     }
 
-    /// The value goes on with `len` bytes at `offset`.
+    /// Appends `len` bytes at `offset` to the value.
     fn grow(&self, offset: u64, len: u64) {
         let start = self.len();
         let mut extents = self.extents.write().unwrap_or_else(PoisonError::into_inner);
@@ -373,7 +381,7 @@ impl Growing {
         }
     }
 
-    /// The extents in other records than the last, which has `own` bytes itself.
+    /// The extents in other records than the last, which has `own` content bytes itself.
     fn parts(&self, own: u64) -> Vec<Extent> {
         let mut parts = self.extents().clone();
         if own > 0 {
@@ -383,13 +391,13 @@ impl Growing {
     }
 }
 
-impl Open {
-    /// Bytes behind the head by now.
+impl OpenRecord {
+    /// Number of content bytes in this record so far.
     const fn body(&self) -> u64 {
         self.at - self.start - LINE
     }
 
-    /// What is written by now, as a part of a value.
+    /// The head of this record, as a part of a value.
     fn part(&self) -> Record {
         Record {
             sequence: self.lease.sequence,
@@ -403,21 +411,21 @@ impl Open {
         }
     }
 
-    /// Puts the head before a record of which all else is written, makes all of it durable, and
-    /// keeps it alive: the head, and the bytes that the record takes.
+    /// Writes the head of the record and makes the whole record durable; all other bytes must be
+    /// written already. Marks the record as live. Returns the head, and the bytes of the record.
     fn seal<M: Medium>(
         &mut self,
         log: &Log<M>,
-        hold: &Hold,
+        allocation: &Allocation,
         stream: Stream,
         record: &Record,
     ) -> Result<(Line, u64), Error> {
         let medium = &log.inner.medium;
         let line = record.encode(log.inner.head.id, self.start);
         let footprint = record.footprint();
-        // The body was counted as it came.
+        // The content was charged when it was written.
         let more = footprint - u64::from(record.body);
-        hold.charge(more, stream == Stream::Fresh)?;
+        allocation.charge(more, stream == Stream::New)?;
         medium.write(self.start, &line)?;
         let lead = if self.lease.fresh {
             self.start - LINE
@@ -425,18 +433,18 @@ impl Open {
             self.start
         };
         medium.flush(lead, self.start + LINE - lead)?;
-        medium.flush(self.settled, self.at - self.settled)?;
+        medium.flush(self.durable_to, self.at - self.durable_to)?;
         medium.fence()?;
         self.lease.fresh = false;
-        hold.keep(self.lease.segment, footprint);
+        allocation.mark_live(self.lease.segment, footprint);
         Ok((line, footprint))
     }
 }
 
-fn stride<M: Medium>(log: &Log<M>) -> u64 {
+fn flush_interval<M: Medium>(log: &Log<M>) -> u64 {
     let segment = log.inner.space.segment();
     match log.inner.medium.class() {
-        Class::Pmem => STRIDE.min(segment / 4),
+        Class::Pmem => FLUSH_INTERVAL.min(segment / 4),
         Class::EmulatedFile | Class::Volatile => segment,
     }
 }

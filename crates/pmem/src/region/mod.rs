@@ -1,4 +1,5 @@
-//! A file as a medium: mapped, and flushed by the best way that really reaches what lies below.
+//! A file as a medium: mapped, and flushed by the fastest method that really makes its bytes
+//! durable.
 
 use std::fmt;
 use std::fs::File;
@@ -10,31 +11,31 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use crate::medium::{within, word_within};
+use crate::medium::{check_range, check_word};
 use crate::sys::{CacheLines, Failed, Map};
 use crate::{Class, Error, Medium, backing, create};
 
-/// Which file, and how much of it.
+/// Path and size of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The region's file; made when it is missing, in a folder that must exist.
+    /// The region's file. A missing file is created; its folder must exist.
     pub path: PathBuf,
-    /// Bytes, of which the file has at least as many.
+    /// Size in bytes. The file has at least this size.
     pub size: u64,
 }
 
-/// What a region turned out to be: the line for the log, `doctor` and the metrics.
+/// The properties of an open region, for logs, `pierhead doctor` and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What a fence promises.
+    /// The durability that a fence guarantees.
     pub class: Class,
-    /// How that is done: `clwb`, `clflushopt`, `clflush`, `dc cvap`, `msync` or `none`.
+    /// The flush method: `clwb`, `clflushopt`, `clflush`, `dc cvap`, `msync` or `none`.
     pub flush: &'static str,
-    /// What speaks for that class, and what would have to change for a better one.
+    /// The reason for the class, and what a better class needs.
     pub why: String,
     /// The region's file.
     pub path: PathBuf,
-    /// Bytes.
+    /// Size in bytes.
     pub len: u64,
 }
 
@@ -55,49 +56,49 @@ impl fmt::Display for Report {
     }
 }
 
-/// How bytes get to where a power cut leaves them.
+/// How written bytes become durable.
 #[derive(Clone, Copy, Debug)]
 enum Flush {
-    /// By instructions, at once.
+    /// By cache-line instructions at each flush.
     Lines(CacheLines),
-    /// By the page, at the fence. What is written in bulk goes by `pwrite` then: each page that
-    /// `msync` has cleaned faults at its next store, so that stores reach half as many bytes a
-    /// CPU-second (2.0 against 4.1 GB on ext4).
+    /// By `msync` at each fence. Large writes then use `pwrite`: each page that `msync` has cleaned
+    /// faults at its next store. Stores would write half as many bytes per CPU-second (2.0 instead
+    /// of 4.1 GB on ext4).
     Sync,
-    /// Not at all.
+    /// Never: the medium is volatile.
     Nothing,
 }
 
-/// Writes of fewer bytes are stores.
-const BULK: usize = 4096;
+/// Minimum length in bytes of a write that uses `pwrite`; shorter ones are stores.
+const MIN_PWRITE: usize = 4096;
 
-/// A mapped file that this opening alone owns, until it is dropped.
+/// A mapped file with one owner, until it is dropped.
 ///
-/// A fault in the map ends the region: that call and all later ones give [`Error::Medium`], reads
-/// as well, since what the map shows there is not what was written.
+/// A fault in the map fails the region: this call and all later ones return [`Error::Medium`]. That
+/// includes reads, since the map may not contain the written bytes.
 #[derive(Debug)]
 pub struct Region {
     map: Map,
     flush: Flush,
     report: Report,
-    /// What was flushed and waits for a fence, as one range: an `msync` costs a flush of the disk,
-    /// however much it covers, and pages within that are clean cost nothing.
+    /// The flushed bytes that wait for a fence, as one range. The cost of an `msync` is a flush of
+    /// the disk; clean pages in its range cost nothing.
     pending: Mutex<Option<Range<usize>>>,
-    /// Held while pages are written, so that a fence that finds its range taken waits for who took
-    /// it. Threads that come meanwhile share the next one.
+    /// Locked during an `msync`. A fence whose range another thread has taken waits for that
+    /// thread. Threads that arrive meanwhile share the next `msync`.
     syncing: Mutex<()>,
-    /// Whether its file can be given new pages.
-    renews: bool,
+    /// Whether [`Medium::renew`] can replace pages of the file.
+    can_renew: bool,
     file: File,
 }
 
-/// Of the pages for which [`Medium::renew`] is sound: with larger ones the kernel may cache more
-/// than a segment in one piece (128 MiB with 64 KiB), and what is cut out of such a piece is zeroed
-/// where it lies, for whoever reads it as well.
+/// Page size for which [`Medium::renew`] is safe. With larger pages, the kernel may cache more than
+/// a segment as one folio (128 MiB with 64 KiB pages). A hole in a folio is zeroed in place, also
+/// for readers that still use it.
 const PAGE: usize = 4096;
 
 impl Region {
-    /// Opens or makes the region, and tries out what it is.
+    /// Opens or creates the region, and determines its class.
     ///
     /// Errors: [`Error::Busy`], [`Error::Foreign`], [`Error::Io`].
     pub fn open(config: &Config) -> Result<Self, Error> {
@@ -112,7 +113,7 @@ impl Region {
             move |source| Error::Io { doing, source }
         };
         let file = create::open(path, *size)?;
-        let volatile = backing::volatile(&file).map_err(doing("find out what lies below"))?;
+        let volatile = backing::volatile(&file).map_err(doing("find out what is below"))?;
         let (map, synchronous) = Map::of(&file, len).map_err(doing("map"))?;
         let (class, flush, why) = classify(synchronous, volatile, CacheLines::detect());
         let report = Report {
@@ -126,47 +127,48 @@ impl Region {
             path: path.clone(),
             len: *size,
         };
-        let renews = class != Class::Pmem && rustix::param::page_size() == PAGE && punches(&file);
+        let can_renew =
+            class != Class::Pmem && rustix::param::page_size() == PAGE && supports_holes(&file);
         Ok(Self {
             map,
             flush,
             report,
             pending: Mutex::new(None),
             syncing: Mutex::new(()),
-            renews,
+            can_renew,
             file,
         })
     }
 
-    /// The file, whose bytes are those of the region at the same offsets: for `sendfile` and
-    /// `pread`.
+    /// The file of the region, with the same bytes at the same offsets, for `sendfile` and `pread`.
     ///
-    /// Whoever writes to it or cuts it short writes to the region.
+    /// Writing or truncating the file changes the region.
     pub const fn file(&self) -> &File {
         &self.file
     }
 
-    /// The same, where what is sent from it by `sendfile` stays as it was sent: the kernel copies
-    /// out of persistent memory, and of any other file the pages can be exchanged for others
-    /// ([`Medium::renew`]). `None`: it must be read and copied.
+    /// The file, if bytes in flight from `sendfile` stay unchanged. The kernel copies out of
+    /// persistent memory; for other files, [`Medium::renew`] replaces the pages. `None`: the bytes
+    /// must be read and copied.
     pub fn sendable(&self) -> Option<&File> {
-        (self.report.class == Class::Pmem || self.renews).then_some(&self.file)
+        (self.report.class == Class::Pmem || self.can_renew).then_some(&self.file)
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.report.path
     }
 
-    /// What it turned out to be.
+    /// Properties of the region.
     pub const fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Whether it has failed: what else was read from [`Self::file`] since is to be thrown away.
+    /// Fails once the region has failed: bytes that were read from [`Self::file`] meanwhile must be
+    /// discarded.
     ///
     /// Errors: [`Error::Medium`].
-    pub fn sound(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result<(), Error> {
         self.map
             .failed()
             .map_or(Ok(()), |failed| Err(self.failed(failed)))
@@ -179,18 +181,19 @@ impl Region {
         }
     }
 
-    /// Writes past the map, which shows it all the same: both are the page cache.
+    /// Writes to the file instead of the map. Both are the same page cache.
     fn write_file(&self, at: usize, bytes: &[u8]) -> Result<(), Failed> {
-        // A file that was cut would grow by the write, and hide that.
-        self.whole(at)?;
+        // A write would extend a truncated file, and hide the truncation.
+        self.check_length(at)?;
         if self.file.write_all_at(bytes, at as u64).is_err() {
             self.map.fail(at);
         }
         self.map.failed().map_or(Ok(()), Err)
     }
 
-    /// Whether the file is as long as it was, which `msync` does not tell; marked at `at` if not.
-    fn whole(&self, at: usize) -> Result<(), Failed> {
+    /// Checks that the file has its full length, which `msync` does not; otherwise marks the region
+    /// as failed.
+    fn check_length(&self, at: usize) -> Result<(), Failed> {
         let len = self.file.metadata().map_or(0, |metadata| metadata.len());
         if len < self.report.len {
             self.map.fail(usize::try_from(len).unwrap_or(at));
@@ -198,10 +201,10 @@ impl Region {
         self.map.failed().map_or(Ok(()), Err)
     }
 
-    /// The check of every call, and its place in the map.
-    fn place(&self, offset: u64, len: usize) -> Result<usize, Error> {
-        within(offset, len as u64, self.report.len)?;
-        self.sound()?;
+    /// Checks the range of a call, and returns its position in the map.
+    fn position(&self, offset: u64, len: usize) -> Result<usize, Error> {
+        check_range(offset, len as u64, self.report.len)?;
+        self.check()?;
         usize::try_from(offset).map_err(|_| Error::Range {
             offset,
             len: len as u64,
@@ -212,8 +215,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Closing is not enough: a process that is being started holds a copy of the descriptor
-        // until it executes. The map goes a moment later, but nobody can use it any more.
+        // Closing is not enough: a child process between `fork` and `exec` has a copy of the
+        // descriptor. The map is unmapped right after this, and no thread can use it any more.
         let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
     }
 }
@@ -228,17 +231,17 @@ impl Medium for Region {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let at = self.place(offset, buf.len())?;
+        let at = self.position(offset, buf.len())?;
         self.map.load(at, buf).map_err(|failed| self.failed(failed))
     }
 
-    /// By `pread`: where a load raises SIGBUS, and ends the region, the kernel says EIO.
+    /// Uses `pread`: where a load raises SIGBUS and fails the region, `pread` returns EIO.
     fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let at = self.place(offset, buf.len())?;
+        let at = self.position(offset, buf.len())?;
         match self.file.read_exact_at(buf, offset) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let cut = self.whole(at);
+                let cut = self.check_length(at);
                 Err(self.failed(cut.err().unwrap_or(Failed(offset))))
             }
             Err(_) => Err(self.failed(Failed(offset))),
@@ -246,17 +249,17 @@ impl Medium for Region {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        let at = self.place(offset, bytes.len())?;
+        let at = self.position(offset, bytes.len())?;
         let done = match self.flush {
-            Flush::Sync if bytes.len() >= BULK => self.write_file(at, bytes),
+            Flush::Sync if bytes.len() >= MIN_PWRITE => self.write_file(at, bytes),
             _ => self.map.save(at, bytes),
         };
         done.map_err(|failed| self.failed(failed))
     }
 
     fn store(&self, offset: u64, word: u64) -> Result<(), Error> {
-        word_within(offset, self.report.len)?;
-        let at = self.place(offset, 8)?;
+        check_word(offset, self.report.len)?;
+        let at = self.position(offset, 8)?;
         self.map
             .store(at, word)
             .map_err(|failed| self.failed(failed))
@@ -268,11 +271,11 @@ impl Medium for Region {
             len,
             of: self.report.len,
         })?;
-        let at = self.place(offset, bytes)?;
+        let at = self.position(offset, bytes)?;
         let done = match self.flush {
             Flush::Lines(lines) => self.map.flush(lines, at, bytes),
             Flush::Nothing => self.map.touch(at, bytes),
-            Flush::Sync => self.whole(at).inspect(|()| {
+            Flush::Sync => self.check_length(at).inspect(|()| {
                 if bytes > 0 {
                     let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
                     *pending = Some(match pending.take() {
@@ -285,17 +288,18 @@ impl Medium for Region {
         done.map_err(|failed| self.failed(failed))
     }
 
-    /// New pages, allocated at once: a full file system is an error here, and SIGBUS at the first
-    /// store.
+    /// New pages, allocated at once: a full file system is an error here, and would be SIGBUS at
+    /// the first store.
     fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
-        let at = within(offset, len, self.report.len).and_then(|()| self.place(offset, 0))?;
-        if !self.renews || len == 0 {
+        let at =
+            check_range(offset, len, self.report.len).and_then(|()| self.position(offset, 0))?;
+        if !self.can_renew || len == 0 {
             return Ok(());
         }
         let keep = FallocateFlags::KEEP_SIZE;
         let change =
             |flags| rustix::io::retry_on_intr(|| fallocate(&self.file, flags, offset, len));
-        // Of a disk the blocks stay allocated; tmpfs has only the other way.
+        // On a disk, ZERO_RANGE keeps the blocks allocated; tmpfs supports only holes.
         let done = match change(keep | FallocateFlags::ZERO_RANGE) {
             Err(Errno::OPNOTSUPP) => {
                 change(keep | FallocateFlags::PUNCH_HOLE).and_then(|()| change(keep))
@@ -306,16 +310,17 @@ impl Medium for Region {
             Ok(()) => Ok(()),
             Err(Errno::IO) => {
                 self.map.fail(at);
-                self.sound()
+                self.check()
             }
             Err(_) => Err(Error::NoRoom),
         }
     }
 
-    /// A hole in the file, where that is memory. A file system that makes none keeps its memory.
+    /// Punches a hole, if the file is memory. Without support for holes, the file system keeps the
+    /// memory.
     fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
-        within(offset, len, self.report.len)?;
-        self.sound()?;
+        check_range(offset, len, self.report.len)?;
+        self.check()?;
         if self.report.class == Class::Volatile && len > 0 {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = fallocate(&self.file, hole, offset, len);
@@ -338,12 +343,13 @@ impl Medium for Region {
             }
         };
         done.map_err(|failed| self.failed(failed))?;
-        self.sound()
+        self.check()
     }
 }
 
-/// Whether holes can be made in a file: tried behind its end, where there is nothing to lose.
-fn punches(file: &File) -> bool {
+/// Whether the file system supports holes; tested beyond the end of the file, where there is no
+/// data.
+fn supports_holes(file: &File) -> bool {
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let end = file.metadata().map(|metadata| metadata.len());
     end.is_ok_and(|end| {
@@ -351,15 +357,15 @@ fn punches(file: &File) -> bool {
     })
 }
 
-/// The class, how to flush, and why.
+/// The class, the flush method, and the reason for both.
 fn classify(
     synchronous: Result<(), Errno>,
     volatile: Option<String>,
     lines: Result<CacheLines, &'static str>,
 ) -> (Class, Flush, String) {
     match (volatile, synchronous, lines) {
-        // Whatever the mapping promises: memory set aside by the kernel's command line takes
-        // MAP_SYNC as well.
+        // Even if the mapping accepts MAP_SYNC: memory that the kernel command line sets aside
+        // accepts it, too.
         (Some(why), ..) => (
             Class::Volatile,
             Flush::Nothing,
@@ -376,10 +382,10 @@ fn classify(
             format!("MAP_SYNC would be possible, but {why}"),
         ),
         (None, Err(errno), lines) => {
-            // Whoever thinks of buying such memory learns that it would not help here.
+            // Tells operators who plan to buy persistent memory whether it would help.
             let mend = lines
                 .err()
-                .unwrap_or("it wants persistent memory, mounted with -o dax");
+                .unwrap_or("it needs persistent memory, mounted with -o dax");
             let errno = std::io::Error::from(errno);
             (
                 Class::EmulatedFile,

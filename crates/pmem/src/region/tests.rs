@@ -18,13 +18,13 @@ fn the_class_is_what_was_tried_and_never_more() {
         assert!(matches!((class, flush), (Class::EmulatedFile, Flush::Sync)));
         assert!(why.contains("refuses MAP_SYNC"), "{why}");
     }
-    // No instruction: a Cortex-A72, whatever the file system is.
+    // A CPU without the instruction, such as a Cortex-A72: the file system does not matter.
     for synchronous in [LINES, Err(Errno::OPNOTSUPP)] {
         let (class, flush, why) = classify(synchronous, None, Err("this processor has no dc cvap"));
         assert!(matches!((class, flush), (Class::EmulatedFile, Flush::Sync)));
         assert!(why.contains("no dc cvap"), "{why}");
     }
-    // Memory, even where MAP_SYNC works.
+    // Memory is volatile, even where MAP_SYNC works.
     for synchronous in [LINES, Err(Errno::OPNOTSUPP)] {
         let (class, flush, why) = classify(synchronous, gone(), lines());
         assert!(matches!((class, flush), (Class::Volatile, Flush::Nothing)));
@@ -54,7 +54,7 @@ fn fences_wait_for_the_hull_of_what_was_flushed() {
 
 #[test]
 fn each_line_that_is_flushed_is_told_to_the_processor_and_then_waited_for() {
-    use crate::sys::told::{Told, take};
+    use crate::sys::executed::{Executed, take};
     let Ok(lines) = CacheLines::detect() else {
         return;
     };
@@ -64,20 +64,20 @@ fn each_line_that_is_flushed_is_told_to_the_processor_and_then_waited_for() {
     region.write(4990, &[1; 300]).expect("in range");
     assert_eq!(take(), []);
     region.flush(4990, 300).expect("in range");
-    let told = take();
-    let lines: Vec<_> = told
+    let executed = take();
+    let lines: Vec<_> = executed
         .iter()
-        .map(|told| match told {
-            Told::Line(at) => *at % 4096,
-            Told::Fence => panic!("not yet"),
+        .map(|executed| match executed {
+            Executed::Line(at) => *at % 4096,
+            Executed::Fence => panic!("not yet"),
         })
         .collect();
     let [first, second, ..] = lines[..] else {
-        panic!("{told:?}");
+        panic!("{executed:?}");
     };
     let line = second - first;
     assert!(line.is_power_of_two() && first % line == 0);
-    // The region begins with a page.
+    // The region begins at a page boundary.
     assert!(first <= 4990 - 4096 && 4990 - 4096 < second, "{lines:?}");
     let end = first + line * lines.len();
     assert!(
@@ -86,11 +86,10 @@ fn each_line_that_is_flushed_is_told_to_the_processor_and_then_waited_for() {
     );
     assert!(lines.windows(2).all(|pair| pair[1] - pair[0] == line));
     region.fence().expect("sound");
-    assert_eq!(take(), [Told::Fence]);
+    assert_eq!(take(), [Executed::Fence]);
 }
 
-/// Bytes of a mapped file that are newer in memory than on its disk; none where the system does not
-/// tell.
+/// Dirty bytes of a mapped file, from `/proc/self/smaps`; 0 where the kernel does not report them.
 fn dirty(path: &Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let mut lines = maps.lines();

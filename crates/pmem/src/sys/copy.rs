@@ -1,23 +1,22 @@
-//! Bytes into and out of mapped memory that other threads may be reading and writing.
+//! Copies bytes to and from mapped memory that other threads may access at the same time.
 //!
-//! All is done by atomic words, or in assembly that does the same, since a plain copy of memory
-//! that changes meanwhile has no meaning in the language.
+//! All accesses are atomic words, or equivalent assembly: in Rust, a plain copy of concurrently
+//! changing memory is undefined behaviour.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// From here on whole words are copied by the processor's own string copy: below, its start costs
-/// more than it saves.
+/// Minimum length in bytes for `rep movsq`: for shorter copies, its start-up cost exceeds its gain.
 #[cfg(target_arch = "x86_64")]
-const STRING: usize = 256;
+const MIN_STRING_COPY: usize = 256;
 
-/// From here on stores go past the cache: measured with `examples/probe.rs`, see
+/// Minimum length in bytes for stores that bypass the cache. Measured with `examples/probe.rs`; see
 /// `docs/explanation/pmem.md`.
 #[cfg(target_arch = "x86_64")]
-const PAST_CACHE: usize = 4096;
+const MIN_CACHE_BYPASS: usize = 4096;
 
-/// The word that `from` lies in, and its place there.
+/// The word that contains `from`, and the position of `from` in it.
 fn word_of(from: *const u8) -> (*const u8, usize) {
     let inside = from.addr() % WORD;
     (from.wrapping_sub(inside), inside)
@@ -25,23 +24,23 @@ fn word_of(from: *const u8) -> (*const u8, usize) {
 
 /// # Safety
 ///
-/// The word at `at` is mapped for reading and writing, and nothing but this module touches it.
+/// The word at `at` is mapped for reading and writing, and only this module accesses it.
 unsafe fn atomic<'a>(at: *const u8) -> &'a AtomicU64 {
-    // SAFETY: the caller's promise; `at` is aligned, since it comes from `word_of` or steps by
-    // words from there.
+    // SAFETY: guaranteed by the caller. `at` is aligned, since it comes from `word_of` or is a
+    // multiple of words away from it.
     unsafe { AtomicU64::from_ptr(at.cast_mut().cast()) }
 }
 
-/// Reads `buf.len()` bytes. An aligned word is read whole.
+/// Reads `buf.len()` bytes. Each aligned word is read atomically.
 ///
 /// # Safety
 ///
-/// The words that these bytes lie in are mapped for reading and writing, and nothing but this
-/// module touches them.
+/// The words that contain these bytes are mapped for reading and writing, and only this module
+/// accesses them.
 pub(super) unsafe fn load(from: *const u8, mut buf: &mut [u8]) {
     let (mut at, inside) = word_of(from);
     if inside > 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let word = unsafe { atomic(at) }.load(Ordering::Relaxed).to_ne_bytes();
         let (head, rest) = buf.split_at_mut(buf.len().min(WORD - inside));
         head.copy_from_slice(&word[inside..inside + head.len()]);
@@ -49,23 +48,24 @@ pub(super) unsafe fn load(from: *const u8, mut buf: &mut [u8]) {
         at = at.wrapping_add(WORD);
     }
     #[cfg(target_arch = "x86_64")]
-    if buf.len() >= STRING {
+    if buf.len() >= MIN_STRING_COPY {
         let (body, rest) = buf.split_at_mut(buf.len() / WORD * WORD);
-        // SAFETY: the caller's promise for what is read; the other side is a slice of that length.
+        // SAFETY: guaranteed by the caller for the source; the destination is a slice of this
+        // length.
         unsafe { words(at, body.as_mut_ptr(), body.len() / WORD) };
         at = at.wrapping_add(body.len());
         buf = rest;
     }
     for part in buf.chunks_mut(WORD) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let word = unsafe { atomic(at) }.load(Ordering::Relaxed).to_ne_bytes();
         part.copy_from_slice(&word[..part.len()]);
         at = at.wrapping_add(WORD);
     }
 }
 
-/// Writes `bytes`. An aligned word is written whole, and bytes beside them in the same word are
-/// left alone.
+/// Writes `bytes`. Each aligned word is written atomically; other bytes of the first and last word
+/// stay unchanged.
 ///
 /// # Safety
 ///
@@ -75,18 +75,18 @@ pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
     let mut at = at.cast_mut();
     if inside > 0 {
         let (head, rest) = bytes.split_at(bytes.len().min(WORD - inside));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { merge(at, inside, head) };
         bytes = rest;
         at = at.wrapping_add(WORD);
     }
     #[cfg(target_arch = "x86_64")]
-    if bytes.len() >= STRING {
+    if bytes.len() >= MIN_STRING_COPY {
         let (body, rest) = bytes.split_at(bytes.len() / WORD * WORD);
-        // SAFETY: the caller's promise for what is written; the other side is a slice of that
+        // SAFETY: guaranteed by the caller for the destination; the source is a slice of this
         // length.
         unsafe {
-            if body.len() >= PAST_CACHE {
+            if body.len() >= MIN_CACHE_BYPASS {
                 past_cache(body, at);
             } else {
                 words(body.as_ptr(), at, body.len() / WORD);
@@ -97,33 +97,34 @@ pub(super) unsafe fn save(to: *mut u8, mut bytes: &[u8]) {
     }
     let (body, tail) = bytes.as_chunks::<WORD>();
     for word in body {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { atomic(at) }.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         at = at.wrapping_add(WORD);
     }
     if !tail.is_empty() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { merge(at, 0, tail) };
     }
 }
 
-/// Writes the aligned word at `to`; who sees it sees what this thread wrote before.
+/// Writes the aligned word at `to`. A reader that sees it also sees all earlier writes of this
+/// thread.
 ///
 /// # Safety
 ///
 /// As for [`load`]; `to` is a multiple of 8.
 pub(super) unsafe fn store(to: *mut u8, word: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { atomic(to) }.store(word.to_le(), Ordering::Release);
 }
 
-/// Reads a word of what lies at `from` and forgets it, for the fault that it may raise.
+/// Reads one word at `from` and discards it, to trigger a possible fault.
 ///
 /// # Safety
 ///
 /// As for [`load`].
 pub(super) unsafe fn touch(from: *const u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let word = unsafe { atomic(word_of(from).0) }.load(Ordering::Relaxed);
     std::hint::black_box(word);
 }
@@ -139,7 +140,7 @@ unsafe fn merge(at: *mut u8, inside: usize, bytes: &[u8]) {
         word[inside..inside + bytes.len()].copy_from_slice(bytes);
         Some(u64::from_ne_bytes(word))
     };
-    // SAFETY: the caller's promise. The closure never says no.
+    // SAFETY: guaranteed by the caller. The closure always returns `Some`.
     let _ = unsafe { atomic(at) }.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
 }
 
@@ -147,11 +148,11 @@ unsafe fn merge(at: *mut u8, inside: usize, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// `from` can be read and `to` written for `count` words.
+/// `from` is readable and `to` writable for `count` words.
 #[cfg(target_arch = "x86_64")]
 unsafe fn words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the caller's promise; the direction flag is clear at the entry of any assembly. What
-    // is mapped is read and written by whole aligned words, as relaxed atomics would.
+    // SAFETY: guaranteed by the caller; the direction flag is clear at the entry of any assembly.
+    // Mapped memory is accessed by whole aligned words, like relaxed atomics.
     unsafe {
         std::arch::asm!(
             "rep movsq",
@@ -163,11 +164,11 @@ unsafe fn words(from: *const u8, to: *mut u8, count: usize) {
     }
 }
 
-/// Copies words to `to`, leaving the cache out, and waits until readers see them.
+/// Copies words to `to` past the cache, and waits until readers see them.
 ///
 /// # Safety
 ///
-/// `to` can be written for the length of `bytes`, is a multiple of 8, and so is the length.
+/// `to` is writable for the length of `bytes`. Both `to` and the length are multiples of 8.
 #[cfg(target_arch = "x86_64")]
 unsafe fn past_cache(bytes: &[u8], to: *mut u8) {
     const LINE: usize = 64;
@@ -175,9 +176,9 @@ unsafe fn past_cache(bytes: &[u8], to: *mut u8) {
     let (head, rest) = bytes.split_at(before.min(bytes.len()));
     let (body, tail) = rest.split_at(rest.len() / LINE * LINE);
     let middle = to.wrapping_add(head.len());
-    // SAFETY: three parts of what the caller promised, one after the other, each of whole words. In
-    // the middle one whole lines are stored at a multiple of 64; the registers are declared, and
-    // sfence orders these stores before later ones, as those of the language are.
+    // SAFETY: three consecutive parts of the range that the caller guarantees, each of whole words.
+    // The middle part stores whole lines at multiples of 64. The registers are declared, and
+    // `sfence` orders these stores before later ones.
     unsafe {
         words(bytes.as_ptr(), to, head.len() / WORD);
         if !body.is_empty() {

@@ -1,7 +1,6 @@
-//! What the language cannot check: a file mapped for stores, cache lines, SIGBUS.
+//! All `unsafe` code of the crate: the mapped file, cache-line flushes, and the handler of SIGBUS.
 //!
-//! Outside of this folder the crate has no `unsafe`; what leaves it is safe to call with any
-//! argument.
+//! The functions that other modules use are safe with any argument.
 #![allow(unsafe_code)]
 
 mod copy;
@@ -11,5 +10,5 @@ mod sigbus;
 
 pub(crate) use flush::CacheLines;
 #[cfg(test)]
-pub(crate) use flush::told;
+pub(crate) use flush::executed;
 pub(crate) use map::{Failed, Map};

@@ -1,13 +1,13 @@
-//! SIGBUS made an error: a page that cannot be read becomes a page of zeros, and its region is
-//! marked as failed.
+//! Turns SIGBUS into an error: an unreadable page becomes a page of zeros, and its region is marked
+//! as failed.
 //!
-//! A mapped file raises SIGBUS where it was truncated, where its file system is full and where the
-//! memory behind it is broken. The handler finds the region in a table of slots, marks the slot,
-//! and maps zeros over the page, so that the access that faulted ends. Whoever made it looks at the
-//! mark afterwards and throws away what it got.
+//! A mapped file raises SIGBUS where it was truncated, where its file system is full, and where its
+//! memory is defective. The handler finds the region in a table of slots and marks its slot. It
+//! then maps zeros over the page, so that the faulting access completes. The accessing thread
+//! checks the mark afterwards, and discards what it read.
 //!
-//! The table is the crate's one global: a handler is told nothing but the address. It takes no
-//! lock: a slot's bounds are read under a version that is odd while they change.
+//! The table is the only global of the crate: a signal handler gets nothing but the address. It
+//! takes no lock: readers of a slot's bounds check a version, which is odd while the bounds change.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -15,14 +15,14 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Regions that may be mapped at once in this process; a daemon has one, the tests of a crate some
-/// dozens.
-pub(crate) const SLOTS: usize = 256;
+/// Maximum number of regions that are mapped at once in this process. A daemon has one; the tests
+/// of a crate have some dozens.
+pub(crate) const MAX_REGIONS: usize = 256;
 
-/// A mark that says: sound.
-const SOUND: u64 = u64::MAX;
+/// Value of [`Slot::failed`] for an intact region.
+const INTACT: u64 = u64::MAX;
 
-/// As in the kernel's `siginfo.h`: memory found to be bad that nobody has touched yet.
+/// From the kernel's `siginfo.h`: defective memory that no thread has accessed yet.
 const BUS_MCEERR_AO: c_int = 5;
 
 struct Slot {
@@ -31,22 +31,22 @@ struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
     page: AtomicUsize,
-    /// [`SOUND`], or the offset of the first fault.
+    /// [`INTACT`], or the offset of the first fault.
     failed: AtomicU64,
 }
 
-static TABLE: [Slot; SLOTS] = [const {
+static TABLE: [Slot; MAX_REGIONS] = [const {
     Slot {
         taken: AtomicBool::new(false),
         version: AtomicU64::new(0),
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         page: AtomicUsize::new(0),
-        failed: AtomicU64::new(SOUND),
+        failed: AtomicU64::new(INTACT),
     }
-}; SLOTS];
+}; MAX_REGIONS];
 
-/// What handled the signal before, for the addresses of others.
+/// The previous signal action, for addresses outside of all regions.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 static INSTALLED: Mutex<bool> = Mutex::new(false);
@@ -54,17 +54,17 @@ static INSTALLED: Mutex<bool> = Mutex::new(false);
 impl Slot {
     fn set(&self, start: usize, end: usize, page: usize) {
         self.version.fetch_add(1, Ordering::AcqRel);
-        // Who sees one of the following sees the odd version.
+        // A reader that sees one of the following stores also sees the odd version.
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
         self.page.store(page, Ordering::Relaxed);
-        self.failed.store(SOUND, Ordering::Relaxed);
+        self.failed.store(INTACT, Ordering::Relaxed);
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Bounds and page size, unless they are changing. They never change for a region that somebody
-    /// reads.
+    /// Bounds and page size, unless they are changing. They never change while a thread accesses
+    /// the region.
     fn bounds(&self) -> Option<(usize, usize, usize)> {
         let before = self.version.load(Ordering::Acquire);
         let bounds = (
@@ -78,24 +78,24 @@ impl Slot {
     }
 
     fn mark(&self, offset: u64) {
-        // The first one stays: later ones follow from it.
+        // Keeps the first fault: later ones follow from it.
         let _ = self.failed.compare_exchange(
-            SOUND,
-            offset.min(SOUND - 1),
+            INTACT,
+            offset.min(INTACT - 1),
             Ordering::SeqCst,
             Ordering::SeqCst,
         );
     }
 }
 
-/// A range of addresses that is watched; drop it before the range is unmapped.
+/// A monitored range of addresses. Must be dropped before the range is unmapped.
 #[derive(Debug)]
-pub(super) struct Watched(usize);
+pub(super) struct MonitoredRange(usize);
 
-impl Watched {
-    /// Watches `len` bytes at `start`, which are mapped and stay so while this lives.
+impl MonitoredRange {
+    /// Monitors `len` bytes at `start`, which are mapped until this is dropped.
     ///
-    /// Errors: the handler cannot be installed, or [`SLOTS`] ranges are watched already.
+    /// Errors: the handler cannot be installed, or [`MAX_REGIONS`] ranges are monitored already.
     pub(super) fn new(start: usize, len: usize, page: usize) -> io::Result<Self> {
         install()?;
         let free = |slot: &Slot| {
@@ -105,31 +105,31 @@ impl Watched {
         };
         let index = TABLE.iter().position(free).ok_or_else(|| {
             io::Error::other(format!(
-                "{SLOTS} regions are mapped in this process already"
+                "{MAX_REGIONS} regions are mapped in this process already"
             ))
         })?;
-        let watched = Self(index);
-        watched.slot().set(start, start.saturating_add(len), page);
-        Ok(watched)
+        let range = Self(index);
+        range.slot().set(start, start.saturating_add(len), page);
+        Ok(range)
     }
 
     fn slot(&self) -> &'static Slot {
         &TABLE[self.0]
     }
 
-    /// Where the first fault was, from the start of the range.
+    /// Offset of the first fault from the start of the range.
     pub(super) fn failed(&self) -> Option<u64> {
         let offset = self.slot().failed.load(Ordering::SeqCst);
-        (offset != SOUND).then_some(offset)
+        (offset != INTACT).then_some(offset)
     }
 
-    /// Marks it as failed at `offset` from its start, as a fault there would.
+    /// Marks the range as failed at `offset`, like a fault there.
     pub(super) fn fail(&self, offset: u64) {
         self.slot().mark(offset);
     }
 }
 
-impl Drop for Watched {
+impl Drop for MonitoredRange {
     fn drop(&mut self) {
         let slot = self.slot();
         slot.set(0, 0, 0);
@@ -137,29 +137,29 @@ impl Drop for Watched {
     }
 }
 
-/// Installs the handler, once.
+/// Installs the handler once.
 fn install() -> io::Result<()> {
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     if *installed {
         return Ok(());
     }
-    // SAFETY: an all-zero sigaction is a valid one: the default action, nothing masked.
+    // SAFETY: an all-zero sigaction is valid: the default action, with nothing masked.
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: it only reads the current action into a value that lives here.
+    // SAFETY: it only reads the current action into a local value.
     if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut previous) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // Before the handler can run: it asks for it without waiting.
+    // Set before the handler can run, which reads it without waiting.
     let _ = PREVIOUS.set(previous);
     // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
     action.sa_sigaction = handler as usize;
-    // On the alternate stack where a thread has one: the fault may be one of a stack that
-    // overflowed, which std's own handler, called after this one, reports.
+    // Uses the alternate stack of a thread that has one: the fault may be a stack overflow, which
+    // the previous handler (of std) reports.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for, lives for ever, and calls
-    // nothing that may not be called in a handler: atomics, mmap, sigaction, raise.
+    // SAFETY: the handler has the signature for SA_SIGINFO, is never freed, and calls only
+    // functions that are allowed in a handler: atomics, mmap, sigaction, raise.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -168,17 +168,17 @@ fn install() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes a siginfo that is valid while the handler runs; `si_addr` is
-    // defined for a SIGBUS that it raised itself, which a positive code says.
+    // SAFETY: the kernel passes a siginfo that is valid while the handler runs. `si_addr` is
+    // defined for a SIGBUS from the kernel, which has a positive code.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    if code > 0 && ours(code, address) {
+    if code > 0 && handle_fault(code, address) {
         return;
     }
-    pass_on(signal, code, info, context);
+    call_previous(signal, code, info, context);
 }
 
-/// Whether `address` is one of ours, whose page is then marked and gone.
-fn ours(code: c_int, address: usize) -> bool {
+/// Whether `address` is in a region. Then marks the region, and replaces the page.
+fn handle_fault(code: c_int, address: usize) -> bool {
     for slot in &TABLE {
         let Some((start, end, page)) = slot.bounds() else {
             continue;
@@ -187,28 +187,27 @@ fn ours(code: c_int, address: usize) -> bool {
             continue;
         }
         if code == BUS_MCEERR_AO {
-            // Told to any thread, so that the region may be going away meanwhile. Its next reader
-            // is told too.
+            // Delivered to any thread, so the region may be going away meanwhile. Its next reader
+            // gets a fault, too.
             return true;
         }
-        // This thread is inside of an access to the region, so that it stays mapped and its slot is
-        // its own.
+        // This thread is accessing the region, so the region stays mapped and the slot keeps its
+        // bounds.
         slot.mark(u64::try_from(address - start).unwrap_or(0));
         let first = address & !(page - 1);
-        // A huge page cannot be replaced in part: then the whole region goes.
-        return zeros(first, page) || zeros(start, end - start);
+        // A part of a huge page cannot be replaced: then replaces the whole region.
+        return map_zeros(first, page) || map_zeros(start, end - start);
     }
     false
 }
 
-/// Maps zeros over what lies there.
-fn zeros(start: usize, len: usize) -> bool {
-    // SAFETY: errno belongs to the code that was interrupted, and is put back; the pointer is this
-    // thread's.
+/// Maps zeros over the range.
+fn map_zeros(start: usize, len: usize) -> bool {
+    // SAFETY: errno belongs to the interrupted code, and is restored; the pointer is that of this
+    // thread.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the range is part of a region that this thread is reading or writing, so that nobody
-    // unmaps it, and every access to a region is atomic or in assembly: no reference points into
-    // it.
+    // SAFETY: the range is part of a region that this thread is accessing, so no thread unmaps it.
+    // All accesses to a region are atomic or in assembly, so no reference points into it.
     let mapped = unsafe {
         libc::mmap(
             ptr::without_provenance_mut(start),
@@ -224,49 +223,49 @@ fn zeros(start: usize, len: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Does what would have been done without this handler.
-fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+/// Runs the previous action of the signal.
+fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let action = PREVIOUS.get().map_or(libc::SIG_DFL, |old| old.sa_sigaction);
     let flags = PREVIOUS.get().map_or(0, |old| old.sa_flags);
     match action {
-        // Sent by somebody and ignored; the kernel lets nobody ignore a fault.
+        // A sent signal is ignored; faults cannot be ignored.
         libc::SIG_IGN if code <= 0 => return,
         libc::SIG_IGN | libc::SIG_DFL => {
-            // SAFETY: the default action, nothing else, is put in place.
+            // SAFETY: it only sets the default action.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         handler if flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: who installed it with SA_SIGINFO promised this signature.
+            // SAFETY: a handler that was installed with SA_SIGINFO has this signature.
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute::<usize, _>(handler) };
             handler(signal, info, context);
         }
         handler => {
-            // SAFETY: who installed it without SA_SIGINFO promised this signature.
+            // SAFETY: a handler that was installed without SA_SIGINFO has this signature.
             let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute::<usize, _>(handler) };
             handler(signal);
         }
     }
-    // After a fault the instruction runs again, and now ends the process. A signal that was sent
-    // would be lost: std's handler puts the default action in place and returns, whatever it was
-    // called for.
+    // After a fault, the instruction runs again, and now ends the process. A sent signal would be
+    // lost: the handler of std always sets the default action and returns.
     if code <= 0 && is_default(signal) {
-        // SAFETY: raise may be called in a handler; the signal waits until this one has returned.
+        // SAFETY: raise is allowed in a handler; the signal stays pending until this handler
+        // returns.
         unsafe { libc::raise(signal) };
     }
 }
 
 fn is_default(signal: c_int) -> bool {
-    // SAFETY: an all-zero sigaction is a valid one.
+    // SAFETY: an all-zero sigaction is valid.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: it only reads the current action into a value that lives here.
+    // SAFETY: it only reads the current action into a local value.
     let read = unsafe { libc::sigaction(signal, ptr::null(), &raw mut now) };
     read == 0 && now.sa_sigaction == libc::SIG_DFL
 }
 
-/// Slots in use, for tests.
+/// Whether an address is monitored, for tests.
 #[cfg(test)]
-pub(super) fn is_watched(address: usize) -> bool {
+pub(super) fn is_monitored(address: usize) -> bool {
     TABLE
         .iter()
         .filter_map(Slot::bounds)

@@ -94,7 +94,10 @@ fn of_another_version_or_damaged_in_both_headers() -> Result<()> {
         file.write_all_at(&head, at as u64)?;
     }
     let options = || with_tier(folder.path(), "");
-    serves_without(options(), "it is of version 3, and this is version 2")?;
+    serves_without(
+        options(),
+        "it has version 3, but this pierhead supports version 2",
+    )?;
     for at in [3, 4096 + 20] {
         file.write_all_at(b"?", at)?;
     }

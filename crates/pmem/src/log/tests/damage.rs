@@ -27,7 +27,7 @@ fn a_look_finds_what_an_opening_does_and_changes_nothing() {
     let (model, bytes) = filled();
     let look = |bytes: &[u8]| {
         let medium = ShadowMedium::of(bytes.to_vec());
-        let found = Log::look(&medium, OPTIONS);
+        let found = Log::check(&medium, OPTIONS);
         assert!(medium.bytes() == bytes, "it was written to");
         let opened = Log::open(medium, OPTIONS).map(|(_, found)| found);
         match (&found, &opened) {
@@ -271,15 +271,15 @@ fn compaction_loses_what_it_cannot_read_and_nothing_else() {
         put(&log, b"passing", &[round; 900]).unwrap();
         put(&log, &[round], &[round; 700]).unwrap();
     }
-    let rotten = [3u8, 10, 17];
-    for key in rotten {
+    let has_few_flipped_bits = [3u8, 10, 17];
+    for key in has_few_flipped_bits {
         let entry = log.get(&[key]).unwrap().unwrap();
         medium.poison(entry.extents()[0].offset + 300);
     }
     put(&log, b"large", &[7; 12_000]).expect("emptied for it");
     let gone = |key: &u8| log.get(&[*key]).unwrap().is_none();
-    assert!(rotten.iter().any(gone), "none was met");
-    for key in (0..24).filter(|key| !rotten.contains(key)) {
+    assert!(has_few_flipped_bits.iter().any(gone), "none was met");
+    for key in (0..24).filter(|key| !has_few_flipped_bits.contains(key)) {
         let entry = log.get(&[key]).unwrap().unwrap();
         assert_eq!(read(&log, &entry), vec![key; 700]);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Entry, Log, Options, Partial, Writer};
+use super::{Entry, Log, Options, UncommittedReader, Writer};
 use crate::Error;
 use crate::shadow::ShadowMedium;
 
@@ -12,12 +12,12 @@ mod damage;
 mod using;
 
 const SEGMENT: u64 = 4096;
-const SEGMENTS: u64 = 14;
+const SEGMENT_SIZES: u64 = 14;
 const OPTIONS: Options = Options { segment: SEGMENT };
 
 type Bytes = Arc<Vec<u8>>;
 
-/// What a log must hold.
+/// The expected contents of a log.
 #[derive(Clone, Default)]
 struct Model {
     /// Whether the log was opened once.
@@ -28,7 +28,7 @@ struct Model {
 }
 
 fn medium() -> ShadowMedium {
-    ShadowMedium::new(usize::try_from(8192 + SEGMENTS * SEGMENT).unwrap_or(0))
+    ShadowMedium::new(usize::try_from(8192 + SEGMENT_SIZES * SEGMENT).unwrap_or(0))
 }
 
 fn open(medium: &ShadowMedium) -> Log<ShadowMedium> {
@@ -108,7 +108,7 @@ struct Driver {
     random: fastrand::Rng,
     writers: Vec<Writing>,
     readers: Vec<(Entry, Bytes)>,
-    partials: Vec<Partial<ShadowMedium>>,
+    partials: Vec<UncommittedReader<ShadowMedium>>,
     refused: u64,
 }
 
@@ -143,7 +143,7 @@ impl Driver {
                 Ok(())
             }
             14..16 => self.remove(),
-            16..18 => self.hold(),
+            16..18 => self.allocation(),
             18 => self.let_go(),
             _ => {
                 let capacity = self.log.capacity();
@@ -243,7 +243,7 @@ impl Driver {
         Ok(())
     }
 
-    fn hold(&mut self) -> Result<(), Error> {
+    fn allocation(&mut self) -> Result<(), Error> {
         let values: Vec<_> = self
             .model
             .lock()
@@ -260,7 +260,7 @@ impl Driver {
         {
             // Sent from, half of them.
             if self.random.bool() {
-                self.log.lend(&entry, 0);
+                self.log.sendable_run(&entry, 0);
             }
             self.readers.push((entry, bytes));
         }

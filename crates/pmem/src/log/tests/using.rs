@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{Driver, Model, OPTIONS, content, medium, meta, open, put, read};
 use crate::shadow::ShadowMedium;
-use crate::{Class, Error, Log, MAX_KEY, MAX_META, Medium};
+use crate::{Class, Error, Log, MAX_KEY_LEN, MAX_META_LEN, Medium};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
@@ -99,16 +99,16 @@ fn what_a_reader_holds_is_not_written_over() {
     let log = open(&medium());
     let mut random = fastrand::Rng::with_seed(4);
     let bytes = content(&mut random, 5000);
-    let held = put(&log, b"held", &bytes).unwrap();
-    assert!(log.remove(b"held").unwrap());
+    let state = put(&log, b"state", &bytes).unwrap();
+    assert!(log.remove(b"state").unwrap());
     let used = log.used();
     for _ in 0..100 {
         put(&log, b"passing", &content(&mut random, 3000)).unwrap();
-        assert_eq!(read(&log, &held), *bytes);
+        assert_eq!(read(&log, &state), *bytes);
     }
     log.remove(b"passing").unwrap();
     assert_eq!(log.used(), used);
-    drop(held);
+    drop(state);
     assert_eq!(log.used(), 0);
 }
 
@@ -229,7 +229,7 @@ fn the_limit_holds_until_something_is_removed() {
     assert!(!log.remove(b"first").unwrap());
     let mut writer = log.begin(b"third").unwrap();
     assert!(matches!(writer.write(&[3; 3000]), Err(Error::NoRoom)));
-    assert!(matches!(writer.write(&[3; 3]), Err(Error::Spent)));
+    assert!(matches!(writer.write(&[3; 3]), Err(Error::WriterFailed)));
     drop(writer);
     put(&log, b"third", &[3; 1000]).unwrap();
     log.set_limit(u64::MAX);
@@ -240,19 +240,22 @@ fn the_limit_holds_until_something_is_removed() {
 fn lengths_are_bounded() {
     let log = open(&medium());
     assert!(matches!(
-        log.begin(&[0; MAX_KEY + 1]),
+        log.begin(&[0; MAX_KEY_LEN + 1]),
         Err(Error::TooLarge { len: 73, .. })
     ));
-    let too_much = vec![0; MAX_META + 1];
+    let too_much = vec![0; MAX_META_LEN + 1];
     let refused = log.begin(b"key").unwrap().commit(&too_much);
     assert!(matches!(refused, Err(Error::TooLarge { most: 65536, .. })));
     // Its tail has to lie within one segment.
     let refused = log.begin(b"key").unwrap().commit(&[0; 4096]);
     assert!(matches!(refused, Err(Error::TooLarge { .. })));
     assert_eq!(log.used(), 0);
-    let empty = log.begin(&[5; MAX_KEY]).unwrap().commit(b"").unwrap();
+    let empty = log.begin(&[5; MAX_KEY_LEN]).unwrap().commit(b"").unwrap();
     assert!(empty.is_empty() && empty.meta().is_empty() && empty.extents().is_empty());
-    assert_eq!((empty.key(), empty.bytes()), ([5; MAX_KEY].as_slice(), 192));
+    assert_eq!(
+        (empty.key(), empty.bytes()),
+        ([5; MAX_KEY_LEN].as_slice(), 192)
+    );
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! aarch64: `dc cvap` (clean to the point of persistence) and `dsb sy`.
+//! Cache-line flushes on aarch64: `dc cvap` (clean to the point of persistence) and `dsb sy`.
 //!
-//! A processor of ARMv8.2 with FEAT_DPB has it, such as the Cortex-A78 of a BlueField-3. The
-//! Cortex-A72 of a BlueField-2 has not: its `dc cvac` reaches the point of coherency only, which
-//! promises nothing about power.
+//! `dc cvap` needs FEAT_DPB (ARMv8.2), as on the Cortex-A78 of a BlueField-3. The Cortex-A72 of a
+//! BlueField-2 lacks it: its `dc cvac` reaches only the point of coherency, which guarantees
+//! nothing about a power cut.
 
 use std::arch::asm;
 
@@ -12,16 +12,17 @@ pub(super) struct Instruction(());
 pub(super) fn detect() -> Result<(Instruction, usize), &'static str> {
     if !std::arch::is_aarch64_feature_detected!("dpb") {
         return Err(
-            "this processor has no dc cvap (a Cortex-A72, so a BlueField-2, has not): no instruction reaches persistent memory",
+            "this CPU has no dc cvap (a Cortex-A72, as in a BlueField-2, lacks it): no instruction reaches persistent memory",
         );
     }
     let ctr: u64;
-    // SAFETY: CTR_EL0 is a read-only register that Linux lets programs read (or answers for).
+    // SAFETY: CTR_EL0 is a read-only register that Linux lets programs read, or emulates.
     unsafe { asm!("mrs {}, ctr_el0", out(reg) ctr, options(nomem, nostack, preserves_flags)) };
     Ok((Instruction(()), line(ctr)))
 }
 
-/// The smallest data cache line: bits 16 to 19 hold the logarithm of its words of 4 bytes.
+/// Size of the smallest data cache line in bytes: bits 16 to 19 are the logarithm of its number of
+/// 4-byte words.
 const fn line(ctr: u64) -> usize {
     4 << ((ctr >> 16) & 15)
 }
@@ -37,18 +38,19 @@ pub(super) unsafe fn flush(_: Instruction, first: *const u8, line: usize, lines:
     for n in 0..lines {
         let at = first.wrapping_add(n * line);
         #[cfg(test)]
-        super::told::note(super::told::Told::Line(at.addr()));
-        // SAFETY: the caller's promise; the processor has it, as detected. It is written as `sys`
-        // because an assembler that was not told of FEAT_DPB refuses its name. It changes no
-        // memory, and comes after the stores before it, since it is not said to leave memory alone.
+        super::executed::record(super::executed::Executed::Line(at.addr()));
+        // SAFETY: the lines are mapped, as the caller guarantees, and the CPU has the instruction,
+        // as detected. It is written as `sys` because an assembler without FEAT_DPB rejects its
+        // name. It changes no memory. It stays after earlier stores in the program, since it is not
+        // declared as `nomem`.
         unsafe { asm!("sys #3, c7, c12, #1, {}", in(reg) at, options(nostack, preserves_flags)) };
     }
 }
 
 pub(super) fn fence(_: Instruction) {
     #[cfg(test)]
-    super::told::note(super::told::Told::Fence);
-    // SAFETY: a barrier, which does nothing but wait.
+    super::executed::record(super::executed::Executed::Fence);
+    // SAFETY: a barrier, which only waits.
     unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
 }
 
@@ -58,7 +60,7 @@ mod tests {
 
     #[test]
     fn the_line_is_read_from_the_register() {
-        // Of a Cortex-A72 and of an A64FX, whose lines are of 64 and 256 bytes.
+        // Registers of a Cortex-A72 and an A64FX, with lines of 64 and 256 bytes.
         assert_eq!(line(0x8444_c004), 64);
         assert_eq!(line(0x8646_c006), 256);
     }

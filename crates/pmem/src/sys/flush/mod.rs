@@ -1,4 +1,4 @@
-//! Cache lines brought to persistent memory, by whichever instruction this processor has.
+//! Flushes cache lines to persistent memory by the best instruction of this CPU.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -15,57 +15,57 @@ mod none;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 use none as arch;
 
-/// What a thread told its processor, for tests: nothing else shows it.
+/// Records the instructions that a thread executed, for tests.
 #[cfg(test)]
-pub(crate) mod told {
+pub(crate) mod executed {
     use std::cell::RefCell;
 
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub(crate) enum Told {
-        /// To write back the line at this address.
+    pub(crate) enum Executed {
+        /// Write-back of the line at this address.
         Line(usize),
         Fence,
     }
 
-    thread_local!(static TOLD: RefCell<Vec<Told>> = const { RefCell::new(Vec::new()) });
+    thread_local!(static EXECUTED: RefCell<Vec<Executed>> = const { RefCell::new(Vec::new()) });
 
-    pub(super) fn note(told: Told) {
-        TOLD.with_borrow_mut(|all| all.push(told));
+    pub(super) fn record(executed: Executed) {
+        EXECUTED.with_borrow_mut(|all| all.push(executed));
     }
 
-    /// What this thread has told since this was asked last.
-    pub(crate) fn take() -> Vec<Told> {
-        TOLD.take()
+    /// The instructions that this thread has executed since the last call.
+    pub(crate) fn take() -> Vec<Executed> {
+        EXECUTED.take()
     }
 }
 
-/// An instruction that writes a cache line back, found at run time.
+/// The instruction that writes a cache line back, detected at run time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheLines {
     instruction: arch::Instruction,
-    /// Bytes of a line, a power of two.
+    /// Length of a line in bytes, a power of two.
     line: usize,
 }
 
 impl CacheLines {
-    /// The best that this processor has.
+    /// The best instruction of this CPU.
     ///
-    /// Errors: what it lacks, in words.
+    /// Errors: a text that says what the CPU lacks.
     pub(crate) fn detect() -> Result<Self, &'static str> {
         let (instruction, line) = arch::detect()?;
         Ok(Self { instruction, line })
     }
 
-    /// As its manual calls it.
+    /// Name in the manual of the CPU.
     pub(crate) fn name(self) -> &'static str {
         arch::name(self.instruction)
     }
 
-    /// Starts to write back every line that these bytes lie in.
+    /// Starts to write back every line that contains these bytes.
     ///
     /// # Safety
     ///
-    /// They are mapped.
+    /// The bytes are mapped.
     pub(super) unsafe fn flush(self, start: *const u8, len: usize) {
         if len == 0 {
             return;
@@ -73,12 +73,12 @@ impl CacheLines {
         let inside = start.addr() & (self.line - 1);
         let first = start.wrapping_sub(inside);
         let lines = (inside + len).div_ceil(self.line);
-        // SAFETY: the caller's promise: a line with a mapped byte is mapped, since pages consist of
-        // lines.
+        // SAFETY: the bytes are mapped, as the caller guarantees. A line with a mapped byte is
+        // mapped as a whole, since pages consist of lines.
         unsafe { arch::flush(self.instruction, first, self.line, lines) };
     }
 
-    /// Waits until what was flushed by this thread is there.
+    /// Waits until the lines that this thread flushed are durable.
     pub(super) fn fence(self) {
         arch::fence(self.instruction);
     }

@@ -1,10 +1,10 @@
-//! A processor that nobody has taught this crate to flush.
+//! Stub for CPU architectures without a supported flush instruction.
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {}
 
 pub(super) fn detect() -> Result<(Instruction, usize), &'static str> {
-    Err("no instruction of this kind of processor is known here")
+    Err("no flush instruction is supported on this CPU architecture")
 }
 
 pub(super) fn name(instruction: Instruction) -> &'static str {

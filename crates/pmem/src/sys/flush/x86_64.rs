@@ -1,12 +1,12 @@
-//! x86-64: `clwb`, else `clflushopt`, else `clflush`, and `sfence`.
+//! Cache-line flushes on x86-64: `clwb`, else `clflushopt`, else `clflush`, and `sfence`.
 //!
-//! `clwb` keeps the line in the cache, the others drop it; `clflush` besides waits for its
-//! forerunner, line by line, which costs several times as much, but every processor has it.
+//! `clwb` keeps the line in the cache, the others drop it. `clflush` waits for the previous line
+//! each time, which costs several times as much, but every CPU has it.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};
 
-/// Intel's manual, CPUID leaf 7, EBX.
+/// Feature bits in EBX of CPUID leaf 7 (Intel SDM).
 const CLFLUSHOPT: u32 = 1 << 23;
 const CLWB: u32 = 1 << 24;
 
@@ -17,15 +17,18 @@ pub(super) enum Instruction {
     Clflush,
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "other processors have none")]
+#[allow(
+    clippy::unnecessary_wraps,
+    reason = "other CPU architectures may lack one"
+)]
 pub(super) fn detect() -> Result<(Instruction, usize), &'static str> {
     let features = if __cpuid(0).eax >= 7 {
         __cpuid_count(7, 0).ebx
     } else {
         0
     };
-    // Leaf 1, EBX bits 8 to 15: the line that clflush takes, in units of 8 bytes; 64 wherever there
-    // is one.
+    // CPUID leaf 1, EBX bits 8 to 15: the line size of `clflush` in units of 8 bytes; 64 bytes on
+    // all known CPUs.
     let line = usize::from(__cpuid(1).ebx.to_le_bytes()[1]) * 8;
     Ok((best(features), line.next_power_of_two().max(16)))
 }
@@ -57,10 +60,10 @@ pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usi
             for n in 0..lines {
                 let at = first.wrapping_add(n * line);
                 #[cfg(test)]
-                super::told::note(super::told::Told::Line(at.addr()));
-                // SAFETY: the caller's promise; the processor has the instruction, as detected. It
-                // changes no memory, and comes after the stores before it in the program, since it
-                // is not said to leave memory alone.
+                super::executed::record(super::executed::Executed::Line(at.addr()));
+                // SAFETY: the lines are mapped, as the caller guarantees, and the CPU has the
+                // instruction, as detected. It changes no memory. It stays after earlier stores in
+                // the program, since it is not declared as `nomem`.
                 unsafe { asm!(concat!($name, " [{}]"), in(reg) at, options(nostack, preserves_flags)) };
             }
         };
@@ -74,8 +77,8 @@ pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usi
 
 pub(super) fn fence(_: Instruction) {
     #[cfg(test)]
-    super::told::note(super::told::Told::Fence);
-    // SAFETY: every x86-64 has it, and it does nothing but order stores.
+    super::executed::record(super::executed::Executed::Fence);
+    // SAFETY: every x86-64 CPU has `sfence`, which only orders stores.
     unsafe { _mm_sfence() };
 }
 

@@ -1,4 +1,4 @@
-//! A file mapped for reading and writing, whose faults are errors.
+//! A file mapped for reading and writing, whose faults become errors.
 
 use std::fs::File;
 use std::io;
@@ -10,45 +10,47 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, 
 
 use super::copy;
 use super::flush::CacheLines;
-use super::sigbus::Watched;
+use super::sigbus::MonitoredRange;
 
-/// `len` bytes of a file, shared with the page cache or with the medium itself.
+/// `len` mapped bytes of a file, shared with the page cache or with the medium itself.
 ///
-/// All offsets are checked: who calls with one out of range stops the program, as with a slice.
+/// All offsets are checked: one out of range panics, as for a slice.
 #[derive(Debug)]
 pub(crate) struct Map {
     base: NonNull<u8>,
     len: usize,
     page: usize,
-    /// Of each [`PIECE`], whether its pages were mapped for writing.
+    /// For each [`POPULATE_LEN`], whether its pages were populated for writing.
     ready: Box<[AtomicBool]>,
-    /// `None` only while it is being dropped.
-    watched: Option<Watched>,
+    /// `None` only during the drop.
+    range: Option<MonitoredRange>,
 }
 
-/// What is mapped for writing in one go before its first write: a fault for each page costs twice
-/// as much as the call for all (1.9 and 3.5 GB a CPU-second on tmpfs).
-const PIECE: usize = 2 << 20;
+/// Number of bytes that are populated for writing at once, before their first write. Single page
+/// faults cost twice as much as one call (1.9 instead of 3.5 GB per CPU-second on tmpfs).
+const POPULATE_LEN: usize = 2 << 20;
 
-/// Writes of fewer bytes take their faults.
-const BULK: usize = 4096;
+/// Minimum length in bytes of a write that populates pages; shorter ones fault.
+const MIN_POPULATED_WRITE: usize = 4096;
 
-// SAFETY: the mapping belongs to this value alone and is valid for any thread; it is accessed by
-// atomics, or assembly that does as they do, so that threads may do so at once.
+// SAFETY: the mapping belongs to this value alone and is valid in any thread. It is accessed by
+// atomics, or equivalent assembly, so concurrent accesses are allowed.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
-/// A map has failed, first at this offset. What was read must be thrown away.
+/// A map has failed; the number is the offset of the first failure. Bytes that were read must be
+/// discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failed(pub(crate) u64);
 
 impl Map {
-    /// Maps the first `len` bytes of `file`: with MAP_SYNC when it can be, and otherwise why not.
+    /// Maps the first `len` bytes of `file`, if possible with MAP_SYNC. The second result tells why
+    /// it was not possible.
     pub(crate) fn of(file: &File, len: usize) -> io::Result<(Self, Result<(), Errno>)> {
         let with = |flags| {
-            // SAFETY: a new mapping at an address that the kernel chooses touches nothing that
-            // exists.
+            // SAFETY: a new mapping at an address that the kernel chooses affects no existing
+            // memory.
             unsafe {
                 mmap(
                     ptr::null_mut(),
@@ -71,47 +73,46 @@ impl Map {
             base,
             len,
             page: rustix::param::page_size(),
-            ready: (0..len.div_ceil(PIECE))
+            ready: (0..len.div_ceil(POPULATE_LEN))
                 .map(|_| AtomicBool::new(false))
                 .collect(),
-            watched: None,
+            range: None,
         };
-        map.watched = Some(Watched::new(base.addr().get(), len, map.page)?);
+        map.range = Some(MonitoredRange::new(base.addr().get(), len, map.page)?);
         Ok((map, synchronous))
     }
 
     /// Fills `buf` from `offset`.
     pub(crate) fn load(&self, offset: usize, buf: &mut [u8]) -> Result<(), Failed> {
         let from = self.at(offset, buf.len());
-        // SAFETY: the bytes are in the map, which consists of whole pages, so that their words are
-        // too.
+        // SAFETY: the bytes are in the map. It consists of whole pages, so the words of these bytes
+        // are, too.
         unsafe { copy::load(from, buf) };
-        self.sound()
+        self.check()
     }
 
     /// Writes `bytes` at `offset`.
     pub(crate) fn save(&self, offset: usize, bytes: &[u8]) -> Result<(), Failed> {
         let to = self.at(offset, bytes.len());
-        if bytes.len() >= BULK {
+        if bytes.len() >= MIN_POPULATED_WRITE {
             self.prepare(offset, bytes.len());
         }
         // SAFETY: as for `load`.
         unsafe { copy::save(to, bytes) };
-        self.sound()
+        self.check()
     }
 
-    /// Maps the pages of the pieces that the range lies in, once.
+    /// Populates the pages of the pieces that contain the range, once.
     fn prepare(&self, offset: usize, len: usize) {
-        for piece in offset / PIECE..(offset + len).div_ceil(PIECE) {
-            // Twice by two threads does no harm.
-            if self.ready[piece].swap(true, Ordering::Relaxed) {
+        for step in offset / POPULATE_LEN..(offset + len).div_ceil(POPULATE_LEN) {
+            // A race of two threads is harmless.
+            if self.ready[step].swap(true, Ordering::Relaxed) {
                 continue;
             }
-            let start = piece * PIECE;
-            let len = PIECE.min(self.len - start);
-            // SAFETY: the pages are mapped, and what they hold does not change by it. A kernel
-            // before 5.14 refuses, and a page that cannot be had is met again by the write that
-            // follows.
+            let start = step * POPULATE_LEN;
+            let len = POPULATE_LEN.min(self.len - start);
+            // SAFETY: the pages are mapped, and their contents do not change. Kernels before 5.14
+            // refuse the call; a page that cannot be populated fails the write that follows.
             let _ = unsafe {
                 madvise(
                     self.base.as_ptr().wrapping_add(start).cast(),
@@ -122,17 +123,17 @@ impl Map {
         }
     }
 
-    /// Writes an aligned word, all of it or nothing.
+    /// Writes an aligned word atomically.
     pub(crate) fn store(&self, offset: usize, word: u64) -> Result<(), Failed> {
         assert!(offset.is_multiple_of(8), "an unaligned word");
         let to = self.at(offset, 8);
-        // SAFETY: as for `load`; the map starts at a page, so that it is aligned.
+        // SAFETY: as for `load`; the map begins at a page boundary, so the word is aligned.
         unsafe { copy::store(to, word) };
-        self.sound()
+        self.check()
     }
 
-    /// Looks whether each page of the range is still there, at the cost of one load a page: neither
-    /// `msync` nor doing nothing would tell.
+    /// Checks that each page of the range still exists, by one load per page: `msync` would not
+    /// tell.
     pub(crate) fn touch(&self, offset: usize, len: usize) -> Result<(), Failed> {
         let first = self.at(offset, len).cast_const();
         let mut done = 0;
@@ -142,7 +143,7 @@ impl Map {
             unsafe { copy::touch(at) };
             done += self.page - (at.addr() & (self.page - 1));
         }
-        self.sound()
+        self.check()
     }
 
     /// Starts to write back the lines of the range.
@@ -150,51 +151,52 @@ impl Map {
         let start = self.at(offset, len).cast_const();
         // SAFETY: the range is mapped.
         unsafe { lines.flush(start, len) };
-        // The instruction faults as a load does, except where an emulator makes nothing of it.
+        // The instruction faults like a load, except in emulators that ignore it.
         self.touch(offset, len)
     }
 
-    /// Waits for what [`Self::flush`] started in this thread.
+    /// Waits for the flushes of this thread.
     pub(crate) fn fence(&self, lines: CacheLines) -> Result<(), Failed> {
         lines.fence();
-        self.done()
+        self.check_after_stores()
     }
 
-    /// Writes the pages of the range to their file and waits for its disk. Whatever it fails of has
-    /// failed for good: the kernel forgets which pages it could not write.
+    /// Writes the pages of the range to their file and waits for the disk. A failure is final: the
+    /// kernel forgets which pages it could not write.
     pub(crate) fn sync(&self, offset: usize, len: usize) -> Result<(), Failed> {
         let start = self.at(offset, len);
         let inside = start.addr() & (self.page - 1);
         let first = start.wrapping_sub(inside).cast();
         // SAFETY: the pages are mapped, since the map consists of whole ones; their bytes do not
-        // change by it.
+        // change.
         if unsafe { msync(first, inside + len, MsyncFlags::SYNC) }.is_err() {
             self.fail(offset);
         }
-        self.done()
+        self.check_after_stores()
     }
 
-    /// Where the first fault was.
+    /// The first failure, if any.
     pub(crate) fn failed(&self) -> Option<Failed> {
-        self.watched.as_ref()?.failed().map(Failed)
+        self.range.as_ref()?.failed().map(Failed)
     }
 
-    /// Marks it as failed at `offset`, for what was found out in another way than by a fault.
+    /// Marks the map as failed at `offset`, for a failure that was detected otherwise than by a
+    /// fault.
     pub(crate) fn fail(&self, offset: usize) {
-        if let Some(watched) = &self.watched {
-            watched.fail(u64::try_from(offset).unwrap_or(0));
+        if let Some(range) = &self.range {
+            range.fail(u64::try_from(offset).unwrap_or(0));
         }
     }
 
-    /// The end of an access: whether all of it was to the file. The barrier keeps the look at the
-    /// mark behind the loads, for a page of zeros that another thread's fault has brought.
-    fn sound(&self) -> Result<(), Failed> {
+    /// Checks at the end of an access whether the map has failed. The fence keeps the check after
+    /// the loads, which may have read zeros that a fault in another thread mapped.
+    fn check(&self) -> Result<(), Failed> {
         fence(Ordering::Acquire);
         self.failed().map_or(Ok(()), Err)
     }
 
-    /// The same where something is promised: behind the stores as well.
-    fn done(&self) -> Result<(), Failed> {
+    /// As [`Self::check`], at the end of a flush or sync: the check stays after the stores, too.
+    fn check_after_stores(&self) -> Result<(), Failed> {
         fence(Ordering::SeqCst);
         self.failed().map_or(Ok(()), Err)
     }
@@ -208,10 +210,10 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // Before the addresses are somebody else's.
-        self.watched = None;
-        // SAFETY: the mapping is this value's, and nobody else holds a pointer into it. It covers
-        // pages of zeros that the handler of SIGBUS has put there as well.
+        // Before the kernel can reuse the addresses.
+        self.range = None;
+        // SAFETY: the mapping belongs to this value, and no other pointer into it exists. It
+        // includes the pages of zeros that the SIGBUS handler mapped.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -2,7 +2,7 @@ use std::sync::Barrier;
 
 use proptest::prelude::*;
 
-use super::super::sigbus::is_watched;
+use super::super::sigbus::is_monitored;
 use super::*;
 
 fn file(len: u64) -> File {
@@ -23,10 +23,10 @@ fn start(map: &Map) -> usize {
 fn slots_are_free_again_once_unmapped() {
     let file = file(4096);
     // Four times as many as there are slots.
-    for _ in 0..4 * super::super::sigbus::SLOTS {
+    for _ in 0..4 * super::super::sigbus::MAX_REGIONS {
         let map = map(&file, 4096);
         let at = start(&map);
-        assert!(is_watched(at) && is_watched(at + 4095));
+        assert!(is_monitored(at) && is_monitored(at + 4095));
     }
 }
 

@@ -1,11 +1,11 @@
-//! A medium that is looked at and not changed.
+//! A read-only view of a medium.
 
 use crate::{Class, Error, Medium};
 
-/// What is written to it is forgotten, and what is read is what lay there before.
-pub(crate) struct Looked<'a, M>(pub(crate) &'a M);
+/// Discards writes; reads return the unchanged contents.
+pub(crate) struct ReadOnly<'a, M>(pub(crate) &'a M);
 
-impl<M: Medium> Medium for Looked<'_, M> {
+impl<M: Medium> Medium for ReadOnly<'_, M> {
     fn len(&self) -> u64 {
         self.0.len()
     }
