@@ -10,7 +10,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use flate2::{Compression, GzBuilder};
 
-use super::{arch::Arch, elf::Elf, licenses::Licenses, program::Program};
+use super::{
+    arch::Arch,
+    elf::{Elf, Glibc},
+    licenses::Licenses,
+    program::{Program, SIMULATOR},
+};
 use crate::{
     exec,
     image::layer::{EPOCH, Node, Tree},
@@ -26,19 +31,29 @@ pub(crate) struct Common {
     pub(crate) completions: Vec<u8>,
 }
 
-/// A package for one architecture; `materials` is its bill of materials.
+/// The second program of a package.
+pub(crate) struct Simulator<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) licenses: Licenses,
+    /// Bill of materials (CycloneDX).
+    pub(crate) bill: Vec<u8>,
+}
+
+/// Writes a package for one architecture. `materials` is the daemon's bill of materials.
 ///
 /// # Errors
-/// When the program needs what no package has.
+/// When a program requires a library that no Debian package has.
 pub(crate) fn package(
     common: &Common,
     program: &Program,
     materials: &[u8],
     licenses: &Licenses,
+    simulator: Option<&Simulator<'_>>,
 ) -> Result<Vec<u8>> {
-    let files = files(common, program, materials, licenses)?;
+    let files = files(common, program, materials, licenses, simulator)?;
     let mut control = Tree::default();
-    control.text("control", &description(common, program, &files)?);
+    let programs = [program].into_iter().chain(simulator.map(|it| it.program));
+    control.text("control", &description(common, programs, &files)?);
     control.text("conffiles", "/etc/pierhead/pierhead.toml\n");
     for (name, script) in [
         ("postinst", include_str!("debian/postinst")),
@@ -63,6 +78,7 @@ fn files(
     program: &Program,
     materials: &[u8],
     licenses: &Licenses,
+    simulator: Option<&Simulator<'_>>,
 ) -> Result<Tree> {
     let unit = place::root().join("bluefield/systemd/pierhead.service");
     let unit = fs::read_to_string(&unit).with_context(|| unit.display().to_string())?;
@@ -103,13 +119,40 @@ fn files(
         let path = format!("usr/share/doc/pierhead/{name}.gz");
         files.put(&path, Node::File(0o644, gzip(content)?));
     }
+    if let Some(simulator) = simulator {
+        let program = Node::File(0o755, simulator.program.bytes.clone());
+        files.put(&format!("usr/bin/{SIMULATOR}"), program);
+        for (name, content) in [
+            ("cdx.json", &simulator.bill),
+            ("licenses.txt", &simulator.licenses.crates),
+        ] {
+            let path = format!("usr/share/doc/pierhead/{SIMULATOR}.{name}.gz");
+            files.put(&path, Node::File(0o644, gzip(content)?));
+        }
+    }
     Ok(files)
 }
 
 const MAINTAINER: &str = "The pierhead maintainers <maintainers@pierhead.example>";
 
-fn description(common: &Common, program: &Program, files: &Tree) -> Result<String> {
-    let depends = program.libraries()?.into_iter().map(|(name, version)| {
+fn description<'a>(
+    common: &Common,
+    programs: impl Iterator<Item = &'a Program>,
+    files: &Tree,
+) -> Result<String> {
+    let mut arch = None;
+    // The highest version that one of the programs requires.
+    let mut libraries: Vec<(&str, Option<Glibc>)> = Vec::new();
+    for program in programs {
+        arch = Some(program.elf.arch.name());
+        for (name, version) in program.libraries()? {
+            match libraries.iter_mut().find(|it| it.0 == name) {
+                Some(known) => known.1 = known.1.max(version),
+                None => libraries.push((name, version)),
+            }
+        }
+    }
+    let depends = libraries.into_iter().map(|(name, version)| {
         version.map_or_else(
             || name.to_owned(),
             |(major, minor)| format!("{name} (>= {major}.{minor})"),
@@ -130,7 +173,7 @@ fn description(common: &Common, program: &Program, files: &Tree) -> Result<Strin
          A layer crosses the uplink once and is then served to Docker, containerd, CRI-O\n \
          and podman, unchanged, also while the upstream is down.\n",
         common.version,
-        program.elf.arch.name(),
+        arch.context("no program")?,
         bytes.div_ceil(1024),
         depends.join(", "),
         super::DESCRIPTION,
@@ -160,11 +203,11 @@ fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(gzip.finish()?)
 }
 
-/// Holds a package against dpkg: it reads it, and installs, configures and purges it in a root made for that.
+/// Checks a package: dpkg reads, installs, configures, removes and purges it in an empty root.
 ///
 /// # Errors
-/// What dpkg says, and what is not there afterwards.
-pub(crate) fn examine(package: &Path, arch: Arch) -> Result<()> {
+/// When dpkg fails, a file is missing, or a file outlives the package.
+pub(crate) fn examine(package: &Path, arch: Arch, has_simulator: bool) -> Result<()> {
     let dpkg_deb = |option: &str| exec::text(Command::new("dpkg-deb").arg(option).arg(package));
     let about = dpkg_deb("--info")?;
     for wanted in ["Package: pierhead", "libc6 (>= 2.", "conffiles", "postinst"] {
@@ -204,8 +247,18 @@ pub(crate) fn examine(package: &Path, arch: Arch) -> Result<()> {
         )
     };
     dpkg(&["--install"], package)?;
-    let installed = Elf::read(&fs::read(root.join("usr/bin/pierhead"))?)?;
-    ensure!(installed.arch == arch, "the program is for another machine");
+    let simulator = format!("usr/bin/{SIMULATOR}");
+    for (program, is_expected) in [("usr/bin/pierhead", true), (&*simulator, has_simulator)] {
+        let path = root.join(program);
+        ensure!(
+            path.exists() == is_expected,
+            "{program} is expected: {is_expected}"
+        );
+        if is_expected {
+            let installed = Elf::read(&fs::read(path)?)?;
+            ensure!(installed.arch == arch, "{program} is for another platform");
+        }
+    }
     let users = fs::read_to_string(root.join("etc/passwd"))?;
     ensure!(
         users.lines().any(|it| it.starts_with("pierhead:x:")),
@@ -222,7 +275,12 @@ pub(crate) fn examine(package: &Path, arch: Arch) -> Result<()> {
         "a removal took the data"
     );
     dpkg(&["--purge"], &name)?;
-    for gone in ["etc/pierhead", "var/lib/pierhead", "usr/bin/pierhead"] {
+    for gone in [
+        "etc/pierhead",
+        "var/lib/pierhead",
+        "usr/bin/pierhead",
+        &simulator,
+    ] {
         ensure!(!root.join(gone).exists(), "{gone} outlives its package");
     }
     Ok(())

@@ -52,7 +52,7 @@ impl Licenses {
     pub(crate) fn of(linked: &Linked) -> Result<Self> {
         let own = fs::read(place::root().join(OWN.0)).context(OWN.0)?;
         let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for id in linked.needs.keys() {
+        for id in linked.dependencies.keys() {
             let package = linked.package(id)?;
             // What has no source is ours.
             if package["source"].is_null() {

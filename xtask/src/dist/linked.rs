@@ -1,5 +1,6 @@
-//! What is linked into the program: every crate, as cargo resolves it for this program alone with its own features.
-//! What `cargo metadata` says is unified with the features that other members of the workspace ask for.
+//! Lists the crates that are linked into a program, as `cargo tree` resolves them for this program alone.
+//!
+//! `cargo metadata` alone does not do: it unifies the features that all workspace members request.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,29 +13,26 @@ use serde_json::Value;
 use super::arch::Arch;
 use crate::{exec, place};
 
-/// The program.
-pub(crate) const ROOT: &str = "pierhead";
-
-/// A crate: name and version, as `tokio 1.2.3`.
+/// Name and version of a crate, such as `tokio 1.2.3`.
 pub(crate) type Id = String;
 
-/// See the head of this module.
+/// The crates of one program for one platform.
 pub(crate) struct Linked {
-    /// The program's own crate.
+    /// The crate that builds the program.
     pub(crate) root: Id,
-    /// What each crate needs directly; all crates are among the keys.
-    pub(crate) needs: BTreeMap<Id, BTreeSet<Id>>,
-    /// What the manifest of each says.
+    /// The direct dependencies of each crate. Every crate is a key.
+    pub(crate) dependencies: BTreeMap<Id, BTreeSet<Id>>,
+    /// The entry of each crate in the output of `cargo metadata`.
     packages: BTreeMap<Id, Value>,
 }
 
 impl Linked {
-    /// For this platform.
+    /// Asks cargo for the crates of the program that the workspace's crate `root` builds.
     ///
     /// # Errors
-    /// When cargo does not say it.
-    pub(crate) fn of(arch: Arch) -> Result<Self> {
-        let (root, needs) = read(&tree(arch, &["--prefix=depth"])?)?;
+    /// When cargo fails or prints something unexpected.
+    pub(crate) fn of(arch: Arch, root: &str) -> Result<Self> {
+        let (root, dependencies) = read(&tree(arch, root, &["--prefix=depth"])?)?;
         let metadata = exec::output(
             Command::new("cargo")
                 .current_dir(place::root())
@@ -44,61 +42,66 @@ impl Linked {
         let metadata: Value = serde_json::from_slice(&metadata)?;
         let mut packages = BTreeMap::new();
         for package in metadata["packages"].as_array().context("no packages")? {
-            let word = |key: &str| package[key].as_str().unwrap_or_default();
-            let id = format!("{} {}", word("name"), word("version"));
-            if needs.contains_key(&id) {
+            let text = |key: &str| package[key].as_str().unwrap_or_default();
+            let id = format!("{} {}", text("name"), text("version"));
+            if dependencies.contains_key(&id) {
                 packages.insert(id, package.clone());
             }
         }
         Ok(Self {
             root,
-            needs,
+            dependencies,
             packages,
         })
     }
 
-    /// What the manifest of a crate says.
+    /// The entry of a crate in the output of `cargo metadata`.
     ///
     /// # Errors
-    /// When it is none of these.
+    /// When the crate is not linked into the program.
     pub(crate) fn package(&self, id: &str) -> Result<&Value> {
         let package = self.packages.get(id);
         package.with_context(|| format!("cargo metadata does not know {id}"))
     }
 }
 
-/// What `cargo tree` prints. Macros of the compiler leave code, and are not in the program themselves.
-fn tree(arch: Arch, how: &[&str]) -> Result<String> {
+/// The output of `cargo tree`. Procedural macros are left out: they run in the compiler and are not
+/// in the program.
+fn tree(arch: Arch, root: &str, options: &[&str]) -> Result<String> {
     exec::text(
         Command::new("cargo")
             .current_dir(place::root())
             .args(["tree", "--locked", "--quiet", "--charset=ascii"])
-            .args(["--package", ROOT, "--edges=normal,no-proc-macro"])
+            .args(["--package", root, "--edges=normal,no-proc-macro"])
             .args(["--target", arch.target()])
-            .args(how),
+            .args(options),
     )
 }
 
-/// Reads lines such as `2tokio v1.2.3` behind their depth: what was there before comes without what it needs.
+/// Parses the lines of `cargo tree`, such as `2tokio v1.2.3`: a depth and a crate. Returns the crate
+/// at depth 0 and the dependencies of all crates. A repeated crate has no dependencies below it.
 fn read(tree: &str) -> Result<(Id, BTreeMap<Id, BTreeSet<Id>>)> {
-    let mut needs: BTreeMap<Id, BTreeSet<Id>> = BTreeMap::new();
+    let mut root = None;
+    let mut dependencies: BTreeMap<Id, BTreeSet<Id>> = BTreeMap::new();
     let mut above: Vec<Id> = Vec::new();
     for line in tree.lines().filter(|line| !line.is_empty()) {
         let name = line.trim_start_matches(|it: char| it.is_ascii_digit());
         let depth: usize = line[..line.len() - name.len()].parse()?;
-        let id = id(name).with_context(|| format!("cargo tree says {line:?}"))?;
+        let id = id(name).with_context(|| format!("cargo tree prints {line:?}"))?;
         above.truncate(depth);
         if let Some(parent) = above.last() {
-            needs.entry(parent.clone()).or_default().insert(id.clone());
+            let of_parent = dependencies.entry(parent.clone()).or_default();
+            of_parent.insert(id.clone());
+        } else {
+            root.get_or_insert_with(|| id.clone());
         }
-        needs.entry(id.clone()).or_default();
+        dependencies.entry(id.clone()).or_default();
         above.push(id);
     }
-    let root = needs.keys().find(|id| id.starts_with("pierhead "));
-    Ok((root.context("cargo tree is empty")?.clone(), needs))
+    Ok((root.context("cargo tree prints nothing")?, dependencies))
 }
 
-/// Of `tokio v1.2.3 (*)`, `pierhead v0.1.0 (/path)`.
+/// The identity of a crate in a line such as `tokio v1.2.3 (*)` or `pierhead v0.1.0 (/path)`.
 fn id(line: &str) -> Option<Id> {
     let mut words = line.split(' ');
     Some(format!(
@@ -112,20 +115,20 @@ fn id(line: &str) -> Option<Id> {
 pub(super) mod tests {
     use super::*;
 
-    /// The same set in another way: one line for each crate, wherever it is needed.
+    /// The same crates, read from another format of `cargo tree` with one line for each dependency.
     pub(in crate::dist) fn set(arch: Arch) -> BTreeSet<Id> {
-        let tree = tree(arch, &["--prefix=none", "--no-dedupe"]).unwrap();
+        let tree = tree(arch, "pierhead", &["--prefix=none", "--no-dedupe"]).unwrap();
         tree.lines().filter_map(id).collect()
     }
 
     #[test]
-    fn each_crate_has_what_it_needs_itself() {
-        let (root, needs) = read(
+    fn each_crate_has_its_direct_dependencies() {
+        let (root, dependencies) = read(
             "0pierhead v0.1.0 (/src)\n1a v1.0.0\n2b v2.0.0+c\n3c v3.0.0\n2c v3.0.0\n1b v2.0.0+c (*)\n1c v0.3.0\n",
         )
         .unwrap();
         assert_eq!(root, "pierhead 0.1.0");
-        let of = |id: &str| -> Vec<&str> { needs[id].iter().map(String::as_str).collect() };
+        let of = |id: &str| -> Vec<&str> { dependencies[id].iter().map(String::as_str).collect() };
         assert_eq!(of(&root), ["a 1.0.0", "b 2.0.0+c", "c 0.3.0"]);
         assert_eq!(of("a 1.0.0"), ["b 2.0.0+c", "c 3.0.0"]);
         assert_eq!(of("b 2.0.0+c"), ["c 3.0.0"]);

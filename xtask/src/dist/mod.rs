@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what is released, put together without a daemon, the same bytes from the same parts.
+//! `cargo xtask dist`: builds the programs, the container image and the Debian packages of a release, reproducibly.
 
 mod arch;
 mod deb;
@@ -25,39 +25,39 @@ pub(crate) use arch::Arch;
 use licenses::Licenses;
 use linked::Linked;
 pub(crate) use oci::PORT;
-use program::Program;
+use program::{DAEMON, Program, Programs, SIMULATOR};
 pub(crate) use rootfs::{DATA, PROGRAM};
 
-/// What is released.
+/// Flags of `cargo xtask dist`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Where to put it, instead of `dist` in the build folder.
+    /// Write the release into this folder instead of `target/dist`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Package this program instead of building one for each platform (repeatable, one a platform). It is held
-    /// neither against the old glibc nor against the size of the image.
+    /// Package this daemon, and the file `pierhead-replay` beside it if there is one, instead of building both for
+    /// each platform. Give the flag once per platform. Neither the glibc version nor the size of the image is checked.
     #[arg(long = "program", value_name = "FILE")]
     programs: Vec<PathBuf>,
 }
 
-/// One line about pierhead, for whoever lists packages.
+/// Description of pierhead in the package and in the image.
 const DESCRIPTION: &str = "pull-through proxy and cache for container images";
 
-/// Builds all of it.
+/// Builds a release.
 ///
 /// # Errors
-/// When something cannot be built or fetched, or what came out is not what is promised of it.
+/// When something cannot be built or fetched, or the result fails a check.
 pub(crate) fn run(options: &Options) -> Result<()> {
     install::for_dist(options.programs.is_empty())?;
     let mut programs = Vec::new();
     for path in &options.programs {
-        programs.push(Program::open(path)?);
+        programs.push(Programs::open(path)?);
     }
     let trial = !programs.is_empty();
     if !trial {
         for arch in Arch::ALL {
             say!("cargo zigbuild --release --target {}", arch.target());
-            programs.push(Program::build(arch)?);
+            programs.push(Programs::build(arch)?);
         }
     }
     let out = options
@@ -68,33 +68,45 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     assemble(programs, &out, bounded, oci::MAX_RELEASE)
 }
 
-/// As `cargo xtask dist --program`, for tests: of programs of which one was built for this machine.
+/// Packages test builds, as `cargo xtask dist --program` does. One daemon must be for this machine.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn trial(programs: &[&Path], out: &Path) -> Result<()> {
+pub(crate) fn trial(daemons: &[&Path], out: &Path) -> Result<()> {
     let scratch = tempfile::tempdir()?;
-    let (mut stripped, mut stripped_archs) = (Vec::new(), Vec::new());
-    for path in programs {
-        let program = Program::open(path)?;
-        program.would_run_on_oldest()?;
-        // Two thirds of an unoptimised program are names and lines of functions that the release inlines. Without them
-        // the growth of the code itself is seen.
-        let file = scratch.path().join("program");
-        let mut strip = Command::new("strip");
-        strip.arg("--strip-all").arg("-o").arg(&file).arg(path);
-        if Some(program.elf.arch) == Arch::here() && exec::output(&mut strip).is_ok() {
-            // The release is smaller: its code is optimised.
-            stripped_archs.push(program.elf.arch);
-            stripped.push(Program::open(&file)?);
-        } else {
-            stripped.push(program);
+    let (mut all, mut stripped_archs) = (Vec::new(), Vec::new());
+    for path in daemons {
+        let mut programs = Programs::open(path)?;
+        for program in programs.iter() {
+            program.would_run_on_oldest()?;
         }
+        // Two thirds of an unoptimised program are names and lines of functions that the release
+        // inlines. Without these the size shows the growth of the code itself.
+        if Some(programs.arch()) == Arch::here() {
+            let stripped = scratch.path().join("stripped");
+            if strip(path, &stripped) {
+                programs.daemon = Program::open(&stripped)?;
+                // The release is smaller: its code is optimised.
+                stripped_archs.push(programs.arch());
+            }
+            let simulator = path.with_file_name(SIMULATOR);
+            if programs.simulator.is_some() && strip(&simulator, &stripped) {
+                programs.simulator = Some(Program::open(&stripped)?);
+            }
+        }
+        all.push(programs);
     }
-    assemble(stripped, out, &stripped_archs, oci::MAX_UNOPTIMISED)
+    assemble(all, out, &stripped_archs, oci::MAX_UNOPTIMISED)
 }
 
-/// What [`trial`] needs and is not here.
+/// Writes a copy of a program without symbols. Returns `false` if `strip` fails or is missing.
+fn strip(program: &Path, out: &Path) -> bool {
+    let mut strip = Command::new("strip");
+    strip.arg("--strip-all").arg("-o").arg(out).arg(program);
+    exec::output(&mut strip).is_ok()
+}
+
+/// The programs that [`trial`] needs and that this machine lacks.
 pub(crate) fn missing_for_trial() -> Vec<&'static str> {
     let mut missing: Vec<_> = ["apt-get", "dpkg", "dpkg-deb"]
         .into_iter()
@@ -106,17 +118,15 @@ pub(crate) fn missing_for_trial() -> Vec<&'static str> {
     missing
 }
 
-/// Where [`trial`] and [`run`] put the image in their folder.
+/// Name of the image's folder in the output of [`trial`] and [`run`].
 pub(crate) const IMAGE: &str = "image";
 
-/// `bounded`: the platforms whose image must have less than `max` compressed bytes.
-fn assemble(mut programs: Vec<Program>, out: &Path, bounded: &[Arch], max: u64) -> Result<()> {
-    programs.sort_by_key(|it| it.elf.arch);
+/// Writes a release. The image of each platform in `bounded` must have fewer than `max` compressed bytes.
+fn assemble(mut programs: Vec<Programs>, out: &Path, bounded: &[Arch], max: u64) -> Result<()> {
+    programs.sort_by_key(Programs::arch);
     ensure!(
-        programs
-            .windows(2)
-            .all(|it| it[0].elf.arch != it[1].elf.arch),
-        "two programs for one platform"
+        programs.windows(2).all(|it| it[0].arch() != it[1].arch()),
+        "two daemons for one platform: give one --program per platform"
     );
     let version = env!("CARGO_PKG_VERSION");
     let partial = out.with_extension("partial");
@@ -125,49 +135,71 @@ fn assemble(mut programs: Vec<Program>, out: &Path, bounded: &[Arch], max: u64) 
     }
     fs::create_dir_all(&partial)?;
     let apt = Apt::prepare(&place::downloads().join("apt"), &Arch::ALL.map(Arch::name))
-        .context("ask Debian for its packages")?;
+        .context("get the lists of Debian's packages")?;
     let common = deb::Common {
         version: version.to_owned(),
-        manual: said(&programs, &partial, &["man"])?,
-        completions: said(&programs, &partial, &["completions", "bash"])?,
+        manual: output_of_daemon(&programs, &partial, &["man"])?,
+        completions: output_of_daemon(&programs, &partial, &["completions", "bash"])?,
     };
     let mut roots = Vec::new();
     let mut bills = Vec::new();
-    for program in &programs {
-        let arch = program.elf.arch;
-        let name = arch.name();
-        let linked = Linked::of(arch)?;
-        let licenses = Licenses::of(&linked)?;
-        let rootfs = rootfs::of(&apt, program, &licenses)?;
-        let bill = sbom::of(&linked, arch, &program.bytes, &rootfs.parts)?;
-        let bill = format!("{bill:#}\n").into_bytes();
-        let path = partial.join(format!("pierhead_{version}_{name}.cdx.json"));
-        fs::write(&path, &bill)?;
-        bills.push(path);
-        let package = partial.join(format!("pierhead_{version}_{name}.deb"));
-        fs::write(&package, deb::package(&common, program, &bill, &licenses)?)?;
-        deb::examine(&package, arch).with_context(|| package.display().to_string())?;
-        let path = partial.join(format!("pierhead_{version}_{name}.licenses.txt"));
-        fs::write(path, &licenses.crates)?;
-        executable(
-            &partial.join(format!("pierhead_{version}_{name}")),
-            &program.bytes,
+    for of_arch in &programs {
+        let arch = of_arch.arch();
+        let path = |program: &str, extension: &str| {
+            let arch = arch.name();
+            partial.join(format!("{program}_{version}_{arch}{extension}"))
+        };
+        let mut write = |name: &str, program: &Program, parts: &[rootfs::Part]| {
+            let linked = Linked::of(arch, name)?;
+            let licenses = Licenses::of(&linked)?;
+            let bill = sbom::of(&linked, arch, &program.bytes, parts)?;
+            let bill = format!("{bill:#}\n").into_bytes();
+            bills.push(path(name, ".cdx.json"));
+            fs::write(path(name, ".cdx.json"), &bill)?;
+            fs::write(path(name, ".licenses.txt"), &licenses.crates)?;
+            executable(&path(name, ""), &program.bytes)?;
+            anyhow::Ok((licenses, bill))
+        };
+        let rootfs = rootfs::of(&apt, &of_arch.daemon)?;
+        let (licenses, bill) = write(DAEMON, &of_arch.daemon, &rootfs.parts)?;
+        let rootfs = rootfs.with_licenses(&licenses);
+        let simulator = match &of_arch.simulator {
+            Some(program) => {
+                let (licenses, bill) = write(SIMULATOR, program, &[])?;
+                Some(deb::Simulator {
+                    program,
+                    licenses,
+                    bill,
+                })
+            }
+            None => None,
+        };
+        let package = path(DAEMON, ".deb");
+        let bytes = deb::package(
+            &common,
+            &of_arch.daemon,
+            &bill,
+            &licenses,
+            simulator.as_ref(),
         )?;
+        fs::write(&package, bytes)?;
+        deb::examine(&package, arch, simulator.is_some())
+            .with_context(|| package.display().to_string())?;
         roots.push(rootfs);
     }
     sbom::examine(&bills.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
     let platforms: Vec<_> = programs
         .iter()
         .zip(&roots)
-        .map(|(program, rootfs)| oci::Platform {
-            arch: program.elf.arch.name(),
+        .map(|(of_arch, rootfs)| oci::Platform {
+            arch: of_arch.arch().name(),
             rootfs,
         })
         .collect();
     let sizes = oci::write(&partial.join(IMAGE), version, &platforms)?;
     oci::examine(&partial.join(IMAGE), platforms.len())?;
-    for (program, size) in programs.iter().zip(sizes) {
-        let arch = program.elf.arch;
+    for (of_arch, size) in programs.iter().zip(sizes) {
+        let arch = of_arch.arch();
         say!("{}: an image of {size} bytes", arch.name());
         if bounded.contains(&arch) && size >= max {
             bail!(
@@ -180,7 +212,7 @@ fn assemble(mut programs: Vec<Program>, out: &Path, bounded: &[Arch], max: u64) 
     if out.exists() {
         ensure!(
             out.join(SUMS).exists(),
-            "{} is something else: it will not be overwritten",
+            "{} is not the output of cargo xtask dist: it is not overwritten",
             out.display()
         );
         fs::remove_dir_all(out)?;
@@ -190,14 +222,14 @@ fn assemble(mut programs: Vec<Program>, out: &Path, bounded: &[Arch], max: u64) 
     Ok(())
 }
 
-/// What the program for this machine prints.
-fn said(programs: &[Program], scratch: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
+/// Runs the daemon for this machine and returns its output.
+fn output_of_daemon(programs: &[Programs], scratch: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
     let here = programs
         .iter()
-        .find(|it| Some(it.elf.arch) == Arch::here())
-        .context("none of the programs runs here, and its manual is printed by itself")?;
-    let path = scratch.join("pierhead");
-    executable(&path, &here.bytes)?;
+        .find(|it| Some(it.arch()) == Arch::here())
+        .context("no daemon is for this machine; the daemon prints its manual page")?;
+    let path = scratch.join("daemon");
+    executable(&path, &here.daemon.bytes)?;
     let output = exec::output(Command::new(&path).args(arguments));
     fs::remove_file(path)?;
     output
@@ -213,7 +245,7 @@ fn executable(path: &Path, bytes: &[u8]) -> Result<()> {
 
 const SUMS: &str = "SHA256SUMS";
 
-/// Writes what `sha256sum --check` reads, over every file of a folder.
+/// Writes the checksums of all files of a folder, as `sha256sum --check` reads them.
 fn sums(folder: &Path) -> Result<()> {
     let (mut lines, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(inner) = folders.pop() {

@@ -1,4 +1,4 @@
-//! The program for a platform: built with zig as its linker, so that an old glibc will do, and looked at.
+//! Builds a program for release, with zig as its linker so that an old glibc suffices, and checks its ELF header.
 
 use std::{
     env, fs,
@@ -14,11 +14,12 @@ use super::{
 };
 use crate::{exec, install, place};
 
-/// Of Ubuntu 20.04, the oldest system that comes with a BlueField.
+/// The glibc of Ubuntu 20.04, the oldest system that BlueField ships with.
 pub(crate) const OLDEST: Glibc = (2, 31);
 
-/// What glibc 2.31 has too, under an older version: 2.34 took libpthread and libdl in, 2.33 made functions of what were
-/// inline ones. A program that is linked against a newer glibc (as tests are; the release is not) asks for the new one.
+/// Symbols that glibc 2.31 has under an older version. glibc 2.34 absorbed libpthread and libdl; 2.33
+/// turned inline functions into symbols. A test program, linked against a newer glibc, requires the
+/// newer version of these symbols. A release does not.
 const MOVED: &[&str] = &[
     "__libc_start_main",
     "dlsym",
@@ -39,38 +40,89 @@ const MOVED: &[&str] = &[
     "stat64",
 ];
 
-/// What is packaged for a platform.
+/// The daemon, and the name of the workspace's crate that builds it.
+pub(crate) const DAEMON: &str = "pierhead";
+/// The simulator of eviction policies, and the name of the workspace's crate that builds it.
+pub(crate) const SIMULATOR: &str = "pierhead-replay";
+
+/// An executable for one platform.
 pub(crate) struct Program {
     pub(crate) bytes: Vec<u8>,
     pub(crate) elf: Elf,
 }
 
-impl Program {
-    /// One that was built.
+/// The programs of one platform.
+pub(crate) struct Programs {
+    pub(crate) daemon: Program,
+    /// Absent if no simulator was built beside the daemon.
+    pub(crate) simulator: Option<Program>,
+}
+
+impl Programs {
+    /// Opens a daemon, and the simulator if the same folder has one for the same platform.
     ///
     /// # Errors
-    /// When it is no program.
+    /// When a file is not an executable of a supported platform.
+    pub(crate) fn open(daemon: &Path) -> Result<Self> {
+        let simulator = daemon.with_file_name(SIMULATOR);
+        let simulator = match simulator.exists() {
+            true => Some(Program::open(&simulator)?),
+            false => None,
+        };
+        let daemon = Program::open(daemon)?;
+        let simulator = simulator.filter(|it| it.elf.arch == daemon.elf.arch);
+        Ok(Self { daemon, simulator })
+    }
+
+    /// Builds both programs for release.
+    ///
+    /// # Errors
+    /// As [`Program::build`].
+    pub(crate) fn build(arch: Arch) -> Result<Self> {
+        Ok(Self {
+            daemon: Program::build(arch, DAEMON)?,
+            simulator: Some(Program::build(arch, SIMULATOR)?),
+        })
+    }
+
+    /// The platform of both programs.
+    pub(crate) fn arch(&self) -> Arch {
+        self.daemon.elf.arch
+    }
+
+    /// The daemon, then the simulator.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Program> {
+        [&self.daemon].into_iter().chain(&self.simulator)
+    }
+}
+
+impl Program {
+    /// Reads an executable.
+    ///
+    /// # Errors
+    /// When the file is not an executable of a supported platform.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let bytes = fs::read(path).with_context(|| path.display().to_string())?;
         let elf = Elf::read(&bytes).with_context(|| path.display().to_string())?;
         Ok(Self { bytes, elf })
     }
 
-    /// Builds it for release, and holds it against [`OLDEST`].
+    /// Builds the program `name` of the crate `name` for release. Each program is built by itself,
+    /// so that cargo does not unify the features of its dependencies with another program's.
     ///
     /// # Errors
-    /// When it does not compile, or asks for a newer glibc.
-    pub(crate) fn build(arch: Arch) -> Result<Self> {
+    /// When it does not compile, or requires a newer glibc than [`OLDEST`].
+    fn build(arch: Arch, name: &str) -> Result<Self> {
         let target = arch.target();
         let tools = place::tools().join(install::ZIG.0).join("bin");
         let path = env::var_os("PATH").unwrap_or_default();
-        // zig is a module of that Python.
+        // cargo-zigbuild runs zig as a module of the Python in this folder.
         let path = env::join_paths([tools.clone()].into_iter().chain(env::split_paths(&path)))?;
         let root = place::root();
         let home = env::var_os("CARGO_HOME")
             .map(PathBuf::from)
             .or_else(|| env::home_dir().map(|it| it.join(".cargo")));
-        // Where it was built is nobody's business, and would make it another program elsewhere.
+        // Without the paths of this machine, a build elsewhere gives the same bytes.
         let mut flags = format!("--remap-path-prefix={}=/pierhead", root.display());
         if let Some(home) = home {
             flags += &format!(" --remap-path-prefix={}=/cargo", home.display());
@@ -82,9 +134,9 @@ impl Program {
             .env("PATH", path)
             .env("RUSTFLAGS", flags)
             .args(["zigbuild", "--release", "--locked", "--quiet"])
-            .args(["--package", "pierhead", "--bin", "pierhead", "--target"])
+            .args(["--package", name, "--bin", name, "--target"])
             .arg(format!("{target}.{major}.{minor}"));
-        // By a clock before the sources it is wrong for certain.
+        // The build time in the program is that of the last commit, on every machine.
         if env::var_os("SOURCE_DATE_EPOCH").is_none() {
             let mut git = Command::new("git");
             git.current_dir(place::root());
@@ -95,29 +147,29 @@ impl Program {
             );
         }
         exec::output(&mut build)?;
-        let program = Self::open(&place::target().join(target).join("release/pierhead"))?;
+        let program = Self::open(&place::target().join(target).join("release").join(name))?;
         ensure!(
             program.elf.arch == arch,
-            "cargo built it for something else"
+            "cargo built {name} for another platform"
         );
         let needs = program
             .elf
             .glibc()
-            .context("it needs no glibc, yet is not meant to be static")?;
+            .with_context(|| format!("{name} is static; it must be linked against glibc"))?;
         ensure!(
             needs <= OLDEST,
-            "it needs glibc {}.{}, and must run on {major}.{minor}",
+            "{name} requires glibc {}.{}; it must run with {major}.{minor}",
             needs.0,
             needs.1
         );
         Ok(program)
     }
 
-    /// Holds one that was linked against this machine's glibc against [`OLDEST`], as far as names can tell: what
-    /// only newer ones have must not wait for the day of a release.
+    /// Checks the symbols of a program that is linked against this machine's glibc. A symbol that
+    /// [`OLDEST`] lacks fails here, before a release build would fail.
     ///
     /// # Errors
-    /// What it needs and 2.31 is not known to have.
+    /// The symbols that [`OLDEST`] is not known to have.
     pub(crate) fn would_run_on_oldest(&self) -> Result<()> {
         let unknown: Vec<_> = self
             .elf
@@ -128,16 +180,17 @@ impl Program {
         let (major, minor) = OLDEST;
         ensure!(
             unknown.is_empty(),
-            "it needs {}: if glibc {major}.{minor} has that under an older version, say so in MOVED, else do without",
+            "it requires {}: if glibc {major}.{minor} has the symbol under an older version, add it to MOVED; \
+             otherwise do not use it",
             unknown.join(", ")
         );
         Ok(())
     }
 
-    /// Names of the Debian packages with the libraries that it needs, with a version where one is known.
+    /// Names of the Debian packages with the required libraries, and the lowest version if one is known.
     ///
     /// # Errors
-    /// A library of none that pierhead is meant to need.
+    /// When the program requires a library that is not part of glibc.
     pub(crate) fn libraries(&self) -> Result<Vec<(&'static str, Option<Glibc>)>> {
         let mut packages = Vec::new();
         for name in &self.elf.needed {
@@ -145,7 +198,7 @@ impl Program {
                 "libc" | "libm" | "libpthread" | "libdl" | "librt" | "ld-linux-x86-64"
                 | "ld-linux-aarch64" | "libutil" | "libresolv" => ("libc6", self.elf.glibc()),
                 "libgcc_s" => ("libgcc-s1", None),
-                other => anyhow::bail!("it needs {other}, which is no part of glibc"),
+                other => anyhow::bail!("the program requires {other}, which is not part of glibc"),
             };
             if !packages.contains(&package) {
                 packages.push(package);

@@ -41,11 +41,23 @@ pub(crate) struct Rootfs {
     pub(crate) parts: Vec<Part>,
 }
 
-/// Puts both together.
+impl Rootfs {
+    /// Adds the licences of the program.
+    pub(crate) fn with_licenses(mut self, licenses: &Licenses) -> Self {
+        for (name, content) in licenses.files() {
+            let path = format!("{LICENSES}/{name}");
+            let file = Node::File(0o644, content.to_owned());
+            self.program.put(&path, file);
+        }
+        self
+    }
+}
+
+/// Puts both layers together, without the licences of the program.
 ///
 /// # Errors
 /// When Debian cannot be asked, or has not what the program needs.
-pub(crate) fn of(apt: &Apt, program: &Program, licenses: &Licenses) -> Result<Rootfs> {
+pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
     let arch = program.elf.arch.name();
     let mut names: Vec<&str> = program.libraries()?.into_iter().map(|it| it.0).collect();
     names.push("ca-certificates");
@@ -76,10 +88,6 @@ pub(crate) fn of(apt: &Apt, program: &Program, licenses: &Licenses) -> Result<Ro
     }
     let mut top = Tree::default();
     top.put(PROGRAM, Node::File(0o755, program.bytes.clone()));
-    for (name, content) in licenses.files() {
-        let path = format!("{LICENSES}/{name}");
-        top.put(&path, Node::File(0o644, content.to_owned()));
-    }
     Ok(Rootfs {
         base,
         program: top,

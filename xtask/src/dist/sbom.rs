@@ -57,7 +57,7 @@ fn assemble(
     let others = debian.iter().map(from_debian).collect::<Result<Vec<_>>>()?;
     let others: Vec<_> = [library()?].into_iter().chain(others).collect();
     let (mut components, mut dependencies) = (others.clone(), Vec::new());
-    for (id, needs) in &linked.needs {
+    for (id, needs) in &linked.dependencies {
         let package = linked.package(id)?;
         let needs = needs.iter().map(|id| linked.package(id).map(purl));
         let mut needs = needs.collect::<Result<Vec<_>>>()?;
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn lists_what_is_linked_and_nothing_else() {
-        let linked = Linked::of(Arch::Arm64).unwrap();
+        let linked = Linked::of(Arch::Arm64, "pierhead").unwrap();
         let bill = of(&linked, b"program");
         let components = bill["components"].as_array().unwrap();
         let id = |it: &Value| {

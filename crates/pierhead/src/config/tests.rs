@@ -123,6 +123,16 @@ fn wrong_types_and_values_say_what_would_do() {
         2,
         &["mean \"lru\"", "\"s3-fifo\""],
     );
+    // A policy of the simulator: the error lists the policies of the daemon and names the simulator.
+    refused(
+        "[eviction]\npolicy = \"sieve\"",
+        2,
+        &[
+            "write \"lru\", \"s3-fifo\", \"gdsf\", \"cherry\", \"size-split\", \"learned\"",
+            "pierhead-replay simulates more",
+        ],
+    );
+    refused("[eviction]\npolicy = 1", 2, &["a number"]);
     refused("[limits]\npause_under = [\"io\", \"io\"]", 2, &["twice"]);
     refused("[limits]\npause_under = [\"disk\"]", 2, &["\"io\""]);
     refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);

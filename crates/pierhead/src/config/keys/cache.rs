@@ -76,7 +76,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
         example: "\"size-split\"",
         reload: Reload::Live,
         set: |config, value| {
-            let name = value.choice()?;
+            let name = value.choice().map_err(|error| match value.text() {
+                Ok(_) => format!("{error} (pierhead-replay simulates more policies)"),
+                Err(_) => error,
+            })?;
             config.eviction.policy = name.parse().map_err(|error| format!("{error}"))?;
             Ok(())
         },
