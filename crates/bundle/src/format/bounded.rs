@@ -26,7 +26,7 @@ pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
 /// # Errors
 /// It is not one frame, or of another length.
 pub fn decompress(coded: &[u8], len: usize, prefix: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut out = Vec::with_capacity(len);
+    let mut out = Vec::new();
     decompress_into(coded, len, prefix, &mut out)?;
     Ok(out)
 }
