@@ -8,13 +8,13 @@ use pierhead_oci::{Algorithm, Digest};
 use proptest::prelude::*;
 
 /// Number of contents that the fixture's images have.
-pub const CONTENTS: u32 = 200;
+pub(super) const CONTENTS: u32 = 200;
 
 /// Number of base images of the fixture.
-pub const BASES: u16 = 3;
+pub(super) const BASES: u16 = 3;
 
 /// Sizes of the contents of made-up images: content `n` has `1 + n * 37 % 1000` bytes.
-pub struct FixtureSizes;
+pub(super) struct FixtureSizes;
 
 impl Sizes for FixtureSizes {
     fn wanted(&self, content: u32) -> Option<u64> {
@@ -27,7 +27,7 @@ impl Sizes for FixtureSizes {
 }
 
 /// A range that covers all of a content.
-pub fn whole(content: u32) -> Slice {
+pub(super) fn whole(content: u32) -> Slice {
     let len = FixtureSizes.wanted(content).expect("a known content");
     Slice {
         content,
@@ -37,7 +37,7 @@ pub fn whole(content: u32) -> Slice {
 }
 
 /// A frame of whole contents that needs no base image.
-pub fn plain_frame(coding: Coding, contents: &[u32]) -> Frame {
+pub(super) fn plain_frame(coding: Coding, contents: &[u32]) -> Frame {
     Frame {
         members: contents.iter().copied().map(whole).collect(),
         bases: Vec::new(),
@@ -46,7 +46,7 @@ pub fn plain_frame(coding: Coding, contents: &[u32]) -> Frame {
 }
 
 /// A frame whose bytes are those of the same contents in base image `image`.
-pub fn copy_frame(image: u16, contents: &[u32]) -> Frame {
+pub(super) fn copy_frame(image: u16, contents: &[u32]) -> Frame {
     let base = |content| BaseSlice {
         image,
         slice: whole(content),
@@ -59,7 +59,7 @@ pub fn copy_frame(image: u16, contents: &[u32]) -> Frame {
 }
 
 /// Any frame that is valid on its own.
-pub fn frame() -> impl Strategy<Value = Frame> {
+pub(super) fn frame() -> impl Strategy<Value = Frame> {
     let contents = || proptest::collection::vec(0..CONTENTS, 1..6);
     prop_oneof![
         contents().prop_map(|members| plain_frame(Coding::Stored, &members)),
@@ -74,17 +74,17 @@ pub fn frame() -> impl Strategy<Value = Frame> {
 }
 
 /// Any short list of valid frames.
-pub fn frames() -> impl Strategy<Value = Vec<Frame>> {
+pub(super) fn frames() -> impl Strategy<Value = Vec<Frame>> {
     proptest::collection::vec(frame(), 0..12)
 }
 
 /// The digest of a made-up manifest.
-pub fn digest(byte: u8) -> Digest {
+pub(super) fn digest(byte: u8) -> Digest {
     Digest::from_bytes(Algorithm::Sha256, &[byte; 32]).expect("32 bytes")
 }
 
 /// A header over `frames` with three base images.
-pub fn header(frames: &[Frame]) -> Header {
+pub(super) fn header(frames: &[Frame]) -> Header {
     let base = |byte| BaseImage {
         manifest: digest(byte),
         usable: UsableContents::All,
@@ -107,7 +107,7 @@ pub fn header(frames: &[Frame]) -> Header {
 }
 
 /// One record of a frame: the payload is `len` bytes that depend on `number`.
-pub fn record(coding: Coding, number: usize) -> Vec<u8> {
+pub(super) fn record(coding: Coding, number: usize) -> Vec<u8> {
     let payload: Vec<u8> = (0..=number % 50).map(|at| (at + number) as u8).collect();
     let payload = match coding {
         Coding::Stored => payload,
@@ -118,7 +118,7 @@ pub fn record(coding: Coding, number: usize) -> Vec<u8> {
 }
 
 /// The records of `frames`, each with its own coding; frames that copy have none.
-pub fn records(frames: &[Frame]) -> Vec<Vec<u8>> {
+pub(super) fn records(frames: &[Frame]) -> Vec<Vec<u8>> {
     let coded = frames
         .iter()
         .filter(|frame| frame.coding != Coding::Copy)
@@ -129,7 +129,7 @@ pub fn records(frames: &[Frame]) -> Vec<Vec<u8>> {
 }
 
 /// The end mark behind these records.
-pub fn end(records: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn end(records: &[Vec<u8>]) -> Vec<u8> {
     let payload: usize = records
         .iter()
         .map(|record| record.len() - pierhead_bundle::RECORD_HEAD)
@@ -142,7 +142,7 @@ pub fn end(records: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// A whole bundle as bytes: prelude, body, records, end mark.
-pub fn bundle(frames: &[Frame]) -> Vec<u8> {
+pub(super) fn bundle(frames: &[Frame]) -> Vec<u8> {
     let (prelude, body) = header(frames).encode(3).expect("a valid header");
     let records = records(frames);
     let mut bytes = [&prelude.encode()[..], &body].concat();
