@@ -145,7 +145,7 @@ fn work(folder: &Path) {
                         store
                             .begin(NewFetch {
                                 name: "app",
-                                ask: &BundleQuery::default(),
+                                query: &BundleQuery::default(),
                                 etag: &prelude.etag(),
                                 prelude: &prelude,
                                 body: &body,

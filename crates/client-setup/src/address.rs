@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use http::uri::{Authority, Scheme, Uri};
 
-/// A text that is no [`Address`].
+/// The error for a text that is no [`Address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write http://HOST:PORT or https://HOST:PORT")]
 pub struct InvalidAddress;
 
-/// `http://host:port` or `https://host:port`: no path, no user.
+/// An address of the form `http://host:port` or `https://host:port`, without path and user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     authority: Authority,
@@ -19,7 +19,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Of a listener on this machine: an unspecified address is reached by loopback.
+    /// The address of a listener on this machine. An unspecified address becomes the loopback
+    /// address.
     pub fn of_listener(listener: SocketAddr, tls: bool) -> Self {
         let ip = match listener.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
@@ -33,7 +34,7 @@ impl Address {
         Self { authority, tls }
     }
 
-    /// The address that `pierhead serve` listens on by default.
+    /// The default address of `pierhead serve`.
     pub fn default_listener() -> Self {
         Self {
             authority: Authority::from_static("127.0.0.1:5000"),
@@ -41,12 +42,12 @@ impl Address {
         }
     }
 
-    /// `host` or `host:port`, as it stands before a repository.
+    /// `host` or `host:port`, as in the name of an image.
     pub fn authority(&self) -> &str {
         self.authority.as_str()
     }
 
-    /// Without the brackets of IPv6.
+    /// The host. An IPv6 address has no brackets.
     pub fn host(&self) -> &str {
         let host = self.authority.host();
         host.strip_prefix('[')
@@ -54,18 +55,18 @@ impl Address {
             .unwrap_or(host)
     }
 
-    /// To connect to.
+    /// The port for the connect.
     pub fn port(&self) -> u16 {
-        let usual = if self.tls { 443 } else { 80 };
-        self.authority.port_u16().unwrap_or(usual)
+        let default = if self.tls { 443 } else { 80 };
+        self.authority.port_u16().unwrap_or(default)
     }
 
-    /// Whether it is HTTPS.
+    /// Whether the scheme is https.
     pub fn is_tls(&self) -> bool {
         self.tls
     }
 
-    /// Whether it names this machine, which clients trust without TLS.
+    /// Whether the address is a loopback address, to which clients connect without TLS.
     pub fn is_loopback(&self) -> bool {
         self.host() == "localhost"
             || self
@@ -74,7 +75,7 @@ impl Address {
                 .is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// Whether `url` is this address. Clients write it with a final slash or without.
+    /// Whether `url` is this address, with or without a final slash.
     pub fn matches(&self, url: &str) -> bool {
         url.trim_end_matches('/')
             .eq_ignore_ascii_case(&self.to_string())
@@ -109,7 +110,7 @@ impl FromStr for Address {
             && !authority.host().is_empty()
             && matches!(uri.path(), "" | "/")
             && uri.query().is_none();
-        // A port out of range is told as none at all.
+        // `port_u16` returns `None` for a port out of range, too.
         let has_port = authority.as_str().len() > authority.host().len();
         if !plain || has_port && authority.port_u16().is_none() {
             return Err(wrong());
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms() {
+    fn only_addresses_without_path_and_user_are_parsed() {
         for (text, url, loopback, port) in [
             ("10.0.0.1:5000", "http://10.0.0.1:5000", false, 5000),
             (
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_reached_by_an_address() {
+    fn an_unspecified_listener_address_becomes_loopback() {
         let of =
             |text: &str| Address::of_listener(text.parse().expect("an address"), false).to_string();
         assert_eq!(of("0.0.0.0:5000"), "http://127.0.0.1:5000");

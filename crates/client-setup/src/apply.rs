@@ -1,4 +1,4 @@
-//! Writes a set of files: each one whole or not at all, and all of a set or none.
+//! Writes a set of files: each file atomically, and either all files of the set or none.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,26 +8,26 @@ use std::path::{Path, PathBuf};
 use crate::config_root::ConfigRoot;
 use crate::error::{Error, IoContext as _};
 
-/// One file, and what it holds before and after; `None` is no file.
+/// The change of one file. A text of `None` means that there is no file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// As the client sees it, without the root.
+    /// The path without the root, as the client sees it.
     pub path: PathBuf,
-    /// Before.
+    /// The text before the change.
     pub from: Option<String>,
-    /// After.
+    /// The text after the change.
     pub to: Option<String>,
 }
 
 impl Change {
-    /// A unified diff.
+    /// Returns the change as a unified diff.
     pub fn diff(&self) -> String {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         diff(&self.path, &text(&self.from), &text(&self.to))
     }
 }
 
-/// A unified diff of two texts of one file.
+/// Returns the unified diff of two texts of one file.
 pub(crate) fn diff(path: &Path, from: &str, to: &str) -> String {
     let name = path.display().to_string();
     let mut options = diffy::DiffOptions::new();
@@ -37,7 +37,7 @@ pub(crate) fn diff(path: &Path, from: &str, to: &str) -> String {
     options.create_patch(from, to).to_string()
 }
 
-/// Those files of `wanted` that differ from what is there.
+/// Returns the changes from the present files to the files in `wanted`.
 pub(crate) fn changes(
     root: &ConfigRoot,
     wanted: BTreeMap<PathBuf, Option<String>>,
@@ -52,7 +52,7 @@ pub(crate) fn changes(
     Ok(changes)
 }
 
-/// Makes all changes. When one fails, it restores the files of those before it.
+/// Makes all changes. If one fails, restores the files that were changed before it.
 ///
 /// # Errors
 /// [`Error::NotApplied`], or [`Error::NotRestored`].
@@ -61,7 +61,7 @@ pub(crate) fn apply_all(root: &ConfigRoot, changes: &[Change]) -> Result<(), Err
         let Err(error) = put(root, &change.path, change.to.as_deref()) else {
             continue;
         };
-        // The file that failed may be in place: only the sync of its folder failed then.
+        // The failed file may have its new text, if only the sync of its folder failed.
         let in_place = root.read(&change.path).is_ok_and(|now| now == change.to);
         let written = if in_place { index + 1 } else { index };
         let mut failures = Vec::new();
@@ -79,7 +79,8 @@ pub(crate) fn apply_all(root: &ConfigRoot, changes: &[Change]) -> Result<(), Err
     Ok(())
 }
 
-/// A file with that content, or none. Its mode and owner stay as they were; a link stays a link.
+/// Writes a file, or removes it for `None`. Mode and owner of the file stay, and a link stays a
+/// link.
 fn put(root: &ConfigRoot, path: &Path, text: Option<&str>) -> Result<(), Error> {
     let real = root.real(path);
     match text {
@@ -88,10 +89,10 @@ fn put(root: &ConfigRoot, path: &Path, text: Option<&str>) -> Result<(), Error> 
     }
 }
 
-/// Replaces a file whole. `mode` is for a new file.
+/// Replaces a file atomically. `mode` is the mode of a new file.
 ///
 /// # Errors
-/// Any of the file system; the old file is then untouched.
+/// Errors of the file system. Then the old file is unchanged.
 pub(crate) fn write(root: &ConfigRoot, real: &Path, text: &str, mode: u32) -> Result<(), Error> {
     let target = match fs::canonicalize(real) {
         Ok(target) => target,
@@ -116,7 +117,7 @@ pub(crate) fn write(root: &ConfigRoot, real: &Path, text: &str, mode: u32) -> Re
 }
 
 fn is_inside(path: &Path, root: &Path) -> bool {
-    // The parents may not be there yet.
+    // The parent folders may not exist yet.
     let existing = path.ancestors().find(|it| it.exists());
     match (existing.map(fs::canonicalize), fs::canonicalize(root)) {
         (Some(Ok(path)), Ok(root)) => path.starts_with(root),
@@ -131,7 +132,7 @@ fn remove(real: &Path) -> io::Result<()> {
     }
 }
 
-/// The folders above a file that do not exist yet, the innermost first.
+/// Returns the folders above a file that do not exist, the innermost first.
 pub(crate) fn missing_folders(root: &ConfigRoot, path: &Path) -> Vec<PathBuf> {
     path.ancestors()
         .skip(1)
@@ -140,7 +141,7 @@ pub(crate) fn missing_folders(root: &ConfigRoot, path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes folders that are empty; those with something in them stay.
+/// Removes the folders that are empty. The others stay.
 pub(crate) fn remove_empty(root: &ConfigRoot, folders: &[PathBuf]) {
     for folder in folders {
         let _ = fs::remove_dir(root.real(folder));
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn all_files_are_written_or_none() {
+    fn either_all_files_are_written_or_none() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         fs::create_dir_all(folder.path().join("etc/b")).expect("made");
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_has_the_given_mode_and_an_old_one_its_own() {
+    fn a_new_file_gets_the_given_mode_and_an_existing_file_keeps_its_mode() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         let path = folder.path().join("etc/a");
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_may_not_lead_out_of_the_root() {
+    fn a_link_out_of_the_root_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(&folder.path().join("root"));
         fs::create_dir_all(folder.path().join("root/etc")).expect("made");
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diff_names_the_file_as_the_client_sees_it() {
+    fn a_diff_names_the_path_without_the_root() {
         let diff = change("/etc/a", Some("1\n"), Some("2\n")).diff();
         assert!(diff.contains("--- /etc/a\n+++ /etc/a\n"), "{diff}");
         assert!(diff.ends_with("-1\n+2\n"), "{diff}");

@@ -1,4 +1,4 @@
-//! The certificate authority that clients trust for pierhead's own certificate.
+//! Reads the CA certificate by which clients verify the certificate of pierhead.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,10 @@ use rustls_pki_types::pem::PemObject as _;
 
 use crate::error::{Error, IoContext as _};
 
-/// The text of a PEM file whose first item is a certificate.
+/// Reads a PEM file whose first item is a certificate.
 ///
 /// # Errors
-/// The file cannot be read, or has no certificate.
+/// Errors of the file system. [`Error::NoCertificate`] if the file has no certificate.
 pub fn read_ca(path: &Path) -> Result<String, Error> {
     let text = fs::read_to_string(path).context("read", path)?;
     match CertificateDer::pem_slice_iter(text.as_bytes()).next() {
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_certificate_in_pem_is_taken() {
+    fn a_file_without_a_pem_certificate_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ca.crt");
         assert!(matches!(read_ca(&path), Err(Error::Io { .. })));

@@ -1,4 +1,4 @@
-//! The programs whose files this crate knows.
+//! The clients whose configuration files this crate can change.
 
 use std::fmt;
 

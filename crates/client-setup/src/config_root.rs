@@ -1,4 +1,5 @@
-//! Where the configuration of clients is: on this machine, in the root of an image, or of one user.
+//! The folders with the configuration of clients: of this machine, of an image's root, or of one
+//! user.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -6,23 +7,24 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, IoContext as _};
 
-/// Nothing that is configured by hand is larger.
+/// Maximum number of bytes of a configuration file.
 const MAX_FILE: u64 = 4 << 20;
 
-/// The folders of one machine or of one user. Paths are as the clients see them.
+/// The configuration folders of one machine or of one user. All paths are without the root, as the
+/// clients see them.
 #[derive(Clone, Debug)]
 pub struct ConfigRoot {
-    /// Before every path; `/` on the machine itself.
+    /// The prefix of every path: `/` for this machine.
     root: PathBuf,
-    /// `/etc`, or `~/.config` for a user's own clients.
+    /// `/etc`, or `~/.config` for the clients of a user.
     etc: PathBuf,
-    /// Where the record of changed files is.
+    /// The folder with the record of changed files.
     state: PathBuf,
     user: bool,
 }
 
 impl ConfigRoot {
-    /// A machine, or an image below `root`.
+    /// The folders of this machine (`/`), or of an image's root.
     pub fn system(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -32,7 +34,7 @@ impl ConfigRoot {
         }
     }
 
-    /// One user's own clients.
+    /// The folders of one user's clients.
     pub fn user(config: &Path, state: &Path) -> Self {
         Self {
             root: PathBuf::from("/"),
@@ -42,32 +44,32 @@ impl ConfigRoot {
         }
     }
 
-    /// Stands before every path.
+    /// The prefix of every path.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// A path below the folder of configurations.
+    /// A path below the configuration folder.
     pub fn etc(&self, path: &str) -> PathBuf {
         self.etc.join(path)
     }
 
-    /// Where the record is.
+    /// The folder with the record.
     pub fn state(&self) -> &Path {
         &self.state
     }
 
-    /// Whether this is the running machine, so that its daemons can be asked.
+    /// Whether this is the running machine, whose daemons can be queried.
     pub fn is_live(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Whether it is about a user's own clients.
+    /// Whether these are the folders of a user's clients.
     pub fn is_user(&self) -> bool {
         self.user
     }
 
-    /// Where a path really is.
+    /// Returns the path with the root as prefix.
     pub fn real(&self, path: &Path) -> PathBuf {
         if self.is_live() {
             return path.to_owned();
@@ -75,7 +77,7 @@ impl ConfigRoot {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The text of a file; `None` when there is none.
+    /// Returns the text of a file. `None` if there is no file.
     pub(crate) fn read(&self, path: &Path) -> Result<Option<String>, Error> {
         let real = self.real(path);
         let metadata = match fs::metadata(&real) {
@@ -96,14 +98,15 @@ impl ConfigRoot {
         Ok(Some(text.map_err(|_| Error::NotUtf8 { path: real })?))
     }
 
-    /// The files in a folder whose names end in `suffix`, sorted as their readers sort them.
+    /// Returns the files in a folder whose names end in `suffix`, sorted by name as the clients
+    /// sort them.
     pub(crate) fn list(&self, folder: &Path, suffix: &str) -> Result<Vec<PathBuf>, Error> {
         let names = self.names(folder)?;
         let matching = names.into_iter().filter(|name| name.ends_with(suffix));
         Ok(matching.map(|name| folder.join(name)).collect())
     }
 
-    /// The names in a folder, sorted; none when there is no folder.
+    /// Returns the sorted names in a folder. Empty if there is no folder.
     pub(crate) fn names(&self, folder: &Path) -> Result<Vec<String>, Error> {
         let real = self.real(folder);
         let entries = match fs::read_dir(&real) {
@@ -132,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_below_the_root() {
+    fn paths_are_resolved_below_the_root() {
         let image = ConfigRoot::system(Path::new("/image"));
         let etc = image.etc("docker/daemon.json");
         assert_eq!(etc, Path::new("/etc/docker/daemon.json"));
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_text_files_of_a_sane_size_are_read() {
+    fn only_utf8_files_up_to_the_maximum_size_are_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         let read = |name: &str| root.read(&Path::new("/").join(name));
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_a_folder_are_sorted() {
+    fn the_names_in_a_folder_are_sorted() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         for name in ["b.conf", "a.conf", "c.toml"] {

@@ -1,4 +1,4 @@
-//! The daemons of the clients: the flags of dockerd, and the version of containerd.
+//! Reads the flags of dockerd and the version of containerd.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::process::Command;
 
 use crate::config_root::ConfigRoot;
 
-/// The command line of dockerd.
+/// The flags of dockerd, from all their sources.
 #[derive(Debug, Default)]
 pub(crate) struct DockerdFlags {
-    /// `--config-file`.
+    /// The value of `--config-file`.
     pub(crate) config_file: Option<PathBuf>,
-    /// Each word, and where dockerd gets it from.
+    /// Each word of a command line, and the name of its source.
     words: Vec<(String, String)>,
 }
 
 impl DockerdFlags {
-    /// Where dockerd gets a flag from, if it gets it.
+    /// Returns the source of a flag, if dockerd has the flag.
     pub(crate) fn source_of(&self, flag: &str) -> Option<&str> {
         let given = |word: &str| {
             word.strip_prefix(flag)
@@ -43,7 +43,8 @@ impl DockerdFlags {
     }
 }
 
-/// The flags of the machine's dockerd: of the running one, of its unit, and of Debian's defaults.
+/// Reads the flags of the machine's dockerd: of the running process, its systemd unit, and Debian's
+/// defaults.
 pub(crate) fn dockerd_flags(root: &ConfigRoot) -> DockerdFlags {
     let mut flags = DockerdFlags::default();
     if root.is_user() {
@@ -81,7 +82,8 @@ pub(crate) fn dockerd_flags(root: &ConfigRoot) -> DockerdFlags {
     flags
 }
 
-/// The process of the machine's own dockerd: others, of tests or in containers, have other pid files.
+/// The process ID of the machine's dockerd. Other instances, such as in containers, have other PID
+/// files.
 pub(crate) fn dockerd_pid(root: &ConfigRoot) -> Option<u32> {
     if !root.is_live() || root.is_user() {
         return None;
@@ -90,7 +92,7 @@ pub(crate) fn dockerd_pid(root: &ConfigRoot) -> Option<u32> {
     pid.trim().parse().ok()
 }
 
-/// What the last `ExecStart` of a unit and its drop-ins says.
+/// The command lines in a unit and its drop-ins. An empty `ExecStart` clears earlier command lines.
 fn unit_words(root: &ConfigRoot, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
     const FOLDERS: [&str; 4] = [
         "/etc/systemd/system",
@@ -114,7 +116,7 @@ fn unit_words(root: &ConfigRoot, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
         };
         for line in text.replace("\\\n", " ").lines() {
             match line.trim().strip_prefix("ExecStart=") {
-                // An empty one takes back all before it.
+                // systemd: an empty `ExecStart` clears all earlier ones.
                 Some(rest) if rest.trim().is_empty() => words.clear(),
                 Some(rest) => words.push((path.clone(), split(rest))),
                 None => {}
@@ -130,8 +132,8 @@ fn split(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether containerd reads `conf.d` without being told: since 2.2. In an image nobody can be asked; the
-/// folder then says so.
+/// Whether containerd imports `conf.d` by default, as it does since 2.2. In an image, containerd
+/// does not run: there, the existence of the folder decides.
 pub(crate) fn containerd_imports_by_default(root: &ConfigRoot) -> bool {
     if !root.is_live() {
         return root.real(&root.etc("containerd/conf.d")).is_dir();
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_that_import_by_default() {
+    fn containerd_imports_by_default_since_2_2() {
         for (version, expected) in [
             ("1.6.20~ds1", false),
             ("v1.7.24", false),
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_unit_are_seen() {
+    fn the_flags_of_a_unit_and_its_drop_ins_are_found() {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |path: &str, text: &str| {
             let path = folder.path().join(path);
@@ -195,7 +197,7 @@ mod tests {
             flags.source_of("--registry-mirror"),
             Some("/lib/systemd/system/docker.service")
         );
-        // A drop-in that starts anew takes the flag away and may give others.
+        // A drop-in with an empty `ExecStart` replaces the flags of the unit.
         write(
             "etc/systemd/system/docker.service.d/a.conf",
             "[Service]\nExecStart=\nExecStart=/usr/sbin/dockerd \\\n --config-file=/srv/d.json --insecure-registry x\n",

@@ -1,4 +1,4 @@
-//! What can go wrong with the files of a client, and whose fault it is.
+//! The error type of this crate: what failed, and who has to act.
 
 use std::fmt;
 use std::io;
@@ -6,74 +6,74 @@ use std::path::{Path, PathBuf};
 
 use crate::client::Client;
 
-/// Who has to act before the same call can succeed.
+/// The party that has to act before the same call can succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The caller: the options ask for what this client cannot do.
+    /// The caller has to change the options, because the client does not support them.
     Caller,
-    /// The owner of the client's files: one of them has to be changed by hand first.
+    /// The owner of the client's files has to change one of them by hand.
     ClientFiles,
-    /// The caller lacks a permission of the file system.
+    /// The caller needs a permission of the file system.
     Permission,
-    /// The machine: its disk, its daemons or its service manager.
+    /// The operator of the machine has to act: its disk, its daemons or its service manager.
     Machine,
 }
 
-/// What became of the files when [`Error::Edited`] is returned.
+/// The state of the files after [`Error::Edited`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// No file was changed.
     Untouched,
     /// No file was changed, because this was a dry run.
     WouldStay,
-    /// The edited files were left, and the other ones restored.
+    /// The edited files are unchanged, and the other files are restored.
     OthersRestored,
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Untouched => "Nothing was touched.",
-            Self::WouldStay => "It would be left as it is.",
-            Self::OthersRestored => "It was left as it is, and the other files are as they were.",
+            Self::Untouched => "No file was changed.",
+            Self::WouldStay => "An undo would leave it unchanged.",
+            Self::OthersRestored => "It is unchanged, and the other files are restored.",
         })
     }
 }
 
-/// An error of this crate. Each one shows its own level only; [`std::error::Error::source`] holds
-/// the rest.
+/// An error of this crate. `Display` prints this level only; [`std::error::Error::source`] has the
+/// cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file system refused.
+    /// An operation of the file system failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// A verb.
+        /// The operation, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
     /// A path to write is a symbolic link without a target.
-    #[error("{} is a link to nothing: remove it or make its target", path.display())]
+    #[error("{} is a symbolic link without a target: remove the link or create its target", path.display())]
     DanglingLink {
         /// The link.
         path: PathBuf,
     },
-    /// A path to write is a link that leaves the folder that stands for `/`.
-    #[error("cannot write {}: it is a link that leads out of the folder that stands for /", path.display())]
+    /// A path to write is a symbolic link that leads out of the root folder.
+    #[error("cannot write {}: it is a symbolic link that leads out of the root folder", path.display())]
     LinkOutsideRoot {
         /// The link.
         path: PathBuf,
     },
-    /// Not a regular file, or larger than any configuration.
+    /// A path that is not a regular file, or a file above the maximum size.
     #[error("{} is no configuration file", path.display())]
     NotAConfigFile {
         /// The file.
         path: PathBuf,
     },
-    /// Not UTF-8.
+    /// A file that is not UTF-8 text.
     #[error("{} is not UTF-8 text", path.display())]
     NotUtf8 {
         /// The file.
@@ -81,112 +81,113 @@ pub enum Error {
     },
     /// A file without a certificate in PEM form.
     #[error(
-        "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
+        "no certificate in {}: name a PEM file with BEGIN CERTIFICATE",
         path.display()
     )]
     NoCertificate {
         /// The file.
         path: PathBuf,
     },
-    /// A file that its own reader would refuse, or that cannot be changed safely.
+    /// A file that the client would refuse, or that cannot be changed safely.
     #[error("{}{}: {}", path.display(), at_line(problem.line), problem.message)]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with its text.
+        /// The error in its text.
         problem: TextProblem,
     },
-    /// docker has mirrors for Docker Hub alone.
-    #[error("docker has mirrors for docker.io alone: pull {authority}/{registry}/… instead")]
+    /// docker supports mirrors for Docker Hub only.
+    #[error("docker supports mirrors for docker.io only: pull {authority}/{registry}/… instead")]
     NoMirrorForRegistry {
-        /// The registry that was asked for.
+        /// The requested registry.
         registry: String,
         /// `host:port` of pierhead.
         authority: String,
     },
-    /// dockerd gets a flag that excludes the key of `daemon.json`.
+    /// dockerd has a flag that it does not accept together with the key in `daemon.json`.
     #[error(
-        "dockerd gets {flag} from {flag_source}, and does not start when {} has {key} as well: take \
-         the flag away and put its value into {key}",
+        "dockerd has {flag} from {flag_source}, and does not start if {} has {key}, too: remove \
+         the flag, and write its value into {key}",
         path.display()
     )]
     FlagConflict {
         /// The flag of dockerd.
         flag: &'static str,
-        /// Where dockerd gets it from.
+        /// The source of the flag.
         flag_source: String,
         /// The `daemon.json`.
         path: PathBuf,
         /// Its key.
         key: &'static str,
     },
-    /// A drop-in with the name of ours, which no record mentions.
+    /// A drop-in with the name of pierhead's drop-in that is not in the record.
     #[error(
-        "{} is not as pierhead wrote it, and there is no record of it: move it away first",
+        "{} was not written by this pierhead, and no record mentions it: move it away first",
         path.display()
     )]
     UnknownDropIn {
         /// The drop-in.
         path: PathBuf,
     },
-    /// Files that somebody changed in the same lines as pierhead.
+    /// Files in which somebody has edited the lines of pierhead.
     #[error("{}", edited_message(files, *outcome, record))]
     Edited {
-        /// Each file with the diff from what pierhead wrote to what it holds now.
+        /// Each file, with the diff from the text that pierhead wrote to the present text.
         files: Vec<(PathBuf, String)>,
-        /// What became of the files.
+        /// The state of the files.
         outcome: Outcome,
-        /// Where the contents from before pierhead are.
+        /// The record with the original texts.
         record: PathBuf,
     },
-    /// The record cannot be understood.
+    /// The record cannot be parsed.
     #[error("{} is no record of pierhead setup", path.display())]
     InvalidRecord {
         /// The record.
         path: PathBuf,
-        /// Why.
+        /// The error of the parser.
         source: serde_json::Error,
     },
-    /// The record is of another version of its format.
-    #[error("{} is of another version of pierhead: use that one", path.display())]
+    /// The record has another version of its format.
+    #[error("another version of pierhead wrote {}: run that version", path.display())]
     RecordVersion {
         /// The record.
         path: PathBuf,
     },
-    /// A file could not be written, and all files before it were restored.
-    #[error("nothing was changed")]
+    /// A file could not be written, and all files that were changed before it were restored.
+    #[error("no file was changed")]
     NotApplied {
-        /// Why.
+        /// The cause.
         source: Box<Error>,
     },
-    /// A file could not be written, and not all files before it could be restored.
+    /// A file could not be written, and some files that were changed before it could not be
+    /// restored.
     #[error("some files were changed, and could not be restored ({})", failures.join("; "))]
     NotRestored {
         /// Each restoration that failed.
         failures: Vec<String>,
-        /// Why the files were to be restored.
+        /// The error that made the restoration necessary.
         source: Box<Error>,
     },
-    /// Another process holds this setup, or the socket cannot be made.
+    /// Another process holds this setup, or the socket could not be created.
     #[error("cannot hold the setup of {client}")]
     Hold {
-        /// Whose setup.
+        /// The client of the setup.
         client: Client,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The files are written, but the client was not told.
+    /// The files are written, but the client could not be reloaded.
     #[error("the files are written, but {reason}")]
     NotReloaded {
-        /// With the fix.
+        /// The reason and the fix.
         reason: String,
-        /// What the system says, where it said something.
+        /// The error of the system, if there is one.
         source: Option<io::Error>,
     },
 }
 
 impl Error {
-    /// Who has to act.
+    /// Tells who has to act.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
@@ -211,12 +212,12 @@ impl Error {
     }
 }
 
-/// What is wrong with the text of a file. The caller adds the file.
+/// An error in the text of a file. The caller adds the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextProblem {
-    /// From 1; `None` when no single line is wrong.
+    /// The line number, from 1. `None` if the error is in no single line.
     pub line: Option<usize>,
-    /// What is wrong, with its fix.
+    /// The error and the fix.
     pub message: String,
 }
 
@@ -252,12 +253,12 @@ fn edited_message(files: &[(PathBuf, String)], outcome: Outcome, record: &Path) 
     let mut message = String::new();
     for (path, diff) in files {
         message.push_str(&format!(
-            "{} was changed since pierhead wrote it, in the same lines:\n{diff}",
+            "somebody edited the lines of pierhead in {}:\n{diff}",
             path.display()
         ));
     }
     format!(
-        "{message}{outcome} Take what is pierhead's out of it by hand and run this again; what it held before is \
+        "{message}{outcome} Remove the lines of pierhead by hand, and run the command again; the original text is \
          in {}",
         record.display()
     )
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fault_is_that_of_the_cause() {
+    fn the_fault_of_an_error_is_the_fault_of_its_cause() {
         assert_eq!(io(io::ErrorKind::StorageFull).fault(), Fault::Machine);
         let denied = || Box::new(io(io::ErrorKind::PermissionDenied));
         assert_eq!(denied().fault(), Fault::Permission);
@@ -300,7 +301,7 @@ mod tests {
         let error = Error::NotApplied {
             source: Box::new(io(io::ErrorKind::StorageFull)),
         };
-        assert_eq!(error.to_string(), "nothing was changed");
+        assert_eq!(error.to_string(), "no file was changed");
         let cause = error.source().expect("a cause");
         assert_eq!(cause.to_string(), "cannot write /etc/x");
         assert!(cause.source().is_some());
@@ -312,15 +313,18 @@ mod tests {
     }
 
     #[test]
-    fn edited_files_are_shown_with_the_way_out() {
+    fn the_error_of_edited_files_shows_the_diff_and_the_fix() {
         let error = Error::Edited {
             files: vec![("/etc/a".into(), "-1\n+2\n".to_owned())],
             outcome: Outcome::OthersRestored,
             record: "/var/r.json".into(),
         };
         let text = error.to_string();
-        assert!(text.starts_with("/etc/a was changed"), "{text}");
-        assert!(text.contains("-1\n+2\nIt was left"), "{text}");
-        assert!(text.ends_with("before is in /var/r.json"), "{text}");
+        assert!(
+            text.starts_with("somebody edited the lines of pierhead in /etc/a"),
+            "{text}"
+        );
+        assert!(text.contains("-1\n+2\nIt is unchanged"), "{text}");
+        assert!(text.ends_with("original text is in /var/r.json"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
-//! A mark that a process holds a setup, for probes of containers.
+//! A mark that a running process holds a setup (`pierhead setup --hold`). Container probes check
+//! it.
 //!
-//! The mark is an abstract Unix socket: unlike a file, it ends with its process.
+//! The mark is an abstract Unix socket. Unlike a file, it disappears when its process ends.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, ErrorKind};
@@ -11,8 +12,8 @@ use crate::client::Client;
 use crate::config_root::ConfigRoot;
 use crate::error::Error;
 
-/// Marks the setup of one client below one root as held, until it is dropped. Only processes of the
-/// same network namespace see the mark.
+/// Marks the setup of one client below one root as held, until it is dropped. Only processes in the
+/// same network namespace can see the mark.
 #[derive(Debug)]
 pub struct Hold {
     _socket: UnixDatagram,
@@ -22,7 +23,7 @@ impl Hold {
     /// Sets the mark.
     ///
     /// # Errors
-    /// [`Error::Hold`] when another process holds the same setup.
+    /// [`Error::Hold`] if another process holds the same setup.
     pub fn begin(client: Client, root: &ConfigRoot) -> Result<Self, Error> {
         let bound = address(client, root).and_then(|it| UnixDatagram::bind_addr(&it));
         let socket = bound.map_err(|source| Error::Hold { client, source })?;
@@ -30,10 +31,10 @@ impl Hold {
     }
 }
 
-/// Whether a process of this network namespace holds the setup.
+/// Whether a process in this network namespace holds the setup.
 ///
 /// # Errors
-/// Any of the system.
+/// Errors of the system.
 pub fn is_held(client: Client, root: &ConfigRoot) -> io::Result<bool> {
     match UnixDatagram::unbound()?.connect_addr(&address(client, root)?) {
         Ok(()) => Ok(true),
@@ -42,7 +43,8 @@ pub fn is_held(client: Client, root: &ConfigRoot) -> io::Result<bool> {
     }
 }
 
-/// One address for each client and root. The name has room for 107 bytes, and a path may be longer.
+/// The socket address of a client and root. It contains a hash of the root, because a name has at
+/// most 107 bytes, and a path may be longer.
 fn address(client: Client, root: &ConfigRoot) -> io::Result<SocketAddr> {
     let mut hasher = DefaultHasher::new();
     root.root().hash(&mut hasher);
@@ -55,13 +57,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_held_until_it_is_dropped() {
+    fn a_setup_is_held_until_the_hold_is_dropped() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
-        let asked = || is_held(Client::Containerd, &root).expect("an answer");
-        assert!(!asked());
+        let held_now = || is_held(Client::Containerd, &root).expect("an answer");
+        assert!(!held_now());
         let held = Hold::begin(Client::Containerd, &root).expect("held");
-        assert!(asked());
+        assert!(held_now());
         assert!(!is_held(Client::Crio, &root).expect("an answer"));
         let other = ConfigRoot::system(&folder.path().join("other"));
         assert!(!is_held(Client::Containerd, &other).expect("an answer"));
@@ -70,6 +72,6 @@ mod tests {
             "held twice"
         );
         drop(held);
-        assert!(!asked());
+        assert!(!held_now());
     }
 }

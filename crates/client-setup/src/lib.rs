@@ -1,15 +1,15 @@
-//! The configuration files of docker, containerd, podman and CRI-O: makes a client pull through
-//! pierhead, and takes that back.
+//! Changes the configuration files of docker, containerd, podman and CRI-O so that the client pulls
+//! through pierhead, and undoes the change.
 //!
 //! 1. [`Setup::plan`] computes the new text of each file from its old text. It changes nothing.
-//! 2. [`Setup::apply`] records what each file held, then replaces all files or none.
-//! 3. [`Undo`] restores each file from the record and keeps what others changed since.
+//! 2. [`Setup::apply`] records the text of each file, then replaces all files or none.
+//! 3. [`Undo`] restores each file from the record, and keeps later changes by others.
 //!
-//! A plan starts from the files as they were before pierhead. Therefore a second run changes
-//! nothing, and an undo restores every byte.
+//! A plan starts from the original files, without the changes of pierhead. Therefore a second run
+//! changes nothing, and an undo restores every byte.
 //!
-//! This crate reads no environment and no command line, and prints nothing. The caller shows the
-//! changes and asks for consent between plan and apply.
+//! This crate reads no environment and no command line, and prints nothing. Between plan and apply,
+//! the caller shows the changes and asks the user for consent.
 
 #![forbid(unsafe_code)]
 

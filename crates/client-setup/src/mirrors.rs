@@ -1,4 +1,4 @@
-//! The mirrors that the files of a client name at present, whoever wrote them.
+//! Reads the mirrors in the present configuration files of a client, whoever wrote them.
 
 use std::path::Path;
 
@@ -9,23 +9,23 @@ use crate::format::{containerd_config, daemon_json, hosts_toml};
 use crate::original_files::OriginalFiles;
 use crate::plan;
 
-/// The mirrors of one client.
+/// The configured mirrors of one client.
 #[derive(Debug, Default)]
 pub struct ConfiguredMirrors {
-    /// As the client's files write them.
+    /// The addresses of the mirrors, in the spelling of the client's files.
     pub mirrors: Vec<String>,
-    /// For which registries.
+    /// The registries that have these mirrors, as text.
     pub scope: String,
-    /// Why the client does not look at them.
+    /// The reason why the client does not use the mirrors.
     pub problem: Option<String>,
 }
 
 impl ConfiguredMirrors {
-    /// Reads the client's files. `daemon_json` is that of dockerd, where it is not the default one.
-    /// Blocks.
+    /// Reads the client's files. `daemon_json` is the configuration file of dockerd if it is not
+    /// the default file. Blocks.
     ///
     /// # Errors
-    /// One that cannot be read or understood, with its line.
+    /// The file that cannot be read or parsed, with its line.
     pub fn read(
         root: &ConfigRoot,
         client: Client,
@@ -54,9 +54,9 @@ impl ConfiguredMirrors {
         let originals = OriginalFiles::unchanged(root);
         let main = root.etc("containerd/config.toml");
         let read = plan::containerd_files(&originals, &main)?;
-        let usual = root.etc(containerd_config::DEFAULT_CERTS_DIR);
+        let default_folder = root.etc(containerd_config::DEFAULT_CERTS_DIR);
         let certs = read.certs();
-        let folder = certs.as_deref().unwrap_or(&usual);
+        let folder = certs.as_deref().unwrap_or(&default_folder);
         let mut found = Self::default();
         let mut scopes = Vec::new();
         for name in root.names(folder)? {
@@ -81,7 +81,7 @@ impl ConfiguredMirrors {
         };
         if certs.is_none() {
             found.problem = Some(format!(
-                "its CRI does not look into {}: config_path is not set in {}",
+                "its CRI does not read {}: set config_path in {}",
                 folder.display(),
                 root.real(&main).display()
             ));

@@ -1,4 +1,4 @@
-//! The files of a machine as they were before pierhead. A plan starts from these.
+//! The configuration files of a machine without the changes of pierhead. A plan starts from them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 use crate::config_root::ConfigRoot;
 use crate::error::Error;
 
-/// Reads files, with what pierhead wrote taken out of them.
+/// Reads configuration files without the changes of pierhead.
 pub(crate) struct OriginalFiles<'a> {
     pub(crate) root: &'a ConfigRoot,
-    /// The original text of each file that pierhead wrote; `None` is no file.
+    /// The original text of each file that pierhead wrote. `None` means that there was no file.
     pub(crate) restored: BTreeMap<PathBuf, Option<String>>,
 }
 
 impl<'a> OriginalFiles<'a> {
-    /// The files as they are, on a machine that pierhead never changed.
+    /// The files of a machine that pierhead has never changed.
     pub(crate) fn unchanged(root: &'a ConfigRoot) -> Self {
         let restored = BTreeMap::new();
         Self { root, restored }
     }
 
-    /// The text of a file; `None` is no file.
+    /// The text of a file. `None` if there is no file.
     pub(crate) fn read(&self, path: &Path) -> Result<Option<String>, Error> {
         match self.restored.get(path) {
             Some(text) => Ok(text.clone()),

@@ -1,4 +1,4 @@
-//! The text that each file of a client should have, computed from the original files.
+//! Computes the new text of each file of a client from the original files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,25 +13,26 @@ use crate::format::registries_conf::{self, RegistryEntries};
 use crate::format::{daemon_json, hosts_toml};
 use crate::original_files::OriginalFiles;
 
-/// The name of our drop-ins, without the suffix.
+/// The name of pierhead's drop-ins, without the suffix.
 const DROP_IN: &str = "50-pierhead";
 
-/// What to set up.
+/// The options of a setup.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// Whose files.
+    /// The client to set up.
     pub client: Client,
-    /// Where the client reaches pierhead.
+    /// The address at which the client reaches pierhead.
     pub address: &'a Address,
-    /// The text of a PEM file, which the client trusts for pierhead's certificate.
+    /// The text of a PEM file with the CA certificate of pierhead, which the client will trust.
     pub ca: Option<&'a str>,
-    /// Empty: all that the client can mirror; podman and CRI-O: the well-known ones.
+    /// The registries to mirror. Empty means all that the client supports; for podman and CRI-O, it
+    /// means a list of well-known registries.
     pub registries: &'a [String],
-    /// The client's main file, where it is not the default one. Absolute.
+    /// The absolute path of the client's main file, if it is not the default file.
     pub config: Option<&'a Path>,
 }
 
-/// The new text of each file, and notes for people.
+/// The new text of each file, and notes for the user.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) files: BTreeMap<PathBuf, String>,
@@ -41,7 +42,7 @@ pub(crate) struct Plan {
 /// Computes the plan.
 ///
 /// # Errors
-/// A file that its own reader would not understand, or that cannot be changed safely; with its line.
+/// A file that the client would refuse, or that cannot be changed safely, with the line.
 pub(crate) fn plan(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Result<Plan, Error> {
     match options.client {
         Client::Docker => for_docker(originals, options),
@@ -50,7 +51,8 @@ pub(crate) fn plan(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resu
     }
 }
 
-/// dockerd's file: the one that is named, the one that it is started with, or the usual one.
+/// Returns the path of dockerd's file: the given path, or the path in its flags, or the default
+/// path.
 pub(crate) fn docker_file(root: &ConfigRoot, named: Option<&Path>) -> PathBuf {
     named
         .map(Path::to_owned)
@@ -72,7 +74,7 @@ fn for_docker(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Result<Pl
     }
     let flags = daemon::dockerd_flags(root);
     let path = docker_file(root, options.config);
-    for (flag, key, clash) in [
+    for (flag, key, is_needed) in [
         ("--registry-mirror", daemon_json::MIRRORS, true),
         (
             "--insecure-registry",
@@ -80,7 +82,7 @@ fn for_docker(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Result<Pl
             !options.address.is_tls() && !options.address.is_loopback(),
         ),
     ] {
-        if let Some(source) = flags.source_of(flag).filter(|_| clash) {
+        if let Some(source) = flags.source_of(flag).filter(|_| is_needed) {
             return Err(Error::FlagConflict {
                 flag,
                 flag_source: source.to_owned(),
@@ -99,7 +101,7 @@ fn for_docker(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Result<Pl
         plan.files.insert(folder.join("ca.crt"), ca.to_owned());
     }
     plan.notes.push(format!(
-        "docker asks mirrors for Docker Hub alone; images of other registries go through pierhead as \
+        "docker uses mirrors for Docker Hub only; pull images of other registries through pierhead by \
          `docker pull {}/ghcr.io/OWNER/IMAGE`",
         options.address.authority()
     ));
@@ -130,18 +132,18 @@ fn for_containerd(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
         put("_default", None)?;
         for name in root.names(&certs)? {
             let path = certs.join(&name).join("hosts.toml");
-            let theirs = name != "_default" && originals.read(&path)?.is_some();
-            if theirs {
+            let has_hosts = name != "_default" && originals.read(&path)?.is_some();
+            if has_hosts {
                 plan.notes.push(format!(
-                    "{} stays as it is, so {name} does not go through pierhead: `pierhead setup containerd --registry \
-                     {name}` puts pierhead first there",
+                    "{} is unchanged, so pulls from {name} do not go through pierhead: `pierhead setup containerd --registry \
+                     {name}` adds pierhead there",
                     root.real(&path).display()
                 ));
             }
         }
     }
     plan.notes.push(format!(
-        "`ctr images pull` reads this only with --hosts-dir {}",
+        "`ctr images pull` uses pierhead only with --hosts-dir {}",
         certs.display()
     ));
     for registry in options.registries {
@@ -161,7 +163,8 @@ pub(crate) struct ContainerdFile {
     pub(crate) settings: RegistrySettings,
 }
 
-/// All of them: the main file, then the imported ones in their order, the last of which wins.
+/// All files of containerd's configuration: the main file, then the imported files in order. The
+/// last file with a key wins.
 pub(crate) struct ContainerdFiles {
     pub(crate) files: Vec<ContainerdFile>,
     imports: Vec<String>,
@@ -169,7 +172,7 @@ pub(crate) struct ContainerdFiles {
 }
 
 impl ContainerdFiles {
-    /// The folder of `hosts.toml` files that the CRI reads. The last file wins.
+    /// The folder of `hosts.toml` files that the CRI reads, from the last file that sets it.
     pub(crate) fn certs(&self) -> Option<PathBuf> {
         let certs = self
             .files
@@ -180,10 +183,10 @@ impl ContainerdFiles {
     }
 }
 
-/// Reads them.
+/// Reads all files of containerd's configuration.
 ///
 /// # Errors
-/// A file that containerd would not take, with its line.
+/// A file that containerd would refuse, with the line.
 pub(crate) fn containerd_files(
     originals: &OriginalFiles<'_>,
     main: &Path,
@@ -202,14 +205,15 @@ pub(crate) fn containerd_files(
     if let Some(text) = originals.read(main)? {
         files.push(read(main.to_owned(), text)?);
     }
-    let of_main = files.first().map(|file| &file.settings);
-    let is_usual = !root.is_user() && main == root.etc("containerd/config.toml");
-    let cri_disabled = of_main.is_some_and(|settings| settings.cri_disabled);
-    let imports = match of_main.and_then(|settings| settings.imports.clone()) {
+    let main_settings = files.first().map(|file| &file.settings);
+    let is_default = !root.is_user() && main == root.etc("containerd/config.toml");
+    let cri_disabled = main_settings.is_some_and(|settings| settings.cri_disabled);
+    let imports = match main_settings.and_then(|settings| settings.imports.clone()) {
         Some(imports) => imports,
-        // What containerd 2.2 and later import without being told, wherever their file is; so what is put there
-        // would be every containerd's.
-        None if is_usual && daemon::containerd_imports_by_default(root) => {
+        // containerd imports this folder by default since 2.2, also with another main file. A
+        // drop-in there would change every containerd of the machine, so it is used for the default
+        // main file only.
+        None if is_default && daemon::containerd_imports_by_default(root) => {
             vec![root.etc("containerd/conf.d/*.toml").display().to_string()]
         }
         None => Vec::new(),
@@ -227,7 +231,8 @@ pub(crate) fn containerd_files(
     })
 }
 
-/// The folder with the hosts, and the file that has to name it.
+/// Returns the folder of `hosts.toml` files. If no file names it, adds the change of a file to the
+/// plan.
 fn config_path(
     originals: &OriginalFiles<'_>,
     main: &Path,
@@ -238,7 +243,7 @@ fn config_path(
     let read = containerd_files(originals, main)?;
     if read.cri_disabled {
         plan.notes.push(format!(
-            "{} disables the CRI: Kubernetes does not use this containerd",
+            "{} disables the CRI plugin: Kubernetes cannot use this containerd",
             root.real(main).display()
         ));
     }
@@ -261,7 +266,7 @@ fn config_path(
     Ok(certs)
 }
 
-/// The files of a pattern: containerd's have a star in the last part, or none.
+/// Returns the files of a pattern of containerd, which has at most one star, in its last part.
 fn expand(originals: &OriginalFiles<'_>, pattern: &str) -> Result<Vec<PathBuf>, Error> {
     let path = Path::new(pattern);
     match (path.parent(), path.file_name().and_then(|it| it.to_str())) {
@@ -285,7 +290,7 @@ fn expand(originals: &OriginalFiles<'_>, pattern: &str) -> Result<Vec<PathBuf>, 
 fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Result<Plan, Error> {
     let root = originals.root;
     let folder = root.etc("containers/registries.conf.d");
-    let ours = folder.join(format!("{DROP_IN}.conf"));
+    let drop_in = folder.join(format!("{DROP_IN}.conf"));
     let mut plan = Plan::default();
     let well_known = registries_conf::DEFAULT_REGISTRIES.map(str::to_owned);
     let registries = if options.registries.is_empty() {
@@ -295,7 +300,7 @@ fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
     };
     let mut others = RegistryEntries::new();
     for path in containers_files(originals)? {
-        if path == ours {
+        if path == drop_in {
             continue;
         }
         let mut entries = RegistryEntries::new();
@@ -303,10 +308,10 @@ fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
             registries_conf::read(&text, &mut entries)
                 .map_err(|problem| problem.in_file(root.real(&path)))?;
         }
-        if path > ours && path.parent() == Some(&folder) {
+        if path > drop_in && path.parent() == Some(&folder) {
             for name in entries.keys().filter(|name| registries.contains(name)) {
                 plan.notes.push(format!(
-                    "{} is read after ours and says something else of {name}: put the mirror {}/{name} there",
+                    "{} replaces the entry of {name} in pierhead's drop-in: add the mirror {}/{name} there",
                     root.real(&path).display(),
                     options.address.authority()
                 ));
@@ -315,12 +320,12 @@ fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
         others.append(&mut entries);
     }
     let text = registries_conf::drop_in(options.address, registries, &others);
-    if originals.read(&ours)?.is_some_and(|found| found != text) {
+    if originals.read(&drop_in)?.is_some_and(|found| found != text) {
         return Err(Error::UnknownDropIn {
-            path: root.real(&ours),
+            path: root.real(&drop_in),
         });
     }
-    plan.files.insert(ours, text);
+    plan.files.insert(drop_in, text);
     if let Some(ca) = options.ca {
         let folder = root
             .etc("containers/certs.d")
@@ -330,7 +335,7 @@ fn for_containers(originals: &OriginalFiles<'_>, options: &Options<'_>) -> Resul
     Ok(plan)
 }
 
-/// The files that podman reads, in its order.
+/// Returns the files that podman reads, in its order.
 fn containers_files(originals: &OriginalFiles<'_>) -> Result<Vec<PathBuf>, Error> {
     let root = originals.root;
     let mut paths = Vec::new();
@@ -343,10 +348,10 @@ fn containers_files(originals: &OriginalFiles<'_>) -> Result<Vec<PathBuf>, Error
     Ok(paths)
 }
 
-/// The mirrors that podman and CRI-O have in effect, by registry.
+/// Returns the effective mirrors of podman and CRI-O, by registry.
 ///
 /// # Errors
-/// A file that they could not read.
+/// A file that podman would refuse, with the line.
 pub(crate) fn containers_mirrors(
     root: &ConfigRoot,
 ) -> Result<BTreeMap<String, Vec<String>>, Error> {

@@ -1,4 +1,4 @@
-//! Whether a registry answers at an address. Setup warns when none does.
+//! Checks whether a registry is reachable at an address. `pierhead setup` warns if there is none.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -6,32 +6,33 @@ use std::time::Duration;
 
 use crate::address::Address;
 
-/// For one connection, and for one read. pierhead is near: a slower one is worth a warning.
+/// Timeout of one connect and of one read. pierhead is near, so a slower server deserves the
+/// warning.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why no registry can be seen at an address.
+/// The reason why there is no registry at an address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unreachable {
-    /// No connection.
-    #[error("nothing answers ({0})")]
+    /// The connect failed.
+    #[error("no server accepts connections ({0})")]
     NoConnection(io::Error),
-    /// A connection, and no response.
-    #[error("no registry answers ({0})")]
+    /// The server accepts connections and sends no response.
+    #[error("no response from the server ({0})")]
     NoResponse(io::Error),
-    /// A response that is not HTTP.
-    #[error("what answers does not speak HTTP")]
+    /// The response is not HTTP.
+    #[error("there is a server that does not speak HTTP")]
     NotHttp,
-    /// `GET /v2/` is not found.
-    #[error("what answers is no registry (404)")]
+    /// The response to `GET /v2/` has status 404.
+    #[error("there is a server that is no registry (404)")]
     NotARegistry,
 }
 
-/// Sends `GET /v2/` over plain HTTP. With TLS, it only connects: the client checks the certificate.
-/// Blocks, at most a second for each address of the host and for the response.
+/// Sends `GET /v2/` over plain HTTP. With TLS, it only connects, because the client verifies the
+/// certificate. Blocks for at most 1 s for each address of the host and 1 s for the response.
 ///
 /// # Errors
-/// What is there in place of a registry.
+/// The reason why there is no registry.
 pub fn probe(address: &Address) -> Result<(), Unreachable> {
     let targets = (address.host(), address.port()).to_socket_addrs();
     let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -45,7 +46,7 @@ pub fn probe(address: &Address) -> Result<(), Unreachable> {
     Err(Unreachable::NoConnection(last))
 }
 
-/// A registry that refuses this client (401, 403) is a registry, too.
+/// Checks the response. A server that refuses this client (401, 403) is also a registry.
 fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreachable> {
     let status = request_status(&mut stream, address.authority());
     let status = status.map_err(Unreachable::NoResponse)?;
@@ -61,7 +62,7 @@ fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreac
 /// The first 12 bytes of the response: `HTTP/1.1 200`.
 fn request_status(stream: &mut TcpStream, host: &str) -> io::Result<[u8; 12]> {
     stream.set_read_timeout(Some(TIMEOUT))?;
-    // One write: a server that answers the request line alone may close before a second one.
+    // One write, because a server may respond to the request line and close before a second write.
     let request = format!("GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut status = [0; 12];
@@ -76,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers one request with `response`; returns its address.
+    /// Starts a server that sends `response` to one request. Returns its address.
     fn server(response: &'static str) -> Address {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_is_told_from_other_servers() {
+    fn registries_and_other_servers_are_distinguished() {
         assert!(probe(&server("HTTP/1.1 200 OK\r\n\r\n")).is_ok());
         assert!(probe(&server("HTTP/1.1 401 Unauthorized\r\n\r\n")).is_ok());
         let found = probe(&server("HTTP/1.1 404 Not Found\r\n\r\n"));

@@ -1,9 +1,9 @@
-//! The record of changed files, from which an undo restores them: one JSON file for each kind of
-//! client.
+//! The record of changed files, from which an undo restores them. Each kind of client has a JSON
+//! file.
 //!
-//! 1. The record is written before the first change is made.
-//! 2. It is removed after the last change is undone.
-//! 3. It holds the text from before the first run, however many runs follow.
+//! 1. The record is written before the first change.
+//! 2. The record is removed after the last change is undone.
+//! 3. The record contains the text from before the first run, also after further runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,36 +17,38 @@ use crate::client::Client;
 use crate::config_root::ConfigRoot;
 use crate::error::{Error, IoContext as _};
 
-/// The version of the format.
+/// The version of the record's format.
 const VERSION: u32 = 1;
 
-/// What pierhead did for one client.
+/// The changes of pierhead for one client.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     version: u32,
     pub(crate) files: BTreeMap<PathBuf, FileRecord>,
-    /// Folders that did not exist before, inner ones first.
+    /// The folders that pierhead created, inner folders first.
     pub(crate) folders: Vec<PathBuf>,
 }
 
-/// One file: what it held, and what pierhead wrote. `None` is no file.
+/// The texts of one changed file. `None` means that there was no file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
+    /// The text before the first run.
     pub(crate) before: Option<String>,
+    /// The text that the last run wrote.
     pub(crate) after: Option<String>,
-    /// What the file held at the last run, where that is neither: an earlier run wrote it, and the
-    /// last run may have been killed before it wrote.
+    /// The text that the last run found, if it is neither of these. An earlier run wrote this text,
+    /// and the last run may have been killed before it replaced the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<String>,
 }
 
-/// Somebody changed a file since, in the same lines as pierhead.
+/// The error for a file in which somebody has edited the lines of pierhead.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct EditConflict;
 
 impl FileRecord {
-    /// The text that the file would have without pierhead: the text from before, with what others
-    /// changed since. `now` is the present text.
+    /// Returns the text that the file would have without pierhead: the text from before the first
+    /// run, with later changes by others. `now` is the present text.
     ///
     /// # Errors
     /// [`EditConflict`].
@@ -58,7 +60,7 @@ impl FileRecord {
             return Ok(self.before.clone());
         }
         match (&self.after, now, &self.before) {
-            // Somebody removed a file that pierhead created.
+            // Somebody has removed a file that pierhead created.
             (_, None, None) => Ok(None),
             (Some(after), Some(now), before) => {
                 let before = before.as_deref();
@@ -66,8 +68,10 @@ impl FileRecord {
                     Ok(merged) => {
                         Ok(Some(merged).filter(|it| before.is_some() || !it.trim().is_empty()))
                     }
-                    // Written anew by hand, without anything of ours.
-                    Err(_) if names_nothing_of_ours(after, now, before) => Ok(Some(now.to_owned())),
+                    // Somebody has rewritten the file without the values of pierhead.
+                    Err(_) if has_no_value_of_pierhead(after, now, before) => {
+                        Ok(Some(now.to_owned()))
+                    }
                     Err(_) => Err(EditConflict),
                 }
             }
@@ -76,16 +80,16 @@ impl FileRecord {
     }
 }
 
-/// Whether the file has lost all values (addresses, folders) that pierhead put into it.
-fn names_nothing_of_ours(after: &str, now: &str, before: Option<&str>) -> bool {
-    let theirs = quoted(before.unwrap_or(""));
-    let ours = quoted(after).into_iter().filter(|it| !theirs.contains(it));
-    // A key, such as `registry-mirrors`, is anybody's.
-    let mut values = ours.filter(|it| it.contains(['/', ':'])).peekable();
+/// Whether the present text has none of the values (addresses, folders) that pierhead wrote.
+fn has_no_value_of_pierhead(after: &str, now: &str, before: Option<&str>) -> bool {
+    let old = quoted(before.unwrap_or(""));
+    let new = quoted(after).into_iter().filter(|it| !old.contains(it));
+    // Only values count: anybody may write a key, such as `registry-mirrors`.
+    let mut values = new.filter(|it| it.contains(['/', ':'])).peekable();
     values.peek().is_some() && values.all(|value| !now.contains(value))
 }
 
-/// The strings of a JSON or TOML text.
+/// Returns the quoted strings of a JSON or TOML text.
 fn quoted(text: &str) -> BTreeSet<&str> {
     let between = |quote| text.split(quote).skip(1).step_by(2);
     between('"').chain(between('\'')).collect()
@@ -100,7 +104,7 @@ impl Record {
         }
     }
 
-    /// Where it is. Clients that read the same files have the same record.
+    /// The path of the record. Clients that read the same files share one record.
     pub(crate) fn path(root: &ConfigRoot, client: Client) -> PathBuf {
         let name = match client {
             Client::Docker => "docker.json",
@@ -110,7 +114,7 @@ impl Record {
         root.real(root.state()).join(name)
     }
 
-    /// What earlier runs did; `None` if nothing.
+    /// Reads the record. `None` if there is none.
     pub(crate) fn load(root: &ConfigRoot, client: Client) -> Result<Option<Self>, Error> {
         let path = Self::path(root, client);
         let text = match fs::read_to_string(&path) {
@@ -125,7 +129,8 @@ impl Record {
         }
     }
 
-    /// Writes it, readable for its owner alone: configurations may hold secrets.
+    /// Writes the record. Only its owner can read it, because configuration files may contain
+    /// secrets.
     pub(crate) fn save(&self, root: &ConfigRoot, client: Client) -> Result<(), Error> {
         let path = Self::path(root, client);
         match serde_json::to_string_pretty(self) {
@@ -134,7 +139,7 @@ impl Record {
         }
     }
 
-    /// Deletes it, and its folder when that is empty.
+    /// Deletes the record, and its folder if that is empty.
     pub(crate) fn remove(root: &ConfigRoot, client: Client) -> Result<(), Error> {
         let path = Self::path(root, client);
         match fs::remove_file(&path) {
@@ -149,8 +154,8 @@ impl Record {
     }
 }
 
-/// One setup or undo at a time: held from before the plan until after it is applied. Dropping it
-/// removes the folders that it created, when nobody used them.
+/// The lock that allows one setup or undo at a time. The caller holds it from before the plan until
+/// the plan is applied. To drop the lock removes the folders that it created, if they are empty.
 #[derive(Debug)]
 pub struct Lock<'a> {
     root: &'a ConfigRoot,
@@ -159,10 +164,10 @@ pub struct Lock<'a> {
 }
 
 impl<'a> Lock<'a> {
-    /// Waits until no other process holds it. Blocks.
+    /// Takes the lock. Blocks while another process holds it.
     ///
     /// # Errors
-    /// The folder of records cannot be made or locked.
+    /// An error while the folder of records is created or locked.
     pub fn take(root: &'a ConfigRoot) -> Result<Self, Error> {
         let real = root.real(root.state());
         let created = apply::missing_folders(root, &root.state().join("record"));
@@ -180,7 +185,7 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// The folders that were created for it.
+    /// The folders that were created for the lock.
     pub(crate) fn created_folders(&self) -> &[PathBuf] {
         &self.created
     }
@@ -209,9 +214,9 @@ mod tests {
     }
 
     proptest! {
-        /// An undo restores what was there, exactly, also after a run that was killed.
+        /// Also after a run that was killed before it wrote the file.
         #[test]
-        fn the_text_from_before_comes_back(
+        fn an_undo_restores_the_exact_text_from_before(
             before in proptest::option::of("\\PC{0,40}"),
             after in "\\PC{0,40}",
         ) {
@@ -221,9 +226,8 @@ mod tests {
         }
     }
 
-    /// What others changed stays. A change in our own lines is a conflict.
     #[test]
-    fn changes_of_others_are_kept() {
+    fn an_undo_keeps_changes_by_others_and_reports_edits_of_pierheads_lines() {
         let before = "a = 1\nb = 2\nc = 3\n";
         let record = file(Some(before), Some("a = 1\nb = 2\nc = 3\nours = 1\n"));
         assert_eq!(
@@ -237,23 +241,26 @@ mod tests {
     }
 
     #[test]
-    fn a_file_written_anew_by_hand_is_theirs() {
+    fn a_rewritten_file_without_values_of_pierhead_is_kept() {
         let record = file(Some("old"), Some("mirror = \"http://a:5000\"\n"));
-        let anew = "mirror = \"http://b\"\n";
-        assert_eq!(record.original(Some(anew)), Ok(Some(anew.to_owned())));
+        let rewritten = "mirror = \"http://b\"\n";
+        assert_eq!(
+            record.original(Some(rewritten)),
+            Ok(Some(rewritten.to_owned()))
+        );
         let named = "other = 1\nmirror = [\"http://a:5000\"]\n";
         assert_eq!(record.original(Some(named)), Err(EditConflict));
     }
 
     #[test]
-    fn what_a_killed_run_found_is_no_edit() {
+    fn the_text_that_a_killed_run_found_is_no_edit() {
         let mut record = file(Some("1"), Some("3"));
         record.found = Some("2".to_owned());
         assert_eq!(record.original(Some("2")), Ok(Some("1".to_owned())));
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn a_saved_record_is_loaded_unchanged() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         assert_eq!(Record::load(&root, Client::Docker).expect("read"), None);
@@ -271,11 +278,14 @@ mod tests {
         assert_eq!(Record::load(&root, Client::Docker).expect("read"), None);
         Record::remove(&root, Client::Crio).expect("removed");
         Record::remove(&root, Client::Crio).expect("removed already");
-        assert!(!root.real(root.state()).exists(), "its folder goes with it");
+        assert!(
+            !root.real(root.state()).exists(),
+            "the folder is removed, too"
+        );
     }
 
     #[test]
-    fn another_version_and_another_file_are_refused() {
+    fn records_of_another_version_and_other_files_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         let path = Record::path(&root, Client::Docker);
@@ -290,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_leaves_no_folder_that_nobody_used() {
+    fn a_dropped_lock_removes_its_empty_folders() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = ConfigRoot::system(folder.path());
         let state = root.real(root.state());

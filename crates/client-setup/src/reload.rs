@@ -1,4 +1,4 @@
-//! How a client takes its new files: a command of systemd, or a signal.
+//! Makes a client read its new files: by a command of systemd, or by a signal.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,18 +12,19 @@ use crate::daemon;
 use crate::error::Error;
 use crate::format::daemon_json;
 
-/// What has to run before a client uses its new files.
+/// The command that makes a client read its new files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reload {
     client: Client,
-    /// Program and arguments.
+    /// The program and its arguments.
     command: Vec<String>,
     keeps_old_mirrors: bool,
     dockerd_pid: Option<u32>,
 }
 
 impl Reload {
-    /// `None` when the client reads the changed files for each pull.
+    /// Returns the command after these changes. `None` if the client reads the changed files for
+    /// each pull.
     pub fn after(client: Client, root: &ConfigRoot, changes: &[Change]) -> Option<Self> {
         let main: Vec<_> = changes.iter().filter(|change| is_main(change)).collect();
         let has_mirrors = |change: &&Change| {
@@ -32,11 +33,12 @@ impl Reload {
         };
         let loses_mirrors = !main.iter().all(has_mirrors);
         let words: &[&str] = match client {
-            // dockerd ignores on SIGHUP that a key is gone: mirrors stay until it starts again.
+            // On SIGHUP, dockerd ignores a removed key: it keeps its mirrors until it restarts.
             Client::Docker if loses_mirrors => &["restart", "docker"],
-            // SIGHUP, which takes mirrors without touching a container.
+            // A reload sends SIGHUP: dockerd reads the mirrors, and containers keep running.
             Client::Docker if !main.is_empty() => &["reload", "docker"],
-            // containerd reads config.toml at its start. Containers go on meanwhile.
+            // containerd reads config.toml only at its start. Containers keep running during the
+            // restart.
             Client::Containerd if !main.is_empty() => &["restart", "containerd"],
             Client::Crio => &["reload", "crio"],
             _ => return None,
@@ -54,18 +56,19 @@ impl Reload {
         })
     }
 
-    /// The command, for people.
+    /// The command as text, for the user.
     pub fn shown(&self) -> String {
         self.command.join(" ")
     }
 
-    /// dockerd asks its old mirrors until this ran, and this ends containers without live-restore.
+    /// Whether dockerd keeps its old mirrors until the command has run. The command is then a
+    /// restart, which stops containers without live-restore.
     pub fn keeps_old_mirrors(&self) -> bool {
         self.keeps_old_mirrors
     }
 
-    /// Runs it. Without systemd, only dockerd can be told, by SIGHUP. Blocks until the command ends.
-    /// Returns what was done, for people.
+    /// Runs the command. Without systemd, only dockerd can be reloaded, by SIGHUP. Blocks until the
+    /// command ends. Returns a message for the user.
     ///
     /// # Errors
     /// [`Error::NotReloaded`].
@@ -77,7 +80,7 @@ impl Reload {
         let (program, words) = self.command.split_first().unwrap_or((&shown, &[]));
         let status = Command::new(program).args(words).status();
         let status = status.map_err(|source| Error::NotReloaded {
-            reason: format!("{shown} cannot run"),
+            reason: format!("`{shown}` cannot run"),
             source: Some(source),
         })?;
         if !status.success() {
@@ -94,20 +97,24 @@ impl Reload {
         match (self.client, pid.and_then(Pid::from_raw)) {
             (Client::Docker, Some(pid)) if !self.keeps_old_mirrors => {
                 kill_process(pid, Signal::HUP).map_err(|error| Error::NotReloaded {
-                    reason: "dockerd cannot get SIGHUP".to_owned(),
+                    reason: "SIGHUP cannot be sent to dockerd".to_owned(),
                     source: Some(error.into()),
                 })?;
                 Ok("dockerd reloads its configuration".to_owned())
             }
             _ => Err(Error::NotReloaded {
-                reason: format!("there is no systemd here: reload {} yourself", self.client),
+                reason: format!(
+                    "this machine has no systemd: reload {} yourself",
+                    self.client
+                ),
                 source: None,
             }),
         }
     }
 }
 
-/// Clients read `hosts.toml` and certificates for each pull, and all other files at their start.
+/// Whether a client reads the changed file only at its start. It reads `hosts.toml` and
+/// certificates for each pull.
 fn is_main(change: &Change) -> bool {
     let name = change.path.file_name().and_then(|name| name.to_str());
     !matches!(name, Some("hosts.toml" | "pierhead-ca.crt" | "ca.crt"))
@@ -130,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_reloads_when_it_has_to() {
+    fn a_client_is_reloaded_only_if_it_reads_the_file_at_its_start() {
         let system = ConfigRoot::system(Path::new("/image"));
         let user = ConfigRoot::user(Path::new("/home/a/.config"), Path::new("/home/a/.state"));
         let mirrors = change(
@@ -205,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_restart_makes_dockerd_forget() {
+    fn only_a_restart_removes_the_mirrors_of_dockerd() {
         let root = ConfigRoot::system(Path::new("/image"));
         let reload = |text| {
             let changes = [change("/etc/docker/daemon.json", Some(text))];

@@ -1,4 +1,4 @@
-//! Makes a client pull through pierhead.
+//! Plans and applies the changes by which a client pulls through pierhead.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,24 +13,25 @@ use crate::plan::{self, Options, Plan};
 use crate::record::{FileRecord, Lock, Record};
 use crate::undo;
 
-/// A setup that is planned: what differs from the files as they are.
+/// A planned setup: the changes to the present files.
 #[derive(Debug)]
 pub struct Setup<'a> {
     root: &'a ConfigRoot,
     client: Client,
     changes: Vec<Change>,
     notes: Vec<String>,
-    /// What an earlier run did.
+    /// The record of an earlier run.
     previous: Option<Record>,
-    /// What the record says after this run.
+    /// The files in the record after this run.
     files: BTreeMap<PathBuf, FileRecord>,
 }
 
 impl<'a> Setup<'a> {
-    /// Computes the new files. Writes nothing. To apply it, take the [`Lock`] before. Blocks.
+    /// Computes the new files. Writes nothing. To apply the plan, take the [`Lock`] before this
+    /// call. Blocks.
     ///
     /// # Errors
-    /// A file that cannot be read or changed safely, or options that the client cannot meet.
+    /// A file that cannot be read or changed safely, or an option that the client does not support.
     pub fn plan(root: &'a ConfigRoot, options: &Options<'_>) -> Result<Self, Error> {
         let client = options.client;
         let previous = Record::load(root, client)?;
@@ -44,7 +45,7 @@ impl<'a> Setup<'a> {
         };
         let originals = OriginalFiles { root, restored };
         let Plan { files: new, notes } = plan::plan(&originals, options)?;
-        // A file that an earlier run wrote, and that this one does not need, is restored.
+        // Restore a file that an earlier run wrote and that this run does not need.
         let mut wanted = originals.restored.clone();
         wanted.extend(new.into_iter().map(|(path, text)| (path, Some(text))));
         let mut files = BTreeMap::new();
@@ -74,12 +75,12 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// What would be written; empty when the client pulls through pierhead already.
+    /// The changes to write. Empty if the client already pulls through pierhead.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// What people should know about this client, one sentence each.
+    /// Notes about this client for the user, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -87,7 +88,7 @@ impl<'a> Setup<'a> {
     /// Writes the record, then all files or none. Blocks.
     ///
     /// # Errors
-    /// [`Error::NotApplied`], [`Error::NotRestored`], or the record cannot be written.
+    /// [`Error::NotApplied`], [`Error::NotRestored`], or an error while the record is written.
     pub fn apply(&self, lock: &Lock<'_>) -> Result<(), Error> {
         let (root, client) = (self.root, self.client);
         let record = Record::new(self.files.clone(), self.created_folders(lock));
@@ -105,7 +106,8 @@ impl<'a> Setup<'a> {
         Err(error)
     }
 
-    /// The folders that pierhead creates, in this run or in an earlier one; inner ones first.
+    /// The folders that pierhead creates in this run or has created in an earlier run, inner
+    /// folders first.
     fn created_folders(&self, lock: &Lock<'_>) -> Vec<PathBuf> {
         let previous = self.previous.as_ref();
         let mut folders = previous.map_or_else(Vec::new, |record| record.folders.clone());

@@ -1,4 +1,4 @@
-//! Restores the files of a client as they were before pierhead, with what others changed since.
+//! Restores the original files of a client, and keeps later changes by others.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,24 +9,24 @@ use crate::config_root::ConfigRoot;
 use crate::error::{Error, Outcome};
 use crate::record::{EditConflict, Lock, Record};
 
-/// An undo that is planned.
+/// A planned undo.
 #[derive(Debug)]
 pub struct Undo<'a> {
     root: &'a ConfigRoot,
     client: Client,
     record: Record,
-    /// The files that can be restored, each with its original text.
+    /// The original text of each file that can be restored.
     originals: BTreeMap<PathBuf, Option<String>>,
     edited: EditedFiles,
     changes: Vec<Change>,
 }
 
 impl<'a> Undo<'a> {
-    /// Computes the original files; `None` when pierhead changed none. Writes nothing. To apply it,
-    /// take the [`Lock`] before. Blocks.
+    /// Computes the original files. `None` if pierhead changed no file. Writes nothing. To apply
+    /// the plan, take the [`Lock`] before this call. Blocks.
     ///
     /// # Errors
-    /// The record or a file cannot be read.
+    /// The record or a file that cannot be read.
     pub fn plan(root: &'a ConfigRoot, client: Client) -> Result<Option<Self>, Error> {
         let Some(record) = Record::load(root, client)? else {
             return Ok(None);
@@ -44,7 +44,7 @@ impl<'a> Undo<'a> {
         }))
     }
 
-    /// What would be written.
+    /// The changes to write.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
@@ -57,7 +57,7 @@ impl<'a> Undo<'a> {
     /// Restores the files, and removes them from the record. Blocks.
     ///
     /// # Errors
-    /// [`Error::NotApplied`], [`Error::NotRestored`], or the record cannot be written.
+    /// [`Error::NotApplied`], [`Error::NotRestored`], or an error while the record is written.
     pub fn apply(&self, _lock: &Lock<'_>) -> Result<(), Error> {
         let (root, client) = (self.root, self.client);
         apply::apply_all(root, &self.changes)?;
@@ -85,12 +85,12 @@ impl<'a> Undo<'a> {
     }
 }
 
-/// Files that somebody changed in the same lines as pierhead, each with the diff.
+/// The diff of each file whose lines of pierhead somebody has edited.
 #[derive(Debug, Default)]
 pub(crate) struct EditedFiles(BTreeMap<PathBuf, String>);
 
 impl EditedFiles {
-    /// `Ok` when there are none.
+    /// Returns [`Error::Edited`] if there are such files.
     pub(crate) fn check(
         &self,
         root: &ConfigRoot,
@@ -110,8 +110,8 @@ impl EditedFiles {
         })
     }
 
-    /// Takes those files out of `originals` that an edited file names. A client does not start when
-    /// its file names a certificate that is gone.
+    /// Removes files from `originals` that an edited file names, so that the undo keeps them. A
+    /// client does not start if its configuration names a missing certificate.
     fn keep_named_files(
         &self,
         root: &ConfigRoot,
@@ -129,7 +129,8 @@ impl EditedFiles {
     }
 }
 
-/// The original text of each file of a record, and the files of which it cannot be computed.
+/// Returns the original text of each file of a record, and the files whose original text cannot be
+/// computed.
 pub(crate) fn original_texts(
     root: &ConfigRoot,
     record: &Record,

@@ -1,4 +1,5 @@
-//! The cgroups of this process: where their files lie in version 1, version 2 or both, and what the files contain.
+//! The cgroups of this process in version 1, version 2 or both: finds the folders of their files,
+//! and parses the files.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,13 +55,16 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The folder of the cgroup, then of each ancestor: all of them limit it.
+    /// The folder of the cgroup, then the folder of each ancestor, because the limits of ancestors
+    /// also apply.
     pub fn folders(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.inside.ancestors().map(|inside| self.top.join(inside))
     }
 
-    /// Finds the cgroups of a process that limit `controller`: in version 1 the one of that controller, in version 2 the
-    /// only one. `cgroup` is the text of `/proc/self/cgroup`, `mounts` that of `/proc/self/mountinfo`.
+    /// Finds the cgroups of a process that limit `controller`: one in version 1, one in version 2,
+    /// or both.
+    ///
+    /// `cgroup` is the text of `/proc/self/cgroup`. `mounts` is the text of `/proc/self/mountinfo`.
     pub fn find(controller: Controller, cgroup: &str, mounts: &str) -> Vec<Self> {
         cgroup
             .lines()
@@ -83,8 +87,9 @@ impl Cgroup {
     }
 }
 
-/// The part of a path below the mount. A mount can show another part of the hierarchy (a container without a cgroup
-/// namespace); then the top is as near as this process can see.
+/// The part of a cgroup's path below the root of the mount. A mount can show another part of the
+/// hierarchy, as in a container without a cgroup namespace. Then the mount point is the nearest
+/// visible cgroup.
 fn inside(path: &str, root: &Path) -> PathBuf {
     let path = Path::new(path);
     let below = path.strip_prefix(root).unwrap_or(Path::new(""));
@@ -98,8 +103,11 @@ fn inside(path: &str, root: &Path) -> PathBuf {
     }
 }
 
-/// The root of the mounted part of the hierarchy, and the mount point; proc(5) has the format. A container can have
-/// several mounts. The mount that shows the least around the cgroup at `path` wins, else the first.
+/// Returns the root of the mounted part of the hierarchy, and the mount point. The format is in
+/// proc(5).
+///
+/// A container can have several mounts. The mount with the longest root above the cgroup at `path`
+/// is chosen, else the first mount.
 fn mount(
     version: Version,
     controller: Controller,
@@ -107,29 +115,30 @@ fn mount(
     mounts: &str,
 ) -> Option<(PathBuf, PathBuf)> {
     let all = mounts.lines().filter_map(|line| {
-        let (ours, theirs) = line.split_once(" - ")?;
-        let mut theirs = theirs.split(' ');
-        let (kind, _, options) = (theirs.next()?, theirs.next()?, theirs.next()?);
-        let is_it = match version {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut fields = file_system.split(' ');
+        let (kind, _, options) = (fields.next()?, fields.next()?, fields.next()?);
+        let is_hierarchy = match version {
             Version::Two => kind == "cgroup2",
             Version::One => {
                 kind == "cgroup" && options.split(',').any(|it| it == controller.old_name())
             }
         };
-        let mut ours = ours.split(' ').skip(3);
-        let (root, point) = (ours.next()?, ours.next()?);
-        is_it.then(|| (unescape(root), unescape(point)))
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        is_hierarchy.then(|| (unescape(root), unescape(point)))
     });
-    let shown = |root: &Path| match path.starts_with(root) {
+    let depth = |root: &Path| match path.starts_with(root) {
         true => root.components().count(),
         false => 0,
     };
-    // `max_by_key` returns the last of equal ones, so the order is reversed.
+    // `max_by_key` returns the last of several maxima, so the reversed order gives the first mount.
     let all: Vec<_> = all.collect();
-    all.into_iter().rev().max_by_key(|(root, _)| shown(root))
+    all.into_iter().rev().max_by_key(|(root, _)| depth(root))
 }
 
-/// Decodes blanks, tabs, line ends and backslashes, which the kernel writes as three octal digits.
+/// Decodes blanks, tabs, line feeds and backslashes, which the kernel encodes as a backslash and
+/// three octal digits.
 fn unescape(text: &str) -> PathBuf {
     let mut plain = text.to_owned();
     for (code, sign) in [
@@ -143,17 +152,17 @@ fn unescape(text: &str) -> PathBuf {
     PathBuf::from(plain)
 }
 
-/// Parses the bytes of `memory.max` and `memory.high` (version 2) or `memory.limit_in_bytes` (version 1); `None` without
-/// a limit.
+/// Parses the bytes of `memory.max` and `memory.high` (version 2) or `memory.limit_in_bytes`
+/// (version 1). `None` if there is no limit.
 pub fn parse_bytes(text: &str) -> Option<u64> {
-    // Version 1 writes the largest number of pages there is.
-    const NONE: u64 = 1 << 60;
+    // Without a limit, version 1 states the largest possible number of pages.
+    const UNLIMITED: u64 = 1 << 60;
     let bytes = text.trim().parse().ok()?;
-    (bytes < NONE).then_some(bytes)
+    (bytes < UNLIMITED).then_some(bytes)
 }
 
-/// Parses a CPU quota into thousandths of a core and its period: `cpu.max` (version 2), or `cpu.cfs_quota_us` followed by
-/// `cpu.cfs_period_us` (version 1). `None` without a limit.
+/// Parses a CPU quota into thousandths of a core and its period: `cpu.max` (version 2), or
+/// `cpu.cfs_quota_us` followed by `cpu.cfs_period_us` (version 1). `None` if there is no limit.
 pub fn parse_quota(text: &str) -> Option<(u64, Duration)> {
     let mut numbers = text.split_whitespace().map(str::parse::<u64>);
     let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -165,11 +174,11 @@ pub fn parse_quota(text: &str) -> Option<(u64, Duration)> {
 /// How often the kernel throttled a cgroup because its quota was used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuThrottling {
-    /// Periods in which the cgroup ran.
+    /// Number of periods in which the cgroup ran.
     pub periods: u64,
-    /// Periods in which it was throttled.
+    /// Number of periods in which the cgroup was throttled.
     pub throttled_periods: u64,
-    /// Time for which it was throttled, of all CPUs together.
+    /// Throttled time of the cgroup, summed up over all CPUs.
     pub throttled_time: Duration,
 }
 
@@ -214,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_found_with_those_around_it() {
+    fn a_cgroup_is_found_with_its_ancestors() {
         let own = "9:name=systemd:/\n4:memory:/a/b\n1:cpu,cpuacct:/\n0::/c\n";
         let unified = (
             Version::Two,
@@ -243,24 +252,24 @@ mod tests {
     }
 
     #[test]
-    fn a_container_sees_its_part_alone() {
+    fn a_path_outside_of_the_mounted_part_becomes_the_mount_point() {
         let mounts = "5 4 0:2 /docker/x /sys/fs/my\\040groups ro - cgroup2 cgroup ro\n";
         let folder = |own: &str| found(Controller::Cpu, own, mounts)[0].1[0].clone();
         assert_eq!(folder("0::/docker/x\n"), "/sys/fs/my groups/");
         assert_eq!(folder("0::/docker/x/y\n"), "/sys/fs/my groups/y");
-        // Moved away from where the mount looks.
+        // The process was moved to a cgroup outside of the mounted part.
         assert_eq!(folder("0::/../z\n"), "/sys/fs/my groups/");
         assert_eq!(folder("0::/docker/x/../../z\n"), "/sys/fs/my groups/");
         assert_eq!(
             found(Controller::Cpu, "0::/a\n", "").len(),
             0,
-            "nothing is mounted"
+            "no hierarchy is mounted"
         );
         assert_eq!(found(Controller::Cpu, "3:pids:/a\n", BOTH).len(), 0);
     }
 
     #[test]
-    fn of_several_mounts_the_one_that_shows_the_group() {
+    fn the_mount_with_the_longest_root_above_the_cgroup_is_chosen() {
         let mounts = "\
 5 4 0:2 /other /a rw - cgroup2 cgroup rw
 6 4 0:2 / /b rw - cgroup2 cgroup rw
@@ -276,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_both_versions() {
+    fn memory_limits_and_cpu_quotas_of_both_versions_are_parsed() {
         assert_eq!(parse_bytes("268435456\n"), Some(256 << 20));
         for none in ["max\n", "9223372036854771712\n", "", "-1", "1.5"] {
             assert_eq!(parse_bytes(none), None, "{none:?}");
@@ -291,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_counted_in_both_versions() {
+    fn the_cpu_stat_of_both_versions_is_parsed() {
         let counted = Some(CpuThrottling {
             periods: 12,
             throttled_periods: 3,
@@ -308,7 +317,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(cgroup in "(\\PC|[:\n/])*", mounts in "(\\PC|[ \n/-])*") {
+        fn no_text_makes_a_parser_panic(cgroup in "(\\PC|[:\n/])*", mounts in "(\\PC|[ \n/-])*") {
             for controller in [Controller::Memory, Controller::Cpu] {
                 for group in Cgroup::find(controller, &cgroup, &mounts) {
                     prop_assert!(group.folders().all(|it| it.starts_with(&group.top)));

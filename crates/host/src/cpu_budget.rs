@@ -1,11 +1,11 @@
 //! CPU time within the quota of a cgroup, so that the kernel never throttles the process.
 //!
-//! The kernel stops a cgroup as a whole when it has used its quota, mostly for tens of milliseconds. Then a request that
-//! costs a tenth of a millisecond waits as long as all others. So long work asks here before each piece, and waits.
-//! Short work never asks, and finds CPU time.
+//! The kernel stops all threads of a cgroup when the quota is used up, mostly for tens of
+//! milliseconds. Then even a request that costs 0.1 ms waits. So long work calls
+//! [`CpuBudget::wait`] before each piece, and waits. Short work does not wait.
 //!
-//! The budget is a token bucket. It fills at a share of the quota. All CPU time of the process empties it, whichever
-//! thread used it.
+//! The budget is a token bucket. It fills at a share of the quota. The CPU time of all threads of
+//! the process empties it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,20 +23,21 @@ pub struct CpuAllowance {
     pub thousandths: u64,
     /// The period of the quota.
     pub period: Duration,
-    /// Percent of the quota that the process uses.
+    /// Percentage of the quota that the process uses.
     pub share: u64,
 }
 
 impl CpuAllowance {
-    /// Nanoseconds of CPU time per second.
+    /// The rate at which the bucket fills, in nanoseconds of CPU time per second.
     fn rate(&self) -> u64 {
         (self.thousandths.saturating_mul(10_000))
             .saturating_mul(self.share.min(100))
             .max(1)
     }
 
-    /// Nanoseconds that can be used at once: half of what the share leaves of a period. The other half is for pieces under
-    /// way, and for slices that the kernel has handed to a CPU where they stay unused.
+    /// The capacity of the bucket in nanoseconds: half of the part of one period that the share
+    /// leaves unused. The other half is for pieces in progress, and for slices that the kernel has
+    /// assigned to a CPU that does not use them.
     fn burst(&self) -> i64 {
         let period = u64::try_from(self.period.as_micros()).unwrap_or(u64::MAX);
         let quota = period.saturating_mul(self.thousandths);
@@ -44,7 +45,8 @@ impl CpuAllowance {
         i64::try_from(spare / 2).unwrap_or(i64::MAX)
     }
 
-    /// The largest deficit in nanoseconds: the kernel forgets it at the end of a period.
+    /// The maximum deficit in nanoseconds: the quota of one period, since the kernel starts each
+    /// period without a deficit.
     fn debt(&self) -> i64 {
         let period = u64::try_from(self.period.as_micros()).unwrap_or(u64::MAX);
         i64::try_from(period.saturating_mul(self.thousandths)).unwrap_or(i64::MAX)
@@ -54,7 +56,7 @@ impl CpuAllowance {
 /// Two clocks at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuReading {
-    /// Time since any fixed moment.
+    /// Time since a fixed moment.
     pub now: Duration,
     /// CPU time that all threads of the process have used.
     pub used: Duration,
@@ -71,7 +73,7 @@ struct Inner {
 }
 
 impl CpuBudget {
-    /// Of this process.
+    /// Creates the budget of this process.
     pub fn new(allowance: CpuAllowance) -> Self {
         let begun = Instant::now();
         Self::with_clock(allowance, move || CpuReading {
@@ -80,7 +82,7 @@ impl CpuBudget {
         })
     }
 
-    /// By other clocks.
+    /// Creates a budget with the given clocks.
     pub fn with_clock(
         allowance: CpuAllowance,
         clock: impl Fn() -> CpuReading + Send + Sync + 'static,
@@ -102,12 +104,15 @@ impl CpuBudget {
         self.0.allowance
     }
 
-    /// Creates a reserve for some work, which the use of others does not empty: another bucket of a `of`-th of the quota.
-    /// `used` returns the CPU time that this work has used.
-    pub fn part(&self, of: u64, used: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+    /// Creates a reserve for some work: a bucket that fills at the rate of the budget divided by
+    /// `divisor`.
+    ///
+    /// Other work does not empty the reserve. `used` returns the CPU time that the work of the
+    /// reserve has used.
+    pub fn part(&self, divisor: u64, used: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         let whole = self.clone();
         let allowance = CpuAllowance {
-            thousandths: self.0.allowance.thousandths / of.max(1),
+            thousandths: self.0.allowance.thousandths / divisor.max(1),
             ..self.0.allowance
         };
         Self::with_clock(allowance, move || CpuReading {
@@ -116,13 +121,14 @@ impl CpuBudget {
         })
     }
 
-    /// Returns how long the next piece of a request waits, if nothing uses CPU time meanwhile; zero when it can run. Reads
-    /// a clock of the kernel, in about a microsecond.
+    /// Returns the time that the next piece of a request has to wait if no thread uses CPU time
+    /// meanwhile. Zero if it can run now. Reads a clock of the kernel, in about 1 µs.
     pub fn wait(&self) -> Duration {
         self.until(0)
     }
 
-    /// The same for background work: it needs more than half of a burst, which requests leave only when they are few.
+    /// As [`Self::wait`], for background work. It needs a bucket that is more than half full, which
+    /// happens only while there are few requests.
     pub fn wait_background(&self) -> Duration {
         self.until(self.0.allowance.burst() / 2)
     }
@@ -150,14 +156,14 @@ struct Bucket {
 
 impl Bucket {
     fn update(&mut self, reading: CpuReading) {
-        // Readings of two threads can arrive in the other order.
+        // Readings of two threads can arrive out of order.
         let passed = reading.now.saturating_sub(self.last.now);
         let used = reading.used.saturating_sub(self.last.used);
         self.last.now = self.last.now.max(reading.now);
         self.last.used = self.last.used.max(reading.used);
         let earned = passed.as_nanos() * u128::from(self.allowance.rate()) / SECOND;
         let signed = |nanos: u128| i64::try_from(nanos).unwrap_or(i64::MAX);
-        // The use between two readings counts as spread over that time.
+        // The CPU time between two readings counts as spread over that time.
         let level = self.level.saturating_add(signed(earned));
         let level = level.saturating_sub(signed(used.as_nanos()));
         self.level = level.clamp(-self.allowance.debt(), self.allowance.burst());
@@ -175,7 +181,8 @@ impl Bucket {
     }
 }
 
-/// CPU time of all threads, in user and kernel mode: what counts against the quota.
+/// CPU time of all threads, in user and kernel mode. The kernel counts the same time against the
+/// quota.
 fn cpu_time() -> Duration {
     read(ClockId::ProcessCPUTime)
 }
@@ -199,14 +206,14 @@ mod tests {
 
     use super::*;
 
-    /// Half a core in periods of 100 ms, of which 90 % are used.
+    /// Half a core in periods of 100 ms. The process uses 90 % of it.
     const HALF: CpuAllowance = CpuAllowance {
         thousandths: 500,
         period: Duration::from_millis(100),
         share: 90,
     };
 
-    /// Clocks that stand still until they are moved.
+    /// Clocks that only the test moves.
     #[derive(Clone, Default)]
     struct Clocks(Arc<Mutex<CpuReading>>);
 
@@ -216,7 +223,8 @@ mod tests {
             CpuBudget::with_clock(allowance, move || *clocks.0.lock())
         }
 
-        /// So much time passes, of which the process uses so much.
+        /// Moves the clocks: `micros` of time pass, and the process uses `used` microseconds of CPU
+        /// time.
         fn pass(&self, micros: u64, used: u64) {
             let mut reading = self.0.lock();
             reading.now += Duration::from_micros(micros);
@@ -225,11 +233,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_is_never_more_than_the_share_and_a_burst() {
+    fn the_used_cpu_time_is_at_most_the_share_and_one_burst() {
         let clocks = Clocks::default();
         let budget = clocks.budget(HALF);
         let mut used = 0;
-        // Whoever is served works whenever it may, in pieces of 200 µs.
+        // The work runs whenever the budget allows it, in pieces of 200 µs.
         for _ in 0..5_000 {
             if budget.wait().is_zero() {
                 clocks.pass(200, 200);
@@ -238,18 +246,18 @@ mod tests {
                 clocks.pass(200, 0);
             }
         }
-        // A second: 450 ms, the burst of 2.5 ms and the piece that ends when it ends.
+        // In one second: 450 ms, the burst of 2.5 ms and one piece of 200 µs.
         assert!((449_000..=453_000).contains(&used), "{used}");
     }
 
     #[test]
-    fn in_no_period_the_quota_is_used_up() {
+    fn no_period_uses_up_the_quota() {
         let clocks = Clocks::default();
         let budget = clocks.budget(HALF);
         let (mut ends, mut now) = (std::collections::VecDeque::new(), 0_u64);
         for _ in 0..3_000 {
             now += 200;
-            // Nothing to do for a while, now and then.
+            // There is no work for 30 of every 250 ms.
             if now % 250_000 > 30_000 && budget.wait().is_zero() {
                 clocks.pass(200, 200);
                 ends.push_back(now);
@@ -264,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_is_as_long_as_it_takes_to_earn_what_is_owed() {
+    fn the_wait_is_the_time_in_which_the_deficit_fills() {
         let clocks = Clocks::default();
         let budget = clocks.budget(HALF);
         assert_eq!(budget.wait(), Duration::ZERO);
@@ -281,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn work_behind_leaves_half_of_a_burst_to_those_who_are_served() {
+    fn background_work_leaves_half_of_a_burst_to_requests() {
         let clocks = Clocks::default();
         let budget = clocks.budget(HALF);
         assert_eq!(budget.wait_background(), Duration::ZERO);
@@ -291,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_used_is_not_saved_up_and_what_is_owed_is_forgotten() {
+    fn unused_time_is_not_saved_and_the_deficit_is_limited() {
         let clocks = Clocks::default();
         let budget = clocks.budget(HALF);
         clocks.pass(60_000_000, 0);
@@ -299,9 +307,9 @@ mod tests {
         clocks.pass(0, 2_600);
         assert!(
             !budget.wait().is_zero(),
-            "a minute is worth no more than a burst"
+            "an idle minute fills no more than one burst"
         );
-        // Somebody who does not ask used ten periods' worth.
+        // Work that does not wait uses the quota of ten periods.
         clocks.pass(0, 500_000);
         let wait = budget.wait();
         assert!(wait < Duration::from_millis(112), "{wait:?}");
@@ -326,31 +334,31 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_left_to_those_whose_it_is_whatever_others_use() {
+    fn a_reserve_is_not_emptied_by_other_work() {
         let clocks = Clocks::default();
         let budget = clocks.budget(HALF);
-        let theirs = Arc::new(AtomicU64::new(0));
+        let reserved = Arc::new(AtomicU64::new(0));
         let part = budget.part(5, {
-            let theirs = theirs.clone();
-            move || Duration::from_micros(theirs.load(Ordering::Relaxed))
+            let reserved = reserved.clone();
+            move || Duration::from_micros(reserved.load(Ordering::Relaxed))
         });
         for _ in 0..10_000 {
-            // Others use more than there is.
+            // Other work uses more than the quota.
             clocks.pass(100, 100);
             if part.wait().is_zero() {
-                theirs.fetch_add(100, Ordering::Relaxed);
+                reserved.fetch_add(100, Ordering::Relaxed);
             }
-            assert!(!budget.wait().is_zero() || theirs.load(Ordering::Relaxed) < 5_000);
+            assert!(!budget.wait().is_zero() || reserved.load(Ordering::Relaxed) < 5_000);
         }
-        // A second: a fifth of 450 ms, and the burst of half a millisecond.
-        let theirs = theirs.load(Ordering::Relaxed);
-        assert!((90_000..=90_700).contains(&theirs), "{theirs}");
-        // Nothing is a part of nothing.
+        // In one second: a fifth of 450 ms, and the burst of 0.5 ms.
+        let reserved = reserved.load(Ordering::Relaxed);
+        assert!((90_000..=90_700).contains(&reserved), "{reserved}");
+        // A divisor of 0 counts as 1.
         assert!(budget.part(0, Duration::default).wait().is_zero());
     }
 
     #[test]
-    fn no_allowance_is_too_odd() {
+    fn extreme_allowances_do_not_panic() {
         for (thousandths, millis, share) in [(0, 0, 0), (u64::MAX, u64::MAX, 100), (1, 1, 1)] {
             let clocks = Clocks::default();
             let budget = clocks.budget(CpuAllowance {
@@ -364,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_works_uses_time() {
+    fn the_cpu_clocks_of_process_and_thread_advance() {
         let before = cpu_time();
         while cpu_time() == before {
             std::hint::spin_loop();

@@ -1,8 +1,11 @@
-//! Where bytes of blobs wait for processor time, so that whatever is short finds some.
+//! The queue in which pieces of blobs wait for CPU time, so that short responses always find CPU
+//! time.
 //!
-//! A manifest, a tag or a refusal costs a tenth of a millisecond and passes by. What is long is cut into pieces, and each of them passes here, one after
-//! the other: in the order in which they came, so many at once as there are threads, and not before the quota has room. A part of the quota is
-//! theirs alone: clients that ask for manifests without a pause, and so use all there is, slow blobs down and do not stop them.
+//! A short response (a manifest, a tag, an error) costs about 0.1 ms of CPU time and does not wait.
+//! A blob is sent in pieces. Each piece passes this queue in the order of arrival, and waits until
+//! the quota has CPU time left. At most as many pieces pass at once as there are threads. A reserve
+//! of the quota is for blobs alone. So clients that request manifests without a pause slow blobs
+//! down, but do not stop them.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
@@ -16,72 +19,77 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
-/// Bytes that leave at once: about a tenth of a millisecond, which is what a manifest waits for behind a blob.
+/// Bytes of one piece. Sending it takes about 0.1 ms, which is the delay of a manifest behind a
+/// blob.
 pub const PIECE_BYTES: u64 = 256 << 10;
 
-/// So many parts has the quota of which one is the blobs' own. What is measured of their cost leaves out what hyper and TLS do with a piece that was
-/// read, which is up to three times as much; so four, and blobs alone never use more than the quota because of what is theirs.
-const PARTS: u64 = 4;
+/// The reserve of blobs is this fraction of the quota: one fourth. The measured cost of a piece
+/// does not include the work of hyper and TLS, which costs up to three times as much. With one
+/// fourth, blobs stay within the quota even so.
+const RESERVE_DIVISOR: u64 = 4;
 
-/// The timers of the runtime are no finer.
-const LEAST: Duration = Duration::from_millis(1);
+/// Minimum wait. The timers of the runtime have this resolution.
+const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// See the head of this module.
+/// The queue of pieces for CPU time: see the module.
 pub struct CpuPacer {
     quota: CpuBudget,
-    /// Of the quota, what short answers cannot take.
-    own: CpuBudget,
-    /// Nanoseconds of processor time that pieces have cost.
+    /// The part of the quota that short responses cannot use.
+    reserve: CpuBudget,
+    /// Nanoseconds of CPU time that pieces have used.
     spent: Arc<AtomicU64>,
-    places: Semaphore,
+    permits: Semaphore,
     waited: Counter<f64, AtomicU64>,
 }
 
 impl CpuPacer {
-    /// `waited` counts the seconds that pieces waited here.
+    /// Creates a queue for `threads` threads. `waited` counts the seconds that pieces wait.
     pub fn new(quota: CpuBudget, threads: usize, waited: Counter<f64, AtomicU64>) -> Self {
         let spent = Arc::new(AtomicU64::new(0));
-        let own = quota.part(PARTS, {
+        let reserve = quota.part(RESERVE_DIVISOR, {
             let spent = spent.clone();
             move || Duration::from_nanos(spent.load(Ordering::Relaxed))
         });
         Self {
             quota,
-            own,
+            reserve,
             spent,
-            places: Semaphore::new(threads.max(1)),
+            permits: Semaphore::new(threads.max(1)),
             waited,
         }
     }
 
-    /// Returns when the next piece may leave. Cancel safe: whoever gives up leaves its place to the next.
+    /// Returns when the next piece may be sent. Cancel safe: a dropped call gives its permit to the
+    /// next call.
     pub async fn pass(&self) {
         let begun = Instant::now();
-        // It is never closed.
-        let place = self.places.acquire().await;
-        // One timer a place, however many wait behind: they are woken one by one, as each before them has passed.
+        // An error is impossible, because the semaphore is never closed.
+        let permit = self.permits.acquire().await;
+        // Only the holder of a permit sleeps. The calls behind it wait for the permit without a
+        // timer.
         loop {
             let wait = self.wait();
             if wait.is_zero() {
                 break;
             }
-            sleep(wait.max(LEAST)).await;
+            sleep(wait.max(MIN_WAIT)).await;
         }
-        // Before the piece the thread looks whether somebody short has come.
+        // Let the thread serve short requests that have arrived before the piece.
         tokio::task::yield_now().await;
-        drop(place);
+        drop(permit);
         self.waited.inc_by(begun.elapsed().as_secs_f64());
     }
 
-    /// Until the quota has room, or what of it is the blobs' own.
+    /// The time until the quota or the reserve has CPU time left.
     fn wait(&self) -> Duration {
         match self.quota.wait() {
             Duration::ZERO => Duration::ZERO,
-            crowded => crowded.min(self.own.wait()),
+            quota_wait => quota_wait.min(self.reserve.wait()),
         }
     }
 
-    /// Counts what the thread does until it is dropped as the cost of pieces.
+    /// Starts a meter. All CPU time of this thread until the meter is dropped counts as the cost of
+    /// pieces.
     pub fn meter(&self) -> CpuMeter<'_> {
         CpuMeter {
             pacer: self,
@@ -96,7 +104,8 @@ impl CpuPacer {
     }
 }
 
-/// See [`CpuPacer::meter`]. The clock is its thread's, so it stays there.
+/// Measures CPU time of one thread: see [`CpuPacer::meter`]. It is not `Send`, because its clock is
+/// the clock of the thread.
 pub struct CpuMeter<'a> {
     pacer: &'a CpuPacer,
     begun: Duration,
@@ -109,7 +118,8 @@ impl Drop for CpuMeter<'_> {
     }
 }
 
-/// Does `work` on a piece that passed `pacer`, if there is one, and counts what it cost.
+/// Runs `work` on a piece that has passed `pacer`, and adds its CPU time to the cost of pieces.
+/// Without a pacer, only runs it.
 pub async fn metered<W: Future>(pacer: Option<&CpuPacer>, work: W) -> W::Output {
     let mut work = pin!(work);
     poll_fn(|context| {
@@ -127,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Processor time that the test says was used; the other clock is the runtime's, which stands still until all wait.
+    /// The used CPU time, set by the test. The other clock is the paused clock of the runtime.
     #[derive(Clone, Default)]
     struct Used(Arc<Mutex<Duration>>);
 
@@ -152,11 +162,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_after_the_other_as_they_came_and_as_time_is_earned() {
+    async fn pieces_pass_in_order_as_the_quota_fills() {
         let used = Used::default();
         let pacer = used.pacer(1);
         used.use_up(3);
-        // What is theirs alone is used up too.
+        // The reserve is used up, too.
         pacer.spend(Duration::from_millis(10));
         let (begun, passed) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
         let waiting: Vec<_> = (0..5)
@@ -164,7 +174,7 @@ mod tests {
                 let (pacer, used, passed) = (pacer.clone(), used.clone(), passed.clone());
                 tokio::spawn(async move {
                     pacer.pass().await;
-                    // Nine of it are earned in twenty.
+                    // The quota fills by 9 ms in 20 ms.
                     used.use_up(1);
                     pacer.spend(Duration::from_millis(1));
                     let millis = begun.elapsed().as_millis();
@@ -186,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_leaves_its_place_to_the_next() {
+    async fn a_cancelled_call_gives_its_permit_to_the_next() {
         let used = Used::default();
         let pacer = used.pacer(1);
         used.use_up(40);
@@ -199,21 +209,21 @@ mod tests {
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
         second.await.unwrap();
-        assert_eq!(pacer.places.available_permits(), 1);
+        assert_eq!(pacer.permits.available_permits(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_part_is_the_blobs_own_however_much_others_use() {
+    async fn pieces_get_their_reserve_while_others_exhaust_the_quota() {
         let used = Used::default();
         let pacer = used.pacer(2);
-        // They use ten times what there is, from before the first piece comes.
+        // Other work uses ten times the quota, already before the first piece.
         used.use_up(1000);
         tokio::spawn({
             let used = used.clone();
             async move {
                 loop {
                     used.use_up(10);
-                    sleep(LEAST).await;
+                    sleep(MIN_WAIT).await;
                 }
             }
         });
@@ -224,12 +234,12 @@ mod tests {
             pacer.spend(piece);
             spent += piece;
         }
-        // A quarter of nine tenths of half a core.
+        // One fourth of 90 % of half a core.
         assert!((110..=115).contains(&spent.as_millis()), "{spent:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn blobs_alone_use_what_there_is_and_no_more() {
+    async fn pieces_alone_use_the_quota_and_no_more() {
         let used = Used::default();
         let pacer = used.pacer(1);
         let (begun, mut spent) = (Instant::now(), Duration::ZERO);
@@ -244,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_piece_costs_is_counted_and_what_it_waits_for_is_not() {
+    async fn the_cpu_time_of_a_piece_counts_and_its_waiting_time_does_not() {
         let pacer = Used::default().pacer(1);
         metered(Some(&pacer), async {
             sleep(Duration::from_millis(50)).await;

@@ -1,4 +1,5 @@
-//! A lock for each key: one holder at a time, and nobody waits for the holder of another key.
+//! A lock for each key: each key has at most one holder, and a thread waits only for the holder of
+//! its own key.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -7,8 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 /// A lock for each value of `K`.
 ///
-/// Its memory is that of the keys that are held now. A fixed number of striped locks would let the
-/// disk write of one holder block the holders of other keys.
+/// It uses memory for the held keys only. A fixed number of striped locks would let the disk write
+/// of one holder block the holders of other keys.
 #[derive(Debug)]
 pub struct KeyedLock<K> {
     held: Mutex<HashSet<K>>,
@@ -31,7 +32,8 @@ impl<K> Default for KeyedLock<K> {
 }
 
 impl<K> KeyedLock<K> {
-    /// At most `max_holders` different keys are held at once; with 0, nobody ever gets one.
+    /// Creates a lock of which at most `max_holders` different keys are held at once. With 0,
+    /// `lock` never returns.
     pub fn with_max_holders(max_holders: usize) -> Self {
         Self {
             held: Mutex::default(),
@@ -42,8 +44,8 @@ impl<K> KeyedLock<K> {
 }
 
 impl<K: Clone + Eq + Hash> KeyedLock<K> {
-    /// Waits until nobody holds `key` and fewer than the maximum of keys are held. Blocks. A thread
-    /// that asks for a key that it holds waits for ever.
+    /// Blocks until `key` is free and fewer keys than the maximum are held. A thread that locks a
+    /// key that it holds already waits for ever.
     pub fn lock(&self, key: K) -> KeyGuard<'_, K> {
         let mut held = self.held.lock();
         self.released.wait_while(&mut held, |held| {
@@ -68,7 +70,7 @@ mod tests {
     use super::KeyedLock;
 
     #[test]
-    fn one_key_has_one_holder_and_others_do_not_wait() {
+    fn a_key_has_one_holder_and_other_keys_are_not_blocked() {
         let (lock, inside) = (KeyedLock::default(), AtomicUsize::new(0));
         let other = lock.lock(0);
         std::thread::scope(|scope| {
@@ -91,21 +93,21 @@ mod tests {
     #[test]
     fn different_keys_have_at_most_the_maximum_of_holders() {
         let (lock, inside) = (KeyedLock::with_max_holders(2), AtomicUsize::new(0));
-        let most = AtomicUsize::new(0);
+        let peak = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for key in 0..6 {
-                let (lock, inside, most) = (&lock, &inside, &most);
+                let (lock, inside, peak) = (&lock, &inside, &peak);
                 scope.spawn(move || {
                     for _ in 0..100 {
                         let _guard = lock.lock(key);
                         let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
-                        most.fetch_max(now, Ordering::SeqCst);
+                        peak.fetch_max(now, Ordering::SeqCst);
                         std::thread::yield_now();
                         inside.fetch_sub(1, Ordering::SeqCst);
                     }
                 });
             }
         });
-        assert_eq!(most.into_inner(), 2);
+        assert_eq!(peak.into_inner(), 2);
     }
 }

@@ -1,15 +1,19 @@
-//! The host: what it is, what it can spare, and how background work keeps out of the way of clients.
+//! Resources of the host: their limits, their pressure, and their division between clients and
+//! background work.
 //!
-//! - [`machine`], [`cgroup`], [`network_interface`]: memory, CPUs, cgroups and addresses, read from `/proc` and `/sys`.
+//! - [`machine`], [`cgroup`], [`network_interface`]: memory, CPUs, cgroups and addresses, read from
+//!   `/proc` and `/sys`.
 //! - [`profile`]: sizing profiles, and the division of the memory.
 //! - [`pressure`]: PSI, and the decision to pause background work or to shrink a limit.
-//! - [`BackgroundWork`]: the pause switch, the CPU time that is left, and the count of panics.
+//! - [`BackgroundWork`]: the pause switch of background work, its CPU budget, and its count of
+//!   panics.
 //! - [`CpuBudget`]: CPU time within the quota of the cgroup.
+//! - [`CpuPacer`]: the queue of response pieces for CPU time.
 //! - [`KeyedLock`]: a lock for each key.
 //! - [`FairShare`]: equal slots, divided between clients.
 //!
-//! The crate reads no environment and no command line. Callers give the root of the file system, which is `/` but in
-//! tests.
+//! The crate reads no environment and no command line. Callers pass the root of the file system:
+//! `/`, or a folder in tests.
 
 #![forbid(unsafe_code)]
 

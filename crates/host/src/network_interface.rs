@@ -10,11 +10,12 @@ use nix::sys::socket::SockaddrStorage;
 /// The state of one interface.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NetworkInterface {
-    /// The host has such an interface.
+    /// Whether the host has such an interface.
     pub exists: bool,
-    /// It is up.
+    /// Whether the interface is up.
     pub up: bool,
-    /// Its addresses. Link-local ones are left out, since the name of an image cannot contain them.
+    /// The addresses of the interface. Link-local addresses are omitted, because the name of an
+    /// image cannot contain them.
     pub addresses: Vec<IpAddr>,
     /// The addresses that can be bound: neither tentative nor duplicate.
     pub usable: Vec<IpAddr>,
@@ -22,19 +23,19 @@ pub struct NetworkInterface {
     pub all: Vec<String>,
 }
 
-/// The address family that an interface has no address of.
+/// The missing address of an interface.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MissingAddress {
-    /// IPv4.
+    /// The interface has no IPv4 address.
     Ipv4,
-    /// Neither IPv4 nor IPv6.
+    /// The interface has neither an IPv4 nor an IPv6 address.
     Any,
 }
 
 /// Lists each address of this host with the name of its interface.
 ///
 /// # Errors
-/// The system refuses, as in a sandbox without AF_NETLINK.
+/// Errors of the system, as in a sandbox without AF_NETLINK.
 pub fn all_addresses() -> io::Result<Vec<(IpAddr, String)>> {
     let own = |entry: InterfaceAddress| Some((ip_of(&entry.address?)?, entry.interface_name));
     Ok(getifaddrs()?.filter_map(own).collect())
@@ -48,7 +49,7 @@ impl NetworkInterface {
     pub fn read(name: &str) -> io::Result<Self> {
         let mut found = Self::default();
         for entry in getifaddrs()? {
-            // An IPv4 address may have a label of its own behind the name.
+            // An IPv4 address may have a label behind the name of the interface (`eth0:1`).
             let own = entry.interface_name.split(':').next().unwrap_or_default();
             if !found.all.iter().any(|known| known == own) {
                 found.all.push(own.to_owned());
@@ -65,7 +66,7 @@ impl NetworkInterface {
                 continue;
             }
             found.addresses.push(ip);
-            // The kernel refuses one that is tentative, or that another machine turned out to have.
+            // The kernel refuses a tentative address, and an address that another machine has.
             if UdpSocket::bind((ip, 0)).is_ok() {
                 found.usable.push(ip);
             }
@@ -73,12 +74,12 @@ impl NetworkInterface {
         Ok(found)
     }
 
-    /// Explains why no listener can bind there, and what the operator can do.
+    /// Explains why no listener can bind to the interface, and how the operator fixes that.
     pub fn explain(&self, name: &str, lacking: &MissingAddress) -> String {
         if !self.exists {
             return format!(
-                "there is no interface {name:?} here, but {}: name one of these (in a pod without the node's network there \
-                 are only the pod's own)",
+                "this host has no interface {name:?}, but {}: name one of these (a pod without the node's network has \
+                 only its own interfaces)",
                 self.all.join(", ")
             );
         }
@@ -87,11 +88,11 @@ impl NetworkInterface {
         }
         match lacking {
             MissingAddress::Ipv4 => format!(
-                "{name} has no IPv4 address that can be listened on: give it one (`ip address add … dev {name}`), or \
-                 write \"[::]:PORT\" into listen if it is to have IPv6 alone"
+                "{name} has no IPv4 address to listen on: add one (`ip address add … dev {name}`), or \
+                 write \"[::]:PORT\" into listen for IPv6 only"
             ),
             MissingAddress::Any => format!(
-                "{name} has no address that can be listened on, and link-local ones do not count: give it one \
+                "{name} has no address to listen on (link-local addresses do not count): add one \
                  (`ip address add … dev {name}`)"
             ),
         }
@@ -108,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_seen_and_what_is_not_there_is_told_with_what_is() {
+    fn loopback_is_found_and_a_missing_interface_is_explained() {
         let lo = NetworkInterface::read("lo").unwrap();
         assert!(lo.exists && lo.up, "{lo:?}");
         assert!(

@@ -431,7 +431,7 @@ fn what_others_changed_since_is_kept_or_named() {
     for words in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
         let said = machine.refuses("docker", words);
         assert!(
-            said.contains("was changed since")
+            said.contains("somebody edited the lines of pierhead in")
                 && said.contains("-  \"registry-mirrors\": [\"http://127"),
             "{said}"
         );
@@ -474,7 +474,7 @@ fn an_address_where_no_registry_is_is_warned_of_and_written() {
     assert!(!said.contains("warning"), "{said}");
     let said = setup(port, &["--dry-run"]);
     assert!(
-        said.contains("warning: what answers is no registry (404) at http://127"),
+        said.contains("warning: there is a server that is no registry (404) at http://127"),
         "{said}"
     );
     assert!(setup(port, &["--dry-run"]).contains("does not speak HTTP"));
@@ -486,7 +486,7 @@ fn an_address_where_no_registry_is_is_warned_of_and_written() {
     let said = setup(port, &[]);
     let check = format!("`curl -si http://127.0.0.1:{port}/v2/`");
     assert!(
-        said.contains("warning: nothing answers") && said.contains(&check),
+        said.contains("warning: no server accepts connections") && said.contains(&check),
         "{said}"
     );
     assert!(written.exists());
@@ -527,15 +527,15 @@ fn an_edited_file_is_left_and_the_others_are_taken_back() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     let shown = machine.path(CONTAINERD);
     assert!(
-        said.contains(&format!("{} was changed since", shown.display())),
+        said.contains(&format!("the lines of pierhead in {}", shown.display())),
         "{said}"
     );
-    assert!(said.contains("the other files are as they were"), "{said}");
+    assert!(said.contains("the other files are restored"), "{said}");
     assert_eq!(machine.read(CONTAINERD), edited);
     assert!(!machine.path(DEFAULT).exists() && !machine.path(authority).exists());
     // A second time there is nothing else to do, and once it is mended all is as it was.
     let said = machine.refuses("containerd", &["--undo"]);
-    assert!(said.contains("Nothing was touched"), "{said}");
+    assert!(said.contains("No file was changed"), "{said}");
     fs::write(machine.path(CONTAINERD), written).expect("written");
     machine.ok("containerd", &["--undo"]);
     assert!(machine.everything() == before);
@@ -633,7 +633,7 @@ fn what_cannot_be_is_refused_with_its_line() {
     assert!(
         machine
             .refuses("docker", &["--registry", "quay.io"])
-            .contains("docker.io alone")
+            .contains("docker.io only")
     );
 
     let machine = Machine::new(&[(
@@ -642,7 +642,7 @@ fn what_cannot_be_is_refused_with_its_line() {
     )]);
     let said = machine.refuses("docker", &[]);
     assert!(
-        said.contains("/etc/default/docker") && said.contains("take the flag away"),
+        said.contains("/etc/default/docker") && said.contains("remove the flag"),
         "{said}"
     );
 

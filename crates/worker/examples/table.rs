@@ -1,8 +1,9 @@
 //! Merges images of an OCI layout and tells what their tables weigh and cost:
 //! `cargo run --release -p pierhead-worker --example table -- LAYOUT NAME... [--into FOLDER]`.
 //!
-//! Each table but the first is measured against the one before, too. With `--into` the contents of the first are
-//! written to `FOLDER/store`, one file each, and its tree from there to `FOLDER/rootfs`.
+//! Each table but the first is measured against the one before, too. With `--into` the contents of
+//! the first are written to `FOLDER/store`, one file each, and its tree from there to
+//! `FOLDER/rootfs`.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -85,21 +86,21 @@ fn main() -> Result<()> {
     for name in &names {
         let layers = index(root, name, folder.path())?;
         let all: Vec<&LayerIndex> = layers.iter().map(|(index, _)| index).collect();
-        let table = timed("build", || Ok(ImageToc::build(&all)?))?;
+        let toc = timed("build", || Ok(ImageToc::build(&all)?))?;
         println!(
             "{name}: {} entries, {} contents ({} visible), {} layers, {} bytes",
-            table.entries(),
-            table.contents().len(),
-            table.visible(),
+            toc.entries(),
+            toc.contents().len(),
+            toc.visible(),
             all.len(),
-            table.bytes().len(),
+            toc.bytes().len(),
         );
         let path = folder.path().join("table");
-        timed("save", || Ok(table.save(&path)?))?;
+        timed("save", || Ok(toc.save(&path)?))?;
         timed("open", || Ok(ImageToc::open(&path)?))?;
-        timed("parse", || Ok(ImageToc::parse(table.bytes().to_vec())?))?;
+        timed("parse", || Ok(ImageToc::parse(toc.bytes().to_vec())?))?;
         timed("walk", || {
-            let mut rows = table.rows();
+            let mut rows = toc.rows();
             let mut bytes = 0;
             while let Some(row) = rows.next()? {
                 bytes += row.path.len();
@@ -108,13 +109,13 @@ fn main() -> Result<()> {
         })?;
         for level in [1, 3, 9, 19] {
             let frame = timed(&format!("encode {level}"), || {
-                Ok(encode(&table, None, level)?)
+                Ok(encode(&toc, None, level)?)
             })?;
             println!("  {} bytes", frame.len());
             timed("decode", || Ok(decode(&frame, None)?))?;
             if let Some(last) = &last {
                 let frame = timed(&format!("patch {level}"), || {
-                    Ok(encode(&table, Some(last), level)?)
+                    Ok(encode(&toc, Some(last), level)?)
                 })?;
                 println!("  {} bytes", frame.len());
                 timed("decode", || Ok(decode(&frame, Some(last))?))?;
@@ -139,18 +140,12 @@ fn main() -> Result<()> {
                     ..Options::default()
                 };
                 let summary = timed(&format!("export {name}"), || {
-                    Ok(rootfs(
-                        &table,
-                        contents,
-                        &into.join(name),
-                        &options,
-                        &|_| {},
-                    )?)
+                    Ok(rootfs(&toc, contents, &into.join(name), &options, &|_| {})?)
                 })?;
                 println!("  {summary:?}");
             }
         }
-        last = Some(table);
+        last = Some(toc);
     }
     Ok(())
 }

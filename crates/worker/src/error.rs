@@ -1,4 +1,4 @@
-//! The one error of this crate: what failed, whose fault it is, and whether a retry can help.
+//! The error type of this crate: what failed, whose fault it is, and whether a retry can help.
 
 use std::io;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub enum Error {
     /// The caller's options contradict each other, or name something that cannot be used.
     #[error("{0}")]
     Usage(String),
-    /// A connection failed. The server refused nothing, and a retry resumes where the transfer stopped.
+    /// A connection failed. A retry resumes where the transfer stopped.
     #[error("{doing}: {source}")]
     Connection {
         /// The operation, with the name of the peer.
@@ -24,7 +24,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A response that violates HTTP or the protocol of our endpoints.
-    #[error("{server} does not answer as a registry does: {reason}")]
+    #[error("{server} sent an invalid response: {reason}")]
     Protocol {
         /// The URL of the server.
         server: String,
@@ -53,7 +53,7 @@ pub enum Error {
         /// The first code of the registry error body.
         code: Option<ErrorCode>,
     },
-    /// The server has the image neither as a bundle nor as layers.
+    /// The server has no such image: neither as a bundle nor as layers.
     #[error("{image}: not found on {server}; check its name and tag")]
     NotFound {
         /// The requested reference, with its registry.
@@ -69,7 +69,8 @@ pub enum Error {
         /// The requested platform.
         platform: String,
     },
-    /// The TLS handshake failed on the certificate of the server. A retry meets the same certificate.
+    /// The TLS handshake failed on the certificate of the server. A retry meets the same
+    /// certificate.
     #[error("{message}")]
     Untrusted {
         /// Which side has to act.
@@ -80,16 +81,16 @@ pub enum Error {
     /// The server offers no bundle of this image.
     #[error("{0}")]
     NoBundle(String),
-    /// The image, its manifest or its config is not what it should be.
+    /// The image, its manifest or its config is invalid.
     #[error("{0}")]
     Image(String),
     /// The bundle, the image or the store is damaged or incomplete.
     #[error(transparent)]
     Bundle(#[from] pierhead_toc::Error),
-    /// The store changes while it is used.
+    /// Another program changes the store while this one uses it.
     #[error("{0}")]
     Store(String),
-    /// A file of this machine.
+    /// Reading or writing a local file failed.
     #[error("{doing}: {source}")]
     File {
         /// The operation, with the path.
@@ -105,20 +106,20 @@ pub enum Error {
 /// Whose fault an [`Error`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The caller's: other options help.
+    /// The caller has to change the options.
     Caller,
-    /// The network's: a retry may help.
+    /// The network failed: a retry may help.
     Network,
-    /// The server's, or its operator's.
+    /// The operator of the server has to act.
     Server,
-    /// The image's: every retry gives the same result.
+    /// The image is invalid: every retry gives the same result.
     Image,
-    /// This machine's: its disk, its files, its kernel.
+    /// The operator of this machine has to act: its disk, its files, its kernel.
     Machine,
 }
 
 impl Error {
-    /// Whose fault it is.
+    /// Tells whose fault the error is.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Usage(_) | Self::NotFound { .. } | Self::NotStored { .. } => Fault::Caller,
@@ -150,19 +151,19 @@ impl Error {
         }
     }
 
-    /// For `map_err` of a connection.
+    /// Returns a function that makes a [`Self::Connection`] of an I/O error, for `map_err`.
     pub(crate) fn connection(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Connection { doing, source }
     }
 
-    /// For `map_err` of a file.
+    /// Returns a function that makes a [`Self::File`] of an I/O error, for `map_err`.
     pub(crate) fn file(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::File { doing, source }
     }
 
-    /// For `map_err` of a response that violates the protocol.
+    /// Makes a [`Self::Protocol`] of a response that violates the protocol.
     pub(crate) fn protocol(server: impl ToString, reason: impl ToString) -> Self {
         Self::Protocol {
             server: server.to_string(),

@@ -1,7 +1,7 @@
-//! Names of the images of a store: `DIR/pulled.json`, the latest pull last.
+//! Names of the images of a store, in the file `DIR/pulled.json`. The latest pull is last.
 //!
-//! The file may be lost. Then the store finds no image by its name until the next pull of it, and it cannot rank base
-//! images.
+//! The file may be lost. Then the store cannot rank base images, and it finds an image by its name
+//! only after the next pull of this image.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 
 const FILE_NAME: &str = "pulled.json";
+/// Maximum number of bytes of the file that are read.
 const MAX_SIZE: u64 = 4 << 20;
-/// Above this number, the oldest names are dropped.
+/// Maximum number of names. Beyond it, the oldest names are removed.
 const MAX_NAMES: usize = 4096;
-/// Most base images in a request. The server merges the table of contents of each.
+/// Maximum number of base images in a request. The server merges the table of contents of each.
 const MAX_BASE_IMAGES: usize = 16;
 
 /// One name of one image.
@@ -61,14 +62,14 @@ impl ImageNames {
         Self(all)
     }
 
-    /// The manifest that a reference meant in its latest pull.
+    /// The digest of the manifest that the latest pull of a reference resolved to.
     pub(crate) fn find(&self, image: &Reference, platform: &Platform) -> Option<Digest> {
         let mut names = self.0.iter().rev();
         let found = names.find(|name| NamedImage::new(image, platform, name.digest) == **name);
         found.map(|name| name.digest)
     }
 
-    /// The latest name of an image, for people.
+    /// The latest name of an image, for messages.
     pub(crate) fn of(&self, digest: &Digest) -> Option<String> {
         let name = self.0.iter().rev().find(|name| name.digest == *digest)?;
         let separator = if name.target.contains(':') { '@' } else { ':' };
@@ -78,8 +79,10 @@ impl ImageNames {
         ))
     }
 
-    /// Sort key of a base image by its likely similarity to a wanted image: images of the same repository first, then of a
-    /// repository with the same last part, then others. The latest pull of each class comes first.
+    /// Sort key of a base image by its likely similarity to a wanted image.
+    ///
+    /// Images of the same repository come first, then images of a repository with the same last
+    /// part, then others. In each class, the latest pull comes first.
     pub(crate) fn rank(&self, image: &Reference, digest: &Digest) -> (u8, usize) {
         let names = self
             .0
@@ -106,7 +109,7 @@ impl ImageNames {
     /// Records the name of a pulled image. Concurrent pulls into the same store lose no name.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub(crate) fn add(
         store: &Store,
         image: &Reference,
@@ -128,10 +131,11 @@ impl ImageNames {
     }
 }
 
-/// The base images that a request names, the most similar first: all of them, and those whose layers can be rebuilt.
+/// The base images for a request, the most similar first: the list of all, and the list of those
+/// whose layers can be rebuilt.
 ///
 /// # Errors
-/// The file system's.
+/// Errors of the file system.
 pub(crate) fn base_images(
     store: &Store,
     names: &ImageNames,
@@ -153,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_likeliest_base_is_of_the_same_repository_and_recent() {
+    fn the_first_base_image_is_the_latest_of_the_same_repository() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::open(folder.path(), &[]).expect("a store");
         let platform: Platform = "linux/amd64".parse().expect("a platform");
@@ -181,14 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn pulls_at_the_same_time_are_all_recorded() {
+    fn concurrent_pulls_lose_no_image_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let platform: Platform = "linux/amd64".parse().expect("a platform");
         let images: Vec<Reference> = (0..8)
             .map(|nth| format!("app:{nth}").parse().expect("a name"))
             .collect();
         let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"image");
-        // Each uses its own descriptors, like separate processes.
+        // Each store has its own descriptors, like stores of separate processes.
         let stores: Vec<_> = images
             .iter()
             .map(|_| Store::open(folder.path(), &[]).expect("a store"))

@@ -1,6 +1,6 @@
-//! How a command reports what it does while it runs.
+//! The interface by which a running command reports its progress.
 
-/// What a progress bar counts.
+/// The unit that a progress bar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes that were received, written or indexed.
@@ -20,10 +20,11 @@ pub trait Progress: Sync {
     /// Adds finished units to the current part.
     fn advance(&self, units: u64);
 
-    /// Shows a line of information that a user can do without.
+    /// Shows one line of information. `--quiet` suppresses it.
     fn note(&self, line: &str);
 
-    /// Whether a user sees the bar. If not, the library repeats a long wait as a [`Self::note`] now and then.
+    /// Whether a user sees the progress bar. If not, the library reports a long wait by
+    /// [`Self::note`] once a minute.
     fn is_drawn(&self) -> bool;
 }
 

@@ -1,7 +1,8 @@
 //! Paths of requests to a pierhead or a registry.
 //!
-//! The query parameter `ns` names the registry of the image, as containerd names it to a mirror. pierhead selects
-//! the upstream by it. A plain registry ignores it and serves what it has under the same name.
+//! The query parameter `ns` names the registry of the image, as in containerd's requests to a
+//! mirror. pierhead selects the upstream by this parameter. Other registries ignore it and serve
+//! their own image of the same name.
 
 use pierhead_oci::{Digest, Endpoint, Name, Reference, Target};
 
@@ -15,12 +16,12 @@ pub(crate) fn blob(image: &Reference, digest: Digest) -> String {
     path(image, |name| Endpoint::Blob { name, digest })
 }
 
-/// The path that serves bundles.
+/// The path of the bundle of an image.
 pub(crate) fn bundle(image: &Reference) -> String {
     path(image, |name| Endpoint::Bundle { name })
 }
 
-/// The path that takes the trace of a start.
+/// The path to which a worker sends the trace of a container start.
 pub(crate) fn trace(image: &Reference) -> String {
     path(image, |name| Endpoint::Trace { name })
 }

@@ -84,7 +84,7 @@ fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
         manifest: serde_json::to_vec(&manifest).unwrap(),
         config,
         layers: true,
-        table: ImageToc::build(&layers.iter().collect::<Vec<_>>()).unwrap(),
+        toc: ImageToc::build(&layers.iter().collect::<Vec<_>>()).unwrap(),
     };
     (image, source)
 }
@@ -174,7 +174,7 @@ fn a_layer_that_comes_out_different_is_not_written() {
     let (mut image, source) = image(&[tar(1)], false);
     let to = tempfile::tempdir().unwrap();
     let (other, _) = self::image(&[tar(2)], false);
-    image.table = other.table;
+    image.toc = other.toc;
     let error = layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap_err();
     assert!(
         matches!(error, Error::Missing(_) | Error::Io { .. }),
@@ -188,7 +188,8 @@ fn a_layer_that_comes_out_different_is_not_written() {
     ));
 }
 
-/// In the order in which it comes to be: the marker, beside its place and in it, the folders, a layer.
+/// In the order in which it comes to be: the marker, beside its place and in it, the folders, a
+/// layer.
 #[test]
 fn what_a_killed_export_left_is_written_over() {
     let (image, source) = image(&[tar(1)], false);

@@ -16,7 +16,7 @@ use pierhead_worker::export::rootfs::{
     self, ContentSource, Options, ReuseMode, StoreFiles, Summary, rootfs,
 };
 
-fn table(image: &TreeImage) -> ImageToc {
+fn toc(image: &TreeImage) -> ImageToc {
     let layers = layers(image);
     ImageToc::build(&layers.iter().collect::<Vec<_>>()).expect("built")
 }
@@ -38,15 +38,15 @@ fn layers(image: &TreeImage) -> Vec<LayerIndex> {
         .collect()
 }
 
-fn entries(table: &ImageToc) -> Vec<Entry> {
+fn entries(toc: &ImageToc) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
-    let mut rows = table.rows();
+    let mut rows = toc.rows();
     while let Some(row) = rows.next().expect("a sound table") {
         let linked = match row.node {
             Node::HardLink(to) => entries[to as usize].path.clone(),
             _ => Vec::new(),
         };
-        entries.push(row.to_entry(&table.contents(), &linked).expect("contents"));
+        entries.push(row.to_entry(&toc.contents(), &linked).expect("contents"));
     }
     entries
 }
@@ -72,13 +72,13 @@ fn a_random_image_merges_to_the_tree_that_was_meant() {
             ..TreeOptions::default()
         };
         let image = Image::tree(seed, &options);
-        let table = table(&image);
-        for (found, meant) in entries(&table).iter().zip(&image.tree) {
+        let toc = toc(&image);
+        for (found, meant) in entries(&toc).iter().zip(&image.tree) {
             assert_eq!(found, meant, "seed {seed}");
         }
-        assert_eq!(table.entries() as usize, image.tree.len());
-        let parsed = ImageToc::parse(table.bytes().to_vec()).expect("canonical");
-        assert_eq!(parsed.bytes(), table.bytes());
+        assert_eq!(toc.entries() as usize, image.tree.len());
+        let parsed = ImageToc::parse(toc.bytes().to_vec()).expect("canonical");
+        assert_eq!(parsed.bytes(), toc.bytes());
     }
 }
 
@@ -91,17 +91,17 @@ fn a_random_image_lies_in_the_folder_as_it_was_meant() {
             ..TreeOptions::default()
         };
         let image = Image::tree(seed, &options);
-        let (table, source) = (table(&image), source(&image));
+        let (toc, source) = (toc(&image), source(&image));
         let folder = tempfile::tempdir().expect("a folder");
         let summary = export(
-            &table,
+            &toc,
             &source,
             None,
             folder.path(),
             &with(ReuseMode::Clone, 2),
         );
         let summary = summary.expect("exported");
-        assert_eq!(summary.entries, u64::from(table.entries()));
+        assert_eq!(summary.entries, u64::from(toc.entries()));
         assert!(summary.complete() || !is_root(), "{summary:?}");
         disk::compare(folder.path(), &image.tree, &image.contents, is_root());
     }
@@ -116,19 +116,13 @@ fn with(reuse: ReuseMode, threads: usize) -> Options {
 }
 
 fn export(
-    table: &ImageToc,
+    toc: &ImageToc,
     source: &MemorySource,
     files: Option<&dyn StoreFiles>,
     into: &Path,
     options: &Options,
 ) -> Result<Summary, Error> {
-    rootfs(
-        table,
-        ContentSource { source, files },
-        into,
-        options,
-        &|_| {},
-    )
+    rootfs(toc, ContentSource { source, files }, into, options, &|_| {})
 }
 
 /// A store: one file a content.
@@ -167,9 +161,10 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
         ..TreeOptions::default()
     };
     let image = Image::tree(21, &options);
-    let (table, store) = (table(&image), Store::of(&image));
-    // Another version of it: most of its files have other attributes, and the others are there twice.
-    let mut changed = entries(&table);
+    let (toc, store) = (toc(&image), Store::of(&image));
+    // Another version of it: most of its files have other attributes, and the others are there
+    // twice.
+    let mut changed = entries(&toc);
     for (nth, entry) in (0_u32..).zip(&mut changed) {
         if matches!(entry.kind, Kind::File { .. }) {
             match nth % 4 {
@@ -182,7 +177,7 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     }
     let same = changed
         .iter()
-        .zip(entries(&table))
+        .zip(entries(&toc))
         .filter(|(one, other)| *one == other && matches!(one.kind, Kind::File { .. }));
     let twins: Vec<Entry> = (0..)
         .zip(same)
@@ -197,19 +192,19 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     let changed = entries(&other);
     let nothing = MemorySource::default();
     let trees = [
-        (ReuseMode::Clone, &table, &image.tree),
-        (ReuseMode::HardLink, &table, &image.tree),
-        (ReuseMode::HardLink, &table, &image.tree),
+        (ReuseMode::Clone, &toc, &image.tree),
+        (ReuseMode::HardLink, &toc, &image.tree),
+        (ReuseMode::HardLink, &toc, &image.tree),
         (ReuseMode::HardLink, &other, &changed),
         (ReuseMode::HardLink, &other, &changed),
-        (ReuseMode::HardLink, &table, &image.tree),
+        (ReuseMode::HardLink, &toc, &image.tree),
     ];
     let mut folders = Vec::new();
     let mut shared = Vec::new();
-    for (reuse, table, _) in trees {
+    for (reuse, toc, _) in trees {
         let folder = tempfile::tempdir().expect("a folder");
         let files = Some(&store as &dyn StoreFiles);
-        let summary = export(table, &nothing, files, folder.path(), &with(reuse, 2));
+        let summary = export(toc, &nothing, files, folder.path(), &with(reuse, 2));
         let summary = summary.expect("exported");
         assert!(summary.complete() || !is_root(), "{summary:?}");
         shared.push(summary.shared);
@@ -266,11 +261,11 @@ fn trees_that_are_written_at_once_have_each_their_own_attributes() {
     let folders = [(); 4].map(|()| tempfile::tempdir().expect("a folder"));
     std::thread::scope(|scope| {
         for (nth, folder) in folders.iter().enumerate() {
-            let (table, store) = (&versions[nth % 2], &store);
+            let (toc, store) = (&versions[nth % 2], &store);
             scope.spawn(move || {
                 let nothing = MemorySource::default();
                 let linked = with(ReuseMode::HardLink, 2);
-                export(table, &nothing, Some(store), folder.path(), &linked).expect("exported");
+                export(toc, &nothing, Some(store), folder.path(), &linked).expect("exported");
             });
         }
     });
@@ -292,8 +287,8 @@ fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
         over: true,
         ..with(ReuseMode::HardLink, 1)
     };
-    for table in [&old, &new] {
-        export(table, &source, Some(&store), folder.path(), &over).expect("exported");
+    for toc in [&old, &new] {
+        export(toc, &source, Some(&store), folder.path(), &over).expect("exported");
     }
     use std::os::unix::fs::MetadataExt as _;
     let inode = |name: &str| folder.path().join(name).metadata().expect("there").ino();
@@ -337,7 +332,8 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
     }
 }
 
-/// A store that gets another file of a content when one was taken, and another tree the one that was.
+/// A store that gets another file of a content when one was taken, and another tree the one that
+/// was.
 struct Renewed<'a>(&'a Store, &'a Path);
 
 impl StoreFiles for Renewed<'_> {
@@ -368,12 +364,12 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
     let store = Store(tempfile::tempdir().expect("a folder"));
     let path = store.0.path().join(FileDigest::of(b"same").hex());
     std::fs::write(path, b"same").expect("written");
-    let table = of(&[file("f", &mut source, b"same")]);
+    let toc = of(&[file("f", &mut source, b"same")]);
     let trees = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
     let of_a_tree = trees[0].path().join("f");
     let renewed = Renewed(&store, &of_a_tree);
     let linked = with(ReuseMode::HardLink, 1);
-    export(&table, &source, Some(&renewed), trees[1].path(), &linked).expect("exported");
+    export(&toc, &source, Some(&renewed), trees[1].path(), &linked).expect("exported");
     let [kept, new] =
         [&of_a_tree, &trees[1].path().join("f")].map(|path| path.metadata().expect("there"));
     assert_ne!(kept.ino(), new.ino());
@@ -416,7 +412,7 @@ fn file(path: &str, source: &mut MemorySource, bytes: &[u8]) -> Entry {
 #[test]
 fn a_folder_that_is_not_empty_is_refused_unless_told() {
     let mut source = MemorySource::default();
-    let table = of(&[
+    let toc = of(&[
         entry("a", Kind::Directory),
         file("a/f", &mut source, b"new"),
         file("b", &mut source, b"new"),
@@ -433,14 +429,14 @@ fn a_folder_that_is_not_empty_is_refused_unless_told() {
     std::os::unix::fs::symlink(outside.path(), at("b/deep/link")).expect("linked");
     std::os::unix::fs::symlink(outside.path(), at("c")).expect("linked");
     std::fs::write(at("stays"), b"old").expect("written");
-    let refused = export(&table, &source, None, folder.path(), &Options::default());
+    let refused = export(&toc, &source, None, folder.path(), &Options::default());
     assert!(matches!(refused, Err(Error::Io { .. })), "{refused:?}");
     assert!(at("b").is_dir());
     let over = Options {
         over: true,
         ..Options::default()
     };
-    export(&table, &source, None, folder.path(), &over).expect("exported");
+    export(&toc, &source, None, folder.path(), &over).expect("exported");
     for path in ["a/f", "b", "c/f"] {
         assert_eq!(std::fs::read(at(path)).expect("a file"), b"new");
     }
@@ -458,13 +454,13 @@ fn zeros_are_holes() {
     let mut source = MemorySource::default();
     let mut bytes = vec![0; 3 << 20];
     bytes[1_000_000] = 1;
-    let table = of(&[
+    let toc = of(&[
         file("some", &mut source, &bytes),
         file("zeros", &mut source, &vec![0; 1 << 20]),
         file("short", &mut source, &[0; 100]),
     ]);
     let folder = tempfile::tempdir().expect("a folder");
-    export(&table, &source, None, folder.path(), &Options::default()).expect("exported");
+    export(&toc, &source, None, folder.path(), &Options::default()).expect("exported");
     let meta = |name: &str| folder.path().join(name).metadata().expect("there");
     assert!(meta("some").blocks() * 512 < 100_000);
     assert_eq!(meta("zeros").blocks(), 0);
@@ -486,11 +482,11 @@ fn a_very_deep_tree_is_written() {
         target: format!("{}/z", &path[1..]).into(),
     };
     entries.push(link);
-    let table = of(&entries);
+    let toc = of(&entries);
     let folder = tempfile::tempdir().expect("a folder");
     let none = MemorySource::default();
-    export(&table, &none, None, folder.path(), &Options::default()).expect("exported");
-    disk::compare(folder.path(), &self::entries(&table), &[].into(), is_root());
+    export(&toc, &none, None, folder.path(), &Options::default()).expect("exported");
+    disk::compare(folder.path(), &self::entries(&toc), &[].into(), is_root());
 }
 
 #[test]
@@ -582,8 +578,8 @@ fn a_file_whose_owner_cannot_be_set_is_not_setuid() {
         entries.push(entry);
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let table = of(&entries);
-    let summary = export(&table, &source, None, folder.path(), &Options::default());
+    let toc = of(&entries);
+    let summary = export(&toc, &source, None, folder.path(), &Options::default());
     let summary = summary.expect("exported");
     let mode = |name: &str| {
         let meta = folder.path().join(name).metadata().expect("there");

@@ -553,7 +553,7 @@ fn whoever_may_not_pull_gets_no_bundle() -> Result<()> {
         )
     };
     let told = login("wrong").expect_err("a wrong password").to_string();
-    ensure!(told.contains("the login is wrong"), "{told}");
+    ensure!(told.contains("the credentials are wrong"), "{told}");
     assert_eq!(login("right")?["method"], "bundle");
     Ok(())
 }

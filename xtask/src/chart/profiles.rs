@@ -26,7 +26,7 @@ pub(crate) fn template() -> String {
         let word = if nth == 0 { "{{- if" } else { "{{- else if" };
         let Profile {
             name,
-            least_memory,
+            min_memory,
             memory,
             cpu,
             ..
@@ -39,7 +39,7 @@ pub(crate) fn template() -> String {
             text,
             "{word} eq .Values.profile \"{name}\" -}}}}\nresources:\n  requests: {{cpu: {}, memory: {}}}\n  limits: {{{most}memory: {}}}\n",
             cores(cpu.0),
-            memory_of(*least_memory),
+            memory_of(*min_memory),
             memory_of(*memory)
         );
     }
@@ -82,11 +82,11 @@ pub(crate) fn page(page: &str) -> Result<String> {
             0 => none.to_owned(),
             value => format!("{value} {unit}"),
         };
-        let on = match (profile.cores, profile.least_cores) {
+        let on = match (profile.cores, profile.min_cores) {
             (0, least) => format!("all, {least} or more"),
             (last, least) => format!("the last {last}, of {least} or more"),
         };
-        let bundles = match profile.workers {
+        let bundles = match profile.bundle_workers {
             0 => "off".to_owned(),
             workers => format!("{workers} × {} % of a core", profile.worker_cpu),
         };
@@ -98,11 +98,11 @@ pub(crate) fn page(page: &str) -> Result<String> {
             text,
             "| `{}` | {} to {} MiB | {on} | {threads} | {bundles} | {} | {} | {} |",
             profile.name,
-            profile.least_memory,
+            profile.min_memory,
             profile.memory,
-            or(profile.disk.into(), "80 % of what is free", "%"),
-            or(profile.bandwidth, "as it comes", "MB/s"),
-            or(profile.written_per_day, "as it comes", "GiB"),
+            or(profile.cache_size.into(), "80 % of what is free", "%"),
+            or(profile.upstream_bandwidth, "as it comes", "MB/s"),
+            or(profile.daily_write_budget, "as it comes", "GiB"),
         );
     }
     Ok([before, MARKS.0, &text, MARKS.1, after].concat())

@@ -1,10 +1,12 @@
-//! `config.toml` of containerd: where its CRI looks for `hosts.toml` files.
+//! `config.toml` of containerd: sets the folder in which its CRI looks for `hosts.toml` files.
 //!
-//! containerd 1.x reads versions 1 and 2; containerd 2.x reads 2, 3 and 4. Each version names the
-//! section of the registries differently, so this module refuses an unknown version.
+//! containerd 1.x reads versions 1 and 2 of the format, and containerd 2.x reads 2, 3 and 4. Each
+//! version has another name for the section of the registries, so this module refuses an unknown
+//! version.
 //!
-//! When an imported file has a section of a plugin, containerd 1.x drops the same section of the main
-//! file. Therefore a new section goes only into a file that already has it, or into the last one.
+//! If an imported file has a section of a plugin, containerd 1.x ignores the same section of the
+//! main file. Therefore the key goes into a file that already has the section, or else into the
+//! last file.
 
 use toml::{Table, Value};
 
@@ -28,23 +30,24 @@ const V3: &[&str] = &[
     "config_path",
 ];
 
-/// What one file says about registries.
+/// The settings of registries in one file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RegistrySettings {
-    /// The first folder of `config_path`, when it is set.
+    /// The first folder of `config_path`, if the key is set.
     pub(crate) certs: Option<String>,
-    /// It has the section of the plugin that reads registries.
+    /// Whether the file has the section of the plugin that reads registries.
     pub(crate) has_section: bool,
-    /// Patterns of files that are read beside it; `None` without the key.
+    /// Patterns of imported files. `None` without the key `imports`.
     pub(crate) imports: Option<Vec<String>>,
-    /// The CRI, and with it Kubernetes, is switched off.
+    /// Whether the CRI plugin is disabled, so that Kubernetes cannot use this containerd.
     pub(crate) cri_disabled: bool,
 }
 
 /// Reads a `config.toml` or a drop-in.
 ///
 /// # Errors
-/// Where it is no TOML, or has mirrors of the old kind, beside which containerd refuses `config_path`.
+/// A text that is no TOML, or that has mirrors in the deprecated form. containerd refuses
+/// `config_path` together with those.
 pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
     let table = toml_text::parse(text)?;
     let path = path_of(text, &table)?;
@@ -55,15 +58,15 @@ pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
         .map(str::to_owned);
     let registry = &path[..path.len() - 1];
     let has_section = toml_text::at(&table, &path[..2]).is_some();
-    let old = |key: &str| {
+    let deprecated = |key: &str| {
         let entries = toml_text::at(&table, registry)?.as_table()?.get(key)?;
         entries.as_table().filter(|entries| !entries.is_empty())
     };
-    let with_tls = old("configs").is_some_and(|configs| {
+    let with_tls = deprecated("configs").is_some_and(|configs| {
         let tls = |config: &Value| config.get("tls").is_some();
         configs.values().any(tls)
     });
-    if certs.is_none() && (old("mirrors").is_some() || with_tls) {
+    if certs.is_none() && (deprecated("mirrors").is_some() || with_tls) {
         let word = if with_tls { ".tls]" } else { ".mirrors" };
         let line = text.lines().position(|line| {
             let line = line.trim_start();
@@ -72,8 +75,8 @@ pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
         return Err(TextProblem {
             line: line.map(|index| index + 1),
             message: format!(
-                "this file has registry {} of the old kind, beside which containerd refuses config_path: move each \
-                 to /etc/{DEFAULT_CERTS_DIR}/REGISTRY/hosts.toml first",
+                "this file has registry {} in the deprecated form, together with which containerd refuses config_path: \
+                 move each to /etc/{DEFAULT_CERTS_DIR}/REGISTRY/hosts.toml first",
                 if with_tls {
                     "configs with tls"
                 } else {
@@ -104,11 +107,11 @@ pub(crate) fn read(text: &str) -> Result<RegistrySettings, TextProblem> {
     })
 }
 
-/// The file with that `config_path`; every other byte of it stays. A new one is of version 2, which all
-/// containerds since 1.3 read.
+/// Returns the file with this `config_path`. Every other byte stays. A new file has version 2,
+/// which containerd reads since 1.3.
 ///
 /// # Errors
-/// Where it is no TOML, or the key cannot be put in.
+/// A text that is no TOML, or into which the key cannot be inserted.
 pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String, TextProblem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,
@@ -131,7 +134,7 @@ fn path_of(text: &str, table: &Table) -> Result<&'static [&'static str], TextPro
                 line: text.lines().position(is_key).map(|index| index + 1),
                 message: format!(
                     "version = {found} is not known: pierhead knows 1 to 4, which containerd 1.3 to 2.4 read. Set config_path of the \
-                     plugin with the registries to /etc/{DEFAULT_CERTS_DIR} by hand, or use a newer pierhead"
+                     registry plugin to /etc/{DEFAULT_CERTS_DIR} by hand, or use a newer pierhead"
                 ),
             })
         }

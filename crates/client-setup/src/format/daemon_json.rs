@@ -1,4 +1,5 @@
-//! `daemon.json` of dockerd: a mirror for Docker Hub, the only registry that dockerd has mirrors for.
+//! `daemon.json` of dockerd: adds a mirror for Docker Hub, the only registry for which dockerd has
+//! mirrors.
 
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstNode, CstObject, CstRootNode};
@@ -9,13 +10,13 @@ use crate::error::TextProblem;
 
 /// The key of the mirrors.
 pub(crate) const MIRRORS: &str = "registry-mirrors";
-/// The key of the registries that dockerd asks over plain HTTP. Loopback needs no entry.
+/// The key of the registries to which dockerd connects over plain HTTP. Loopback needs no entry.
 pub(crate) const INSECURE: &str = "insecure-registries";
 
-/// The file with pierhead as the first mirror; every other byte of it stays.
+/// Returns the file with pierhead as the first mirror. Every other byte stays.
 ///
 /// # Errors
-/// Where it is not what dockerd would read.
+/// A text that dockerd would refuse.
 pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<String, TextProblem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,
@@ -35,18 +36,18 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
         })?;
     }
     let after = root.to_string();
-    // Of a key that stands there twice, dockerd reads the last.
+    // If a key occurs twice, dockerd reads the last, and the edit may have changed the first.
     if parse(&after).ok().as_ref() == Some(&expected) {
         Ok(after)
     } else {
         Err(TextProblem {
             line: None,
-            message: format!("a key stands here twice: leave one {MIRRORS} and one {INSECURE}"),
+            message: format!("a key occurs twice: keep one {MIRRORS} and one {INSECURE}"),
         })
     }
 }
 
-/// The mirrors that a `daemon.json` names.
+/// Returns the mirrors in a `daemon.json`.
 ///
 /// # Errors
 /// As [`with_mirror`].
@@ -63,7 +64,7 @@ pub(crate) fn mirrors(text: &str) -> Result<Vec<String>, TextProblem> {
         .collect())
 }
 
-/// Puts an entry in front of a list, unless one is there that means the same.
+/// Inserts an entry at the front of a list, unless the list has an entry for which `same` is true.
 fn put(
     object: &CstObject,
     expected: &mut Value,
@@ -79,7 +80,9 @@ fn put(
     };
     let wrong = || TextProblem {
         line: None,
-        message: format!("{key} is not a list of strings, which dockerd would refuse"),
+        message: format!(
+            "{key} is not a list of strings, so that dockerd would refuse the file: correct it"
+        ),
     };
     let list = property.array_value().ok_or_else(wrong)?;
     for element in list.elements() {
@@ -98,7 +101,7 @@ fn put(
     Ok(())
 }
 
-/// JSON as dockerd reads it: without the extensions of other parsers.
+/// Parses JSON as strictly as dockerd, without the extensions of other parsers.
 fn tree(text: &str) -> Result<CstRootNode, TextProblem> {
     let strict = ParseOptions {
         allow_comments: false,
@@ -121,7 +124,7 @@ fn tree(text: &str) -> Result<CstRootNode, TextProblem> {
 fn parse(text: &str) -> Result<Value, TextProblem> {
     let value: Value = serde_json::from_str(text).map_err(|error| TextProblem {
         line: Some(error.line()),
-        message: format!("no JSON, so dockerd would not start with it: {error}"),
+        message: format!("dockerd would not start, because this is no JSON: {error}"),
     })?;
     if value.is_object() {
         Ok(value)
@@ -133,6 +136,6 @@ fn parse(text: &str) -> Result<Value, TextProblem> {
 fn not_an_object() -> TextProblem {
     TextProblem {
         line: Some(1),
-        message: "a daemon.json is one object in braces".to_owned(),
+        message: "write one JSON object in braces".to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! `hosts.toml` of containerd: pierhead comes first, then the hosts that were there before.
+//! `hosts.toml` of containerd: adds pierhead as the first host, in front of the existing hosts.
 
 use toml::Value;
 
@@ -6,11 +6,13 @@ use super::toml_text;
 use crate::address::Address;
 use crate::error::TextProblem;
 
-/// The file with pierhead as the first host; every other byte of it stays. `server` is where the registry
-/// itself is, written into a new file that is about one registry; in `_default` containerd knows.
+/// Returns the file with pierhead as the first host. Every other byte stays.
+///
+/// `server` is the address of the registry itself, for a new file about one registry. The file
+/// `_default` needs none, because containerd then uses the name of the registry.
 ///
 /// # Errors
-/// Where it is no TOML, or pierhead cannot be put first.
+/// A text that is no TOML, or into which pierhead cannot be inserted as the first host.
 pub(crate) fn with_host(
     text: Option<&str>,
     address: &Address,
@@ -18,7 +20,7 @@ pub(crate) fn with_host(
     ca: Option<&str>,
 ) -> Result<String, TextProblem> {
     let mut block = format!(
-        "# pierhead; when it is down or refuses, the next one is asked.\n[host.{}]\n  capabilities = [\"pull\", \"resolve\"]\n",
+        "# pierhead. If it is down or refuses, containerd asks the next host.\n[host.{}]\n  capabilities = [\"pull\", \"resolve\"]\n",
         toml_text::quoted(&address.to_string())
     );
     if let Some(ca) = ca {
@@ -38,10 +40,10 @@ pub(crate) fn with_host(
     }
 }
 
-/// The hosts that a file names.
+/// Returns the hosts in a file.
 ///
 /// # Errors
-/// Where it is no TOML.
+/// A text that is no TOML.
 pub(crate) fn names(text: &str) -> Result<Vec<String>, TextProblem> {
     let table = toml_text::parse(text)?;
     let hosts = table.get("host").and_then(Value::as_table);

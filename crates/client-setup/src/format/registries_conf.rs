@@ -9,7 +9,8 @@ use super::toml_text;
 use crate::address::Address;
 use crate::error::TextProblem;
 
-/// The well-known registries. The format has no word for "all", so other ones are named one by one.
+/// The registries that get a mirror by default. The format has no entry for all registries, so the
+/// user names others one by one.
 pub(crate) const DEFAULT_REGISTRIES: [&str; 8] = [
     "docker.io",
     "gcr.io",
@@ -21,13 +22,16 @@ pub(crate) const DEFAULT_REGISTRIES: [&str; 8] = [
     "registry.k8s.io",
 ];
 
-/// The entries of other files, by prefix. Our entry replaces theirs, so it repeats their keys.
+/// The entries of other files, by prefix. The entry of pierhead's drop-in replaces an entry, so it
+/// repeats the keys of that entry.
 pub(crate) type RegistryEntries = BTreeMap<String, Table>;
 
-/// Adds the entries of one file to those of the files read before it.
+/// Adds the entries of one file to `entries`. A later entry replaces an earlier entry of the same
+/// prefix.
 ///
 /// # Errors
-/// Where it is no TOML, or of the old form that no drop-in can be mixed with.
+/// A text that is no TOML, or that has version 1 of the format, which cannot be mixed with
+/// drop-ins.
 pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), TextProblem> {
     let table = toml_text::parse(text)?;
     if table.get("registries").is_some() {
@@ -36,10 +40,9 @@ pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), Text
                 .lines()
                 .position(|line| line.trim_start().starts_with("[registries"))
                 .map(|index| index + 1),
-            message:
-                "this is the first version of the format, which drop-ins cannot be mixed with: \
-                      see containers-registries.conf(5) for the second"
-                    .to_owned(),
+            message: "this is version 1 of the format, which cannot be mixed with drop-ins: \
+                      convert it to version 2 (containers-registries.conf(5))"
+                .to_owned(),
         });
     }
     let registries = table.get("registry").and_then(Value::as_array);
@@ -55,25 +58,26 @@ pub(crate) fn read(text: &str, entries: &mut RegistryEntries) -> Result<(), Text
     Ok(())
 }
 
-/// The drop-in: for each registry pierhead, then the mirrors that it had before, then itself. Where pierhead speaks plain
-/// HTTP, an entry for its own name allows that.
+/// Returns the drop-in. For each registry, it names pierhead, then the mirrors of other files, then
+/// the registry itself. If pierhead speaks plain HTTP, one more entry allows that for the name of
+/// pierhead.
 pub(crate) fn drop_in(
     address: &Address,
     registries: &[String],
     others: &RegistryEntries,
 ) -> String {
-    let mut text = "# Written by `pierhead setup`; `pierhead setup podman --undo` takes it away. When pierhead\n\
-                    # is down or refuses, the registry itself is asked.\n"
+    let mut text = "# Written by `pierhead setup`; `pierhead setup podman --undo` removes it. If pierhead is\n\
+                    # down or refuses, the client asks the registry itself.\n"
         .to_owned();
     for registry in registries {
         let mirror = format!("{}/{registry}", address.authority());
         let others = others.get(registry).cloned().unwrap_or_default();
         entry(&mut text, registry, others, Some((&mirror, address)));
     }
-    // Two entries of one prefix would be an error.
+    // Two entries with the same prefix would be an error.
     let is_named = registries.iter().any(|it| it == address.authority());
     if !address.is_tls() && !is_named {
-        // Images that a user pulls by the name of pierhead.
+        // This entry is for images that a user pulls by the name of pierhead.
         let name = address.authority();
         let mut others = others.get(name).cloned().unwrap_or_default();
         others.insert("insecure".to_owned(), true.into());
@@ -82,7 +86,8 @@ pub(crate) fn drop_in(
     text
 }
 
-/// One `[[registry]]` with what other files say of it, and with our mirror before theirs.
+/// Writes one `[[registry]]` with the keys of other files, and with pierhead in front of their
+/// mirrors.
 fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str, &Address)>) {
     let mirrors = match others.remove("mirror") {
         Some(Value::Array(mirrors)) => mirrors,
@@ -96,7 +101,7 @@ fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str,
         "\n[[registry]]\nprefix = {}\n",
         toml_text::quoted(prefix)
     ));
-    // An empty one, with a wildcard prefix, stays as it is.
+    // An empty location, as with a wildcard prefix, stays empty.
     let location = location.unwrap_or_else(|| prefix.to_owned());
     text.push_str(&format!("location = {}\n", toml_text::quoted(&location)));
     keys(text, &others);
@@ -119,7 +124,7 @@ fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str,
     }
 }
 
-/// The mirrors in effect, by prefix.
+/// Returns the effective mirrors, by prefix.
 pub(crate) fn mirrors(entries: &RegistryEntries) -> BTreeMap<String, Vec<String>> {
     let of = |entry: &Table| {
         let mirrors = entry.get("mirror").and_then(Value::as_array);

@@ -43,7 +43,8 @@ fn json_value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever dockerd's file says: pierhead comes first, all else stays, a second time changes nothing.
+    /// Whatever dockerd's file says: pierhead comes first, all else stays, a second time changes
+    /// nothing.
     #[test]
     fn docker_gains_a_mirror_and_nothing_else(
         others in proptest::collection::btree_map("[a-z\"\\\\ -]{1,12}", json_value(), 0..5),

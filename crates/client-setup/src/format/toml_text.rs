@@ -1,21 +1,21 @@
-//! Edits of a TOML file of somebody else that keep every other byte.
+//! Edits of TOML text that keep every other byte.
 //!
-//! An edit puts a key into the text where it belongs, and parses the result again. The result must
-//! mean what the file meant before, plus that key. Otherwise the edit is refused.
+//! An edit inserts a key into the text, and parses the result again. The result must have the same
+//! values as before, plus the new key. Otherwise the edit is refused.
 //!
-//! `toml_edit` 0.25.18 does not keep every byte, so this module does not use it. It writes each line
-//! end as LF and adds a last line end (toml-rs/toml issue 1158), so an undo would not restore the
-//! file. `toml` gives the spans of keys and values, which is all that an edit in place needs.
+//! `toml_edit` 0.25.18 does not keep every byte, so this module does not use it. It writes each
+//! line end as LF and adds a last line end (toml-rs/toml issue 1158), so an undo would not restore
+//! the file. An edit in place needs only the spans of keys and values, which `toml` provides.
 
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::TextProblem;
 
-/// What the text means.
+/// Parses the text.
 ///
 /// # Errors
-/// The line where it is no TOML.
+/// The line with the error.
 pub(crate) fn parse(text: &str) -> Result<Table, TextProblem> {
     toml::from_str(text).map_err(|error| TextProblem {
         line: error.span().map(|span| line_of(text, span.start)),
@@ -23,13 +23,13 @@ pub(crate) fn parse(text: &str) -> Result<Table, TextProblem> {
     })
 }
 
-/// The line of a byte, from 1.
+/// The line number of a byte, from 1.
 pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().iter().take(offset);
     1 + before.filter(|byte| **byte == b'\n').count()
 }
 
-/// The line end that the file uses.
+/// The line end of the text: CRLF or LF.
 pub(crate) fn newline(text: &str) -> &'static str {
     if text.contains("\r\n") { "\r\n" } else { "\n" }
 }
@@ -44,18 +44,20 @@ pub(crate) fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a toml::Value>
     table.get(*last)
 }
 
-/// The text with the string `value` at `path`: in the place of the value that is there, below the
-/// header of its table, or in a table of its own at the end.
+/// Returns the text with the string `value` at `path`.
+///
+/// Tries three places in this order: in place of the present value, below the header of its table,
+/// and in a new table at the end.
 ///
 /// # Errors
-/// When none of these means that and nothing else.
+/// If no place changes that value alone.
 pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, TextProblem> {
     let before = parse(text)?;
     let mut expected = before.clone();
     let refuse = |line| TextProblem {
         line,
         message: format!(
-            "{} cannot be put in here without changing more: write {} = {} there by hand",
+            "{} cannot be inserted here without other changes: write {} = {} there by hand",
             path.join("."),
             path.last().unwrap_or(&""),
             quoted(value)
@@ -92,10 +94,11 @@ pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Text
         .ok_or_else(|| refuse(spans.table.map(|header| line_of(text, header))))
 }
 
-/// The text with a block of lines before its first `[header]` of a table named `table`, else at its end.
+/// Returns the text with a block of lines before the first `[header]` of the table `table`. If
+/// there is no such header, the block is at the end.
 ///
 /// # Errors
-/// When the result is not the old meaning and that of the block together.
+/// If the result does not have exactly the old values and the values of the block.
 pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, TextProblem> {
     let mut expected = parse(text)?;
     let end = newline(text);
@@ -127,12 +130,12 @@ pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, 
         .ok_or_else(|| TextProblem {
             line: None,
             message: format!(
-                "this cannot be added without changing more, add it by hand:\n{block}"
+                "this cannot be added without other changes; add it by hand:\n{block}"
             ),
         })
 }
 
-/// The value at a path, and the header of its table.
+/// The positions of the value at a path, and of the header of its table.
 #[derive(Default)]
 struct Spans {
     value: Option<std::ops::Range<usize>>,
@@ -153,7 +156,7 @@ impl Spans {
             match value.get_ref() {
                 DeValue::Table(inner) => {
                     table = inner;
-                    // Only the header of the innermost table is a place to write below.
+                    // A key can be inserted below the header of the innermost table only.
                     if index + 2 == path.len() {
                         spans.table = Some(name.span().end);
                     }
@@ -201,7 +204,7 @@ fn indent_of(text: &str, offset: usize) -> &str {
     &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
 }
 
-/// A TOML string.
+/// The text as a TOML string with quotes.
 pub(crate) fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }

@@ -1,7 +1,8 @@
-//! Background work: one pause switch, asked between two units of work, and the CPU time that is left.
+//! Background work: one pause switch that workers read between two units of work, and their CPU
+//! budget.
 //!
-//! The owner of the switch knows why work pauses (the host is short of something). A worker knows what can wait. Neither
-//! knows the other.
+//! The owner of the switch decides when work pauses: when the host is short of a resource. A worker
+//! decides which of its work can pause. Neither depends on the other.
 
 mod panics;
 mod task;
@@ -17,7 +18,7 @@ pub use task::BackgroundTask;
 
 use crate::cpu_budget::CpuBudget;
 
-/// The pause switch of background work; clones share it. By default work never pauses.
+/// The pause switch of background work. Clones share it. By default, work never pauses.
 #[derive(Clone, Debug, Default)]
 pub struct BackgroundWork(Arc<Inner>);
 
@@ -25,9 +26,9 @@ pub struct BackgroundWork(Arc<Inner>);
 struct Inner {
     is_paused: AtomicBool,
     is_memory_short: AtomicBool,
-    /// Held while the switch is turned, so that no worker misses its wake-up.
-    turning: Mutex<()>,
-    turned: Condvar,
+    /// Held while the switch changes, so that no worker misses the notification.
+    switch_lock: Mutex<()>,
+    switched: Condvar,
     paused_workers: AtomicUsize,
     pauses: AtomicU64,
     cpu_budget: Option<CpuBudget>,
@@ -43,8 +44,9 @@ impl BackgroundWork {
         }))
     }
 
-    /// Returns how long a worker waits before its next unit of work, so that requests of clients find CPU time. `None`
-    /// when it need not wait, and always without a budget. `is_awaited`: a client waits for that work.
+    /// Returns the time that a worker has to wait before its next unit of work, so that requests
+    /// find CPU time. `None` if it need not wait, and always without a budget. `is_awaited` means
+    /// that a client waits for that work.
     pub fn cpu_wait(&self, is_awaited: bool) -> Option<Duration> {
         let budget = self.0.cpu_budget.as_ref()?;
         let wait = match is_awaited {
@@ -59,25 +61,25 @@ impl BackgroundWork {
         &self.0.panics
     }
 
-    /// Whether background work pauses. Costs one relaxed load.
+    /// Whether background work is paused. Costs one relaxed atomic load.
     pub fn is_paused(&self) -> bool {
         self.0.is_paused.load(Ordering::Relaxed)
     }
 
-    /// Turns the switch, and wakes the workers that wait.
+    /// Sets the switch, and wakes the workers that wait.
     pub fn set_paused(&self, is_paused: bool) {
-        let _turning = self.0.turning.lock();
+        let _lock = self.0.switch_lock.lock();
         self.0.is_paused.store(is_paused, Ordering::Relaxed);
-        self.0.turned.notify_all();
+        self.0.switched.notify_all();
     }
 
-    /// States whether memory is among what is short. Called before [`Self::set_paused`], so that a worker that pauses
-    /// knows it.
+    /// States whether the host is short of memory. Called before [`Self::set_paused`], so that a
+    /// worker that pauses reads the new value.
     pub fn set_memory_short(&self, is_short: bool) {
         self.0.is_memory_short.store(is_short, Ordering::Relaxed);
     }
 
-    /// Whether a worker that pauses must free its memory.
+    /// Whether the host is short of memory, so that a worker that pauses must free its memory.
     pub fn is_memory_short(&self) -> bool {
         self.0.is_memory_short.load(Ordering::Relaxed)
     }
@@ -89,21 +91,23 @@ impl BackgroundWork {
         PausedWorker(&self.0)
     }
 
-    /// Blocks while work is paused, at most for `longest`. A worker with other duties looks at them in between.
-    pub fn wait_while_paused(&self, longest: Duration) {
+    /// Blocks while work is paused, at most for `timeout`. A worker with other duties does them
+    /// between two calls.
+    pub fn wait_while_paused(&self, timeout: Duration) {
         let _paused = self.count_pause();
-        let mut turning = self.0.turning.lock();
+        let mut lock = self.0.switch_lock.lock();
         self.0
-            .turned
-            .wait_while_for(&mut turning, |()| self.is_paused(), longest);
+            .switched
+            .wait_while_for(&mut lock, |()| self.is_paused(), timeout);
     }
 
-    /// Number of workers that pause now.
+    /// Number of workers that are paused now.
     pub fn paused_workers(&self) -> usize {
         self.0.paused_workers.load(Ordering::Relaxed)
     }
 
-    /// Number of pauses that began so far. A worker counts each wait, so a long pause counts many times.
+    /// Number of pauses that have begun. Each call of a wait counts, so one long pause counts
+    /// several times.
     pub fn pauses(&self) -> u64 {
         self.0.pauses.load(Ordering::Relaxed)
     }
@@ -131,7 +135,7 @@ mod tests {
         assert_eq!(
             (work.paused_workers(), work.pauses()),
             (0, 1),
-            "nothing to wait for"
+            "work is not paused"
         );
         work.set_paused(true);
         let other = work.clone();
@@ -146,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_while_work_is_still_paused() {
+    fn a_wait_ends_at_its_timeout_while_work_is_paused() {
         let work = BackgroundWork::default();
         work.set_paused(true);
         work.wait_while_paused(Duration::from_millis(1));

@@ -1,4 +1,5 @@
-//! Panics of background tasks: logs and counts each by task. The owner of the task decides whether it restarts.
+//! Panics of background tasks: each is logged, and counted by task. The owner of a task decides
+//! whether it restarts.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -11,7 +12,8 @@ use parking_lot::Mutex;
 
 use super::BackgroundTask;
 
-/// First and longest wait before a task restarts after a panic. Each wait is twice the previous one.
+/// Minimum and maximum wait before a task restarts after a panic. Each wait is twice the previous
+/// one.
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
@@ -19,7 +21,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default)]
 pub struct Panics(Arc<Mutex<BTreeMap<BackgroundTask, u64>>>);
 
-/// See [`Panics::watch`].
+/// Counts a panic that unwinds through it: see [`Panics::watch`].
 #[derive(Debug)]
 #[must_use]
 pub struct PanicGuard {
@@ -28,7 +30,7 @@ pub struct PanicGuard {
 }
 
 impl Panics {
-    /// The tasks that panicked, and how often.
+    /// The tasks that panicked, and the number of panics of each.
     pub fn counts(&self) -> Vec<(BackgroundTask, u64)> {
         self.0
             .lock()
@@ -37,7 +39,7 @@ impl Panics {
             .collect()
     }
 
-    /// Counts a panic of `task` that the caller caught.
+    /// Logs and counts a panic of `task` that the caller has caught.
     pub fn note(&self, task: BackgroundTask, panic: &(dyn Any + Send)) {
         self.count(task);
         let message = message(panic);
@@ -48,7 +50,8 @@ impl Panics {
         );
     }
 
-    /// Counts a panic of `task` that unwinds through the returned guard: for threads and futures that a panic ends.
+    /// Returns a guard that logs and counts a panic of `task`: for threads and futures that a panic
+    /// ends.
     pub fn watch(&self, task: BackgroundTask) -> PanicGuard {
         PanicGuard {
             panics: self.clone(),
@@ -56,14 +59,14 @@ impl Panics {
         }
     }
 
-    /// Runs `work`; counts its panic and returns `None` then.
+    /// Runs `work`. If it panics, counts the panic and returns `None`.
     pub fn catch<T>(&self, task: BackgroundTask, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work));
         done.inspect_err(|panic| self.note(task, &**panic)).ok()
     }
 
-    /// Runs `work` until it returns, and again after each panic. `wait` waits before each restart, longer each time, and
-    /// returns whether to restart.
+    /// Runs `work`, and runs it again after each panic. Calls `wait` before each restart with a
+    /// duration that doubles. `wait` returns whether to restart.
     pub fn restart(
         &self,
         task: BackgroundTask,
@@ -76,8 +79,9 @@ impl Panics {
         }
     }
 
-    /// Runs the future that `work` returns until it ends, and a new one after each panic. The pause before each restart
-    /// doubles from 100 ms to 60 s. Cancel safe: a dropped call drops the future of `work`.
+    /// Runs the future that `work` returns until it ends, and a new one after each panic. The pause
+    /// before each restart doubles from 100 ms to 60 s. Cancel safe: a dropped call drops the
+    /// future of `work`.
     pub async fn restart_task<F: Future<Output = ()>>(
         &self,
         task: BackgroundTask,
@@ -123,7 +127,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_future_restarts_after_pauses_that_double_to_a_minute() {
+    async fn a_future_restarts_after_waits_that_double_up_to_a_minute() {
         let panics = Panics::default();
         let (mut starts, begin) = (Vec::new(), tokio::time::Instant::now());
         let work = || {
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_counts_what_unwinds_and_nothing_else() {
+    fn a_guard_counts_unwinding_panics_only() {
         let panics = Panics::default();
         drop(panics.watch(BackgroundTask::CacheFill));
         assert_eq!(panics.counts(), []);

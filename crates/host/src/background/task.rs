@@ -1,8 +1,8 @@
-//! The background tasks of pierhead, as the metric of their panics and the log name them.
+//! The names of pierhead's background tasks, for the metric of panics and the log.
 
 use std::fmt;
 
-/// Each task once: the enum, its name, and the list of all.
+/// Defines the enum of tasks, the name of each, and the list of all.
 macro_rules! tasks {
     ($($(#[$doc:meta])* $task:ident = $name:literal,)*) => {
         /// A task that runs beside the requests of clients. Its panics are counted under its name.
@@ -51,7 +51,7 @@ tasks! {
     CredentialCheck = "credential-check",
     /// Fetches a blob on behalf of all clients that wait for it.
     FillOwner = "fill-owner",
-    /// Hands the hot ranges of blobs to the bundle server.
+    /// Passes the hot ranges of blobs to the bundle server.
     HotRanges = "hot-ranges",
     /// Follows the addresses of the network interface.
     InterfaceWatch = "interface-watch",
@@ -61,7 +61,7 @@ tasks! {
     RequestLog = "request-log",
     /// A request to a registry that several clients share.
     SharedRequest = "shared-request",
-    /// Offers the images that the cache holds to the bundle server.
+    /// Passes the images in the cache to the bundle server.
     StoredImages = "stored-images",
     /// Writes tags to the disk.
     TagWriter = "tag-writer",

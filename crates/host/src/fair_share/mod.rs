@@ -1,14 +1,15 @@
-//! Divides equal slots (connections, downloads, plans) between clients. The client that holds fewest slots is served
-//! first, and the client that holds most yields first.
+//! Divides equal slots (connections, downloads, plans) between clients.
 //!
-//! 1. No more slots are granted than the capacity.
-//! 2. A free slot goes to a waiter of the client that holds fewest. Clients with equally many slots take turns, however
-//!    many waiters each has: start-time fair queueing (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
-//! 3. A holder yields only to a client without slots, or to one that has no more than the holder afterwards. So two
-//!    clients never take the same slot from each other in turns.
+//! 1. At most as many slots are held as the capacity.
+//! 2. A free slot goes to a waiter of the client that holds the fewest slots. Clients with the same
+//!    number of slots alternate, whatever the number of their waiters: start-time fair queueing
+//!    (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
+//! 3. The client that holds the most slots yields first. It yields only to a client without slots,
+//!    or to a client that has no more slots than the holder afterwards. So two clients never take
+//!    the same slot from each other again and again.
 //!
-//! The type is a pure value without clock, lock or task. The caller decides which waiters are eligible and which holders
-//! can yield.
+//! The type is a pure value without clock, lock or task. The caller decides which waiters are
+//! eligible and which holders can yield.
 
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::Hash;
@@ -25,10 +26,11 @@ enum Kind {
 }
 
 impl ClientKey {
-    /// The operator of this host, on behalf of no client.
+    /// The operator of this host, who acts for no client.
     pub const OPERATOR: Self = Self(Kind::Operator);
 
-    /// An IPv4 address, or the /64 of an IPv6 address, since a host controls its whole /64.
+    /// The key of an IPv4 address, or of the /64 of an IPv6 address, because a host controls its
+    /// whole /64.
     pub fn of(address: IpAddr) -> Self {
         Self(Kind::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -40,19 +42,19 @@ impl ClientKey {
     }
 }
 
-/// Names one waiter of a [`FairShare`].
+/// Identifies one waiter of a [`FairShare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaiterId(u64);
 
-/// Slots by client `K`, and waiters `W` for them. See the head of this module.
+/// The slots of each client `K`, and the waiters `W` for slots: see the module.
 #[derive(Debug)]
 pub struct FairShare<K, W> {
     capacity: usize,
     held: usize,
     waiting: usize,
-    /// Clients that hold or wait, and those whose next start lies ahead of `virtual_time`.
+    /// Clients that hold slots or wait, and clients whose next start is later than `virtual_time`.
     clients: HashMap<K, Account<W>>,
-    /// The start of a new client: one after the start of the waiter that was granted a slot last.
+    /// The virtual start of a new client: one after the highest start of a granted waiter.
     virtual_time: u64,
     next_id: u64,
     /// Number of accounts above which expired accounts are removed.
@@ -63,7 +65,7 @@ pub struct FairShare<K, W> {
 struct Account<W> {
     held: usize,
     waiters: VecDeque<Waiter<W>>,
-    /// The earliest start of the next waiter.
+    /// The earliest virtual start of the next waiter.
     next_start: u64,
 }
 
@@ -74,8 +76,8 @@ struct Waiter<W> {
     value: W,
 }
 
-/// Number of expired accounts that may stay.
-const SLACK: usize = 64;
+/// Number of expired accounts that may remain.
+const MAX_EXPIRED: usize = 64;
 
 impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
     /// Creates a share of `capacity` slots. A capacity of 0 grants nothing.
@@ -87,36 +89,36 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
             clients: HashMap::new(),
             virtual_time: 0,
             next_id: 0,
-            sweep_at: SLACK,
+            sweep_at: MAX_EXPIRED,
         }
     }
 
-    /// Changes the capacity. Slots that are held stay held.
+    /// Changes the capacity. Clients keep the slots that they hold.
     pub fn set_capacity(&mut self, capacity: usize) {
         self.capacity = capacity;
     }
 
-    /// Slots in all.
+    /// The maximum number of held slots.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Slots that are held, by all clients.
+    /// The number of slots that all clients hold.
     pub fn held(&self) -> usize {
         self.held
     }
 
-    /// Slots that `client` holds.
+    /// The number of slots that `client` holds.
     pub fn held_by(&self, client: &K) -> usize {
         self.clients.get(client).map_or(0, |it| it.held)
     }
 
-    /// Waiters of all clients.
+    /// The number of waiters of all clients.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Waiters of `client`.
+    /// The number of waiters of `client`.
     pub fn waiting_of(&self, client: &K) -> usize {
         self.clients.get(client).map_or(0, |it| it.waiters.len())
     }
@@ -129,7 +131,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         })
     }
 
-    /// Takes a free slot at once and bypasses all waiters; `false` when there is none.
+    /// Takes a free slot at once and bypasses all waiters. `false` if no slot is free.
     pub fn take(&mut self, client: &K) -> bool {
         if self.held >= self.capacity {
             return false;
@@ -163,7 +165,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         WaiterId(id)
     }
 
-    /// Removes a waiter; `None` when it already got its slot.
+    /// Removes a waiter. `None` if it has a slot already.
     pub fn cancel(&mut self, client: &K, waiter: WaiterId) -> Option<W> {
         let account = self.clients.get_mut(client)?;
         let at = account.waiters.iter().position(|it| it.id == waiter.0)?;
@@ -178,8 +180,8 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         Some(removed.value)
     }
 
-    /// Grants a free slot to the next eligible waiter. `is_eligible` gets the client, the number of its slots, and the
-    /// waiter. `None` when no slot is free or no waiter is eligible.
+    /// Grants a free slot to the next eligible waiter. `is_eligible` gets the client, the number of
+    /// its slots, and the waiter. `None` if no slot is free or no waiter is eligible.
     pub fn next(&mut self, mut is_eligible: impl FnMut(&K, usize, &W) -> bool) -> Option<(K, W)> {
         if self.held >= self.capacity {
             return None;
@@ -203,13 +205,15 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         account.held += 1;
         self.held += 1;
         self.waiting -= 1;
-        // Adds one, since otherwise an endless row of new clients would starve clients that were served once.
+        // Without the 1, an endless sequence of new clients would starve clients that were granted
+        // a slot once.
         self.virtual_time = self.virtual_time.max(waiter.start + 1);
         Some((client, waiter.value))
     }
 
-    /// The client that must yield a slot to `newcomer`: the one with most slots of those that `can_yield`. `None` when
-    /// `newcomer` would have more slots than that client afterwards.
+    /// The client that must yield a slot to `newcomer`: the client with the most slots for which
+    /// `can_yield` returns `true`. `None` if `newcomer` would have more slots than that client
+    /// afterwards.
     pub fn yields_to(&self, newcomer: &K, mut can_yield: impl FnMut(&K) -> bool) -> Option<&K> {
         let own = self.held_by(newcomer);
         let holders: Vec<_> = self
@@ -217,10 +221,10 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
             .iter()
             .filter(|(_, account)| account.held > own + usize::from(own > 0))
             .collect();
-        // A heap and no sort, since usually the first client can yield.
+        // A heap is cheaper than a sort, because usually the first client can yield.
         let by_held = holders.iter().enumerate();
-        let mut most: BinaryHeap<_> = by_held.map(|(at, (_, it))| (it.held, at)).collect();
-        while let Some((_, at)) = most.pop() {
+        let mut by_most: BinaryHeap<_> = by_held.map(|(at, (_, it))| (it.held, at)).collect();
+        while let Some((_, at)) = by_most.pop() {
             let (client, _) = *holders.get(at)?;
             if can_yield(client) {
                 return Some(client);
@@ -233,7 +237,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         if self.clients.len() >= self.sweep_at && !self.clients.contains_key(client) {
             let now = self.virtual_time;
             self.clients.retain(|_, account| account.is_needed(now));
-            self.sweep_at = 2 * self.clients.len() + SLACK;
+            self.sweep_at = 2 * self.clients.len() + MAX_EXPIRED;
         }
         self.clients
             .entry(client.clone())
@@ -244,7 +248,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
             })
     }
 
-    /// Removes the account of `client` when it has expired.
+    /// Removes the account of `client` if it has expired.
     fn forget(&mut self, client: &K) {
         let now = self.virtual_time;
         if self

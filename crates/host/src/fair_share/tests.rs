@@ -1,15 +1,18 @@
+//! Tests of the division of slots between clients. A client is a letter; `"aab"` is a list of
+//! waiters or grants.
+
 use super::*;
 
 type Share = FairShare<char, usize>;
 
-/// Grants slots until none is left, and says to whom.
+/// Grants slots until none is free. Returns the clients in the order of the grants.
 fn grants(share: &mut Share) -> String {
     std::iter::from_fn(|| share.next(|_, _, _| true))
         .map(|(client, _)| client)
         .collect()
 }
 
-/// A share with that capacity, and waiters in that order.
+/// A share with this capacity, and one waiter for each letter of `clients`, in order.
 fn waiting(capacity: usize, clients: &str) -> Share {
     let mut share = Share::new(capacity);
     for (at, client) in clients.chars().enumerate() {
@@ -19,7 +22,7 @@ fn waiting(capacity: usize, clients: &str) -> Share {
 }
 
 #[test]
-fn no_more_slots_are_granted_than_there_are() {
+fn at_most_as_many_slots_are_held_as_the_capacity() {
     let mut share = waiting(2, "aab");
     assert_eq!(grants(&mut share), "ab");
     assert_eq!((share.held(), share.waiting()), (2, 1));
@@ -28,7 +31,7 @@ fn no_more_slots_are_granted_than_there_are() {
     assert_eq!(grants(&mut share), "a");
     share.set_capacity(1);
     share.release(&'a');
-    assert!(!share.take(&'c'), "two are held still");
+    assert!(!share.take(&'c'), "two slots are still held");
     share.release(&'a');
     share.release(&'b');
     assert!(share.take(&'c'));
@@ -49,7 +52,7 @@ fn a_free_slot_goes_to_the_client_that_holds_fewest() {
 }
 
 #[test]
-fn clients_take_turns_however_many_waiters_one_has() {
+fn clients_alternate_whatever_the_number_of_their_waiters() {
     let mut share = waiting(1, "aaaaabb");
     let mut order = String::new();
     for _ in 0..4 {
@@ -60,19 +63,19 @@ fn clients_take_turns_however_many_waiters_one_has() {
         order += &granted;
     }
     assert_eq!(order, "abab");
-    // Three of `a` wait still.
+    // Three waiters of `a` remain.
     share.wait(&'c', 0);
     assert_eq!(grants(&mut share), "a");
     share.release(&'a');
-    assert_eq!(grants(&mut share), "c", "a newcomer waits for one turn");
+    assert_eq!(grants(&mut share), "c", "a new client waits for one grant");
 }
 
 #[test]
-fn newcomers_do_not_starve_whoever_was_served_before() {
+fn new_clients_do_not_starve_a_client_that_had_a_slot() {
     let mut share = waiting(1, "aa");
     assert_eq!(grants(&mut share), "a");
     share.release(&'a');
-    // A new client comes for each slot: the second waiter of `a` has its turn all the same.
+    // A new client arrives for each slot. The second waiter of `a` must get one of the first slots.
     let mut order = String::new();
     for client in "bcdefg".chars() {
         share.wait(&client, 0);
@@ -91,16 +94,16 @@ fn waiters_that_are_not_eligible_keep_their_place() {
     let odd = share.next(|_, _, value| value % 2 == 1);
     assert_eq!(odd, Some(('a', 1)));
     assert_eq!(share.next(|_, _, value| *value > 7), None);
-    // A bound for one client.
+    // The caller allows one slot for each client.
     assert_eq!(share.next(|_, held, _| held < 1), Some(('b', 2)));
     assert_eq!(share.waiters().collect::<Vec<_>>(), [(&'a', &0)]);
 }
 
 #[test]
-fn a_waiter_that_left_costs_its_client_nothing() {
+fn a_cancelled_waiter_costs_its_client_nothing() {
     let mut share = Share::new(1);
-    let left: Vec<_> = (0..5).map(|at| share.wait(&'a', at)).collect();
-    for (at, id) in left.into_iter().enumerate() {
+    let cancelled: Vec<_> = (0..5).map(|at| share.wait(&'a', at)).collect();
+    for (at, id) in cancelled.into_iter().enumerate() {
         assert_eq!(share.cancel(&'a', id), Some(at));
         assert_eq!(share.cancel(&'a', id), None);
     }
@@ -111,7 +114,7 @@ fn a_waiter_that_left_costs_its_client_nothing() {
 }
 
 #[test]
-fn whoever_holds_most_yields_unless_the_newcomer_would_have_more() {
+fn the_client_with_most_slots_yields_unless_the_new_one_would_have_more() {
     let mut share = Share::new(6);
     for client in "aaabbc".chars() {
         assert!(share.take(&client));
@@ -127,21 +130,25 @@ fn whoever_holds_most_yields_unless_the_newcomer_would_have_more() {
 }
 
 #[test]
-fn clients_that_neither_hold_nor_wait_are_forgotten() {
+fn accounts_without_slots_and_waiters_are_removed() {
     let mut share: FairShare<usize, ()> = FairShare::new(1);
     for client in 0..10_000 {
         share.wait(&client, ());
         assert!(share.next(|_, _, ()| true).is_some());
         share.release(&client);
-        assert!(share.clients.len() <= 2 * SLACK, "{}", share.clients.len());
+        assert!(
+            share.clients.len() <= 2 * MAX_EXPIRED,
+            "{}",
+            share.clients.len()
+        );
     }
     assert_eq!(share.held(), 0);
     share.release(&7);
-    assert_eq!(share.held(), 0, "nothing is given back twice");
+    assert_eq!(share.held(), 0, "a second release changes nothing");
 }
 
 #[test]
-fn addresses_of_one_client_are_one() {
+fn all_addresses_of_one_ipv6_network_are_one_client() {
     let of = |text: &str| ClientKey::of(text.parse().unwrap());
     assert_eq!(of("2001:db8:1:2::3"), of("2001:db8:1:2:ffff::9"));
     assert_ne!(of("2001:db8:1:2::3"), of("2001:db8:1:3::3"));

@@ -11,19 +11,20 @@ use super::Machine;
 /// A choice of CPUs: `limits.cores`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CpuSelection {
-    /// All CPUs that the process may run on.
+    /// All CPUs on which the process may run.
     All,
-    /// The last N of them. Interrupts and tasks that are bound by hand lie on the first CPUs.
+    /// The last N of these CPUs. Interrupts and manually bound tasks are usually on the first CPUs.
     Last(usize),
     /// CPUs by number, ascending.
     These(Vec<usize>),
 }
 
 impl CpuSelection {
-    /// Resolves to CPU numbers, ascending; `None` to change nothing.
+    /// Resolves the selection to CPU numbers in ascending order. `None` means that no binding is
+    /// needed.
     ///
     /// # Errors
-    /// The process may not run on one of them; the text is a message for the operator.
+    /// A message for the operator if the process may not run on a selected CPU.
     pub fn resolve(&self, machine: &Machine) -> Result<Option<Vec<usize>>, String> {
         let allowed = &machine.cores;
         match self {
@@ -47,7 +48,7 @@ impl CpuSelection {
 /// Binds the calling thread, and all threads that it starts later, to these CPUs.
 ///
 /// # Errors
-/// The system refuses.
+/// Errors of the system.
 pub fn bind_to_cores(cores: &[usize]) -> std::io::Result<()> {
     let mut set = CpuSet::new();
     for core in cores.iter().filter(|core| **core < CpuSet::MAX_CPU) {
@@ -88,7 +89,8 @@ impl fmt::Display for CpuSelection {
     }
 }
 
-/// Parses a CPU list such as `0-3,6`, in the format of the kernel. Returns numbers in ascending order, each once.
+/// Parses a CPU list such as `0-3,6`, in the format of the kernel. Returns numbers in ascending
+/// order, each once.
 pub(crate) fn parse_cpu_list(text: &str) -> Result<Vec<usize>, ()> {
     let mut cores = BTreeSet::new();
     for run in text.split(',') {
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_people_and_the_kernel_write_them() {
+    fn selections_of_the_configuration_are_parsed_and_formatted() {
         for (text, cores) in [
             ("all", CpuSelection::All),
             ("last 4", CpuSelection::Last(4)),
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_are_those_of_this_process() {
+    fn the_last_cores_are_chosen_among_the_allowed_cores() {
         let machine = Machine {
             cores: vec![0, 1, 6, 7],
             ..Machine::default()
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_stays_where_it_is_told() {
+    fn a_bound_thread_and_its_children_run_on_the_given_cores() {
         let ours = || rustix::thread::sched_getaffinity(None).unwrap();
         let first = (0..CpuSet::MAX_CPU)
             .find(|core| ours().is_set(*core))

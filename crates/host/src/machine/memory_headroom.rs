@@ -1,22 +1,22 @@
-//! The memory that the cgroups of this process still allow.
+//! The memory that is left below the limits of this process's cgroups.
 
 use std::path::Path;
 
 use crate::cgroup::{Cgroup, Controller, Version, parse_bytes};
 use crate::kernel_file::{below, read_kernel_file};
 
-/// Bytes of the cgroup that has the least memory left.
+/// The limit and the remaining memory of the cgroup with the least remaining memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryHeadroom {
     /// The limit of that cgroup.
     pub limit: u64,
-    /// Bytes below the limit.
+    /// Remaining bytes below the limit.
     pub left: u64,
 }
 
 impl MemoryHeadroom {
-    /// Reads the files below `root`, which is `/` but in tests; `None` without a limit. The page cache counts as left, as in
-    /// MemAvailable of the kernel.
+    /// Reads the files below `root`: `/`, or a folder in tests. `None` if there is no limit. The
+    /// page cache counts as free, as in MemAvailable of the kernel.
     pub fn read(root: &Path) -> Option<Self> {
         let proc =
             |name: &str| read_kernel_file(&root.join("proc/self").join(name)).unwrap_or_default();
@@ -50,8 +50,8 @@ fn headroom_of(version: Version, folder: &Path) -> Option<MemoryHeadroom> {
         line.and_then(|value| value.trim().parse().ok())
             .unwrap_or(0)
     };
-    let given_back = u64::saturating_add(cached("active_file"), cached("inactive_file"));
-    let used = parse_bytes(&read(used)?)?.saturating_sub(given_back);
+    let page_cache = u64::saturating_add(cached("active_file"), cached("inactive_file"));
+    let used = parse_bytes(&read(used)?)?.saturating_sub(page_cache);
     Some(MemoryHeadroom {
         limit,
         left: limit.saturating_sub(used),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_with_the_least_left_counts_without_its_page_cache() {
+    fn the_cgroup_with_the_least_memory_left_counts_without_page_cache() {
         let two = [
             (
                 "proc/self/mountinfo",
@@ -98,12 +98,12 @@ mod tests {
                 left: 650
             })
         );
-        let around = [
+        let parent = [
             ("sys/fs/cgroup/a/memory.max", "2000\n"),
             ("sys/fs/cgroup/a/memory.current", "1900\n"),
         ];
         assert_eq!(
-            headroom(&[&two[..], &around].concat()),
+            headroom(&[&two[..], &parent].concat()),
             Some(MemoryHeadroom {
                 limit: 2000,
                 left: 100

@@ -1,4 +1,4 @@
-//! The host as this process may use it: memory and CPUs, within the limits of its cgroups.
+//! The memory and CPUs of the host that this process may use, within the limits of its cgroups.
 
 mod cores;
 mod memory_headroom;
@@ -35,18 +35,18 @@ pub struct CpuLimit {
 /// Memory and CPUs of the host, read once at the start.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Machine {
-    /// Bytes of memory; 0 when the kernel does not tell.
+    /// Bytes of memory. 0 if unknown.
     pub memory: u64,
-    /// The memory limit of the cgroup, when it is lower.
+    /// The memory limit of the cgroup, if it is lower than `memory`.
     pub memory_limit: Option<MemoryLimit>,
-    /// Numbers of the CPUs that this process may run on, ascending.
+    /// Numbers of the CPUs on which this process may run, in ascending order.
     pub cores: Vec<usize>,
-    /// The CPU limit of the cgroup, when it is lower.
+    /// The CPU limit of the cgroup, if it is lower than the number of CPUs.
     pub cpu_limit: Option<CpuLimit>,
 }
 
 impl Machine {
-    /// Reads the files below `root`, which is `/` but in tests.
+    /// Reads the files below `root`: `/`, or a folder in tests.
     pub fn read(root: &Path) -> Self {
         let proc = |name: &str| read_kernel_file(&root.join("proc").join(name)).unwrap_or_default();
         let (cgroup, mounts) = (proc("self/cgroup"), proc("self/mountinfo"));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn without_groups_it_is_the_whole_machine() {
+    fn without_cgroups_the_machine_has_no_limits() {
         let whole = machine(&[]);
         assert_eq!((whole.memory, whole.memory_limit), (16 << 20, None));
         assert_eq!(whole.cores, [0, 1, 2, 3, 6]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn of_version_two_the_tightest_around_counts() {
+    fn the_lowest_limit_of_a_version_2_cgroup_and_its_ancestors_counts() {
         let mounts = (
             "proc/self/mountinfo",
             "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 c rw\n",
@@ -171,7 +171,7 @@ mod tests {
             (2500, Duration::from_millis(100))
         );
         assert!(quota.stat.ends_with("sys/fs/cgroup/a/b/cpu.stat"));
-        // More than there is bounds nothing.
+        // Limits above the resources of the machine are no limits.
         let found = machine(&[
             mounts,
             own,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn version_one_has_files_and_hierarchies_of_its_own() {
+    fn version_1_limits_are_read_from_the_hierarchy_of_each_controller() {
         let found = machine(&[
             (
                 "proc/self/mountinfo",

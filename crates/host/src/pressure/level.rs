@@ -1,8 +1,10 @@
-//! The decision to pause background work under the pressure of one resource: figures in, yes or no out.
+//! The decision to pause background work under the pressure of one resource, as a pure function of
+//! stall readings.
 
 use super::{Resource, Stall};
 
-/// The stall from which on work pauses (either share), and below which (both shares) the resource is calm.
+/// Work pauses when either share of the stall reaches `pause`. The resource is calm while both
+/// shares are below `calm`.
 #[derive(Clone, Copy)]
 struct Thresholds {
     pause: Stall,
@@ -13,15 +15,17 @@ const fn stall(some: f64, full: f64) -> Stall {
     Stall { some, full }
 }
 
-/// Calm readings in a row before work resumes. Work that resumes too early brings the pressure back at once.
+/// Number of calm readings in a row before work resumes. Work that resumes earlier would raise the
+/// pressure again.
 const CALM_READINGS: u32 = 5;
 
 impl Resource {
     /// Memory: half of the stall that shrinks the fast tier, so that background work pauses first.
     ///
-    /// CPUs and the disk are shared all the time, and the wait of one task harms no client. Work pauses when some task waits
-    /// for two fifths of the time (two tasks that never sleep reach 100 % on one core). It also pauses when all tasks of
-    /// the cgroup wait for a tenth of the time, since then its quota is used up.
+    /// CPU and disk: some waiting is normal on a shared machine and harms no client. Work pauses if
+    /// some task waits for 40 % of the time (two tasks that never sleep reach 100 % on one core).
+    /// Work also pauses if all tasks of the cgroup wait for the CPU for 10 % of the time, because
+    /// then its quota is used up.
     fn thresholds(self) -> Thresholds {
         let (pause, calm) = match self {
             Self::Memory => (stall(0.05, 0.01), stall(0.01, 0.002)),
@@ -37,7 +41,7 @@ impl Resource {
 pub(crate) struct PressureLevel {
     resource: Resource,
     is_paused: bool,
-    /// Calm readings in a row.
+    /// Number of calm readings in a row.
     calm: u32,
 }
 
@@ -58,7 +62,7 @@ impl PressureLevel {
         self.is_paused
     }
 
-    /// Takes one reading of a regular interval. Returns whether the decision changed.
+    /// Adds the reading of one interval. Returns whether the decision has changed.
     pub(crate) fn update(&mut self, stall: Stall) -> bool {
         let Thresholds { pause, calm } = self.resource.thresholds();
         let before = self.is_paused;
@@ -79,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_rests_at_once_and_goes_on_after_calm_looks_in_a_row() {
+    fn work_pauses_at_once_and_resumes_after_calm_readings_in_a_row() {
         let mut level = PressureLevel::new(Resource::Cpu);
         let mut after = |some, full| {
             level.update(stall(some, full));
@@ -88,20 +92,26 @@ mod tests {
         assert!(!after(0.39, 0.09));
         assert!(after(0.40, 0.0));
         assert!(after(0.0, 0.0) && after(0.0, 0.0) && after(0.0, 0.0) && after(0.0, 0.0));
-        assert!(after(0.3, 0.0), "in between: not calm in a row");
+        assert!(
+            after(0.3, 0.0),
+            "neither calm nor a reason to pause: the row is interrupted"
+        );
         for _ in 1..CALM_READINGS {
             assert!(after(0.19, 0.04));
         }
         assert!(!after(0.19, 0.04));
-        assert!(!after(0.3, 0.0), "in between: nothing begins");
-        assert!(after(0.0, 0.10), "nobody of the group gets on");
+        assert!(
+            !after(0.3, 0.0),
+            "neither calm nor a reason to pause: work goes on"
+        );
+        assert!(after(0.0, 0.10), "all tasks of the cgroup wait");
     }
 
     #[test]
-    fn a_change_is_told_once() {
+    fn a_change_of_the_decision_is_reported_once() {
         let mut level = PressureLevel::new(Resource::Memory);
-        let mut changes = |some, looks| {
-            (0..looks)
+        let mut changes = |some, readings| {
+            (0..readings)
                 .filter(|_| level.update(stall(some, 0.0)))
                 .count()
         };
@@ -111,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn of_memory_work_rests_before_the_tier_shrinks() {
+    fn memory_pressure_pauses_work_before_it_shrinks_the_tier() {
         for stalled in [stall(0.05, 0.0), stall(0.0, 0.01)] {
             let (mut level, mut limit) = (
                 PressureLevel::new(Resource::Memory),

@@ -1,23 +1,26 @@
-//! A limit that shrinks under pressure at once and grows back slowly: figures in, a limit out.
+//! A limit that shrinks at once under pressure and grows slowly without, as a pure function of
+//! stall readings.
 
 use super::Stall;
 
-/// The limit shrinks from this stall on (either share).
+/// The limit shrinks when either share of the stall reaches this value.
 const SHRINK_FROM: Stall = Stall {
     some: 0.10,
     full: 0.02,
 };
-/// Below this stall (both shares) the limit grows. In between it stays, since growth would bring the pressure back.
+/// The limit grows while both shares of the stall are below this value. Between the two values it
+/// stays, because growth would raise the pressure again.
 const CALM_BELOW: Stall = Stall {
     some: 0.01,
     full: 0.002,
 };
-/// Calm readings in a row before the limit grows, and before each further step.
+/// Number of calm readings in a row before the first step of growth.
 const CALM_READINGS: u32 = 15;
+/// Number of calm readings in a row before each further step.
 const CALM_READINGS_PER_STEP: u32 = 5;
-/// A step is this part of the ceiling. A limit shrinks by a step or by [`SHRINK_DIVISOR`], whichever is more.
+/// A step is the ceiling divided by this.
 const STEP_DIVISOR: u64 = 16;
-/// A limit shrinks by this part of what is left.
+/// A limit shrinks by itself divided by this, and at least by one step.
 const SHRINK_DIVISOR: u64 = 4;
 
 /// A limit between 0 and its ceiling.
@@ -25,12 +28,12 @@ const SHRINK_DIVISOR: u64 = 4;
 pub struct PressureLimit {
     ceiling: u64,
     limit: u64,
-    /// Calm readings in a row.
+    /// Number of calm readings in a row.
     calm: u32,
 }
 
 impl PressureLimit {
-    /// Starts at the ceiling.
+    /// Creates a limit that starts at the ceiling.
     pub fn new(ceiling: u64) -> Self {
         Self {
             ceiling,
@@ -60,7 +63,7 @@ impl PressureLimit {
         };
     }
 
-    /// Takes one reading of a regular interval.
+    /// Adds the reading of one interval.
     pub fn update(&mut self, stall: Stall) {
         let step = self.ceiling.div_ceil(STEP_DIVISOR);
         if stall.some >= SHRINK_FROM.some || stall.full >= SHRINK_FROM.full {
@@ -87,68 +90,68 @@ mod tests {
         Stall { some, full: 0.0 }
     }
 
-    /// Limits after so many looks of the same.
-    fn looks(follow: &mut PressureLimit, stalled: Stall, times: usize) -> Vec<u64> {
-        let look = |_| {
-            follow.update(stalled);
-            follow.limit()
+    /// The limits after each of `times` equal readings.
+    fn update_times(limit: &mut PressureLimit, stall: Stall, times: usize) -> Vec<u64> {
+        let update = |_| {
+            limit.update(stall);
+            limit.limit()
         };
-        (0..times).map(look).collect()
+        (0..times).map(update).collect()
     }
 
     #[test]
-    fn pressure_takes_it_down_in_steps_to_nothing() {
-        let mut follow = PressureLimit::new(1600);
-        assert_eq!(looks(&mut follow, some(0.10), 3), [1200, 900, 675]);
+    fn pressure_shrinks_the_limit_in_steps_to_zero() {
+        let mut limit = PressureLimit::new(1600);
+        assert_eq!(update_times(&mut limit, some(0.10), 3), [1200, 900, 675]);
         let full = Stall {
             some: 0.02,
             full: 0.02,
         };
-        assert_eq!(looks(&mut follow, full, 1), [507]);
-        let rest = looks(&mut follow, some(1.0), 20);
+        assert_eq!(update_times(&mut limit, full, 1), [507]);
+        let rest = update_times(&mut limit, some(1.0), 20);
         assert!(rest.is_sorted_by(|a, b| a >= b));
         assert_eq!(rest.last(), Some(&0));
     }
 
     #[test]
-    fn it_comes_back_slowly_and_only_while_nothing_presses() {
-        let mut follow = PressureLimit::new(1600);
-        looks(&mut follow, some(0.5), 2);
-        assert_eq!(follow.limit(), 900);
+    fn the_limit_grows_slowly_and_only_without_pressure() {
+        let mut limit = PressureLimit::new(1600);
+        update_times(&mut limit, some(0.5), 2);
+        assert_eq!(limit.limit(), 900);
         assert_eq!(
-            looks(&mut follow, some(0.05), 100),
+            update_times(&mut limit, some(0.05), 100),
             [900; 100],
-            "in between"
+            "between the thresholds"
         );
-        assert_eq!(looks(&mut follow, some(0.0), 14), [900; 14]);
+        assert_eq!(update_times(&mut limit, some(0.0), 14), [900; 14]);
         assert_eq!(
-            looks(&mut follow, some(0.0), 6),
+            update_times(&mut limit, some(0.0), 6),
             [1000, 1000, 1000, 1000, 1000, 1100]
         );
-        // A little pressure begins the wait anew.
-        looks(&mut follow, some(0.05), 1);
-        assert_eq!(looks(&mut follow, some(0.0), 14), [1100; 14]);
-        assert_eq!(looks(&mut follow, some(0.0), 500).last(), Some(&1600));
+        // A little pressure resets the count of calm readings.
+        update_times(&mut limit, some(0.05), 1);
+        assert_eq!(update_times(&mut limit, some(0.0), 14), [1100; 14]);
+        assert_eq!(update_times(&mut limit, some(0.0), 500).last(), Some(&1600));
     }
 
     #[test]
-    fn an_operators_limit_is_the_ceiling() {
-        let mut follow = PressureLimit::new(1600);
-        follow.set_ceiling(3200);
-        assert_eq!(follow.limit(), 3200, "nothing had given way");
-        follow.update(some(0.2));
-        assert_eq!(follow.limit(), 2400);
-        follow.set_ceiling(8000);
-        assert_eq!((follow.ceiling(), follow.limit()), (8000, 2400));
-        follow.set_ceiling(1000);
-        assert_eq!(follow.limit(), 1000);
-        follow.set_ceiling(0);
-        looks(&mut follow, some(0.0), 100);
-        assert_eq!(follow.limit(), 0);
-        follow.set_ceiling(10);
-        looks(&mut follow, some(1.0), 100);
-        assert_eq!(follow.limit(), 0);
-        looks(&mut follow, some(0.0), 1000);
-        assert_eq!(follow.limit(), 10, "small ones come back, too");
+    fn the_operators_value_is_the_ceiling_of_the_limit() {
+        let mut limit = PressureLimit::new(1600);
+        limit.set_ceiling(3200);
+        assert_eq!(limit.limit(), 3200, "the limit was at its ceiling");
+        limit.update(some(0.2));
+        assert_eq!(limit.limit(), 2400);
+        limit.set_ceiling(8000);
+        assert_eq!((limit.ceiling(), limit.limit()), (8000, 2400));
+        limit.set_ceiling(1000);
+        assert_eq!(limit.limit(), 1000);
+        limit.set_ceiling(0);
+        update_times(&mut limit, some(0.0), 100);
+        assert_eq!(limit.limit(), 0);
+        limit.set_ceiling(10);
+        update_times(&mut limit, some(1.0), 100);
+        assert_eq!(limit.limit(), 0);
+        update_times(&mut limit, some(0.0), 1000);
+        assert_eq!(limit.limit(), 10, "a small limit grows back, too");
     }
 }

@@ -1,4 +1,5 @@
-//! The pressure of the host: how long tasks wait for memory, a CPU or the disk, and what gives way.
+//! The pressure of the host: how long tasks wait for memory, a CPU or the disk, and which work
+//! pauses because of it.
 
 mod level;
 mod limit;

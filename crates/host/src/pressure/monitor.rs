@@ -1,4 +1,4 @@
-//! Pauses background work under pressure, and reports the pressure of memory.
+//! The monitor that pauses background work under pressure and reports the pressure of memory.
 
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -17,13 +17,14 @@ use crate::background::BackgroundWork;
 
 type ResourceLabel = [(&'static str, &'static str); 1];
 
-/// Turns the pause switch of background work by the pressure of some resources.
+/// Sets the pause switch of background work by the pressure of some resources.
 ///
-/// 1. Background work pauses first. A limit that follows the pressure of memory shrinks from the next reading on.
+/// 1. Background work pauses first. A limit that follows the pressure of memory shrinks only from
+///    the next reading on.
 pub struct PressureMonitor {
     background: BackgroundWork,
     levels: Vec<(PressureLevel, PressureReader)>,
-    /// For a limit that follows the pressure of memory.
+    /// The reader for a limit that follows the pressure of memory.
     memory: Option<PressureReader>,
     metrics: PressureMetrics,
 }
@@ -39,11 +40,14 @@ pub struct PressureMetrics {
 }
 
 impl PressureMonitor {
-    /// Interval between two readings. The kernel sums up the counts of its CPUs every two seconds.
+    /// Interval between two readings. The kernel updates the sums over its CPUs every two seconds.
     pub const INTERVAL: Duration = Duration::from_secs(2);
 
-    /// Creates a monitor that pauses `background` under the pressure of each of `resources`. `key` names the setting that lists them, for the log.
-    /// Reads below `root`, which is `/` but in tests. Logs each resource that the kernel does not count.
+    /// Creates a monitor that pauses `background` under the pressure of each of `resources`.
+    ///
+    /// `key` is the configuration key that lists the resources, for the log. Reads the files below
+    /// `root`: `/`, or a folder in tests. Logs each resource whose pressure the kernel does not
+    /// count.
     pub fn new(background: BackgroundWork, resources: &[Resource], key: &str, root: &Path) -> Self {
         let metrics = PressureMetrics {
             background: background.clone(),
@@ -64,7 +68,8 @@ impl PressureMonitor {
         }
     }
 
-    /// Also reads the pressure of memory for a limit that follows it, which [`Self::update`] returns. `subject` names that limit, for the log.
+    /// Makes [`Self::update`] also return the pressure of memory, for a limit that follows it.
+    /// `subject` names that limit in the log.
     #[must_use]
     pub fn reporting_memory(mut self, subject: &str, root: &Path) -> Self {
         self.memory = find(Resource::Memory, subject, root);
@@ -76,8 +81,11 @@ impl PressureMonitor {
         self.metrics.clone()
     }
 
-    /// Reads the pressure at `now`, `passed` after the previous call. Returns the stall of memory that a limit has to follow. Returns `None` without
-    /// [`Self::reporting_memory`], at the first call, and when background work has just paused: it may have been the whole pressure.
+    /// Reads the pressure at `now`, `passed` after the previous call. Returns the stall of memory
+    /// for a limit that follows it.
+    ///
+    /// Returns `None` without [`Self::reporting_memory`], at the first call, and when background
+    /// work has just paused, since it may have caused the whole pressure.
     pub fn update(&mut self, now: Instant, passed: Duration) -> Option<Stall> {
         let mut just_paused = false;
         for (level, reader) in &mut self.levels {
@@ -130,7 +138,7 @@ impl PressureMonitor {
     }
 }
 
-/// Logs when the kernel does not count.
+/// Finds the files of a resource. Logs if the kernel does not count its pressure.
 fn find(resource: Resource, subject: &str, root: &Path) -> Option<PressureReader> {
     let reader = PressureReader::find(resource, root);
     if reader.is_none() {
@@ -152,7 +160,7 @@ fn percent(share: f64) -> String {
 }
 
 impl PressureMetrics {
-    /// Registers them. The caller gives the prefix.
+    /// Registers the metrics. The caller chooses the prefix.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "some",
@@ -213,7 +221,7 @@ mod tests {
             host
         }
 
-        /// Tasks have waited for `millis` milliseconds in all.
+        /// Sets the total waiting time of tasks to `millis` milliseconds.
         fn waited(&self, resource: Resource, millis: u64) {
             let text = format!(
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\n",
@@ -236,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn work_pauses_while_a_resource_is_short_and_that_is_counted() {
+    fn work_pauses_under_pressure_and_the_metrics_count_it() {
         let (host, work) = (Host::new(), BackgroundWork::default());
         let resources = [Resource::Memory, Resource::Cpu];
         let mut monitor = PressureMonitor::new(
@@ -271,11 +279,11 @@ mod tests {
         ] {
             assert!(scraped.contains(line), "{line} in {scraped}");
         }
-        // The CPUs are calm from the third reading on, memory from the fourth.
+        // The CPU is calm from the third reading on, memory from the fourth.
         for _ in 0..4 {
             update(&mut monitor);
         }
-        assert!(work.is_paused(), "memory is not calm for long enough");
+        assert!(work.is_paused(), "memory had too few calm readings");
         update(&mut monitor);
         assert!(!work.is_paused() && !work.is_memory_short());
         let scraped = text(&metrics);
@@ -290,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_does_not_count_nothing_pauses() {
+    fn without_psi_work_never_pauses() {
         let (root, work) = (tempfile::tempdir().unwrap(), BackgroundWork::default());
         let mut monitor = PressureMonitor::new(
             work.clone(),

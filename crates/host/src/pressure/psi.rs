@@ -1,8 +1,10 @@
-//! Pressure stall information (PSI): the share of time in which tasks waited for a resource, as the kernel counts it.
+//! Pressure stall information (PSI): the kernel's count of the time in which tasks waited for a
+//! resource.
 //!
-//! The kernel counts for the host (`/proc/pressure`), for each cgroup of version 2, and on some hosts for those of version 1
-//! (`memory.pressure` beside the limits). The highest pressure counts. The kernel's averages lag by ten seconds; the
-//! differences of its totals do not.
+//! The kernel counts for the host (`/proc/pressure`) and for each cgroup of version 2. On some
+//! hosts it also counts for cgroups of version 1 (`memory.pressure` in the folder of the limits).
+//! The highest pressure is used. The reader computes differences of the totals, because the
+//! kernel's averages lag by ten seconds.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,7 +27,7 @@ impl Resource {
     /// All resources.
     pub const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Io];
 
-    /// The name that the kernel uses.
+    /// The name of the resource in the kernel's interface.
     pub fn name(self) -> &'static str {
         self.controller().name()
     }
@@ -39,31 +41,31 @@ impl Resource {
     }
 }
 
-/// The shares of an interval in which tasks waited, from 0 to 1.
+/// The shares of an interval in which tasks waited for a resource, from 0 to 1.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Stall {
-    /// At least one task waited.
+    /// The share in which at least one task waited.
     pub some: f64,
-    /// All tasks that could run waited.
+    /// The share in which all runnable tasks waited.
     pub full: f64,
 }
 
-/// Time in which tasks waited since the host started.
+/// The time in which tasks waited, since the start of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Totals {
     some: Duration,
     full: Duration,
 }
 
-/// Reads the pressure of one resource, each time since the previous read.
+/// Reads the pressure of one resource in the time since the previous read.
 pub struct PressureReader {
-    /// Each file, with what was read last and when.
+    /// Each file, with its last totals and the time of that read.
     files: Vec<(PathBuf, Option<(Totals, Instant)>)>,
 }
 
 impl PressureReader {
-    /// Finds the files of the host and of the cgroup of this process below `root`, which is `/` but in tests. `None` where
-    /// the kernel does not count (`CONFIG_PSI`, `psi=1`).
+    /// Finds the files of the host and of this process's cgroup below `root`: `/`, or a folder in
+    /// tests. `None` if the kernel does not count (`CONFIG_PSI`, `psi=1`).
     pub fn find(resource: Resource, root: &Path) -> Option<Self> {
         let machine = root.join("proc/pressure").join(resource.name());
         let files = std::iter::once(machine).chain(cgroup_files(resource, root));
@@ -72,8 +74,8 @@ impl PressureReader {
         (!files.is_empty()).then_some(Self { files })
     }
 
-    /// Returns the highest pressure since the last read; `None` at the first. Reads one or two files of the kernel, which
-    /// wait for no disk.
+    /// Returns the highest pressure since the last read. `None` at the first read. Does not block,
+    /// because the files are in memory of the kernel.
     pub fn read(&mut self, now: Instant) -> Option<Stall> {
         let mut highest = None::<Stall>;
         for (path, before) in &mut self.files {
@@ -87,7 +89,7 @@ impl PressureReader {
             let share = |later: Duration, earlier: Duration| {
                 let waited = later.saturating_sub(earlier).as_secs_f64();
                 let share = waited / passed.as_secs_f64();
-                // The clocks of the kernel and of this process differ a little, and the interval can be empty.
+                // The clocks of kernel and process differ a little, and the interval can be empty.
                 if share.is_finite() {
                     share.min(1.0)
                 } else {
@@ -121,7 +123,8 @@ fn read_totals(path: &Path) -> Option<Totals> {
     parse(&read_kernel_file(path)?)
 }
 
-/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, and usually a line `full` of the same form.
+/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, and usually a line `full` of
+/// the same form.
 fn parse(text: &str) -> Option<Totals> {
     let total = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
@@ -151,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_tells_of_the_time_since_the_one_before() {
+    fn a_read_returns_the_stall_since_the_previous_read() {
         let root = tempfile::tempdir().unwrap();
         let machine = root.path().join("proc/pressure/memory");
         put(machine.clone(), 5_000_000, 1_000_000);
@@ -162,14 +165,14 @@ mod tests {
         put(machine.clone(), 5_500_000, 1_100_000);
         let stalled = reader.read(after(2)).unwrap();
         assert!((stalled.some - 0.25).abs() < 1e-9 && (stalled.full - 0.05).abs() < 1e-9);
-        // Twice at once, and one that counts backwards.
+        // A read without elapsed time, and totals that decrease.
         assert_eq!(reader.read(after(2)), Some(Stall::default()));
         put(machine, 0, 0);
         assert_eq!(reader.read(after(4)), Some(Stall::default()));
     }
 
     #[test]
-    fn what_presses_harder_counts_be_it_the_machine_or_the_group() {
+    fn the_higher_pressure_of_host_and_cgroup_is_returned() {
         let root = tempfile::tempdir().unwrap();
         let machine = root.path().join("proc/pressure/memory");
         let own = root.path().join("sys/fs/cgroup/a.slice/b/memory.pressure");
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_does_not_count_there_is_nothing_to_look_at() {
+    fn files_that_are_missing_or_invalid_give_no_reader() {
         let root = tempfile::tempdir().unwrap();
         assert!(PressureReader::find(Resource::Memory, root.path()).is_none());
         let path = root.path().join("proc/pressure/memory");

@@ -2,20 +2,19 @@
 
 use super::MIB;
 
-/// The process before it does anything: its code, threads, and the catalogue of some ten thousand
-/// blobs.
+/// Bytes of the idle process: code, threads, and the catalog of about ten thousand blobs.
 const BASE: u64 = 24 * MIB;
-/// Manifests that are received, which the process holds whole.
+/// Bytes of the manifests in transfer, which the process holds in memory.
 const MANIFESTS: u64 = 24 * MIB;
-/// A connection with TLS.
+/// Bytes of one connection with TLS.
 const CONNECTION: u64 = 64 << 10;
 
-/// The memory that indexing threads take, in bytes.
+/// The memory of indexing threads, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerMemory {
-    /// For each thread.
+    /// Bytes of each thread.
     pub each: u64,
-    /// For all of them together, when there is one.
+    /// Bytes that all threads share. 0 threads need none.
     pub shared: u64,
 }
 
@@ -28,23 +27,23 @@ impl WorkerMemory {
     }
 }
 
-/// The parts that take memory. Together they take at most three quarters of the memory. The page cache
-/// and the sockets take the rest, which the kernel counts as memory of the process.
+/// The parts of the memory. Together they use at most three quarters of the budget. The rest is for
+/// the page cache and the sockets, which the kernel counts as memory of the cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryShares {
-    /// Indexing threads; 0: no bundles.
+    /// Number of indexing threads. 0 means no bundles.
     pub workers: u64,
-    /// Connections of clients.
+    /// Number of connections of clients.
     pub connections: u64,
-    /// Bytes of responses.
+    /// Bytes of responses in transfer.
     pub responses: u64,
     /// Bytes of small blobs in memory.
     pub small_blobs: u64,
 }
 
 impl MemoryShares {
-    /// Divides `bytes`, at least [`super::MIN_MEMORY`]. Each part gets what `wanted` has, as far as the
-    /// memory goes.
+    /// Divides `bytes`, which is at least [`super::MIN_MEMORY`]. Each part gets its value of
+    /// `wanted`, or less if the memory is too small.
     pub fn divide(bytes: u64, wanted: Self, worker: WorkerMemory) -> Self {
         let divisible = (bytes - bytes / 4).saturating_sub(BASE + MANIFESTS);
         let workers = wanted.workers.min(divisible / 3 * 2 / worker.each.max(1));
@@ -52,8 +51,8 @@ impl MemoryShares {
         Self {
             workers,
             connections: wanted.connections.min(rest / 4 / CONNECTION).max(16),
-            // A larger budget of an operator gives responses more than the profile wants. Fewer bytes
-            // than the bound of one manifest would refuse all requests.
+            // If the operator sets a larger budget, responses get more than the profile wants. The
+            // minimum is the size of one manifest: with less, pierhead would refuse all requests.
             responses: wanted
                 .responses
                 .max(bytes / 8)
@@ -63,7 +62,7 @@ impl MemoryShares {
         }
     }
 
-    /// The most that all parts take together, in bytes.
+    /// The maximum that all parts use together, in bytes.
     pub fn total(&self, worker: WorkerMemory) -> u64 {
         let connections = self.connections * CONNECTION;
         let workers = worker.of(self.workers);
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn each_profile_has_what_its_table_says() {
+    fn the_memory_of_each_profile_suffices_for_its_values() {
         for profile in &PROFILES {
             let bytes = profile.memory * MIB;
             let shares = MemoryShares::divide(bytes, profile.memory_shares(), WORKER);
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn little_memory_has_no_room_for_a_worker() {
+    fn a_small_budget_has_no_indexing_thread() {
         let wanted = PROFILES[1].memory_shares();
         assert_eq!(wanted.workers, 1);
         assert_eq!(MemoryShares::divide(200 * MIB, wanted, WORKER).workers, 0);

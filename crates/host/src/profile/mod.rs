@@ -1,7 +1,7 @@
-//! Sizing profiles: the share of a machine that pierhead takes.
+//! Sizing profiles: the share of a machine that pierhead uses.
 //!
-//! A profile yields values, which the configuration makes the defaults of its keys. The memory budget
-//! is the limit of the cgroup, else a share of the machine's memory, and never more than the bound of
+//! The values of a profile become the defaults of configuration keys. The memory budget is the
+//! limit of the cgroup, else a share of the machine's memory. It is never more than the maximum of
 //! the profile.
 
 mod memory_shares;
@@ -14,93 +14,93 @@ pub use memory_shares::{MemoryShares, WorkerMemory};
 pub use table::{PROFILES, Profile};
 
 const MIB: u64 = 1 << 20;
-/// Fewer bytes cannot be divided.
+/// Minimum memory budget in bytes.
 pub const MIN_MEMORY: u64 = 128 * MIB;
-/// A machine without limits has room for a profile when its memory is so many times what the profile
-/// needs.
+/// A machine without a cgroup limit must have this many times the minimum memory of the profile.
 const MACHINE_FACTOR: u64 = 4;
 
-/// What pierhead asks of the machine.
+/// The memory that the operator requests for pierhead.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryRequest {
     /// The chosen profile.
     pub profile: Option<&'static Profile>,
-    /// Bytes that the operator sets. They replace the budget of the profile.
+    /// Bytes that the operator sets (`limits.memory`). They replace the budget of the profile.
     pub memory: Option<u64>,
-    /// Bytes of a fast tier in memory. The tier takes them at its start, so they come off first.
+    /// Bytes of a fast tier in memory. They are subtracted first, because the tier allocates them
+    /// at the start.
     pub tier: u64,
 }
 
-/// Where a memory budget comes from.
+/// The source of a memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BudgetSource {
     /// The operator.
     Operator,
     /// The limit of the cgroup.
     CgroupLimit(Version),
-    /// So many percent of the machine's memory.
+    /// This percentage of the machine's memory.
     MachineShare(u64),
 }
 
 /// The memory that pierhead plans with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// The fast tier included.
+    /// Bytes, including the fast tier.
     pub bytes: u64,
-    /// Where it comes from.
+    /// The source of the budget.
     pub source: BudgetSource,
 }
 
-/// Why a machine does not fit a request. All amounts are bytes.
+/// The reason why a machine does not fit a request. All amounts are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
-    /// The operator sets more memory than there is.
+    /// The operator requests more memory than is available.
     MemoryAboveMachine {
-        /// Set by the operator.
+        /// The requested memory.
         requested: u64,
-        /// Of the cgroup, else of the machine.
+        /// The limit of the cgroup, else the memory of the machine.
         available: u64,
     },
     /// The process may run on too few cores.
     TooFewCores {
-        /// That does not fit.
+        /// The profile that does not fit.
         profile: &'static Profile,
         /// The cores that the process may run on.
         allowed: Vec<usize>,
     },
     /// The machine is too small for the profile.
     MachineTooSmall {
-        /// That does not fit.
+        /// The profile that does not fit.
         profile: &'static Profile,
-        /// The smallest machine that it is for.
+        /// The memory of the smallest machine for the profile.
         required: u64,
-        /// Memory of the machine.
+        /// The memory of the machine.
         memory: u64,
     },
     /// The budget is less than the profile needs.
     BudgetTooSmall {
-        /// That does not fit.
+        /// The profile that does not fit.
         profile: &'static Profile,
-        /// That it needs.
+        /// The memory that the profile needs.
         required: u64,
         /// The budget.
         budget: MemoryBudget,
     },
-    /// The fast tier leaves less than all else needs.
+    /// The fast tier leaves less memory than all other parts need.
     TierTooLarge {
-        /// Size of the tier.
+        /// The size of the tier.
         tier: u64,
-        /// That all else needs.
+        /// The memory that all other parts need.
         required: u64,
         /// The budget, or the memory of the machine.
         available: u64,
     },
 }
 
-/// The memory budget for a request; `None` when it names neither a profile nor an amount.
+/// Returns the memory budget for a request. `None` if it names neither a profile nor an amount.
 ///
 /// # Errors
-/// The machine does not have it.
+/// The reason why the machine does not fit.
 pub fn memory_budget(
     request: MemoryRequest,
     machine: &Machine,
@@ -122,7 +122,7 @@ pub fn memory_budget(
         }),
         (None, None) => None,
     };
-    // Without a budget nothing is divided, and yet the tier takes its bytes.
+    // Without a budget, the tier still uses its bytes: compare them with the available memory.
     let bytes = budget.map_or(available, |budget| budget.bytes);
     let is_known = budget.is_some() || available > 0;
     if request.tier > 0 && is_known && bytes.saturating_sub(MIN_MEMORY) < request.tier {
@@ -136,30 +136,29 @@ pub fn memory_budget(
 }
 
 impl Profile {
-    /// The profile of this name.
+    /// Returns the profile of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         PROFILES.iter().find(|profile| profile.name == name)
     }
 
-    /// What each part wants, before the memory is divided.
+    /// The wanted value of each part, before the memory is divided.
     pub fn memory_shares(&self) -> MemoryShares {
         MemoryShares {
-            workers: self.workers,
+            workers: self.bundle_workers,
             connections: self.connections,
-            responses: self.answers * MIB,
-            small_blobs: self.small_blobs * MIB,
+            responses: self.response_memory * MIB,
+            small_blobs: self.small_blob_memory * MIB,
         }
     }
 
-    /// The largest smaller profile that fits the machine.
+    /// Returns the largest smaller profile that fits the machine.
     pub fn smaller_fitting(
         &self,
         request: MemoryRequest,
         machine: &Machine,
     ) -> Option<&'static Self> {
         let fits = |profile: &&'static Self| {
-            profile.least_memory < self.least_memory
-                && profile.memory_budget(request, machine).is_ok()
+            profile.min_memory < self.min_memory && profile.memory_budget(request, machine).is_ok()
         };
         PROFILES.iter().rev().find(fits)
     }
@@ -169,9 +168,9 @@ impl Profile {
         request: MemoryRequest,
         machine: &Machine,
     ) -> Result<MemoryBudget, Misfit> {
-        let (required, bound) = (self.least_memory * MIB, self.memory * MIB);
+        let (required, bound) = (self.min_memory * MIB, self.memory * MIB);
         let cores = machine.cores.len();
-        if cores > 0 && cores < self.least_cores {
+        if cores > 0 && cores < self.min_cores {
             return Err(Misfit::TooFewCores {
                 profile: self,
                 allowed: machine.cores.clone(),
@@ -210,10 +209,10 @@ impl Profile {
         request: MemoryRequest,
         machine: &Machine,
     ) -> Result<MemoryBudget, Misfit> {
-        let (least, bound) = (self.least_memory * MIB, self.memory * MIB);
+        let (least, bound) = (self.min_memory * MIB, self.memory * MIB);
         let required = least * MACHINE_FACTOR;
         let memory = machine.memory;
-        // A kernel that shows no memory is no reason to refuse.
+        // 0 means that the memory of the machine is unknown: then the profile is accepted.
         if memory > 0 && memory < required {
             return Err(Misfit::MachineTooSmall {
                 profile: self,

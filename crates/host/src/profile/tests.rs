@@ -1,4 +1,4 @@
-//! Which memory budget a machine gives to a profile, and when it gives none.
+//! Tests of the memory budget of a profile on machines of different sizes.
 
 use super::*;
 use crate::machine::MemoryLimit;
@@ -32,21 +32,21 @@ fn a_budget_is_the_limit_of_the_cgroup_else_a_share() {
     let of_cgroup = BudgetSource::CgroupLimit(Version::Two);
     for (limit, expected) in [
         (Some(700 * MIB), (700 * MIB, of_cgroup)),
-        // The bound of the profile.
+        // The maximum of the profile.
         (Some(3 << 30), (1 << 30, of_cgroup)),
         (None, (1 << 30, BudgetSource::MachineShare(8))),
     ] {
         assert_eq!(budget("bluefield2", &card(limit)), expected);
     }
-    // A share, but no less than the profile needs.
+    // A share of the memory, but at least the minimum of the profile.
     let small = budget("bluefield2", &machine(4 << 30, None, 8));
     assert_eq!(small.0, 512 * MIB);
-    // A kernel that shows nothing.
+    // The memory of the machine is unknown.
     assert_eq!(budget("small", &Machine::default()).0, 128 * MIB);
 }
 
 #[test]
-fn a_machine_that_does_not_fit_is_refused() {
+fn a_profile_is_refused_on_a_machine_that_is_too_small() {
     let refused = |name, machine: &Machine| memory_budget(request(name), machine).unwrap_err();
     let few = refused("bluefield3", &machine(32 << 30, None, 2));
     assert!(matches!(few, Misfit::TooFewCores { allowed, .. } if allowed == [0, 1]));
@@ -77,7 +77,7 @@ fn the_largest_smaller_profile_that_fits_is_offered() {
 }
 
 #[test]
-fn the_memory_of_an_operator_replaces_that_of_the_profile() {
+fn the_operators_memory_replaces_the_memory_of_the_profile() {
     let card = machine(16 << 30, Some(1 << 30), 8);
     let by_hand = |name, bytes| {
         let request = MemoryRequest {
@@ -105,7 +105,7 @@ fn the_memory_of_an_operator_replaces_that_of_the_profile() {
 }
 
 #[test]
-fn a_tier_in_memory_comes_off_first() {
+fn the_fast_tier_is_subtracted_from_the_memory_first() {
     let tiered = |name, tier, limit| {
         let request = MemoryRequest {
             tier,
@@ -113,7 +113,7 @@ fn a_tier_in_memory_comes_off_first() {
         };
         memory_budget(request, &machine(16 << 30, limit, 8))
     };
-    // A cgroup whose limit is larger by the tier plans as one without a tier.
+    // A cgroup limit that is larger by the size of the tier leaves the full budget of the profile.
     let beside = tiered("bluefield2", 1 << 30, Some(2 << 30)).expect("it fits");
     assert_eq!(beside.map(|budget| budget.bytes), Some(2 << 30));
     for (name, tier, limit) in [

@@ -44,7 +44,7 @@ pub enum Body {
 impl Manifest {
     /// The spec asks registries to take at least 4 MiB; more is refused unread.
     pub const MAX_SIZE: usize = 4 << 20;
-    /// Most layers of an image, or entries of an index.
+    /// Maximum number of layers of an image, or entries of an index.
     pub const MAX_ENTRIES: usize = 4096;
     /// Largest size in bytes (1 TiB) that a descriptor may claim. With [`Manifest::MAX_ENTRIES`]
     /// of them a sum still fits an `i64`.

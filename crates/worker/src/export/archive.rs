@@ -1,7 +1,9 @@
-//! An image as one tar that `docker load` and `podman load` take: an OCI layout with `manifest.json`, as `docker save` writes it.
+//! Writes an image as a tar archive for `docker load` and `podman load`: an OCI layout with
+//! `manifest.json`, as `docker save` writes it.
 //!
-//! The same image always gives the same bytes. It is written as a stream, so a layer's size is needed before the
-//! layer: each is made twice, the first time with zeros in place of contents, which costs hashing them and no reading.
+//! The same image always gives the same bytes. The archive is a stream, so the size of a layer
+//! precedes the layer. The export therefore rebuilds each layer twice: first with zeros in place of
+//! the files, to measure it, then with the files.
 
 use std::io::{self, Write};
 
@@ -14,12 +16,13 @@ use super::layout::{
 use crate::store::Image;
 use pierhead_toc::{Error, FileDigest, Source};
 
+/// Bytes of a tar block.
 const BLOCK: u64 = 512;
 
 /// Writes the archive. `progress` is called with the bytes of layers written since the last call.
 ///
 /// # Errors
-/// As [`super::layout::layout`]. What was written until then is no archive: it has no end.
+/// As [`super::layout::layout`]. After an error, the archive is incomplete and has no end mark.
 pub fn archive(
     image: &Image,
     source: &dyn Source,
@@ -56,7 +59,7 @@ pub fn archive(
         if written.size != size {
             return Err(Error::malformed(
                 "skeleton",
-                "it gave another length before",
+                "it gives another length the second time",
             ));
         }
         tar.pad(size)?;
@@ -71,30 +74,30 @@ pub fn archive(
     tar.out.flush().map_err(failed)
 }
 
-/// Bytes of a layer's tar, which the lengths alone decide.
+/// The number of bytes of a rebuilt layer. It depends only on the sizes of the files.
 fn measure(
     image: &Image,
     layer: &pierhead_toc::image_toc::TocLayer,
     source: &dyn Source,
 ) -> Result<u64, Error> {
-    let skeleton = image.table.contents().content(layer.skeleton);
-    let blank = Blank { source, skeleton };
+    let skeleton = image.toc.contents().content(layer.skeleton);
+    let zero_files = ZeroFiles { source, skeleton };
     let bytes = std::cell::Cell::new(0);
     let count = |more| bytes.set(bytes.get() + more);
-    match write_layer(image, layer, &blank, &mut io::sink(), &count) {
-        // Of zeros it cannot be right.
+    match write_layer(image, layer, &zero_files, &mut io::sink(), &count) {
+        // The zeros do not match the diff ID.
         Ok(_) | Err(Error::Digest { .. }) => Ok(bytes.get()),
         Err(error) => Err(error),
     }
 }
 
-/// Skeletons as they are, files as zeros.
-struct Blank<'a> {
+/// A source with the real skeleton, and zeros in place of every file.
+struct ZeroFiles<'a> {
     source: &'a dyn Source,
     skeleton: Option<FileDigest>,
 }
 
-impl Source for Blank<'_> {
+impl Source for ZeroFiles<'_> {
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         self.source.size(content)
     }
@@ -126,10 +129,10 @@ impl Tar<'_> {
     }
 
     fn pad(&mut self, size: u64) -> Result<(), Error> {
-        let over = usize::try_from(size % BLOCK).unwrap_or(0);
-        match over {
+        let used = usize::try_from(size % BLOCK).unwrap_or(0);
+        match used {
             0 => Ok(()),
-            over => self.write(&[0; 512][over..]),
+            used => self.write(&[0; 512][used..]),
         }
     }
 

@@ -1,9 +1,10 @@
-//! Writes an image as an OCI layout. Rebuilds its layers, and checks each diff ID while it writes.
+//! Writes an image as an OCI layout. Rebuilds its layers, and verifies the diff ID of each.
 //!
-//! The original manifest names compressed blobs, and only the program that compressed them could do it again. So the
-//! layout has the original config under a new manifest, whose layers are uncompressed tars: their digests are the diff
-//! IDs. The original manifest is a further blob, which an annotation names. An image with uncompressed layers keeps its
-//! manifest and its digest.
+//! The original manifest names compressed blobs, which only the program that compressed them could
+//! reproduce. The layout therefore has the original config under a new manifest, whose layers are
+//! uncompressed tars. The digests of these tars are the diff IDs. The original manifest is one more
+//! blob, which an annotation names. An image with uncompressed layers keeps its manifest and its
+//! digest.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,12 +23,14 @@ use pierhead_toc::{Error, FileDigest, Source};
 /// The annotation that names the digest of the original manifest.
 pub const ORIGINAL_MANIFEST: &str = "dev.pierhead.manifest.original";
 
+/// Media types of the written documents.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+/// Name and contents of the file that marks a folder as an OCI layout.
 const MARKER: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// The names of an image in an export. Without names, users find the image by its digest.
+/// The names of an image in an export. Without names, programs find the image by its digest only.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ImageLabels<'a> {
     /// The full name: `docker.io/library/redis:7`.
@@ -53,12 +56,15 @@ pub(super) struct Documents {
     pub(super) digest: Digest,
 }
 
-/// Writes a layout into a folder that is missing, empty, or already a layout, whose index it replaces. Calls `progress`
-/// with the bytes written since the last call. Returns the digest of the manifest in `index.json`.
+/// Writes a layout into a folder that is missing, empty or already a layout. Replaces the index of
+/// an existing layout.
+///
+/// Calls `progress` with the bytes written since the last call. Returns the digest of the manifest
+/// in `index.json`.
 ///
 /// # Errors
-/// `Missing` when the image was pulled without its layers, or a content is gone. `Digest` when a rebuilt layer differs.
-/// Errors of the file system.
+/// `Missing` if the image was pulled without its layers, or a content is missing. `Digest` if a
+/// rebuilt layer differs. Errors of the file system.
 pub fn layout(
     image: &Image,
     source: &dyn Source,
@@ -72,19 +78,22 @@ pub fn layout(
     };
     let blobs = folder.join("blobs/sha256");
     let (marker, text) = MARKER;
-    // A killed export may leave a temporary marker file only. No other program uses that name.
-    let is_ours = |name: &std::ffi::OsStr| {
+    // A killed export may leave only a temporary marker file. No other program uses that name.
+    let is_marker = |name: &std::ffi::OsStr| {
         let name = name.to_string_lossy();
         name.starts_with(marker) && (name == marker || name.ends_with(pierhead_atomic_file::SUFFIX))
     };
     let mut found = fs::read_dir(folder).into_iter().flatten().flatten();
-    let foreign = found.any(|entry| !is_ours(&entry.file_name()));
+    let foreign = found.any(|entry| !is_marker(&entry.file_name()));
     if foreign && !folder.join(marker).exists() {
-        let error = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something else");
+        let error = io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "the folder holds other files; name an empty folder or an OCI layout",
+        );
         return Err(failed(folder)(error));
     }
     let all = layers_of(image)?;
-    // The marker comes first, so that an interrupted export can run again.
+    // The marker file is the first, so that an interrupted export can run again.
     fs::create_dir_all(folder).map_err(failed(folder))?;
     write_file(&folder.join(marker), text)?;
     fs::create_dir_all(&blobs).map_err(failed(&blobs))?;
@@ -100,7 +109,7 @@ pub fn layout(
     }
     pierhead_atomic_file::sync_folder(&blobs).map_err(failed(&blobs))?;
     let documents = documents(image, &layers, names)?;
-    // The index comes last: readers see the image only with it.
+    // The index is the last, because readers find the image by the index.
     for (name, bytes) in &documents.files {
         write_file(&folder.join(name), bytes)?;
     }
@@ -112,19 +121,19 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         .map_err(|error| Error::io(format!("write {}", path.display()), error))
 }
 
-/// The layers of an image whose store has all that they need.
+/// The layers of an image, if the store has all contents of them.
 ///
 /// # Errors
-/// `Missing` when the image was pulled without its layers.
+/// `Missing` if the image was pulled without its layers.
 pub(super) fn layers_of(image: &Image) -> Result<Vec<TocLayer>, Error> {
     if !image.layers {
         let what = format!("the layer data of {}", image.digest());
         return Err(Error::Missing(what));
     }
-    image.table.layers().collect()
+    image.toc.layers().collect()
 }
 
-/// Writes the tar of one layer, and checks its digest at the end.
+/// Writes the tar of one layer, and verifies its digest at the end.
 pub(super) fn write_layer(
     image: &Image,
     layer: &TocLayer,
@@ -132,10 +141,10 @@ pub(super) fn write_layer(
     out: &mut dyn Write,
     progress: &dyn Fn(u64),
 ) -> Result<RebuiltLayer, Error> {
-    let contents = image.table.contents();
+    let contents = image.toc.contents();
     let named = |number: u32| {
         let found = contents.content(number).zip(contents.size(number));
-        found.ok_or_else(|| Error::malformed("table", "a content over the end"))
+        found.ok_or_else(|| Error::malformed("TOC", "it names a content that it does not list"))
     };
     let (skeleton, size) = named(layer.skeleton)?;
     let mut limit = size.saturating_mul(512).saturating_add(SLACK);
@@ -176,10 +185,11 @@ pub(super) fn write_layer(
     })
 }
 
-/// Padding at the end of a tar, which a skeleton has in few bytes. Beyond it, a byte of a skeleton gives a block at most.
+/// Maximum number of padding bytes at the end of a tar, which a skeleton encodes in few bytes. Each
+/// other byte of a skeleton adds at most one block.
 const SLACK: u64 = 16 << 20;
 
-/// Everything but the layers, `index.json` last.
+/// The files of a layout without the layers. `index.json` is the last.
 pub(super) fn documents(
     image: &Image,
     layers: &[RebuiltLayer],
@@ -187,7 +197,7 @@ pub(super) fn documents(
 ) -> Result<Documents, Error> {
     let original = image.digest();
     let config = Digest::of(Algorithm::Sha256, &image.config);
-    let (media_type, manifest) = match is_plain(image, layers) {
+    let (media_type, manifest) = match is_original_manifest(image, layers) {
         true => (&*image.media_type, image.manifest.clone()),
         false => (MANIFEST, manifest(image, &config, layers)?),
     };
@@ -232,8 +242,8 @@ pub(super) fn documents(
     Ok(Documents { files, digest })
 }
 
-/// Whether the original manifest names the very tars that were written.
-fn is_plain(image: &Image, layers: &[RebuiltLayer]) -> bool {
+/// Whether the layers of the original manifest are the written tars, that is, not compressed.
+fn is_original_manifest(image: &Image, layers: &[RebuiltLayer]) -> bool {
     let parsed = Manifest::parse(image.manifest.clone().into(), Some(&image.media_type));
     let Ok(Body::Image { layers: named, .. }) = parsed.map(|manifest| manifest.body) else {
         return false;
@@ -269,7 +279,7 @@ pub(super) fn to_vec(value: &Value) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(value).map_err(|error| Error::io("write JSON", error.into()))
 }
 
-/// Layers once each, since an image may have one twice.
+/// The layers without repetitions: an image may have the same layer twice.
 pub(super) fn distinct(layers: Vec<TocLayer>) -> Vec<TocLayer> {
     let mut seen = BTreeSet::new();
     layers
@@ -278,7 +288,7 @@ pub(super) fn distinct(layers: Vec<TocLayer>) -> Vec<TocLayer> {
         .collect()
 }
 
-/// A content from its beginning.
+/// Reads a content from its start.
 struct Reader<'a> {
     source: &'a dyn Source,
     content: FileDigest,
@@ -300,6 +310,7 @@ impl Read for Reader<'_> {
     }
 }
 
+/// A writer that reports each written piece to `progress`.
 struct Counted<'a> {
     out: &'a mut dyn Write,
     progress: &'a dyn Fn(u64),

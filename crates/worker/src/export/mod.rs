@@ -1,4 +1,5 @@
-//! Exports images from a table of contents and a content source: as a root file system, OCI layout or Docker archive.
+//! Exports images as a root file system, OCI layout or Docker archive. The input is a TOC and a
+//! source of contents.
 
 mod archive;
 mod layout;

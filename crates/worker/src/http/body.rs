@@ -1,4 +1,5 @@
-//! The body of a response: framed by its length, by chunks, or by the end of the connection.
+//! The body of a response. Its end is known by its length, by chunks, or by the end of the
+//! connection.
 
 use std::io::{self, BufRead as _, Read};
 use std::sync::Arc;
@@ -8,19 +9,20 @@ use parking_lot::Mutex;
 
 use super::connection::Connection;
 
-/// Most bytes of a line with the size of a chunk, or of a trailer.
+/// Maximum number of bytes of a line with the size of a chunk, or of a trailer.
 const MAX_LINE: u64 = 4096;
-/// Most trailers behind the last chunk. They are skipped.
+/// Maximum number of trailers behind the last chunk. They are skipped.
 const MAX_TRAILERS: usize = 100;
 
 /// How the end of a body is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// The number of bytes that are left.
+    /// By length: the number of bytes that are left.
     Length(u64),
-    /// The number of bytes that are left of a chunk. A line end follows the last byte of a chunk.
+    /// By chunks: the number of bytes that are left of the current chunk. A line end follows the
+    /// last byte of a chunk.
     Chunk { left: u64, first: bool },
-    /// All of the body was read.
+    /// The whole body was read.
     Complete,
     /// The body ends with the connection.
     Close,
@@ -33,7 +35,7 @@ impl Framing {
         }
         if let Some(coding) = headers.get(header::TRANSFER_ENCODING) {
             if !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
-                return Err("an unknown transfer coding");
+                return Err("unknown transfer coding");
             }
             return Ok(Self::Chunk {
                 left: 0,
@@ -45,19 +47,21 @@ impl Framing {
             return Ok(Self::Close);
         };
         if lengths.any(|other| other != first) {
-            return Err("two lengths");
+            return Err("two different values of Content-Length");
         }
         let text = first.to_str().unwrap_or_default();
         match text.parse() {
-            _ if !text.bytes().all(|byte| byte.is_ascii_digit()) => Err("a length that is none"),
+            _ if !text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Err("Content-Length is no number")
+            }
             Ok(0) => Ok(Self::Complete),
             Ok(length) => Ok(Self::Length(length)),
-            Err(_) => Err("a length that is none"),
+            Err(_) => Err("Content-Length is no number"),
         }
     }
 }
 
-/// Holds the connection of a session between two responses.
+/// The slot for the idle connection of a session.
 #[derive(Clone, Default)]
 pub(crate) struct IdleSlot(Arc<Mutex<Option<Connection>>>);
 
@@ -73,8 +77,8 @@ impl IdleSlot {
     }
 }
 
-/// Reads the bytes of a body. A premature end is `UnexpectedEof`. At the end of the body, the connection returns to its
-/// slot. Dropping an unfinished body closes the connection.
+/// Reads the bytes of a body. A premature end is `UnexpectedEof`. At the end of the body, the
+/// connection returns to its slot. Dropping an unfinished body closes the connection.
 pub(crate) struct Body {
     /// `None` after the end of the body.
     connection: Option<Connection>,
@@ -106,14 +110,14 @@ impl Body {
     /// Reads the whole body.
     ///
     /// # Errors
-    /// The connection's; a body of more than `limit` bytes.
+    /// Errors of the connection; a body of more than `limit` bytes.
     pub(crate) fn all(self, limit: usize) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let bound = u64::try_from(limit).unwrap_or(u64::MAX);
         self.take(bound.saturating_add(1)).read_to_end(&mut bytes)?;
         if bytes.len() > limit {
             return Err(io::Error::other(format!(
-                "an answer of more than {limit} bytes"
+                "the response has more than {limit} bytes"
             )));
         }
         Ok(bytes)
@@ -126,25 +130,26 @@ impl Body {
         }
     }
 
-    /// Reads the size of the next chunk. After the last chunk, skips the trailers and ends the body.
+    /// Reads the size of the next chunk. After the last chunk, skips the trailers and ends the
+    /// body.
     fn next_chunk(&mut self, first: bool) -> io::Result<u64> {
         if !first && !self.line()?.is_empty() {
-            return Err(invalid("a chunk that is longer than it says"));
+            return Err(invalid("a chunk is longer than its stated size"));
         }
         let line = self.line()?;
         let size = line.split(|byte| *byte == b';').next().unwrap_or_default();
         let size = std::str::from_utf8(size).unwrap_or_default().trim();
         if size.is_empty() || !size.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(invalid("a chunk without a size"));
+            return Err(invalid("a chunk has no size"));
         }
-        let size =
-            u64::from_str_radix(size, 16).map_err(|_| invalid("a chunk beyond all sense"))?;
+        let size = u64::from_str_radix(size, 16)
+            .map_err(|_| invalid("the size of a chunk is too large"))?;
         if size == 0 {
             let mut lines = 0;
             while !self.line()?.is_empty() {
                 lines += 1;
                 if lines > MAX_TRAILERS {
-                    return Err(invalid("trailers without end"));
+                    return Err(invalid("too many trailers"));
                 }
             }
             self.end();
@@ -186,11 +191,11 @@ impl Read for Body {
             Framing::Length(left) | Framing::Chunk { left, .. } => left,
             Framing::Close => u64::MAX,
         };
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
+        let max = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
         let Some(connection) = &mut self.connection else {
             return Ok(0);
         };
-        let read = connection.reader.read(&mut buf[..most])?;
+        let read = connection.reader.read(&mut buf[..max])?;
         let count = u64::try_from(read).unwrap_or(u64::MAX);
         match (&mut self.framing, read) {
             (Framing::Close, 0) => self.framing = Framing::Complete,
@@ -198,7 +203,7 @@ impl Read for Body {
             (_, 0) => {
                 return Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "it was closed in the middle of an answer",
+                    "the server closed the connection in the middle of a response",
                 ));
             }
             (Framing::Length(left), _) => {

@@ -1,4 +1,4 @@
-//! One connection: it sends a request and reads the head of the response.
+//! One HTTP connection: connects, sends a request and reads the head of the response.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -18,21 +18,22 @@ use super::server::Server;
 use crate::Error;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A read or write without progress for this long fails. A server may take most of it to plan a bundle.
+/// Maximum time of one read or write without progress. A server may use most of it to plan a
+/// bundle.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// A response fails if fewer than [`MIN_BYTES_PER_WINDOW`] arrive in this time of waiting. [`STALL_TIMEOUT`] alone would
-/// let a server that sends a byte now and then hold a pull for ever.
+/// A response fails if fewer than [`MIN_BYTES_PER_WINDOW`] bytes arrive in this time of waiting.
+/// [`STALL_TIMEOUT`] alone would not stop a server that sends one byte per minute.
 const RATE_WINDOW: Duration = Duration::from_secs(120);
 const MIN_BYTES_PER_WINDOW: u64 = 64 << 10;
 /// Most interim heads (status 1xx) before the final one.
 const MAX_INTERIM: usize = 16;
-/// Most bytes of a head. The head of a registry has less than 2 KiB.
+/// Maximum number of bytes of a head. The head of a registry has less than 2 KiB.
 const MAX_HEAD: u64 = 64 << 10;
 const MAX_HEADERS: usize = 100;
-/// Larger reads bypass the buffer.
+/// Bytes of the read buffer. Larger reads bypass it.
 const READ_BUFFER: usize = 64 << 10;
 
-/// The advice for the user of this machine.
+/// The advice for an error of the server's certificate.
 fn advice(whose: CertificateFault) -> &'static str {
     match whose {
         CertificateFault::Issuer => {
@@ -43,13 +44,13 @@ fn advice(whose: CertificateFault) -> &'static str {
     }
 }
 
-/// Whether the peer answered the handshake with something that is no TLS record.
+/// Whether the first bytes of the peer in the handshake are no TLS record.
 fn is_no_tls(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|it| it.downcast_ref());
     matches!(cause, Some(rustls::Error::InvalidMessage(_)))
 }
 
-/// An open connection: idle, or with a response in progress.
+/// An open connection, idle or with a response in progress.
 pub(crate) struct Connection {
     pub(super) reader: BufReader<Stream>,
     round_trip: Duration,
@@ -63,7 +64,7 @@ impl Connection {
         let addresses = (url.host.as_str(), url.port)
             .to_socket_addrs()
             .map_err(Error::connection(doing()))?;
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
         for address in addresses {
             let started = Instant::now();
             match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
@@ -106,19 +107,20 @@ impl Connection {
         self.round_trip
     }
 
-    /// Whether the server has neither closed the connection nor sent anything since the last response.
+    /// Whether the connection is open, and no bytes have arrived since the last response.
     pub(crate) fn is_alive(&self) -> bool {
         let mut byte = [0];
-        let is_drained = self.reader.buffer().is_empty();
+        let is_buffer_empty = self.reader.buffer().is_empty();
         let peeked = self.reader.get_ref().socket().peek_now(&mut byte);
-        is_drained && peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        is_buffer_empty && peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends a request and reads the head of the response. After the body, the connection returns to `slot`.
+    /// Sends a request and reads the head of the response. After the body, the connection returns
+    /// to `slot`.
     ///
     /// # Errors
-    /// [`Error::Connection`], [`Error::Protocol`], [`Error::Untrusted`], [`Error::NoTls`]. A response with an error status is
-    /// no error here.
+    /// [`Error::Connection`], [`Error::Protocol`], [`Error::Untrusted`], [`Error::NoTls`]. A
+    /// response with an error status is no error here.
     pub(crate) fn send(
         mut self,
         server: &Server,
@@ -126,7 +128,7 @@ impl Connection {
         slot: &IdleSlot,
     ) -> Result<Response, Error> {
         let url = server.url();
-        let doing = format!("the connection to {url} broke");
+        let doing = format!("the connection to {url} failed");
         let broke = |error: io::Error| match pierhead_remote::certificate_fault(&error) {
             Some((whose, hint)) => Error::Untrusted {
                 whose,
@@ -150,7 +152,7 @@ impl Connection {
             }
             interim += 1;
             if interim > MAX_INTERIM {
-                return Err(violation("heads of status 1xx without end".to_owned()));
+                return Err(violation("too many responses with status 1xx".to_owned()));
             }
         };
         let framing =
@@ -188,7 +190,8 @@ impl Connection {
         }
         head.push_str("\r\n");
         let stream = self.reader.get_mut();
-        // Head and body share a packet: a second packet would wait for the acknowledgement of the first.
+        // Head and body are one write and so one packet: a second packet would wait for the
+        // acknowledgement of the first.
         if request.body.is_empty() {
             stream.write_all(head.as_bytes())?;
         } else {
@@ -206,8 +209,8 @@ impl Connection {
             let read = limited.read_until(b'\n', &mut head)?;
             if read == 0 || !head.ends_with(b"\n") {
                 let why = match limited.limit() {
-                    0 => "the head of an answer has no end",
-                    _ => "it was closed before an answer",
+                    0 => "the head of the response is too long",
+                    _ => "the server closed the connection before it sent a response",
                 };
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
             }
@@ -224,7 +227,9 @@ fn parse(head: &[u8]) -> Result<(StatusCode, HeaderMap, bool), String> {
     let mut parsed = httparse::Response::new(&mut room);
     match parsed.parse(head) {
         Ok(httparse::Status::Complete(_)) => {}
-        Ok(httparse::Status::Partial) => return Err("a head that is cut".to_owned()),
+        Ok(httparse::Status::Partial) => {
+            return Err("the head of the response is incomplete".to_owned());
+        }
         Err(error) => return Err(error.to_string()),
     }
     let status = parsed.code.unwrap_or_default();
@@ -299,7 +304,7 @@ pub(super) struct CountedStream {
     rate: MinimumRate,
 }
 
-/// Measures how fast a response arrives. Only time in which the worker waits for bytes counts.
+/// The minimum rate of a response. Only the time in which the worker waits for bytes counts.
 #[derive(Default)]
 pub(super) struct MinimumRate {
     waited: Duration,
@@ -307,7 +312,8 @@ pub(super) struct MinimumRate {
 }
 
 impl MinimumRate {
-    /// Adds a read that waited this long and received this many bytes. Returns `false` if the response is too slow.
+    /// Adds the waiting time and the received bytes of one read. Returns `false` if the response is
+    /// too slow.
     pub(super) fn is_met(&mut self, waited: Duration, bytes: u64) -> bool {
         self.waited = self.waited.saturating_add(waited);
         self.bytes = self.bytes.saturating_add(bytes);
@@ -333,7 +339,7 @@ impl Read for CountedStream {
         let read = self.stream.read(buf).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("not a byte came within {} s", STALL_TIMEOUT.as_secs()),
+                format!("no byte arrived within {} s", STALL_TIMEOUT.as_secs()),
             ),
             _ => error,
         })?;
@@ -341,7 +347,7 @@ impl Read for CountedStream {
         self.received.fetch_add(count, Ordering::Relaxed);
         if !self.rate.is_met(started.elapsed(), count) {
             let why = format!(
-                "fewer than {} KiB came in two minutes",
+                "fewer than {} KiB arrived in two minutes",
                 MIN_BYTES_PER_WINDOW >> 10
             );
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));

@@ -1,4 +1,4 @@
-//! Requests and responses, and the error that an error response becomes.
+//! Requests, responses, and the conversion of an error response into an error.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::body::Body;
 use super::server::Server;
 use crate::Error;
 
-/// Most bytes of the body of an error response that are read.
+/// Maximum number of bytes of the body of an error response that are read.
 const MAX_ERROR_BODY: usize = 64 << 10;
 
 /// A request.
@@ -20,7 +20,7 @@ pub(crate) struct Request<'a> {
     pub(super) method: &'static str,
     /// Path and query.
     pub(super) path: &'a str,
-    /// Headers beside those that every request has.
+    /// Headers of this request. Each request also has the standard headers.
     pub(super) headers: &'a [(&'static str, String)],
     /// The body of a `POST`, sent with its length.
     pub(super) body: &'a [u8],
@@ -52,7 +52,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The head of a response, and its body, which is still on the wire.
+/// The head of a response, and its body, which is not yet received.
 pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -60,12 +60,13 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    /// The value of a header, if the header is there and its value is text.
+    /// The value of a header, if the response has it and the value is text.
     pub(crate) fn header(&self, name: header::HeaderName) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Turns an error response into an error with advice. Reads the body. `what` names the requested thing.
+    /// Converts an error response into an error with advice. Reads the body. `what` names the
+    /// requested object.
     pub(crate) fn into_error(self, server: &Server, what: &str) -> Error {
         let status = self.status;
         let retry_after = self
@@ -84,14 +85,14 @@ impl Response {
         let has_credentials = server.authorization().is_some();
         let advice = match status {
             StatusCode::UNAUTHORIZED if has_credentials => {
-                "; the login is wrong: see --user and --password-file"
+                "; the credentials are wrong: correct --user and --password-file"
             }
             StatusCode::UNAUTHORIZED => {
                 "; log in with --user and --password-file, or `docker login`"
             }
-            StatusCode::FORBIDDEN if has_credentials => "; this login may not pull it",
+            StatusCode::FORBIDDEN if has_credentials => "; this user has no permission to pull it",
             StatusCode::NOT_FOUND if code != Some(ErrorCode::Unsupported) => {
-                "; see its name and tag"
+                "; check its name and tag"
             }
             _ => "",
         };
@@ -109,7 +110,7 @@ impl Response {
     }
 }
 
-/// How far the server has prepared a bundle, as the `detail` of an error body states it.
+/// The progress of the server's preparation of a bundle, from the `detail` of an error body.
 fn bundle_progress(body: &[u8]) -> Option<Progress> {
     #[derive(Deserialize)]
     struct ErrorDetails {

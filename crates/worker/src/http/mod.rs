@@ -1,7 +1,9 @@
-//! HTTP/1.1 client of a worker: blocking connections, one request at a time on each, every received byte counted.
+//! HTTP/1.1 client of a worker: blocking connections, one request at a time on each, every received
+//! byte counted.
 //!
-//! The client of crate `remote` is async and asks many registries of the internet. This client asks the one server
-//! that the user named, from threads that also decode and write, and it needs few bytes of memory for each connection.
+//! The client of crate `remote` is async and connects to many registries. This client connects to
+//! the one server that the user named. It runs in threads that also decode and write, and it needs
+//! little memory for each connection.
 
 mod body;
 mod connection;

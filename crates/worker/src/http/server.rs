@@ -1,4 +1,4 @@
-//! The server that a worker asks, and what all connections to it share.
+//! The server that a worker connects to, and the settings that all its connections share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use super::url::Url;
 /// The value of an `Authorization` header.
 pub type Authorization = Zeroizing<String>;
 
-/// A server: its address, whom it shows its certificate to, and the credentials for it. Clones share the byte count.
+/// A server: its address, its TLS settings and the credentials for it. Clones share the byte count.
 #[derive(Clone)]
 pub struct Server {
     url: Url,
@@ -21,7 +21,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Describes a server. Connects to nothing yet.
+    /// Describes a server. Does not connect.
     pub fn new(url: Url, tls: TlsConfigs, authorization: Option<Authorization>) -> Self {
         Self {
             url,
@@ -31,7 +31,8 @@ impl Server {
         }
     }
 
-    /// The target of a redirect of this server. It gets neither our credentials nor our client certificate.
+    /// The target of a redirect of this server. It gets neither credentials nor the client
+    /// certificate.
     pub(crate) fn redirected_to(&self, url: Url) -> Self {
         Self {
             url,
@@ -46,7 +47,7 @@ impl Server {
         &self.url
     }
 
-    /// Bytes that all connections received so far. TLS records and HTTP heads count.
+    /// Bytes that all connections have received. TLS records and HTTP heads count.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
@@ -56,7 +57,7 @@ impl Server {
         Arc::clone(&self.received)
     }
 
-    /// How TLS connections to it are made.
+    /// The TLS settings of connections to the server.
     pub(super) fn tls(&self) -> &Arc<rustls::ClientConfig> {
         self.tls.current()
     }

@@ -9,7 +9,7 @@ use super::message::{Request, Response};
 use super::server::Server;
 use crate::Error;
 
-/// Waits between attempts. Progress starts the sequence anew.
+/// Waits between attempts, one after each failure in a row. Received bytes reset the row.
 const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_millis(100),
     Duration::from_millis(400),
@@ -26,7 +26,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Connects to nothing yet.
+    /// Creates a session without a connection.
     pub(crate) fn new(server: &Server) -> Self {
         Self {
             server: server.clone(),
@@ -39,7 +39,8 @@ impl Session {
         &self.server
     }
 
-    /// Connects, unless a connection is open. Returns the time that the connect took: one round trip.
+    /// Connects, unless a connection is open. Returns the time that the connect took: one round
+    /// trip.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -50,16 +51,17 @@ impl Session {
         Ok(round_trip)
     }
 
-    /// Sends a request and reads the head of its response. Reconnects if the server closed the idle connection.
+    /// Sends a request and reads the head of its response. Reconnects if the server has closed the
+    /// idle connection.
     ///
     /// # Errors
-    /// Those of [`Connection::send`].
+    /// Errors of [`Connection::send`].
     pub(crate) fn send(&self, request: &Request<'_>) -> Result<Response, Error> {
         self.open()?.send(&self.server, request, &self.slot)
     }
 
-    /// Takes the idle connection, or opens one. An idle connection with unread bytes (a TLS ticket) is dropped, which
-    /// costs a reconnect only.
+    /// Takes the idle connection, or opens one. An idle connection with unread bytes (a TLS ticket)
+    /// is closed, which costs only a reconnect.
     fn open(&self) -> Result<Connection, Error> {
         match self.slot.take().filter(Connection::is_alive) {
             Some(connection) => Ok(connection),
@@ -83,7 +85,8 @@ impl Session {
     }
 }
 
-/// Waits between retries, as long as retries without progress are allowed.
+/// The waits between retries of one operation. After the last wait without progress, the operation
+/// fails.
 pub(crate) struct RetryBackoff {
     failures: usize,
 }
@@ -93,7 +96,7 @@ impl RetryBackoff {
         Self { failures: 0 }
     }
 
-    /// Starts anew, since bytes arrived.
+    /// Resets the count of failures, because bytes have arrived.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }

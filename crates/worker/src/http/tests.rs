@@ -11,7 +11,8 @@ use super::*;
 use crate::Error;
 use crate::http::session::Session;
 
-/// A server that answers one request per connection with these bytes and closes it. The thread returns the requests.
+/// A server that answers one request per connection with these bytes and closes it. The thread
+/// returns the requests.
 fn server(answers: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -136,10 +137,7 @@ fn a_truncated_or_invalid_response_is_an_error() {
         ),
         (head.to_owned(), "before an answer"),
         (String::new(), "before an answer"),
-        (
-            "SSH-2.0-x\r\n\r\n".to_owned(),
-            "does not answer as a registry",
-        ),
+        ("SSH-2.0-x\r\n\r\n".to_owned(), "sent an invalid response"),
     ] {
         let error = get(answer.as_bytes()).expect_err(&answer);
         assert!(error.contains(expected), "{error} is not {expected:?}");

@@ -1,4 +1,4 @@
-//! TLS of a worker: the certificate authorities that it trusts and the certificate that it shows.
+//! TLS settings of a worker: the trusted certificate authorities and the client certificate.
 
 use std::fs::File;
 use std::path::Path;
@@ -23,19 +23,22 @@ pub struct TlsConfigs {
 type BuildPair = Box<dyn FnOnce() -> ConfigPair + Send>;
 
 struct ConfigPair {
-    /// For the server that the user named. It shows the client certificate, if there is one.
+    /// The settings for the server that the user named, with the client certificate if there is
+    /// one.
     named: Arc<ClientConfig>,
-    /// For targets of redirects. It shows no client certificate.
+    /// The settings for targets of redirects, without a client certificate.
     redirects: Arc<ClientConfig>,
 }
 
 impl TlsConfigs {
-    /// Trusts the certificates of `roots` and of the PEM file `ca`. `identity` is the certificate and the key to show,
-    /// PEM files. The files are read now. The first TLS connection calls `roots`: to parse the certificates of a
-    /// system takes more CPU time than a request over plain HTTP.
+    /// Trusts the certificates of `roots` and of the PEM file `ca`. `identity` contains the PEM
+    /// files of the client certificate and its key.
+    ///
+    /// This call reads the files. The first TLS connection calls `roots`, because parsing the
+    /// certificates of a system takes more CPU time than a request over plain HTTP.
     ///
     /// # Errors
-    /// [`Error::Usage`] with the file and what is wrong with it.
+    /// [`Error::Usage`] with the file and the reason.
     pub fn new(
         roots: impl FnOnce() -> RootCertStore + Send + 'static,
         ca: Option<&Path>,
@@ -48,7 +51,7 @@ impl TlsConfigs {
         })
     }
 
-    /// The settings for the server that these are for.
+    /// The settings for the server of this value: the named server, or the target of a redirect.
     pub(super) fn current(&self) -> &Arc<ClientConfig> {
         match self.is_anonymous {
             false => &self.pair.named,
@@ -56,7 +59,7 @@ impl TlsConfigs {
         }
     }
 
-    /// The same trust without the client certificate.
+    /// The same trusted certificates without the client certificate.
     pub(super) fn anonymous(&self) -> Self {
         Self {
             pair: Arc::clone(&self.pair),
@@ -65,7 +68,7 @@ impl TlsConfigs {
     }
 }
 
-/// Reads and checks the files. What is left to the returned function cannot fail.
+/// Reads and checks the files. The returned function cannot fail.
 fn prepare(
     roots: impl FnOnce() -> RootCertStore + Send + 'static,
     ca: Option<&Path>,
@@ -136,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_shown_to_the_server_that_was_named() {
+    fn only_the_named_server_gets_the_client_certificate() {
         let folder = tempfile::tempdir().expect("a folder");
         let own = rcgen::generate_simple_self_signed(["worker.example".to_owned()]).expect("made");
         let [certificate, key] = ["tls.crt", "tls.key"].map(|it| folder.path().join(it));

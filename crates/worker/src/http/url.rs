@@ -9,11 +9,11 @@ use http::uri::{Scheme, Uri};
 pub struct Url {
     /// Whether the scheme is https.
     pub tls: bool,
-    /// A name or an address. An IPv6 address stands without brackets.
+    /// A name or an address. An IPv6 address has no brackets.
     pub host: String,
     /// The port; 80 or 443 if the URL names none.
     pub port: u16,
-    /// Host and port as the user wrote them: the value of the `Host` header.
+    /// Host and port in the spelling of the user: the value of the `Host` header.
     authority: String,
 }
 
@@ -21,7 +21,7 @@ impl Url {
     /// Parses the URL of a server. A path is allowed only if it is `/` or `/v2/`.
     ///
     /// # Errors
-    /// What to write instead, for the user.
+    /// A message for the user that states the expected form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (url, rest) = Self::split(text).ok_or(
             "write http://HOST:PORT or https://HOST, such as http://pierhead.example:5000",
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_and_what_is_not() {
+    fn only_http_urls_without_credentials_and_path_are_accepted() {
         let url = Url::parse("http://[::1]:5000/").expect("an address");
         assert_eq!((url.host.as_str(), url.port, url.tls), ("::1", 5000, false));
         assert_eq!(url.to_string(), "http://[::1]:5000");

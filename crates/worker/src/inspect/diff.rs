@@ -1,4 +1,4 @@
-//! Compare what an update of an image transfers as layers, as files and as a bundle.
+//! Compares the bytes that an update of an image transfers: as layers, as files and as a bundle.
 
 use std::collections::HashSet;
 use std::io::{self, Read as _};
@@ -16,7 +16,8 @@ use crate::{Error, Progress};
 
 const READ_SIZE: usize = 64 << 10;
 
-/// The cost of an update by each method. Its serialized form is the object of `pierhead diff --json`.
+/// The cost of an update by each method. Its serialized form is the object of `pierhead diff
+/// --json`.
 #[derive(Serialize)]
 pub struct DiffReport {
     /// The old image.
@@ -27,7 +28,7 @@ pub struct DiffReport {
     pub layers: TransferSize,
     /// File contents that the old image lacks.
     pub files: TransferSize,
-    /// The bundle of the update, if a server makes one.
+    /// The bundle of the update, if there is a server that offers bundles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bundle: Option<BundleSize>,
 }
@@ -44,22 +45,22 @@ pub struct TransferSize {
 /// The bytes of a bundle by their coding.
 #[derive(Default, Serialize)]
 pub struct BundleSize {
-    /// Bytes of the bundle, with its header.
+    /// Bytes of the bundle, including its header.
     pub bytes: u64,
     /// Bytes of the header.
     pub header: u64,
-    /// Frames that need no old content, and the bytes of their records.
+    /// Frames without base contents, and the bytes of their records.
     pub full: TransferSize,
     /// Frames that are patches against old contents, and the bytes of their records.
     pub patched: TransferSize,
-    /// Frames that consist of parts of old contents. The bytes are not transferred.
+    /// Frames that copy parts of old contents. Their bytes are not transferred.
     pub chunked: TransferSize,
 }
 
 /// Compares two images. With a server, receives the bundle of the update and discards it.
 ///
 /// # Errors
-/// Those of the lookup: see [`Error`].
+/// Errors of the lookup: see [`Error`].
 pub fn diff(
     source: &ImageSource,
     old: &Reference,
@@ -79,7 +80,7 @@ pub fn diff(
         .filter(|layer| !old_layers.contains(&layer.digest));
     Ok(DiffReport {
         layers: sum(missing.map(|layer| layer.size)),
-        files: sum(new_contents(&old.table, &new.table)),
+        files: sum(new_contents(&old.toc, &new.toc)),
         bundle,
         old: old.image.to_string(),
         new: new.image.to_string(),
@@ -110,10 +111,10 @@ fn measure_bundle(
     progress: &dyn Progress,
 ) -> Result<BundleSize, Error> {
     let mut start = source.start_bundle(session, new, vec![old.digest], progress)?;
-    let table = decode_toc(&start.header, &[Some(&old.table)])?;
+    let toc = decode_toc(&start.header, &[Some(&old.toc)])?;
     let sizes = ContentSizes {
-        new: &table,
-        old: &old.table,
+        new: &toc,
+        old: &old.toc,
     };
     let header = u64::from(start.prelude.body);
     let mut size = BundleSize {
@@ -150,7 +151,7 @@ fn measure_bundle(
         while let Some(event) = start.decoder.feed(&mut bytes)? {
             count(event);
         }
-        let doing = "the bundle was cut: try again";
+        let doing = "the transfer of the bundle was interrupted; try again";
         let read = start.from.read(&mut buffer);
         match read.map_err(Error::connection(doing))? {
             0 if start.decoder.is_ended() => return Ok(size),
@@ -194,7 +195,7 @@ mod tests {
             ("e", noise(3, 300)),
             ("b", noise(4, 50)),
         ]);
-        let total = |old: &Made, new: &Made| sum(new_contents(&old.table(), &new.table()));
+        let total = |old: &Made, new: &Made| sum(new_contents(&old.toc(), &new.toc()));
         let counts = |size: TransferSize| (size.count, size.bytes);
         assert_eq!(counts(total(&old, &new)), (2, 350));
         assert_eq!(counts(total(&new, &old)), (1, 200));
@@ -202,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn contents_have_their_size_in_the_table_of_their_image_only() {
+    fn the_size_of_a_content_comes_from_the_toc_of_its_image() {
         let (old, new) = (
             Made::of(&[("a", noise(1, 7))]),
             Made::of(&[("a", noise(2, 9))]),
         );
-        let (old, new) = (old.table(), new.table());
+        let (old, new) = (old.toc(), new.toc());
         let sizes = ContentSizes {
             new: &new,
             old: &old,

@@ -1,4 +1,5 @@
-//! Show an image as bundles see it, and the cost of an update.
+//! Describes an image by its layers and file contents, and compares the transfer sizes of an
+//! update.
 
 mod diff;
 mod source;
@@ -15,21 +16,22 @@ pub(crate) use source::ImageDetails;
 pub use source::ImageSource;
 use source::tree_contents;
 
-/// Most files of the start order that the report lists.
+/// Maximum number of files of the start order that the report lists.
 const MAX_HOT_FILES: usize = 20;
 
-/// An image as bundles see it. Its serialized form is the object of `pierhead inspect --json`.
+/// The layers and file contents of an image. Its serialized form is the object of `pierhead inspect
+/// --json`.
 #[derive(Serialize)]
 pub struct InspectReport {
     /// The full reference.
     pub image: String,
     /// The digest of the manifest.
     pub digest: String,
-    /// Entries of the merged tree.
+    /// Number of entries of the merged tree.
     pub entries: u32,
-    /// Distinct file contents of the merged tree.
+    /// Number of distinct file contents of the merged tree.
     pub contents: u32,
-    /// Their bytes.
+    /// Bytes of these contents.
     pub bytes: u64,
     /// Bytes of the compressed layers.
     pub bytes_compressed: u64,
@@ -39,7 +41,7 @@ pub struct InspectReport {
     pub shared: Vec<SharedContents>,
     /// The first files of the start order.
     pub hot: Vec<String>,
-    /// The start order, if a server was asked that supports it.
+    /// The start order, if there is a server that supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_order: Option<StartOrder>,
 }
@@ -55,9 +57,9 @@ pub struct LayerSummary {
     pub media_type: String,
     /// Bytes of the compressed layer.
     pub bytes_compressed: u64,
-    /// Distinct file contents.
+    /// Number of distinct file contents.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes of these contents.
     pub bytes: u64,
 }
 
@@ -66,32 +68,32 @@ pub struct LayerSummary {
 pub struct SharedContents {
     /// The other image.
     pub image: String,
-    /// The number of common contents.
+    /// Number of common contents.
     pub contents: u64,
-    /// Their bytes.
+    /// Bytes of these contents.
     pub bytes: u64,
 }
 
 /// Describes an image.
 ///
 /// # Errors
-/// Those of the lookup: see [`Error`].
+/// Errors of the lookup: see [`Error`].
 pub fn inspect(
     source: &ImageSource,
     image: &Reference,
     progress: &dyn Progress,
 ) -> Result<InspectReport, Error> {
     let details = source.look_up(image, progress)?;
-    let table = &details.table;
+    let toc = &details.toc;
     let shared = shared_contents(source, &details)?;
     let start_order = source.start_order(&details)?;
     let files = start_order.iter().flat_map(|order| &order.files);
     Ok(InspectReport {
         image: details.image.to_string(),
         digest: details.digest.to_string(),
-        entries: table.entries(),
-        contents: table.visible(),
-        bytes: tree_contents(table).map(|(_, size)| size).sum(),
+        entries: toc.entries(),
+        contents: toc.visible(),
+        bytes: tree_contents(toc).map(|(_, size)| size).sum(),
         bytes_compressed: details.layers.iter().map(|layer| layer.size).sum(),
         layers: layers(&details)?,
         shared,
@@ -101,14 +103,14 @@ pub fn inspect(
 }
 
 fn layers(details: &ImageDetails) -> Result<Vec<LayerSummary>, Error> {
-    let table = &details.table;
+    let toc = &details.toc;
     let mut layers = Vec::new();
-    for (blob, layer) in details.layers.iter().zip(table.layers()) {
+    for (blob, layer) in details.layers.iter().zip(toc.layers()) {
         let layer = layer?;
         let sizes = layer
             .files
             .iter()
-            .filter_map(|number| table.contents().size(*number));
+            .filter_map(|number| toc.contents().size(*number));
         layers.push(LayerSummary {
             digest: blob.digest.to_string(),
             diff_id: layer.diff_id.to_string(),
@@ -121,7 +123,7 @@ fn layers(details: &ImageDetails) -> Result<Vec<LayerSummary>, Error> {
     Ok(layers)
 }
 
-/// What each other image of the store shares with this one, the most bytes first.
+/// The contents that each other image of the store shares with this one, the most bytes first.
 fn shared_contents(
     source: &ImageSource,
     details: &ImageDetails,
@@ -130,7 +132,7 @@ fn shared_contents(
     let Some((store, names)) = &source.store else {
         return Ok(shared);
     };
-    let own: HashSet<_> = tree_contents(&details.table)
+    let own: HashSet<_> = tree_contents(&details.toc)
         .map(|(content, _)| content)
         .collect();
     for other in store.images()? {
@@ -138,7 +140,7 @@ fn shared_contents(
             continue;
         }
         let image = store.image(&other.manifest)?;
-        let common = tree_contents(&image.table).filter(|(content, _)| own.contains(content));
+        let common = tree_contents(&image.toc).filter(|(content, _)| own.contains(content));
         let (mut contents, mut bytes) = (0, 0);
         common.for_each(|(_, size)| (contents, bytes) = (contents + 1, bytes + size));
         let name = names.of(&other.manifest);

@@ -1,4 +1,4 @@
-//! Look up an image at a server or in a local store.
+//! Looks up an image at a server or in a local store.
 
 use crate::store::{Store, decode_toc};
 use http::{StatusCode, header};
@@ -11,20 +11,20 @@ use crate::image_names::ImageNames;
 use crate::pull::{BundleResponse, BundleStart, ReadinessWait, read_header, request_bundle};
 use crate::{Error, Progress, Server, request_path};
 
-/// Most bytes of a start order: [`MAX_TRACE`] paths.
+/// Maximum number of bytes of a start order: [`MAX_TRACE`] paths.
 const MAX_START_ORDER: usize = MAX_TRACE * 4096;
 
-/// An image as bundles describe it.
+/// The TOC and the layers of an image.
 pub(crate) struct ImageDetails {
     pub(super) image: Reference,
     /// The digest of the manifest.
     pub(crate) digest: Digest,
     /// The compressed layers, as the manifest lists them.
     pub(super) layers: Vec<Descriptor>,
-    pub(crate) table: ImageToc,
+    pub(crate) toc: ImageToc,
 }
 
-/// Where images are looked up: at a server if there is one, else in a store.
+/// The source of images: a server if there is one, else a store.
 pub struct ImageSource {
     pub(super) session: Option<Session>,
     pub(super) store: Option<(Store, ImageNames)>,
@@ -32,17 +32,20 @@ pub struct ImageSource {
 }
 
 impl ImageSource {
-    /// Looks up images at `server`, or without one in `store`. With both, the store serves comparisons only.
+    /// Looks up images at `server`, or without one in `store`. With both, the store serves
+    /// comparisons only.
     ///
     /// # Errors
-    /// [`Error::Usage`] without both.
+    /// [`Error::Usage`] if there is neither a server nor a store.
     pub fn new(
         server: Option<&Server>,
         store: Option<Store>,
         platform: Platform,
     ) -> Result<Self, Error> {
         if server.is_none() && store.is_none() {
-            return Err(Error::Usage("name a server or a store".to_owned()));
+            return Err(Error::Usage(
+                "name a server (--server) or a store (--store)".to_owned(),
+            ));
         }
         Ok(Self {
             session: server.map(Session::new),
@@ -63,7 +66,9 @@ impl ImageSource {
         match (&self.session, &self.store) {
             (Some(session), _) => self.look_up_at_server(session, image, progress),
             (None, Some((store, names))) => self.look_up_in_store(store, names, image),
-            (None, None) => Err(Error::Usage("name a server or a store".to_owned())),
+            (None, None) => Err(Error::Usage(
+                "name a server (--server) or a store (--store)".to_owned(),
+            )),
         }
     }
 
@@ -90,7 +95,7 @@ impl ImageSource {
             image: image.clone(),
             digest: stored.digest(),
             layers: manifest_layers(&stored.manifest, &stored.media_type)?,
-            table: stored.table,
+            toc: stored.toc,
         })
     }
 
@@ -107,7 +112,7 @@ impl ImageSource {
             image: image.clone(),
             digest: Digest::of(Algorithm::Sha256, &header.manifest),
             layers: manifest_layers(&header.manifest, &header.media_type)?,
-            table: decode_toc(&header, &[])?,
+            toc: decode_toc(&header, &[])?,
         })
     }
 
@@ -119,7 +124,7 @@ impl ImageSource {
         base_images: Vec<Digest>,
         progress: &dyn Progress,
     ) -> Result<BundleStart, Error> {
-        let ask = BundleQuery {
+        let query = BundleQuery {
             want: image.target.to_string(),
             platform: Some(self.platform.to_string()),
             have: base_images,
@@ -128,12 +133,12 @@ impl ImageSource {
         let mut wait = ReadinessWait::new();
         let mut last_stage = String::new();
         loop {
-            match request_bundle(session, image, &ask) {
+            match request_bundle(session, image, &query) {
                 Ok(BundleResponse::Bundle { etag, body }) => {
                     return read_header(session.server(), etag, body, &[]);
                 }
                 Ok(BundleResponse::Unavailable(reason)) => return Err(Error::NoBundle(reason)),
-                // Each poll reports the stage. A note tells a new stage only.
+                // Each poll reports the stage. Only a new stage is shown.
                 Err(error) => wait.wait(error, &mut |stage, _| {
                     if last_stage != stage {
                         progress.note(&format!("{image} {stage}"));
@@ -149,13 +154,13 @@ impl ImageSource {
         let Some(session) = &self.session else {
             return Ok(None);
         };
-        let ask = BundleQuery {
+        let query = BundleQuery {
             want: details.digest.to_string(),
             platform: Some(self.platform.to_string()),
             start_order: true,
             ..BundleQuery::default()
         };
-        let body = serde_json::to_vec(&ask)
+        let body = serde_json::to_vec(&query)
             .map_err(|error| Error::file("cannot encode the request")(error.into()))?;
         let path = request_path::bundle(&details.image);
         let mut backoff = RetryBackoff::new();
@@ -193,13 +198,13 @@ fn manifest_layers(manifest: &[u8], media_type: &str) -> Result<Vec<Descriptor>,
     let manifest = Manifest::parse(manifest.to_vec().into(), Some(media_type));
     match manifest.map(|manifest| manifest.body) {
         Ok(Body::Image { layers, .. }) => Ok(layers),
-        Ok(_) => Err(Error::Image("a manifest of no image".to_owned())),
+        Ok(_) => Err(Error::Image("the manifest is no image manifest".to_owned())),
         Err(error) => Err(Error::Image(error.to_string())),
     }
 }
 
 /// The contents of the merged tree, with their sizes.
-pub(super) fn tree_contents(table: &ImageToc) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
-    let count = usize::try_from(table.visible()).unwrap_or(usize::MAX);
-    table.contents().iter().take(count)
+pub(super) fn tree_contents(toc: &ImageToc) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
+    let count = usize::try_from(toc.visible()).unwrap_or(usize::MAX);
+    toc.contents().iter().take(count)
 }

@@ -1,5 +1,5 @@
-//! Extra connections of a pull. Each requests its share of the bundle together with the header, and buffers the share
-//! until the header is here.
+//! Extra connections of a pull. Each requests its share of the bundle while the first connection
+//! requests the header. It buffers the share until the header has arrived.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -16,16 +16,19 @@ use super::request::{BundleResponse, request_bundle};
 use crate::Server;
 use crate::http::{Body, Session};
 
-/// Most bytes that all shares buffer before the header is here, three or four round trips after the first of them. More
-/// bytes wait in the buffers of the system and stop their sender: with 4 MiB, a fresh pull of 24 MB over 150 ms took 0.3 s
-/// longer. The threads that apply records are idle meanwhile.
+/// Maximum number of bytes that all shares buffer until the header has arrived.
+///
+/// The header arrives three or four round trips after the first byte of a share. More bytes wait in
+/// socket buffers and stop the sender: with 4 MiB, a pull of 24 MB over a round trip of 150 ms took
+/// 0.3 s longer.
 const MAX_BUFFERED: usize = 14 << 20;
 const READ_SIZE: usize = 32 << 10;
 
 /// An extra connection.
 pub(super) struct ExtraConnection {
     pub(super) session: Session,
-    /// The share that arrives over it. `None`: nothing was requested, or something else arrived.
+    /// The share that arrives over the connection. `None` if no share was requested, or the
+    /// response is no share.
     pub(super) share: Option<ShareStream>,
 }
 
@@ -33,7 +36,7 @@ pub(super) struct ExtraConnection {
 pub(super) struct ShareStream {
     pub(super) etag: String,
     pub(super) prelude: Prelude,
-    /// The bytes that were read, beginning with the prelude.
+    /// The received bytes, beginning with the prelude.
     pub(super) buffered: Vec<u8>,
     /// The rest of the response.
     pub(super) body: Body,
@@ -42,34 +45,36 @@ pub(super) struct ShareStream {
 /// Extra connections that connect or receive in threads of their own. Dropping the value ends them.
 #[derive(Default)]
 pub(super) struct ExtraConnections {
-    /// `None`: the thread could not be started.
+    /// `None` if the system could not start the thread.
     threads: Vec<Option<JoinHandle<Option<ExtraConnection>>>>,
-    /// Tells the threads to stop buffering: the header is here, or the shares are not needed.
+    /// Set when the threads have to stop buffering: the header has arrived, or the shares are not
+    /// needed.
     stop: Arc<AtomicBool>,
     /// Pieces of the header, if the connections request pieces.
     pieces: Option<Arc<HeaderPieces>>,
 }
 
 impl ExtraConnections {
-    /// Opens `total - 1` connections, those of `preconnected` first. Each requests its share of `ask`, if there is one.
+    /// Opens `total - 1` connections. Uses the connections of `preconnected` first. Each requests
+    /// its share of `query`, if there is a query.
     pub(super) fn open(
         server: &Server,
         image: &Reference,
-        ask: Option<&BundleQuery>,
+        query: Option<&BundleQuery>,
         total: usize,
         preconnected: Vec<Connecting>,
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let buffer_limit = MAX_BUFFERED / total.max(1);
-        let pieces = ask.filter(|_| share(0, total).is_some());
+        let pieces = query.filter(|_| share(0, total).is_some());
         let pieces = pieces.map(|_| Arc::new(HeaderPieces::new(total)));
         let mut preconnected = preconnected.into_iter();
         let mut start = |number: usize| {
             let (server, image, stop) = (server.clone(), image.clone(), Arc::clone(&stop));
-            let ask = ask.cloned().map(|ask| BundleQuery {
+            let query = query.cloned().map(|query| BundleQuery {
                 share: share(number, total),
                 pieces: true,
-                ..ask
+                ..query
             });
             let pieces = pieces.clone();
             let preconnected = preconnected.next();
@@ -79,17 +84,17 @@ impl ExtraConnections {
                 let session = preconnected.and_then(|thread| thread.join().ok().flatten());
                 let session = session.unwrap_or_else(|| Session::new(&server));
                 session.connect().ok()?;
-                let share = ask.and_then(|ask| {
-                    receive_share(&session, &image, &ask, buffer_limit, &stop, slot)
+                let share = query.and_then(|query| {
+                    receive_share(&session, &image, &query, buffer_limit, &stop, slot)
                 });
                 Some(ExtraConnection { session, share })
             });
-            // With one connection fewer, the pull is slower and still correct.
+            // A missing connection makes the pull slower only.
             thread.ok()
         };
         let threads: Vec<_> = (1..total).map(&mut start).collect();
         for (number, _) in (1..).zip(&threads).filter(|(_, thread)| thread.is_none()) {
-            // The dropped slot tells that this piece will not arrive.
+            // To drop the slot means that this piece will not arrive.
             drop(pieces.as_ref().map(|pieces| pieces.slot(number)));
         }
         Self {
@@ -109,7 +114,8 @@ impl ExtraConnections {
         self.threads.len()
     }
 
-    /// The threads, which end soon. Whoever continues with a connection joins its thread.
+    /// Stops the buffering and returns the threads. The caller joins a thread to get its
+    /// connection.
     pub(super) fn into_threads(mut self) -> Vec<Option<JoinHandle<Option<ExtraConnection>>>> {
         std::mem::take(&mut self.threads)
     }
@@ -121,25 +127,27 @@ impl Drop for ExtraConnections {
     }
 }
 
-/// The share of connection `number` among `total`. `None` for a single connection, and above the maximum of the
-/// protocol.
+/// The share of connection `number` among `total`. `None` for a single connection, and above the
+/// maximum of the protocol.
 pub(super) fn share(number: usize, total: usize) -> Option<api::Share> {
     let total = u16::try_from(total).ok();
     let total = total.filter(|total| (2..=api::MAX_SHARES).contains(total))?;
     Some(api::Share(u16::try_from(number).ok()?, total))
 }
 
-/// Requests a share and buffers it up to `limit` bytes. `None` if the server knows no shares and sends the whole bundle.
+/// Requests a share and buffers up to `limit` bytes of it. `None` if the server does not support
+/// shares and sends the whole bundle.
 fn receive_share(
     session: &Session,
     image: &Reference,
-    ask: &BundleQuery,
+    query: &BundleQuery,
     limit: usize,
     stop: &AtomicBool,
     slot: Option<PieceSlot<'_>>,
 ) -> Option<ShareStream> {
-    let share = ask.share?;
-    let Ok(BundleResponse::Bundle { etag, mut body }) = request_bundle(session, image, ask) else {
+    let share = query.share?;
+    let Ok(BundleResponse::Bundle { etag, mut body }) = request_bundle(session, image, query)
+    else {
         return None;
     };
     let mut bytes = [0; PRELUDE];
@@ -176,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_needs_two_connections_and_at_most_the_protocols_maximum() {
+    fn shares_need_at_least_two_and_at_most_the_maximum_of_connections() {
         assert!(share(0, 1).is_none());
         assert_eq!(share(1, 2), Some(api::Share(1, 2)));
         let max = usize::from(api::MAX_SHARES);

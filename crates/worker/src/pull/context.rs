@@ -1,4 +1,4 @@
-//! What all parts of one pull share. This module imports no other module of the pull.
+//! The settings that all parts of one pull share. This module imports no other module of the pull.
 
 use std::num::NonZeroUsize;
 
@@ -16,7 +16,7 @@ pub(super) struct PullContext<'a> {
     pub(super) store: Store,
     pub(super) connections: Option<NonZeroUsize>,
     pub(super) layers_only: bool,
-    /// Whether the export rebuilds layers, which needs contents that the merged tree does not have.
+    /// Whether the export rebuilds layers. That needs contents that the merged tree does not have.
     pub(super) with_layers: bool,
     pub(super) progress: &'a dyn Progress,
 }
@@ -35,10 +35,11 @@ impl PullContext<'_> {
         }
     }
 
-    /// Checks that a manifest is the one that the reference names by its digest, before anything is recorded.
+    /// Checks that a manifest has the digest in the reference, if there is one. Called before the
+    /// store records the image.
     ///
     /// # Errors
-    /// [`Error::Image`] if the server sent another image; those of the request for an index.
+    /// [`Error::Image`] if the server sent another image; errors of the request for an index.
     pub(super) fn verify_manifest(&self, session: &Session, manifest: &[u8]) -> Result<(), Error> {
         let Target::Digest(wanted) = &self.image.target else {
             return Ok(());

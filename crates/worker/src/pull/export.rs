@@ -1,4 +1,4 @@
-//! Write a pulled image in the form that another program takes.
+//! Exports a pulled image: as a root file system, an OCI layout or a Docker archive.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -13,18 +13,19 @@ use pierhead_oci::{Digest, Reference, Target};
 
 use crate::{Error, Progress, Unit};
 
-/// Threads that write files of a rootfs, beside the thread that creates directory entries.
+/// Maximum number of threads that write files of a rootfs. Another thread creates the directory
+/// entries.
 const MAX_WRITERS: usize = 3;
 const WRITE_BUFFER: usize = 1 << 20;
 
 /// Form of an exported image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportForm {
-    /// The tree as a container sees it. Its target is an empty folder.
+    /// The file tree of a container. Its target is an empty folder.
     Rootfs(FileSharing),
     /// An OCI image layout. Its target is a folder.
     OciLayout,
-    /// The archive that `docker load` takes. Its target is a file or a stream.
+    /// The archive for `docker load`. Its target is a file or a stream.
     DockerArchive,
 }
 
@@ -35,16 +36,17 @@ impl ExportForm {
     }
 }
 
-/// How files of a rootfs share bytes with the store.
+/// How files of a rootfs share disk blocks with the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSharing {
-    /// Shared blocks where the file system has reflinks (btrfs, XFS), else copies.
+    /// The files share blocks where the file system has reflinks (btrfs, XFS). Elsewhere they are
+    /// copies.
     Reflink,
-    /// Hard links, for trees that nobody writes to. A write to such a file damages the store.
+    /// The files are hard links, for read-only trees. A write to such a file damages the store.
     HardLink,
 }
 
-/// Where an export goes.
+/// The target of an export.
 pub enum ExportTarget {
     /// A file or a folder. A file appears under its name only when it is complete.
     Path(PathBuf),
@@ -60,7 +62,7 @@ pub struct ExportOptions {
     pub target: ExportTarget,
 }
 
-/// An image of the store that is exported.
+/// The image to export.
 pub(super) struct ExportSource<'a> {
     pub(super) store: &'a Store,
     pub(super) image: &'a Image,
@@ -69,7 +71,8 @@ pub(super) struct ExportSource<'a> {
 }
 
 impl ExportSource<'_> {
-    /// Writes the image. Returns a warning for each property that this system could not set.
+    /// Exports the image. Returns a warning for each kind of property that this system could not
+    /// set.
     pub(super) fn write(&self, export: ExportOptions) -> Result<Vec<String>, Error> {
         match (export.form, export.target) {
             (ExportForm::Rootfs(sharing), ExportTarget::Path(to)) => self.rootfs(sharing, &to),
@@ -89,8 +92,8 @@ impl ExportSource<'_> {
     }
 
     fn rootfs(&self, sharing: FileSharing, to: &Path) -> Result<Vec<String>, Error> {
-        let table = &self.image.table;
-        let visible = usize::try_from(table.visible()).unwrap_or(usize::MAX);
+        let toc = &self.image.toc;
+        let visible = usize::try_from(toc.visible()).unwrap_or(usize::MAX);
         self.begin(visible);
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
@@ -106,18 +109,24 @@ impl ExportSource<'_> {
             files: Some(self.store),
         };
         let advance = |bytes| self.progress.advance(bytes);
-        let summary = rootfs::rootfs(table, contents, to, &options, &advance)?;
+        let summary = rootfs::rootfs(toc, contents, to, &options, &advance)?;
         let missing = [
-            (summary.owners, "entries without their owner: run as root"),
+            (
+                summary.owners,
+                "entries do not have the owner of the image: run the export as root",
+            ),
             (
                 summary.modes,
-                "files not setuid or setgid, for want of their owner",
+                "files lost setuid or setgid, because their owner could not be set: run the export as root",
             ),
             (
                 summary.devices,
-                "devices that could not be made: run as root",
+                "devices could not be created: run the export as root",
             ),
-            (summary.xattrs, "attributes that could not be set here"),
+            (
+                summary.xattrs,
+                "extended attributes could not be set on this file system",
+            ),
         ];
         let missing = missing.iter().filter(|(count, _)| *count > 0);
         Ok(missing
@@ -166,15 +175,16 @@ impl ExportSource<'_> {
         Ok(archive(self.image, self.store, names, out, &advance)?)
     }
 
-    /// Begins the progress over the first `contents` contents of the image.
+    /// Starts the progress bar for the first `contents` contents of the image.
     fn begin(&self, contents: usize) {
-        let sizes = self.image.table.contents().iter().take(contents);
+        let sizes = self.image.toc.contents().iter().take(contents);
         let total = sizes.map(|(_, size)| size).sum();
-        let subject = format!("{} is written", self.reference);
+        let subject = format!("exporting {}", self.reference);
         self.progress.begin(&subject, Unit::Bytes, total);
     }
 
-    /// The full reference and its tag. A digest names the original manifest, which may differ from the written one.
+    /// The full reference and its tag, if the reference has a tag. A digest would name the original
+    /// manifest, which may differ from the exported manifest.
     fn names(&self) -> (Option<String>, Option<String>) {
         match &self.reference.target {
             Target::Tag(tag) => (Some(self.reference.to_string()), Some(tag.to_string())),
@@ -184,7 +194,7 @@ impl ExportSource<'_> {
 
     fn changed_digest(&self, digest: &Digest) -> Option<String> {
         (*digest != self.image.digest()).then(|| {
-            format!("layers are not compressed here, so that the image's digest is {digest}")
+            format!("the exported layers are not compressed, so that the digest of the exported image is {digest}")
         })
     }
 }

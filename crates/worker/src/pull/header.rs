@@ -1,4 +1,5 @@
-//! The header of a bundle: read from one response, or assembled from pieces that arrive with the shares.
+//! The header of a bundle: read from one response, or assembled from pieces that arrive with the
+//! shares.
 
 use std::io::Read as _;
 use std::time::{Duration, Instant};
@@ -11,9 +12,10 @@ use crate::http::Body;
 use crate::{Error, Server};
 
 const READ_SIZE: usize = 64 << 10;
-/// Time that the other pieces have after the first: the larger of this and [`PIECE_TIMEOUT_ROUND_TRIPS`]. It allows for
+/// Minimum time that the worker waits for the other pieces after the first piece. It allows for
 /// retransmissions.
 const MIN_PIECE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same wait in round trips. The longer of both is the timeout.
 const PIECE_TIMEOUT_ROUND_TRIPS: u32 = 4;
 
 /// A bundle whose header was received, and the rest of its response.
@@ -31,11 +33,12 @@ pub(crate) struct BundleStart {
 }
 
 impl BundleStart {
-    /// Reads the header, or the piece of it that belongs to `share`. Then waits at most `timeout` for the other pieces.
-    /// Returns `None` if a piece does not arrive or belongs to another bundle.
+    /// Reads the header, or the piece of it that belongs to `share`. Then waits at most `timeout`
+    /// for the other pieces. Returns `None` if a piece does not arrive or belongs to another
+    /// bundle.
     ///
     /// # Errors
-    /// The connection's; those of the format.
+    /// Errors of the connection; errors of the format.
     pub(super) fn read(
         server: &Server,
         etag: String,
@@ -43,7 +46,12 @@ impl BundleStart {
         share: Option<(Share, &HeaderPieces)>,
         timeout: Duration,
     ) -> Result<Option<Self>, Error> {
-        let doing = || format!("the bundle of {} was cut", server.url());
+        let doing = || {
+            format!(
+                "the transfer of a bundle from {} was interrupted",
+                server.url()
+            )
+        };
         let mut bytes = [0; PRELUDE];
         from.read_exact(&mut bytes)
             .map_err(Error::connection(doing()))?;
@@ -60,7 +68,8 @@ impl BundleStart {
             piece: false,
             ..prelude
         };
-        // The pieces may belong to different bundles. A request for the whole header settles that.
+        // The pieces may belong to different bundles. A request for the whole header has one
+        // bundle.
         let Ok(header) = Header::decode(&full, &body) else {
             return Ok(None);
         };
@@ -76,10 +85,10 @@ impl BundleStart {
     }
 }
 
-/// Reads a header from one response. `read` are its first bytes, which were read already.
+/// Reads a header from one response. `read` contains the first bytes of the response.
 ///
 /// # Errors
-/// The connection's; those of the format.
+/// Errors of the connection; errors of the format.
 pub(crate) fn read_header(
     server: &Server,
     etag: String,
@@ -110,10 +119,13 @@ pub(crate) fn read_header(
                 });
             }
             Some(_) => {
-                return Err(Error::protocol(server.url(), "a bundle without a header"));
+                return Err(Error::protocol(server.url(), "the bundle has no header"));
             }
         }
-        let doing = format!("the bundle of {} was cut", server.url());
+        let doing = format!(
+            "the transfer of a bundle from {} was interrupted",
+            server.url()
+        );
         read = from
             .read(&mut buffer)
             .map_err(Error::connection(doing.clone()))?;
@@ -125,12 +137,13 @@ pub(crate) fn read_header(
     }
 }
 
-/// How long the other pieces of a header may take after the first. After that, the whole header is requested.
+/// The time that the worker waits for the other pieces of a header after the first. Then it
+/// requests the whole header.
 pub(super) fn piece_timeout(round_trip: Duration) -> Duration {
     MIN_PIECE_TIMEOUT.max(round_trip.saturating_mul(PIECE_TIMEOUT_ROUND_TRIPS))
 }
 
-/// Reads the piece of the header that stands in front of a share.
+/// Reads the piece of the header that precedes a share.
 pub(super) fn read_piece(
     from: &mut Body,
     prelude: &Prelude,
@@ -143,7 +156,7 @@ pub(super) fn read_piece(
     Ok(bytes)
 }
 
-/// The prelude as it would stand in front of the share without the piece.
+/// The prelude of the same share without a piece of the header.
 pub(super) fn without_piece(prelude: &Prelude) -> [u8; PRELUDE] {
     let without = Prelude {
         piece: false,
@@ -169,7 +182,7 @@ enum PieceState {
     Failed,
 }
 
-/// Takes the piece of one share. Dropping the slot without a piece tells that none will arrive.
+/// The slot for the piece of one share. To drop an empty slot means that no piece will arrive.
 pub(super) struct PieceSlot<'a> {
     pieces: &'a HeaderPieces,
     index: usize,
@@ -192,8 +205,8 @@ impl HeaderPieces {
         }
     }
 
-    /// Waits for all pieces and returns the body of the header. `None` if a piece belongs to another bundle or does not
-    /// arrive within `timeout`.
+    /// Waits for all pieces and returns the body of the header. `None` if a piece belongs to
+    /// another bundle or does not arrive within `timeout`.
     fn assemble(
         &self,
         etag: &str,
@@ -286,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_piece_or_one_of_another_bundle_fails_the_header() {
+    fn a_header_is_not_assembled_from_missing_or_foreign_pieces() {
         let right = Some((ETAG, 1));
         for wrong in [None, Some((ETAG, 2)), Some(("\"f\"", 1))] {
             assert_eq!(assemble(right, wrong), None);
@@ -295,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_for_a_piece_ends_at_the_timeout() {
+    fn the_wait_for_a_header_piece_ends_at_the_timeout() {
         let pieces = HeaderPieces::new(2);
         let _slot = pieces.slot(1);
         let header = pieces.assemble(ETAG, &prelude(1), Vec::new(), Duration::ZERO);
@@ -303,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_piece_completes_the_header() {
+    fn the_header_is_complete_when_the_last_piece_arrives() {
         let pieces = HeaderPieces::new(2);
         let slot = pieces.slot(1);
         let header = std::thread::scope(|scope| {

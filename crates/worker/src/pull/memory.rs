@@ -1,9 +1,11 @@
-//! Bounds the memory for received records that were not passed on yet, over all connections of a pull.
+//! Limits the memory for received records that wait for an applying thread, over all connections of
+//! a pull.
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most bytes of records that are received and not passed on. With the records that wait for the applying threads and
-/// those that these threads hold, a worker stays below 64 MiB. One record may exceed the bound.
+/// Maximum number of bytes of records that are received and not yet passed to an applying thread.
+/// With the records in these threads and in their queue, a worker uses less than 64 MiB. One record
+/// may exceed the maximum.
 const MAX_RECEIVED: u64 = 16 << 20;
 
 /// A budget of [`MAX_RECEIVED`] bytes that the connections of a pull share.
@@ -16,8 +18,8 @@ pub(super) struct MemoryBudget {
 #[derive(Default)]
 struct BudgetState {
     bytes: u64,
-    /// One connection exceeds the bound until its record ends. Without it, connections that all wait in the middle of a
-    /// record would never finish one.
+    /// Whether a connection exceeds the maximum until its record ends. Without this exception, all
+    /// connections could wait in the middle of their records for ever.
     has_exceeder: bool,
 }
 
@@ -79,7 +81,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn every_record_ends_and_at_most_one_exceeds_the_bound() {
+    fn all_records_complete_and_at_most_one_exceeds_the_maximum() {
         const PIECE: usize = 1 << 20;
         let (budget, peak) = (MemoryBudget::default(), AtomicU64::new(0));
         thread::scope(|scope| {

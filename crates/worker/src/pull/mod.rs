@@ -1,4 +1,5 @@
-//! Pull an image into the store of this machine: as a delta bundle, or as layers where the server has no bundle.
+//! Pulls an image into the store of this machine: as a delta bundle, or as layers if the server has
+//! no bundle.
 
 mod connections;
 mod context;
@@ -30,29 +31,29 @@ use pull_bundle::BundleOutcome;
 pub use report::{ContentCounts, PullMethod, PullReport};
 pub(crate) use request::{BundleResponse, ReadinessWait, request_bundle};
 
-/// What to pull, and where to.
+/// The options of a pull.
 pub struct PullOptions {
     /// The image.
     pub image: Reference,
-    /// Which image of a multi-platform index.
+    /// The platform, which selects an image of a multi-platform index.
     pub platform: Platform,
     /// The store that receives the image.
     pub store: Store,
-    /// Parallel connections. Without it, their number follows from the round-trip time.
+    /// Number of parallel connections. Without it, the number follows from the round-trip time.
     pub connections: Option<NonZeroUsize>,
     /// Pull layers even if the server has a bundle.
     pub layers_only: bool,
-    /// Also write the image out of the store.
+    /// Also export the image from the store.
     pub export: Option<ExportOptions>,
 }
 
 /// Pulls an image, verifies every byte, records the image in the store and exports it.
 ///
-/// Received contents stay in the store when a pull fails or its process ends, so that the next pull resumes. If
-/// another process pulls the same image into the same store, this call waits for it.
+/// Received contents stay in the store when a pull fails or its process ends, so that the next pull
+/// resumes. If another process pulls the same image into the same store, this call waits for it.
 ///
 /// # Errors
-/// Those of the connection, the server, the image and the file system: see [`Error`].
+/// Errors of the connection, the server, the image and the file system: see [`Error`].
 pub fn pull(
     server: &Server,
     options: PullOptions,
@@ -79,7 +80,7 @@ pub fn pull(
     report.digest = complete.image().digest().to_string();
     report.bytes_received = server.received();
     report.seconds = started.elapsed().as_secs_f64();
-    // The export runs while the files of the store go to the disk.
+    // The export runs while another thread syncs the files of the store.
     let exported = match export {
         Some(export) => export_image(&context, &complete, export, &mut report),
         None => Ok(()),
@@ -90,7 +91,7 @@ pub fn pull(
     }
     exported?;
     let image = recorded?;
-    // Without the name, the next pull misses its best base image only.
+    // A missing name is no error: the next pull only misses its best base image.
     let name = ImageNames::add(
         &context.store,
         &context.image,
@@ -103,7 +104,8 @@ pub fn pull(
     Ok(report)
 }
 
-/// Pulls. While another process pulls the same image into the same store, waits for it: then most contents are there.
+/// Pulls the image. If another process pulls the same image into the same store, waits for it first
+/// and then reuses its contents.
 fn pull_when_free(
     context: &PullContext<'_>,
     report: &mut PullReport,
@@ -127,7 +129,7 @@ fn pull_when_free(
 
 fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<CompleteImage, Error> {
     if let Some(image) = context.stored()? {
-        report.contents.reused = u64::from(image.table.visible());
+        report.contents.reused = u64::from(image.toc.visible());
         return Ok(image.into());
     }
     let session = context.session();
@@ -135,20 +137,20 @@ fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<Compl
         return pull_layers::pull(context, &session, report).map(CompleteImage::from);
     }
     let names = ImageNames::read(context.store.folders());
-    let (have, have_layers) = base_images(&context.store, &names, &context.image)?;
-    report.have = have.len();
-    let ask = pierhead_bundle::api::BundleQuery {
+    let (base_images, with_layers) = base_images(&context.store, &names, &context.image)?;
+    report.base_images = base_images.len();
+    let query = pierhead_bundle::api::BundleQuery {
         want: context.image.target.to_string(),
         platform: Some(context.platform.to_string()),
-        have,
-        have_layers,
+        have: base_images,
+        have_layers: with_layers,
         layers: context.with_layers,
         ..pierhead_bundle::api::BundleQuery::default()
     };
-    match pull_bundle::pull(context, &session, &ask, report)? {
+    match pull_bundle::pull(context, &session, &query, report)? {
         BundleOutcome::Image(image) => Ok(*image),
         BundleOutcome::Unavailable(reason) => {
-            let line = format!("no bundle, its layers are pulled: {reason}");
+            let line = format!("pulling layers, because there is no bundle: {reason}");
             context.progress.note(&line);
             report.reason = Some(reason);
             pull_layers::pull(context, &session, report).map(CompleteImage::from)

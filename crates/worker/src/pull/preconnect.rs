@@ -1,4 +1,5 @@
-//! Open extra connections while the first connect is slow, so that they exist once its round-trip time is known.
+//! Opens extra connections while the first connect is in progress. When its round-trip time is
+//! known, they are open, too.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
@@ -7,24 +8,27 @@ use std::time::Duration;
 use crate::http::Session;
 use crate::{Error, Server};
 
-/// From this round-trip time on, a pull uses several connections. Below it, one connection fills the line at once.
+/// Minimum round-trip time for several connections. Below it, one connection fills the link.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(10);
-/// A TCP connection starts with 14 KB and doubles its window with each round trip, so a longer round trip needs more
-/// connections at the start: one for each of these intervals that a round trip takes.
+/// A pull uses one connection for each of these intervals of the round-trip time. A TCP connection
+/// starts with a window of 14 KB and doubles it with each round trip, so a longer round trip needs
+/// more connections at the start.
 const ROUND_TRIP_PER_CONNECTION: Duration = Duration::from_micros(2500);
-/// Bounds of the number of connections of a long round trip.
+/// Minimum and maximum number of connections for a round trip of at least [`LONG_ROUND_TRIP`].
 const CONNECTION_BOUNDS: (usize, usize) = (8, 64);
-/// No further connection is opened when the first has not connected after this long: the server does not answer.
+/// When the first connection has not connected within this time, the server is probably
+/// unreachable, and no further connection is opened.
 const MAX_PRECONNECT_TIME: Duration = Duration::from_secs(1);
 
 /// A session that is connecting in a thread of its own. `None`: the connect failed.
 pub(super) type Connecting = JoinHandle<Option<Session>>;
 
-/// Connects `first`. Returns the total number of connections to use, and the extra connections that were opened
-/// meanwhile. There may be more of them than the total needs. `wanted` is the total that the user chose.
+/// Connects `first`. Returns the total number of connections to use, and the extra connections that
+/// were opened meanwhile. There may be more of them than the total needs. `wanted` is the total
+/// that the user chose.
 ///
 /// # Errors
-/// Those of [`Session::connect`].
+/// Errors of [`Session::connect`].
 pub(super) fn connect(
     first: &Session,
     server: &Server,
@@ -55,8 +59,8 @@ fn open_while_connecting<T: Send>(
     let (round_trip, opened) = thread::scope(|scope| {
         let extra = scope.spawn(move || {
             let mut opened = Vec::new();
-            // A connect that took this long may take as long again. Doubling the estimate opens all connections within
-            // half a round trip.
+            // A connect that took this long may take as long again. Doubling the estimate opens all
+            // connections within half a round trip.
             let (mut wait, mut waited) = (LONG_ROUND_TRIP, Duration::ZERO);
             while waited < MAX_PRECONNECT_TIME
                 && waits.recv_timeout(wait) == Err(RecvTimeoutError::Timeout)
@@ -96,7 +100,8 @@ mod tests {
 
     use super::*;
 
-    /// Connects the first until `until` others were opened. The open of number `limit` fails.
+    /// Keeps the first connect in progress until `until` other connections are open. The open of
+    /// number `limit` fails.
     fn connected(wanted: Option<usize>, until: usize, limit: usize) -> (usize, Vec<usize>) {
         let (opens, opened) = mpsc::channel();
         let numbers = AtomicUsize::new(0);
@@ -121,12 +126,12 @@ mod tests {
     }
 
     #[test]
-    fn opened_connections_stay_when_another_open_fails() {
+    fn open_connections_remain_when_another_fails_to_open() {
         assert_eq!(connected(Some(5), 3, 3), (5, vec![0, 1]));
     }
 
     #[test]
-    fn a_failed_first_connect_is_the_error() {
+    fn the_error_of_the_first_connect_is_returned() {
         let refused = || Err(Error::NoBundle("refused".to_owned()));
         let result = open_while_connecting(Some(3), refused, || Some(()));
         assert!(matches!(result, Err(Error::NoBundle(reason)) if reason == "refused"));

@@ -1,4 +1,4 @@
-//! Pull an image as a bundle: from the request until the image is complete in the store.
+//! Pulls an image as a bundle: from the request until the image is complete in the store.
 
 use std::io::Read as _;
 use std::ops::Range;
@@ -23,11 +23,13 @@ use super::schedule::FrameSchedule;
 use crate::http::{Request, RetryBackoff, Session};
 use crate::{Error, Unit, request_path};
 
-/// Most times that the server may replace the bundle during one pull.
+/// Maximum number of bundles that one pull requests, because the server replaces the bundle or it
+/// cannot be applied.
 const MAX_CHANGES: usize = 3;
-/// Most rounds of requests for contents that are missing after the last frame.
+/// Maximum number of rounds of requests for contents that are missing after the last frame.
 const MAX_REPAIR_ROUNDS: usize = 3;
-/// Time between two notes that the server still prepares the bundle, if no bar is drawn.
+/// Interval between two notes that the server still prepares the bundle, if no progress bar is
+/// drawn.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 const READ_SIZE: usize = 64 << 10;
 
@@ -38,14 +40,14 @@ pub(super) enum BundleOutcome {
     Unavailable(String),
 }
 
-/// Pulls the bundle that `ask` describes. Resumes an interrupted pull of the same image first.
+/// Pulls the bundle that `query` describes. Resumes an interrupted pull of the same image first.
 pub(super) fn pull(
     context: &PullContext<'_>,
     session: &Session,
-    ask: &BundleQuery,
+    query: &BundleQuery,
     report: &mut PullReport,
 ) -> Result<BundleOutcome, Error> {
-    BundlePull { context, session }.run(ask, report)
+    BundlePull { context, session }.run(query, report)
 }
 
 /// The pull of one image as a bundle.
@@ -55,7 +57,7 @@ struct BundlePull<'a> {
 }
 
 impl BundlePull<'_> {
-    fn run(&self, ask: &BundleQuery, report: &mut PullReport) -> Result<BundleOutcome, Error> {
+    fn run(&self, query: &BundleQuery, report: &mut PullReport) -> Result<BundleOutcome, Error> {
         let context = self.context;
         let name = format!(
             "{} {} {}",
@@ -70,27 +72,27 @@ impl BundlePull<'_> {
         let mut extra = ExtraConnections::open(
             context.server,
             &context.image,
-            Some(ask),
+            Some(query),
             total,
             preconnected,
         );
-        let mut ask = ask.clone();
+        let mut query = query.clone();
         for _ in 0..MAX_CHANGES {
-            let start = match self.read_start(&ask, &extra)? {
+            let start = match self.read_start(&query, &extra)? {
                 Ok(start) => start,
                 Err(reason) => return Ok(BundleOutcome::Unavailable(reason)),
             };
             context.verify_manifest(self.session, &start.header.manifest)?;
-            // The header lists the base images that the server considered.
+            // The header lists the base images of the request that the server has considered.
             let base_images = start.header.base_images.iter();
-            let known = base_images
-                .filter(|have| have.usable != UsableContents::None)
+            let used = base_images
+                .filter(|base_image| base_image.usable != UsableContents::None)
                 .count();
-            report.have_unknown = ask.have.len().saturating_sub(known);
+            report.base_images_unused = query.have.len().saturating_sub(used);
             let records = start.header.records;
             let begun = context.store.begin(NewFetch {
                 name: &name,
-                ask: &ask,
+                query: &query,
                 etag: &start.etag,
                 prelude: &start.prelude,
                 body: &start.body,
@@ -99,15 +101,15 @@ impl BundlePull<'_> {
             });
             let apply = match begun {
                 Ok(apply) => apply,
-                // The bundle relies on layers that have left the store since the request.
+                // The bundle needs layers that were removed from the store after the request.
                 Err(pierhead_toc::Error::Malformed { .. })
-                    if self.drop_missing_layers(&mut ask)? =>
+                    if self.drop_missing_layers(&mut query)? =>
                 {
                     extra = ExtraConnections::default();
                     continue;
                 }
-                Err(error) => match fallback(&mut ask, error)? {
-                    Fallback::AskAgain => {
+                Err(error) => match fallback(&mut query, error)? {
+                    Fallback::RequestAgain => {
                         extra = ExtraConnections::default();
                         continue;
                     }
@@ -131,21 +133,21 @@ impl BundlePull<'_> {
         let url = context.server.url();
         Err(Error::protocol(
             url,
-            "it changes the bundle again and again",
+            "it has replaced the bundle several times during this pull; try again",
         ))
     }
 
-    /// Requests and reads the header, in pieces if the extra connections were asked for pieces. The inner error is the
-    /// reason why the server has no bundle.
+    /// Requests and reads the header. Reads it in pieces if the extra connections request pieces.
+    /// The inner error is the reason why the server has no bundle.
     fn read_start(
         &self,
-        ask: &BundleQuery,
+        query: &BundleQuery,
         extra: &ExtraConnections,
     ) -> Result<Result<BundleStart, String>, Error> {
         let mut first = BundleQuery {
             share: connections::share(0, extra.len() + 1),
             pieces: extra.pieces().is_some(),
-            ..ask.clone()
+            ..query.clone()
         };
         // If the connection was lost meanwhile, the request below reports the error.
         let timeout = header::piece_timeout(self.session.connect().unwrap_or_default());
@@ -165,15 +167,16 @@ impl BundlePull<'_> {
         }
     }
 
-    /// Removes base images from the request whose layers have left the store. Returns whether there were any.
-    fn drop_missing_layers(&self, ask: &mut BundleQuery) -> Result<bool, Error> {
+    /// Removes base images from the request whose layers are no longer in the store. Returns
+    /// whether there were any.
+    fn drop_missing_layers(&self, query: &mut BundleQuery) -> Result<bool, Error> {
         let images = self.context.store.images()?;
-        let before = ask.have_layers.len();
-        ask.have_layers.retain(|manifest| {
+        let before = query.have_layers.len();
+        query.have_layers.retain(|manifest| {
             let mut images = images.iter();
             images.any(|image| image.layers && image.manifest == *manifest)
         });
-        Ok(ask.have_layers.len() < before)
+        Ok(query.have_layers.len() < before)
     }
 
     /// Resumes a pull that an earlier process began, if the server still has the same bundle.
@@ -204,33 +207,34 @@ impl BundlePull<'_> {
         self.finish(&session, &apply, report, total).map(Some)
     }
 
-    /// Whether the tag still names the image of this bundle. With nothing left to request, no response has shown that.
+    /// Whether the tag still names the image of this bundle. If no frame is missing, no response
+    /// has confirmed that yet.
     fn is_current(&self, session: &Session, apply: &Apply) -> Result<bool, Error> {
         if matches!(self.context.image.target, Target::Digest(_)) {
             return Ok(true);
         }
-        let mut ask = BundleQuery {
+        let mut query = BundleQuery {
             part: Some(Part {
                 etag: apply.etag().to_owned(),
                 first: u32::MAX,
                 end: Some(u32::MAX),
             }),
-            ..apply.ask().clone()
+            ..apply.query().clone()
         };
-        match self.request(session, &mut ask)? {
+        match self.request(session, &mut query)? {
             BundleResponse::Bundle { etag, .. } => Ok(etag == apply.etag()),
             BundleResponse::Unavailable(_) => Ok(false),
         }
     }
 
-    /// Requests a bundle until the server has prepared it, or has none.
-    fn request(&self, session: &Session, ask: &mut BundleQuery) -> Result<BundleResponse, Error> {
+    /// Requests a bundle until the server sends it or has none.
+    fn request(&self, session: &Session, query: &mut BundleQuery) -> Result<BundleResponse, Error> {
         let context = self.context;
         let image = &context.image;
         let mut wait = ReadinessWait::new();
         let mut last_note: Option<Instant> = None;
         loop {
-            match request_bundle(session, image, ask) {
+            match request_bundle(session, image, query) {
                 Ok(response) => return Ok(response),
                 Err(error) if let Some(reason) = wait.timed_out(&error) => {
                     return Ok(BundleResponse::Unavailable(reason));
@@ -249,8 +253,9 @@ impl BundlePull<'_> {
                     let subject = format!("{image} {stage}");
                     context.progress.begin(&subject, unit, progress.total);
                     context.progress.set(progress.done);
-                    // The extra connections were refused too, so that no piece of the header arrives.
-                    ask.pieces = false;
+                    // The server has refused the extra connections, too. No piece of the header
+                    // arrives over them.
+                    query.pieces = false;
                 })?,
             }
         }
@@ -276,7 +281,7 @@ impl BundlePull<'_> {
         RecordFetch::new(context, apply, schedule).run(first, extra)
     }
 
-    /// Requests, one by one, the contents that no frame brought or that were altered in the store.
+    /// Requests one by one the contents that no frame contained, or that were altered in the store.
     fn finish(
         &self,
         session: &Session,
@@ -296,12 +301,13 @@ impl BundlePull<'_> {
             }
         }
         Err(Error::Store(
-            "files of the store disappear as they are written: is somebody else cleaning it?"
+            "another program removes files of the store during the pull: stop it, and pull again"
                 .to_owned(),
         ))
     }
 
-    /// Fetches contents over at most `total` connections. Each takes the next content when it is free.
+    /// Fetches contents over at most `total` connections. Each takes the next content when it is
+    /// free.
     fn fetch_contents(
         &self,
         session: &Session,
@@ -370,7 +376,7 @@ impl BundlePull<'_> {
         let mut receive = apply.receive(content)?;
         let mut buffer = vec![0; READ_SIZE];
         loop {
-            let doing = format!("{content} was cut");
+            let doing = format!("the transfer of {content} was interrupted");
             let read = response.body.read(&mut buffer);
             match read.map_err(Error::connection(doing))? {
                 0 => break,
@@ -385,22 +391,24 @@ impl BundlePull<'_> {
 /// What to do when a bundle cannot be applied.
 enum Fallback {
     /// The request was changed: send it again.
-    AskAgain,
+    RequestAgain,
     /// Pull layers, for this reason.
     Layers(String),
 }
 
-/// A base image may be damaged, so the first fallback is a bundle without base images. The second is layers, which the
-/// manifest proves.
-fn fallback(ask: &mut BundleQuery, error: pierhead_toc::Error) -> Result<Fallback, Error> {
+/// Chooses the fallback of a bundle that cannot be applied.
+///
+/// A base image may be damaged, so the first fallback is a bundle without base images. The second
+/// is layers, whose digests the manifest contains.
+fn fallback(query: &mut BundleQuery, error: pierhead_toc::Error) -> Result<Fallback, Error> {
     use pierhead_toc::Error as Bundle;
     match error {
         Bundle::Malformed { .. } | Bundle::Digest { .. } | Bundle::Missing(_)
-            if !ask.have.is_empty() =>
+            if !query.have.is_empty() =>
         {
-            ask.have.clear();
-            ask.have_layers.clear();
-            Ok(Fallback::AskAgain)
+            query.have.clear();
+            query.have_layers.clear();
+            Ok(Fallback::RequestAgain)
         }
         Bundle::Malformed { .. } | Bundle::Digest { .. } => Ok(Fallback::Layers(error.to_string())),
         error => Err(error.into()),
@@ -414,32 +422,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_that_cannot_be_applied_is_requested_without_bases_and_then_as_layers() {
+    fn the_fallbacks_are_a_bundle_without_base_images_and_then_layers() {
         let malformed = || Bundle::Malformed {
             what: "bundle",
             why: "x".to_owned(),
         };
-        let have = Digest::of(Algorithm::Sha256, b"have");
-        let mut ask = BundleQuery {
-            have: vec![have],
-            have_layers: vec![have],
+        let base_image = Digest::of(Algorithm::Sha256, b"base image");
+        let mut query = BundleQuery {
+            have: vec![base_image],
+            have_layers: vec![base_image],
             ..BundleQuery::default()
         };
-        let first = fallback(&mut ask, malformed());
-        assert!(matches!(first, Ok(Fallback::AskAgain)));
-        assert_eq!(ask, BundleQuery::default());
-        let second = fallback(&mut ask, malformed());
+        let first = fallback(&mut query, malformed());
+        assert!(matches!(first, Ok(Fallback::RequestAgain)));
+        assert_eq!(query, BundleQuery::default());
+        let second = fallback(&mut query, malformed());
         assert!(matches!(second, Ok(Fallback::Layers(reason)) if reason.contains('x')));
-        ask.have.push(have);
-        let missing = Bundle::Missing("have".to_owned());
+        query.have.push(base_image);
+        let missing = Bundle::Missing("content".to_owned());
         assert!(matches!(
-            fallback(&mut ask, missing),
-            Ok(Fallback::AskAgain)
+            fallback(&mut query, missing),
+            Ok(Fallback::RequestAgain)
         ));
         let full = Bundle::Io {
             doing: "write".to_owned(),
             source: std::io::ErrorKind::StorageFull.into(),
         };
-        assert!(fallback(&mut ask, full).is_err());
+        assert!(fallback(&mut query, full).is_err());
     }
 }

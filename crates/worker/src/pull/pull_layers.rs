@@ -1,4 +1,4 @@
-//! Pull an image as layers: index them here, as a server does, and take their files apart into the store.
+//! Pulls an image as layers: indexes them, and copies their files into the store.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,8 +23,8 @@ use crate::{Error, Unit};
 /// Folder of the store that holds layers until the image is complete.
 const FOLDER: &str = "layers";
 const READ_SIZE: usize = 256 << 10;
-/// Compression level of the table of contents. It stays on this machine.
-const TABLE_LEVEL: i32 = 1;
+/// Compression level of the TOC, which stays on this machine.
+const TOC_LEVEL: i32 = 1;
 
 /// Pulls manifest, config and layers, and completes the image in the store.
 ///
@@ -43,7 +43,7 @@ pub(super) fn pull(
         .store
         .complete(&resolved.digest, context.with_layers)?;
     if let Some(image) = stored {
-        report.contents.reused = u64::from(image.table.visible());
+        report.contents.reused = u64::from(image.toc.visible());
         return Ok(image);
     }
     let folder = context.store.path().join(FOLDER);
@@ -66,11 +66,11 @@ pub(super) fn pull(
         .map_err(|error| Error::Image(format!("the config of {reference}: {error}")))?;
     let diff_ids = parsed.rootfs.diff_ids;
     if diff_ids.len() != resolved.layers.len() {
-        let message = format!("{reference} has not as many layers as its config says");
+        let message = format!("{reference} has another number of layers than its config");
         return Err(Error::Image(message));
     }
     let mut readers = Vec::new();
-    progress.begin(&format!("{reference} is indexed"), Unit::Bytes, total);
+    progress.begin(&format!("indexing {reference}"), Unit::Bytes, total);
     for (blob, diff_id) in resolved.layers.iter().zip(&diff_ids) {
         let file = open_layer(&path(blob))?;
         let request = layer::Request {
@@ -84,8 +84,8 @@ pub(super) fn pull(
         readers.push(index.reader(Arc::new(file)));
     }
     let indexes: Vec<&LayerIndex> = readers.iter().map(layer::LayerReader::index).collect();
-    let table = ImageToc::build(&indexes)?;
-    // The store applies bundles only: this bundle has a table of contents and no frames.
+    let toc = ImageToc::build(&indexes)?;
+    // The store applies bundles only. This bundle has a TOC and no frames.
     let header = Header {
         layers: context.with_layers,
         media_type: resolved.manifest.media_type.to_string(),
@@ -94,18 +94,18 @@ pub(super) fn pull(
         base_images: Vec::new(),
         table: WireToc {
             base: None,
-            digest: *FileDigest::of(table.bytes()).as_bytes(),
-            len: u32::try_from(table.bytes().len()).unwrap_or(u32::MAX),
-            coded: image_toc::encode(&table, None, TABLE_LEVEL)?,
+            digest: *FileDigest::of(toc.bytes()).as_bytes(),
+            len: u32::try_from(toc.bytes().len()).unwrap_or(u32::MAX),
+            coded: image_toc::encode(&toc, None, TOC_LEVEL)?,
         },
         frames: Frames::encode([], &NoSizes)?,
         records: 0,
     };
-    drop(table);
-    let (prelude, body) = header.encode(TABLE_LEVEL)?;
+    drop(toc);
+    let (prelude, body) = header.encode(TOC_LEVEL)?;
     let apply = context.store.begin(NewFetch {
         name: &format!("layers of {} {}", resolved.digest, context.with_layers),
-        ask: &BundleQuery::default(),
+        query: &BundleQuery::default(),
         etag: "\"layers\"",
         prelude: &prelude,
         body: &body,
@@ -118,10 +118,10 @@ pub(super) fn pull(
             ApplyOutcome::Missing(contents) => {
                 let mut missing: HashMap<FileDigest, u64> = contents.into_iter().collect();
                 let total = missing.values().sum();
-                progress.begin(&format!("{reference} is unpacked"), Unit::Bytes, total);
+                progress.begin(&format!("unpacking {reference}"), Unit::Bytes, total);
                 for reader in &readers {
                     let skeleton = reader.index().skeleton();
-                    // The order of the tar file: each byte is inflated once.
+                    // In the order of the tar file, each byte is decompressed once.
                     for file in std::iter::once(Ok(skeleton)).chain(reader.index().files()) {
                         let (content, _) = file?;
                         if let Some(size) = missing.remove(&content) {
@@ -131,7 +131,7 @@ pub(super) fn pull(
                 }
                 if !missing.is_empty() {
                     return Err(Error::Image(
-                        "the layers lack files of their own index".to_owned(),
+                        "the layers lack files of their index".to_owned(),
                     ));
                 }
             }
@@ -139,7 +139,7 @@ pub(super) fn pull(
     };
     report.contents = ContentCounts::new(&apply.counts());
     for blob in blobs() {
-        // The next pull of the image removes what stays here.
+        // If this fails, the next pull of the image removes the file.
         let _ = fs::remove_file(path(blob));
         let _ = fs::remove_file(path(blob).with_extension("index"));
     }

@@ -1,4 +1,4 @@
-//! Fetch the records of a bundle over one or several connections, and apply them.
+//! Fetches the records of a bundle over one or several connections, and applies them.
 
 use std::io::{self, Read as _};
 use std::ops::{ControlFlow, Range};
@@ -33,7 +33,7 @@ pub(super) struct RecordFetch<'a> {
     context: &'a PullContext<'a>,
     apply: &'a Apply,
     schedule: Mutex<FrameSchedule>,
-    /// A connection has reported its share, or the fetch is over.
+    /// Signals that a connection has reported its share, or that the fetch has stopped.
     schedule_changed: Condvar,
     memory: MemoryBudget,
     /// Set by the first connection that fails or finds another bundle. All connections stop then.
@@ -56,10 +56,10 @@ impl<'a> RecordFetch<'a> {
         }
     }
 
-    /// Fetches all missing records. `first` is the response that the header came in, read up to the end of the header.
+    /// Fetches all missing records. `first` is the rest of the response that contained the header.
     ///
     /// # Errors
-    /// The first error of any connection that a retry does not help.
+    /// The first error of a connection that retries do not resolve.
     pub(super) fn run(
         self,
         first: Option<RecordStream>,
@@ -94,8 +94,8 @@ impl<'a> RecordFetch<'a> {
             .unwrap_or(Ok(FetchOutcome::Complete))
     }
 
-    /// Whether a share belongs to the bundle of the header. If not, the server has changed meanwhile, and the frames of
-    /// the share are requested again.
+    /// Whether a share belongs to the bundle of the header. If not, the server has replaced the
+    /// bundle meanwhile, and the worker requests the frames of the share again.
     fn is_of_this_bundle(&self, share: &ShareStream) -> bool {
         share.etag == self.apply.etag() && share.prelude.digest == self.apply.digest()
     }
@@ -113,7 +113,8 @@ impl<'a> RecordFetch<'a> {
     fn report(&self, result: Result<FetchOutcome, Error>) {
         if !matches!(result, Ok(FetchOutcome::Complete)) {
             self.stopped.lock().get_or_insert(result);
-            // A connection that waits has either seen `stopped`, or holds the lock until it waits for the wake-up.
+            // With the lock taken once, every connection either sees `stopped` or waits for this
+            // notification.
             drop(self.schedule.lock());
             self.schedule_changed.notify_all();
         }
@@ -163,15 +164,15 @@ impl<'a> RecordFetch<'a> {
         range: &Range<u32>,
         backoff: &mut RetryBackoff,
     ) -> Result<ReadEnd, Error> {
-        let ask = BundleQuery {
+        let query = BundleQuery {
             part: Some(Part {
                 etag: self.apply.etag().to_owned(),
                 first: range.start,
                 end: Some(range.end),
             }),
-            ..self.apply.ask().clone()
+            ..self.apply.query().clone()
         };
-        let response = match request_bundle(session, &self.context.image, &ask) {
+        let response = match request_bundle(session, &self.context.image, &query) {
             // The server prepares the bundle anew. The request for the header waits for that.
             Err(Error::Refused {
                 detail: Some(_), ..
@@ -265,7 +266,12 @@ fn decode(
     mut records: RecordStream,
     mut each: impl FnMut(Event) -> Result<ControlFlow<ReadEnd>, Error>,
 ) -> Result<ReadEnd, Error> {
-    let doing = || format!("the bundle of {} was cut", server.url());
+    let doing = || {
+        format!(
+            "the transfer of a bundle from {} was interrupted",
+            server.url()
+        )
+    };
     let mut reservation = memory.reserve();
     let mut rest = std::mem::take(&mut records.rest);
     let mut buffer = vec![0; READ_SIZE];
@@ -278,7 +284,7 @@ fn decode(
             }
             reservation.shrink(bytes.len());
         }
-        // Frees the buffered share after its last byte.
+        // Free the buffered share after its last byte.
         drop(std::mem::take(&mut rest));
         let read = records.body.read(&mut buffer);
         let read = read.map_err(Error::connection(doing()))?;

@@ -14,7 +14,8 @@ pub enum PullMethod {
     Layers,
 }
 
-/// The result of a pull. Its serialized form is the object of `pierhead pull --json`: fields are added, none is removed.
+/// The result of a pull. Its serialized form is the object of `pierhead pull --json`: fields are
+/// added, none is removed.
 #[derive(Debug, Default, Serialize)]
 pub struct PullReport {
     /// The full reference.
@@ -26,27 +27,29 @@ pub struct PullReport {
     /// Why the image was not pulled as a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Bytes that came out of the sockets. TLS records and HTTP heads count.
+    /// Bytes received from the sockets. TLS records and HTTP heads count.
     pub bytes_received: u64,
     /// File contents by their source.
     pub contents: ContentCounts,
-    /// Base images that the worker named to the server.
-    pub have: usize,
-    /// Base images among these that the server does not know.
-    pub have_unknown: usize,
-    /// Parallel connections.
+    /// Number of base images in the request.
+    pub base_images: usize,
+    /// Number of these base images that the bundle does not use: the server has no TOC of them, or
+    /// left them out.
+    pub base_images_unused: usize,
+    /// Number of parallel connections.
     pub connections: usize,
-    /// Frames that an earlier, interrupted pull had received.
+    /// Number of frames that an earlier, interrupted pull has received.
     pub frames_resumed: u64,
-    /// Seconds until all contents were in the store. Flush and export follow.
+    /// Seconds until all contents are in the store. Sync and export follow.
     pub seconds: f64,
-    /// Seconds of the export.
+    /// Duration of the export, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export_seconds: Option<f64>,
     /// The path of the export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
-    /// Properties of the image that the export could not keep, and other problems that did not stop the pull.
+    /// Properties of the image that the export could not keep, and other problems that did not stop
+    /// the pull.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_object_has_the_fields_that_scripts_read() {
+    fn the_json_report_has_the_fields_that_scripts_read() {
         let report = PullReport {
             image: "docker.io/library/redis:7".to_owned(),
             bytes_received: 7,

@@ -1,19 +1,23 @@
 //! Assigns the missing frames of a bundle to connections.
 //!
-//! A connection requests a range of frames and reads it in order. If the bundle arrives in shares, each connection has its
-//! share from the start. Otherwise the first connection reads all frames, since the response with the header continues with
-//! them. A connection without work takes frames from the end of the largest remaining range.
+//! A connection requests a range of frames and reads it in order. If the bundle arrives in shares,
+//! each connection has its share from the start. Otherwise the first connection reads all frames,
+//! since they follow the header in its response. A connection without work takes frames from the
+//! end of the largest remaining range.
 
 use std::ops::Range;
 
-/// Least bytes of a range that one connection takes from another. Fewer are not worth a round trip.
+/// Minimum number of bytes of a range that one connection takes from another. A smaller range costs
+/// more in round trips than it saves.
 const MIN_TAKEN: u64 = 256 << 10;
-/// Most bytes of such a range. With more, the other connections would be idle at the end.
+/// Maximum number of bytes of such a range. With more, the other connections would be idle at the
+/// end.
 const MAX_TAKEN: u64 = 32 << 20;
-/// A share with fewer bytes left is not taken from. Its bytes in flight would arrive twice.
+/// Minimum number of remaining bytes of a share from which another connection takes frames. Below
+/// it, the bytes in flight would arrive twice.
 const MIN_SHARE_LEFT: u64 = 8 << 20;
-/// A connection receives frames again that are already applied, up to this many bytes, if a wanted frame follows. Above it,
-/// a new request is cheaper.
+/// Maximum number of bytes of already applied frames that a connection receives again to reach a
+/// wanted frame. Beyond it, a new request is cheaper.
 const MAX_GAP: u64 = 256 << 10;
 
 /// What a connection does with a frame that arrives: see [`FrameSchedule::action`].
@@ -47,23 +51,23 @@ pub(super) struct FrameSchedule {
     promised: Vec<Range<u32>>,
     /// Connections that have not reported their share.
     unreported: usize,
-    /// For each frame the weight of all frames before it, and at the end the weight of all.
+    /// The sum of the weights before each frame. The last element is the sum of all weights.
     weight_before: Vec<u64>,
 }
 
 /// The frames of one connection.
 #[derive(Clone, Default)]
 struct Assignment {
-    /// The frames that it reads, without those that others have taken.
+    /// The frames that the connection reads, without those that other connections have taken.
     range: Range<u32>,
     /// Whether the range arrives as a share.
     is_share: bool,
 }
 
 impl FrameSchedule {
-    /// Schedules the ranges `missing`, in order, for a number of connections. The first connection receives the frames
-    /// before `first_share_end` behind the header. The others receive the rest as shares and report them by
-    /// [`Self::claim`].
+    /// Schedules the ranges `missing`, in order, for a number of connections. The first connection
+    /// receives the frames before `first_share_end` behind the header. The others receive the rest
+    /// as shares and report them by [`Self::claim`].
     pub(super) fn new(
         weights: impl Iterator<Item = u64>,
         missing: Vec<Range<u32>>,
@@ -100,7 +104,8 @@ impl FrameSchedule {
         schedule
     }
 
-    /// Reports the share that a connection receives, or that it receives none. Each connection but the first reports once.
+    /// Reports the share that a connection receives, or that it receives none. Each connection but
+    /// the first reports once.
     pub(super) fn claim(&mut self, connection: usize, share: Option<Range<u32>>) {
         self.unreported = self.unreported.saturating_sub(1);
         if let (Some(connection), Some(share)) = (self.connections.get_mut(connection), share) {
@@ -125,8 +130,8 @@ impl FrameSchedule {
         }
     }
 
-    /// A connection has applied a frame, and with it all of its range before it. Its response ends before frame `end`.
-    /// Returns whether the connection should read on.
+    /// A connection has applied a frame, and with it all of its range before it. Its response ends
+    /// before frame `end`. Returns whether the connection should read on.
     pub(super) fn applied(&mut self, connection: usize, frame: u32, end: u32) -> bool {
         let mut range = self.range(connection);
         range.start = frame.saturating_add(1).clamp(range.start, range.end);
@@ -165,7 +170,8 @@ impl FrameSchedule {
         }
     }
 
-    /// What a connection does next: the rest of its range, then an unassigned range, then part of the range of another.
+    /// What a connection does next: the rest of its range, then an unassigned range, then part of
+    /// the range of another.
     pub(super) fn next(&mut self, connection: usize) -> NextRange {
         let own = self.range(connection);
         let found = match own.is_empty() {
@@ -316,10 +322,7 @@ mod tests {
         );
         assert!(!schedule.applied(0, 2, 6));
         assert_eq!(schedule.next(0), NextRange::Range(4..5));
-        assert!(
-            schedule.applied(0, 4, 6),
-            "nothing is sent for the last frame"
-        );
+        assert!(schedule.applied(0, 4, 6), "the last frame has no record");
         assert_eq!(schedule.next(0), NextRange::Nothing);
     }
 
@@ -333,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_stops_where_another_has_taken_over() {
+    fn a_connection_stops_at_frames_that_another_has_taken() {
         let mut schedule = without_shares((0..8).map(|_| 4 * MIB), vec![0..8], 2);
         assert_eq!(schedule.next(1), NextRange::Range(6..8));
         assert!(schedule.applied(0, 0, 8));

@@ -95,7 +95,7 @@ fn a_bundle_is_pulled_recorded_and_named() {
     assert_eq!(report.digest, image.digest().to_string());
     assert_eq!((report.method, report.reason), (PullMethod::Bundle, None));
     assert_eq!(
-        (report.contents.full, report.have, report.connections),
+        (report.contents.full, report.base_images, report.connections),
         (3, 0, 1)
     );
     assert!(report.bytes_received > 20_000 && report.warnings.is_empty());
@@ -124,7 +124,7 @@ fn an_update_names_the_stored_image_and_applies_its_contents() {
         (asked.want.as_str(), &asked.have),
         ("2", &vec![old.digest()])
     );
-    assert_eq!((report.have, report.have_unknown), (1, 0));
+    assert_eq!((report.base_images, report.base_images_unused), (1, 0));
     assert!(
         report.contents.chunked == 1 && report.contents.reused == 2,
         "{:?}",
@@ -209,7 +209,10 @@ fn a_bundle_that_was_replaced_meanwhile_is_requested_anew() {
     let report = pull_into(&server, &store, "registry.example/app:1").expect("pulled");
     assert_eq!(report.digest, new.digest().to_string());
     assert_eq!(stored(&store), [new.digest()]);
-    let parts: Vec<_> = asks(&server).iter().map(|ask| ask.part.is_some()).collect();
+    let parts: Vec<_> = asks(&server)
+        .iter()
+        .map(|query| query.part.is_some())
+        .collect();
     assert_eq!(parts, [false, true, false]);
 }
 

@@ -1,4 +1,4 @@
-//! Pull side of the Distribution API: manifests and blobs, for images that the server has no bundle of.
+//! Client of the Distribution API: fetches manifests and blobs of images that are pulled as layers.
 
 #[cfg(test)]
 mod tests;
@@ -15,21 +15,21 @@ use pierhead_oci::{
 use crate::http::{Request, Response, RetryBackoff, Session};
 use crate::{Error, Server, Url, request_path};
 
-/// Most platforms of an index that an error message lists.
+/// Maximum number of platforms of an index that an error message lists.
 const MAX_LISTED_PLATFORMS: usize = 32;
-/// Most characters of one platform in an error message.
+/// Maximum number of characters of one platform in an error message.
 const MAX_PLATFORM_CHARS: usize = 64;
-/// Most bytes of a manifest, as registries limit it.
+/// Maximum number of bytes of a manifest, as registries limit it.
 const MAX_MANIFEST: usize = 4 << 20;
-/// Most bytes of a config, which is read into memory.
+/// Maximum number of bytes of a config, which is read into memory.
 pub(crate) const MAX_CONFIG: u64 = 8 << 20;
-/// Most redirects of a blob. A registry redirects to its storage once or twice.
+/// Maximum number of redirects of a blob. A registry redirects to its storage once or twice.
 const MAX_REDIRECTS: usize = 5;
 const READ_SIZE: usize = 256 << 10;
 
-/// A manifest with its exact bytes, and what it points to.
+/// An image manifest with its exact bytes, its config and its layers.
 pub(crate) struct ResolvedImage {
-    /// The digest of the manifest, never of an index.
+    /// The digest of the image manifest, never of an index.
     pub(crate) digest: Digest,
     pub(crate) manifest: Manifest,
     pub(crate) config: Descriptor,
@@ -39,7 +39,7 @@ pub(crate) struct ResolvedImage {
 /// Fetches the manifest of an image. From an index, chooses the manifest of the platform.
 ///
 /// # Errors
-/// Those of the exchange; [`Error::NotFound`]; [`Error::Image`] if the index lacks the platform.
+/// Errors of the exchange; [`Error::NotFound`]; [`Error::Image`] if the index lacks the platform.
 pub(crate) fn resolve(
     session: &Session,
     image: &Reference,
@@ -58,7 +58,7 @@ pub(crate) fn resolve(
                 all.dedup();
                 all.truncate(MAX_LISTED_PLATFORMS);
                 Error::Image(format!(
-                    "{image} is not for {platform}; name one of its platforms with --platform: {}",
+                    "{image} has no image for {platform}; name one of its platforms by --platform: {}",
                     all.join(" ")
                 ))
             })?;
@@ -77,7 +77,8 @@ pub(crate) fn resolve(
     }
 }
 
-/// A platform as the author of an index wrote it, without control characters and cut to [`MAX_PLATFORM_CHARS`].
+/// A platform as the index states it, without control characters and with at most
+/// [`MAX_PLATFORM_CHARS`] characters.
 fn shown_platform(platform: &Platform) -> String {
     let text = platform.to_string();
     let mut shown: String = text.escape_debug().take(MAX_PLATFORM_CHARS).collect();
@@ -90,12 +91,12 @@ fn shown_platform(platform: &Platform) -> String {
 /// Checks that a server has an image.
 ///
 /// # Errors
-/// Those of the exchange; [`Error::NotFound`].
+/// Errors of the exchange; [`Error::NotFound`].
 pub fn require_image(server: &Server, image: &Reference) -> Result<(), Error> {
     check_manifest(&Session::new(server), image)
 }
 
-/// As [`require_image`], over a session.
+/// As [`require_image`], over an open session.
 pub(crate) fn check_manifest(session: &Session, image: &Reference) -> Result<(), Error> {
     fetch_manifest(session, image, &image.target).map(drop)
 }
@@ -157,10 +158,10 @@ fn try_manifest(
         .map_err(|error| Error::protocol(server.url(), error))
 }
 
-/// Fetches a blob into a file and verifies it. Resumes behind the bytes that the file has.
+/// Fetches a blob into a file and verifies it. Resumes after the bytes that the file has already.
 ///
 /// # Errors
-/// Those of the exchange and of the file. After a digest mismatch, the file is empty.
+/// Errors of the exchange and of the file. After a digest mismatch, the file is empty.
 pub(crate) fn fetch_blob(
     session: &Session,
     image: &Reference,
@@ -243,14 +244,15 @@ fn request_blob(
         let location = response.header(header::LOCATION).unwrap_or_default();
         let (url, path) = match location.starts_with('/') {
             true => (server.url().clone(), location.to_owned()),
-            false => Url::split(location)
-                .ok_or_else(|| Error::protocol(server.url(), "it leads nowhere"))?,
+            false => Url::split(location).ok_or_else(|| {
+                Error::protocol(server.url(), "a redirect without a valid location")
+            })?,
         };
         redirected = Some((Session::new(&server.redirected_to(url)), path));
     }
     Err(Error::protocol(
         session.server().url(),
-        "it leads in circles",
+        "too many redirects",
     ))
 }
 
@@ -266,7 +268,7 @@ fn read_blob(
         StatusCode::PARTIAL_CONTENT if offset > 0 => {
             let range = response.header(header::CONTENT_RANGE).unwrap_or_default();
             if !range.starts_with(&format!("bytes {offset}-")) {
-                let reason = format!("another range than was asked for: {range:?}");
+                let reason = format!("another range than the requested one: {range:?}");
                 return Err(Error::protocol(server.url(), reason));
             }
             0
@@ -295,7 +297,7 @@ fn read_blob(
         left = left
             .checked_sub(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
             .ok_or_else(|| {
-                let reason = format!("{} is longer than its manifest says", wanted.digest);
+                let reason = format!("{} is longer than its manifest states", wanted.digest);
                 Error::protocol(server.url(), reason)
             })?;
         write(bytes)?;
@@ -306,7 +308,7 @@ fn check_digest(image: &Reference, wanted: &Digest, found: &Digest) -> Result<()
     match wanted == found {
         true => Ok(()),
         false => Err(Error::Bundle(pierhead_toc::Error::Digest {
-            what: format!("what was sent of {image}"),
+            what: format!("the response for {image}"),
             expected: wanted.to_string(),
             found: found.to_string(),
         })),

@@ -1,8 +1,9 @@
 //! Content-addressed file store. A verified file gets an mtime derived from its digest.
 //!
-//! The mtime is the seal, and the store sets it last. A file that a crash truncated therefore has no seal, and a later
-//! write to the file breaks it. The store needs no database. A file that an exported tree shares has the mtime of that
-//! tree: it has a stamp (see `stamps`), or the store reads and hashes it again.
+//! The mtime is the seal, and the store sets it last. A file that a crash truncated therefore has
+//! no seal. A later write to the file breaks the seal. The store needs no database. A file that an
+//! exported tree shares has the mtime of the tree's entry instead. Such a file has a stamp (see
+//! `stamps`), or the store reads and hashes it again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -43,7 +44,8 @@ impl ContentDir {
                 Err(Errno::EXIST) => Ok(()),
                 other => other.map_err(failed),
             };
-            // A shared file has the mode of a tree's entry. Other users may reach it through the tree, but not here.
+            // Only the owner may enter: a file that an exported tree shares may be readable for
+            // other users.
             exists(rustix::fs::mkdir(path, Mode::RWXU))?;
         }
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
@@ -61,8 +63,8 @@ impl ContentDir {
         })
     }
 
-    /// Whether a content is stored: with a valid seal or stamp, and with `size` if that is known. One system call for a
-    /// sealed file.
+    /// Whether a content is stored with a valid seal or stamp, and with `size` if one is given.
+    /// Costs one system call for a sealed file.
     pub(super) fn has(&self, content: &FileDigest, size: Option<u64>) -> bool {
         self.stored_size(content, size).is_some()
     }
@@ -74,7 +76,8 @@ impl ContentDir {
             Ok(file) => self.fill(&name, &file, content, bytes),
             Err(Errno::EXIST) if self.has(content, Some(as_u64(bytes.len()))) => Ok(()),
             Err(Errno::EXIST) => {
-                // It is damaged, or another process writes it: write a temporary file, and rename it.
+                // The file is damaged, or another process writes it: write a temporary file, and
+                // rename it.
                 let (temporary, file) = self
                     .create_temporary(&name)
                     .map_err(|error| self.failed(&name, error.into()))?;
@@ -130,7 +133,7 @@ impl ContentDir {
         }
         match linked {
             Ok(()) => return Ok(true),
-            // Another process was faster.
+            // Another process has stored the content meanwhile.
             Err(Errno::EXIST) if self.has(content, Some(size)) => return Ok(true),
             Err(_) => {}
         }
@@ -249,7 +252,7 @@ impl ContentDir {
         modified: Time,
     ) -> io::Result<()> {
         let stat = rustix::fs::fstat(file)?;
-        // With another mtime, someone has written to it already.
+        // Another mtime means that a later write has changed the file.
         if (stat.st_mtime, i128::from(stat.st_mtime_nsec))
             == (modified.seconds, i128::from(modified.nanos))
         {
@@ -258,7 +261,7 @@ impl ContentDir {
         Ok(())
     }
 
-    /// The size of a stored content. A file of another size than `size` is not read.
+    /// The size of a stored content. `None` if it is not stored, or has another size than `size`.
     fn stored_size(&self, content: &FileDigest, size: Option<u64>) -> Option<u64> {
         let name = name(content);
         let stat = rustix::fs::statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
@@ -277,7 +280,8 @@ impl ContentDir {
         stat.is_ok_and(|stat| self.stamps.contains(content, &stat))
     }
 
-    /// Whether a file holds the content. Reads it if it has neither seal nor stamp.
+    /// Whether a file contains the bytes of the content. Reads and hashes a file that has neither
+    /// seal nor stamp.
     fn is_valid(&self, content: &FileDigest, stat: &Stat, mut file: &File) -> io::Result<bool> {
         if is_sealed(stat, content) {
             return Ok(true);
@@ -306,7 +310,8 @@ impl ContentDir {
         self.in_prefix(name, create).map(File::from)
     }
 
-    /// Runs an operation that creates a name in one of the 256 folders. Creates the folder if it was deleted.
+    /// Runs an operation that creates a name in one of the 256 folders. Creates the folder if it
+    /// was deleted.
     fn in_prefix<T>(
         &self,
         name: &str,
@@ -321,7 +326,8 @@ impl ContentDir {
         }
     }
 
-    /// Runs `rename` to `name`. A folder of that name is deleted with its contents, and `rename` runs again.
+    /// Runs `rename` to `name`. A folder of that name is deleted with its contents, and `rename`
+    /// runs again.
     fn replacing(
         &self,
         name: &str,
@@ -337,7 +343,8 @@ impl ContentDir {
         }
     }
 
-    /// Creates a temporary file beside `name`. Process IDs repeat in containers, so a name may be in use.
+    /// Creates a temporary file beside `name`. Process IDs repeat in containers, so a name may be
+    /// in use.
     fn create_temporary(&self, name: &str) -> rustix::io::Result<(String, File)> {
         loop {
             let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
@@ -368,7 +375,7 @@ impl ContentDir {
     }
 }
 
-/// A file of the folder.
+/// A file in the folder of contents: a content, or a temporary file.
 pub(super) enum ContentEntry {
     Content(FileDigest),
     Temporary(PathBuf),

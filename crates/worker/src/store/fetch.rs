@@ -1,4 +1,4 @@
-//! Starts and resumes fetches, and checks the table of contents that a bundle brings.
+//! Starts and resumes fetches, and verifies the TOC in the header of a bundle.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -21,36 +21,40 @@ use pierhead_bundle::format::{
 };
 use pierhead_toc::{Error, FileDigest, ImageToc};
 
-/// A fetch to start: the request, and the header of the bundle that answers it.
+/// A fetch to start: the request, and the header of the bundle in the response.
 pub struct NewFetch<'a> {
     /// The caller's name of the fetch. [`Store::resume`] finds it by this name.
     pub name: &'a str,
     /// The request.
-    pub ask: &'a BundleQuery,
+    pub query: &'a BundleQuery,
     /// The `ETag` of the response, with its quotes.
     pub etag: &'a str,
-    /// From [`pierhead_bundle::format::Event::Header`].
+    /// The prelude, from [`pierhead_bundle::format::Event::Header`].
     pub prelude: &'a Prelude,
     /// The encoded header, from the same event.
     pub body: &'a [u8],
     /// The decoded header, from the same event.
     pub header: Header,
-    /// Whether this process made the table from the layers. Then it replaces a recorded table, which a server sent.
+    /// Whether this process made the TOC from the layers. Such a TOC replaces a recorded TOC, which
+    /// a server sent.
     pub is_toc_verified: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Record {
-    ask: BundleQuery,
+    #[serde(rename = "ask")]
+    query: BundleQuery,
     etag: String,
 }
 
 impl Store {
-    /// Starts to apply a bundle. Deletes an earlier fetch of the same name, but keeps its complete contents.
+    /// Starts to apply a bundle. Deletes an earlier fetch of the same name. Its complete contents
+    /// remain in the store.
     ///
     /// # Errors
-    /// `Malformed` when the header is invalid or its tree differs from the recorded tree of its image. `Missing` when it
-    /// needs an image that is not stored. `Busy` when another process fetches the same. Errors of the file system.
+    /// `Malformed` if the header is invalid or its tree differs from the recorded tree of its
+    /// image. `Missing` if it needs an image that is not stored. `Busy` if another process has a
+    /// fetch of this name. Errors of the file system.
     pub fn begin(&self, begin: NewFetch<'_>) -> Result<Apply, Error> {
         let path = self.fetch_path(begin.name);
         let lock = lock(&path)?;
@@ -67,39 +71,40 @@ impl Store {
             }
         }
         self.mark_unsynced()?;
-        let tables = self.tables(&begin.header)?;
-        let known: Vec<_> = tables.iter().map(Option::as_ref).collect();
-        let want = decode_toc(&begin.header, &known)?;
-        // No sync: `resume` verifies these files, and starts anew without them.
-        replace(&path.join("table"), |file| want.write(file))?;
-        drop(want);
+        let base_images = self.base_image_tocs(&begin.header)?;
+        let base_tocs: Vec<_> = base_images.iter().map(Option::as_ref).collect();
+        let wanted = decode_toc(&begin.header, &base_tocs)?;
+        // Without a sync: `resume` verifies these files, and starts a new fetch if they are
+        // damaged.
+        replace(&path.join("table"), |file| wanted.write(file))?;
+        drop(wanted);
         replace(&path.join("header"), |file| {
             file.write_all(&begin.prelude.encode())?;
             file.write_all(begin.body)
         })?;
         let record = Record {
-            ask: begin.ask.clone(),
+            query: begin.query.clone(),
             etag: begin.etag.to_owned(),
         };
         let record = serde_json::to_vec(&record)
             .map_err(|error| Error::io("encode the record of a fetch", error.into()))?;
         replace(&path.join("fetch.json"), |file| file.write_all(&record))?;
-        let table = ImageToc::open(&path.join("table"))?;
+        let toc = ImageToc::open(&path.join("table"))?;
         let folder = FetchDir::open(
             path,
             lock,
-            begin.ask.clone(),
+            begin.query.clone(),
             begin.etag.to_owned(),
             begin.prelude.digest,
             begin.is_toc_verified,
         )?;
-        Apply::new(self.clone(), folder, begin.header, table, tables, &[])
+        Apply::new(self.clone(), folder, begin.header, toc, base_images, &[])
     }
 
-    /// Resumes the fetch of a killed process. `None` when there is none, or its files are unusable.
+    /// Resumes the fetch of a killed process. `None` if there is none, or its files are damaged.
     ///
     /// # Errors
-    /// `Busy` when another process fetches the same. Errors of the file system.
+    /// `Busy` if another process has a fetch of this name. Errors of the file system.
     pub fn resume(&self, name: &str) -> Result<Option<Apply>, Error> {
         let path = self.fetch_path(name);
         if !path.join("fetch.json").exists() {
@@ -119,7 +124,7 @@ impl Store {
     /// Waits until the fetch that [`Error::Busy`] names has ended, with or without success.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub fn wait(fetch: &Path) -> Result<(), Error> {
         let failed = |error| Error::io(format!("wait for {}", fetch.display()), error);
         let file = match File::open(fetch.join("lock")) {
@@ -131,32 +136,32 @@ impl Store {
     }
 
     fn load(&self, path: PathBuf, lock: File) -> Result<Apply, Error> {
-        let bad = || Error::Missing(path.display().to_string());
+        let damaged = || Error::Missing(path.display().to_string());
         let record: Record =
             serde_json::from_slice(&image::read(&path.join("fetch.json"), 1 << 20)?)
-                .map_err(|_| bad())?;
+                .map_err(|_| damaged())?;
         let bytes = image::read(&path.join("header"), PRELUDE + MAX_BODY)?;
-        let (prelude, body) = bytes.split_first_chunk().ok_or_else(bad)?;
+        let (prelude, body) = bytes.split_first_chunk().ok_or_else(damaged)?;
         let prelude = Prelude::decode(prelude)?;
         let header = Header::decode(&prelude, body)?;
         drop(bytes);
-        let tables = self.tables(&header)?;
-        let table = match ImageToc::open(&path.join("table")) {
-            Ok(table) if sha(table.bytes()) == header.table.digest => table,
+        let base_images = self.base_image_tocs(&header)?;
+        let toc = match ImageToc::open(&path.join("table")) {
+            Ok(toc) if sha(toc.bytes()) == header.table.digest => toc,
             Err(error @ Error::Io { .. }) => return Err(error),
-            _ => return Err(bad()),
+            _ => return Err(damaged()),
         };
         let done = read_log(&path.join("log"))?;
         self.mark_unsynced()?;
-        let folder = FetchDir::open(path, lock, record.ask, record.etag, prelude.digest, false)?;
-        Apply::new(self.clone(), folder, header, table, tables, &done)
+        let folder = FetchDir::open(path, lock, record.query, record.etag, prelude.digest, false)?;
+        Apply::new(self.clone(), folder, header, toc, base_images, &done)
     }
 
-    /// Rejects a tree that differs from the recorded tree of the same manifest. Only the layers prove which tree belongs to
-    /// a manifest, and a bundle does not contain them.
+    /// Rejects a tree that differs from the recorded tree of the same manifest. Only the layers
+    /// prove which tree belongs to a manifest, and a bundle does not contain layers.
     pub(super) fn check_toc(&self, header: &Header) -> Result<(), Error> {
         match self.image(&manifest_digest(&header.manifest)) {
-            Ok(image) if sha(image.table.bytes()) != header.table.digest => Err(Error::malformed(
+            Ok(image) if sha(image.toc.bytes()) != header.table.digest => Err(Error::malformed(
                 "bundle",
                 "its tree differs from the stored tree of the same manifest",
             )),
@@ -171,67 +176,69 @@ impl Store {
             .join(FileDigest::of(name.as_bytes()).hex())
     }
 
-    /// The tables of the base images that the header names; `None` for those that the server does not know.
-    fn tables(&self, header: &Header) -> Result<Vec<Option<ImageToc>>, Error> {
-        let table = |have: &pierhead_bundle::format::BaseImage| match have.usable {
+    /// The TOC of each base image in the header. `None` for a base image that the bundle does not
+    /// use.
+    fn base_image_tocs(&self, header: &Header) -> Result<Vec<Option<ImageToc>>, Error> {
+        let toc = |base_image: &pierhead_bundle::format::BaseImage| match base_image.usable {
             UsableContents::None => Ok(None),
             UsableContents::Visible | UsableContents::All => {
-                let image = self.image(&have.manifest)?;
-                if have.usable == UsableContents::All && !image.layers {
+                let image = self.image(&base_image.manifest)?;
+                if base_image.usable == UsableContents::All && !image.layers {
                     return Err(Error::malformed(
                         "bundle",
                         "it needs layers that are not stored",
                     ));
                 }
-                Ok(Some(image.table))
+                Ok(Some(image.toc))
             }
         };
-        header.base_images.iter().map(table).collect()
+        header.base_images.iter().map(toc).collect()
     }
 }
 
-/// Decodes the table of contents in a header, and checks it against digest, config and manifest. `base_images` are the tables of
-/// the base images that the header names. Memory: the stated length, which is bounded, and a parsed table.
+/// Decodes the TOC in a header, and verifies it against its digest, the config and the manifest.
+/// `base_images` contains the TOC of each base image in the header. Needs memory for the stated
+/// length, which is bounded, and for the parsed TOC.
 ///
 /// # Errors
-/// `Malformed` or `Digest` when a check fails.
+/// `Malformed` or `Digest` if a check fails.
 pub fn decode_toc(header: &Header, base_images: &[Option<&ImageToc>]) -> Result<ImageToc, Error> {
     let wire = &header.table;
     let base = match wire.base {
         None => &[][..],
         Some(base) => match base_images.get(usize::from(base)) {
-            Some(Some(table)) => table.bytes(),
+            Some(Some(toc)) => toc.bytes(),
             _ => {
                 return Err(Error::malformed(
                     "bundle header",
-                    "its table is coded against a base image that is not stored",
+                    "its TOC is coded against a base image that is not stored",
                 ));
             }
         },
     };
     let len = usize::try_from(wire.len).ok().filter(|len| *len <= MAX_TOC);
-    let len = len.ok_or_else(|| Error::malformed("bundle header", "the table is too long"))?;
+    let len = len.ok_or_else(|| Error::malformed("bundle header", "the TOC is too long"))?;
     let bytes = bounded::decompress(&wire.coded, len, base)?;
     let found = sha(&bytes);
     if found != wire.digest {
         return Err(Error::Digest {
-            what: "the table of a bundle".into(),
+            what: "the TOC of a bundle".into(),
             expected: FileDigest::from_bytes(wire.digest).hex(),
             found: FileDigest::from_bytes(found).hex(),
         });
     }
-    let table = ImageToc::parse(bytes)?;
-    check_documents(header, &table)?;
-    Ok(table)
+    let toc = ImageToc::parse(bytes)?;
+    check_documents(header, &toc)?;
+    Ok(toc)
 }
 
-/// Checks that the manifest names the config, and that the config names the layers of the table.
-fn check_documents(header: &Header, table: &ImageToc) -> Result<(), Error> {
+/// Checks that the manifest names the config, and that the config names the layers of the TOC.
+fn check_documents(header: &Header, toc: &ImageToc) -> Result<(), Error> {
     let wrong = |why: &str| Error::malformed("bundle header", why);
     let manifest = Manifest::parse(header.manifest.clone().into(), Some(&header.media_type));
     let manifest = manifest.map_err(|error| wrong(&error.to_string()))?;
     let pierhead_oci::Body::Image { config, .. } = &manifest.body else {
-        return Err(wrong("the manifest is not of an image"));
+        return Err(wrong("the manifest is no image manifest"));
     };
     if Digest::of(config.digest.algorithm(), &header.config) != config.digest {
         return Err(wrong("the manifest names another config"));
@@ -239,14 +246,14 @@ fn check_documents(header: &Header, table: &ImageToc) -> Result<(), Error> {
     let config: Config =
         serde_json::from_slice(&header.config).map_err(|error| wrong(&error.to_string()))?;
     let mut expected = config.rootfs.diff_ids.iter();
-    for layer in table.layers() {
+    for layer in toc.layers() {
         if expected.next() != Some(&Digest::from(layer?.diff_id)) {
-            return Err(wrong("the table has other layers than the config"));
+            return Err(wrong("the TOC has other layers than the config"));
         }
     }
     match expected.next() {
         None => Ok(()),
-        Some(_) => Err(wrong("the table has fewer layers than the config")),
+        Some(_) => Err(wrong("the TOC has fewer layers than the config")),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The folder of a fetch: what a killed worker needs to resume it.
+//! The folder of a fetch: the files with which a worker resumes a fetch after its process was
+//! killed.
 //!
 //! ```text
 //! lock         flock: exclusive for the process that fetches
@@ -24,7 +25,7 @@ use rustix::io::Errno;
 #[derive(Debug)]
 pub(super) struct FetchDir {
     pub(super) path: PathBuf,
-    pub(super) ask: BundleQuery,
+    pub(super) query: BundleQuery,
     pub(super) etag: String,
     pub(super) digest: [u8; 32],
     /// See `NewFetch::is_toc_verified`.
@@ -37,7 +38,7 @@ impl FetchDir {
     pub(super) fn open(
         path: PathBuf,
         lock: File,
-        ask: BundleQuery,
+        query: BundleQuery,
         etag: String,
         digest: [u8; 32],
         is_toc_verified: bool,
@@ -51,7 +52,7 @@ impl FetchDir {
             .map_err(failed)?;
         Ok(Self {
             log,
-            ask,
+            query,
             etag,
             digest,
             is_toc_verified,
@@ -60,12 +61,13 @@ impl FetchDir {
         })
     }
 
-    /// Renames the folder, then deletes it: a waiting process never sees half of it.
+    /// Renames the folder, then deletes it. So a waiting process never finds a folder with half of
+    /// the files.
     pub(super) fn remove(&self) {
-        let gone = self.path.with_extension("partial");
-        let _ = fs::remove_dir_all(&gone);
-        let removed = match fs::rename(&self.path, &gone) {
-            Ok(()) => &gone,
+        let renamed = self.path.with_extension("partial");
+        let _ = fs::remove_dir_all(&renamed);
+        let removed = match fs::rename(&self.path, &renamed) {
+            Ok(()) => &renamed,
             Err(_) => &self.path,
         };
         let _ = fs::remove_dir_all(removed);
@@ -83,6 +85,7 @@ impl FetchDir {
     }
 }
 
+/// Creates the folder of a fetch if needed, and locks it for this process.
 pub(super) fn lock(path: &Path) -> Result<File, Error> {
     let failed = |error| Error::io(format!("fetch into {}", path.display()), error);
     let lock = path.join("lock");
@@ -107,6 +110,8 @@ pub(super) fn lock(path: &Path) -> Result<File, Error> {
     }
 }
 
+/// Reads the ordinals of applied frames. Ignores an incomplete ordinal at the end, which a killed
+/// process may leave.
 pub(super) fn read_log(path: &Path) -> Result<Vec<u32>, Error> {
     let mut bytes = Vec::new();
     match File::open(path) {

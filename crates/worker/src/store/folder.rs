@@ -9,17 +9,18 @@ use rustix::fs::FlockOperation;
 
 use super::image;
 
-/// The word tells it from the `version` file of the daemon's data folder, which holds a number only.
+/// The contents of the version file. The `version` file of the daemon's data folder contains only a
+/// number.
 pub(super) const VERSION: &[u8] = b"store 1\n";
 
-/// What a folder is, by its version file.
+/// The kind of a folder, as its version file states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderKind {
     /// A store that this version reads and writes.
     Store,
     /// A store of another version.
     Later,
-    /// Something else with a version file: the data folder of `pierhead serve`.
+    /// A folder with another version file, such as the data folder of `pierhead serve`.
     Foreign,
     /// A folder without a version file.
     None,
@@ -28,7 +29,7 @@ pub enum FolderKind {
 /// Reads the version file of a folder.
 ///
 /// # Errors
-/// The file system's.
+/// Errors of the file system.
 pub fn kind(path: &Path) -> Result<FolderKind, Error> {
     match image::read(&path.join("version"), 64) {
         Ok(found) if found == VERSION => Ok(FolderKind::Store),
@@ -41,7 +42,8 @@ pub fn kind(path: &Path) -> Result<FolderKind, Error> {
     }
 }
 
-/// Whether a folder is a store of this version. A folder without a version file is none yet.
+/// Whether a folder is a store of this version. Returns `false` for a folder without a version
+/// file.
 ///
 /// # Errors
 /// `Foreign` for a store of another version and for any other data.
@@ -51,10 +53,10 @@ pub(super) fn is_store(path: &Path) -> Result<bool, Error> {
         FolderKind::Store => Ok(true),
         FolderKind::None => Ok(false),
         FolderKind::Later => Err(Error::Foreign(format!(
-            "the store {shown} was written by a later pierhead: use that one, or name another folder"
+            "a later version of pierhead wrote the store {shown}: run that version, or name another folder"
         ))),
         FolderKind::Foreign => Err(Error::Foreign(format!(
-            "{shown} is no store of `pierhead pull` but looks like the data folder of `pierhead serve`: name another folder"
+            "{shown} is no store of `pierhead pull`; it looks like the data folder of `pierhead serve`: name another folder"
         ))),
     }
 }
@@ -66,8 +68,8 @@ pub(super) const FOLDERS: [&str; 3] = ["images", "fetches", "contents"];
 /// Files that a store may hold besides.
 const ADDED: [&str; 4] = ["stamps", "unsynced", "pulled.json", "pulled.json.partial"];
 
-/// Makes an empty folder a store, unless it is one. A store that lost its version file gets a new one. The caller holds
-/// [`lock_folder`].
+/// Makes an empty folder a store, unless it is one. A store that lost its version file gets a new
+/// one. The caller holds [`lock_folder`].
 pub(super) fn initialize(path: &Path) -> Result<(), Error> {
     if is_store(path)? {
         return Ok(());
@@ -75,21 +77,21 @@ pub(super) fn initialize(path: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(path);
     let mut entries =
         entries.map_err(|error| Error::io(format!("open the store {}", path.display()), error))?;
-    // Only a store has all three: its version file was lost.
+    // Only a store has all three folders. It lost its version file.
     let is_store = FOLDERS.iter().all(|name| path.join(name).is_dir());
-    let ours = |name: &std::ffi::OsStr| {
+    let is_of_store = |name: &std::ffi::OsStr| {
         let name = name.to_str().unwrap_or_default();
         FRESH.contains(&name) || is_store && (FOLDERS.contains(&name) || ADDED.contains(&name))
     };
-    let stranger = entries.find_map(|entry| {
+    let foreign = entries.find_map(|entry| {
         let name = entry.ok().map(|entry| entry.file_name());
-        name.filter(|name| !ours(name))
+        name.filter(|name| !is_of_store(name))
     });
-    if let Some(stranger) = stranger {
+    if let Some(foreign) = foreign {
         return Err(Error::Foreign(format!(
             "{} is no store of `pierhead pull`: it holds {}; name a new or empty folder",
             path.display(),
-            stranger.to_string_lossy()
+            foreign.to_string_lossy()
         )));
     }
     let version = path.join("version");
@@ -97,8 +99,9 @@ pub(super) fn initialize(path: &Path) -> Result<(), Error> {
         .map_err(|error| Error::io(format!("write {}", version.display()), error))
 }
 
-/// Locks the files of a folder for a short time, until the result is dropped. The lock is on the folder itself and needs
-/// no lock file. Where folders have no locks (NFS), it returns `None`, and two processes may disturb each other.
+/// Locks a folder until the result is dropped. The lock is on the folder itself, without a lock
+/// file. Where the file system cannot lock folders (NFS), returns `None`. Then concurrent processes
+/// are not kept apart.
 pub(super) fn lock_folder(path: &Path) -> Option<File> {
     let folder = File::open(path).ok()?;
     rustix::io::retry_on_intr(|| rustix::fs::flock(&folder, FlockOperation::LockExclusive)).ok()?;

@@ -19,10 +19,11 @@ pub struct Image {
     pub manifest: Vec<u8>,
     /// The exact bytes of the config.
     pub config: Vec<u8>,
-    /// Whether the contents that only layers need are stored, so that layers can be rebuilt.
+    /// Whether the store has the contents that only the layers contain, so that layers can be
+    /// rebuilt.
     pub layers: bool,
-    /// The table of contents: the merged tree, its contents, its layers.
-    pub table: ImageToc,
+    /// The TOC: the merged tree, its contents, its layers.
+    pub toc: ImageToc,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -40,10 +41,11 @@ impl Image {
 
     /// The contents that the store must have, with their sizes.
     pub(super) fn needed(&self) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
-        needed(&self.table, self.layers)
+        needed(&self.toc, self.layers)
     }
 
-    /// Reads a record. `Missing` when there is none, or when it is damaged: the user can pull the image again.
+    /// Reads a record. `Missing` if there is none, or if it is damaged: the user can pull the image
+    /// again.
     pub(super) fn load(folder: &Path) -> Result<Self, Error> {
         let missing = |_| Error::Missing(folder.display().to_string());
         let record: Record = serde_json::from_slice(&read(&folder.join("image.json"), 4096)?)
@@ -53,7 +55,7 @@ impl Image {
             manifest: read(&folder.join("manifest"), MAX_DOCUMENTS)?,
             config: read(&folder.join("config"), MAX_DOCUMENTS)?,
             layers: record.layers,
-            table: ImageToc::open(&folder.join("table")).map_err(missing)?,
+            toc: ImageToc::open(&folder.join("table")).map_err(missing)?,
         };
         let named = folder.file_name().and_then(|name| name.to_str());
         let whole = named == Some(&*image.digest().hex())
@@ -78,8 +80,8 @@ impl Image {
             config: Digest::of(Algorithm::Sha256, &self.config),
         };
         let record = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
-        let table = |file: &mut File| self.table.write(file);
-        write_synced(&partial, "table", table).map_err(failed)?;
+        let toc = |file: &mut File| self.toc.write(file);
+        write_synced(&partial, "table", toc).map_err(failed)?;
         for (name, bytes) in [
             ("image.json", &record),
             ("manifest", &self.manifest),
@@ -120,30 +122,28 @@ fn write_synced(
     file.sync_data()
 }
 
-/// The contents of an image: those of the merged tree, and with `layers` those that only its layers need.
-pub(super) fn needed(
-    table: &ImageToc,
-    layers: bool,
-) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
+/// The contents of the merged tree of an image. With `layers`, also the contents that only its
+/// layers contain.
+pub(super) fn needed(toc: &ImageToc, layers: bool) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
     let count = if layers {
-        table.contents().len()
+        toc.contents().len()
     } else {
-        table.visible()
+        toc.visible()
     };
-    table
-        .contents()
+    toc.contents()
         .iter()
         .take(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-pub(super) fn read(path: &Path, most: usize) -> Result<Vec<u8>, Error> {
+/// Reads a file of at most `limit` bytes. `Missing` if the file does not exist or is larger.
+pub(super) fn read(path: &Path, max: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| {
-        let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
+        let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
         file.take(limit).read_to_end(&mut bytes)
     });
     match read {
-        Ok(len) if len <= most => Ok(bytes),
+        Ok(len) if len <= max => Ok(bytes),
         Ok(_) => Err(Error::Missing(path.display().to_string())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::Missing(path.display().to_string()))
@@ -159,7 +159,8 @@ fn is_occupied(error: &io::Error) -> bool {
     )
 }
 
-/// The digest by which the store names an image. It is SHA-256, whatever the reference uses.
+/// The digest by which the store names an image: always SHA-256, whatever algorithm the reference
+/// uses.
 pub(super) fn manifest_digest(manifest: &[u8]) -> Digest {
     Digest::of(Algorithm::Sha256, manifest)
 }

@@ -1,4 +1,4 @@
-//! The store: complete images of one folder, and of others that it only reads.
+//! The store: complete images of one folder, and of other stores that it only reads.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -27,29 +27,30 @@ pub(super) struct Inner {
     pub(super) lock: File,
 }
 
-/// A second store, whose contents this one may reuse. Nothing is written to it.
+/// A second store. The first one reuses its contents, and never writes to it.
 #[derive(Debug)]
 struct ReadOnlyStore {
     path: PathBuf,
     contents: ContentDir,
 }
 
-/// A complete image, as a request names it to the server.
+/// A complete image, as a request to the server names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredImage {
     /// The digest of its manifest.
     pub manifest: Digest,
-    /// Whether the contents that only its layers need are stored, too.
+    /// Whether the store also has the contents that only the layers contain.
     pub layers: bool,
 }
 
 impl Store {
-    /// Opens a store, or makes one in a folder that is missing or empty. `others` are stores whose contents may be
-    /// reused. Nothing is written to them; folders that are no store are left out.
+    /// Opens a store, or creates one in a folder that is missing or empty. `others` are stores that
+    /// are only read, and whose contents are reused. Folders among them that are no store are
+    /// ignored.
     ///
     /// # Errors
-    /// `Foreign` when the folder holds other data or a store of another version; nothing was written to it then. Errors of
-    /// the file system.
+    /// `Foreign` if the folder contains other data or a store of another version. Then nothing was
+    /// written to it. Errors of the file system.
     pub fn open(path: &Path, others: &[PathBuf]) -> Result<Self, Error> {
         let failed = |error| Error::io(format!("open the store {}", path.display()), error);
         fs::create_dir_all(path).map_err(failed)?;
@@ -61,7 +62,7 @@ impl Store {
             let folder = path.join(name);
             if fs::metadata(&folder).is_ok_and(|found| !found.is_dir()) {
                 return Err(Error::Foreign(format!(
-                    "{} is no folder, as the store needs it: delete it, and run the command again",
+                    "{} has to be a folder of the store: delete the file, and run the command again",
                     folder.display()
                 )));
             }
@@ -100,10 +101,10 @@ impl Store {
     /// The complete images of this store and of the read-only ones, sorted by digest.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub fn images(&self) -> Result<Vec<StoredImage>, Error> {
         let mut seen = HashSet::new();
-        let mut held = Vec::new();
+        let mut images = Vec::new();
         for folder in self.folders() {
             for path in entries(&folder.join("images"))? {
                 let Ok(image) = Image::load(&path) else {
@@ -111,21 +112,21 @@ impl Store {
                 };
                 let manifest = image.digest();
                 if seen.insert(manifest) {
-                    held.push(StoredImage {
+                    images.push(StoredImage {
                         manifest,
                         layers: image.layers,
                     });
                 }
             }
         }
-        held.sort_by_key(|held| held.manifest);
-        Ok(held)
+        images.sort_by_key(|image| image.manifest);
+        Ok(images)
     }
 
     /// A complete image of this store, or else of a read-only one.
     ///
     /// # Errors
-    /// `Missing` when no store has it, or its record is damaged.
+    /// `Missing` if no store has the image, or its record is damaged.
     pub fn image(&self, manifest: &Digest) -> Result<Image, Error> {
         let mut last = Error::Missing(manifest.to_string());
         for folder in self.folders() {
@@ -137,11 +138,12 @@ impl Store {
         Err(last)
     }
 
-    /// A complete image, if this or a read-only store has each content with its seal and size. With `layers`, contents that
-    /// only its layers need are checked, too. Costs one system call per content.
+    /// A complete image, if this or a read-only store has each content with its seal and size. With
+    /// `layers`, it must also have the contents that only the layers contain. Costs one system call
+    /// per content.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub fn complete(&self, manifest: &Digest, layers: bool) -> Result<Option<Image>, Error> {
         let Ok(image) = self.image(manifest) else {
             return Ok(None);
@@ -149,7 +151,7 @@ impl Store {
         if layers && !image.layers {
             return Ok(None);
         }
-        for (content, size) in image::needed(&image.table, layers) {
+        for (content, size) in image::needed(&image.toc, layers) {
             let found = self.size(&content);
             if found.map_err(|error| Error::io(format!("look at {content}"), error))? != Some(size)
             {
@@ -159,11 +161,12 @@ impl Store {
         Ok(Some(image))
     }
 
-    /// Reads a document of at most `limit` bytes (empty when missing), and replaces it by the result of `change`. A lock
-    /// serializes processes and threads, so that no update is lost.
+    /// Reads a document of at most `limit` bytes, and replaces it by the result of `change`. A
+    /// missing document is empty. A lock serializes processes and threads, so that no update is
+    /// lost.
     ///
     /// # Errors
-    /// Those of `change`; the file system's, after which the document is as it was.
+    /// Errors of `change`; errors of the file system, after which the document is as it was.
     pub fn update_document<E: From<Error>>(
         &self,
         name: &str,
@@ -194,19 +197,20 @@ impl Store {
         &self.0.path
     }
 
-    /// The folders of the store and of the others that are only read, in this order.
+    /// The folder of the store, then the folders of the read-only stores.
     pub fn folders(&self) -> impl DoubleEndedIterator<Item = &Path> {
         let others = self.0.read_only.iter().map(|other| &*other.path);
         std::iter::once(&*self.0.path).chain(others)
     }
 
-    /// Whether this store has a content. Takes it from a read-only store if it can.
+    /// Whether this store has a content. Copies the content from a read-only store if one has it.
     pub(super) fn obtain(&self, content: &FileDigest, size: u64) -> Result<bool, Error> {
         if self.0.contents.has(content, Some(size)) {
             return Ok(true);
         }
         if size == 0 {
-            // A table may state size 0 for any content. A stored content of that digest stays.
+            // A TOC may state size 0 for any digest. Only the digest of no bytes is an empty
+            // content.
             let empty = *content == FileDigest::of(b"");
             return match empty {
                 true => self.0.contents.put(content, &[]).map(|()| true),
@@ -222,7 +226,8 @@ impl Store {
     }
 }
 
-/// Files of this store only. A later write to a file that a tree shares is found by its seal or stamp.
+/// The files of this store only. Seal or stamp reveal a later write to a file that an exported tree
+/// shares.
 impl StoreFiles for Store {
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         match self.0.contents.file(content) {
@@ -241,8 +246,9 @@ impl StoreFiles for Store {
     }
 }
 
-/// Contents of this store and of the read-only ones. Checks seal and size with one system call each. Bit rot under a
-/// valid seal is found when the content is used as a base, and by [`Store::verify`].
+/// The contents of this store and of the read-only ones. Checks seal and size with one system call
+/// each. A corrupt file under a valid seal is found when a patch uses it as a base, and by
+/// [`Store::verify`].
 impl Source for Store {
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         let others = self.0.read_only.iter().map(|other| &other.contents);

@@ -1,4 +1,5 @@
-//! Maintenance of a whole store: recovery after a crash of the system, verification, garbage collection.
+//! Maintenance of a whole store: recovery after a crash of the system, verification, garbage
+//! collection.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,21 +15,21 @@ use super::image::{self, Image};
 use super::image_store::Store;
 use pierhead_toc::{Error, FileDigest, Source};
 
-/// What [`Store::verify`] found.
+/// The result of [`Store::verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Number of contents that match their digest.
     pub good: u64,
-    /// Contents that did not match and were removed. The next pull fetches them again.
+    /// Contents that did not match their digest and were removed. The next pull fetches them again.
     pub removed: Vec<FileDigest>,
 }
 
-/// What [`Store::collect`] removed.
+/// The result of [`Store::collect`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectReport {
-    /// Number of files.
+    /// Number of removed files.
     pub files: u64,
-    /// Bytes of these files.
+    /// Bytes of the removed files.
     pub bytes: u64,
 }
 
@@ -36,7 +37,7 @@ impl Store {
     /// Reads and hashes every content. Removes those that do not match their digest.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub fn verify(&self) -> Result<VerifyReport, Error> {
         let mut verified = VerifyReport::default();
         for content in self.contents()? {
@@ -52,7 +53,7 @@ impl Store {
     /// Removes the record of an image. Its contents stay until [`Store::collect`].
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub fn forget(&self, manifest: &pierhead_oci::Digest) -> Result<(), Error> {
         let folder = self.0.path.join("images").join(manifest.hex());
         match fs::remove_dir_all(&folder) {
@@ -63,10 +64,12 @@ impl Store {
         }
     }
 
-    /// Removes contents that no complete image uses, and unfinished fetches. No other process may use the store meanwhile.
+    /// Removes contents that no complete image uses, and unfinished fetches. No other process may
+    /// use the store meanwhile.
     ///
     /// # Errors
-    /// `Io` of the kind `WouldBlock` when another user has the store open. Errors of the file system.
+    /// `Io` of the kind `WouldBlock` if another process or thread has the store open. Errors of the
+    /// file system.
     pub fn collect(&self) -> Result<CollectReport, Error> {
         if Arc::strong_count(&self.0) > 1 {
             let doing = "collect garbage: a fetch of this process uses the store";
@@ -105,7 +108,7 @@ impl Store {
         Ok(collected)
     }
 
-    /// After a crash of the system, hashes every content again that belongs to no complete image.
+    /// After a crash of the system, hashes again every content that belongs to no complete image.
     pub(super) fn recover(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
         let written = match image::read(&marker, 256) {
@@ -135,7 +138,8 @@ impl Store {
             .map_err(|error| Error::io("note that the store was recovered", error))
     }
 
-    /// Writes the marker file before the first content. After a crash, it makes [`Store::recover`] hash again.
+    /// Writes the marker file before the first content. After a crash, the marker makes
+    /// [`Store::recover`] hash the contents.
     pub(super) fn mark_unsynced(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
         let _folder_lock = lock_folder(&self.0.path);
@@ -162,7 +166,7 @@ impl Store {
                 // The failed upgrade released the shared lock.
                 let _ = rustix::fs::flock(&self.0.lock, FlockOperation::LockShared);
                 let doing = format!(
-                    "have the store {} alone: it is in use",
+                    "lock the store {}: another process uses it; wait until it has ended",
                     self.0.path.display()
                 );
                 Err(Error::io(doing, io::ErrorKind::WouldBlock.into()))
@@ -192,7 +196,7 @@ impl Store {
     }
 }
 
-/// The boot ID: it names this run of the system.
+/// The boot ID, which changes with each start of the system.
 fn boot() -> Vec<u8> {
     fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

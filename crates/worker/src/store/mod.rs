@@ -1,4 +1,5 @@
-//! The worker's store: one file per content, one folder per complete image and per unfinished fetch.
+//! The store of a worker: one file per content, one folder per complete image and per unfinished
+//! fetch.
 //!
 //! ```text
 //! DIR/version      the version of this layout
@@ -6,13 +7,14 @@
 //! DIR/unsynced     the boot ID of the system that wrote contents which are not synced yet
 //! DIR/contents/ab/ab…   sealed files, see `content_dir`
 //! DIR/stamps       stamps of files that exported trees share, see `stamps`
-//! DIR/NAME, DIR/NAME.lock   a document of the caller, and its write lock
+//! DIR/NAME, DIR/NAME.lock   a document of the caller (`pulled.json`), and its write lock
 //! DIR/images/HEX/  manifest, config, table, image.json of a complete image
 //! DIR/fetches/HEX/ an unfinished fetch, see `fetch_dir`
 //! ```
 //!
-//! A seal states that the store verified the bytes when it wrote them. It is valid while the system runs. After a crash
-//! of the system, the store hashes every content again that belongs to no complete image.
+//! A seal marks a file whose bytes the store verified when it wrote them. Seals are reliable until
+//! the system crashes. After a crash of the system, the store hashes again every content that
+//! belongs to no complete image.
 
 mod apply;
 mod content_dir;

@@ -1,4 +1,5 @@
-//! Contents that arrive in pieces. They are hashed while they grow, and enter the store once complete and verified.
+//! Files of contents that arrive in several ranges. A file enters the store when it is complete and
+//! verified.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,7 +12,8 @@ use sha2::{Digest as _, Sha256};
 use super::image_store::Store;
 use pierhead_toc::{Error, FileDigest};
 
-const BUFFER: usize = 256 << 10;
+/// Bytes of one read while a file is hashed.
+const READ_SIZE: usize = 256 << 10;
 
 /// A content whose ranges arrive in any order.
 #[derive(Debug)]
@@ -27,7 +29,8 @@ pub(super) struct PartialFile {
 }
 
 impl PartialFile {
-    /// Opens or creates the file. The caller tells by [`Self::cover`] which ranges an earlier process wrote.
+    /// Opens or creates the file. The caller then states by [`Self::cover`] which ranges an earlier
+    /// process wrote.
     pub(super) fn open(folder: &Path, content: FileDigest, size: u64) -> Result<Self, Error> {
         let path = folder.join(content.hex());
         let file = File::options()
@@ -91,7 +94,8 @@ impl PartialFile {
         self.covered.get(&0).is_some_and(|end| *end >= self.size)
     }
 
-    /// Verifies the file and moves it into the store. On a mismatch, deletes the file and returns `false`.
+    /// Verifies the file and moves it into the store. On a mismatch, deletes the file and returns
+    /// `false`.
     pub(super) fn commit(mut self, store: &Store) -> Result<bool, Error> {
         self.catch_up().map_err(|error| self.failed(error))?;
         let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
@@ -116,13 +120,13 @@ impl PartialFile {
         if self.hashed >= reach {
             return Ok(());
         }
-        let mut buffer = vec![0; BUFFER];
+        let mut buffer = vec![0; READ_SIZE];
         while self.hashed < reach {
-            let left = usize::try_from(reach - self.hashed).unwrap_or(BUFFER);
-            let piece = &mut buffer[..left.min(BUFFER)];
+            let left = usize::try_from(reach - self.hashed).unwrap_or(READ_SIZE);
+            let piece = &mut buffer[..left.min(READ_SIZE)];
             let len = self.file.read_at(piece, self.hashed)?;
             if len == 0 {
-                // The file is shorter than its log says: the digest will not match.
+                // The file is shorter than its log states: the digest will not match.
                 self.hashed = reach;
             }
             self.hash.update(&piece[..len]);
@@ -136,7 +140,8 @@ impl PartialFile {
     }
 }
 
-/// A content that a request of its own fetches, from its start. Dropped before [`Self::commit`], it leaves no file.
+/// A content that arrives from its start, by a request of its own. To drop it before
+/// [`Self::commit`] deletes the file.
 #[derive(Debug)]
 pub struct ContentWriter {
     store: Store,
@@ -179,13 +184,16 @@ impl ContentWriter {
     /// Appends bytes.
     ///
     /// # Errors
-    /// `Malformed` when the content is longer than its table says. Errors of the file system.
+    /// `Malformed` if the content is longer than the TOC states. Errors of the file system.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.written = self
             .written
             .saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
         if self.written > self.size {
-            return Err(Error::malformed("content", "more bytes than it has"));
+            return Err(Error::malformed(
+                "content",
+                "it is longer than the TOC states",
+            ));
         }
         self.hash.update(bytes);
         let written = self.file.write_all(bytes);
@@ -195,7 +203,7 @@ impl ContentWriter {
     /// Verifies the content and moves it into the store.
     ///
     /// # Errors
-    /// `Digest` on a mismatch. Errors of the file system.
+    /// `Digest` if the bytes do not match. Errors of the file system.
     pub fn commit(mut self) -> Result<(), Error> {
         let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
         if found != self.content || self.written != self.size {

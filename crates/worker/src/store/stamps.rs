@@ -1,9 +1,11 @@
-//! Stamps of files that exported trees share by hard link. They have the attributes of a tree, and so no seal.
+//! Stamps of files that exported trees share by hard link. Such files have the mtime of a tree's
+//! entry, and so no seal.
 //!
-//! A stamp is a hash over the digest of a content and the metadata of its inode, the ctime included, which no system
-//! call sets. The ctime may be as coarse as the kernel's tick: a write within the tick of the last change stays
-//! unnoticed. The store reads and hashes a file that has neither seal nor stamp. A lost or damaged stamp costs that read
-//! and nothing else, so stamps need neither a sync nor a checksum.
+//! A stamp is a hash over the digest of a content and the metadata of its inode. The metadata
+//! includes the ctime, which no system call sets. The resolution of the ctime may be one tick of
+//! the kernel. A write within the tick of the last change is not detected. The store reads and
+//! hashes a file that has neither seal nor stamp. A lost or damaged stamp costs only this read, so
+//! stamps need neither a sync nor a checksum.
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::Stat;
@@ -17,14 +19,16 @@ use pierhead_toc::FileDigest;
 
 /// Bytes of a stamp: the start of a SHA-256.
 const STAMP: usize = 16;
-/// Most bytes of the file: stamps of the contents of three large images. A full file starts anew.
+/// Maximum number of bytes of the stamp file: the stamps of three large images. A full file is
+/// truncated.
 const MAX_FILE: u64 = 4 << 20;
-/// Bytes of new stamps that are appended at once.
+/// Bytes of new stamps after which they are appended to the file.
 const BATCH: usize = 64 << 10;
 
 type Stamp = [u8; STAMP];
 
-/// The stamps of one store. Stamps that another process adds after they were read are unknown here, which costs a read.
+/// The stamps of one store. Stamps that another process adds later are unknown to this process,
+/// which costs a read.
 #[derive(Debug)]
 pub(super) struct StampLog {
     path: PathBuf,
@@ -40,7 +44,7 @@ struct Stamps {
 }
 
 impl StampLog {
-    /// Opens nothing yet.
+    /// Creates the log without opening the file.
     pub(super) fn new(path: PathBuf, write: bool) -> Self {
         Self {
             path,
@@ -85,14 +89,15 @@ impl StampLog {
             let mut options = File::options();
             let mut file = options.append(true).create(true).open(&self.path)?;
             let there = file.metadata()?.len();
-            // A killed process may leave part of a stamp, which would shift all stamps after it.
+            // A killed process may leave part of a stamp. The stamps behind it would have wrong
+            // offsets.
             let whole = there % (STAMP as u64) == 0;
             if !whole || there + fresh.len() as u64 > MAX_FILE {
                 file.set_len(0)?;
             }
             file.write_all(&fresh)
         };
-        // A full disk or a read-only store costs a later read only.
+        // An error, such as a full disk, costs only a later read.
         let _: std::io::Result<()> = append();
     }
 

@@ -1,4 +1,5 @@
-//! Record which files a container start opens, in order, and send the order to a pierhead.
+//! Records the files that a container start opens, in order, and sends this start order to a
+//! pierhead server.
 
 mod open_watch;
 mod order;
@@ -22,10 +23,10 @@ use open_watch::{ImageRoot, OpenWatch};
 pub use order::{read_paths, write_paths};
 use process::TracedProcess;
 
-/// Most bytes of the response to an order.
+/// Maximum number of bytes of the response to a sent start order.
 const MAX_REPORT: usize = 64 << 10;
 
-/// Whose start is recorded.
+/// The command or process whose start is recorded.
 pub enum TraceSubject {
     /// Run this command and record from its start. Its arguments follow its program.
     Command(Vec<OsString>),
@@ -33,24 +34,24 @@ pub enum TraceSubject {
     Process(u32),
 }
 
-/// What to record.
+/// The options of a recording.
 pub struct RecordOptions {
     /// The folder with the tree of the image. Without it, the root of the process.
     pub root: Option<PathBuf>,
     /// The command or the process.
     pub subject: TraceSubject,
-    /// Longest recording. Without it, the recording ends with the command or the process.
+    /// Maximum duration. Without it, the recording ends with the command or the process.
     pub max_duration: Option<Duration>,
     /// The recording ends when this descriptor becomes readable.
     pub stop: Option<OwnedFd>,
 }
 
-/// What was recorded.
+/// The result of a recording.
 #[derive(Debug)]
 pub struct Recording {
     /// Paths below the root, without a leading slash, in the order of the first open of each.
     pub paths: Vec<Vec<u8>>,
-    /// Whether the kernel dropped events, or more files were opened than an order may have.
+    /// Whether the kernel dropped events, or the order has reached its maximum length.
     pub is_incomplete: bool,
     /// The exit status of the command, if it ended by itself.
     pub status: Option<ExitStatus>,
@@ -59,19 +60,20 @@ pub struct Recording {
 /// The result of [`send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentOrder {
-    /// Files of the image that were sent.
+    /// Number of files of the image in the sent order.
     pub files: usize,
-    /// Files among these that the server found in the image. Older servers do not report it.
+    /// Number of these files that the server found in the image. Older servers do not report it.
     pub matched: Option<u64>,
 }
 
-/// Records the opens of files below a root until the subject ends, the time is up or `stop` is readable.
+/// Records the opens of files below a root until the subject ends, the maximum duration has passed
+/// or `stop` is readable.
 ///
-/// A command that still runs at the end is terminated. A process that ran before is not.
+/// Terminates a command that still runs at the end. Does not terminate a process that ran before.
 ///
 /// # Errors
-/// [`Error::Usage`] if the process is gone or has the root of this machine; [`Error::Trace`] if this machine cannot record,
-/// or if nothing was opened.
+/// [`Error::Usage`] if the process has ended or has the root of this machine. [`Error::Trace`] if
+/// this machine cannot record, or if no file was opened.
 pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recording, Error> {
     let joined = match &options.subject {
         // The pidfd is opened before the root, and checked after the root is open.
@@ -82,14 +84,14 @@ pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recordi
         (Some(root), _) => ImageRoot::open(root).map_err(Error::Trace)?,
         (None, Some((pid, process))) => {
             let root = container_root(*pid)?;
-            // If the process has ended, its PID may belong to another process by now, and so may the opened root.
+            // If the process has ended, its PID and the opened root may belong to another process.
             if process.has_ended()? {
                 return Err(Error::Trace(format!("process {pid} has ended")));
             }
             root
         }
         (None, None) => {
-            let message = "name the image's tree with --root";
+            let message = "name the folder with the image's tree by --root";
             return Err(Error::Usage(message.to_owned()));
         }
     };
@@ -100,7 +102,7 @@ pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recordi
         (None, TraceSubject::Process(pid)) => (Some(pid), TracedProcess::join(pid)?),
     };
     progress.note(&format!(
-        "recording what is opened below {}",
+        "recording the files that are opened below {}",
         watch.root().shown()
     ));
     let started = Instant::now();
@@ -117,7 +119,7 @@ pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recordi
             None
         }
     };
-    watch.drain().map_err(Error::Trace)?;
+    watch.read_pending().map_err(Error::Trace)?;
     let root = watch.root().shown().to_string();
     let (paths, is_incomplete) = watch.finish();
     if paths.is_empty() {
@@ -130,10 +132,12 @@ pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recordi
     })
 }
 
-/// Sends the order of the files that belong to the image. No other path leaves this machine.
+/// Sends the paths that are files of the image, in their order. All other paths stay on this
+/// machine.
 ///
 /// # Errors
-/// [`Error::Trace`] if no path is a file of the image, or if the order is too long; those of the exchange.
+/// [`Error::Trace`] if no path is a file of the image, or if the order is too long; errors of the
+/// exchange.
 pub fn send(
     server: &Server,
     image: &Reference,
@@ -143,15 +147,15 @@ pub fn send(
 ) -> Result<SentOrder, Error> {
     let source = ImageSource::new(Some(server), None, platform.clone())?;
     let details = source.look_up(image, progress)?;
-    let files = order::image_files(&details.table, paths)?;
+    let files = order::image_files(&details.toc, paths)?;
     if files.is_empty() {
         return Err(Error::Trace(format!(
-            "none of the {} files that were opened is a file of {image}: is it the image that runs? Nothing was sent",
+            "none of the {} opened files is a file of {image}: name the image that runs. Nothing was sent",
             paths.len(),
         )));
     }
     let trace = Trace {
-        // The tag may move meanwhile. The digest does not.
+        // A tag may move to another image; a digest does not.
         image: details.digest.to_string(),
         platform: Some(platform.to_string()),
         files,
@@ -183,15 +187,15 @@ pub fn send(
     }
 }
 
-/// Why no file was seen, with advice.
+/// The error message if no file was opened, with advice.
 fn nothing_opened(pid: Option<u32>, root: &str, took: Duration) -> String {
     match pid {
         Some(pid) => format!(
-            "process {pid} opened nothing in {} s: make it work meanwhile, or trace the container from its start",
+            "process {pid} opened no file in {} s: let it work during the recording, or trace the container from its start",
             took.as_secs()
         ),
         None => {
-            format!("no file below {root} was opened: is it the root that the command runs in?")
+            format!("no file below {root} was opened: check that the command runs in this root")
         }
     }
 }
@@ -203,13 +207,13 @@ fn container_root(pid: u32) -> Result<ImageRoot, Error> {
     if is_host.map_err(Error::file("cannot compare the roots"))? {
         return Err(Error::Usage(format!(
             "process {pid} runs in no container: its root is the root of this machine, and the order would name files \
-             of this machine. Name a process of the container with --pid, or the image's tree with --root"
+             of this machine. Name a process of the container by --pid, or the folder with the image's tree by --root"
         )));
     }
     Ok(root)
 }
 
-/// Why a wait ended.
+/// The reason why a recording ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RecordingEnd {
     ProcessEnded,
@@ -244,7 +248,7 @@ fn wait(
                 |index: usize| ready.get(index).is_some_and(|it| !it.revents().is_empty());
             (is_ready(1), is_ready(2))
         };
-        watch.drain().map_err(Error::Trace)?;
+        watch.read_pending().map_err(Error::Trace)?;
         if has_ended {
             return Ok(RecordingEnd::ProcessEnded);
         }
@@ -263,10 +267,10 @@ mod tests {
         let took = Duration::from_millis(4100);
         let idle = nothing_opened(Some(7), "/r", took);
         assert!(
-            idle.starts_with("process 7 opened nothing in 4 s: make it work"),
+            idle.starts_with("process 7 opened no file in 4 s: let it work"),
             "{idle}"
         );
-        assert!(nothing_opened(None, "/r", took).contains("is it the root"));
+        assert!(nothing_opened(None, "/r", took).contains("runs in this root"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Records the opens of files below a folder, in order, through fanotify.
 //!
-//! The watch uses an open descriptor of the folder and no path. A path such as `/proc/PID/root` leads into another mount
-//! namespace, but its resolved text names a folder of this machine.
+//! The watch uses an open descriptor of the folder and no path. A path such as `/proc/PID/root`
+//! leads into another mount namespace, but the text of the resolved path names a folder of this
+//! machine.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,7 +20,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, opena
 #[derive(Debug)]
 pub(super) struct ImageRoot {
     folder: File,
-    /// The path for messages.
+    /// The path in messages.
     shown: PathBuf,
 }
 
@@ -27,7 +28,7 @@ impl ImageRoot {
     /// Opens a folder by its path.
     ///
     /// # Errors
-    /// A message for people.
+    /// A message for the user.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = openat(CWD, path, flags, Mode::empty())
@@ -41,33 +42,34 @@ impl ImageRoot {
     /// Opens the root of a process, in the process's own mount namespace.
     ///
     /// # Errors
-    /// A message for people, with advice.
+    /// A message for the user, with advice.
     pub(super) fn of_process(pid: u32) -> Result<Self, String> {
         Self::open(Path::new(&format!("/proc/{pid}/root")))
             .map_err(|error| format!("{error}: reading it needs root (sudo)"))
     }
 
-    /// Whether it is the root of this machine, which belongs to no image.
+    /// Whether this is the root of this machine, which belongs to no image.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub(super) fn is_of_this_machine(&self) -> std::io::Result<bool> {
         let id = |file: &File| file.metadata().map(|it| (it.dev(), it.ino()));
         let own = id(&self.folder)?;
-        // Process 1 tells whether this process itself runs in a container.
+        // If this process itself runs in a container, the root of the machine is the root of
+        // process 1.
         let mut machine = ["/", "/proc/1/root"]
             .into_iter()
             .filter_map(|path| File::open(path).ok());
         Ok(machine.any(|folder| id(&folder).is_ok_and(|id| id == own)))
     }
 
-    /// Its name in messages.
+    /// The path of the root, for messages.
     pub(super) fn shown(&self) -> std::path::Display<'_> {
         self.shown.display()
     }
 
-    /// Opens a path below it (`O_PATH`) on the same mount. Mounts inside (volumes, `/proc`, a bind mount over
-    /// `/etc/resolv.conf`) do not belong to the image.
+    /// Opens a path below the root (`O_PATH`) on the same mount. Mounts inside (volumes, `/proc`, a
+    /// bind mount over `/etc/resolv.conf`) do not belong to the image.
     fn open_below(&self, relative: &Path) -> rustix::io::Result<File> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
@@ -86,7 +88,7 @@ pub(super) struct OpenWatch {
     root: ImageRoot,
     recorded: HashSet<(u64, u64)>,
     order: Vec<Vec<u8>>,
-    /// The kernel dropped events, or more files were opened than an order may have.
+    /// Whether the kernel dropped events, or the order has reached its maximum length.
     has_lost_events: bool,
 }
 
@@ -94,12 +96,14 @@ impl OpenWatch {
     /// Starts the recording.
     ///
     /// # Errors
-    /// A message for people, with advice.
+    /// A message for the user, with advice.
     pub(super) fn new(root: ImageRoot) -> Result<Self, String> {
         root.open_below(Path::new("."))
             .map_err(|error| match error {
                 rustix::io::Errno::NOSYS | rustix::io::Errno::PERM => {
-                    format!("this system has no openat2 ({error}): Linux 5.6 or later has it")
+                    format!(
+                        "this system has no openat2 ({error}): recording needs Linux 5.6 or later"
+                    )
                 }
                 other => format!("the root {}: {other}", root.shown()),
             })?;
@@ -134,22 +138,22 @@ impl OpenWatch {
     /// Reads all pending events. Does not wait.
     ///
     /// # Errors
-    /// A message for people.
-    pub(super) fn drain(&mut self) -> Result<(), String> {
+    /// A message for the user.
+    pub(super) fn read_pending(&mut self) -> Result<(), String> {
         loop {
             match self.fanotify.read_events() {
                 Ok(events) => events.iter().for_each(|event| self.record(event)),
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
-                // The kernel could not open one file for us. Only this event is lost.
+                // The kernel could not open one file for this process. Only this event is lost.
                 Err(Errno::ENOENT | Errno::ESTALE | Errno::EACCES | Errno::ETXTBSY) => {}
-                Err(error) => return Err(format!("cannot read what was opened: {error}")),
+                Err(error) => return Err(format!("cannot read the events of fanotify: {error}")),
             }
         }
     }
 
-    /// The paths below the root, without a leading slash, in the order of the first open of each, and whether events were
-    /// lost.
+    /// The paths below the root, without a leading slash, in the order of the first open of each,
+    /// and whether events were lost.
     pub(super) fn finish(self) -> (Vec<Vec<u8>>, bool) {
         (self.order, self.has_lost_events)
     }
@@ -176,12 +180,12 @@ impl OpenWatch {
         }
     }
 
-    /// The path of an open file below the root. The opener's mount namespace is unknown, so both readings of the
-    /// kernel's path are tried: below the root as this process sees it, and from the root itself. A path counts only if
-    /// that very file is there.
+    /// The path of an open file below the root. The mount namespace of the process that opened it
+    /// is unknown. So the kernel's path is tried twice: below the path of the root in this process,
+    /// and relative to the root itself. A path is valid only if it leads to the same inode.
     fn below(&self, file: BorrowedFd<'_>, key: (u64, u64)) -> Option<Vec<u8>> {
         let path = path_of(file)?;
-        // Not cached: it changes when the mount namespace of a container ends.
+        // The path is not cached, because it changes when the mount namespace of a container ends.
         let root = path_of(self.root.folder.as_fd());
         let mut candidates = [
             root.as_ref().and_then(|root| path.strip_prefix(root).ok()),
@@ -207,13 +211,19 @@ fn cannot_watch(root: &ImageRoot, error: Errno) -> String {
     let root = root.shown();
     match error {
         Errno::EPERM => {
-            "recording what a start opens needs root (CAP_SYS_ADMIN): run it with sudo, in no container".to_owned()
+            "recording needs root (CAP_SYS_ADMIN): run pierhead with sudo, outside of containers"
+                .to_owned()
         }
-        Errno::ENOSYS => "this kernel has no fanotify".to_owned(),
+        Errno::ENOSYS => {
+            "this kernel has no fanotify: recording needs a kernel with CONFIG_FANOTIFY".to_owned()
+        }
         Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENODEV => format!(
-            "the file system of {root} cannot be watched ({error}): Linux 5.1 or later, and a local file system, can"
+            "the file system of {root} cannot be watched ({error}): it needs Linux 5.1 or later, and a local file system"
         ),
-        Errno::EMFILE => "too many watches of this user: see /proc/sys/fs/fanotify/max_user_groups".to_owned(),
+        Errno::EMFILE => {
+            "this user has too many fanotify groups: raise /proc/sys/fs/fanotify/max_user_groups"
+                .to_owned()
+        }
         other => format!("cannot watch {root}: {other}"),
     }
 }
@@ -223,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_of_this_machine_has_no_image() {
+    fn the_root_of_this_machine_is_recognized() {
         let root = ImageRoot::of_process(std::process::id()).expect("a root");
         assert!(root.is_of_this_machine().expect("a folder"));
         let folder = tempfile::tempdir().expect("a folder");
@@ -232,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_out_of_the_root_and_a_mount_in_it_are_not_followed() {
+    fn links_out_of_the_root_and_mounts_below_it_are_not_followed() {
         let folder = tempfile::tempdir().expect("a folder");
         std::os::unix::fs::symlink("/etc", folder.path().join("etc")).expect("a link");
         let root = ImageRoot::open(folder.path()).expect("a root");

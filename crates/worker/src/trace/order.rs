@@ -1,4 +1,5 @@
-//! The order in which files were opened, as text: one path per line, relative to the root of the image.
+//! The start order as text: the paths of the opened files in order, one per line, relative to the
+//! root of the image.
 
 use std::io::{self, Read as _, Write};
 use std::path::Path;
@@ -8,15 +9,15 @@ use pierhead_toc::{ImageToc, TocView, Tree};
 
 use crate::Error;
 
-/// Most bytes of a file with an order.
+/// Maximum number of bytes of a file with an order.
 const MAX_TEXT: u64 = 16 << 20;
-/// Most bytes of a path, as an entry of an image may have.
+/// Maximum number of bytes of a path of an image's entry.
 const MAX_PATH: usize = 4096;
 
-/// Writes an order as text. Leaves out paths with a line break, which no image needs to start.
+/// Writes an order as text. Omits paths with a line break, which no container start needs.
 ///
 /// # Errors
-/// The writer's.
+/// Errors of the writer.
 pub fn write_paths(paths: &[Vec<u8>], out: &mut dyn Write) -> io::Result<()> {
     for path in paths.iter().filter(|path| !path.contains(&b'\n')) {
         out.write_all(path)?;
@@ -37,7 +38,7 @@ pub fn read_paths(from: &Path) -> Result<Vec<Vec<u8>>, Error> {
         .and_then(|file| file.take(MAX_TEXT + 1).read_to_end(&mut text));
     file.map_err(Error::file(format!("cannot read {shown}")))?;
     if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_TEXT {
-        return failed(format!("{shown} is more than an order of files"));
+        return failed(format!("{shown} is too large for a start order"));
     }
     let mut paths = Vec::new();
     for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
@@ -56,7 +57,7 @@ pub fn read_paths(from: &Path) -> Result<Vec<Vec<u8>>, Error> {
             .all(|part| !matches!(part, b"" | b"." | b".."));
         if !clean || path.len() > MAX_PATH || path.contains(&0) {
             return failed(format!(
-                "{shown}, line {}: no path of a file below the root",
+                "{shown}, line {}: write the path of a file below the root",
                 number + 1
             ));
         }
@@ -68,10 +69,10 @@ pub fn read_paths(from: &Path) -> Result<Vec<Vec<u8>>, Error> {
     Ok(paths)
 }
 
-/// Selects the paths that are regular files of the image. All other paths stay here, since they may reveal local files. So
-/// do paths that are not UTF-8, since JSON cannot hold them.
-pub(super) fn image_files(table: &ImageToc, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
-    let tree = Tree::of(TocView::mounted(table))?;
+/// Selects the paths that are regular files of the image. Other paths could reveal local files.
+/// Paths that are not UTF-8 are omitted, too, because JSON cannot contain them.
+pub(super) fn image_files(toc: &ImageToc, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
+    let tree = Tree::of(TocView::mounted(toc))?;
     let own = paths.iter().filter(|path| tree.file(path).is_some());
     let text = own.filter_map(|path| String::from_utf8(path.clone()).ok());
     Ok(text.take(MAX_TRACE).collect())
@@ -109,9 +110,9 @@ mod tests {
             skeleton: (FileDigest::of(b"skeleton"), 8),
             entries: names.map(file).into_iter(),
         };
-        let table = ImageToc::merge([layer]).expect("sound");
+        let toc = ImageToc::merge([layer]).expect("sound");
         let opened = ["home/me/secret", "etc", "app", "app/sub", ""].map(|path| path.into());
-        assert_eq!(image_files(&table, &opened).expect("sound"), ["etc", "app"]);
+        assert_eq!(image_files(&toc, &opened).expect("sound"), ["etc", "app"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The process whose start is recorded: a child that we start, or a process that runs already.
+//! The process whose start is recorded: a child of this process, or a process that runs already.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::Error;
 
-/// Time that a command has to end after SIGTERM. SIGKILL follows.
+/// Time between SIGTERM and SIGKILL, in which a command can end itself.
 const TERMINATION_GRACE: Duration = Duration::from_secs(10);
 
 /// A process and its pidfd.
@@ -48,7 +48,7 @@ impl TracedProcess {
         Ok(Self { child: None, pidfd })
     }
 
-    /// Readable once the process has ended.
+    /// The pidfd. It becomes readable when the process has ended.
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
@@ -65,8 +65,9 @@ impl TracedProcess {
         self.child.as_mut()?.wait().ok()
     }
 
-    /// Terminates a child: SIGTERM, then SIGKILL. Leaves a process alone that ran already. `wait` waits until the pidfd is
-    /// readable or the deadline has passed, and returns whether the process has ended.
+    /// Terminates a child: SIGTERM, then SIGKILL. Does not terminate a process that ran already.
+    /// `wait` waits until the pidfd is readable or the deadline has passed, and returns whether the
+    /// process has ended.
     pub(super) fn terminate(
         &mut self,
         wait: impl FnOnce(BorrowedFd<'_>, Instant) -> Result<bool, Error>,
@@ -75,7 +76,7 @@ impl TracedProcess {
             return Ok(());
         };
         if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-            // The child may have ended just now.
+            // An error means that the child has just ended.
             let _ = kill_process(pid, Signal::TERM);
         }
         if !wait(self.pidfd.as_fd(), Instant::now() + TERMINATION_GRACE)? {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_joined_process_is_seen() {
+    fn the_end_of_a_joined_process_is_detected() {
         let own = TracedProcess::join(std::process::id()).expect("it runs");
         assert!(!own.has_ended().expect("poll"));
         let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_ignores_sigterm_is_killed_and_others_are_left_alone() {
+    fn a_child_that_ignores_sigterm_is_killed_and_a_joined_process_is_not() {
         let mut process = TracedProcess::start(&command(&["sleep", "60"])).expect("it starts");
         process.terminate(|_, _| Ok(false)).expect("terminated");
         assert!(process.has_ended().expect("poll"));

@@ -19,7 +19,8 @@ pub(crate) fn compare(
     compare_but_links(root, tree, contents, as_root, false);
 }
 
-/// The same; with `linked`, files may have more names than the tree has, in a store and in other trees.
+/// The same; with `linked`, files may have more names than the tree has, in a store and in other
+/// trees.
 pub(crate) fn compare_but_links(
     root: &Path,
     tree: &[Entry],

@@ -133,21 +133,21 @@ fn apply_table(config: &mut Config, profile: &Profile, origins: &mut Origins) {
         config.limits.cores = CpuSelection::Last(profile.cores);
         from("limits.cores", "of its table");
     }
-    if profile.disk > 0 {
-        config.cache.size = Size::Percent(profile.disk);
+    if profile.cache_size > 0 {
+        config.cache.size = Size::Percent(profile.cache_size);
         from("cache.size", "of its table");
     }
-    if profile.bandwidth > 0 {
-        config.limits.upstream_bandwidth = Some(profile.bandwidth * 1_000_000);
+    if profile.upstream_bandwidth > 0 {
+        config.limits.upstream_bandwidth = Some(profile.upstream_bandwidth * 1_000_000);
         from("limits.upstream_bandwidth", "of its table");
     }
-    config.limits.downloads = profile.fetches;
+    config.limits.downloads = profile.downloads;
     from("limits.downloads", "of its table");
-    let under = |it: &Resource| profile.rest_under.contains(&it.name());
+    let under = |it: &Resource| profile.pause_under.contains(&it.name());
     config.limits.pause_under = Resource::ALL.into_iter().filter(under).collect();
     from("limits.pause_under", "of its table");
-    if profile.written_per_day > 0 {
-        config.cache.daily_write_budget = profile.written_per_day << 30;
+    if profile.daily_write_budget > 0 {
+        config.cache.daily_write_budget = profile.daily_write_budget << 30;
         from(
             "cache.daily_write_budget",
             "what its flash bears (docs/explanation/dpu-sizing.md)",
@@ -181,7 +181,7 @@ fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> Unfi
         Misfit::TooFewCores { profile, allowed } => {
             let why = format!(
                 "it wants {} cores, and this process may run on {} ({})",
-                profile.least_cores,
+                profile.min_cores,
                 allowed.len(),
                 format_cpu_list(allowed)
             );

@@ -232,14 +232,17 @@ fn a_tier_in_memory_comes_off_the_budget_first() {
 #[test]
 fn each_profile_fits_the_pod_that_the_chart_makes_for_it() {
     for profile in &PROFILES {
-        let cores = profile.least_cores;
+        let cores = profile.min_cores;
         let pod = machine(64 << 30, Some(profile.memory * MIB), cores);
         assert!(settled(profile.name, &pod).is_ok(), "{}", profile.name);
         let config = settled(profile.name, &pod).unwrap();
-        assert_eq!(default_shares(&config).responses, profile.answers * MIB);
+        assert_eq!(
+            default_shares(&config).responses,
+            profile.response_memory * MIB
+        );
         let workers = u64::try_from(config.bundle.workers).unwrap();
-        assert_eq!(workers, profile.workers.max(1), "{}", profile.name);
-        assert_eq!(config.bundle.size.is_some(), profile.workers > 0);
-        assert!(profile.least_memory <= profile.memory);
+        assert_eq!(workers, profile.bundle_workers.max(1), "{}", profile.name);
+        assert_eq!(config.bundle.size.is_some(), profile.bundle_workers > 0);
+        assert!(profile.min_memory <= profile.memory);
     }
 }

@@ -1,4 +1,5 @@
-//! Sets owner, extended attributes, mode and mtime of a written entry, in the only order that works.
+//! Sets owner, extended attributes, mode and mtime of a written entry, in the only order that
+//! works.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +23,8 @@ pub(super) enum Inode<'a> {
     File(&'a File),
     /// A directory.
     Folder(&'a OwnedFd),
-    /// A link, pipe or device, which must not be opened: its folder, its name, and whether it is a symbolic link.
+    /// A symbolic link, pipe or device, which must not be opened: its folder, its name, and whether
+    /// it is a symbolic link.
     Name(&'a OwnedFd, &'a [u8], bool),
 }
 
@@ -35,8 +37,8 @@ impl Inode<'_> {
         }
     }
 
-    /// A descriptor on the same file system.
-    fn place(&self) -> BorrowedFd<'_> {
+    /// A descriptor on the same file system, for `statfs`.
+    fn file_system(&self) -> BorrowedFd<'_> {
         match self {
             Self::File(file) => file.as_fd(),
             Self::Folder(fd) | Self::Name(fd, ..) => fd.as_fd(),
@@ -66,7 +68,7 @@ impl Inode<'_> {
     fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         match self {
             Self::Name(parent, of, _) => {
-                // No system call takes the descriptor of a folder and a name.
+                // Linux before 6.13 has no system call that takes a folder's descriptor and a name.
                 let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
                 path.extend(*of);
                 sys::lsetxattr(path, name, value, XattrFlags::empty())
@@ -79,7 +81,7 @@ impl Inode<'_> {
 
     fn chmod(&self, mode: Mode) -> Result<(), Errno> {
         match self {
-            // Linux has no mode of symbolic links.
+            // Symbolic links have no mode on Linux.
             Self::Name(_, _, true) => Ok(()),
             Self::Name(parent, name, false) => sys::chmodat(parent, *name, mode, AtFlags::empty()),
             _ => self.fd().map_or(Ok(()), |fd| sys::fchmod(fd, mode)),
@@ -96,8 +98,10 @@ impl Inode<'_> {
     }
 }
 
-/// Sets all attributes. The owner comes first, since its change clears capabilities and setuid. The mtime comes last. Equal
-/// values are not set again, which saves journal writes. Counts owners and extended attributes that cannot be set.
+/// Sets all attributes of an inode, and counts owners and extended attributes that cannot be set.
+///
+/// The owner is set first, because `chown` clears capabilities and setuid. The mtime is set last.
+/// Values that are already right are not set again, which saves journal writes.
 pub(super) fn apply(
     at: &Inode<'_>,
     attributes: Attributes<'_>,
@@ -114,10 +118,10 @@ pub(super) fn apply(
     };
     match owned {
         Ok(()) => {}
-        // EINVAL: not mapped into this user namespace.
+        // EINVAL: the owner has no mapping in this user namespace.
         Err(Errno::PERM | Errno::INVAL) => {
             add(&counts.owners, 1);
-            // Such a file would run as the exporting user.
+            // With setuid, the file would run as the exporting user.
             if !matches!(at, Inode::Folder(_)) && mode & SET_ID != 0 {
                 mode &= !SET_ID;
                 add(&counts.modes, 1);
@@ -130,7 +134,7 @@ pub(super) fn apply(
             Ok(()) => {}
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::INVAL) => add(&counts.xattrs, 1),
             Err(error) => {
-                return Err(too_large::attribute(at.place(), name, value, error));
+                return Err(too_large::attribute(at.file_system(), name, value, error));
             }
         }
     }
@@ -141,7 +145,7 @@ pub(super) fn apply(
     Ok(at.set_time(&times(modified))?)
 }
 
-/// Owner and group. `None` for the number that means "no change" to chown(2).
+/// Owner and group. `None` for the ID 2^32 - 1, by which chown(2) means "no change".
 pub(super) fn owner(attributes: Attributes<'_>) -> Option<(Uid, Gid)> {
     let known = attributes.uid != u32::MAX && attributes.gid != u32::MAX;
     known.then(|| (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid)))

@@ -1,28 +1,29 @@
-//! Counts of written entries, and of properties that an export left out.
+//! Counts of written entries, and of properties that an export could not set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The result of an export: written entries, and properties that need more privilege or another file system.
+/// The result of an export: the written entries, and the properties that need more privileges or
+/// another file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Written entries, with the root.
+    /// Number of written entries, the root included.
     pub entries: u64,
     /// Bytes of regular files. A file with several names counts once.
     pub bytes: u64,
-    /// Regular files that share blocks or inode with a store.
+    /// Number of regular files that share blocks or the inode with a store.
     pub shared: u64,
-    /// Entries whose owner was not set.
+    /// Number of entries whose owner could not be set.
     pub owners: u64,
-    /// Files that are not setuid or setgid: their owner could not be set.
+    /// Number of files that lost setuid or setgid, because their owner could not be set.
     pub modes: u64,
-    /// Names of devices that were not created.
+    /// Number of names of devices that could not be created.
     pub devices: u64,
-    /// Extended attributes that were not set.
+    /// Number of extended attributes that could not be set.
     pub xattrs: u64,
 }
 
 impl Summary {
-    /// Whether nothing was left out.
+    /// Whether the export set all properties.
     pub const fn complete(&self) -> bool {
         matches!(
             [self.owners, self.modes, self.devices, self.xattrs],

@@ -1,4 +1,5 @@
-//! Writes the content of one file: shares its blocks, or copies it with holes in place of zeros.
+//! Writes the content of one file: shares the blocks of the store's file, or copies it and leaves
+//! holes for zeros.
 
 use std::fs::File;
 use std::io;
@@ -10,10 +11,10 @@ use pierhead_toc::{FileDigest, Time};
 
 use super::ContentSource;
 
-/// Bytes of one read and write.
+/// Bytes of one read and of one write.
 const PIECE: usize = 256 << 10;
 
-/// The size of a hole, as file systems store it.
+/// Bytes of the smallest hole in a file.
 const BLOCK: usize = 4096;
 
 const ZEROS: [u8; BLOCK] = [0; BLOCK];
@@ -22,7 +23,7 @@ const ZEROS: [u8; BLOCK] = [0; BLOCK];
 pub(super) struct Writer<'a> {
     contents: ContentSource<'a>,
     buffer: Vec<u8>,
-    /// Whether to try a clone. The first failure ends the attempts.
+    /// Whether to try reflinks. The first failure ends the attempts.
     cloning: bool,
 }
 
@@ -84,7 +85,7 @@ impl<'a> Writer<'a> {
             let len = usize::try_from(size - at).map_or(PIECE, |left| left.min(PIECE));
             let piece = &mut self.buffer[..len];
             read(at, piece)?;
-            holes |= write_but_zeros(to, at, piece)?;
+            holes |= write_nonzero_blocks(to, at, piece)?;
             at += len as u64;
         }
         if holes {
@@ -94,12 +95,13 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Writes the blocks that are not zero, adjacent ones at once. Returns whether any block was left out.
-fn write_but_zeros(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
+/// Writes the blocks that are not zero, adjacent blocks with one call. Returns whether it left
+/// holes.
+fn write_nonzero_blocks(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
     let mut start = 0;
     let mut holes = false;
     for (nth, block) in piece.chunks(BLOCK).enumerate() {
-        // The last block may be short. If it is zero, it becomes a hole, too.
+        // A short last block of zeros becomes a hole, too.
         if block[0] == 0 && *block == ZEROS[..block.len()] {
             let end = nth * BLOCK;
             if start < end {

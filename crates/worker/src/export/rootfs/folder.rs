@@ -1,4 +1,4 @@
-//! The open folders between the target and the current entry.
+//! The open folders on the path from the target of an export to the current entry.
 
 use std::fs;
 use std::io;
@@ -14,9 +14,11 @@ use pierhead_toc::image_toc::Attributes;
 use super::attributes::{Inode, apply};
 use super::counts::Counters;
 
-/// Most open descriptors. The walk opens folders above again when it returns to them.
+/// Maximum number of open folders. The walk closes the folders nearest to the root, and opens them
+/// again when it returns.
 const MAX_OPEN: usize = 64;
 
+/// Flags to open a folder without following a link.
 const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
@@ -25,14 +27,15 @@ const FOLDER: OFlags = OFlags::RDONLY
 /// Opens the target, and creates it if needed. Without `over`, it must be empty.
 pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     fs::create_dir_all(into)?;
-    // The target itself may be a link: the caller chose it.
+    // The target itself may be a symbolic link, because the caller chose it.
     let root = sys::open(into, FOLDER - OFlags::NOFOLLOW, Mode::empty())?;
     if !over {
-        // Two exports into one empty folder would delete each other's files. Not every file system locks folders.
+        // Two exports into one empty folder would delete each other's files. A file system without
+        // locks is accepted.
         if let Err(Errno::WOULDBLOCK) =
             sys::flock(&root, sys::FlockOperation::NonBlockingLockExclusive)
         {
-            return Err(io::Error::other("another process writes into it"));
+            return Err(io::Error::other("another process exports into this folder"));
         }
         if fs::read_dir(into)?.next().is_some() {
             return Err(io::ErrorKind::DirectoryNotEmpty.into());
@@ -41,8 +44,8 @@ pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     Ok(root)
 }
 
-/// A folder that the walk is in. It gets its attributes at the end: a write into it changes its mtime, and its mode may
-/// forbid the write.
+/// A folder on the path of the walk. It gets its attributes when the walk leaves it: a new entry
+/// changes the mtime of the folder, and the mode of the folder may forbid new entries.
 struct OpenFolder<'t> {
     fd: Option<OwnedFd>,
     /// Length of its path, in bytes.
@@ -54,7 +57,7 @@ struct OpenFolder<'t> {
 /// The folders from the target to the current one.
 pub(super) struct Folders<'t> {
     root: OwnedFd,
-    of_root: Option<(Attributes<'t>, Time)>,
+    root_attributes: Option<(Attributes<'t>, Time)>,
     /// The path of the current folder.
     path: Vec<u8>,
     entered: Vec<OpenFolder<'t>>,
@@ -64,7 +67,7 @@ impl<'t> Folders<'t> {
     pub(super) const fn new(root: OwnedFd) -> Self {
         Self {
             root,
-            of_root: None,
+            root_attributes: None,
             path: Vec::new(),
             entered: Vec::new(),
         }
@@ -72,7 +75,7 @@ impl<'t> Folders<'t> {
 
     /// Sets the attributes that the target gets at the end.
     pub(super) const fn root(&mut self, attributes: Attributes<'t>, modified: Time) {
-        self.of_root = Some((attributes, modified));
+        self.root_attributes = Some((attributes, modified));
     }
 
     /// Leaves folders up to the parent of `path`. Returns the last name of the path.
@@ -144,7 +147,7 @@ impl<'t> Folders<'t> {
         let left = self.entered.pop().ok_or(io::ErrorKind::InvalidData)?;
         if let Some(fd) = &left.fd {
             let applied = apply(&Inode::Folder(fd), left.attributes, left.modified, counts);
-            // The walk is at another entry by now. The error must name this folder.
+            // The walk is already at another entry, so the error names this folder.
             applied.map_err(|error| {
                 let path = self.path.escape_ascii();
                 io::Error::new(error.kind(), format!("folder {path}: {error}"))
@@ -168,7 +171,7 @@ impl<'t> Folders<'t> {
         while !self.entered.is_empty() {
             self.leave(counts)?;
         }
-        match self.of_root {
+        match self.root_attributes {
             Some((attributes, modified)) => {
                 apply(&Inode::Folder(&self.root), attributes, modified, counts)
             }
@@ -176,7 +179,8 @@ impl<'t> Folders<'t> {
         }
     }
 
-    /// Opens the parent of a written path, and returns the last name of the path. Only root may enter some of these folders.
+    /// Opens the parent of a written path, and returns the last name of the path. Some of these
+    /// folders are only open to root.
     pub(super) fn open<'p>(&self, path: &'p [u8]) -> io::Result<(OwnedFd, &'p [u8])> {
         let (parent, name) = split(path);
         Ok((walk(&self.root, parent)?, name))
@@ -201,7 +205,7 @@ fn walk(root: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes a name, and a folder with all its contents.
+/// Removes a name. Removes a folder with all its entries.
 pub(super) fn clear(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
     match sys::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),

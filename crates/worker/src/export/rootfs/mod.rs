@@ -1,8 +1,9 @@
 //! Writes the tree of an image into a folder.
 //!
-//! One thread walks the table of contents and creates the names. Other threads write the contents of the files. Every step
-//! starts from the descriptor of a folder that was opened without following links. So no table and no file in the target
-//! makes the export write outside of the target.
+//! One thread walks the TOC and creates the names. Other threads write the contents of the files.
+//! Every system call starts from the descriptor of a folder that was opened without following
+//! links. So neither a hostile TOC nor a file in the target makes the export write outside of the
+//! target.
 
 mod attributes;
 mod counts;
@@ -35,58 +36,63 @@ use pierhead_toc::image_toc::Attributes;
 use pierhead_toc::{Error, FileDigest, Source, Time};
 use walk::{Walk, WalkError};
 
-/// Files that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
-/// writing a small one.
+/// Number of files in one batch for a writer. To pass each file alone would cost more than to write
+/// a small file.
 const BATCH: usize = 32;
+/// Bytes of files at which a batch is complete with fewer files.
 const BATCH_BYTES: u64 = 1 << 20;
 
-/// Batches that wait for a thread. Each of their files is an open descriptor.
-const WAITING: usize = 4;
+/// Maximum number of batches that wait for a writer. Each file in them is an open descriptor.
+const MAX_WAITING: usize = 4;
 
-/// Contents in files of their own: a worker's store.
+/// A store that has each content in a file.
 pub trait StoreFiles: Sync {
-    /// Opens the file of a content. `None` when there is none.
+    /// Opens the file of a content. `None` if the store does not have the content.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the medium.
     fn file(&self, content: &FileDigest) -> io::Result<Option<File>>;
 
     /// Whether [`Self::file`] would still return this file.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the medium.
     fn is_current(&self, content: &FileDigest, file: &File) -> io::Result<bool>;
 
     /// Records that a tree now shares this file, with the attributes of its entry and this mtime.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the medium.
     fn record_link(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()>;
 }
 
 /// How an export uses a file of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReuseMode {
-    /// Shares blocks where the file system can (btrfs, XFS), or else copies them.
+    /// Shares blocks where the file system has reflinks (btrfs, XFS). Elsewhere copies the file.
     #[default]
     Clone,
-    /// Links the inode of the store, for trees that are only read: a write to such a file changes the store and other
-    /// trees.
+    /// Links the inode of the store. Only for read-only trees: a write to such a file changes the
+    /// store and other trees.
     ///
-    /// 1. Only the first entry of a content is linked, so that hard links of the tree are those of the image.
-    /// 2. An inode that no other tree has gets the attributes of the entry. Other inodes must have them already.
-    /// 3. All other entries are as with [`ReuseMode::Clone`]: those of other users, and those that others may write to.
+    /// 1. Only the first entry of a content is linked, so that the tree has only the hard links of
+    ///    the image.
+    /// 2. An inode that no other tree shares gets the attributes of the entry. Other inodes must
+    ///    have them already.
+    /// 3. Entries of other users, and entries that others may write to, are cloned as with
+    ///    [`ReuseMode::Clone`].
     HardLink,
 }
 
-/// How a tree is written.
+/// The options of an export into a folder.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Writes into a folder that is not empty. Replaces names of the image, and keeps all others.
+    /// Whether the folder may contain files. The export replaces names of the image, and keeps all
+    /// other names.
     pub over: bool,
-    /// How files of the store are used.
+    /// How the tree shares files of the store.
     pub reuse: ReuseMode,
-    /// Threads that write contents, beside the walking thread.
+    /// Number of threads that write contents. One more thread walks the TOC.
     pub threads: NonZeroUsize,
 }
 
@@ -100,10 +106,10 @@ impl Default for Options {
     }
 }
 
-/// A file that has its name, and lacks its content and attributes.
+/// A created file for a writer, still without content and attributes.
 struct FileJob<'t> {
     file: File,
-    /// For an inode of the store, which has its content: the time of its last change.
+    /// If the file is a linked inode of the store, which has its content: its ctime.
     store_inode: Option<ChangeTime>,
     path: Vec<u8>,
     content: FileDigest,
@@ -115,41 +121,42 @@ struct FileJob<'t> {
 /// The source of contents.
 #[derive(Clone, Copy)]
 pub struct ContentSource<'a> {
-    /// All contents.
+    /// The source of all contents.
     pub source: &'a (dyn Source + Sync),
-    /// Contents that are files of a store.
+    /// The store, if it has contents as files.
     pub files: Option<&'a dyn StoreFiles>,
 }
 
-/// Writes the tree of `table` into the folder `into`, and creates the folder if needed. Syncs nothing. Any thread calls
-/// `progress` with bytes of content that it has written.
+/// Writes the tree of `toc` into the folder `into`, and creates the folder if needed. Syncs
+/// nothing. Any thread may call `progress` with the bytes of content that it has written.
 ///
 /// # Errors
-/// `Io`, also for a folder that is not empty without `over`. `Missing` when the source lacks a content. `Malformed`. After
-/// an error, the export deletes what it has written, except with `over`.
+/// `Io`, also for a folder with files if `over` is not set. `Missing` if the source lacks a
+/// content. `Malformed`. After an error, the export deletes the files that it has written, except
+/// with `over`.
 pub fn rootfs(
-    table: &ImageToc,
+    toc: &ImageToc,
     contents: ContentSource<'_>,
     into: &Path,
     options: &Options,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Summary, Error> {
     let failed = |error| Error::io(format!("export into {}", into.display()), error);
-    let made = !into.exists();
+    let is_new = !into.exists();
     let root = folder::target(into, options.over).map_err(failed)?;
     // The clone holds the same lock until it is closed.
-    let begun = root.try_clone().map_err(failed)?;
+    let target = root.try_clone().map_err(failed)?;
     let counts = Counters::default();
     let stopped = AtomicBool::new(false);
-    let linked = walk::link_targets(table)?;
-    let (sender, receiver) = sync_channel(WAITING);
+    let linked = walk::link_targets(toc)?;
+    let (sender, receiver) = sync_channel(MAX_WAITING);
     let receiver = Mutex::new(receiver);
     let written = thread::scope(|scope| {
         let writing: Vec<_> = (0..options.threads.get())
             .map(|_| scope.spawn(|| write(&receiver, &stopped, contents, &counts, progress)))
             .collect();
         let walk = Walk {
-            table,
+            toc,
             contents,
             options,
             counts: &counts,
@@ -159,7 +166,7 @@ pub fn rootfs(
             taken: HashSet::new(),
             folders: Folders::new(root),
         };
-        // The scope owns the sender, so that the writers end even if the walk panics.
+        // The scope owns the sender, so the writers also end if the walk panics.
         let sender = sender;
         let (mut batch, mut bytes): (Vec<FileJob<'_>>, u64) = (Vec::new(), 0);
         let mut send = |job: Option<_>| {
@@ -196,9 +203,10 @@ pub fn rootfs(
         walked
     });
     if written.is_err() && !options.over {
-        // The disk may be full, and a retry needs an empty folder. Errors here would hide the first one.
-        let _ = folder::empty(&begun);
-        let _ = made.then(|| fs::remove_dir(into));
+        // The disk may be full, and a retry needs an empty folder. The caller gets the first error
+        // only.
+        let _ = folder::empty(&target);
+        let _ = is_new.then(|| fs::remove_dir(into));
     }
     written?;
     Ok(counts.summary())
@@ -228,7 +236,7 @@ fn write<'t>(
             }
             if let Err(error) = job.write(&mut writer, counts) {
                 stopped.store(true, Ordering::Relaxed);
-                // Empty the queue, so that the walk does not wait for ever.
+                // Empty the queue, so that the walk does not wait for a free place in it.
                 while jobs.lock().is_ok_and(|jobs| jobs.recv().is_ok()) {}
                 return Err(match error.kind() {
                     io::ErrorKind::NotFound => Error::Missing(job.content.to_string()),
@@ -245,8 +253,9 @@ impl FileJob<'_> {
         let shared =
             self.store_inode.is_some() || writer.write(&self.file, &self.content, self.size)?;
         add(&counts.shared, u64::from(shared));
-        // If another process has written to it since it was read, a stamp would hide that.
-        let untouched = match self.store_inode {
+        // Another process may have written to the file since it was verified: then it gets no
+        // stamp.
+        let is_unchanged = match self.store_inode {
             Some(before) => link::changed(&self.file.metadata()?) == before,
             None => false,
         };
@@ -256,7 +265,7 @@ impl FileJob<'_> {
             self.modified,
             counts,
         )?;
-        if untouched {
+        if is_unchanged {
             writer.record_link(&self.content, &self.file, self.modified)?;
         }
         add(&counts.bytes, self.size);

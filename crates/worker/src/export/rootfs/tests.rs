@@ -45,7 +45,7 @@ fn hard_link(path: &str, target: &str) -> Entry {
     entry(path, Kind::HardLink { target })
 }
 
-fn table(entries: &[Entry]) -> ImageToc {
+fn toc(entries: &[Entry]) -> ImageToc {
     let layer = LayerEntries {
         diff_id: FileDigest::of(b"layer").into(),
         skeleton: (FileDigest::of(b""), 0),
@@ -57,8 +57,8 @@ fn table(entries: &[Entry]) -> ImageToc {
 
 /// Calls `check` with the first row below the root.
 fn with_row<T>(entry: &Entry, check: impl FnOnce(&pierhead_toc::image_toc::Row<'_, '_>) -> T) -> T {
-    let table = table(std::slice::from_ref(entry));
-    let mut rows = table.rows();
+    let toc = toc(std::slice::from_ref(entry));
+    let mut rows = toc.rows();
     rows.next().expect("a table").expect("the root");
     let row = rows.next().expect("a table").expect("an entry");
     check(&row)
@@ -70,12 +70,12 @@ fn folder() -> (TempDir, OwnedFd) {
     (folder, fd)
 }
 
-fn export(table: &ImageToc, source: &MemorySource, into: &Path) -> Result<Summary, Error> {
+fn export(toc: &ImageToc, source: &MemorySource, into: &Path) -> Result<Summary, Error> {
     let contents = ContentSource {
         source,
         files: None,
     };
-    rootfs(table, contents, into, &Options::default(), &|_| {})
+    rootfs(toc, contents, into, &Options::default(), &|_| {})
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn all_names_of_a_file_are_one_inode_and_its_bytes_count_once() {
     source.add(&b"bytes"[..]);
     let fifo = entry("pipe", Kind::Fifo);
     let target = b"a".to_vec();
-    let table = table(&[
+    let toc = toc(&[
         file("a", b"bytes"),
         hard_link("b", "a"),
         hard_link("c", "a"),
@@ -94,7 +94,7 @@ fn all_names_of_a_file_are_one_inode_and_its_bytes_count_once() {
         hard_link("link2", "link"),
     ]);
     let folder = tempfile::tempdir().expect("a folder");
-    let summary = export(&table, &source, folder.path()).expect("exported");
+    let summary = export(&toc, &source, folder.path()).expect("exported");
     let inode = |name: &str| {
         let meta = folder.path().join(name).symlink_metadata().expect(name);
         (meta.ino(), meta.nlink(), meta.mtime())
@@ -112,8 +112,8 @@ fn a_device_that_may_not_be_made_is_counted_under_all_of_its_names() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = MemorySource::default();
     let device = Kind::CharDevice { major: 1, minor: 3 };
-    let table = table(&[entry("null", device), hard_link("null2", "null")]);
-    let summary = export(&table, &source, folder.path()).expect("exported");
+    let toc = toc(&[entry("null", device), hard_link("null2", "null")]);
+    let summary = export(&toc, &source, folder.path()).expect("exported");
     // Root outside of a container may make devices.
     let made = folder.path().join("null").exists();
     assert_eq!(summary.devices, if made { 0 } else { 2 });
@@ -350,7 +350,7 @@ fn two_exports_do_not_write_into_one_folder() {
 #[test]
 fn a_failed_export_leaves_the_folder_as_it_was() {
     let source = MemorySource::default();
-    let table = table(&[
+    let toc = toc(&[
         entry("d", Kind::Directory),
         file("d/f", b"not in the source"),
     ]);
@@ -358,7 +358,7 @@ fn a_failed_export_leaves_the_folder_as_it_was() {
     let (new, empty) = (parent.path().join("new"), parent.path().join("empty"));
     fs::create_dir(&empty).expect("created");
     for into in [&new, &empty] {
-        let error = export(&table, &source, into).expect_err("a missing content");
+        let error = export(&toc, &source, into).expect_err("a missing content");
         assert!(matches!(error, Error::Missing(_)), "{error}");
     }
     assert!(!new.exists());

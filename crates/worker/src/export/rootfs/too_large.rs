@@ -1,4 +1,5 @@
-//! Errors for attributes and links that are too large for a file system. They name the size, the limit and the fix.
+//! Errors for extended attributes and symbolic links that are too large for the file system: size,
+//! limit and fix.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -6,35 +7,37 @@ use std::os::fd::BorrowedFd;
 use rustix::fs as sys;
 use rustix::io::Errno;
 
-/// Of Linux, for the target of a symbolic link: PATH_MAX without the zero behind it.
+/// Maximum number of bytes of the target of a symbolic link on Linux: PATH_MAX without the zero at
+/// the end.
 const MAX_TARGET: usize = 4095;
-/// ext2, ext3 and ext4 in what statfs calls the type.
+/// The type of ext2, ext3 and ext4 in `statfs`.
 const EXT: u64 = 0xef53;
 
-/// Why that extended attribute could not be set on what lies in `place`'s file system.
+/// The error for an extended attribute that could not be set. `file_system` is any descriptor on
+/// the file system.
 pub(super) fn attribute(
-    place: BorrowedFd<'_>,
+    file_system: BorrowedFd<'_>,
     name: &[u8],
     value: &[u8],
     error: Errno,
 ) -> io::Error {
-    // A full disk gives the same number as a full block of attributes.
-    let is_full = |room: &sys::StatFs| {
-        let block = u64::try_from(room.f_bsize).unwrap_or(1).max(1);
-        room.f_bavail <= (value.len() as u64).div_ceil(block)
+    // A full disk and a full block of attributes have the same error number.
+    let is_full = |statfs: &sys::StatFs| {
+        let block = u64::try_from(statfs.f_bsize).unwrap_or(1).max(1);
+        statfs.f_bavail <= (value.len() as u64).div_ceil(block)
     };
-    let room = sys::fstatfs(place).ok();
-    match (error, &room) {
-        (Errno::NOSPC, Some(room)) if is_full(room) => return error.into(),
+    let statfs = sys::fstatfs(file_system).ok();
+    match (error, &statfs) {
+        (Errno::NOSPC, Some(statfs)) if is_full(statfs) => return error.into(),
         (Errno::NOSPC | Errno::TOOBIG | Errno::RANGE, _) => {}
         _ => return error.into(),
     }
-    let limit = match &room {
-        Some(room) if u64::try_from(room.f_type).is_ok_and(|it| it == EXT) => {
-            let block = room.f_bsize;
+    let limit = match &statfs {
+        Some(statfs) if u64::try_from(statfs.f_type).is_ok_and(|it| it == EXT) => {
+            let block = statfs.f_bsize;
             format!("ext4 has one block of {block} bytes for all attributes of a file")
         }
-        _ => "the file system here takes less".into(),
+        _ => "the file system of the target has a lower limit".into(),
     };
     let (name, len) = (name.escape_ascii(), value.len());
     unsupported(format!(
@@ -43,14 +46,14 @@ pub(super) fn attribute(
     ))
 }
 
-/// Why a symbolic link to `target` could not be made.
+/// The error for a symbolic link to `target` that could not be created.
 pub(super) fn target(target: &[u8], error: Errno) -> io::Error {
     let len = target.len();
     if error != Errno::NAMETOOLONG || len <= MAX_TARGET {
         return error.into();
     }
     unsupported(format!(
-        "the target of this symbolic link has {len} bytes, and Linux takes {MAX_TARGET} at most: export as layers \
+        "the target of this symbolic link has {len} bytes, and the maximum on Linux is {MAX_TARGET}: export as layers \
          (--as oci-layout)"
     ))
 }
@@ -66,32 +69,31 @@ mod tests {
 
     use super::*;
 
-    /// Which file system takes how much is not for a test to choose.
     #[test]
-    fn an_attribute_that_is_refused_for_its_size_is_named_with_the_fix() {
+    fn the_error_of_a_large_attribute_names_size_and_fix() {
         let folder = tempfile::tempdir().unwrap();
-        let place = File::open(folder.path()).unwrap();
-        let tell = |error| attribute(place.as_fd(), b"user.\xff", &[7; 5000], error);
+        let file_system = File::open(folder.path()).unwrap();
+        let failed = |error| attribute(file_system.as_fd(), b"user.\xff", &[7; 5000], error);
         for refused in [Errno::TOOBIG, Errno::RANGE] {
-            let text = tell(refused).to_string();
+            let text = failed(refused).to_string();
             for part in [r"user.\xff", "5000 bytes", "XFS", "--as oci-layout"] {
                 assert!(text.contains(part), "{part} is not in: {text}");
             }
         }
         assert_eq!(
-            tell(Errno::IO).raw_os_error(),
+            failed(Errno::IO).raw_os_error(),
             Some(Errno::IO.raw_os_error())
         );
     }
 
     #[test]
-    fn a_link_that_is_too_long_is_told_and_other_trouble_is_as_it_was() {
+    fn the_error_of_a_long_link_target_names_size_and_limit() {
         let text = target(&[b'x'; 4096], Errno::NAMETOOLONG).to_string();
         assert!(
             text.contains("4096 bytes") && text.contains("4095"),
             "{text}"
         );
-        // Its name may be what is too long.
+        // The name of the link may be too long, too: then the error stays as it is.
         let short = target(b"x", Errno::NAMETOOLONG).raw_os_error();
         assert_eq!(short, Some(Errno::NAMETOOLONG.raw_os_error()));
     }

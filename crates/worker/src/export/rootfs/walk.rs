@@ -1,4 +1,4 @@
-//! The walk over a table of contents: it creates each name, and sends files to the writers.
+//! The walk over a TOC: it creates each name, and sends files to the writers.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -24,22 +24,24 @@ pub(super) enum WalkError {
     Other(Error),
 }
 
-/// Whether a name was linked to a file of the store.
+/// The result of the attempt to link a name to a file of the store.
 enum StoreLink {
-    /// Its file, which waits for the entry's attributes. Last changed by being given.
+    /// Linked to a file that no other tree shares. The file still needs the attributes of the
+    /// entry; this is its ctime.
     Exclusive(File, ChangeTime),
-    /// Linked, with all attributes.
+    /// Linked to a file that has all attributes already.
     Shared,
-    /// Not linked: the walk creates a file.
+    /// Not linked: the walk creates a new file.
     None,
 }
 
-/// The targets of hard links by ordinal, and their paths once written. `None` for a target that was not created.
+/// The path of each target of a hard link, by the ordinal of the target. `None` until the target is
+/// written, and for a target that could not be created.
 pub(super) type LinkTargets = HashMap<u32, Option<Vec<u8>>>;
 
-pub(super) fn link_targets(table: &ImageToc) -> Result<LinkTargets, Error> {
+pub(super) fn link_targets(toc: &ImageToc) -> Result<LinkTargets, Error> {
     let mut linked = LinkTargets::new();
-    let mut rows = table.rows();
+    let mut rows = toc.rows();
     while let Some(row) = rows.next()? {
         if let Node::HardLink(to) = row.node {
             linked.insert(to, None);
@@ -49,14 +51,14 @@ pub(super) fn link_targets(table: &ImageToc) -> Result<LinkTargets, Error> {
 }
 
 pub(super) struct Walk<'a> {
-    pub(super) table: &'a ImageToc,
+    pub(super) toc: &'a ImageToc,
     pub(super) contents: ContentSource<'a>,
     pub(super) options: &'a Options,
     pub(super) counts: &'a Counters,
     pub(super) stopped: &'a AtomicBool,
     pub(super) progress: &'a (dyn Fn(u64) + Sync),
     pub(super) linked: LinkTargets,
-    /// Contents whose inode is in the tree.
+    /// Contents whose inode of the store is linked into the tree.
     pub(super) taken: HashSet<u32>,
     pub(super) folders: Folders<'a>,
 }
@@ -66,7 +68,7 @@ impl<'a> Walk<'a> {
         mut self,
         mut send: impl FnMut(FileJob<'a>) -> bool,
     ) -> Result<(), WalkError> {
-        let mut rows = self.table.rows();
+        let mut rows = self.toc.rows();
         while let Some(row) = rows.next().map_err(WalkError::Other)? {
             let done = self.entry(&row, &mut send);
             if !done.map_err(|error| WalkError::Io(row.path.to_vec(), error))? {
@@ -78,7 +80,7 @@ impl<'a> Walk<'a> {
             .map_err(|error| WalkError::Io(Vec::new(), error))
     }
 
-    /// Returns `false` after an error of another thread.
+    /// Writes one entry. Returns `false` after an error of another thread.
     fn entry(
         &mut self,
         row: &Row<'_, 'a>,
@@ -97,7 +99,7 @@ impl<'a> Walk<'a> {
             self.options.over,
         );
         let parent = self.folders.here()?;
-        let mut made = true;
+        let mut is_created = true;
         match row.node {
             Node::Directory => {
                 self.folders
@@ -118,15 +120,15 @@ impl<'a> Walk<'a> {
                 }
                 _ => {
                     add(&self.counts.devices, 1);
-                    made = false;
+                    is_created = false;
                 }
             },
             Node::Symlink(_) | Node::CharDevice(..) | Node::BlockDevice(..) | Node::Fifo => {
                 if over {
                     clear(parent, name)?;
                 }
-                made = make(parent, name, &row.node)?;
-                if made {
+                is_created = make(parent, name, &row.node)?;
+                if is_created {
                     let at = Inode::Name(parent, name, matches!(row.node, Node::Symlink(_)));
                     attributes::apply(&at, row.attributes, row.modified, self.counts)?;
                 } else {
@@ -134,14 +136,14 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        add(&self.counts.entries, u64::from(made));
-        if made && let Some(path) = self.linked.get_mut(&row.ordinal) {
+        add(&self.counts.entries, u64::from(is_created));
+        if is_created && let Some(path) = self.linked.get_mut(&row.ordinal) {
             *path = Some(row.path.to_vec());
         }
         Ok(true)
     }
 
-    /// Returns `false` after an error of another thread.
+    /// Writes one entry. Returns `false` after an error of another thread.
     fn file(
         &mut self,
         name: &[u8],
@@ -149,7 +151,7 @@ impl<'a> Walk<'a> {
         number: u32,
         send: &mut impl FnMut(FileJob<'a>) -> bool,
     ) -> io::Result<bool> {
-        let all = self.table.contents();
+        let all = self.toc.contents();
         let content = all.content(number).zip(all.size(number));
         let (content, size) = content.ok_or(io::ErrorKind::InvalidData)?;
         if self.options.over {
@@ -186,7 +188,7 @@ impl<'a> Walk<'a> {
         let (ReuseMode::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
             return Ok(StoreLink::None);
         };
-        // An empty file has nothing to share, and the number of names of an inode is limited.
+        // An empty file has no blocks to share, and an inode has a maximum number of names.
         if size == 0 || self.taken.contains(&number) {
             return Ok(StoreLink::None);
         }
@@ -197,16 +199,16 @@ impl<'a> Walk<'a> {
         if meta.len() != size {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // A file that stays in the folder may have the same inode.
-        let shared = !self.options.over;
+        // With `over`, a file that remains in the folder may have the same inode.
+        let may_share = !self.options.over;
         let parent = self.folders.here()?;
-        let held = || files.is_current(content, &file);
+        let is_stored = || files.is_current(content, &file);
         let seen = link::changed(&meta);
-        let given = link::link(&file, parent, name, row, seen, shared, held)?;
-        if given != Link::None {
+        let linked = link::link(&file, parent, name, row, seen, may_share, is_stored)?;
+        if linked != Link::None {
             self.taken.insert(number);
         }
-        Ok(match given {
+        Ok(match linked {
             Link::None => StoreLink::None,
             Link::Exclusive(changed) => StoreLink::Exclusive(file, changed),
             Link::Shared => {
@@ -220,7 +222,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Creates a file with its mode, as far as the umask allows it.
+/// Creates a file with its mode, reduced by the umask.
 fn create(parent: &OwnedFd, name: &[u8], mode: u32) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(sys::openat(
@@ -231,7 +233,7 @@ fn create(parent: &OwnedFd, name: &[u8], mode: u32) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Creates a link, pipe or device. `false` for a device that this process may not create.
+/// Creates a symbolic link, pipe or device. `false` for a device that this process may not create.
 fn make(parent: &OwnedFd, name: &[u8], node: &Node<'_>) -> io::Result<bool> {
     let (kind, device) = match *node {
         Node::Symlink(target) => {

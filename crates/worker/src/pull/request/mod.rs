@@ -1,4 +1,4 @@
-//! Request a bundle, and wait until the server has prepared it.
+//! Requests a bundle, and waits until the server has prepared it.
 
 #[cfg(test)]
 mod tests;
@@ -13,18 +13,19 @@ use pierhead_oci::{ErrorCode, Reference};
 use crate::http::{Body, Request, Response, RetryBackoff, Session};
 use crate::{Error, registry, request_path};
 
-/// Bounds of the pause between two polls. Within them, the server chooses the pause by `Retry-After`.
+/// Bounds of the pause between two polls. Within them, the server chooses the pause by
+/// `Retry-After`.
 const POLL_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// A bundle without progress for this long is stuck. One stage of the largest layers takes minutes.
+/// Maximum time without progress of the server. One stage of the largest layers takes minutes.
 const MAX_STAGNATION: Duration = Duration::from_secs(10 * 60);
-/// Longest wait for a bundle. By then, the image would be here as layers.
+/// Maximum wait for a bundle. A pull of layers takes less time.
 const MAX_WAIT: Duration = Duration::from_secs(30 * 60);
 
 /// The response of a server to a request for a bundle.
 pub(crate) enum BundleResponse {
     /// The server sends the bundle.
     Bundle {
-        /// Names the bundle in later requests.
+        /// The value that identifies the bundle in later requests.
         etag: String,
         /// The bundle, or the requested part.
         body: Body,
@@ -36,14 +37,14 @@ pub(crate) enum BundleResponse {
 /// Requests a bundle once. The caller retries after a broken connection.
 ///
 /// # Errors
-/// Those of the HTTP exchange, denied access, and [`Error::NotFound`].
+/// Errors of the HTTP exchange, denied access, and [`Error::NotFound`].
 pub(crate) fn request_bundle(
     session: &Session,
     image: &Reference,
-    ask: &BundleQuery,
+    query: &BundleQuery,
 ) -> Result<BundleResponse, Error> {
     let server = session.server().clone();
-    let body = serde_json::to_vec(ask)
+    let body = serde_json::to_vec(query)
         .map_err(|error| Error::file("cannot encode the request")(error.into()))?;
     let path = request_path::bundle(image);
     let response = session.send(&Request::post(&path, "application/json", &body))?;
@@ -57,7 +58,7 @@ pub(crate) fn request_bundle(
                     Ok(BundleResponse::Bundle { etag, body })
                 }
                 _ => Ok(BundleResponse::Unavailable(format!(
-                    "{} answers with something else",
+                    "{} sent no bundle",
                     server.url()
                 ))),
             }
@@ -123,7 +124,8 @@ impl ReadinessWait {
         }
     }
 
-    /// Why the client should pull layers instead, if `error` is a bundle in preparation and a time limit has passed.
+    /// The reason to pull layers instead, if the server still prepares the bundle and a time limit
+    /// has passed.
     pub(crate) fn timed_out(&self, error: &Error) -> Option<String> {
         let is_stuck = self.last.is_some() && self.last_change.elapsed() >= MAX_STAGNATION;
         if self.started.elapsed() < self.max_wait && !is_stuck {
@@ -138,12 +140,12 @@ impl ReadinessWait {
             }
         );
         let minutes = self.started.elapsed().as_secs() / 60;
-        is_preparing.then(|| {
-            format!("the server has not made a bundle of it ready within {minutes} minutes")
-        })
+        is_preparing
+            .then(|| format!("the server has not prepared a bundle within {minutes} minutes"))
     }
 
-    /// Waits before the next poll. `show` gets the stage of the preparation in words, and its progress.
+    /// Waits before the next poll. Calls `show` with the stage of the preparation as text, and its
+    /// progress.
     ///
     /// # Errors
     /// Returns `error` if waiting cannot help, or after a time limit ([`Self::timed_out`]).
@@ -169,10 +171,10 @@ impl ReadinessWait {
             self.backoff.reset();
         }
         let stage = match progress.stage {
-            Stage::Wait => "waits its turn",
+            Stage::Wait => "is queued",
             Stage::Pull => "is pulled",
             Stage::Index => "is indexed",
-            _ => "is made ready",
+            _ => "is prepared",
         };
         show(stage, progress);
         let pause = retry_after.unwrap_or(Duration::from_secs(1));

@@ -37,11 +37,11 @@ fn request(post: Vec<u8>, get: Vec<u8>) -> (Result<BundleResponse, Error>, TestS
         false => get.clone(),
     });
     let session = Session::new(&server.server());
-    let ask = BundleQuery {
+    let query = BundleQuery {
         want: "1".to_owned(),
         ..BundleQuery::default()
     };
-    (request_bundle(&session, &image(), &ask), server)
+    (request_bundle(&session, &image(), &query), server)
 }
 
 fn reason(result: Result<BundleResponse, Error>) -> String {
@@ -75,8 +75,8 @@ fn a_bundle_is_a_response_with_its_media_type_and_an_etag() {
     let sent = &server.requests()[0];
     assert_eq!(sent.target(), "POST /v2/app/_pierhead/bundle");
     assert_eq!(sent.header("content-type"), Some("application/json"));
-    let ask: BundleQuery = serde_json::from_slice(&sent.body).expect("a request in JSON");
-    assert_eq!(ask.want, "1");
+    let query: BundleQuery = serde_json::from_slice(&sent.body).expect("a request in JSON");
+    assert_eq!(query.want, "1");
     // A server that knows nothing of bundles may answer any path with a page.
     for headers in [
         &[READY][..],
@@ -84,7 +84,7 @@ fn a_bundle_is_a_response_with_its_media_type_and_an_etag() {
         &[("content-type", "text/html"), etag],
     ] {
         let (result, _) = request(response("200 OK", headers, b"page"), Vec::new());
-        assert!(reason(result).contains("answers with something else"));
+        assert!(reason(result).contains("sent no bundle"));
     }
 }
 
@@ -157,7 +157,7 @@ fn a_bundle_in_preparation_is_polled_at_the_pace_of_the_server() {
         started.elapsed() >= POLL_PAUSE.0 * 3,
         "the least pause is kept"
     );
-    let stages = ["waits its turn", "is pulled", "is indexed"].map(str::to_owned);
+    let stages = ["is queued", "is pulled", "is indexed"].map(str::to_owned);
     assert_eq!(shown, stages.into_iter().zip([0, 3, 3]).collect::<Vec<_>>());
     // No change for the longest time: the bundle is stuck.
     wait.last_change = Instant::now()

@@ -1,4 +1,4 @@
-//! Applies a bundle to a store, in bounded memory. Any thread may hand over records.
+//! Applies a bundle to a store, in bounded memory. Any thread may pass records to it.
 
 mod work;
 
@@ -17,33 +17,36 @@ use pierhead_bundle::format::{Header, Sizes, UsableContents};
 use pierhead_bundle::{Coding, Frame, Slice};
 use pierhead_toc::{Error, FileDigest, ImageToc};
 
-/// Most bytes of payloads that wait for a thread or that a thread decodes.
+/// Maximum number of bytes of payloads in the queue and in the decoding threads.
 const MAX_QUEUED_BYTES: u64 = 8 << 20;
-/// Most bytes of bases and outputs of all threads: one frame of the largest size fits.
+/// Maximum number of bytes of base contents and decoded frames of all threads. One frame of the
+/// maximum size fits.
 const MAX_DECODING_BYTES: u64 = 24 << 20;
-/// Most members and bases of all frames: bounds the memory of the frame list.
+/// Maximum number of members and bases of all frames. It limits the memory of the frame list.
 const MAX_SLICES: usize = 600_000;
-/// More threads wait for each other in the file system.
+/// Maximum number of decoding threads. More threads only wait for each other in the file system.
 const MAX_THREADS: usize = 4;
 
-/// A bundle that is being applied. Several threads may call [`Apply::record`]. After an early drop, [`Store::resume`]
-/// continues.
+/// A bundle in progress of being applied. Several threads may call [`Apply::record`]. If it is
+/// dropped before the end, [`Store::resume`] continues it.
 pub struct Apply {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// How [`Apply::finish`] ended.
+/// The result of [`Apply::finish`].
 #[derive(Debug)]
 pub enum ApplyOutcome {
     /// All contents are stored. A thread records the image.
     Complete(Box<CompleteImage>),
-    /// The caller has to fetch these contents one by one, and then call `finish` again.
+    /// The store lacks these contents. The caller has to fetch them one by one, and then call
+    /// `finish` again.
     Missing(Vec<(FileDigest, u64)>),
 }
 
-/// An image whose contents are all stored and verified, so that it can be exported. Meanwhile a thread syncs the
-/// contents and records the image. If the process ends before that, the next pull resumes the fetch.
+/// An image whose contents are all stored and verified, so that it can be exported. A thread syncs
+/// the contents and then records the image. If the process ends before that, the next pull resumes
+/// the fetch.
 #[derive(Debug)]
 pub struct CompleteImage {
     image: Image,
@@ -59,7 +62,8 @@ impl CompleteImage {
     /// Waits until the record is durable.
     ///
     /// # Errors
-    /// Errors of the file system. `Malformed` when another process has recorded another tree of the image.
+    /// Errors of the file system. `Malformed` if another process has recorded another tree of the
+    /// image.
     pub fn recorded(self) -> Result<Image, Error> {
         match self.recording.map(JoinHandle::join) {
             None => Ok(self.image),
@@ -69,7 +73,7 @@ impl CompleteImage {
     }
 }
 
-/// An image that was recorded before.
+/// Makes a complete image of an image that is already recorded.
 impl From<Image> for CompleteImage {
     fn from(image: Image) -> Self {
         Self {
@@ -82,17 +86,17 @@ impl From<Image> for CompleteImage {
 /// How the contents of an image arrived, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApplyCounts {
-    /// By frames without a base, and one by one.
+    /// Contents that arrived in full: in frames without a base, and one by one.
     pub full: TransferCount,
-    /// By patches against stored contents.
+    /// Contents that arrived as patches against stored contents.
     pub patched: TransferCount,
-    /// By copies of ranges of stored contents.
+    /// Contents that consist of copied ranges of stored contents.
     pub chunked: TransferCount,
-    /// Stored before. `finish` counts them.
+    /// Contents that the store had before. `finish` counts them.
     pub reused: TransferCount,
 }
 
-/// A part of [`ApplyCounts`]; a content of several ranges is counted with its first.
+/// One part of [`ApplyCounts`]. A content of several ranges counts with its first range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferCount {
     /// Number of contents.
@@ -105,14 +109,15 @@ struct Shared {
     store: Store,
     folder: FetchDir,
     header: Header,
-    tables: Tables,
+    tocs: ImageTocs,
     frames: Vec<Frame>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-struct Tables {
-    want: ImageToc,
+/// The TOC of the wanted image and of its base images.
+struct ImageTocs {
+    wanted: ImageToc,
     base_images: Vec<(UsableContents, Option<ImageToc>)>,
 }
 
@@ -130,33 +135,32 @@ struct State {
     counts: ApplyCounts,
 }
 
-impl Sizes for Tables {
+impl Sizes for ImageTocs {
     fn wanted(&self, content: u32) -> Option<u64> {
-        self.want.contents().size(content)
+        self.wanted.contents().size(content)
     }
 
-    fn base(&self, have: u16, content: u32) -> Option<u64> {
-        self.base(have, content).map(|(_, size)| size)
+    fn base(&self, image: u16, content: u32) -> Option<u64> {
+        self.base_content(image, content).map(|(_, size)| size)
     }
 }
 
-impl Tables {
-    fn base(&self, have: u16, content: u32) -> Option<(FileDigest, u64)> {
-        let (known, table) = self.base_images.get(usize::from(have))?;
-        let table = table.as_ref()?;
-        let there = *known == UsableContents::All || content < table.visible();
-        let contents = table.contents();
-        there.then(|| Some((contents.content(content)?, contents.size(content)?)))?
+impl ImageTocs {
+    /// A content of a base image, by its number in the header. `None` if the bundle may not use it.
+    fn base_content(&self, image: u16, content: u32) -> Option<(FileDigest, u64)> {
+        let (usable, toc) = self.base_images.get(usize::from(image))?;
+        let toc = toc.as_ref()?;
+        let is_usable = *usable == UsableContents::All || content < toc.visible();
+        let contents = toc.contents();
+        is_usable.then(|| Some((contents.content(content)?, contents.size(content)?)))?
     }
 
     fn wanted_content(&self, slice: &Slice) -> Result<(FileDigest, u64), Error> {
-        let contents = self.want.contents();
+        let contents = self.wanted.contents();
         let found = contents
             .content(slice.content)
             .zip(contents.size(slice.content));
-        found.ok_or_else(|| {
-            Error::malformed("frame list", "it names a content that the table lacks")
-        })
+        found.ok_or_else(|| Error::malformed("frame list", "it names a content that the TOC lacks"))
     }
 }
 
@@ -165,7 +169,7 @@ impl Apply {
         store: Store,
         folder: FetchDir,
         mut header: Header,
-        want: ImageToc,
+        wanted: ImageToc,
         base_images: Vec<Option<ImageToc>>,
         log: &[u32],
     ) -> Result<Self, Error> {
@@ -175,10 +179,13 @@ impl Apply {
             .map(|base| base.usable)
             .zip(base_images)
             .collect();
-        let tables = Tables { want, base_images };
+        let tocs = ImageTocs {
+            wanted,
+            base_images,
+        };
         let mut frames = Vec::new();
         let mut slices = 0;
-        for frame in header.frames.cursor(&tables)? {
+        for frame in header.frames.cursor(&tocs)? {
             let frame = frame?;
             slices += frame.members.len() + frame.bases.len();
             if slices > MAX_SLICES {
@@ -186,7 +193,7 @@ impl Apply {
             }
             frames.push(frame);
         }
-        // It is decoded by now.
+        // The TOC is decoded already: free its coded bytes.
         header.table.coded = Vec::new();
         let mut state = State {
             done: vec![false; frames.len()],
@@ -200,11 +207,11 @@ impl Apply {
         }
         for (at, frame) in frames.iter().enumerate() {
             if state.done[at] {
-                restore(&mut state, frame, &tables, &folder, &store)?;
+                restore(&mut state, frame, &tocs, &folder, &store)?;
                 continue;
             }
             state.done[at] = frame.members.iter().all(|member| {
-                let found = tables.wanted_content(member);
+                let found = tocs.wanted_content(member);
                 found.is_ok_and(|(content, size)| store.0.contents.has(&content, Some(size)))
             });
             if !state.done[at] && frame.coding == Coding::Copy {
@@ -215,7 +222,7 @@ impl Apply {
             store,
             folder,
             header,
-            tables,
+            tocs,
             frames,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -241,9 +248,9 @@ impl Apply {
         })
     }
 
-    /// The request that this bundle answers.
-    pub fn ask(&self) -> &BundleQuery {
-        &self.shared.folder.ask
+    /// The request to which this bundle is the response.
+    pub fn query(&self) -> &BundleQuery {
+        &self.shared.folder.query
     }
 
     /// The `ETag` of the bundle.
@@ -251,19 +258,19 @@ impl Apply {
         &self.shared.folder.etag
     }
 
-    /// SHA-256 of the header's body. A request that resumes the bundle must name it.
+    /// SHA-256 of the header's body. A request that resumes the bundle names this digest.
     pub fn digest(&self) -> [u8; 32] {
         self.shared.folder.digest
     }
 
-    /// The header, without the coded table.
+    /// The header, without the coded TOC.
     pub fn header(&self) -> &Header {
         &self.shared.header
     }
 
-    /// The table of contents of the wanted image.
-    pub fn table(&self) -> &ImageToc {
-        &self.shared.tables.want
+    /// The TOC of the wanted image.
+    pub fn toc(&self) -> &ImageToc {
+        &self.shared.tocs.wanted
     }
 
     /// The uncompressed bytes of each frame; 0 for frames without a record.
@@ -299,7 +306,8 @@ impl Apply {
     /// Queues a record. Waits while the queue is full.
     ///
     /// # Errors
-    /// The error of this or an earlier record, after which the bundle cannot be applied any further. Applied contents stay.
+    /// The error of this or an earlier record. After it, the bundle cannot be applied. Applied
+    /// contents remain stored.
     pub fn record(&self, frame: u32, coding: Coding, payload: Vec<u8>) -> Result<(), Error> {
         let bytes = as_u64(payload.len());
         let mut state = self.shared.state.lock();
@@ -321,12 +329,12 @@ impl Apply {
     /// Opens a content that [`ApplyOutcome::Missing`] names, for writing.
     ///
     /// # Errors
-    /// `Missing` when the image has no such content. Errors of the file system.
+    /// `Missing` if the image has no such content. Errors of the file system.
     pub fn receive(&self, content: &FileDigest) -> Result<ContentWriter, Error> {
-        let table = &self.shared.tables.want;
-        let size = table
+        let toc = &self.shared.tocs.wanted;
+        let size = toc
             .find(content)
-            .and_then(|number| table.contents().size(number));
+            .and_then(|number| toc.contents().size(number));
         let size = size.ok_or_else(|| Error::Missing(content.to_string()))?;
         let mut state = self.shared.state.lock();
         state.counts.full.contents += 1;
@@ -340,8 +348,8 @@ impl Apply {
         )
     }
 
-    /// Waits for the queued records, then checks whether the image is complete. If it is, a thread starts to record it.
-    /// Costs one system call per content.
+    /// Waits for the queued records, then checks whether the image is complete. If it is, a thread
+    /// starts to record it. Costs one system call per content.
     ///
     /// # Errors
     /// As [`Apply::record`].
@@ -356,17 +364,17 @@ impl Apply {
         }
         check_failure(&mut state)?;
         drop(state);
-        let mut need = Vec::new();
+        let mut missing = Vec::new();
         let mut all = TransferCount::default();
-        for (content, size) in needed(&shared.tables.want, shared.header.layers) {
+        for (content, size) in needed(&shared.tocs.wanted, shared.header.layers) {
             all.contents += 1;
             all.bytes += size;
             if !shared.store.obtain(&content, size)? {
-                need.push((content, size));
+                missing.push((content, size));
             }
         }
-        if !need.is_empty() {
-            return Ok(ApplyOutcome::Missing(need));
+        if !missing.is_empty() {
+            return Ok(ApplyOutcome::Missing(missing));
         }
         let mut state = shared.state.lock();
         let counts = &mut state.counts;
@@ -401,16 +409,16 @@ impl Drop for Apply {
     }
 }
 
-/// Restores the ranges that an earlier process has written.
+/// Restores the partial files of a frame that an earlier process has applied.
 fn restore(
     state: &mut State,
     frame: &Frame,
-    tables: &Tables,
+    tocs: &ImageTocs,
     folder: &FetchDir,
     store: &Store,
 ) -> Result<(), Error> {
     for member in &frame.members {
-        let (content, size) = tables.wanted_content(member)?;
+        let (content, size) = tocs.wanted_content(member)?;
         if member.len == size || store.0.contents.has(&content, Some(size)) {
             continue;
         }

@@ -1,4 +1,5 @@
-//! The threads of an [`Apply`](super::Apply): they decode frames into contents, and record the complete image.
+//! The threads of an [`Apply`](super::Apply): they decode frames into contents, and record the
+//! complete image.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,17 +29,18 @@ impl Shared {
             let result = match self.frames.get(at) {
                 None => Err(Error::malformed("bundle", "a record without a frame")),
                 Some(_) if self.state.lock().done[at] => Ok(()),
-                Some(known) => self
-                    .frame(known, coding, payload)
-                    .and_then(|whole| match whole {
-                        true => self.folder.log_frame(frame),
-                        // `finish` reports its contents as missing.
-                        false => Ok(()),
-                    }),
+                Some(known) => {
+                    self.frame(known, coding, payload)
+                        .and_then(|is_complete| match is_complete {
+                            true => self.folder.log_frame(frame),
+                            // `finish` reports its contents as missing.
+                            false => Ok(()),
+                        })
+                }
             };
             let mut state = self.state.lock();
             state.busy -= 1;
-            // The payload takes memory until here.
+            // The payload uses memory until here.
             state.queued_bytes -= as_u64(payload.len());
             match result {
                 Ok(()) => {
@@ -75,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// Decodes a frame within the memory bound. `false` when a base is damaged or missing.
+    /// Decodes a frame within the memory limit. `false` if a base is damaged or missing.
     fn frame(&self, frame: &Frame, coding: Coding, payload: &[u8]) -> Result<bool, Error> {
         let out = len(&frame.members);
         let bases = match coding {
@@ -133,7 +135,7 @@ impl Shared {
                 &decoded
             }
         };
-        let how = |counts: &mut ApplyCounts, contents: u64, bytes: u64| {
+        let count = |counts: &mut ApplyCounts, contents: u64, bytes: u64| {
             let moved = match coding {
                 Coding::Patch => &mut counts.patched,
                 Coding::Copy => &mut counts.chunked,
@@ -142,7 +144,7 @@ impl Shared {
             moved.contents += contents;
             moved.bytes += bytes;
         };
-        let mut whole = true;
+        let mut is_complete = true;
         let mut rest = bytes;
         for member in &frame.members {
             let Some((piece, after)) =
@@ -150,43 +152,44 @@ impl Shared {
             else {
                 return Err(Error::malformed(
                     "frame",
-                    "it is shorter than the frame list says",
+                    "it is shorter than the frame list states",
                 ));
             };
             rest = after;
             match self.member(member, piece)? {
                 true => {
                     let first = u64::from(member.offset == 0);
-                    how(&mut self.state.lock().counts, first, member.len);
+                    count(&mut self.state.lock().counts, first, member.len);
                 }
-                // The other ranges of a content may be wrong, from an earlier process.
+                // A content of several ranges may be corrupt because of ranges that an earlier
+                // process wrote.
                 false
                     if matches!(coding, Coding::Stored | Coding::Zstd)
                         && self.is_all_of(member) =>
                 {
-                    let (content, _) = self.tables.wanted_content(member)?;
+                    let (content, _) = self.tocs.wanted_content(member)?;
                     return Err(Error::Digest {
                         what: "a content of a bundle".into(),
                         expected: content.to_string(),
                         found: "another".into(),
                     });
                 }
-                false => whole = false,
+                false => is_complete = false,
             }
         }
-        if !whole && !frame.bases.is_empty() {
+        if !is_complete && !frame.bases.is_empty() {
             self.is_base_damaged(frame)?;
         }
-        Ok(whole)
+        Ok(is_complete)
     }
 
     fn is_all_of(&self, member: &Slice) -> bool {
-        self.tables.wanted(member.content) == Some(member.len)
+        self.tocs.wanted(member.content) == Some(member.len)
     }
 
-    /// Stores one member of a frame. `false` when its digest does not match.
+    /// Stores one member of a frame. `false` if its digest does not match.
     fn member(&self, member: &Slice, piece: &[u8]) -> Result<bool, Error> {
-        let (content, size) = self.tables.wanted_content(member)?;
+        let (content, size) = self.tocs.wanted_content(member)?;
         if member.len == size {
             if FileDigest::of(piece) != content {
                 return Ok(false);
@@ -218,13 +221,13 @@ impl Shared {
         }
     }
 
-    /// Reads all bases, concatenated. `None` when one is missing or was altered.
+    /// Reads all bases, concatenated. `None` if one is missing or was altered.
     fn bases(&self, bases: &[BaseSlice]) -> Result<Option<Vec<u8>>, Error> {
         let sum: u64 = bases.iter().map(|base| base.slice.len).sum();
         let mut bytes = vec![0; usize::try_from(sum).unwrap_or(0)];
         let mut at = 0;
         for base in bases {
-            let Some((content, _)) = self.tables.base(base.image, base.slice.content) else {
+            let Some((content, _)) = self.tocs.base_content(base.image, base.slice.content) else {
                 return Ok(None);
             };
             let len = usize::try_from(base.slice.len).unwrap_or(0);
@@ -240,18 +243,19 @@ impl Shared {
         Ok(Some(bytes))
     }
 
-    /// Hashes the bases of a frame that did not decode. Removes the corrupt ones.
+    /// Hashes the bases of a frame that did not decode. Removes the corrupt ones, and returns
+    /// whether there were any.
     fn is_base_damaged(&self, frame: &Frame) -> Result<bool, Error> {
-        let mut damaged = false;
+        let mut is_any_damaged = false;
         let mut seen = BTreeSet::new();
         for base in &frame.bases {
-            if let Some((content, _)) = self.tables.base(base.image, base.slice.content)
+            if let Some((content, _)) = self.tocs.base_content(base.image, base.slice.content)
                 && seen.insert(content)
             {
-                damaged |= !self.store.0.contents.verify(&content)?;
+                is_any_damaged |= !self.store.0.contents.verify(&content)?;
             }
         }
-        Ok(damaged)
+        Ok(is_any_damaged)
     }
 
     /// The image of this fetch.
@@ -266,8 +270,9 @@ impl Shared {
             manifest: header.manifest.clone(),
             config: header.config.clone(),
             layers: header.layers,
-            // The table is in memory: it outlives the folder of the fetch.
-            table: ImageToc::open(&self.folder.path.join("table"))?,
+            // The TOC is read into memory, so the image remains usable after the folder of the
+            // fetch is deleted.
+            toc: ImageToc::open(&self.folder.path.join("table"))?,
         })
     }
 
@@ -278,10 +283,10 @@ impl Shared {
         let images = self.store.0.path.join("images");
         let mut image = self.image()?;
         let folder_lock = lock_folder(&self.store.0.path);
-        let before = Image::load(&images.join(manifest_digest(&header.manifest).hex())).ok();
-        // A pull without layers keeps the layers of an earlier pull, which may still be needed.
-        image.layers |=
-            before.is_some_and(|it| it.layers && it.table.bytes() == image.table.bytes());
+        let recorded = Image::load(&images.join(manifest_digest(&header.manifest).hex())).ok();
+        // An earlier pull with layers has stored the contents of the layers: the image still has
+        // them.
+        image.layers |= recorded.is_some_and(|it| it.layers && it.toc.bytes() == image.toc.bytes());
         image.save(&images)?;
         self.folder.remove();
         drop(folder_lock);

@@ -187,7 +187,7 @@ fn a_record_of_an_image_is_read_as_it_was_written_or_not_at_all() {
         manifest: f.old.manifest(),
         config: f.old.config(),
         layers: true,
-        table: f.old.table(),
+        toc: f.old.toc(),
     };
     let images = f.folder.path();
     image.save(images).unwrap();
@@ -196,7 +196,7 @@ fn a_record_of_an_image_is_read_as_it_was_written_or_not_at_all() {
     assert_eq!(loaded.manifest, image.manifest);
     assert_eq!(loaded.config, image.config);
     assert_eq!(loaded.media_type, image.media_type);
-    assert_eq!(loaded.table.bytes(), image.table.bytes());
+    assert_eq!(loaded.toc.bytes(), image.toc.bytes());
     assert!(loaded.layers);
     // A second record replaces the first, and no temporary folder stays.
     image.save(images).unwrap();
@@ -227,7 +227,8 @@ fn a_record_of_an_image_is_read_as_it_was_written_or_not_at_all() {
     );
 }
 
-/// A kill at any moment leaves a prefix of the writes of a fetch. Each prefix is built here by hand.
+/// A kill at any moment leaves a prefix of the writes of a fetch. Each prefix is built here by
+/// hand.
 #[test]
 fn after_a_kill_at_any_write_the_next_pull_is_complete() {
     let f = Fixture::new();

@@ -98,7 +98,8 @@ fn two_frames_in_one_payload_are_refused() {
 
 #[test]
 fn a_window_beyond_all_bounds_costs_nothing() {
-    // A frame header that asks for 2 GiB of window: the bytes are right, and no window is allocated.
+    // A frame header that asks for 2 GiB of window: the bytes are right, and no window is
+    // allocated.
     let mut context = zstd::zstd_safe::CCtx::create();
     context
         .set_parameter(zstd::zstd_safe::CParameter::WindowLog(31))
@@ -170,14 +171,14 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
         files,
         entries,
     };
-    let table = ImageToc::merge([layer]).unwrap();
+    let toc = ImageToc::merge([layer]).unwrap();
     let good = encode_frames(made, None, false, &[]);
     let mut header = Header::decode(&good.prelude, &good.body).unwrap();
     header.table = WireToc {
         base: None,
-        digest: *FileDigest::of(table.bytes()).as_bytes(),
-        len: u32::try_from(table.bytes().len()).unwrap(),
-        coded: image_toc::encode(&table, None, 3).unwrap(),
+        digest: *FileDigest::of(toc.bytes()).as_bytes(),
+        len: u32::try_from(toc.bytes().len()).unwrap(),
+        coded: image_toc::encode(&toc, None, 3).unwrap(),
     };
     let (prelude, body) = header.encode(3).unwrap();
     let encoded = Encoded {
@@ -185,7 +186,7 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
         body,
         ..good
     };
-    (table, encoded)
+    (toc, encoded)
 }
 
 #[test]
@@ -195,13 +196,13 @@ fn no_table_makes_a_content_of_another_image_empty() {
     pull(&store, &small(), None, false);
     let victim = FileDigest::of(&small().files[&b"a"[..]]);
     let other = Made::of(&[("z", noise(9, 10))]);
-    let (table, encoded) = forged(&other, |entry| {
+    let (toc, encoded) = forged(&other, |entry| {
         entry.kind = Kind::File {
             content: victim,
             size: 0,
         };
     });
-    let parsed = ImageToc::parse(table.bytes().to_vec());
+    let parsed = ImageToc::parse(toc.bytes().to_vec());
     let applied = feed(&store, &encoded.bytes(), 1 << 16).and_then(|apply| apply.finish());
     // Whatever table asks for it.
     let obtained = store.obtain(&victim, 0).unwrap();
@@ -226,7 +227,7 @@ fn another_tree_does_not_replace_the_one_that_is_recorded() {
     let (_, encoded) = forged(&small(), |entry| entry.mode = 0o4755);
     let applied = feed(&store, &encoded.bytes(), 1 << 16).and_then(|apply| apply.finish());
     let image = store.image(&small().digest()).unwrap();
-    assert_eq!(image.table.bytes(), small().table().bytes());
+    assert_eq!(image.toc.bytes(), small().toc().bytes());
     assert!(matches!(applied, Err(Error::Malformed { .. })));
 }
 
@@ -324,9 +325,9 @@ fn a_header_of_too_much_is_refused_unread() {
 }
 
 fn list(frames: &[Frame]) -> Result<Frames, Error> {
-    let table = small().table();
-    let had = small().table();
-    Frames::encode(frames, &Both(&table, vec![&had]))
+    let toc = small().toc();
+    let had = small().toc();
+    Frames::encode(frames, &Both(&toc, vec![&had]))
 }
 
 fn member(content: u32, offset: u64, len: u64) -> Slice {
@@ -391,8 +392,8 @@ fn bases_are_in_the_tables_and_go_with_the_coding() {
 
 #[test]
 fn a_list_that_is_not_of_the_format_is_refused() {
-    let table = small().table();
-    let sizes = Both(&table, vec![]);
+    let toc = small().toc();
+    let sizes = Both(&toc, vec![]);
     let good = list(&[
         frame(vec![member(0, 0, 1000), member(1, 0, 3000)]),
         frame(vec![member(0, 1000, 2000)]),

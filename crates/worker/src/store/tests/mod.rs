@@ -1,5 +1,5 @@
-//! apply(encode(want, have), have) = want, with a simple planner; and what happens to it when somebody is hostile,
-//! something is damaged, or the worker is killed.
+//! apply(encode(want, have), have) = want, with a simple planner; and what happens to it when
+//! somebody is hostile, something is damaged, or the worker is killed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -51,7 +51,7 @@ impl Made {
         FileDigest::of(&self.skeleton())
     }
 
-    pub(crate) fn table(&self) -> ImageToc {
+    pub(crate) fn toc(&self) -> ImageToc {
         let entries = self.files.iter().map(|(path, bytes)| {
             Ok(Entry {
                 path: path.clone(),
@@ -156,20 +156,21 @@ impl Sizes for Both<'_> {
     }
 }
 
-/// Patches against the same path, copies of what begins alike, groups of small files, ranges of large ones.
+/// Patches against the same path, copies of what begins alike, groups of small files, ranges of
+/// large ones.
 fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
-    let table = want.table();
-    let had = have.map(Made::table);
+    let toc = want.toc();
+    let had = have.map(Made::toc);
     let mut frames: Vec<Frame> = Vec::new();
     let count = if layers {
-        table.contents().len()
+        toc.contents().len()
     } else {
-        table.visible()
+        toc.visible()
     };
     for number in 0..count {
         let (content, size) = (
-            table.contents().content(number).unwrap(),
-            table.contents().size(number).unwrap(),
+            toc.contents().content(number).unwrap(),
+            toc.contents().size(number).unwrap(),
         );
         if size == 0
             || had
@@ -245,9 +246,9 @@ pub(crate) fn encode(want: &Made, have: Option<&Made>, layers: bool) -> Encoded 
 }
 
 fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame]) -> Encoded {
-    let table = want.table();
-    let had = have.map(Made::table);
-    let sizes = Both(&table, had.iter().collect());
+    let toc = want.toc();
+    let had = have.map(Made::toc);
+    let sizes = Both(&toc, had.iter().collect());
     let header = Header {
         layers,
         media_type: "application/vnd.oci.image.manifest.v1+json".into(),
@@ -262,9 +263,9 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
             .collect(),
         table: WireToc {
             base: had.as_ref().map(|_| 0),
-            digest: *FileDigest::of(table.bytes()).as_bytes(),
-            len: u32::try_from(table.bytes().len()).unwrap(),
-            coded: image_toc::encode(&table, had.as_ref(), 3).unwrap(),
+            digest: *FileDigest::of(toc.bytes()).as_bytes(),
+            len: u32::try_from(toc.bytes().len()).unwrap(),
+            coded: image_toc::encode(&toc, had.as_ref(), 3).unwrap(),
         },
         frames: Frames::encode(frames, &sizes).unwrap(),
         records: 0,
@@ -280,15 +281,15 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
     assert_eq!(Header::decode(&prelude, &body).unwrap(), header);
     let (mut records, mut payloads) = (Vec::new(), 0);
     for frame in frames {
-        let slice = |made: &Made, table: &ImageToc, slice: &Slice| {
-            let bytes = made.bytes(&table.contents().content(slice.content).unwrap());
+        let slice = |made: &Made, toc: &ImageToc, slice: &Slice| {
+            let bytes = made.bytes(&toc.contents().content(slice.content).unwrap());
             let start = usize::try_from(slice.offset).unwrap();
             bytes[start..start + usize::try_from(slice.len).unwrap()].to_vec()
         };
         let plain: Vec<u8> = frame
             .members
             .iter()
-            .flat_map(|member| slice(want, &table, member))
+            .flat_map(|member| slice(want, &toc, member))
             .collect();
         let bases = frame
             .bases
@@ -362,7 +363,7 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
             let begin = NewFetch {
                 is_toc_verified: false,
                 name: NAME,
-                ask: &BundleQuery::default(),
+                query: &BundleQuery::default(),
                 etag: &prelude.etag(),
                 prelude: &prelude,
                 body: &body,
@@ -394,14 +395,14 @@ fn pull(store: &Store, want: &Made, have: Option<&Made>, layers: bool) -> Apply 
     let apply = feed(store, &encode(want, have, layers).bytes(), 1000).unwrap();
     let image = finish(&apply);
     assert_eq!(image.digest(), want.digest());
-    assert_eq!(image.table.bytes(), want.table().bytes());
+    assert_eq!(image.toc.bytes(), want.toc().bytes());
     assert_holds(store, want, layers);
     apply
 }
 
 fn assert_holds(store: &Store, want: &Made, layers: bool) {
-    let table = want.table();
-    for (content, size) in image::needed(&table, layers) {
+    let toc = want.toc();
+    for (content, size) in image::needed(&toc, layers) {
         assert_eq!(store.size(&content).unwrap(), Some(size), "{content}");
         let mut bytes = vec![0; usize::try_from(size).unwrap()];
         store.read_at(&content, 0, &mut bytes).unwrap();
@@ -636,7 +637,7 @@ fn export_linked_from(store: &Store, files: &dyn StoreFiles, made: &Made) -> Tem
     };
     let progress = |_| {};
     let summary =
-        rootfs::rootfs(&made.table(), contents, folder.path(), &options, &progress).unwrap();
+        rootfs::rootfs(&made.toc(), contents, folder.path(), &options, &progress).unwrap();
     assert!(summary.shared > 2, "{summary:?}");
     folder
 }
@@ -1064,7 +1065,7 @@ fn who_waits_for_another_fetch_finds_all_there() {
 
 #[test]
 fn the_data_of_a_proxy_and_a_later_store_are_left_alone() {
-    for (version, said) in [("1\n", "pierhead serve"), ("store 2\n", "later pierhead")] {
+    for (version, said) in [("1\n", "pierhead serve"), ("store 2\n", "later version")] {
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("version"), version).unwrap();
         let error = Store::open(folder.path(), &[]).unwrap_err();
