@@ -1945,7 +1945,7 @@ fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
                 codings = header.frames.codings().collect();
                 let begin = NewFetch {
                     name: "app",
-                    ask: &BundleQuery::default(),
+                    query: &BundleQuery::default(),
                     etag: &prelude.etag(),
                     prelude: &prelude,
                     body: &body,

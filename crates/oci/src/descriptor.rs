@@ -1,17 +1,17 @@
-//! Descriptors: what a manifest says of the content that it points to.
+//! Descriptors: the references of a manifest to content.
 
 use crate::{Digest, MediaType, Platform};
 
-/// A pointer to content: its digest, size in bytes and media type. Not to be believed before the
-/// content is there: the size is what somebody wrote.
+/// A reference to content: its digest, size and media type. The size is not verified: it is the
+/// value in the manifest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Descriptor {
-    /// What the content is.
+    /// The media type of the content.
     pub media_type: MediaType,
-    /// The content's digest.
+    /// The digest of the content.
     pub digest: Digest,
-    /// Its size in bytes, as claimed.
+    /// The stated size in bytes.
     pub size: u64,
-    /// For which machine it is, in an index.
+    /// The platform of the image, in an index.
     pub platform: Option<Platform>,
 }

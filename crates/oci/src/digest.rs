@@ -10,14 +10,14 @@ use crate::ParseError;
 /// The hash function of a [`Digest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
-    /// SHA-256, 32 bytes: what the field uses.
+    /// SHA-256, 32 bytes. Nearly all registries use it.
     Sha256,
-    /// SHA-512, 64 bytes: allowed by the image spec, rare.
+    /// SHA-512, 64 bytes. The image specification allows it; it is rare.
     Sha512,
 }
 
 impl Algorithm {
-    /// The name as it stands before the colon.
+    /// The name in front of the colon.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sha256 => "sha256",
@@ -38,19 +38,20 @@ impl Algorithm {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest {
     algorithm: Algorithm,
-    /// Zero beyond `algorithm.hash_len()`, so that the derived comparisons hold.
+    /// The hash. The bytes behind `algorithm.hash_len()` are zero, so that derived comparisons are
+    /// right.
     bytes: [u8; 64],
 }
 
 impl Digest {
-    /// The digest of bytes that are at hand. One pass over `content`.
+    /// Computes the digest of `content`, in one pass.
     pub fn of(algorithm: Algorithm, content: &[u8]) -> Self {
         let mut hasher = Hasher::new(algorithm);
         hasher.update(content);
         hasher.finish()
     }
 
-    /// Which hash function this is.
+    /// The hash function.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
@@ -71,7 +72,7 @@ impl Digest {
         hex
     }
 
-    /// From raw hash bytes; `None` when the length is not the algorithm's.
+    /// Creates a digest from raw hash bytes. `None` if the algorithm has another length.
     pub fn from_bytes(algorithm: Algorithm, raw: &[u8]) -> Option<Self> {
         let mut bytes = [0; 64];
         if raw.len() != algorithm.hash_len() {
@@ -118,7 +119,8 @@ impl FromStr for Digest {
     }
 }
 
-/// Upper case is refused: the spec's grammar for encoded hashes has lower case only.
+/// The value of a hexadecimal digit. Upper case is refused, because the grammar of the
+/// specification has lower case only.
 fn nibble(byte: u8) -> Result<u8, ParseError> {
     match byte {
         b'0'..=b'9' => Ok(byte - b'0'),
@@ -140,7 +142,7 @@ impl<'de> serde::Deserialize<'de> for Digest {
     }
 }
 
-/// A running hash: bytes in, a [`Digest`] out.
+/// Computes a [`Digest`] of bytes that arrive in pieces.
 #[derive(Clone)]
 pub struct Hasher(Inner);
 
@@ -151,7 +153,7 @@ enum Inner {
 }
 
 impl Hasher {
-    /// Nothing hashed yet.
+    /// Creates a hasher without input.
     pub fn new(algorithm: Algorithm) -> Self {
         Self(match algorithm {
             Algorithm::Sha256 => Inner::Sha256(sha2::Sha256::new()),
@@ -159,7 +161,7 @@ impl Hasher {
         })
     }
 
-    /// Takes in the next bytes.
+    /// Adds bytes to the input.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             Inner::Sha256(state) => state.update(bytes),
@@ -167,7 +169,7 @@ impl Hasher {
         }
     }
 
-    /// The digest of all bytes taken in.
+    /// Returns the digest of the whole input.
     pub fn finish(self) -> Digest {
         let (algorithm, raw) = match self.0 {
             Inner::Sha256(state) => (Algorithm::Sha256, state.finalize().to_vec()),

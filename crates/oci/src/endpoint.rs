@@ -1,4 +1,5 @@
-//! The endpoints of the Distribution API v1.1, and those of our extension, as one type that parses and formats.
+//! The endpoints of the Distribution API v1.1 and of pierhead's extension: parses and formats their
+//! paths.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -7,7 +8,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 
 use crate::{Digest, MediaType, Name, ParseError, Registry, Target};
 
-/// A path of the API.
+/// An endpoint with the parameters in its path and query.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Endpoint {
@@ -15,89 +16,90 @@ pub enum Endpoint {
     Base,
     /// `/v2/<name>/manifests/<reference>`
     Manifest {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
-        /// Tag or digest.
+        /// The tag or digest.
         target: Target,
     },
     /// `/v2/<name>/blobs/<digest>`
     Blob {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
-        /// Which blob.
+        /// The digest of the blob.
         digest: Digest,
     },
     /// `/v2/<name>/tags/list?n=&last=`
     Tags {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
-        /// At most so many; zero is allowed and asks for none.
+        /// Maximum number of tags in the response. 0 is valid: the list is then empty.
         n: Option<u32>,
-        /// Only those after this one, in lexical order. Bounded to 255 bytes, not parsed: a tag
-        /// that was deleted still orders.
+        /// The tag after which the list begins, in lexical order. At most 255 bytes. It need not be
+        /// a valid or existing tag.
         last: Option<String>,
     },
     /// `/v2/<name>/referrers/<digest>?artifactType=`
     Referrers {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
-        /// What they refer to.
+        /// The digest of the subject.
         digest: Digest,
-        /// Only those of this type.
+        /// The artifact type of the listed referrers. `None` lists all.
         artifact_type: Option<MediaType>,
     },
     /// `/v2/<name>/blobs/uploads/…`: the push side, which a pull-through proxy refuses.
     Upload {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
     },
     /// `/v2/_oci/ext/discover`, or `/v2/<name>/_oci/ext/discover`
     Discover {
-        /// Of one repository, or of all.
+        /// The repository. `None` means all repositories.
         name: Option<Name>,
     },
-    /// `/v2/<name>/_pierhead/bundle`: what a worker lacks of an image, in one answer. By POST only.
+    /// `/v2/<name>/_pierhead/bundle`: the delta bundle of an image. By POST only.
     Bundle {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
     },
-    /// `/v2/<name>/_pierhead/file/<digest>?image=`: one content of an image.
+    /// `/v2/<name>/_pierhead/file/<digest>?image=`: the contents of one file of an image.
     File {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
         /// SHA-256 of the content.
         digest: Digest,
-        /// The manifest of the image that it is a file of.
+        /// The digest of the image's manifest.
         image: Digest,
     },
-    /// `/v2/<name>/_pierhead/trace`: in which order a container opened its files. By POST only.
+    /// `/v2/<name>/_pierhead/trace`: takes the order in which a container start opened files. By
+    /// POST only.
     Trace {
-        /// The repository, maybe with a registry in front.
+        /// The repository, optionally with a registry in front.
         name: Name,
     },
 }
 
-/// Longest path or query in bytes. The longest that makes sense (registry, name and SHA-512
-/// digest, each byte percent-encoded) is shorter.
+/// Maximum length of a path or query in bytes. The longest valid path (registry, name and SHA-512
+/// digest, with each byte percent-encoded) is shorter.
 const MAX_LEN: usize = 4096;
 
-/// Of all that a name can have, only the brackets of IPv6 may not stand in a path.
+/// Characters of a name that must be percent-encoded in a path: the brackets of IPv6 addresses.
 const BRACKETS: AsciiSet = CONTROLS.add(b'[').add(b']');
 
 impl Endpoint {
-    /// Parses the path and the query of a request (still percent-encoded, as they came).
-    /// Query parameters that the endpoint does not have are ignored, as the API wants.
+    /// Parses the percent-encoded path and query of a request. Ignores query parameters that the
+    /// endpoint does not have, as the API requires.
     ///
     /// # Errors
-    /// Says which part is not what the API has, so that the answer can name it.
+    /// The invalid part of the path or query, for the error response.
     pub fn parse(path: &str, query: Option<&str>) -> Result<Self, ParseError> {
         if path.len() > MAX_LEN {
             return Err(ParseError::Endpoint);
         }
-        // Nearly all have no escape, and need not be looked at character by character.
+        // Nearly all paths have no percent-encoding and need no decoding.
         let path = match path.contains('%') {
             false => Cow::Borrowed(path),
-            // An escape that is none stays, and fits no grammar below.
+            // The decoder keeps an invalid escape, which no grammar below accepts.
             true => percent_decode_str(path)
                 .decode_utf8()
                 .map_err(|_| ParseError::Endpoint)?,
@@ -110,13 +112,13 @@ impl Endpoint {
         if rest == "_oci/ext/discover" {
             return Ok(Self::Discover { name: None });
         }
-        // From the end: `manifests`, `blobs`, `tags` may be parts of a name too.
+        // Parse from the end, because `manifests`, `blobs` and `tags` may be parts of a name, too.
         if let Some(name) = rest.strip_suffix("/_oci/ext/discover") {
             return Ok(Self::Discover {
                 name: Some(name.parse()?),
             });
         }
-        // No part of a name begins with an underscore.
+        // The path is unambiguous, because no part of a name begins with an underscore.
         if let Some(name) = rest.strip_suffix("/_pierhead/bundle") {
             return Ok(Self::Bundle {
                 name: name.parse()?,
@@ -137,7 +139,7 @@ impl Endpoint {
             });
         }
         let (head, last) = rest.rsplit_once('/').ok_or(ParseError::Endpoint)?;
-        // An upload's session may be any word, and its start has a slash at the end.
+        // The session of an upload is any text. The path that starts an upload ends with a slash.
         if let Some(name) = head.strip_suffix("/blobs/uploads") {
             return Ok(Self::Upload {
                 name: name.parse()?,
@@ -178,17 +180,18 @@ impl Endpoint {
         }
     }
 
-    /// The `ns` parameter: the registry that a client of a mirror means, when it says so.
+    /// Parses the query parameter `ns`, by which a client of a mirror names the registry.
     ///
     /// # Errors
-    /// [`ParseError::Query`] when the query cannot be decoded, else why it is not a registry.
+    /// [`ParseError::Query`] if the query cannot be decoded. [`ParseError::Registry`] for an
+    /// invalid registry.
     pub fn namespace(query: Option<&str>) -> Result<Option<Registry>, ParseError> {
         parameter(query, "ns", 300)?
             .map(|ns| ns.parse())
             .transpose()
     }
 
-    /// The `<name>` that it is about, if any.
+    /// The `<name>` in the path, if it has one.
     pub fn name(&self) -> Option<&Name> {
         match self {
             Self::Base => None,
@@ -204,7 +207,7 @@ impl Endpoint {
         }
     }
 
-    /// The path and query that parse to this.
+    /// Formats the path and query of the endpoint.
     pub fn to_path(&self) -> String {
         let mut path = String::from("/v2/");
         if let Some(name) = self.name() {
@@ -246,8 +249,8 @@ impl Endpoint {
     }
 }
 
-/// The decoded value of the first parameter of this name, of at most `max` bytes. An empty one
-/// counts as absent.
+/// Returns the decoded value of the first parameter with this name, of at most `max` bytes. An
+/// empty value counts as absent.
 fn parameter(
     query: Option<&str>,
     key: &'static str,
@@ -261,7 +264,7 @@ fn parameter(
     else {
         return Ok(None);
     };
-    // What is not UTF-8 was decoded to the replacement character.
+    // The decoder replaces invalid UTF-8 by the replacement character.
     if value.len() > max
         || value.contains(|c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER)
     {
@@ -280,7 +283,7 @@ fn append(path: &mut String, parameters: &[(&str, Option<&str>)]) {
     }
 }
 
-/// A page size beyond all sense is no more wrong than a large one.
+/// Parses a page size. A number above `u32::MAX` counts as `u32::MAX`.
 fn count(text: &str) -> Result<u32, ParseError> {
     if !text.bytes().all(|b| b.is_ascii_digit()) {
         return Err(ParseError::Query("n"));

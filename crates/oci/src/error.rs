@@ -1,36 +1,37 @@
-//! What can be wrong with a word of the specs, and the spec's own error body.
+//! The error of the parsers of this crate, and the error body of the Distribution API.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text is not what it was taken for. Always the sender's fault; never worth a retry.
+/// The reason why a text cannot be parsed. The sender has to correct the text, so a retry does not
+/// help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// Not `algorithm:hex` with the length that the algorithm has.
+    /// The text is not `algorithm:hex` with the length of the algorithm.
     #[error("not a digest: expected sha256: and 64, or sha512: and 128 lower-case hex digits")]
     Digest,
     /// A hash function that this crate does not know.
-    #[error("unsupported digest algorithm: only sha256 and sha512 are")]
+    #[error("unsupported digest algorithm: use sha256 or sha512")]
     DigestAlgorithm,
-    /// Not a registry: `host` or `host:port`.
+    /// The text is not a registry: `host` or `host:port`.
     #[error("not a registry name: {0}")]
     Registry(&'static str),
-    /// Not a repository name by the grammar of Distribution v1.1.
+    /// The text is not a repository name of Distribution v1.1.
     #[error("not a repository name: {0}")]
     Repository(&'static str),
-    /// Not a tag by the grammar of Distribution v1.1.
+    /// The text is not a tag of Distribution v1.1.
     #[error("not a tag: at most 128 of A-Z a-z 0-9 _ . - and no leading . or -")]
     Tag,
-    /// Not a platform.
+    /// The text is not a platform.
     #[error("not a platform: expected os/architecture or os/architecture/variant")]
     Platform,
-    /// Not a manifest or index that can be used.
+    /// The document is not a usable manifest or index.
     #[error("not a manifest: {0}")]
     Manifest(String),
-    /// Not a path of the Distribution API.
+    /// The text is not a path of the Distribution API.
     #[error("not a path of the distribution API")]
     Endpoint,
-    /// A query parameter that makes no sense.
+    /// A query parameter has an invalid value.
     #[error("bad query parameter {0}")]
     Query(&'static str),
 }
@@ -56,35 +57,37 @@ pub enum ErrorCode {
     Unsupported,
     #[serde(rename = "TOOMANYREQUESTS")]
     TooManyRequests,
-    /// Not in the spec's table, but what registries answer when they are down.
+    /// Not in the specification. Registries send it when they are unavailable.
     Unavailable,
-    /// What registries answer when something inside them failed, and any code that is not listed.
+    /// Registries send it for an internal error. Also stands for every code that is not listed
+    /// here.
     #[serde(other)]
     Unknown,
 }
 
-/// `{"errors":[{"code":…,"message":…}]}`: the one body that clients show to people.
+/// The body `{"errors":[{"code":…,"message":…}]}` of an error response. Clients show its messages
+/// to users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// At least one.
+    /// The errors, at least one.
     pub errors: Vec<ErrorEntry>,
 }
 
 /// One entry of an [`ErrorBody`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorEntry {
-    /// What kind of failure.
+    /// The kind of the error.
     pub code: ErrorCode,
-    /// For people: what is wrong and what to do.
+    /// The error and its fix, for users.
     #[serde(default, deserialize_with = "text_or_null")]
     pub message: String,
-    /// For programs: whatever the sender and its clients agreed upon.
+    /// Data for programs, in a form that depends on the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<serde_json::Value>,
 }
 
 impl ErrorBody {
-    /// A body with one entry.
+    /// Creates a body with one error.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self {
             errors: vec![ErrorEntry {
@@ -95,7 +98,7 @@ impl ErrorBody {
         }
     }
 
-    /// The same with a detail of its first entry. What cannot be JSON is left out.
+    /// Adds a detail to the first error. A value that JSON cannot represent is omitted.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Serialize) -> Self {
         if let Some(entry) = self.errors.first_mut() {
@@ -104,10 +107,11 @@ impl ErrorBody {
         self
     }
 
-    /// Reads what a registry answered. `None` when it is not the spec's body (a proxy's HTML, for
-    /// instance), has no entry or is over 64 KiB. Meant for people's eyes, so what could upset a
-    /// terminal or a log is taken out: control characters, and all beyond 8 entries of 512
-    /// characters.
+    /// Parses the body of an error response. `None` if it has another form (such as the HTML of a
+    /// proxy), has no entry, or is larger than 64 KiB.
+    ///
+    /// The messages are shown in terminals and logs. So the parser removes control characters, and
+    /// keeps at most 8 entries of 512 characters.
     pub fn parse(json: &[u8]) -> Option<Self> {
         if json.len() > 64 << 10 {
             return None;
@@ -127,7 +131,7 @@ impl ErrorBody {
         Some(body)
     }
 
-    /// The JSON bytes. Cannot fail: codes and text always serialise.
+    /// Serializes the body as JSON. Cannot fail, because JSON can represent all codes and texts.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }

@@ -1,7 +1,8 @@
-//! The words of the OCI specs, parsed at the edge and never strings inside.
+//! The types of the OCI specifications: digest, descriptor, manifest, reference, endpoint, error.
 //!
-//! No I/O, no async, no clock. Every parser here takes hostile input: lengths are bounded
-//! before anything is allocated, and a value that exists is a value that the spec allows.
+//! Callers parse text into these types where it enters the program. No I/O, no async, no clock.
+//! Every parser accepts hostile input: it checks lengths before it allocates, and it returns only
+//! values that the specifications allow.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,10 @@
-//! Media types: the known ones as constants, any other as its exact text.
+//! Media types: constants for those of manifests and indexes, and a type for any other.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A media type as its sender wrote it (bounded to 255 bytes): it is replayed exactly.
+/// A media type in the exact spelling of its sender, at most 255 bytes. pierhead sends it on
+/// unchanged.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MediaType(Arc<str>);
 
@@ -19,7 +20,8 @@ impl MediaType {
     pub const DOCKER_LIST: &'static str =
         "application/vnd.docker.distribution.manifest.list.v2+json";
 
-    /// Takes a `Content-Type` value; `None` when empty, over 255 bytes or not visible ASCII.
+    /// Creates a media type from a `Content-Type` value. `None` if it is empty, longer than 255
+    /// bytes or not visible ASCII.
     pub fn new(text: &str) -> Option<Self> {
         let fits =
             (1..=255).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));
@@ -36,14 +38,14 @@ impl MediaType {
         self.0.split(';').next().unwrap_or_default().trim()
     }
 
-    /// Whether this is the type of an image manifest, OCI's or Docker's.
+    /// Whether this is a type of image manifests, of OCI or Docker.
     pub fn is_manifest(&self) -> bool {
         [Self::OCI_MANIFEST, Self::DOCKER_MANIFEST]
             .iter()
             .any(|known| known.eq_ignore_ascii_case(self.essence()))
     }
 
-    /// Whether this is the type of an index, or of what Docker calls a manifest list.
+    /// Whether this is the type of an OCI index or of a Docker manifest list.
     pub fn is_index(&self) -> bool {
         [Self::OCI_INDEX, Self::DOCKER_LIST]
             .iter()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::{ParseError, Registry};
 
-/// A repository inside a registry: `library/redis`. At most 255 bytes.
+/// A repository in a registry: `library/redis`. At most 255 bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Repository(Arc<str>);
 
@@ -14,9 +14,11 @@ pub struct Repository(Arc<str>);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(Arc<str>);
 
-/// The `<name>` in a path of the API. A client of a pull-through proxy may send a registry as the
-/// first segment (`ghcr.io/a/b`, `localhost:5000/a`); but `ghcr.io/a/b` is a plain repository name
-/// too, so both readings are kept and routing decides.
+/// The `<name>` in a path of the API.
+///
+/// A client of a pull-through proxy may send a registry as the first segment (`ghcr.io/a/b`,
+/// `localhost:5000/a`). But `ghcr.io/a/b` is also a valid repository name. So the type keeps both
+/// readings, and the router chooses one.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
     registry: Option<Registry>,
@@ -25,7 +27,7 @@ pub struct Name {
 }
 
 impl Repository {
-    /// The longest name in bytes.
+    /// Maximum length of a name in bytes.
     pub const MAX_LEN: usize = 255;
 }
 
@@ -56,7 +58,7 @@ fn component(part: &[u8]) -> Result<(), &'static str> {
         .iter()
         .all(|b| alphanumeric(b) || matches!(b, b'.' | b'_' | b'-'))
     {
-        return Err("only a-z 0-9 . _ - / may stand in it");
+        return Err("only a-z 0-9 . _ - / are allowed");
     }
     if !part.first().is_some_and(alphanumeric) || !part.last().is_some_and(alphanumeric) {
         return Err("each part starts and ends with a letter or digit");
@@ -89,25 +91,26 @@ impl FromStr for Tag {
 }
 
 impl Name {
-    /// The first segment, when it looks like a registry (a dot, a port, or `localhost`) and
-    /// something follows it.
+    /// The first segment, if it is a registry (it has a dot or a port, or is `localhost`) and
+    /// another segment follows.
     pub fn registry(&self) -> Option<&Registry> {
         self.registry.as_ref()
     }
 
-    /// What follows the [`Name::registry`]; all of it when there is none. As sent: whether
-    /// `library/` belongs in front is [`Registry::qualify`]'s to say.
+    /// The segments behind the [`Name::registry`], or all segments if there is no registry. Without
+    /// the prefix `library/`, which [`Registry::qualify`] adds.
     pub fn repository(&self) -> &Repository {
         &self.repository
     }
 
-    /// All of it as a repository name; `None` when it cannot be one, as with `localhost:5000/a`.
+    /// The whole name as a repository name. `None` if it is not valid as one, as
+    /// `localhost:5000/a`.
     pub fn whole(&self) -> Option<&Repository> {
         self.whole.as_ref()
     }
 
-    /// The first segment read as a registry whatever it looks like, for registries known by a
-    /// bare word; `None` when there is one segment only.
+    /// Splits off the first segment as a registry, also without dot and port: for upstreams whose
+    /// configured name is a single word. `None` if there is only one segment.
     pub fn split_first(&self) -> Option<(Registry, Repository)> {
         if let Some(registry) = &self.registry {
             return Some((registry.clone(), self.repository.clone()));
@@ -147,13 +150,13 @@ impl FromStr for Name {
             Ok(whole) => return Ok(whole.into()),
             Err(refused) => refused,
         };
-        // Not a repository name, so only a registry in front can make sense of it.
+        // The text is no repository name, so it is valid only with a registry in front.
         let (first, rest) = text
             .split_once('/')
             .filter(|(first, _)| Registry::looks_like(first))
             .ok_or(refused)?;
         let (registry, repository) = (first.parse::<Registry>()?, rest.parse::<Repository>()?);
-        // In lower case it may be both after all; one name must not have two values.
+        // In lower case, it may be a repository name, too. Equal names must have equal values.
         Ok(
             match format!("{registry}/{repository}").parse::<Repository>() {
                 Ok(whole) => whole.into(),

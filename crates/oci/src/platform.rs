@@ -5,34 +5,35 @@ use std::str::FromStr;
 
 use crate::{Descriptor, ParseError};
 
-/// What an index says of an entry, in the words of GOOS and GOARCH.
+/// The platform of an image in an index, with the names of GOOS and GOARCH.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Platform {
-    /// `linux`, …
+    /// The operating system: `linux`, …
     pub os: String,
-    /// `amd64`, `arm64`, …
+    /// The CPU architecture: `amd64`, `arm64`, …
     pub architecture: String,
-    /// `v8`, …
+    /// The variant of the architecture: `v8`, …
     pub variant: Option<String>,
 }
 
 impl Platform {
-    /// `unknown/unknown`: how BuildKit marks attestations, which nobody can run.
+    /// Whether it is `unknown/unknown`, by which BuildKit marks attestations. They are no images
+    /// that can run.
     pub fn is_unknown(&self) -> bool {
         self.os == "unknown" || self.architecture == "unknown"
     }
 
-    /// The entry that a machine of this platform runs: the same variant, else the newest older
-    /// one (`arm` v7 runs v6 and v5). The first in the index wins among equals.
+    /// Chooses the entry for a machine of this platform: the same variant, else the newest older
+    /// variant (`arm` v7 runs v6 and v5). Among equal entries, chooses the first.
     pub fn choose<'a>(&self, entries: &'a [Descriptor]) -> Option<&'a Descriptor> {
-        let wanted = self.clone().normalised();
+        let wanted = self.clone().normalized();
         let runs = |entry: &&Descriptor| {
             entry
                 .platform
                 .as_ref()
                 .and_then(|offered| wanted.distance(offered))
         };
-        // Not `min_by_key` over all: entries of other platforms have no distance.
+        // Entries of other platforms have no distance, so they are filtered out first.
         entries
             .iter()
             .filter_map(|entry| Some((runs(&entry)?, entry)))
@@ -40,9 +41,10 @@ impl Platform {
             .map(|(_, entry)| entry)
     }
 
-    /// How far an image built for `offered` is from the best that this (normalised) one runs.
+    /// The number of variants between this (normalized) platform and `offered`. `None` if this
+    /// platform cannot run it.
     fn distance(&self, offered: &Self) -> Option<u32> {
-        let offered = offered.clone().normalised();
+        let offered = offered.clone().normalized();
         if self.os != offered.os || self.architecture != offered.architecture || self.is_unknown() {
             return None;
         }
@@ -61,15 +63,15 @@ impl Platform {
                 .as_deref()
                 .map_or(Some(oldest), |v| v.strip_prefix('v')?.parse().ok())
         };
-        let (mine, theirs) = (level(self)?, level(&offered)?);
-        (oldest <= theirs)
-            .then(|| mine.checked_sub(theirs))
+        let (own_level, offered_level) = (level(self)?, level(&offered)?);
+        (oldest <= offered_level)
+            .then(|| own_level.checked_sub(offered_level))
             .flatten()
     }
 
-    /// One spelling for what has several, as the container runtimes have it: the variant that an
-    /// architecture implies (`arm64` v8, `amd64` v1) is left out, and bare `arm` means v7.
-    fn normalised(mut self) -> Self {
+    /// Converts the spellings of one platform into one, as container runtimes do. Omits the variant
+    /// that an architecture implies (`arm64` v8, `amd64` v1). `arm` without a variant becomes v7.
+    fn normalized(mut self) -> Self {
         self.os.make_ascii_lowercase();
         self.architecture.make_ascii_lowercase();
         let mut variant = self
@@ -98,7 +100,7 @@ impl Platform {
     }
 }
 
-/// `os/architecture` or `os/architecture/variant`, in one spelling.
+/// Parses `os/architecture` or `os/architecture/variant`, and normalizes the spelling.
 impl FromStr for Platform {
     type Err = ParseError;
 
@@ -128,7 +130,7 @@ impl FromStr for Platform {
             architecture: architecture.into(),
             variant,
         }
-        .normalised())
+        .normalized())
     }
 }
 

@@ -1,31 +1,32 @@
-//! References: which content of which repository of which registry.
+//! References to images: a registry, a repository, and a tag or digest.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Digest, ParseError, Registry, Repository, Tag};
 
-/// A tag or a digest: the last part of a reference, and of a manifest's path.
+/// A tag or a digest: the last part of a reference, and of the path of a manifest.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Target {
-    /// A name that can move.
+    /// A tag, which can move to another manifest.
     Tag(Tag),
-    /// A name that cannot.
+    /// A digest, which always names the same manifest.
     Digest(Digest),
 }
 
-/// `registry/repository:tag` or `registry/repository@digest`, complete.
+/// The complete name of an image: `registry/repository:tag` or `registry/repository@digest`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Reference {
-    /// Which registry.
+    /// The registry.
     pub registry: Registry,
-    /// Which repository in it.
+    /// The repository in the registry.
     pub repository: Repository,
-    /// Which content in that.
+    /// The tag or digest in the repository.
     pub target: Target,
 }
 
-/// As people write it: `redis` is `docker.io/library/redis:latest`; `name:tag@digest` is `name@digest`.
+/// Parses the short forms that users write: `redis` is `docker.io/library/redis:latest`, and
+/// `name:tag@digest` is `name@digest`.
 impl FromStr for Reference {
     type Err = ParseError;
 
@@ -34,7 +35,7 @@ impl FromStr for Reference {
             Some((text, digest)) => (text, Some(digest.parse()?)),
             None => (text, None),
         };
-        // A colon before the last slash belongs to a registry's port.
+        // A colon before the last slash belongs to the port of a registry.
         let (name, tag) = match text.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, Some(tag.parse()?)),
             _ => (text, None),
@@ -64,7 +65,7 @@ impl FromStr for Target {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        // No tag has a colon, every digest does.
+        // Every digest has a colon, and no tag has one.
         if text.contains(':') {
             text.parse().map(Self::Digest)
         } else {
@@ -73,7 +74,7 @@ impl FromStr for Target {
     }
 }
 
-/// Always the complete form, so that it can be a key.
+/// Formats the complete form, so that the text can be a key.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.registry, self.repository)?;

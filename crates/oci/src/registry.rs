@@ -1,4 +1,4 @@
-//! Registry names: which registry is meant, in one form however it was written.
+//! Names of registries. Different spellings of one registry become one name.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use crate::{ParseError, Repository};
 
-/// A registry as clients name it: `docker.io`, `ghcr.io`, `localhost:5000`, `[::1]:5000`.
+/// The name of a registry: `docker.io`, `ghcr.io`, `localhost:5000`, `[::1]:5000`.
 ///
-/// Always lower case; Docker Hub's aliases (`index.docker.io`, `registry-1.docker.io`,
-/// `registry.hub.docker.com`) parse to `docker.io`, and `:443` is left out. A host that ends in a number is an IPv4
-/// address in its usual four parts or nothing, since system resolvers take `127.1` and `0x7f.1`
-/// for addresses too and a guard that reads names would not see them.
+/// The name is in lower case. Docker Hub's aliases (`index.docker.io`, `registry-1.docker.io`,
+/// `registry.hub.docker.com`) become `docker.io`, and `:443` is removed. A host that ends in a
+/// number must be an IPv4 address in four decimal parts. System resolvers also accept `127.1` and
+/// `0x7f.1` as addresses, which a check of private addresses by name would miss.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Registry(pub(crate) Arc<str>);
 
@@ -20,12 +20,12 @@ impl Registry {
     /// The name of Docker Hub.
     pub const DOCKER_HUB: &'static str = "docker.io";
 
-    /// Host without the port (brackets of IPv6 kept).
+    /// The host without the port. An IPv6 address has brackets.
     pub fn host(&self) -> &str {
         split_port(&self.0).0
     }
 
-    /// The port, when one is named.
+    /// The port, if the name has one.
     pub fn port(&self) -> Option<u16> {
         split_port(&self.0).1.and_then(|port| port.parse().ok())
     }
@@ -35,20 +35,21 @@ impl Registry {
         &*self.0 == Self::DOCKER_HUB
     }
 
-    /// The repository that a name means in this registry: on Docker Hub a name of one segment is
-    /// an official image and lives under `library/`. Idempotent.
+    /// Returns the full repository of a name in this registry. On Docker Hub, a name of one segment
+    /// is an official image and gets the prefix `library/`. Idempotent.
     pub fn qualify(&self, repository: Repository) -> Repository {
         if !self.is_docker_hub() || repository.as_str().contains('/') {
             return repository;
         }
-        // Too long with the prefix: no such image can exist, so the name may stay as it is.
+        // If the name with the prefix is too long, no such image exists, and the name stays as it
+        // is.
         format!("library/{repository}")
             .parse()
             .unwrap_or(repository)
     }
 
-    /// Whether a first path segment is a registry rather than part of a repository name:
-    /// it has a dot or a port, or is `localhost` (the rule of the reference grammar).
+    /// Whether the first segment of a path is a registry and not a part of a repository name. It is
+    /// if it has a dot or a port, or is `localhost` (the rule of the reference grammar).
     pub fn looks_like(segment: &str) -> bool {
         segment.contains(['.', ':']) || segment.eq_ignore_ascii_case("localhost")
     }
@@ -58,7 +59,7 @@ impl FromStr for Registry {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        // The longest host is 253 bytes, the longest port 5.
+        // A host has at most 253 bytes, and a port at most 5.
         if text.len() > 253 + 1 + 5 {
             return Err(ParseError::Registry("longer than a host and a port can be"));
         }
@@ -68,13 +69,14 @@ impl FromStr for Registry {
             None => hostname(host)?,
         };
         if let Some(port) = port {
-            // `parse` alone would take a leading `+`.
+            // `parse` alone would accept a leading `+`.
             if !port.bytes().all(|b| b.is_ascii_digit()) {
                 return Err(ParseError::Registry("the port is not a number"));
             }
             match port.parse::<u16>() {
-                // The port that is meant without one: two names of one registry would be two to every rule,
-                // right and memory. A host that only its port tells from a repository keeps it.
+                // 443 is the default port. Without this, access rules and the cache would treat two
+                // names of one registry as two registries. A host that only its port marks as a
+                // registry keeps the port.
                 Ok(443) if Self::looks_like(&name) => {}
                 Ok(port) if port > 0 => {
                     let _ = write!(name, ":{port}");
@@ -92,7 +94,7 @@ impl FromStr for Registry {
     }
 }
 
-/// At the last colon outside of brackets.
+/// Splits at the last colon outside of brackets.
 fn split_port(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
@@ -100,7 +102,7 @@ fn split_port(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// `rest` is what follows the opening bracket.
+/// Parses an IPv6 address. `rest` is the text behind the opening bracket.
 fn ipv6(rest: &str) -> Result<String, ParseError> {
     let address = rest
         .strip_suffix(']')

@@ -1,24 +1,25 @@
-//! The paths of the API with their methods and statuses, as one table: the reference page is made from it.
+//! The table of the API's paths with their methods and statuses. docs/reference/http-api.md is
+//! generated from it.
 
 /// One path of the API.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// The methods that it takes; any other one is answered by 405.
+    /// The supported methods. The response to any other method is 405.
     pub methods: &'static [&'static str],
-    /// The path, with `<name>`, `<reference>` and `<digest>` for what a client fills in.
+    /// The path, with the placeholders `<name>`, `<reference>` and `<digest>`.
     pub path: &'static str,
     /// Parameters of the query or fields of the body, each with its meaning.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// Statuses of this path besides [`STATUSES`].
+    /// Statuses of this path in addition to [`STATUSES`].
     pub statuses: &'static [u16],
-    /// What the response is.
+    /// The purpose of the path, and the contents of the response.
     pub purpose: &'static str,
 }
 
 const READ: &[&str] = &["GET", "HEAD"];
 const POST: &[&str] = &["POST"];
 
-/// Every path of the API, those of the extension included.
+/// Every path of the API and of pierhead's extension.
 pub const ROUTES: &[Route] = &[
     Route {
         methods: READ,
@@ -63,14 +64,14 @@ pub const ROUTES: &[Route] = &[
         path: "/v2/<name>/blobs/uploads/",
         parameters: &[],
         statuses: &[],
-        purpose: "The push side of the specification. pierhead takes no pushes.",
+        purpose: "The push side of the specification. pierhead does not support pushes.",
     },
     Route {
         methods: READ,
         path: "/v2/_oci/ext/discover",
         parameters: &[],
         statuses: &[200],
-        purpose: "The extensions of this registry: `_pierhead` while bundles are on.",
+        purpose: "The extensions of this registry: `_pierhead` if bundles are enabled.",
     },
     Route {
         methods: READ,
@@ -86,8 +87,14 @@ pub const ROUTES: &[Route] = &[
             ("want", "tag or digest of the image"),
             ("platform", "`os/architecture`; needed for an index only"),
             ("have", "manifest digests of the images that the worker has"),
-            ("layers", "true: what rebuilt layers need, too"),
-            ("start_order", "true: the start order instead of the bundle"),
+            (
+                "layers",
+                "true: also the contents that only the layers have",
+            ),
+            (
+                "start_order",
+                "true: the start order in place of the bundle",
+            ),
             (
                 "part",
                 "`{etag, first, end}`: only the records of these frames",
@@ -95,7 +102,7 @@ pub const ROUTES: &[Route] = &[
         ],
         statuses: &[200, 304, 408, 413, 415, 422],
         purpose: "A delta bundle: the file contents that a worker lacks. \
-                  `Pierhead-Unknown-Have` names images of `have` that pierhead cannot use.",
+                  `Pierhead-Unknown-Have` lists images of `have` that pierhead cannot use.",
     },
     Route {
         methods: READ,
@@ -126,12 +133,12 @@ pub const STATUSES: &[(u16, &str)] = &[
     ),
     (
         401,
-        "pierhead wants a login (`auth.mode`), or refuses this one.",
+        "pierhead requires credentials (`auth.mode`), or refuses these.",
     ),
     (
         403,
-        "The upstream or `[access]` refuses the pull, the registry has no public address, or the login came \
-         in the clear. Mirrors fall back to the registry.",
+        "The upstream or `[access]` refuses the pull, the registry has no public address, or the credentials came \
+         without TLS. Clients of a mirror then ask the registry itself.",
     ),
     (
         404,
@@ -139,36 +146,39 @@ pub const STATUSES: &[(u16, &str)] = &[
     ),
     (
         405,
-        "The method is not one of the path; `Allow` names those that are.",
+        "The path does not support the method. `Allow` lists the supported methods.",
     ),
     (
         414,
         "Path and query are longer than `MAX_LEN` ([limits](limits.md#oci)).",
     ),
-    (431, "The headers are too many or too long."),
-    (500, "pierhead itself failed; the log has the cause."),
+    (431, "The request has too many or too long headers."),
+    (
+        500,
+        "pierhead has an internal error. The log has the cause.",
+    ),
     (
         503,
-        "The upstream fails and nothing older is cached, a limit is met, or the image is not ready for \
-         bundles. `Retry-After` says when to ask again. The status line has the cause.",
+        "The upstream fails and no older response is cached, a limit is reached, or the image is not ready for \
+         bundles. `Retry-After` is the time until the next attempt. The status line has the cause.",
     ),
 ];
 
 /// Statuses of single paths, each with its meaning.
 pub const OTHER_STATUSES: &[(u16, &str)] = &[
     (200, "The whole response."),
-    (206, "The range that `Range` asks for."),
-    (304, "`If-None-Match` names what the response would be."),
+    (206, "The range that `Range` names."),
+    (304, "`If-None-Match` has the ETag of the response."),
     (408, "The body of the request did not arrive in time."),
     (
         413,
         "The body of the request is longer than `MAX_DOCUMENT` ([limits](limits.md#bundle)).",
     ),
     (415, "`Content-Type` is not `application/json`."),
-    (416, "The range lies behind the end."),
+    (416, "The range is behind the end of the content."),
     (
         422,
-        "pierhead cannot make a bundle of the image, or its layers came from another registry: pull the layers.",
+        "pierhead cannot make a bundle of the image, or its layers come from another registry: pull the layers.",
     ),
 ];
 
@@ -179,7 +189,7 @@ mod tests {
     use super::*;
     use crate::Endpoint;
 
-    /// A path with values for what a client fills in.
+    /// Parses the path of a route with example values for the placeholders.
     fn example(route: &Route) -> Result<Endpoint, crate::ParseError> {
         let digest = format!("sha256:{}", "0".repeat(64));
         let path = route.path.replace("<name>", "library/redis");
@@ -189,7 +199,7 @@ mod tests {
         Endpoint::parse(&path, Some(&format!("image={digest}")))
     }
 
-    /// A new endpoint has no number here until it is in the table.
+    /// The number of an endpoint. A new variant does not compile until it has a number.
     fn number(endpoint: &Endpoint) -> usize {
         match endpoint {
             Endpoint::Base => 0,

@@ -19,7 +19,7 @@ const UNITS: &[(&str, u64)] = &[
     ("tib", 1 << 40),
 ];
 
-/// A text that is not a size, a rate or a duration. The message says what to write instead.
+/// The error for a text that is no size, rate or duration. The message states the expected form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UnitError(String);
@@ -34,7 +34,7 @@ impl From<UnitError> for String {
 /// 0 needs no unit.
 ///
 /// # Errors
-/// The text is no size, is more than `u64` holds, or has no unit (50 rarely means 50 bytes).
+/// The text is no size, exceeds `u64`, or has no unit (50 rarely means 50 bytes).
 pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     let not_a_size = || {
         UnitError(format!(
@@ -58,7 +58,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
         .ok_or_else(not_a_size)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u64 = whole.parse().map_err(|_| not_a_size())?;
-    // Nine digits are exact to a byte for every unit that anybody writes a fraction of.
+    // With nine digits, a fraction of a GiB is exact to one byte.
     if fraction.is_empty() || fraction.len() > 9 {
         return Err(not_a_size());
     }
@@ -66,15 +66,15 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     let digits = u32::try_from(fraction.len()).map_err(|_| not_a_size())?;
     let part = part * u128::from(*scale) / 10_u128.pow(digits);
     let bytes = u128::from(whole) * u128::from(*scale) + part;
-    u64::try_from(bytes).map_err(|_| UnitError(format!("{text:?} is more bytes than there are")))
+    u64::try_from(bytes).map_err(|_| UnitError(format!("{text:?} is more than 2^64 bytes")))
 }
 
-/// Reads a number without a unit. Accepts only 0.
+/// Converts a number without a unit to bytes. Accepts only 0.
 ///
 /// # Errors
-/// Any other number; the message suggests the likely unit.
+/// Any other number. The message suggests the likely unit.
 pub fn bytes_without_unit(number: u64) -> Result<u64, UnitError> {
-    // No disk holds more GiB than this, so the user meant bytes.
+    // No disk has more GiB than this, so a larger number means bytes.
     const MAX_GIB: u64 = 100_000;
     let suggestion = match number {
         0 => return Ok(0),
@@ -99,15 +99,15 @@ pub fn bytes_without_unit(number: u64) -> Result<u64, UnitError> {
 pub fn parse_rate(text: &str) -> Result<u64, UnitError> {
     let size = text.strip_suffix("/s").unwrap_or(text).trim_end();
     let message = match parse_bytes(size) {
-        Ok(0) => "a bandwidth of 0 would stop everything: write \"off\" for no limit".to_owned(),
+        Ok(0) => "a bandwidth of 0 would stop all transfers: write \"off\" for no limit".to_owned(),
         Ok(rate) => return Ok(rate),
         Err(_) if !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_digit()) => {
             format!(
-                "{text:?} has no unit: write bytes a second with one, such as {size}MB/s or {size}B/s"
+                "{text:?} has no unit: write bytes per second with a unit, such as {size}MB/s or {size}B/s"
             )
         }
         Err(_) => {
-            format!("{text:?} is not a rate: write bytes a second, such as 100MB/s, or \"off\"")
+            format!("{text:?} is not a rate: write bytes per second, such as 100MB/s, or \"off\"")
         }
     };
     Err(UnitError(message))
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_as_people_write_them() {
+    fn sizes_with_a_unit_are_parsed() {
         for (text, bytes) in [
             ("0", 0),
             ("4096B", 4096),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_without_a_unit_is_refused_with_what_was_meant() {
+    fn a_size_without_a_unit_is_refused_with_suggestions() {
         for (text, suggestion) in [
             ("10", "10 bytes? Write 10GiB or 10B"),
             ("50", "50 bytes? Write 50GiB or 50B"),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_times() {
+    fn rates_and_durations_are_parsed() {
         assert_eq!(parse_rate("100MB/s"), Ok(100_000_000));
         assert_eq!(parse_rate("1MiB"), Ok(1 << 20));
         assert!(parse_rate("0").is_err());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn human_sizes_are_short() {
+    fn human_sizes_have_one_decimal() {
         assert_eq!(human_bytes(999), "999 B");
         assert_eq!(human_bytes(1536), "1.5 KiB");
         assert_eq!(human_bytes(10 << 30), "10.0 GiB");
@@ -236,12 +236,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exact_text_reads_back(bytes: u64) {
+        fn an_exact_size_parses_to_the_same_number(bytes: u64) {
             prop_assert_eq!(parse_bytes(&exact_bytes(bytes)), Ok(bytes));
         }
 
         #[test]
-        fn no_text_panics(text: String) {
+        fn no_text_makes_a_parser_panic(text: String) {
             let _ = parse_bytes(&text);
             let _ = parse_rate(&text);
             let _ = parse_duration(&text);

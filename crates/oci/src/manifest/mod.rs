@@ -1,4 +1,4 @@
-//! Manifests and indexes: the exact bytes, and what they point to.
+//! Manifests and indexes: their exact bytes, and the descriptors in them.
 
 mod wire;
 
@@ -7,19 +7,19 @@ use bytes::Bytes;
 use crate::{Descriptor, Digest, MediaType, ParseError, Platform};
 use wire::Document;
 
-/// A manifest or an index. The bytes are kept as they came and are never written anew: their
-/// digest is what everybody agreed upon.
+/// A manifest or an index. Its bytes are kept unchanged and never serialized again, because the
+/// digest depends on each byte.
 #[derive(Clone, Debug)]
 pub struct Manifest {
-    /// The exact bytes; at most [`Manifest::MAX_SIZE`].
+    /// The exact bytes, at most [`Manifest::MAX_SIZE`].
     pub bytes: Bytes,
-    /// As the upstream's `Content-Type` says, else as the document says.
+    /// The media type: from the `Content-Type` of the response, else from the document.
     pub media_type: MediaType,
-    /// What it points to.
+    /// The descriptors in it.
     pub body: Body,
 }
 
-/// What a [`Manifest`] points to.
+/// The descriptors in a [`Manifest`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Body {
@@ -27,41 +27,45 @@ pub enum Body {
     Image {
         /// The config blob.
         config: Descriptor,
-        /// The layers, base first.
+        /// The layers, the lowest first.
         layers: Vec<Descriptor>,
-        /// What this is attached to, if anything.
+        /// The manifest to which this one is attached, if any.
         subject: Option<Descriptor>,
     },
-    /// Several manifests, one a platform or purpose.
+    /// Several manifests, one for each platform or purpose.
     Index {
-        /// In the document's order.
+        /// The manifests in the order of the document.
         manifests: Vec<Descriptor>,
-        /// What this is attached to, if anything.
+        /// The manifest to which this one is attached, if any.
         subject: Option<Descriptor>,
     },
 }
 
 impl Manifest {
-    /// The spec asks registries to take at least 4 MiB; more is refused unread.
+    /// Maximum number of bytes of a document. The specification requires registries to accept 4
+    /// MiB.
     pub const MAX_SIZE: usize = 4 << 20;
     /// Maximum number of layers of an image, or entries of an index.
     pub const MAX_ENTRIES: usize = 4096;
-    /// Largest size in bytes (1 TiB) that a descriptor may claim. With [`Manifest::MAX_ENTRIES`]
-    /// of them a sum still fits an `i64`.
+    /// Maximum size in bytes (1 TiB) in a descriptor. The sum of [`Manifest::MAX_ENTRIES`] such
+    /// sizes fits an `i64`.
     pub const MAX_BLOB: u64 = 1 << 40;
-    /// How deep indexes may lie in indexes. A document cannot say how deep it lies, so whoever
-    /// walks from one manifest to its children counts.
+    /// Maximum nesting depth of indexes in indexes. The code that walks from a manifest to its
+    /// children counts the depth.
     pub const MAX_DEPTH: usize = 4;
 
-    /// Parses a document. `content_type` is what the upstream said, when it said anything.
+    /// Parses a document. `content_type` is the header of the response, if it has one.
     ///
     /// # Errors
-    /// Not JSON, too large, not schema 2, a descriptor that cannot be (negative size, unknown
-    /// digest algorithm, over 4 096 entries), both an image and an index, or a `mediaType` in it
-    /// that contradicts `content_type`.
+    /// - The document is too large, is no JSON or has another schema version than 2.
+    /// - A descriptor is invalid: a negative size, an unknown digest algorithm.
+    /// - There are more than 4,096 entries.
+    /// - The document has the fields of both an image and an index.
+    /// - Its `mediaType` contradicts `content_type`.
     ///
     /// # Cost
-    /// One pass over the bytes; memory in proportion to the entries, not to the annotations.
+    /// One pass over the bytes. The memory is proportional to the number of entries, not to the
+    /// annotations.
     pub fn parse(bytes: Bytes, content_type: Option<&str>) -> Result<Self, ParseError> {
         let document = Document::read(&bytes).map_err(ParseError::Manifest)?;
         let sent =
@@ -76,26 +80,26 @@ impl Manifest {
             ),
         };
 
-        // An upstream that serves everything as application/json says nothing about the kind.
-        let telling = sent
+        // A generic type such as application/json does not tell the kind of the document.
+        let specific = sent
             .as_ref()
             .filter(|sent| sent.is_manifest() || sent.is_index());
-        if let (Some(telling), Some(own)) = (telling, &own)
-            && !telling.essence().eq_ignore_ascii_case(own.essence())
+        if let (Some(specific), Some(own)) = (specific, &own)
+            && !specific.essence().eq_ignore_ascii_case(own.essence())
         {
             return Err(refuse(
-                "its mediaType is not the content type that it was sent with",
+                "its mediaType differs from the Content-Type of the response",
             ));
         }
-        let kind = telling.or(own.as_ref());
+        let kind = specific.or(own.as_ref());
         let is_index = match kind {
             Some(kind) if kind.is_index() => true,
             Some(kind) if kind.is_manifest() => false,
             _ => document.manifests.is_some(),
         };
 
-        // Whoever reads it as an image and whoever reads it as an index would see two different
-        // things under one digest.
+        // A document with both sets of fields would mean an image to one reader and an index to
+        // another, under the same digest.
         let body = if is_index {
             if document.config.is_some() || document.layers.is_some() {
                 return Err(refuse("an index with the fields of an image"));
@@ -137,8 +141,8 @@ impl Manifest {
         Digest::of(crate::Algorithm::Sha256, &self.bytes)
     }
 
-    /// All that it points to and that a pull of it may ask for: config and layers, or children.
-    /// The subject is not among them.
+    /// The descriptors that a pull may request: config and layers of an image, or the manifests of
+    /// an index. The subject is not among them.
     pub fn children(&self) -> impl Iterator<Item = &Descriptor> {
         let (first, rest) = match &self.body {
             Body::Image { config, layers, .. } => (Some(config), layers),
@@ -147,14 +151,14 @@ impl Manifest {
         first.into_iter().chain(rest)
     }
 
-    /// What this is attached to, if anything.
+    /// The manifest to which this one is attached, if any.
     pub fn subject(&self) -> Option<&Descriptor> {
         match &self.body {
             Body::Image { subject, .. } | Body::Index { subject, .. } => subject.as_ref(),
         }
     }
 
-    /// The entry of an index that a machine of this platform runs; `None` when no entry fits, and
+    /// Chooses the entry of an index for a machine of this platform. `None` if no entry fits, and
     /// for an image. See [`Platform::choose`].
     pub fn choose(&self, platform: &Platform) -> Option<&Descriptor> {
         match &self.body {

@@ -1,4 +1,4 @@
-//! The JSON of a manifest or an index: bounded before it is believed.
+//! The JSON form of manifests and indexes. The parser enforces limits while it reads.
 
 use std::fmt;
 
@@ -8,11 +8,12 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use super::Manifest;
 use crate::{Descriptor, MediaType, Platform};
 
-/// Most quote characters in a document. Each string in it has two, and an annotation costs far
-/// more memory than the bytes it is written with; 4 096 entries with a dozen annotations pass.
+/// Maximum number of quote characters in a document. Each string has two, so this limits the number
+/// of strings, of which each uses more memory than its bytes. 4,096 entries with a dozen
+/// annotations are below the limit.
 const MAX_QUOTES: usize = 1 << 18;
 
-/// The fields of both kinds; all others are skipped without being stored.
+/// The fields of manifests and indexes. The parser skips all other fields without storing them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Document {
@@ -29,7 +30,7 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// Nesting is bounded by `serde_json` itself (128 levels).
+    /// Parses a document. `serde_json` limits the nesting to 128 levels.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > Manifest::MAX_SIZE {
             return Err(format!(
@@ -41,7 +42,7 @@ impl Document {
         if bytes.iter().filter(|byte| **byte == b'"').count() > MAX_QUOTES {
             return Err("too many strings in it".into());
         }
-        // The text of the error can quote the document: enough of it to see, not all.
+        // The error may quote the document, so its text is limited.
         let document: Self = serde_json::from_slice(bytes)
             .map_err(|e| e.to_string().chars().take(200).collect::<String>())?;
         if document.schema_version != 2 {
@@ -54,7 +55,7 @@ impl Document {
     }
 }
 
-/// A descriptor as `oci-spec` reads it, turned at once into ours.
+/// Converts a descriptor of `oci-spec` into a [`Descriptor`].
 fn convert(wire: oci_spec::image::Descriptor) -> Result<Descriptor, String> {
     if wire.size() > Manifest::MAX_BLOB {
         return Err(format!(
@@ -90,7 +91,7 @@ fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Descriptor>,
         .transpose()
 }
 
-/// `null` counts as absent: some tools write it for an empty list.
+/// Parses a list. `null` counts as absent, because some tools write it for an empty list.
 fn many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Descriptor>>, D::Error> {
     struct Entries;
 

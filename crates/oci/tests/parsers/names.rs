@@ -1,4 +1,4 @@
-//! Registries, repositories, tags, and the name of a request.
+//! Tests of registries, repositories, tags and names in paths.
 
 use pierhead_oci::{Name, ParseError, Registry, Repository, Tag};
 
@@ -7,7 +7,7 @@ fn registry(text: &str) -> Registry {
 }
 
 #[test]
-fn a_registry_has_one_form_however_it_was_written() {
+fn all_spellings_of_a_registry_become_one() {
     for (written, canonical) in [
         ("docker.io", "docker.io"),
         ("index.docker.io", "docker.io"),
@@ -59,7 +59,7 @@ fn the_longest_registry_is_a_host_of_253_bytes_with_a_port() {
 }
 
 #[test]
-fn refuses_what_is_no_registry() {
+fn texts_that_are_no_registry_are_refused() {
     let long_label = format!("{}.io", "a".repeat(64));
     let long_host = format!("{}io", "abc.".repeat(63));
     for text in [
@@ -180,7 +180,7 @@ fn tags_follow_the_grammar() {
     }
 }
 
-/// registry, repository, whole
+/// The registry, the repository and the whole name, of a parsed name.
 fn readings(text: &str) -> (Option<String>, String, Option<String>) {
     let name: Name = text.parse().unwrap_or_else(|e| panic!("{text:?}: {e}"));
     (
@@ -233,7 +233,8 @@ fn a_name_keeps_both_readings_of_its_first_segment() {
         readings("GHCR.io/x"),
         (some("ghcr.io"), "x".into(), some("ghcr.io/x"))
     );
-    // One segment is a repository, whatever dots it has; and so is what no resolver could name.
+    // A single segment is a repository, even with dots. So is a first segment that is no valid
+    // host.
     assert_eq!(
         readings("foo.bar"),
         (None, "foo.bar".into(), some("foo.bar"))
@@ -268,7 +269,7 @@ fn a_name_can_be_split_at_any_first_segment() {
 }
 
 #[test]
-fn refuses_names_that_are_neither() {
+fn texts_that_are_no_name_are_refused() {
     for text in [
         "",
         "ghcr.io/",

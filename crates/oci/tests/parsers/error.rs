@@ -1,9 +1,9 @@
-//! The spec's error body, as written and as registries really write it.
+//! Tests of the error body: its JSON form, and bodies that registries send.
 
 use pierhead_oci::{ErrorBody, ErrorCode};
 
 #[test]
-fn writes_the_words_of_the_spec() {
+fn codes_are_serialized_as_in_the_specification() {
     let body = ErrorBody::new(ErrorCode::ManifestUnknown, "no \"such\" tag");
     let json = body.to_json();
     assert_eq!(
@@ -16,7 +16,7 @@ fn writes_the_words_of_the_spec() {
 }
 
 #[test]
-fn reads_what_registries_write() {
+fn bodies_of_real_registries_are_parsed() {
     let parse = |json: &str| ErrorBody::parse(json.as_bytes()).map(|body| body.errors[0].clone());
     let entry =
         parse(r#"{"errors":[{"code":"DENIED","message":"no","detail":{"a":[1]}}],"more":1}"#)
@@ -39,7 +39,7 @@ fn reads_what_registries_write() {
 }
 
 #[test]
-fn anything_else_is_nothing() {
+fn other_bodies_are_not_parsed() {
     for text in [
         "",
         "{}",
@@ -55,7 +55,7 @@ fn anything_else_is_nothing() {
 }
 
 #[test]
-fn what_is_shown_is_bounded_and_cannot_upset_a_terminal() {
+fn messages_are_limited_and_have_no_control_characters() {
     let entry = format!(
         r#"{{"code":"DENIED","message":"\u001b[2J\n{}"}}"#,
         "é".repeat(2000)

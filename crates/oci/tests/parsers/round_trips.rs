@@ -1,4 +1,4 @@
-//! Properties: what is formatted parses to the same, and no input makes a parser panic.
+//! Property tests: a formatted value parses to the same value, and no input makes a parser panic.
 
 use bytes::Bytes;
 use pierhead_oci::{
@@ -104,7 +104,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     ]
 }
 
-/// The same cases in every run: to look for new ones is the fuzzer's work.
+/// Uses the same cases in every run. The fuzzer searches for new cases.
 fn fixed() -> ProptestConfig {
     ProptestConfig {
         rng_seed: RngSeed::Fixed(1),
@@ -117,7 +117,7 @@ proptest! {
     #![proptest_config(fixed())]
 
     #[test]
-    fn digests(digest in digest()) {
+    fn digests_survive_a_round_trip(digest in digest()) {
         prop_assert_eq!(digest.to_string().parse(), Ok(digest));
         prop_assert_eq!(Digest::from_bytes(digest.algorithm(), digest.as_bytes()), Some(digest));
         let json = serde_json::to_string(&digest).unwrap();
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn registries(registry in registry()) {
+    fn registries_survive_a_round_trip(registry in registry()) {
         prop_assert_eq!(registry.as_str().parse(), Ok(registry.clone()));
         let put_together = match registry.port() {
             Some(port) => format!("{}:{port}", registry.host()),
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn names(name in name()) {
+    fn names_survive_a_round_trip(name in name()) {
         prop_assert_eq!(name.to_string().parse(), Ok(name.clone()));
         if let Some((registry, repository)) = name.split_first() {
             prop_assert!(name.registry().is_none_or(|first| *first == registry));
@@ -145,9 +145,9 @@ proptest! {
     }
 
     #[test]
-    fn references(registry in registry(), repository in repository(), target in target()) {
+    fn references_survive_a_round_trip(registry in registry(), repository in repository(), target in target()) {
         let reference = Reference { repository: registry.qualify(repository), registry, target };
-        // A registry without dot, port or "localhost" cannot be told from a part of the name.
+        // A registry without dot, port or "localhost" would be parsed as a part of the repository.
         prop_assume!(Registry::looks_like(reference.registry.as_str()));
         let text = reference.to_string();
         prop_assert_eq!(text.parse(), Ok(reference));
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn endpoints(endpoint in endpoint()) {
+    fn endpoints_survive_a_round_trip(endpoint in endpoint()) {
         let path = endpoint.to_path();
         let (head, query) = path.split_once('?').map_or((&*path, None), |(head, query)| (head, Some(query)));
         prop_assert_eq!(Endpoint::parse(head, query), Ok(endpoint));
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn media_types(text in "[!-~]([ -~]{0,253}[!-~])?") {
+    fn media_types_survive_a_round_trip(text in "[!-~]([ -~]{0,253}[!-~])?") {
         let media_type = MediaType::new(&text).unwrap();
         prop_assert_eq!(media_type.as_str(), &text);
         prop_assert!(text.starts_with(media_type.essence()) || text.trim_start().starts_with(media_type.essence()));
@@ -172,7 +172,7 @@ proptest! {
     }
 
     #[test]
-    fn platforms(text in "[a-zA-Z0-9]{1,8}/(arm|arm64|amd64|aarch64|[a-z0-9_]{1,8})(/(v[0-9]|[a-z0-9]{1,4}))?") {
+    fn platforms_survive_a_round_trip(text in "[a-zA-Z0-9]{1,8}/(arm|arm64|amd64|aarch64|[a-z0-9_]{1,8})(/(v[0-9]|[a-z0-9]{1,4}))?") {
         let platform: Platform = text.parse().unwrap();
         prop_assert_eq!(platform.to_string().parse::<Platform>(), Ok(platform));
     }
@@ -205,7 +205,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics(text in "\\PC{0,200}", bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn no_input_makes_a_parser_panic(text in "\\PC{0,200}", bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         for input in [text.as_bytes(), &bytes] {
             properties::reference(input);
             properties::endpoint(input);

@@ -1,4 +1,4 @@
-//! Platforms and the choice of one from an index.
+//! Tests of platforms, and of the choice of an entry from an index.
 
 use pierhead_oci::{Algorithm, Descriptor, Digest, MediaType, ParseError, Platform};
 
@@ -18,7 +18,7 @@ fn entry(platform: &str) -> Descriptor {
     }
 }
 
-/// The position that is chosen.
+/// Returns the position of the chosen entry.
 fn choose(wanted: &str, offered: &[&str]) -> Option<usize> {
     let entries: Vec<_> = offered.iter().map(|text| entry(text)).collect();
     let chosen = wanted.parse::<Platform>().unwrap().choose(&entries)?;
@@ -26,7 +26,7 @@ fn choose(wanted: &str, offered: &[&str]) -> Option<usize> {
 }
 
 #[test]
-fn the_exact_platform_wins() {
+fn the_exact_platform_is_chosen() {
     let offered = [
         "linux/amd64",
         "linux/arm/v7",
@@ -101,7 +101,7 @@ fn one_platform_has_several_spellings() {
 }
 
 #[test]
-fn attestations_and_entries_without_platform_are_for_nobody() {
+fn attestations_and_entries_without_platform_are_not_chosen() {
     assert_eq!(choose("unknown/unknown", &["unknown/unknown"]), None);
     assert_eq!(choose("linux/amd64", &["", "linux/amd64"]), Some(1));
     for (text, unknown) in [
@@ -116,7 +116,7 @@ fn attestations_and_entries_without_platform_are_for_nobody() {
 }
 
 #[test]
-fn refuses_what_is_no_platform() {
+fn texts_that_are_no_platform_are_refused() {
     for text in [
         "",
         "linux",

@@ -1,11 +1,11 @@
-//! Digests: known answers, and what is refused.
+//! Tests of digests: known values, and refused texts.
 
 use pierhead_oci::{Algorithm, Digest, Hasher, ParseError};
 
 const EMPTY: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 #[test]
-fn hashes_as_the_standard_says() {
+fn known_digests_are_computed() {
     assert_eq!(Digest::of(Algorithm::Sha256, b"").to_string(), EMPTY);
     assert_eq!(
         Digest::of(Algorithm::Sha512, b"abc").to_string(),
@@ -20,8 +20,8 @@ fn hashes_as_the_standard_says() {
 }
 
 #[test]
-fn hashes_pieces_of_any_size_as_other_programs_do() {
-    // Longer than what a hash takes at once, and no multiple of it.
+fn the_digest_does_not_depend_on_the_sizes_of_the_pieces() {
+    // Longer than one block of the hash, and no multiple of it.
     let mut content = b"pierhead ".repeat(9000);
     let mut state = 1_u32;
     content.extend((0..300).map(|_| {
@@ -48,7 +48,7 @@ fn hashes_pieces_of_any_size_as_other_programs_do() {
 }
 
 #[test]
-fn refuses_what_is_not_exactly_a_digest() {
+fn texts_that_are_no_digest_are_refused() {
     let hex = &EMPTY["sha256:".len()..];
     for text in [
         "".to_owned(),
@@ -86,13 +86,13 @@ fn raw_bytes_have_the_length_of_their_algorithm() {
     assert!(Digest::from_bytes(Algorithm::Sha512, &[7; 32]).is_none());
     let short = Digest::from_bytes(Algorithm::Sha256, &[0; 32]);
     let long = Digest::from_bytes(Algorithm::Sha512, &[0; 64]);
-    // The same raw storage, and yet not the same digest.
+    // The stored bytes are equal, and the digests differ by their algorithm.
     assert!(short.is_some() && long.is_some());
     assert_ne!(short, long);
 }
 
 #[test]
-fn what_is_logged_is_what_is_written() {
+fn debug_and_display_are_the_same_text() {
     let digest: Digest = EMPTY.parse().unwrap();
     assert_eq!(format!("{digest:?}"), EMPTY);
     let name: pierhead_oci::Name = "localhost:5000/a".parse().unwrap();

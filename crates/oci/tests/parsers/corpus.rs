@@ -1,9 +1,10 @@
-//! The fuzz targets' properties over their kept corpora.
+//! Runs the properties of the fuzz targets on the inputs in `fuzz/corpus`.
 
 use std::path::Path;
 
 use crate::properties;
 
+/// Checks a property on each input of a fuzz target.
 fn each(target: &str, property: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")
@@ -17,16 +18,16 @@ fn each(target: &str, property: fn(&[u8])) {
 }
 
 #[test]
-fn reference() {
+fn the_property_of_references_holds_on_the_corpus() {
     each("reference", properties::reference);
 }
 
 #[test]
-fn endpoint() {
+fn the_property_of_endpoints_holds_on_the_corpus() {
     each("endpoint", properties::endpoint);
 }
 
 #[test]
-fn manifest() {
+fn the_property_of_manifests_holds_on_the_corpus() {
     each("manifest", properties::manifest);
 }

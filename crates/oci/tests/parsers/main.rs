@@ -1,4 +1,4 @@
-//! What the crate's parsers take, what they refuse, and that what they take survives a round trip.
+//! Tests of all parsers of the crate: accepted inputs, refused inputs, and round trips.
 
 #![allow(
     clippy::unwrap_used,

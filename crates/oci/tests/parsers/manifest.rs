@@ -1,4 +1,4 @@
-//! Manifests and indexes as tools write them, and as attackers do.
+//! Tests of manifests and indexes: documents of tools, and hostile documents.
 
 use bytes::Bytes;
 use pierhead_oci::{Algorithm, Body, Digest, Manifest, MediaType, ParseError};
@@ -54,7 +54,8 @@ fn without(mut document: Value, key: &str) -> Value {
     document
 }
 
-/// The reason, so that a test cannot pass because of another mistake in its input.
+/// Returns the reason of the refusal, so that a test cannot pass because of another error in its
+/// input.
 fn refused(document: &Value) -> String {
     match parse(document) {
         Err(ParseError::Manifest(why)) => why,
@@ -103,7 +104,7 @@ fn an_index_points_to_its_manifests_and_offers_a_platform() {
 }
 
 #[test]
-fn the_bytes_are_kept_as_they_came() {
+fn the_bytes_of_a_document_are_kept() {
     let spaced = format!("\n {:#} \t\n", image());
     let manifest = Manifest::parse(Bytes::from(spaced.clone()), None).unwrap();
     assert_eq!(manifest.bytes, spaced.as_bytes());
@@ -165,7 +166,7 @@ fn the_content_type_is_replayed_exactly() {
 }
 
 #[test]
-fn docker_schema_2_is_read_too() {
+fn docker_schema_2_is_parsed() {
     let mut image = with(image(), "mediaType", json!(MediaType::DOCKER_MANIFEST));
     let mut foreign = descriptor(
         "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
@@ -187,7 +188,7 @@ fn docker_schema_2_is_read_too() {
 }
 
 #[test]
-fn artifacts_and_their_subjects_are_read() {
+fn artifacts_and_their_subjects_are_parsed() {
     let mut artifact = image();
     artifact["artifactType"] = json!("application/spdx+json");
     artifact["config"] = json!({
@@ -213,7 +214,7 @@ fn artifacts_and_their_subjects_are_read() {
 }
 
 #[test]
-fn refuses_what_is_no_manifest() {
+fn documents_that_are_no_manifest_are_refused() {
     for text in [
         "",
         "{",
@@ -237,7 +238,7 @@ fn refuses_what_is_no_manifest() {
 }
 
 #[test]
-fn one_document_is_not_two_things() {
+fn a_document_of_both_kinds_is_refused() {
     let both = with(index(), "layers", json!([]));
     assert!(refused(&both).contains("the fields of an image"));
     assert!(
@@ -270,7 +271,7 @@ fn one_document_is_not_two_things() {
 }
 
 #[test]
-fn descriptors_are_bounded_before_they_are_believed() {
+fn invalid_descriptors_are_refused() {
     let sized = |size: Value| {
         with(
             image(),

@@ -1,4 +1,4 @@
-//! Paths of the API: each endpoint, the names in front, and hostile ones.
+//! Tests of the paths of the API: each endpoint, names with a registry, and hostile paths.
 
 use pierhead_oci::{Endpoint, ParseError};
 
@@ -41,7 +41,7 @@ fn every_endpoint_parses_and_formats() {
 }
 
 #[test]
-fn the_words_of_the_api_may_be_parts_of_a_name() {
+fn a_name_may_contain_the_segments_of_the_api() {
     for name in [
         "manifests",
         "a/manifests",
@@ -75,7 +75,7 @@ fn the_extension_has_these_paths_and_no_others() {
         (DIGEST.into(), DIGEST.into())
     );
     for (path, why) in [
-        // Of which image is what decides who may have it.
+        // Without the image, pierhead could not check the access of the client.
         (
             format!("/v2/a/_pierhead/file/{DIGEST}"),
             ParseError::Query("image"),
@@ -104,7 +104,7 @@ fn the_extension_has_these_paths_and_no_others() {
 }
 
 #[test]
-fn all_forms_of_an_upload_are_one() {
+fn all_paths_of_uploads_are_one_endpoint() {
     let upload = Endpoint::Upload {
         name: "a/b".parse().unwrap(),
     };
@@ -118,7 +118,7 @@ fn all_forms_of_an_upload_are_one() {
 }
 
 #[test]
-fn percent_encoding_is_taken_off_once() {
+fn a_path_is_percent_decoded_once() {
     let plain = parse(&format!("/v2/a/b/manifests/{DIGEST}")).unwrap();
     assert_eq!(
         parse(&format!(
@@ -128,7 +128,7 @@ fn percent_encoding_is_taken_off_once() {
         Ok(plain)
     );
     assert!(parse("/v2/a%252Fb/manifests/latest").is_err());
-    // A plus is a space in a query only.
+    // A plus means a space only in a query.
     assert!(parse("/v2/a+b/manifests/latest").is_err());
     let Ok(Endpoint::Tags { last, .. }) = parse("/v2/a/tags/list?last=a+b%20c") else {
         panic!()
@@ -137,7 +137,7 @@ fn percent_encoding_is_taken_off_once() {
 }
 
 #[test]
-fn query_parameters_of_others_are_ignored_and_empty_ones_absent() {
+fn unknown_query_parameters_are_ignored_and_empty_ones_are_absent() {
     let bare = parse("/v2/a/tags/list").unwrap();
     for query in [
         "ns=docker.io",
@@ -155,17 +155,17 @@ fn query_parameters_of_others_are_ignored_and_empty_ones_absent() {
             "{query}"
         );
     }
-    // Whoever says it twice means the first.
+    // The first of two values counts.
     assert_eq!(
         parse("/v2/a/tags/list?n=1&n=2").unwrap().to_path(),
         "/v2/a/tags/list?n=1"
     );
-    // Where it has no meaning, even a senseless one does no harm.
+    // An invalid parameter that the endpoint does not have is ignored.
     assert!(parse("/v2/a/manifests/latest?n=-1").is_ok());
 }
 
 #[test]
-fn senseless_query_parameters_are_named() {
+fn the_error_of_an_invalid_query_parameter_names_it() {
     for query in [
         "n=-1",
         "n=+1",
@@ -198,7 +198,7 @@ fn senseless_query_parameters_are_named() {
 }
 
 #[test]
-fn the_namespace_is_a_registry_in_one_form() {
+fn the_namespace_parameter_is_a_normalized_registry() {
     let namespace =
         |query: &str| Endpoint::namespace(Some(query)).map(|ns| ns.map(|ns| ns.to_string()));
     assert_eq!(namespace("ns=docker.io"), Ok(Some("docker.io".into())));
@@ -220,7 +220,7 @@ fn the_namespace_is_a_registry_in_one_form() {
 }
 
 #[test]
-fn refuses_what_is_no_path_of_the_api() {
+fn paths_outside_of_the_api_are_refused() {
     for path in [
         "",
         "/",
@@ -254,7 +254,7 @@ fn refuses_what_is_no_path_of_the_api() {
     ] {
         assert!(parse(path).is_err(), "{path}");
     }
-    // The session of an upload is not bounded by any grammar.
+    // The session of an upload has no grammar and no maximum length.
     let session = |length: usize| parse(&format!("/v2/a/blobs/uploads/{}", "x".repeat(length)));
     assert!(session(4000).is_ok());
     assert_eq!(session(4096), Err(ParseError::Endpoint));

@@ -1,11 +1,11 @@
-//! References as people write them.
+//! Tests of references in the forms that users write.
 
 use pierhead_oci::{ParseError, Reference, Target};
 
 const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 #[test]
-fn what_people_write_becomes_complete() {
+fn short_references_become_complete() {
     for (written, complete) in [
         ("redis", "docker.io/library/redis:latest"),
         ("redis:7", "docker.io/library/redis:7"),
@@ -18,7 +18,7 @@ fn what_people_write_becomes_complete() {
         ("localhost/a", "localhost/a:latest"),
         ("localhost:5000/a", "localhost:5000/a:latest"),
         ("localhost:5000/a:1", "localhost:5000/a:1"),
-        // Without a slash nothing can be a registry: this is a tag.
+        // Without a slash, the text behind the colon is a tag and no port.
         ("localhost:5000", "docker.io/library/localhost:5000"),
         ("[::1]:5000/a/b:c", "[::1]:5000/a/b:c"),
     ] {
@@ -31,7 +31,7 @@ fn what_people_write_becomes_complete() {
 }
 
 #[test]
-fn a_digest_decides_over_a_tag() {
+fn a_digest_replaces_the_tag() {
     for name in ["redis", "redis:7", "docker.io/library/redis"] {
         let reference: Reference = format!("{name}@{DIGEST}").parse().unwrap();
         assert_eq!(
@@ -39,7 +39,7 @@ fn a_digest_decides_over_a_tag() {
             format!("docker.io/library/redis@{DIGEST}")
         );
     }
-    // The tag is checked all the same.
+    // An invalid tag is refused even so.
     assert_eq!(
         format!("redis:-@{DIGEST}").parse::<Reference>(),
         Err(ParseError::Tag)
@@ -47,7 +47,7 @@ fn a_digest_decides_over_a_tag() {
 }
 
 #[test]
-fn refuses_what_is_no_reference() {
+fn texts_that_are_no_reference_are_refused() {
     for text in [
         "",
         ":",
