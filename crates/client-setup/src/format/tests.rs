@@ -197,7 +197,7 @@ fn new_files() {
     );
     assert_eq!(
         text.expect("new"),
-        "server = \"https://registry-1.docker.io\"\n\n# pierhead; when it is down or refuses, the next one is asked.\n\
+        "server = \"https://registry-1.docker.io\"\n\n# pierhead. If it is down or refuses, containerd asks the next host.\n\
          [host.\"https://p.example:5000\"]\n  capabilities = [\"pull\", \"resolve\"]\n  ca = \"ca.crt\"\n"
     );
     let text = registries_conf::drop_in(&far, &["quay.io".to_owned()], &RegistryEntries::new());

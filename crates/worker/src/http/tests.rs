@@ -95,11 +95,11 @@ fn a_truncated_or_invalid_response_is_an_error() {
         ),
         (
             format!("{head}transfer-encoding: chunked\r\n\r\n5\r\nhelloX\r\n"),
-            "longer than it says",
+            "longer than its stated size",
         ),
         (
             format!("{head}transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n"),
-            "beyond all sense",
+            "too large",
         ),
         (
             format!("{head}transfer-encoding: gzip\r\n\r\n"),
@@ -107,11 +107,11 @@ fn a_truncated_or_invalid_response_is_an_error() {
         ),
         (
             format!("{head}content-length: 5\r\ncontent-length: 6\r\n\r\nhello"),
-            "two lengths",
+            "two different values",
         ),
         (
             format!("{head}content-length: -5\r\n\r\nhello"),
-            "a length that is none",
+            "is no number",
         ),
         (
             format!("{head}content-length: 2000\r\n\r\n{}", "x".repeat(2000)),
@@ -119,24 +119,24 @@ fn a_truncated_or_invalid_response_is_an_error() {
         ),
         (
             format!("{head}x: {}\r\n\r\n", "x".repeat(70_000)),
-            "has no end",
+            "is too long",
         ),
         (
             format!(
                 "{head}transfer-encoding: chunked\r\n\r\n0\r\n{}\r\n",
                 "a: b\r\n".repeat(101)
             ),
-            "trailers without end",
+            "too many trailers",
         ),
         (
             format!(
                 "{}{head}content-length: 0\r\n\r\n",
                 "HTTP/1.1 100 Continue\r\n\r\n".repeat(17)
             ),
-            "1xx without end",
+            "with status 1xx",
         ),
-        (head.to_owned(), "before an answer"),
-        (String::new(), "before an answer"),
+        (head.to_owned(), "before it sent a response"),
+        (String::new(), "before it sent a response"),
         ("SSH-2.0-x\r\n\r\n".to_owned(), "sent an invalid response"),
     ] {
         let error = get(answer.as_bytes()).expect_err(&answer);
