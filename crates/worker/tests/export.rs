@@ -1,4 +1,4 @@
-//! Layers come out of an export as they went into the index.
+//! Tests of exports as OCI layout and Docker archive: rebuilt layers are the original tars.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::cell::Cell;
@@ -34,8 +34,9 @@ fn tar(seed: u64) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-/// An image whose layers are compressed in the registry, as far as its manifest tells.
-fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
+/// An image of these layers, and a source of its contents. Without `is_uncompressed`, the manifest
+/// names other digests, as for compressed layers.
+fn image(tars: &[Vec<u8>], is_uncompressed: bool) -> (Image, MemorySource) {
     let folder = tempfile::tempdir().unwrap();
     let mut source = MemorySource::default();
     let mut layers = Vec::new();
@@ -62,7 +63,7 @@ fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
             source.add(bytes);
         }
         layers.push(index);
-        let digest = if plain {
+        let digest = if is_uncompressed {
             diff_id
         } else {
             Digest::of(Algorithm::Sha256, &tar[1..])
@@ -103,9 +104,9 @@ fn a_layout_has_the_layers_and_both_manifests() {
     let tars = [tar(1), tar(2), tar(1)];
     let (image, source) = image(&tars, false);
     let to = tempfile::tempdir().unwrap();
-    let told = Cell::new(0);
+    let progress = Cell::new(0);
     let digest = layout(&image, &source, NAMES, to.path(), &|more| {
-        told.set(told.get() + more)
+        progress.set(progress.get() + more)
     })
     .unwrap();
     let blob =
@@ -133,13 +134,13 @@ fn a_layout_has_the_layers_and_both_manifests() {
         assert_eq!(layer["size"], tar.len());
     }
     assert_eq!(
-        told.get(),
+        progress.get(),
         tars.iter().map(|tar| tar.len() as u64).sum::<u64>()
     );
 }
 
 #[test]
-fn an_image_of_plain_layers_keeps_its_digest() {
+fn an_image_with_uncompressed_layers_keeps_its_digest() {
     let (image, source) = image(&[tar(1), tar(2)], true);
     let to = tempfile::tempdir().unwrap();
     let digest = layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
@@ -147,7 +148,7 @@ fn an_image_of_plain_layers_keeps_its_digest() {
 }
 
 #[test]
-fn an_archive_is_a_layout_with_a_list_for_docker_and_always_the_same() {
+fn an_archive_is_a_reproducible_layout_with_dockers_manifest_json() {
     let tars = [tar(1), tar(2), tar(1)];
     let (image, source) = image(&tars, false);
     let mut bytes = Vec::new();
@@ -170,7 +171,7 @@ fn an_archive_is_a_layout_with_a_list_for_docker_and_always_the_same() {
 }
 
 #[test]
-fn a_layer_that_comes_out_different_is_not_written() {
+fn a_layout_with_a_wrong_layer_gets_no_index() {
     let (mut image, source) = image(&[tar(1)], false);
     let to = tempfile::tempdir().unwrap();
     let (other, _) = self::image(&[tar(2)], false);
@@ -188,10 +189,10 @@ fn a_layer_that_comes_out_different_is_not_written() {
     ));
 }
 
-/// In the order in which it comes to be: the marker, beside its place and in it, the folders, a
-/// layer.
+/// The states after a kill, in the order of the writes: a temporary marker file, a marker file, a
+/// temporary blob.
 #[test]
-fn what_a_killed_export_left_is_written_over() {
+fn an_export_runs_again_after_a_kill_at_any_write() {
     let (image, source) = image(&[tar(1)], false);
     let to = tempfile::tempdir().unwrap();
     let path = |name: &str| to.path().join(name);
@@ -210,7 +211,7 @@ fn what_a_killed_export_left_is_written_over() {
 }
 
 #[test]
-fn a_folder_of_something_else_is_left_alone() {
+fn a_folder_with_other_files_is_refused_unchanged() {
     let (image, source) = image(&[tar(1)], false);
     let to = tempfile::tempdir().unwrap();
     fs::write(to.path().join("thesis.tex"), "").unwrap();

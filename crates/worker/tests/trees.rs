@@ -1,4 +1,5 @@
-//! Random images from their tars to a table, and from there to a folder.
+//! Tests of exports into folders: random images are indexed, merged and exported, and the files on
+//! the disk are compared.
 
 #[path = "trees/disk.rs"]
 mod disk;
@@ -21,7 +22,7 @@ fn toc(image: &TreeImage) -> ImageToc {
     ImageToc::build(&layers.iter().collect::<Vec<_>>()).expect("built")
 }
 
-/// They outlive their folder.
+/// Indexes the layers of an image. The indexes remain usable without their folder.
 fn layers(image: &TreeImage) -> Vec<LayerIndex> {
     let folder = tempfile::tempdir().expect("a folder");
     (0..)
@@ -41,7 +42,7 @@ fn layers(image: &TreeImage) -> Vec<LayerIndex> {
 fn entries(toc: &ImageToc) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut rows = toc.rows();
-    while let Some(row) = rows.next().expect("a sound table") {
+    while let Some(row) = rows.next().expect("a valid TOC") {
         let linked = match row.node {
             Node::HardLink(to) => entries[to as usize].path.clone(),
             _ => Vec::new(),
@@ -64,7 +65,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_random_image_merges_to_the_tree_that_was_meant() {
+fn a_random_image_merges_to_the_expected_tree() {
     for seed in 0..30 {
         let options = TreeOptions {
             layers: 1 + u32::try_from(seed % 5).expect("small"),
@@ -73,8 +74,8 @@ fn a_random_image_merges_to_the_tree_that_was_meant() {
         };
         let image = Image::tree(seed, &options);
         let toc = toc(&image);
-        for (found, meant) in entries(&toc).iter().zip(&image.tree) {
-            assert_eq!(found, meant, "seed {seed}");
+        for (found, expected) in entries(&toc).iter().zip(&image.tree) {
+            assert_eq!(found, expected, "seed {seed}");
         }
         assert_eq!(toc.entries() as usize, image.tree.len());
         let parsed = ImageToc::parse(toc.bytes().to_vec()).expect("canonical");
@@ -83,7 +84,7 @@ fn a_random_image_merges_to_the_tree_that_was_meant() {
 }
 
 #[test]
-fn a_random_image_lies_in_the_folder_as_it_was_meant() {
+fn an_exported_random_image_has_the_expected_files() {
     for seed in 0..8 {
         let options = TreeOptions {
             privileged: is_root(),
@@ -125,7 +126,7 @@ fn export(
     rootfs(toc, ContentSource { source, files }, into, options, &|_| {})
 }
 
-/// A store: one file a content.
+/// A store with one file for each content.
 struct Store(tempfile::TempDir);
 
 impl Store {
@@ -155,14 +156,14 @@ impl StoreFiles for Store {
 }
 
 #[test]
-fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_another() {
+fn linked_and_copied_files_have_the_attributes_of_their_own_tree() {
     let options = TreeOptions {
         privileged: is_root(),
         ..TreeOptions::default()
     };
     let image = Image::tree(21, &options);
     let (toc, store) = (toc(&image), Store::of(&image));
-    // Another version of it: most of its files have other attributes, and the others are there
+    // Another version of the image: most of its files have other attributes, and the others occur
     // twice.
     let mut changed = entries(&toc);
     for (nth, entry) in (0_u32..).zip(&mut changed) {
@@ -210,7 +211,7 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
         shared.push(summary.shared);
         folders.push(folder);
     }
-    // Each is what it was meant to be after all of them were written.
+    // Each tree is as expected after all trees were written.
     for (folder, (reuse, _, tree)) in folders.iter().zip(trees) {
         let linked = reuse == ReuseMode::HardLink;
         disk::compare_but_links(folder.path(), tree, &image.contents, is_root(), linked);
@@ -227,7 +228,7 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
         let kept = std::fs::read(store.0.path().join(content.hex())).expect("kept");
         assert!(kept == *bytes, "{content}");
     }
-    // Without the trees nobody counts on the attributes of the store's files.
+    // Without the trees, no one relies on the attributes of the store's files.
     drop(folders);
     let folder = tempfile::tempdir().expect("a folder");
     let files = Some(&store as &dyn StoreFiles);
@@ -238,7 +239,7 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
 }
 
 #[test]
-fn trees_that_are_written_at_once_have_each_their_own_attributes() {
+fn concurrent_exports_keep_the_attributes_of_each_tree() {
     let mut source = MemorySource::default();
     let files: Vec<Entry> = (0..300_u32)
         .map(|nth| file(&format!("f{nth:03}"), &mut source, &nth.to_le_bytes()))
@@ -276,7 +277,7 @@ fn trees_that_are_written_at_once_have_each_their_own_attributes() {
 }
 
 #[test]
-fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
+fn an_export_over_a_folder_shares_no_inode_with_its_old_files() {
     let mut source = MemorySource::default();
     let store = Store(tempfile::tempdir().expect("a folder"));
     let path = store.0.path().join(FileDigest::of(b"same").hex());
@@ -296,7 +297,7 @@ fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
 }
 
 #[test]
-fn what_others_could_write_to_is_copied_and_not_linked() {
+fn files_that_others_may_write_to_are_copied_and_not_linked() {
     use std::os::unix::fs::MetadataExt as _;
     let mut source = MemorySource::default();
     let store = Store(tempfile::tempdir().expect("a folder"));
@@ -332,11 +333,11 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
     }
 }
 
-/// A store that gets another file of a content when one was taken, and another tree the one that
-/// was.
-struct Renewed<'a>(&'a Store, &'a Path);
+/// A store that replaces the file of a content after it was opened, and moves the opened file into
+/// a tree.
+struct ReplacedFile<'a>(&'a Store, &'a Path);
 
-impl StoreFiles for Renewed<'_> {
+impl StoreFiles for ReplacedFile<'_> {
     fn file(&self, content: &FileDigest) -> io::Result<Option<std::fs::File>> {
         let file = self.0.file(content)?;
         let named = self.0.0.path().join(content.hex());
@@ -358,7 +359,7 @@ impl StoreFiles for Renewed<'_> {
 }
 
 #[test]
-fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
+fn a_file_that_left_the_store_keeps_the_attributes_of_its_tree() {
     use std::os::unix::fs::MetadataExt as _;
     let mut source = MemorySource::default();
     let store = Store(tempfile::tempdir().expect("a folder"));
@@ -367,9 +368,9 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
     let toc = of(&[file("f", &mut source, b"same")]);
     let trees = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
     let of_a_tree = trees[0].path().join("f");
-    let renewed = Renewed(&store, &of_a_tree);
+    let replaced = ReplacedFile(&store, &of_a_tree);
     let linked = with(ReuseMode::HardLink, 1);
-    export(&toc, &source, Some(&renewed), trees[1].path(), &linked).expect("exported");
+    export(&toc, &source, Some(&replaced), trees[1].path(), &linked).expect("exported");
     let [kept, new] =
         [&of_a_tree, &trees[1].path().join("f")].map(|path| path.metadata().expect("there"));
     assert_ne!(kept.ino(), new.ino());
@@ -377,7 +378,7 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
     assert_eq!(new.mtime(), 7);
 }
 
-/// A table of one layer.
+/// The TOC of an image of one layer.
 fn of(entries: &[Entry]) -> ImageToc {
     ImageToc::merge([LayerEntries {
         diff_id: digest_of(b""),
@@ -410,7 +411,7 @@ fn file(path: &str, source: &mut MemorySource, bytes: &[u8]) -> Entry {
 }
 
 #[test]
-fn a_folder_that_is_not_empty_is_refused_unless_told() {
+fn a_folder_with_files_is_refused_without_the_option_over() {
     let mut source = MemorySource::default();
     let toc = of(&[
         entry("a", Kind::Directory),
@@ -423,7 +424,7 @@ fn a_folder_that_is_not_empty_is_refused_unless_told() {
     std::fs::write(outside.path().join("f"), b"old").expect("written");
     let folder = tempfile::tempdir().expect("a folder");
     let at = |path: &str| folder.path().join(path);
-    // In the way of each entry: a file, a folder with a link in it, and a link that leads outside.
+    // At the paths of entries: a file, a folder with a link in it, and a link to a folder outside.
     std::fs::write(at("a"), b"old").expect("written");
     std::fs::create_dir_all(at("b/deep")).expect("made");
     std::os::unix::fs::symlink(outside.path(), at("b/deep/link")).expect("linked");
@@ -449,7 +450,7 @@ fn a_folder_that_is_not_empty_is_refused_unless_told() {
 }
 
 #[test]
-fn zeros_are_holes() {
+fn blocks_of_zeros_become_holes() {
     use std::os::unix::fs::MetadataExt as _;
     let mut source = MemorySource::default();
     let mut bytes = vec![0; 3 << 20];
@@ -490,7 +491,7 @@ fn a_very_deep_tree_is_written() {
 }
 
 #[test]
-fn what_a_file_system_does_not_take_is_told_with_its_size_and_the_mend() {
+fn the_error_of_a_too_large_entry_names_its_size_and_the_fix() {
     let of_one = |entry: Entry| {
         let folder = tempfile::tempdir().expect("a folder");
         let options = with(ReuseMode::Clone, 1);
@@ -503,24 +504,24 @@ fn what_a_file_system_does_not_take_is_told_with_its_size_and_the_mend() {
     };
     let target = vec![b'x'; 4096];
     let link = entry("a", Kind::Symlink { target });
-    let told = of_one(link).expect_err("no Linux takes it");
+    let error = of_one(link).expect_err("longer than PATH_MAX");
     for part in ["export a into", "4096 bytes", "4095", "--as oci-layout"] {
-        assert!(told.contains(part), "{part} is not in: {told}");
+        assert!(error.contains(part), "{part} is not in: {error}");
     }
-    // Some take it: tmpfs and XFS.
+    // tmpfs and XFS support this size.
     let large = Entry {
         xattrs: vec![(b"user.large".to_vec(), vec![7; 60_000])],
         ..entry("a", Kind::Directory)
     };
-    if let Err(told) = of_one(large) {
+    if let Err(error) = of_one(large) {
         for part in ["folder a:", "user.large", "60000 bytes", "--as oci-layout"] {
-            assert!(told.contains(part), "{part} is not in: {told}");
+            assert!(error.contains(part), "{part} is not in: {error}");
         }
     }
 }
 
 #[test]
-fn what_the_source_lacks_is_told_and_ends_it() {
+fn a_missing_content_ends_the_export() {
     let mut source = MemorySource::default();
     let present: Vec<Entry> = (0..2000)
         .map(|nth: u32| file(&format!("f{nth}"), &mut source, &nth.to_le_bytes()))
@@ -538,11 +539,11 @@ fn what_the_source_lacks_is_told_and_ends_it() {
     );
     assert!(matches!(failed, Err(Error::Missing(_))), "{failed:?}");
     let left = std::fs::read_dir(folder.path()).expect("the folder stays");
-    assert_eq!(left.count(), 0, "a retry wants it empty");
+    assert_eq!(left.count(), 0, "a retry needs an empty folder");
 }
 
 #[test]
-fn the_numbers_of_a_summary_are_those_of_the_tree() {
+fn the_summary_counts_entries_bytes_and_failed_attributes() {
     let mut source = MemorySource::default();
     let mut odd = file("x", &mut source, b"1234");
     odd.xattrs = vec![(b"nonsense.name".to_vec(), b"value".to_vec())];
@@ -590,10 +591,10 @@ fn a_file_whose_owner_cannot_be_set_is_not_setuid() {
     assert!(!summary.complete());
 }
 
-/// Says stop when it was asked so often.
-struct Stops(u32);
+/// Returns an error after this number of pauses.
+struct StopsAfter(u32);
 
-impl Pace for Stops {
+impl Pace for StopsAfter {
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
         self.0 = self.0.checked_sub(1).ok_or(Error::Stopped)?;
         Ok(())
@@ -601,14 +602,14 @@ impl Pace for Stops {
 }
 
 #[test]
-fn putting_layers_together_stops_when_it_is_told_to() {
+fn the_merge_of_layers_stops_when_its_pace_returns_an_error() {
     let layers = layers(&Image::tree(1, &TreeOptions::default()));
     let layers: Vec<_> = layers.iter().collect();
     for pauses in 0..2 {
-        let stopped = ImageToc::build_at(&layers, &mut Stops(pauses));
+        let stopped = ImageToc::build_at(&layers, &mut StopsAfter(pauses));
         assert!(matches!(stopped, Err(Error::Stopped)), "{pauses}");
     }
-    let built = ImageToc::build_at(&layers, &mut Stops(u32::MAX)).expect("built");
+    let built = ImageToc::build_at(&layers, &mut StopsAfter(u32::MAX)).expect("built");
     let expected = ImageToc::build(&layers).expect("built");
     assert!(built.bytes() == expected.bytes());
 }

@@ -45,7 +45,7 @@ pub fn encode(table: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<V
         }
         if !base.is_empty() {
             // Finds the runs of digests that stayed. Two versions of an image of 99 000 entries, at level 3: 1.17 MB
-            // and not 2.06 (`cargo run --release -p pierhead-bundle --example table`).
+            // and not 2.06 (`cargo run --release -p pierhead-worker --example image_toc`).
             encoder.set_parameter(CParameter::EnableLongDistanceMatching(true))?;
         }
         encoder.include_contentsize(true)?;

@@ -1,4 +1,4 @@
-//! A server for unit tests: a function answers each request.
+//! An HTTP server for unit tests. A function computes the response to each request.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

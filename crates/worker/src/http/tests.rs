@@ -1,3 +1,5 @@
+//! Tests of the HTTP client with sockets: framing, invalid responses, retries, TLS.
+
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -11,14 +13,14 @@ use super::*;
 use crate::Error;
 use crate::http::session::Session;
 
-/// A server that answers one request per connection with these bytes and closes it. The thread
+/// Starts a server that sends one of `responses` on each connection and closes it. The thread
 /// returns the requests.
-fn server(answers: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
+fn server(responses: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let thread = thread::spawn(move || {
-        let mut asked = Vec::new();
-        for answer in answers {
+        let mut requests = Vec::new();
+        for response in responses {
             let (mut stream, _) = listener.accept().expect("a client");
             let mut head = Vec::new();
             let mut byte = [0];
@@ -26,19 +28,21 @@ fn server(answers: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
                 stream.read_exact(&mut byte).expect("a request");
                 head.push(byte[0]);
             }
-            asked.push(String::from_utf8_lossy(&head).into_owned());
+            requests.push(String::from_utf8_lossy(&head).into_owned());
             // The client may have closed the connection.
-            let _ = stream.write_all(&answer);
+            let _ = stream.write_all(&response);
         }
-        asked
+        requests
     });
     let url = Url::parse(&format!("http://{address}")).expect("a url");
     let tls = TlsConfigs::new(RootCertStore::empty, None, None).expect("roots");
     (Server::new(url, tls, None), thread)
 }
 
-fn get(answer: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
-    let (server, thread) = server(vec![answer.to_vec()]);
+/// Requests a path from a server that sends `response`. Returns status, body, and whether the
+/// connection is idle.
+fn get(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
+    let (server, thread) = server(vec![response.to_vec()]);
     let session = Session::new(&server);
     let result = (|| -> Result<_, String> {
         let answer = session
@@ -49,21 +53,21 @@ fn get(answer: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
         Ok((status, body))
     })();
     let ready = session.is_idle();
-    let asked = thread.join().expect("a server");
+    let requests = thread.join().expect("a server");
     assert!(
-        asked[0].starts_with("GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:"),
-        "{asked:?}"
+        requests[0].starts_with("GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:"),
+        "{requests:?}"
     );
     let (status, body) = result?;
     assert_eq!(
         server.received(),
-        u64::try_from(answer.len()).expect("small")
+        u64::try_from(response.len()).expect("small")
     );
     Ok((status, body, ready))
 }
 
 #[test]
-fn bodies_of_every_framing() {
+fn bodies_of_all_framings_are_read() {
     let ok = |text: &str| get(text.as_bytes());
     let hello = |ready| Ok((200, b"hello".to_vec(), ready));
     assert_eq!(
@@ -152,7 +156,7 @@ fn a_refusal_carries_advice_and_retry_after() {
     let (server, thread) = server(vec![answer.into_bytes()]);
     let answer = Session::new(&server)
         .send(&Request::get("/", &[]))
-        .expect("an answer");
+        .expect("a response");
     let error = answer.into_error(&server, "redis:7");
     assert!(!error.is_retryable());
     let Error::Refused {
@@ -171,15 +175,18 @@ fn a_refusal_carries_advice_and_retry_after() {
     thread.join().expect("a server");
 }
 
-/// Some registries answer 403 without credentials.
+/// Some registries send 403 in place of 401.
 #[test]
-fn a_403_without_credentials_does_not_blame_a_login() {
+fn the_error_of_a_403_without_credentials_does_not_mention_them() {
     let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n".to_vec();
     let (server, thread) = server(vec![answer]);
     let session = Session::new(&server);
-    let answer = session.send(&Request::get("/", &[])).expect("an answer");
+    let answer = session.send(&Request::get("/", &[])).expect("a response");
     let error = answer.into_error(&server, "redis:7").to_string();
-    assert!(error.contains("403") && !error.contains("login"), "{error}");
+    assert!(
+        error.contains("403") && !error.contains("credentials"),
+        "{error}"
+    );
     thread.join().expect("a server");
 }
 
@@ -189,7 +196,7 @@ fn a_closed_idle_connection_is_replaced() {
     let (server, thread) = server(vec![answer.clone(), answer]);
     let session = Session::new(&server);
     for path in ["/1", "/2"] {
-        let answer = session.send(&Request::get(path, &[])).expect("an answer");
+        let answer = session.send(&Request::get(path, &[])).expect("a response");
         let body = answer.body.all(10).expect("a body");
         assert_eq!(body, b"ok", "{path}");
         session.until_closed();
@@ -204,7 +211,7 @@ fn https_to_a_server_without_tls_advises_http() {
     let thread = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-        // The TLS hello is read, so that the close sends no reset.
+        // Read the TLS hello, so that the close sends no reset.
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let url = Url::parse(&format!("https://{address}")).expect("a url");
@@ -215,7 +222,7 @@ fn https_to_a_server_without_tls_advises_http() {
     );
     let session = Session::new(&server);
     let refused = session.send(&Request::get("/", &[])).err();
-    let refused = refused.expect("no answer");
+    let refused = refused.expect("no response");
     assert!(refused.to_string().contains("try http://"), "{refused}");
     assert!(!refused.is_retryable());
     drop(session);
@@ -231,7 +238,7 @@ fn a_response_below_the_minimum_rate_fails_and_a_long_wait_does_not() {
     };
     assert!(fails(0) && fails(1) && fails(100));
     assert!(!fails(1000) && !fails(1 << 20));
-    // A server plans a bundle for a minute, and then sends it at once.
+    // The server plans a bundle for a minute, and then sends it at once.
     let mut rate = connection::MinimumRate::default();
     assert!(rate.is_met(59 * second, 1) && rate.is_met(second, 1 << 20));
     assert!(rate.is_met(60 * second, 1));

@@ -183,19 +183,19 @@ impl Sizes for ContentSizes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::tests::{Made, noise};
+    use crate::store::tests::{TestImage, noise};
 
     #[test]
     fn only_contents_that_the_old_tree_lacks_count_as_files() {
-        let old = Made::of(&[("a", noise(1, 100)), ("b", noise(2, 200))]);
+        let old = TestImage::of(&[("a", noise(1, 100)), ("b", noise(2, 200))]);
         // The same bytes under another name, twice the same new bytes, and a change.
-        let new = Made::of(&[
+        let new = TestImage::of(&[
             ("c", noise(1, 100)),
             ("d", noise(3, 300)),
             ("e", noise(3, 300)),
             ("b", noise(4, 50)),
         ]);
-        let total = |old: &Made, new: &Made| sum(new_contents(&old.toc(), &new.toc()));
+        let total = |old: &TestImage, new: &TestImage| sum(new_contents(&old.toc(), &new.toc()));
         let counts = |size: TransferSize| (size.count, size.bytes);
         assert_eq!(counts(total(&old, &new)), (2, 350));
         assert_eq!(counts(total(&new, &old)), (1, 200));
@@ -205,8 +205,8 @@ mod tests {
     #[test]
     fn the_size_of_a_content_comes_from_the_toc_of_its_image() {
         let (old, new) = (
-            Made::of(&[("a", noise(1, 7))]),
-            Made::of(&[("a", noise(2, 9))]),
+            TestImage::of(&[("a", noise(1, 7))]),
+            TestImage::of(&[("a", noise(2, 9))]),
         );
         let (old, new) = (old.toc(), new.toc());
         let sizes = ContentSizes {

@@ -1,3 +1,5 @@
+//! Tests of whole pulls from a test server.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,16 +10,16 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::http::test_server::{ReceivedRequest, TestServer, refusal, response};
-use crate::store::tests::{Encoded, Made, encode, noise};
+use crate::store::tests::{Encoded, TestImage, encode, noise};
 use crate::{NoProgress, Unit, store};
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Two versions without the content of 9 MB: few bytes keep these tests fast.
-fn versions() -> (Made, Made) {
+fn versions() -> (TestImage, TestImage) {
     let (mut old, mut new) = store::tests::versions();
     for made in [&mut old, &mut new] {
-        made.files.remove(&b"c/large"[..]);
+        test_image.files.remove(&b"c/large"[..]);
     }
     (old, new)
 }
@@ -56,11 +58,12 @@ fn bundle(encoded: &Encoded, bytes: &[u8]) -> Vec<u8> {
     )
 }
 
-fn ask_of(request: &ReceivedRequest) -> BundleQuery {
+fn query_of(request: &ReceivedRequest) -> BundleQuery {
     serde_json::from_slice(&request.body).expect("a request in JSON")
 }
 
-fn asks(server: &TestServer) -> Vec<BundleQuery> {
+/// The queries of all requests for bundles.
+fn queries(server: &TestServer) -> Vec<BundleQuery> {
     let requests = server.requests();
     let bundles = requests
         .iter()
@@ -69,9 +72,9 @@ fn asks(server: &TestServer) -> Vec<BundleQuery> {
 }
 
 /// Serves the bundle of one image, in full and in parts.
-fn serves(made: &Made) -> TestServer {
-    let encoded = encode(made, None, false);
-    TestServer::start(move |request| match ask_of(request).part {
+fn bundle_server(test_image: &TestImage) -> TestServer {
+    let encoded = encode(test_image, None, false);
+    TestServer::start(move |request| match query_of(request).part {
         None => bundle(&encoded, &encoded.bytes()),
         Some(part) => bundle(
             &encoded,
@@ -87,9 +90,9 @@ fn stored(folder: &TempDir) -> Vec<Digest> {
 }
 
 #[test]
-fn a_bundle_is_pulled_recorded_and_named() {
+fn a_pulled_bundle_is_recorded_with_its_name() {
     let (image, _) = versions();
-    let (server, store) = (serves(&image), TempDir::new().expect("a folder"));
+    let (server, store) = (bundle_server(&image), TempDir::new().expect("a folder"));
     let report = pull_into(&server, &store, "registry.example/app:1").expect("pulled");
     assert_eq!(report.image, "registry.example/app:1");
     assert_eq!(report.digest, image.digest().to_string());
@@ -115,13 +118,13 @@ fn a_bundle_is_pulled_recorded_and_named() {
 fn an_update_names_the_stored_image_and_applies_its_contents() {
     let (old, new) = versions();
     let store = TempDir::new().expect("a folder");
-    pull_into(&serves(&old), &store, "registry.example/app:1").expect("pulled");
+    pull_into(&bundle_server(&old), &store, "registry.example/app:1").expect("pulled");
     let update = encode(&new, Some(&old), false);
     let server = TestServer::start(move |_| bundle(&update, &update.bytes()));
     let report = pull_into(&server, &store, "registry.example/app:2").expect("updated");
-    let asked = &asks(&server)[0];
+    let query = &queries(&server)[0];
     assert_eq!(
-        (asked.want.as_str(), &asked.have),
+        (query.want.as_str(), &query.have),
         ("2", &vec![old.digest()])
     );
     assert_eq!((report.base_images, report.base_images_unused), (1, 0));
@@ -134,11 +137,11 @@ fn an_update_names_the_stored_image_and_applies_its_contents() {
 }
 
 #[test]
-fn a_response_that_breaks_is_continued_behind_its_last_record() {
+fn an_interrupted_response_is_continued_after_its_last_record() {
     let (image, _) = versions();
     let encoded = encode(&image, None, false);
     let attempts = AtomicUsize::new(0);
-    let server = TestServer::start(move |request| match ask_of(request).part {
+    let server = TestServer::start(move |request| match query_of(request).part {
         Some(part) => bundle(
             &encoded,
             &encoded.part(usize::try_from(part.first).expect("small")),
@@ -153,9 +156,9 @@ fn a_response_that_breaks_is_continued_behind_its_last_record() {
     let store = TempDir::new().expect("a folder");
     let report = pull_into(&server, &store, "registry.example/app:1").expect("pulled");
     assert_eq!(report.contents.full, 3);
-    let asked = asks(&server);
-    assert_eq!(asked.len(), 2);
-    let part = asked[1].part.as_ref().expect("a part");
+    let queries = queries(&server);
+    assert_eq!(queries.len(), 2);
+    let part = queries[1].part.as_ref().expect("a part");
     assert!(part.first > 0, "the first records are applied");
     assert_eq!(
         Some(part.etag.clone()),
@@ -164,11 +167,11 @@ fn a_response_that_breaks_is_continued_behind_its_last_record() {
 }
 
 #[test]
-fn a_pull_that_failed_is_resumed_by_the_next_one() {
+fn the_next_pull_resumes_a_failed_pull() {
     let (image, _) = versions();
     let encoded = encode(&image, None, false);
     let store = TempDir::new().expect("a folder");
-    let broken = TestServer::start(move |request| match ask_of(request).part {
+    let broken = TestServer::start(move |request| match query_of(request).part {
         Some(_) => refusal("401 Unauthorized", "UNAUTHORIZED"),
         None => {
             let full = bundle(&encoded, &encoded.bytes());
@@ -179,29 +182,29 @@ fn a_pull_that_failed_is_resumed_by_the_next_one() {
     let error = pull_into(&broken, &store, "registry.example/app:1").expect_err("refused");
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     assert!(stored(&store).is_empty(), "nothing incomplete is visible");
-    let server = serves(&image);
+    let server = bundle_server(&image);
     let report = pull_into(&server, &store, "registry.example/app:1").expect("resumed");
     assert!(report.frames_resumed > 0);
     assert!(
-        asks(&server)[0].part.is_some(),
+        queries(&server)[0].part.is_some(),
         "only the rest is requested"
     );
     assert_eq!(stored(&store), [image.digest()]);
 }
 
 #[test]
-fn a_bundle_that_was_replaced_meanwhile_is_requested_anew() {
+fn a_replaced_bundle_is_requested_again() {
     let (old, new) = versions();
     let (first, second) = (encode(&old, None, false), encode(&new, None, false));
     let attempts = AtomicUsize::new(0);
     let server = TestServer::start(move |request| {
         let is_first = attempts.fetch_add(1, Ordering::Relaxed) == 0;
-        match (is_first, ask_of(request).part) {
+        match (is_first, query_of(request).part) {
             (true, _) => {
                 let full = bundle(&first, &first.bytes());
                 full[..full.len() - 3000].to_vec()
             }
-            // The server has another bundle by now, and ignores a part of the old one.
+            // The server has another bundle now, and ignores the part of the old bundle.
             (false, _) => bundle(&second, &second.bytes()),
         }
     });
@@ -209,7 +212,7 @@ fn a_bundle_that_was_replaced_meanwhile_is_requested_anew() {
     let report = pull_into(&server, &store, "registry.example/app:1").expect("pulled");
     assert_eq!(report.digest, new.digest().to_string());
     assert_eq!(stored(&store), [new.digest()]);
-    let parts: Vec<_> = asks(&server)
+    let parts: Vec<_> = queries(&server)
         .iter()
         .map(|query| query.part.is_some())
         .collect();
@@ -217,7 +220,7 @@ fn a_bundle_that_was_replaced_meanwhile_is_requested_anew() {
 }
 
 #[test]
-fn another_image_than_the_digest_names_is_refused() {
+fn an_image_that_does_not_match_the_requested_digest_is_refused() {
     let (old, new) = versions();
     let (encoded, manifest) = (encode(&new, None, false), old.manifest());
     let server = TestServer::start(move |request| match request.head.starts_with("POST ") {
@@ -232,9 +235,9 @@ fn another_image_than_the_digest_names_is_refused() {
 }
 
 #[test]
-fn a_content_that_is_not_its_digest_fails_the_pull() {
-    let image = Made::of(&[("a", noise(1, 3000)), ("b", noise(2, 9000))]);
-    let other = Made::of(&[("a", noise(7, 3000)), ("b", noise(2, 9000))]);
+fn a_pull_with_a_corrupt_content_fails() {
+    let image = TestImage::of(&[("a", noise(1, 3000)), ("b", noise(2, 9000))]);
+    let other = TestImage::of(&[("a", noise(7, 3000)), ("b", noise(2, 9000))]);
     let (encoded, wrong) = (encode(&image, None, false), encode(&other, None, false));
     // The header of the image, and the records of another one.
     let part = wrong.part(0);
@@ -250,11 +253,11 @@ fn a_content_that_is_not_its_digest_fails_the_pull() {
     assert!(stored(&store).is_empty(), "no wrong byte becomes visible");
 }
 
-/// Collects the notes of a pull.
+/// Collects the lines that a pull shows.
 #[derive(Default)]
-struct Notes(Mutex<Vec<String>>);
+struct RecordedLines(Mutex<Vec<String>>);
 
-impl Progress for Notes {
+impl Progress for RecordedLines {
     fn begin(&self, _: &str, _: Unit, _: u64) {}
     fn set(&self, _: u64) {}
     fn advance(&self, _: u64) {}
@@ -272,10 +275,10 @@ fn a_second_pull_of_an_image_waits_for_the_first_and_reuses_its_contents() {
     let encoded = Arc::new(encode(&image, None, false));
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
     let gate = Mutex::new(receiver);
-    let answers = AtomicUsize::new(0);
+    let responses = AtomicUsize::new(0);
     let shared = Arc::clone(&encoded);
-    // The rest of the first bundle comes once the second pull waits.
-    let server = TestServer::start(move |request| match ask_of(request).part {
+    // The server sends the rest of the first bundle when the second pull waits.
+    let server = TestServer::start(move |request| match query_of(request).part {
         Some(part) => {
             let _ = gate.lock().recv();
             bundle(
@@ -283,29 +286,32 @@ fn a_second_pull_of_an_image_waits_for_the_first_and_reuses_its_contents() {
                 &shared.part(usize::try_from(part.first).expect("small")),
             )
         }
-        None if answers.fetch_add(1, Ordering::Relaxed) == 0 => {
+        None if responses.fetch_add(1, Ordering::Relaxed) == 0 => {
             let full = bundle(&shared, &shared.bytes());
             full[..full.len() - 3000].to_vec()
         }
         None => bundle(&shared, &shared.bytes()),
     });
     let store = TempDir::new().expect("a folder");
-    let notes = Notes::default();
+    let lines = RecordedLines::default();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| pull_into(&server, &store, "registry.example/app:1"));
         while server.requests().len() < 2 {
             std::thread::yield_now();
         }
-        let second = scope.spawn(|| pull_with(&server, &store, "registry.example/app:1", &notes));
-        while notes.0.lock().is_empty() {
+        let second = scope.spawn(|| pull_with(&server, &store, "registry.example/app:1", &lines));
+        while lines.0.lock().is_empty() {
             std::thread::yield_now();
         }
         // Dropping the sender opens the gate for all requests.
         drop(sender);
         first.join().expect("no panic").expect("pulled");
         let report = second.join().expect("no panic").expect("pulled");
-        assert_eq!(report.contents.full, 0, "all contents were there");
+        assert_eq!(
+            report.contents.full, 0,
+            "the first pull stored all contents"
+        );
     });
-    assert!(notes.0.lock()[0].contains("another pierhead pulls this image"));
+    assert!(lines.0.lock()[0].contains("another pierhead pulls this image"));
     assert_eq!(stored(&store), [image.digest()]);
 }

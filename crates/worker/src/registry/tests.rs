@@ -1,3 +1,5 @@
+//! Tests of the registry client with a test server: manifests, blobs, ranges, redirects.
+
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,7 +92,7 @@ fn the_manifest_of_the_platform_is_chosen_from_an_index() {
 }
 
 #[test]
-fn a_manifest_that_is_not_its_digest_is_refused() {
+fn a_manifest_that_does_not_match_its_digest_is_refused() {
     let (wanted, sent) = (manifest("a"), manifest("b"));
     let server = TestServer::start(move |_| ok(MANIFEST_TYPE, &sent));
     let session = Session::new(&server.server());
@@ -119,7 +121,8 @@ fn a_platform_of_a_hostile_index_is_shown_without_control_characters() {
     assert!(!shown_platform(&hostile).contains('\u{1b}'));
 }
 
-/// Fetches [`BLOB`] into a file that has `before` already. Returns what the file has then.
+/// Fetches [`BLOB`] into a file with the bytes `before`. Returns the result, the bytes of the file,
+/// and the reported progress.
 fn fetch(server: &Server, before: &[u8]) -> (Result<(), Error>, Vec<u8>, u64) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("blob");
@@ -156,7 +159,7 @@ fn blob_with_ranges(request: &ReceivedRequest) -> Vec<u8> {
 }
 
 #[test]
-fn a_blob_is_resumed_behind_the_bytes_of_its_file() {
+fn a_blob_is_resumed_after_the_bytes_of_its_file() {
     let server = TestServer::start(blob_with_ranges);
     for (before, range) in [(&b""[..], None), (&BLOB[..9], Some("bytes=9-"))] {
         let (fetched, bytes, advanced) = fetch(&server.server(), before);
@@ -173,7 +176,7 @@ fn a_blob_is_resumed_behind_the_bytes_of_its_file() {
         requests,
         "nothing is left to request"
     );
-    // A longer file is of something else.
+    // A file that is longer than the blob is fetched again from the start.
     let (fetched, bytes, _) = fetch(&server.server(), &[BLOB, b"more"].concat());
     fetched.expect("fetched anew");
     assert_eq!(bytes, BLOB);
@@ -211,7 +214,7 @@ fn a_broken_transfer_continues_where_it_stopped() {
 }
 
 #[test]
-fn wrong_bytes_leave_an_empty_file() {
+fn a_file_with_wrong_bytes_is_emptied() {
     let mut wrong = BLOB.to_vec();
     wrong[3] ^= 1;
     let server = TestServer::start(move |_| ok("application/octet-stream", &wrong));
@@ -221,16 +224,18 @@ fn wrong_bytes_leave_an_empty_file() {
         matches!(error, Error::Bundle(pierhead_toc::Error::Digest { .. })),
         "{error}"
     );
-    assert!(bytes.is_empty(), "a retry must not build on them");
+    assert!(bytes.is_empty(), "a retry must not use the wrong bytes");
 }
 
 #[test]
-fn a_blob_may_not_be_longer_than_its_manifest_says_nor_of_another_range() {
+fn a_blob_of_another_length_or_range_is_refused() {
     let longer = [BLOB, b"more"].concat();
     let server = TestServer::start(move |_| ok("application/octet-stream", &longer));
     let error = fetch(&server.server(), b"").0.expect_err("too long");
     assert!(
-        error.to_string().contains("longer than its manifest states"),
+        error
+            .to_string()
+            .contains("longer than its manifest states"),
         "{error}"
     );
     let server = TestServer::start(|_| {
@@ -271,7 +276,7 @@ fn credentials_do_not_follow_a_redirect_to_another_server() {
 }
 
 #[test]
-fn redirects_end() {
+fn endless_and_invalid_redirects_are_refused() {
     let server =
         TestServer::start(|_| response("307 Temporary Redirect", &[("location", "/x")], b""));
     let error = fetch(&server.server(), b"").0.expect_err("a loop");
@@ -279,5 +284,8 @@ fn redirects_end() {
     assert_eq!(server.requests().len(), MAX_REDIRECTS + 1);
     let server = TestServer::start(|_| response("302 Found", &[("location", "ftp://x/")], b""));
     let error = fetch(&server.server(), b"").0.expect_err("no URL of HTTP");
-    assert!(error.to_string().contains("without a valid location"), "{error}");
+    assert!(
+        error.to_string().contains("without a valid location"),
+        "{error}"
+    );
 }

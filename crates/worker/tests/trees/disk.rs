@@ -1,4 +1,4 @@
-//! What lies in a folder, against what should.
+//! Compares the files in a folder with the expected tree.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use pierhead_toc::{Entry, FileDigest, Kind};
 
-/// Panics at the first difference. Owners of others, and their files, only root can make.
+/// Panics at the first difference. Compares owners only with `as_root`, because only root can set
+/// them.
 pub(crate) fn compare(
     root: &Path,
     tree: &[Entry],
@@ -19,8 +20,7 @@ pub(crate) fn compare(
     compare_but_links(root, tree, contents, as_root, false);
 }
 
-/// The same; with `linked`, files may have more names than the tree has, in a store and in other
-/// trees.
+/// As [`compare`]. With `linked`, files may have further names in a store and in other trees.
 pub(crate) fn compare_but_links(
     root: &Path,
     tree: &[Entry],

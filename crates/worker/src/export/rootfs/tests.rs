@@ -1,4 +1,4 @@
-//! The steps of an export one by one. `tests/trees.rs` checks whole trees.
+//! Tests of the single steps of an export into a folder. `tests/trees.rs` tests whole trees.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -52,15 +52,15 @@ fn toc(entries: &[Entry]) -> ImageToc {
         files: None,
         entries: entries.iter().cloned().map(Ok),
     };
-    ImageToc::merge([layer]).expect("a table")
+    ImageToc::merge([layer]).expect("a TOC")
 }
 
 /// Calls `check` with the first row below the root.
 fn with_row<T>(entry: &Entry, check: impl FnOnce(&pierhead_toc::image_toc::Row<'_, '_>) -> T) -> T {
     let toc = toc(std::slice::from_ref(entry));
     let mut rows = toc.rows();
-    rows.next().expect("a table").expect("the root");
-    let row = rows.next().expect("a table").expect("an entry");
+    rows.next().expect("a TOC").expect("the root");
+    let row = rows.next().expect("a TOC").expect("an entry");
     check(&row)
 }
 
@@ -79,7 +79,7 @@ fn export(toc: &ImageToc, source: &MemorySource, into: &Path) -> Result<Summary,
 }
 
 #[test]
-fn all_names_of_a_file_are_one_inode_and_its_bytes_count_once() {
+fn hard_links_are_one_inode_whose_bytes_count_once() {
     let mut source = MemorySource::default();
     source.add(&b"bytes"[..]);
     let fifo = entry("pipe", Kind::Fifo);
@@ -108,17 +108,17 @@ fn all_names_of_a_file_are_one_inode_and_its_bytes_count_once() {
 }
 
 #[test]
-fn a_device_that_may_not_be_made_is_counted_under_all_of_its_names() {
+fn a_device_that_cannot_be_created_counts_with_all_its_names() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = MemorySource::default();
     let device = Kind::CharDevice { major: 1, minor: 3 };
     let toc = toc(&[entry("null", device), hard_link("null2", "null")]);
     let summary = export(&toc, &source, folder.path()).expect("exported");
-    // Root outside of a container may make devices.
-    let made = folder.path().join("null").exists();
-    assert_eq!(summary.devices, if made { 0 } else { 2 });
-    assert_eq!(folder.path().join("null2").exists(), made);
-    assert_eq!(summary.complete(), made);
+    // Root outside of a container may create devices.
+    let is_created = folder.path().join("null").exists();
+    assert_eq!(summary.devices, if is_created { 0 } else { 2 });
+    assert_eq!(folder.path().join("null2").exists(), is_created);
+    assert_eq!(summary.complete(), is_created);
 }
 
 #[test]
@@ -153,13 +153,13 @@ fn attributes_are_set_on_files_folders_and_links() {
 }
 
 #[test]
-fn an_owner_that_cannot_be_set_takes_setuid_from_a_file() {
+fn a_file_whose_owner_cannot_be_set_loses_setuid() {
     let (folder, _root) = folder();
     let path = folder.path().join("file");
     fs::write(&path, "x").expect("written");
     let opened = File::open(&path).expect("opened");
     let counts = Counters::default();
-    // This number means no change to chown(2), so no file can have this owner.
+    // chown(2) reads this ID as "no change", so no file can have this owner.
     let wanted = Entry {
         uid: u32::MAX,
         mode: 0o6755,
@@ -178,7 +178,7 @@ fn an_owner_that_cannot_be_set_takes_setuid_from_a_file() {
     );
 }
 
-/// A store's file, and the names that an entry gave it in a tree.
+/// A file of a store, and a folder in which entries link it.
 struct StoreFile {
     folder: TempDir,
     tree: OwnedFd,
@@ -255,7 +255,7 @@ fn an_inode_is_shared_only_by_entries_with_the_same_attributes() {
 }
 
 #[test]
-fn rights_never_reach_the_store_through_a_shared_inode() {
+fn entries_that_grant_rights_are_not_linked() {
     let plain = file("x", b"bytes");
     let with_xattr = vec![(b"user.a".to_vec(), b"1".to_vec())];
     for refused in [
@@ -294,7 +294,7 @@ fn rights_never_reach_the_store_through_a_shared_inode() {
 }
 
 #[test]
-fn an_inode_that_changed_or_left_the_store_is_not_linked() {
+fn a_changed_replaced_or_locked_inode_is_not_linked() {
     let plain = file("x", b"bytes");
     let store = StoreFile::new();
     assert!(
@@ -305,7 +305,7 @@ fn an_inode_that_changed_or_left_the_store_is_not_linked() {
     let (seconds, nanos) = link::changed(&opened.metadata().expect("metadata"));
     let earlier = (seconds - 1, nanos);
     assert!(store.link_seen(&opened, "name", &plain, earlier, true) == Link::None);
-    // The lock ends with the file.
+    // Closing the file releases its lock.
     drop(opened);
     // Another export has the inode locked.
     let other = File::open(&store.path).expect("opened");
@@ -321,7 +321,7 @@ fn an_inode_that_changed_or_left_the_store_is_not_linked() {
 }
 
 #[test]
-fn a_name_is_cleared_with_all_below_it_and_links_are_not_followed() {
+fn a_folder_is_removed_with_all_entries_without_following_links() {
     let (folder, root) = folder();
     let outside = tempfile::tempdir().expect("a folder");
     fs::write(outside.path().join("stays"), "x").expect("written");
@@ -338,7 +338,7 @@ fn a_name_is_cleared_with_all_below_it_and_links_are_not_followed() {
 }
 
 #[test]
-fn two_exports_do_not_write_into_one_folder() {
+fn a_second_export_into_the_same_folder_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let first = folder::target(folder.path(), false).expect("opened");
     let error = folder::target(folder.path(), false).expect_err("in use");
@@ -348,7 +348,7 @@ fn two_exports_do_not_write_into_one_folder() {
 }
 
 #[test]
-fn a_failed_export_leaves_the_folder_as_it_was() {
+fn a_failed_export_removes_the_files_that_it_wrote() {
     let source = MemorySource::default();
     let toc = toc(&[
         entry("d", Kind::Directory),
@@ -366,7 +366,7 @@ fn a_failed_export_leaves_the_folder_as_it_was() {
 }
 
 #[test]
-fn zeros_at_any_place_become_holes_with_the_same_bytes() {
+fn files_with_holes_have_the_same_bytes() {
     let block = 4096;
     let mut source = MemorySource::default();
     let mut mixed = vec![0; 10 * block + 100];

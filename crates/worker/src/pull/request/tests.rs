@@ -1,8 +1,10 @@
+//! Tests of requests for bundles: responses, refusals and polling.
+
 use super::*;
 use crate::http::test_server::{TestServer, refusal, response};
 
 #[test]
-fn after_the_longest_wait_layers_are_pulled_instead() {
+fn layers_are_pulled_after_the_maximum_wait() {
     let refused = |detail| Error::Refused {
         status: StatusCode::SERVICE_UNAVAILABLE,
         code: None,
@@ -30,7 +32,7 @@ fn image() -> Reference {
     "registry.example/app:1".parse().expect("a reference")
 }
 
-/// Requests a bundle from a server with one answer to each POST and one to each GET.
+/// Requests a bundle from a server with one response to each POST and one to each GET.
 fn request(post: Vec<u8>, get: Vec<u8>) -> (Result<BundleResponse, Error>, TestServer) {
     let server = TestServer::start(move |request| match request.head.starts_with("POST ") {
         true => post.clone(),
@@ -77,7 +79,7 @@ fn a_bundle_is_a_response_with_its_media_type_and_an_etag() {
     assert_eq!(sent.header("content-type"), Some("application/json"));
     let query: BundleQuery = serde_json::from_slice(&sent.body).expect("a request in JSON");
     assert_eq!(query.want, "1");
-    // A server that knows nothing of bundles may answer any path with a page.
+    // A server without bundles may send a web page for any path.
     for headers in [
         &[READY][..],
         &[etag],
@@ -89,7 +91,7 @@ fn a_bundle_is_a_response_with_its_media_type_and_an_etag() {
 }
 
 #[test]
-fn a_server_without_the_endpoint_is_told_from_one_without_the_image() {
+fn a_missing_endpoint_and_a_missing_image_are_distinguished() {
     for status in [
         "404 Not Found",
         "405 Method Not Allowed",
@@ -104,14 +106,14 @@ fn a_server_without_the_endpoint_is_told_from_one_without_the_image() {
         );
         assert!(matches!(result, Err(Error::NotFound { .. })), "{status}");
     }
-    // The code tells it without a second request.
+    // The error code decides without a second request.
     let (result, server) = request(refusal("404 Not Found", "MANIFEST_UNKNOWN"), manifest());
     assert!(matches!(result, Err(Error::NotFound { .. })));
     assert_eq!(server.targets().len(), 1);
 }
 
 #[test]
-fn a_refusal_ends_the_pull_only_where_layers_would_be_refused_too() {
+fn a_refusal_ends_the_pull_only_if_layers_would_be_refused_too() {
     for status in [
         "401 Unauthorized",
         "403 Forbidden",
@@ -121,7 +123,7 @@ fn a_refusal_ends_the_pull_only_where_layers_would_be_refused_too() {
         let (result, _) = request(refusal(status, "DENIED"), manifest());
         assert!(matches!(result, Err(Error::Refused { .. })), "{status}");
     }
-    // The operator has switched bundles off, or the request is too large for this server.
+    // The operator has disabled bundles, or the request is too large for the server.
     for (status, code) in [
         ("503 Service Unavailable", "UNSUPPORTED"),
         ("400 Bad Request", "UNSUPPORTED"),
@@ -133,7 +135,7 @@ fn a_refusal_ends_the_pull_only_where_layers_would_be_refused_too() {
 }
 
 #[test]
-fn a_bundle_in_preparation_is_polled_at_the_pace_of_the_server() {
+fn a_bundle_in_preparation_is_polled_at_the_interval_of_the_server() {
     let preparing = |stage, done| Error::Refused {
         status: StatusCode::SERVICE_UNAVAILABLE,
         code: None,
@@ -155,11 +157,11 @@ fn a_bundle_in_preparation_is_polled_at_the_pace_of_the_server() {
     }
     assert!(
         started.elapsed() >= POLL_PAUSE.0 * 3,
-        "the least pause is kept"
+        "the minimum interval is kept"
     );
     let stages = ["is queued", "is pulled", "is indexed"].map(str::to_owned);
     assert_eq!(shown, stages.into_iter().zip([0, 3, 3]).collect::<Vec<_>>());
-    // No change for the longest time: the bundle is stuck.
+    // The server has made no progress for the maximum time.
     wait.last_change = Instant::now()
         .checked_sub(MAX_STAGNATION)
         .unwrap_or_else(Instant::now);

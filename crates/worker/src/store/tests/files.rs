@@ -1,4 +1,4 @@
-//! The files of a store one by one: partial files, stamps, fetch folders, records of images.
+//! Tests of single parts of the store: partial files, stamps, fetch folders, records of images.
 
 use super::super::fetch_dir::{FetchDir, lock, read_log};
 use super::super::folder::{entries, initialize, is_store, lock_folder};
@@ -37,7 +37,7 @@ fn a_partial_file_is_complete_once_its_ranges_cover_it() {
 }
 
 #[test]
-fn ranges_of_an_earlier_process_count_and_overlap() {
+fn ranges_of_an_earlier_process_may_overlap_new_ranges() {
     let bytes = noise(2, 1000);
     let (_f, store, mut part, path) = partial(&bytes);
     fs::write(&path, &bytes[..700]).unwrap();
@@ -53,7 +53,8 @@ fn ranges_of_an_earlier_process_count_and_overlap() {
 #[test]
 fn a_partial_file_with_wrong_or_missing_bytes_is_deleted() {
     let bytes = noise(3, 1000);
-    // One bit is wrong; the log says more than the file has; the file is longer than the content.
+    // A wrong bit, a file that is shorter than its log states, and a file that is longer than the
+    // content.
     let mut wrong = bytes.clone();
     wrong[500] ^= 1;
     for found in [&wrong[..], &bytes[..600], &[&bytes[..], b"more"].concat()] {
@@ -62,13 +63,13 @@ fn a_partial_file_with_wrong_or_missing_bytes_is_deleted() {
         part.cover(0, 1000);
         assert!(part.is_complete());
         assert!(!part.commit(&store).unwrap());
-        assert!(!path.exists(), "the next pull starts anew");
+        assert!(!path.exists(), "the next pull fetches the content again");
         assert_eq!(store.size(&FileDigest::of(&bytes)).unwrap(), None);
     }
 }
 
 #[test]
-fn a_content_writer_takes_exactly_its_content() {
+fn a_content_writer_commits_only_the_exact_content() {
     let f = Fixture::new();
     let store = f.store();
     let encoded = encode(&f.old, None, false);
@@ -78,7 +79,7 @@ fn a_content_writer_takes_exactly_its_content() {
     let bytes = &f.old.files[&b"a/same"[..]];
     let mut writer = apply.receive(&content).unwrap();
     writer.write(&bytes[..2000]).unwrap();
-    let error = writer.write(&bytes[..2000]).expect_err("more than it has");
+    let error = writer.write(&bytes[..2000]).expect_err("too many bytes");
     assert!(matches!(error, Error::Malformed { .. }), "{error}");
     drop(writer);
     let mut short = apply.receive(&content).unwrap();
@@ -102,7 +103,7 @@ fn stat(path: &Path) -> rustix::fs::Stat {
 }
 
 #[test]
-fn a_stamp_holds_for_one_content_and_one_state_of_an_inode() {
+fn a_stamp_is_valid_for_one_content_and_one_state_of_an_inode() {
     let folder = TempDir::new().unwrap();
     let (file, log) = (folder.path().join("file"), folder.path().join("stamps"));
     fs::write(&file, "bytes").unwrap();
@@ -119,32 +120,32 @@ fn a_stamp_holds_for_one_content_and_one_state_of_an_inode() {
         stamps.contains(&content, &stat(&file)),
         "a later process reads it"
     );
-    // A second name changes the inode's ctime or link count; a write changes its mtime and size.
+    // A write changes the metadata of the inode.
     fs::write(&file, "bytes and more").unwrap();
     assert!(!stamps.contains(&content, &stat(&file)));
 }
 
 #[test]
-fn a_damaged_stamp_log_costs_reads_only() {
+fn a_damaged_stamp_file_is_replaced() {
     let folder = TempDir::new().unwrap();
     let (file, log) = (folder.path().join("file"), folder.path().join("stamps"));
     fs::write(&file, "bytes").unwrap();
     let content = FileDigest::of(b"bytes");
-    // Part of a stamp, and a full file: the next process starts the file anew.
+    // An incomplete stamp, and a file of the maximum size.
     for before in [vec![7; 13], vec![7; 4 << 20]] {
         fs::write(&log, before).unwrap();
         StampLog::new(log.clone(), true).insert(&content, &stat(&file));
         assert_eq!(fs::metadata(&log).unwrap().len(), 16);
         assert!(StampLog::new(log.clone(), true).contains(&content, &stat(&file)));
     }
-    // A store that is only read writes none.
+    // A read-only store writes no stamps.
     fs::remove_file(&log).unwrap();
     StampLog::new(log.clone(), false).insert(&content, &stat(&file));
     assert!(!log.exists());
 }
 
 #[test]
-fn a_fetch_folder_has_one_owner_and_a_log_of_whole_ordinals() {
+fn a_fetch_folder_has_one_owner_and_its_log_ignores_partial_ordinals() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("fetch");
     let open = || {
@@ -172,7 +173,7 @@ fn a_fetch_folder_has_one_owner_and_a_log_of_whole_ordinals() {
     assert!(read_log(&path.join("none")).unwrap().is_empty());
     fetch.remove();
     assert!(!path.exists());
-    // The lock of a removed folder is worthless: a new owner makes a new folder.
+    // The lock of a removed folder does not block: a new owner creates a new folder.
     let second = open().unwrap();
     assert!(path.join("parts").is_dir());
     drop(second);
@@ -180,7 +181,7 @@ fn a_fetch_folder_has_one_owner_and_a_log_of_whole_ordinals() {
 }
 
 #[test]
-fn a_record_of_an_image_is_read_as_it_was_written_or_not_at_all() {
+fn a_damaged_record_of_an_image_is_not_loaded() {
     let f = Fixture::new();
     let image = Image {
         media_type: "application/vnd.oci.image.manifest.v1+json".into(),
@@ -198,7 +199,7 @@ fn a_record_of_an_image_is_read_as_it_was_written_or_not_at_all() {
     assert_eq!(loaded.media_type, image.media_type);
     assert_eq!(loaded.toc.bytes(), image.toc.bytes());
     assert!(loaded.layers);
-    // A second record replaces the first, and no temporary folder stays.
+    // A second record replaces the first, and leaves no temporary folder.
     image.save(images).unwrap();
     assert_eq!(entries(images).unwrap(), std::slice::from_ref(&folder));
     for name in ["image.json", "manifest", "config", "table"] {
@@ -223,12 +224,11 @@ fn a_record_of_an_image_is_read_as_it_was_written_or_not_at_all() {
     fs::rename(&folder, &other).unwrap();
     assert!(
         Image::load(&other).is_err(),
-        "it has the name of another image"
+        "the folder has the name of another image"
     );
 }
 
-/// A kill at any moment leaves a prefix of the writes of a fetch. Each prefix is built here by
-/// hand.
+/// A killed fetch leaves any of these states: files that are missing or truncated.
 #[test]
 fn after_a_kill_at_any_write_the_next_pull_is_complete() {
     let f = Fixture::new();
@@ -280,7 +280,7 @@ fn after_a_kill_at_any_write_the_next_pull_is_complete() {
 }
 
 #[test]
-fn a_deleted_folder_of_contents_comes_back_with_the_next_content() {
+fn a_deleted_folder_of_contents_is_created_again_by_the_next_write() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
@@ -292,7 +292,7 @@ fn a_deleted_folder_of_contents_comes_back_with_the_next_content() {
     assert!(store.verify().unwrap().removed.is_empty());
     pull(&store, &f.old, None, false);
     assert!(prefix.is_dir());
-    // Both ways into the store create it: a rename and a write.
+    // Both a rename and a write into the store create the folder.
     fs::remove_dir_all(&prefix).unwrap();
     let path = f.folder.path().join("written");
     fs::write(&path, &f.old.files[&b"a/same"[..]]).unwrap();
@@ -302,7 +302,7 @@ fn a_deleted_folder_of_contents_comes_back_with_the_next_content() {
 }
 
 #[test]
-fn temporary_files_are_no_entries() {
+fn temporary_files_are_not_listed_as_entries() {
     let folder = TempDir::new().unwrap();
     for name in ["a", "b.partial", "c.1.partial", "partial"] {
         fs::write(folder.path().join(name), "").unwrap();
@@ -314,7 +314,7 @@ fn temporary_files_are_no_entries() {
 }
 
 #[test]
-fn a_folder_becomes_a_store_once_and_only_if_it_is_empty() {
+fn only_an_empty_folder_becomes_a_store() {
     let folder = TempDir::new().unwrap();
     assert!(!is_store(folder.path()).unwrap());
     initialize(folder.path()).unwrap();
@@ -323,14 +323,14 @@ fn a_folder_becomes_a_store_once_and_only_if_it_is_empty() {
     let used = TempDir::new().unwrap();
     fs::write(used.path().join("letters"), "").unwrap();
     let error = initialize(used.path())
-        .expect_err("somebody else's")
+        .expect_err("a folder with another file")
         .to_string();
     assert!(error.contains("it holds letters"), "{error}");
     assert!(!used.path().join("version").exists());
 }
 
 #[test]
-fn the_lock_of_a_folder_excludes_others_until_it_is_dropped() {
+fn a_folder_lock_is_exclusive_until_it_is_dropped() {
     let folder = TempDir::new().unwrap();
     let first = lock_folder(folder.path()).expect("this file system locks folders");
     let second = File::open(folder.path()).unwrap();
@@ -344,7 +344,7 @@ fn the_lock_of_a_folder_excludes_others_until_it_is_dropped() {
 }
 
 #[test]
-fn a_document_is_updated_by_one_writer_at_a_time() {
+fn concurrent_updates_of_a_document_are_serialized() {
     let folder = TempDir::new().unwrap();
     let stores: Vec<_> = (0..4)
         .map(|_| Store::open(folder.path(), &[]).unwrap())
@@ -366,7 +366,7 @@ fn a_document_is_updated_by_one_writer_at_a_time() {
     found.sort_unstable();
     let expected: Vec<u8> = (b'0'..b'4').flat_map(|byte| [byte; 20]).collect();
     assert_eq!(found, expected, "no update is lost");
-    // A failed change leaves the document, and a longer one is not read.
+    // A failed change leaves the document unchanged. A longer document than the limit is not read.
     let refused = stores[0].update_document("list", 1000, |_| {
         Err::<Vec<u8>, _>(Error::Missing("nothing".into()))
     });
@@ -377,5 +377,9 @@ fn a_document_is_updated_by_one_writer_at_a_time() {
         seen = Some(old.len());
         Ok::<_, Error>(old)
     });
-    assert_eq!(seen, Some(0), "a document over the limit counts as missing");
+    assert_eq!(
+        seen,
+        Some(0),
+        "a document above the limit counts as missing"
+    );
 }

@@ -1,14 +1,15 @@
-//! Bundles of somebody who means ill, or does not know better.
+//! Tests with hostile and malformed bundles: each is refused, and no wrong byte is stored.
 
 use super::*;
 
+/// Applies a bundle that must be refused, and returns the error.
 fn refused(bytes: &[u8]) -> Error {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     match feed(&store, bytes, 1 << 16) {
         Err(error) => error,
         Ok(apply) => {
-            let error = apply.finish().expect_err("it must not be taken");
+            let error = apply.finish().expect_err("the bundle must be refused");
             drop(apply);
             assert!(store.images().unwrap().is_empty());
             error
@@ -16,13 +17,13 @@ fn refused(bytes: &[u8]) -> Error {
     }
 }
 
-fn small() -> Made {
-    Made::of(&[("a", noise(1, 3000)), ("b", noise(2, 3000))])
+fn small() -> TestImage {
+    TestImage::of(&[("a", noise(1, 3000)), ("b", noise(2, 3000))])
 }
 
 fn with_payload(coding: Coding, payload: &[u8]) -> Encoded {
-    let made = Made::of(&[("a", noise(1, 3000))]);
-    let mut encoded = encode(&made, None, false);
+    let test_image = TestImage::of(&[("a", noise(1, 3000))]);
+    let mut encoded = encode(&test_image, None, false);
     encoded.records = vec![record(coding, payload)];
     encoded.end = End {
         records: 1,
@@ -33,7 +34,7 @@ fn with_payload(coding: Coding, payload: &[u8]) -> Encoded {
 }
 
 #[test]
-fn any_byte_that_is_changed_is_noticed() {
+fn a_change_of_any_byte_is_detected() {
     let good = encode(&small(), None, false).bytes();
     for place in 0..good.len() {
         let mut bytes = good.clone();
@@ -42,7 +43,7 @@ fn any_byte_that_is_changed_is_noticed() {
         let mut rest = &bytes[..];
         let read = loop {
             match decoder.feed(&mut rest) {
-                // A payload that is not its digest.
+                // A payload that does not match its digest.
                 Ok(Some(Event::Unsent { .. })) => break Ok(None),
                 Ok(Some(_)) => {}
                 other => break other,
@@ -53,7 +54,7 @@ fn any_byte_that_is_changed_is_noticed() {
 }
 
 #[test]
-fn every_beginning_is_only_a_beginning() {
+fn a_truncated_bundle_never_counts_as_complete() {
     let good = encode(&small(), None, false).bytes();
     for len in (0..good.len()).step_by(61) {
         let mut decoder = Decoder::new();
@@ -64,7 +65,7 @@ fn every_beginning_is_only_a_beginning() {
 }
 
 #[test]
-fn nothing_may_follow_the_end() {
+fn bytes_after_the_end_are_refused() {
     let mut bytes = encode(&small(), None, false).bytes();
     bytes.push(0);
     let error = refused(&bytes);
@@ -72,14 +73,14 @@ fn nothing_may_follow_the_end() {
 }
 
 #[test]
-fn a_frame_that_inflates_to_more_is_refused() {
+fn a_frame_that_decompresses_to_more_bytes_is_refused() {
     let bomb = bounded::compress(&vec![0; 100 << 20], 3).unwrap();
     let error = refused(&with_payload(Coding::Zstd, &bomb).bytes());
     assert!(error.to_string().contains("another length"), "{error}");
 }
 
 #[test]
-fn a_frame_that_hides_its_length_is_refused() {
+fn a_frame_without_its_length_is_refused() {
     use std::io::Write as _;
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 3).unwrap();
     encoder.include_contentsize(false).unwrap();
@@ -97,9 +98,8 @@ fn two_frames_in_one_payload_are_refused() {
 }
 
 #[test]
-fn a_window_beyond_all_bounds_costs_nothing() {
-    // A frame header that asks for 2 GiB of window: the bytes are right, and no window is
-    // allocated.
+fn a_frame_with_a_huge_window_allocates_no_window() {
+    // The header of the zstd frame states a window of 2 GiB. The bytes are right.
     let mut context = zstd::zstd_safe::CCtx::create();
     context
         .set_parameter(zstd::zstd_safe::CParameter::WindowLog(31))
@@ -113,7 +113,7 @@ fn a_window_beyond_all_bounds_costs_nothing() {
 }
 
 #[test]
-fn other_bytes_than_promised_are_refused() {
+fn a_payload_of_another_content_is_refused() {
     let payload = noise(7, 3000);
     let error = refused(&with_payload(Coding::Stored, &payload).bytes());
     assert!(matches!(error, Error::Digest { .. }), "{error}");
@@ -122,17 +122,17 @@ fn other_bytes_than_promised_are_refused() {
 }
 
 #[test]
-fn a_payload_that_is_not_its_digest_counts_as_not_sent() {
+fn a_payload_that_does_not_match_its_digest_counts_as_not_sent() {
     let mut encoded = encode(&small(), None, false);
     let first = encoded.records[0].len() - 1;
     encoded.records[0][first] ^= 1;
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     let apply = feed(&store, &encoded.bytes(), 1 << 16).unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
-        panic!("one record rotted")
+    let ApplyOutcome::Missing(missing) = apply.finish().unwrap() else {
+        panic!("one record is corrupt")
     };
-    for (content, _) in need {
+    for (content, _) in missing {
         let mut receive = apply.receive(&content).unwrap();
         receive.write(&small().bytes(&content)).unwrap();
         receive.commit().unwrap();
@@ -141,12 +141,12 @@ fn a_payload_that_is_not_its_digest_counts_as_not_sent() {
     assert_holds(&store, &small(), false);
 }
 
-/// The documents of an image, with another tree.
-fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
-    let skeleton = made.skeleton();
+/// A bundle with the documents of an image and another tree.
+fn forged(test_image: &TestImage, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
+    let skeleton = test_image.skeleton();
     let mut files = Vec::new();
     let mut entries = Vec::new();
-    for (path, bytes) in &made.files {
+    for (path, bytes) in &test_image.files {
         let mut entry = Entry {
             path: path.clone(),
             kind: Kind::File {
@@ -166,13 +166,13 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
         entries.push(Ok(entry));
     }
     let layer = LayerEntries {
-        diff_id: made.diff_id().into(),
+        diff_id: test_image.diff_id().into(),
         skeleton: (FileDigest::of(&skeleton), skeleton.len() as u64),
         files,
         entries,
     };
     let toc = ImageToc::merge([layer]).unwrap();
-    let good = encode_frames(made, None, false, &[]);
+    let good = encode_frames(test_image, None, false, &[]);
     let mut header = Header::decode(&good.prelude, &good.body).unwrap();
     header.table = WireToc {
         base: None,
@@ -190,12 +190,12 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (ImageToc, Encoded) {
 }
 
 #[test]
-fn no_table_makes_a_content_of_another_image_empty() {
+fn a_toc_with_size_0_does_not_empty_a_stored_content() {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     pull(&store, &small(), None, false);
     let victim = FileDigest::of(&small().files[&b"a"[..]]);
-    let other = Made::of(&[("z", noise(9, 10))]);
+    let other = TestImage::of(&[("z", noise(9, 10))]);
     let (toc, encoded) = forged(&other, |entry| {
         entry.kind = Kind::File {
             content: victim,
@@ -204,7 +204,7 @@ fn no_table_makes_a_content_of_another_image_empty() {
     });
     let parsed = ImageToc::parse(toc.bytes().to_vec());
     let applied = feed(&store, &encoded.bytes(), 1 << 16).and_then(|apply| apply.finish());
-    // Whatever table asks for it.
+    // Also without the checks of the TOC.
     let obtained = store.obtain(&victim, 0).unwrap();
     assert_holds(&store, &small(), false);
     assert!(!obtained);
@@ -220,7 +220,7 @@ fn no_table_makes_a_content_of_another_image_empty() {
 }
 
 #[test]
-fn another_tree_does_not_replace_the_one_that_is_recorded() {
+fn a_bundle_with_another_tree_does_not_replace_the_recorded_tree() {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     pull(&store, &small(), None, false);
@@ -232,7 +232,7 @@ fn another_tree_does_not_replace_the_one_that_is_recorded() {
 }
 
 #[test]
-fn records_beyond_the_frames_are_refused() {
+fn more_records_than_frames_are_refused() {
     let mut encoded = with_payload(Coding::Stored, &noise(1, 3000));
     let again = encoded.records[0].clone();
     encoded.records.push(again);
@@ -248,18 +248,18 @@ fn an_end_before_the_last_record_is_refused() {
 }
 
 #[test]
-fn an_image_that_is_not_here_cannot_be_counted_on() {
+fn a_bundle_with_an_unknown_base_image_is_refused() {
     let (old, new) = versions();
     let error = refused(&encode(&new, Some(&old), false).bytes());
     assert!(matches!(error, Error::Missing(_)), "{error}");
 }
 
 #[test]
-fn documents_that_do_not_go_together_are_refused() {
-    let made = small();
-    let good = encode(&made, None, false);
+fn manifest_config_and_toc_that_do_not_match_are_refused() {
+    let test_image = small();
+    let good = encode(&test_image, None, false);
     let header = Header::decode(&good.prelude, &good.body).unwrap();
-    let other = Made::of(&[("z", noise(9, 10))]);
+    let other = TestImage::of(&[("z", noise(9, 10))]);
     let wrong = [
         Header {
             config: other.config(),
@@ -302,7 +302,7 @@ fn documents_that_do_not_go_together_are_refused() {
 }
 
 #[test]
-fn a_header_of_too_much_is_refused_unread() {
+fn headers_with_excessive_lengths_are_refused() {
     let good = encode(&small(), None, false);
     let mut prelude = good.prelude;
     prelude.body = u32::MAX;
@@ -326,8 +326,8 @@ fn a_header_of_too_much_is_refused_unread() {
 
 fn list(frames: &[Frame]) -> Result<Frames, Error> {
     let toc = small().toc();
-    let had = small().toc();
-    Frames::encode(frames, &Both(&toc, vec![&had]))
+    let base_toc = small().toc();
+    Frames::encode(frames, &TocSizes(&toc, vec![&base_toc]))
 }
 
 fn member(content: u32, offset: u64, len: u64) -> Slice {
@@ -347,7 +347,7 @@ fn frame(members: Vec<Slice>) -> Frame {
 }
 
 #[test]
-fn members_neither_overlap_nor_are_missing() {
+fn overlapping_and_incomplete_members_are_refused() {
     assert!(list(&[frame(vec![member(0, 0, 3000)])]).is_ok());
     for bad in [
         vec![],
@@ -365,12 +365,12 @@ fn members_neither_overlap_nor_are_missing() {
 }
 
 #[test]
-fn bases_are_in_the_tables_and_go_with_the_coding() {
+fn bases_that_do_not_match_toc_or_coding_are_refused() {
     let based = |coding, bases: Vec<(u16, Slice)>| Frame {
         members: vec![member(0, 0, 3000)],
         bases: bases
             .into_iter()
-            .map(|(have, slice)| BaseSlice { image: have, slice })
+            .map(|(image, slice)| BaseSlice { image, slice })
             .collect(),
         coding,
     };
@@ -383,7 +383,7 @@ fn bases_are_in_the_tables_and_go_with_the_coding() {
         based(Coding::Patch, vec![(0, member(1, 1, 3000))]),
         based(Coding::Patch, vec![(0, member(1, 0, 0))]),
         based(Coding::Zstd, vec![(0, member(1, 0, 3000))]),
-        // More than may be held: again and again the same.
+        // More bytes of bases than the maximum.
         based(Coding::Patch, vec![(0, member(1, 0, 3000)); 6000]),
     ] {
         assert!(list(std::slice::from_ref(&bad)).is_err(), "{bad:?}");
@@ -391,9 +391,9 @@ fn bases_are_in_the_tables_and_go_with_the_coding() {
 }
 
 #[test]
-fn a_list_that_is_not_of_the_format_is_refused() {
+fn a_changed_frame_list_is_refused_or_has_one_canonical_form() {
     let toc = small().toc();
-    let sizes = Both(&toc, vec![]);
+    let sizes = TocSizes(&toc, vec![]);
     let good = list(&[
         frame(vec![member(0, 0, 1000), member(1, 0, 3000)]),
         frame(vec![member(0, 1000, 2000)]),
@@ -407,7 +407,7 @@ fn a_list_that_is_not_of_the_format_is_refused() {
                 let all: Vec<Frame> = frames.cursor(&sizes)?.collect::<Result<_, _>>()?;
                 Frames::encode(&all, &sizes).map(|again| assert_eq!(again, frames))
             });
-            // What is taken has one form only.
+            // An accepted list has one encoded form only: see the assertion above.
             let _ = read;
         }
         assert!(Frames::parse(good.bytes()[..place].to_vec()).is_err() || place == 0);
@@ -415,18 +415,18 @@ fn a_list_that_is_not_of_the_format_is_refused() {
 }
 
 #[test]
-fn a_table_is_what_its_header_says_for_those_who_only_look() {
+fn a_toc_must_match_length_and_digest_of_its_header() {
     let good = encode(&small(), None, false);
     let header = Header::decode(&good.prelude, &good.body).unwrap();
     assert!(super::super::decode_toc(&header, &[]).is_ok());
-    let said = |len, digest| {
+    let decoded = |len, digest| {
         let mut header = header.clone();
         (header.table.len, header.table.digest) = (len, digest);
         super::super::decode_toc(&header, &[])
     };
     let WireToc { len, digest, .. } = header.table;
-    assert!(said(len, digest).is_ok());
-    assert!(said(len - 1, digest).is_err());
-    assert!(said(u32::MAX, digest).is_err());
-    assert!(said(len, [1; 32]).is_err());
+    assert!(decoded(len, digest).is_ok());
+    assert!(decoded(len - 1, digest).is_err());
+    assert!(decoded(u32::MAX, digest).is_err());
+    assert!(decoded(len, [1; 32]).is_err());
 }

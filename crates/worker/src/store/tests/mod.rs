@@ -1,5 +1,5 @@
-//! apply(encode(want, have), have) = want, with a simple planner; and what happens to it when
-//! somebody is hostile, something is damaged, or the worker is killed.
+//! Tests of the store: bundles of a simple planner are applied, resumed after a kill, and applied
+//! on top of damaged contents. Also the test images and bundles that other tests use.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,13 +24,13 @@ use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Source as _, Time};
 
 const NAME: &str = "registry.example/app:1";
 
-/// An image of one layer: names and bytes.
+/// An image of one layer, as paths and file contents.
 #[derive(Clone, Default)]
-pub(crate) struct Made {
+pub(crate) struct TestImage {
     pub(crate) files: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-impl Made {
+impl TestImage {
     pub(crate) fn of(files: &[(&str, Vec<u8>)]) -> Self {
         let files = files
             .iter()
@@ -110,7 +110,7 @@ impl Made {
     }
 }
 
-/// What a test may want to be otherwise.
+/// An encoded bundle in parts, so that a test can change one of them.
 pub(crate) struct Encoded {
     pub(crate) prelude: Prelude,
     pub(crate) body: Vec<u8>,
@@ -144,9 +144,9 @@ impl Encoded {
     }
 }
 
-struct Both<'a>(&'a ImageToc, Vec<&'a ImageToc>);
+struct TocSizes<'a>(&'a ImageToc, Vec<&'a ImageToc>);
 
-impl Sizes for Both<'_> {
+impl Sizes for TocSizes<'_> {
     fn wanted(&self, content: u32) -> Option<u64> {
         self.0.contents().size(content)
     }
@@ -156,11 +156,11 @@ impl Sizes for Both<'_> {
     }
 }
 
-/// Patches against the same path, copies of what begins alike, groups of small files, ranges of
-/// large ones.
-fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
+/// Plans frames: patches against the file at the same path, copies of equal beginnings, groups of
+/// small files, and ranges of large files.
+fn plan(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Vec<Frame> {
     let toc = want.toc();
-    let had = have.map(Made::toc);
+    let base_toc = have.map(TestImage::toc);
     let mut frames: Vec<Frame> = Vec::new();
     let count = if layers {
         toc.contents().len()
@@ -173,9 +173,11 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
             toc.contents().size(number).unwrap(),
         );
         if size == 0
-            || had
-                .as_ref()
-                .is_some_and(|had| had.find(&content).is_some_and(|at| at < had.visible()))
+            || base_toc.as_ref().is_some_and(|base_toc| {
+                base_toc
+                    .find(&content)
+                    .is_some_and(|at| at < base_toc.visible())
+            })
         {
             continue;
         }
@@ -190,7 +192,11 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
         let base = old.map(|old| BaseSlice {
             image: 0,
             slice: Slice {
-                content: had.as_ref().unwrap().find(&FileDigest::of(old)).unwrap(),
+                content: base_toc
+                    .as_ref()
+                    .unwrap()
+                    .find(&FileDigest::of(old))
+                    .unwrap(),
                 offset: 0,
                 len: (old.len() as u64).min(MAX_FRAME),
             },
@@ -241,14 +247,19 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
     frames
 }
 
-pub(crate) fn encode(want: &Made, have: Option<&Made>, layers: bool) -> Encoded {
+pub(crate) fn encode(want: &TestImage, have: Option<&TestImage>, layers: bool) -> Encoded {
     encode_frames(want, have, layers, &plan(want, have, layers))
 }
 
-fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame]) -> Encoded {
+fn encode_frames(
+    want: &TestImage,
+    have: Option<&TestImage>,
+    layers: bool,
+    frames: &[Frame],
+) -> Encoded {
     let toc = want.toc();
-    let had = have.map(Made::toc);
-    let sizes = Both(&toc, had.iter().collect());
+    let base_toc = have.map(TestImage::toc);
+    let sizes = TocSizes(&toc, base_toc.iter().collect());
     let header = Header {
         layers,
         media_type: "application/vnd.oci.image.manifest.v1+json".into(),
@@ -262,10 +273,10 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
             .into_iter()
             .collect(),
         table: WireToc {
-            base: had.as_ref().map(|_| 0),
+            base: base_toc.as_ref().map(|_| 0),
             digest: *FileDigest::of(toc.bytes()).as_bytes(),
             len: u32::try_from(toc.bytes().len()).unwrap(),
-            coded: image_toc::encode(&toc, had.as_ref(), 3).unwrap(),
+            coded: image_toc::encode(&toc, base_toc.as_ref(), 3).unwrap(),
         },
         frames: Frames::encode(frames, &sizes).unwrap(),
         records: 0,
@@ -281,8 +292,8 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
     assert_eq!(Header::decode(&prelude, &body).unwrap(), header);
     let (mut records, mut payloads) = (Vec::new(), 0);
     for frame in frames {
-        let slice = |made: &Made, toc: &ImageToc, slice: &Slice| {
-            let bytes = made.bytes(&toc.contents().content(slice.content).unwrap());
+        let slice = |test_image: &TestImage, toc: &ImageToc, slice: &Slice| {
+            let bytes = test_image.bytes(&toc.contents().content(slice.content).unwrap());
             let start = usize::try_from(slice.offset).unwrap();
             bytes[start..start + usize::try_from(slice.len).unwrap()].to_vec()
         };
@@ -294,7 +305,7 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
         let bases = frame
             .bases
             .iter()
-            .flat_map(|base| slice(have.unwrap(), had.as_ref().unwrap(), &base.slice));
+            .flat_map(|base| slice(have.unwrap(), base_toc.as_ref().unwrap(), &base.slice));
         let payload = match frame.coding {
             Coding::Copy => continue,
             Coding::Stored => plain,
@@ -337,7 +348,7 @@ fn patch(plain: &[u8], base: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Feeds a stream in pieces; `Err` is whatever the decoder or the store says.
+/// Feeds a bundle in pieces. Returns the error of the decoder or of the store.
 fn feed(store: &Store, bytes: &[u8], piece: usize) -> Result<Apply, Error> {
     let mut decoder = Decoder::new();
     let mut apply = None;
@@ -387,11 +398,11 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
 fn finish(apply: &Apply) -> Image {
     match apply.finish().unwrap() {
         ApplyOutcome::Complete(whole) => whole.recorded().unwrap(),
-        ApplyOutcome::Missing(need) => panic!("it lacks {need:?}"),
+        ApplyOutcome::Missing(missing) => panic!("missing contents: {missing:?}"),
     }
 }
 
-fn pull(store: &Store, want: &Made, have: Option<&Made>, layers: bool) -> Apply {
+fn pull(store: &Store, want: &TestImage, have: Option<&TestImage>, layers: bool) -> Apply {
     let apply = feed(store, &encode(want, have, layers).bytes(), 1000).unwrap();
     let image = finish(&apply);
     assert_eq!(image.digest(), want.digest());
@@ -400,7 +411,7 @@ fn pull(store: &Store, want: &Made, have: Option<&Made>, layers: bool) -> Apply 
     apply
 }
 
-fn assert_holds(store: &Store, want: &Made, layers: bool) {
+fn assert_holds(store: &Store, want: &TestImage, layers: bool) {
     let toc = want.toc();
     for (content, size) in image::needed(&toc, layers) {
         assert_eq!(store.size(&content).unwrap(), Some(size), "{content}");
@@ -415,8 +426,9 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.u8(..) & random.u8(..)).collect()
 }
 
-/// Two versions: unchanged, patched, copied, removed, added, empty, in ranges.
-pub(crate) fn versions() -> (Made, Made) {
+/// Two versions of an image with files that are unchanged, patched, copied, removed, added, empty,
+/// or of several ranges.
+pub(crate) fn versions() -> (TestImage, TestImage) {
     let large = noise(1, 9_000_000);
     let mut larger = large.clone();
     larger[6_000_000..6_000_100].fill(7);
@@ -424,7 +436,7 @@ pub(crate) fn versions() -> (Made, Made) {
     alike.truncate(20_000);
     let mut changed = alike.clone();
     changed[10_000..10_050].fill(1);
-    let old = Made::of(&[
+    let old = TestImage::of(&[
         ("a/same", noise(3, 3000)),
         ("b/gone", noise(4, 3000)),
         ("c/large", large),
@@ -444,8 +456,8 @@ pub(crate) fn versions() -> (Made, Made) {
 
 struct Fixture {
     folder: TempDir,
-    old: Made,
-    new: Made,
+    old: TestImage,
+    new: TestImage,
 }
 
 impl Fixture {
@@ -471,13 +483,13 @@ impl Fixture {
             .join(hex)
     }
 
-    fn of(&self, made: &Made, path: &str) -> FileDigest {
-        FileDigest::of(&made.files[path.as_bytes()])
+    fn of(&self, test_image: &TestImage, path: &str) -> FileDigest {
+        FileDigest::of(&test_image.files[path.as_bytes()])
     }
 }
 
 #[test]
-fn what_is_applied_is_what_was_wanted() {
+fn an_applied_bundle_gives_the_wanted_image() {
     let f = Fixture::new();
     let store = f.store();
     let fresh = pull(&store, &f.old, None, false);
@@ -491,7 +503,7 @@ fn what_is_applied_is_what_was_wanted() {
     );
     assert_eq!(
         counts.reused.contents, 2,
-        "the same and the empty one: {counts:?}"
+        "the unchanged file and the empty one: {counts:?}"
     );
     let held: Vec<Digest> = store
         .images()
@@ -511,20 +523,20 @@ fn what_is_applied_is_what_was_wanted() {
 }
 
 #[test]
-fn extras_come_when_layers_are_asked_for() {
+fn a_pull_with_layers_stores_the_contents_of_layers() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
     assert!(!store.images().unwrap()[0].layers);
-    // Over the image that has none.
+    // The same image again, now with layers.
     pull(&store, &f.old, Some(&f.old), true);
     assert!(store.images().unwrap()[0].layers);
     assert_eq!(store.images().unwrap().len(), 1);
 }
 
 #[test]
-fn pieces_of_any_size_give_the_same() {
-    let made = Made::of(&[
+fn the_sizes_of_received_pieces_do_not_matter() {
+    let test_image = TestImage::of(&[
         ("a", noise(1, 300)),
         ("b", noise(2, 5000)),
         ("c", noise(3, 10)),
@@ -532,20 +544,20 @@ fn pieces_of_any_size_give_the_same() {
     for piece in [1, 7, 40, 1 << 20] {
         let folder = TempDir::new().unwrap();
         let store = Store::open(folder.path(), &[]).unwrap();
-        let apply = feed(&store, &encode(&made, None, false).bytes(), piece).unwrap();
+        let apply = feed(&store, &encode(&test_image, None, false).bytes(), piece).unwrap();
         finish(&apply);
-        assert_holds(&store, &made, false);
+        assert_holds(&store, &test_image, false);
     }
 }
 
 #[test]
-fn a_stream_that_is_cut_is_gone_on_with() {
+fn an_interrupted_bundle_is_resumed() {
     let f = Fixture::new();
     let store = f.store();
     let encoded = encode(&f.new, None, false);
     let all = encoded.bytes();
     let before: usize = 56 + encoded.body.len();
-    // In the middle of the second record of the large one.
+    // The stream ends in the third record, which has a range of the large file.
     let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
     let apply = feed(&store, &all[..cut], 50_000).unwrap();
     assert!(matches!(apply.finish().unwrap(), ApplyOutcome::Missing(_)));
@@ -553,7 +565,10 @@ fn a_stream_that_is_cut_is_gone_on_with() {
     drop(store);
     let store = f.store();
     assert!(store.resume("another").unwrap().is_none());
-    let apply = store.resume(NAME).unwrap().expect("what was begun");
+    let apply = store
+        .resume(NAME)
+        .unwrap()
+        .expect("the fetch that was started");
     let total = u32::try_from(encoded.records.len()).unwrap();
     assert_eq!(apply.missing(), vec![2..total]);
     assert_eq!(apply.etag(), encoded.prelude.etag());
@@ -576,13 +591,13 @@ fn a_stream_that_is_cut_is_gone_on_with() {
 }
 
 #[test]
-fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
+fn altered_and_missing_files_are_reported_as_missing() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
     let (same, large) = (f.of(&f.old, "a/same"), f.of(&f.old, "c/large"));
     fs::remove_file(f.file(&same)).unwrap();
-    // A base: somebody wrote to it.
+    // A base content is altered.
     let mut bytes = fs::read(f.file(&large)).unwrap();
     bytes[5] ^= 1;
     fs::remove_file(f.file(&large)).unwrap();
@@ -594,16 +609,16 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
         100_000,
     )
     .unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
-        panic!("it is damaged")
+    let ApplyOutcome::Missing(missing) = apply.finish().unwrap() else {
+        panic!("the base is damaged")
     };
-    let needed: Vec<FileDigest> = need.iter().map(|(content, _)| *content).collect();
+    let needed: Vec<FileDigest> = missing.iter().map(|(content, _)| *content).collect();
     let new_large = f.of(&f.new, "c/large");
     assert!(
         needed.contains(&same) && needed.contains(&new_large) && needed.len() == 2,
         "{needed:?}"
     );
-    // Wrong bytes are refused, the right ones complete it.
+    // Wrong bytes are refused. The right bytes complete the image.
     let mut receive = apply.receive(&same).unwrap();
     receive.write(&noise(9, 3000)).unwrap();
     assert!(matches!(receive.commit(), Err(Error::Digest { .. })));
@@ -620,11 +635,11 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
 }
 
 /// Exports with hard links into a new folder.
-fn export_linked(store: &Store, made: &Made) -> TempDir {
-    export_linked_from(store, store, made)
+fn export_linked(store: &Store, test_image: &TestImage) -> TempDir {
+    export_linked_from(store, store, test_image)
 }
 
-fn export_linked_from(store: &Store, files: &dyn StoreFiles, made: &Made) -> TempDir {
+fn export_linked_from(store: &Store, files: &dyn StoreFiles, test_image: &TestImage) -> TempDir {
     use crate::export::rootfs::{self, ContentSource, Options, ReuseMode};
     let folder = TempDir::new().unwrap();
     let options = Options {
@@ -636,14 +651,20 @@ fn export_linked_from(store: &Store, files: &dyn StoreFiles, made: &Made) -> Tem
         files: Some(files),
     };
     let progress = |_| {};
-    let summary =
-        rootfs::rootfs(&made.toc(), contents, folder.path(), &options, &progress).unwrap();
+    let summary = rootfs::rootfs(
+        &test_image.toc(),
+        contents,
+        folder.path(),
+        &options,
+        &progress,
+    )
+    .unwrap();
     assert!(summary.shared > 2, "{summary:?}");
     folder
 }
 
 #[test]
-fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
+fn a_shared_file_counts_as_stored_until_a_write_changes_it() {
     use std::os::unix::fs::MetadataExt as _;
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
@@ -661,8 +682,8 @@ fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
     };
     let inside = tree.path().join("c/large");
     assert_eq!(times(&inside), times(&f.file(&large)));
-    assert_eq!(times(&inside).0, 0, "the entry's own time");
-    // With the stamps, without them, and where they are of another inode.
+    assert_eq!(times(&inside).0, 0, "the mtime of the entry");
+    // With stamps, without stamps, and with damaged stamps.
     assert_holds(&store, &f.old, false);
     drop(store);
     assert_holds(&f.store(), &f.old, false);
@@ -674,9 +695,9 @@ fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
     assert_holds(&f.store(), &f.old, false);
     fs::remove_file(&stamps).unwrap();
     assert_holds(&f.store(), &f.old, false);
-    // Somebody wrote into the tree, and put the time back.
+    // A write through the tree changes a byte and restores the mtime.
     let store = f.store();
-    rot(&inside);
+    corrupt(&inside);
     assert_eq!(store.size(&large).unwrap(), None);
     assert!(store.complete(&f.old.digest(), false).unwrap().is_none());
     pull(&store, &f.old, None, false);
@@ -684,7 +705,7 @@ fn a_file_that_a_tree_shares_is_stored_until_somebody_writes_to_it() {
     assert_ne!(times(&inside).1, times(&f.file(&large)).1);
 }
 
-/// A store, one of whose contents is altered once it has its name in a tree.
+/// A store in which one content is altered after it got its name in a tree.
 struct Altered<'a> {
     store: &'a Store,
     content: FileDigest,
@@ -699,7 +720,8 @@ impl StoreFiles for Altered<'_> {
         if *content == self.content {
             *linked = linked.or(Some(true));
         } else if *linked == Some(true) {
-            // The one before waits with this one, small as they are, for a thread.
+            // The previous small file is in the same batch as this one, and still waits for a
+            // writer.
             *linked = Some(false);
             let changed = || {
                 let meta = self.path.metadata().unwrap();
@@ -707,8 +729,8 @@ impl StoreFiles for Altered<'_> {
                 (meta.ctime(), meta.ctime_nsec())
             };
             let before = changed();
-            rot(self.path);
-            // The clock of a file system is a coarse one.
+            corrupt(self.path);
+            // The clock of a file system has a coarse resolution.
             while changed() == before {
                 fs::set_permissions(self.path, self.path.metadata().unwrap().permissions())
                     .unwrap();
@@ -727,7 +749,7 @@ impl StoreFiles for Altered<'_> {
 }
 
 #[test]
-fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
+fn a_file_that_is_altered_before_its_attributes_are_set_gets_no_stamp() {
     if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
     }
@@ -751,7 +773,7 @@ fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
 }
 
 #[test]
-fn nobody_else_looks_into_a_store_that_is_made() {
+fn only_the_owner_may_enter_the_folders_of_contents() {
     use std::os::unix::fs::MetadataExt as _;
     let f = Fixture::new();
     let _store = f.store();
@@ -776,22 +798,22 @@ fn a_stamp_saves_the_read_of_a_shared_file() {
     assert!(contents().has_stamp(&same));
     fs::remove_file(f.folder.path().join("stamps")).unwrap();
     assert!(!contents().has_stamp(&same));
-    // Read once, it has one again.
+    // After one read, it has a stamp again.
     assert!(contents().has(&same, None));
     assert!(contents().has_stamp(&same));
 }
 
 #[test]
-fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
+fn a_corrupt_file_under_a_valid_seal_is_found_when_it_is_used() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
     let alike = f.of(&f.old, "d/alike");
-    rot(&f.file(&alike));
+    corrupt(&f.file(&alike));
     assert_eq!(
         store.size(&alike).unwrap(),
         Some(20_000),
-        "the seal says nothing of it"
+        "the seal does not reveal it"
     );
     let apply = feed(
         &store,
@@ -799,11 +821,11 @@ fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
         100_000,
     )
     .unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
-        panic!("it is damaged")
+    let ApplyOutcome::Missing(missing) = apply.finish().unwrap() else {
+        panic!("the base is damaged")
     };
-    assert_eq!(need, vec![(f.of(&f.new, "d/alike"), 20_000)]);
-    rot(&f.file(&f.of(&f.old, "a/same")));
+    assert_eq!(missing, vec![(f.of(&f.new, "d/alike"), 20_000)]);
+    corrupt(&f.file(&f.of(&f.old, "a/same")));
     let verified = store.verify().unwrap();
     assert!(
         verified.removed.contains(&f.of(&f.old, "a/same")),
@@ -811,8 +833,8 @@ fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
     );
 }
 
-/// Changes a byte, and not the times.
-fn rot(path: &Path) {
+/// Changes a byte of a file and restores its mtime.
+fn corrupt(path: &Path) {
     use std::os::unix::fs::{FileExt, PermissionsExt};
     let times = fs::metadata(path).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
@@ -828,20 +850,20 @@ fn rot(path: &Path) {
 }
 
 #[test]
-fn a_crash_of_the_system_leaves_nothing_that_is_believed_unread() {
+fn after_a_system_crash_unsynced_contents_are_verified() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
     let cut = encode(&f.new, None, false);
     let apply = feed(&store, &cut.bytes(), 1 << 20).unwrap();
-    // All is here, nothing synced.
+    // All contents are written, and none is synced.
     while !apply.missing().is_empty() {
         std::thread::yield_now();
     }
     drop(apply);
     drop(store);
     let lost = f.of(&f.new, "f/3");
-    rot_small(&f.file(&lost));
+    replace_by_zeros(&f.file(&lost));
     fs::write(f.folder.path().join("unsynced"), "another boot").unwrap();
     let store = f.store();
     assert_eq!(store.size(&lost).unwrap(), None);
@@ -849,7 +871,8 @@ fn a_crash_of_the_system_leaves_nothing_that_is_believed_unread() {
     assert_holds(&store, &f.old, false);
 }
 
-fn rot_small(path: &Path) {
+/// Replaces a file by zeros with the same mtime.
+fn replace_by_zeros(path: &Path) {
     let modified = fs::metadata(path).unwrap().modified().unwrap();
     let len = fs::metadata(path).unwrap().len();
     fs::remove_file(path).unwrap();
@@ -863,7 +886,7 @@ fn rot_small(path: &Path) {
 }
 
 #[test]
-fn other_stores_are_taken_from_and_not_written_to() {
+fn contents_of_read_only_stores_are_copied_without_a_write_to_them() {
     let f = Fixture::new();
     let other = TempDir::new().unwrap();
     pull(
@@ -878,7 +901,7 @@ fn other_stores_are_taken_from_and_not_written_to() {
     pull(&store, &f.new, Some(&f.old), false);
     assert_eq!(listing(other.path()), before);
     drop(store);
-    // By itself it is complete.
+    // The store is complete without the other one.
     let alone = Store::open(f.folder.path(), &[]).unwrap();
     assert_holds(&alone, &f.new, false);
     assert_eq!(alone.images().unwrap().len(), 1);
@@ -901,7 +924,7 @@ fn listing(path: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn contents_that_no_image_has_are_collected() {
+fn contents_that_no_image_uses_are_removed() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, false);
@@ -916,14 +939,14 @@ fn contents_that_no_image_has_are_collected() {
     let collected = store.collect().unwrap();
     assert_eq!(
         collected.files, 3,
-        "gone, and the old ones of two: {collected:?}"
+        "the removed file, and the old versions of two: {collected:?}"
     );
     assert_holds(&store, &f.new, false);
     assert_eq!(store.size(&f.of(&f.old, "b/gone")).unwrap(), None);
 }
 
 #[test]
-fn an_image_is_complete_only_while_its_contents_are() {
+fn an_image_is_complete_only_with_all_its_contents() {
     let f = Fixture::new();
     let store = f.store();
     let (same, alike) = (f.of(&f.old, "a/same"), f.of(&f.old, "d/alike"));
@@ -933,16 +956,16 @@ fn an_image_is_complete_only_while_its_contents_are() {
     assert!(complete(false) && !complete(true));
     let bytes = fs::read(f.file(&same)).unwrap();
     fs::remove_file(f.file(&same)).unwrap();
-    assert!(!complete(false), "one is gone");
+    assert!(!complete(false), "one content is missing");
     store.0.contents.put(&same, &bytes).unwrap();
     assert!(complete(false));
     fs::remove_file(f.file(&alike)).unwrap();
     fs::write(f.file(&alike), noise(5, 20_000)).unwrap();
-    assert!(!complete(false), "one was altered");
+    assert!(!complete(false), "one content was altered");
 }
 
 #[test]
-fn a_leftover_of_a_process_of_the_same_number_is_no_hindrance() {
+fn temporary_files_of_an_earlier_process_with_the_same_pid_do_no_harm() {
     let f = Fixture::new();
     let store = f.store();
     let content = FileDigest::of(b"bytes");
@@ -956,7 +979,7 @@ fn a_leftover_of_a_process_of_the_same_number_is_no_hindrance() {
 }
 
 #[test]
-fn nobody_fetches_the_same_at_the_same_time() {
+fn a_second_fetch_of_the_same_name_is_refused() {
     let f = Fixture::new();
     let (store, second) = (f.store(), f.store());
     let bytes = encode(&f.old, None, false).bytes();
@@ -968,7 +991,7 @@ fn nobody_fetches_the_same_at_the_same_time() {
 }
 
 #[test]
-fn frames_that_are_not_sent_are_asked_for() {
+fn contents_of_unsent_frames_are_reported_as_missing() {
     let f = Fixture::new();
     let store = f.store();
     let mut encoded = encode(&f.old, None, false);
@@ -979,20 +1002,20 @@ fn frames_that_are_not_sent_are_asked_for() {
     end[8..16].copy_from_slice(&payload.to_le_bytes());
     encoded.end = end;
     let apply = feed(&store, &encoded.bytes(), 10_000).unwrap();
-    let ApplyOutcome::Missing(need) = apply.finish().unwrap() else {
-        panic!("one was not sent")
+    let ApplyOutcome::Missing(missing) = apply.finish().unwrap() else {
+        panic!("one frame was not sent")
     };
-    assert_eq!(need, vec![(f.of(&f.old, "a/same"), 3000)]);
+    assert_eq!(missing, vec![(f.of(&f.old, "a/same"), 3000)]);
 }
 
 #[test]
-fn a_server_may_send_the_bytes_in_place_of_a_patch() {
+fn a_frame_may_arrive_in_full_in_place_of_a_patch() {
     let (old, mut new) = (
-        Made::of(&[("a", noise(1, 3000))]),
-        Made::of(&[("a", noise(1, 3000))]),
+        TestImage::of(&[("a", noise(1, 3000))]),
+        TestImage::of(&[("a", noise(1, 3000))]),
     );
     new.files.insert(b"a".to_vec(), noise(2, 3000));
-    // Another skeleton, and so another image.
+    // Another skeleton makes this another image.
     new.files.insert(b"b".to_vec(), Vec::new());
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
@@ -1033,7 +1056,7 @@ fn a_new_store_may_be_opened_by_several_at_once() {
 }
 
 #[test]
-fn a_plain_pull_does_not_take_layers_away() {
+fn a_pull_without_layers_keeps_the_layers_of_an_earlier_pull() {
     let f = Fixture::new();
     let store = f.store();
     pull(&store, &f.old, None, true);
@@ -1042,7 +1065,7 @@ fn a_plain_pull_does_not_take_layers_away() {
 }
 
 #[test]
-fn who_waits_for_another_fetch_finds_all_there() {
+fn a_wait_for_another_fetch_ends_with_the_complete_image() {
     let f = Fixture::new();
     let (store, second) = (f.store(), f.store());
     let bytes = encode(&f.old, None, false).bytes();
@@ -1059,24 +1082,24 @@ fn who_waits_for_another_fetch_finds_all_there() {
     });
     let held = second.complete(&f.old.digest(), false).unwrap();
     assert!(held.is_some());
-    // The folder is a new one.
+    // The next fetch of the same name has a new folder.
     finish(&feed(&second, &bytes, 5000).unwrap());
 }
 
 #[test]
-fn the_data_of_a_proxy_and_a_later_store_are_left_alone() {
-    for (version, said) in [("1\n", "pierhead serve"), ("store 2\n", "later version")] {
+fn data_of_the_daemon_and_later_stores_are_refused_unchanged() {
+    for (version, expected) in [("1\n", "pierhead serve"), ("store 2\n", "later version")] {
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("version"), version).unwrap();
         let error = Store::open(folder.path(), &[]).unwrap_err();
         assert!(matches!(error, Error::Foreign(_)), "{error}");
-        assert!(error.to_string().contains(said), "{error}");
-        assert_eq!(listing(folder.path()).len(), 1, "nothing is written");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(listing(folder.path()).len(), 1, "the folder is unchanged");
     }
 }
 
 #[test]
-fn one_unusable_version_file_does_not_lose_a_store() {
+fn a_store_with_a_lost_version_file_is_opened() {
     let folder = TempDir::new().unwrap();
     drop(Store::open(folder.path(), &[]).unwrap());
     let version = folder.path().join("version");
@@ -1085,7 +1108,7 @@ fn one_unusable_version_file_does_not_lose_a_store() {
     fs::remove_file(&version).unwrap();
     drop(Store::open(folder.path(), &[]).unwrap());
     assert_eq!(fs::read(&version).unwrap(), VERSION);
-    // A folder of somebody else stays one.
+    // A folder with another file does not become a store.
     fs::remove_file(&version).unwrap();
     fs::write(folder.path().join("letter"), "dear").unwrap();
     let error = Store::open(folder.path(), &[]).unwrap_err();
@@ -1093,7 +1116,7 @@ fn one_unusable_version_file_does_not_lose_a_store() {
 }
 
 #[test]
-fn one_unusable_entry_of_a_store_is_replaced_or_named() {
+fn a_folder_in_place_of_a_file_is_replaced_and_the_reverse_is_reported() {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     let content = FileDigest::of(b"bytes");
@@ -1103,7 +1126,7 @@ fn one_unusable_entry_of_a_store_is_replaced_or_named() {
     fs::write(path.join("something"), "else").unwrap();
     store.0.contents.put(&content, b"bytes").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
-    // The same where another store has it.
+    // Also if the content is copied from another store.
     let other = TempDir::new().unwrap();
     let other = Store::open(other.path(), &[]).unwrap();
     other.0.contents.put(&content, b"bytes").unwrap();

@@ -1,9 +1,10 @@
-//! Merges images of an OCI layout and tells what their tables weigh and cost:
-//! `cargo run --release -p pierhead-worker --example table -- LAYOUT NAME... [--into FOLDER]`.
+//! Measures the TOC of images in an OCI layout: its size, and the time to merge, encode and decode
+//! it.
 //!
-//! Each table but the first is measured against the one before, too. With `--into` the contents of
-//! the first are written to `FOLDER/store`, one file each, and its tree from there to
-//! `FOLDER/rootfs`.
+//! `cargo run --release -p pierhead-worker --example image_toc -- LAYOUT NAME... [--into FOLDER]`
+//!
+//! Each TOC after the first is also coded against the previous one. With `--into`, the contents of
+//! the first image go to `FOLDER/store`, one file each, and its tree to `FOLDER/rootfs`.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -77,7 +78,7 @@ fn main() -> Result<()> {
         None => None,
     };
     if names.is_empty() {
-        return Err("which layout?".into());
+        return Err("name an OCI layout".into());
     }
     let root = names.remove(0);
     let root = Path::new(&root);
