@@ -18,7 +18,7 @@ const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Two versions without the content of 9 MB: few bytes keep these tests fast.
 fn versions() -> (TestImage, TestImage) {
     let (mut old, mut new) = store::tests::versions();
-    for made in [&mut old, &mut new] {
+    for test_image in [&mut old, &mut new] {
         test_image.files.remove(&b"c/large"[..]);
     }
     (old, new)
@@ -68,7 +68,7 @@ fn queries(server: &TestServer) -> Vec<BundleQuery> {
     let bundles = requests
         .iter()
         .filter(|request| request.head.starts_with("POST "));
-    bundles.map(ask_of).collect()
+    bundles.map(query_of).collect()
 }
 
 /// Serves the bundle of one image, in full and in parts.
