@@ -1,17 +1,18 @@
-//! The error of this crate: why an upstream could not be asked, or what is wrong with its response.
+//! The error of this crate: why a request to an upstream failed, or what is wrong with the
+//! response.
 
 use std::time::Duration;
 
 use crate::connect::certificate::CertificateFault;
 
-/// Whose fault a failure is.
+/// The party whose fault a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The request's: the resource does not exist, is not allowed, or makes no sense.
+    /// The request: the resource does not exist, is not allowed, or has an invalid name.
     Request,
-    /// The upstream's: it is down, slow, broken or sends wrong bytes. A later attempt may succeed.
+    /// The upstream: it is down, slow, broken or sends wrong bytes. A later attempt may succeed.
     Upstream,
-    /// Our own configuration or policy forbids it.
+    /// The configuration of pierhead, or its SSRF guard, which forbids the request.
     Policy,
 }
 
@@ -19,95 +20,96 @@ pub enum Fault {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// 404: the upstream does not have it.
+    /// 404: the upstream does not have the resource.
     #[error("{upstream} does not have it")]
     NotFound {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
     },
-    /// 401 or 403, after logging in where we could.
+    /// 401 or 403, with the configured credentials if there are any.
     #[error(
         "{upstream} refuses access ({status}); if the repository is private, configure credentials for it"
     )]
     Denied {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
-        /// 401 or 403.
+        /// The status: 401 or 403.
         status: u16,
     },
     /// 429.
     #[error("{upstream} limits our rate")]
     RateLimited {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
-        /// As its `Retry-After` says.
+        /// The time in its `Retry-After`.
         retry_after: Option<Duration>,
     },
     /// Any other unexpected status.
     #[error("{upstream} answered {status}")]
     Status {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
-        /// The status.
+        /// The status code.
         status: u16,
     },
-    /// No connection, no TLS, no name, no answer in time, a broken stream.
+    /// The connection failed: DNS, TCP, TLS, a time limit, or a broken stream.
     #[error("{upstream}: {what}")]
     Transport {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
         /// What failed, with the reason.
         what: String,
-        /// Whose fault a refused certificate is.
+        /// The fault, when a certificate was refused.
         certificate: Option<CertificateFault>,
     },
-    /// The circuit is open after several failures: the upstream was not asked.
+    /// The circuit is open after several failures: no request was sent.
     #[error("{upstream} is down since {since:.0?}; last seen: {what}")]
     Down {
-        /// The registry that was not asked.
+        /// The registry of the upstream.
         upstream: String,
-        /// For how long.
+        /// Time since the circuit opened.
         since: Duration,
-        /// When it will be asked again.
+        /// Time until the next request is allowed.
         retry_after: Duration,
-        /// How it failed last.
+        /// The last failure.
         what: String,
     },
-    /// The upstream's answer is not what the protocol says.
+    /// The response violates the protocol.
     #[error("{upstream} broke the protocol: {what}")]
     Protocol {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
-        /// How.
+        /// The violation.
         what: String,
     },
-    /// A configuration that cannot be used.
+    /// An invalid configuration.
     #[error("{what}")]
     Config {
-        /// What makes no sense, and where.
+        /// The invalid value and its place.
         what: String,
     },
-    /// A host name that a client chose does not exist. The text equals that of [`Forbidden`](Self::Forbidden), so that a
-    /// client cannot tell internal names from missing ones.
+    /// A host name that a client chose does not exist. The text is that of
+    /// [`Forbidden`](Self::Forbidden), so that a client cannot distinguish internal names from
+    /// missing names.
     #[error("{upstream} is refused: {what}")]
     NoSuchHost {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
-        /// Why, and which key allows it.
+        /// The reason, and the configuration key that allows the request.
         what: String,
     },
-    /// A name that leads to an internal address, or a scheme that is not allowed.
+    /// The name resolves to an internal address, or the scheme is not allowed.
     #[error("{upstream} is refused: {what}")]
     Forbidden {
-        /// The registry asked.
+        /// The registry of the upstream.
         upstream: String,
-        /// Why, and which key allows it.
+        /// The reason, and the configuration key that allows the request.
         what: String,
     },
 }
 
 impl Error {
-    /// Whose fault it is.
+    /// The party whose fault this error is.
     pub fn fault(&self) -> Fault {
         match self {
             Self::NotFound { .. } | Self::Denied { .. } => Fault::Request,
@@ -116,7 +118,7 @@ impl Error {
         }
     }
 
-    /// Whether asking again may succeed.
+    /// Whether a retry may succeed.
     pub fn is_retryable(&self) -> bool {
         self.fault() == Fault::Upstream
     }

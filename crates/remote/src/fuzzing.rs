@@ -1,4 +1,5 @@
-//! Properties that every input of the parsers satisfies: for the fuzzer, and for the stored corpus.
+//! Properties that the parsers satisfy for every input. The fuzz targets and the tests of the
+//! stored corpus call them.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Uri};
@@ -12,7 +13,7 @@ use crate::exchange::content_range::ContentRange;
 use crate::exchange::redirect::{next_link, resolve, same_origin};
 use crate::pull::referrers;
 
-/// `WWW-Authenticate`, one value a line.
+/// Parses `WWW-Authenticate` headers, one value per line.
 pub fn challenge(input: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in input.split(|byte| *byte == b'\n') {
@@ -35,7 +36,8 @@ fn is_lower(text: &str) -> bool {
     text.bytes().all(|byte| !byte.is_ascii_uppercase())
 }
 
-/// `Content-Range`: what is read is sound, and means the same when it is written again.
+/// Parses `Content-Range`. A parsed range is valid, and parses to the same value after it is
+/// formatted again.
 pub fn content_range(input: &[u8]) {
     let Some(range) = text(input).and_then(ContentRange::parse) else {
         return;
@@ -51,8 +53,8 @@ pub fn content_range(input: &[u8]) {
     assert_eq!(ContentRange::parse(&written), Some(range));
 }
 
-/// A `Location`, or the target of a `Link`, which may lead anywhere: to a URL that can be fetched, or
-/// nowhere. Nobody unknown is reached without TLS or at an internal address.
+/// Resolves the target of a `Location` or `Link`. An unconfigured host is never reached without TLS
+/// or at an internal address.
 pub fn location(input: &[u8]) {
     let base = Uri::from_static("https://registry.example:5000/v2/a/blobs/x?y=z");
     let Some(target) = text(input).and_then(|text| resolve(&base, text)) else {
@@ -60,7 +62,7 @@ pub fn location(input: &[u8]) {
     };
     let (host, port) = (host_of(&target), port_of(&target));
     let (Some(host), Some(_)) = (host, port) else {
-        panic!("{target} cannot be fetched");
+        panic!("{target} is not a valid URL for a request");
     };
     assert!(
         target
@@ -70,7 +72,7 @@ pub fn location(input: &[u8]) {
     assert!(same_origin(&target, &target));
     assert_eq!(resolve(&base, &target.to_string()).as_ref(), Some(&target));
     match TargetPolicy::default().check(&target) {
-        Ok(AllowedAddresses::Any) => panic!("{target} was allowed all"),
+        Ok(AllowedAddresses::Any) => panic!("{target} is allowed every address"),
         Ok(AllowedAddresses::Public) => {
             assert_eq!(target.scheme_str(), Some("https"));
             let address = host.parse::<std::net::IpAddr>();
@@ -81,7 +83,7 @@ pub fn location(input: &[u8]) {
     }
 }
 
-/// `Link`: the next page is a part of what came.
+/// Parses `Link`. The URL of the next page is a part of the input.
 pub fn link(input: &[u8]) {
     let Some(value) = text(input) else { return };
     if let Some(target) = next_link(value) {
@@ -89,7 +91,7 @@ pub fn link(input: &[u8]) {
     }
 }
 
-/// Pages of a list of referrers, with an empty line between them.
+/// Merges pages of a list of referrers, which an empty line separates.
 pub fn referrers(input: &[u8]) {
     let Some(all) = text(input) else { return };
     let pages: Vec<Bytes> = all
@@ -108,7 +110,7 @@ pub fn referrers(input: &[u8]) {
     assert!(merged["manifests"].is_array());
 }
 
-/// What a token server answers: a token that fits into a header, or none.
+/// Parses the response of a token server. A parsed token is valid in a header.
 pub fn token(input: &[u8]) {
     let Some(token) = Token::parse(input) else {
         return;
@@ -117,7 +119,8 @@ pub fn token(input: &[u8]) {
     assert!(!token.secret.is_empty() && header.is_ok());
 }
 
-/// Docker's `config.json`: no error tells a secret, no helper is a path or an option.
+/// Parses Docker's `config.json`. No error contains a secret, and no name of a helper is a path or
+/// an option.
 pub fn docker(input: &[u8]) {
     match docker_config(input) {
         Ok(all) => {
@@ -133,7 +136,7 @@ pub fn docker(input: &[u8]) {
     let _ = text(input).and_then(registry_of);
 }
 
-/// `Retry-After`, in seconds or as a date: a time to wait, however far.
+/// Parses `Retry-After`, in seconds or as a date, with any value.
 pub fn retry_after(input: &[u8]) {
     let mut headers = HeaderMap::new();
     if let Ok(value) = HeaderValue::from_bytes(input) {

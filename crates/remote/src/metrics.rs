@@ -1,4 +1,4 @@
-//! The metrics of the client. Labels are bounded to configured upstreams, Docker Hub and `other`.
+//! The metrics of the client. Upstream labels are the configured upstreams, Docker Hub and `other`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl RequestKind {
     }
 }
 
-/// A kind of request and its method. Upstreams limit the rate of some operations and not of others.
+/// The kind and the method of a request. Upstreams limit the rate of some operations only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     kind: RequestKind,
@@ -42,7 +42,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// How many there are.
+    /// Number of operations.
     pub(crate) const COUNT: usize = 12;
 
     pub(crate) const fn get(kind: RequestKind) -> Self {
@@ -53,7 +53,7 @@ impl Operation {
         Self { kind, head: true }
     }
 
-    /// Below [`COUNT`](Self::COUNT).
+    /// An index below [`COUNT`](Self::COUNT).
     pub(crate) fn index(self) -> usize {
         let kind = match self.kind {
             RequestKind::Manifest => 0,
@@ -81,7 +81,8 @@ struct AddressLabels {
     address: String,
 }
 
-/// Shows the state of one address. For unconfigured upstreams, it counts the open circuits.
+/// The gauge of one address's circuit breaker. For unconfigured upstreams, it counts the open
+/// circuits.
 pub(crate) struct BreakerGauge {
     all: Family<AddressLabels, Gauge>,
     by: AddressLabels,
@@ -112,7 +113,7 @@ impl Drop for BreakerGauge {
         if self.shared {
             self.set(BreakerState::Closed);
         } else {
-            // An address that a reload removed has no state.
+            // A reload removed this address, so that its series ends.
             self.all.remove(&self.by);
         }
     }
@@ -135,15 +136,15 @@ struct ResultLabels {
     result: &'static str,
 }
 
-/// How a lookup ended: the values of the label `result`.
+/// The result of a DNS lookup: the values of the label `result`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookupResult {
     Found,
     NotFound,
-    /// By each name server.
+    /// Each name server failed.
     Failed,
     Timeout,
-    /// Too many others were running.
+    /// Too many other lookups were running.
     Busy,
 }
 
@@ -176,7 +177,8 @@ pub(crate) struct DnsMetrics {
 
 impl Default for DnsMetrics {
     fn default() -> Self {
-        // Each label value has a series before its first event, else no rate sees that event.
+        // Each label value has a series before its first event. Otherwise `rate()` misses that
+        // event.
         let lookups = Family::default();
         for result in LookupResult::ALL {
             let result = result.as_str();
@@ -190,7 +192,7 @@ impl Default for DnsMetrics {
 }
 
 impl DnsMetrics {
-    /// One lookup that the cache did not answer.
+    /// Counts one lookup that the cache did not answer.
     pub(crate) fn ended(&self, result: LookupResult, took: Duration) {
         let result = result.as_str();
         self.lookups.get_or_create(&ResultLabels { result }).inc();
@@ -206,7 +208,7 @@ impl DnsMetrics {
         );
         registry.register_with_unit(
             "lookup_duration",
-            "Time of each such lookup, the wait for its turn included",
+            "Time of each lookup of a name that was not cached, including its time in the queue",
             Unit::Seconds,
             self.duration.clone(),
         );
@@ -249,7 +251,7 @@ impl Metrics {
         );
         registry.register(
             "failovers",
-            "Requests answered by another address than the first one",
+            "Requests for which another address than the first one responded",
             self.failovers.clone(),
         );
         registry.register(
@@ -260,10 +262,11 @@ impl Metrics {
         );
         registry.register(
             "rate_limit",
-            "Pulls that the upstream allows in its window",
+            "Pulls that the upstream allows within its rate-limit window",
             self.limit.clone(),
         );
-        let help = "Pulls that the upstream still allows, as it last said";
+        let help =
+            "Remaining pulls within the rate-limit window, by the last response of the upstream";
         registry.register("rate_limit_remaining", help, self.remaining.clone());
         registry.register(
             "downloads_in_flight",
@@ -272,7 +275,7 @@ impl Metrics {
         );
     }
 
-    /// The state of one address; without one, of all unconfigured upstreams.
+    /// The breaker gauge of one address. Without an address: of all unconfigured upstreams.
     pub(crate) fn state(&self, label: &str, address: Option<&str>) -> BreakerGauge {
         BreakerGauge {
             all: self.state.clone(),
@@ -301,7 +304,7 @@ impl Metrics {
     }
 }
 
-/// The metrics of one upstream.
+/// Metrics with the label of one upstream.
 pub(crate) struct UpstreamMetrics {
     all: Metrics,
     label: Arc<str>,
@@ -312,7 +315,7 @@ pub(crate) struct UpstreamMetrics {
 }
 
 impl UpstreamMetrics {
-    /// One exchange; `status` is `None` when there was no answer.
+    /// Counts one request; `status` is `None` when there was no response.
     pub(crate) fn request(&self, kind: RequestKind, status: Option<u16>) {
         let status = match status {
             Some(429) => "429",
@@ -330,7 +333,8 @@ impl UpstreamMetrics {
         self.all.requests.get_or_create(&by).inc();
     }
 
-    /// `ratelimit-limit` and `ratelimit-remaining`, as Docker Hub sends them: `100;w=21600`.
+    /// Records the headers `ratelimit-limit` and `ratelimit-remaining` in the form of Docker Hub:
+    /// `100;w=21600`.
     pub(crate) fn rate_limit(&self, headers: &http::HeaderMap) {
         let by = || UpstreamLabels {
             upstream: self.label.to_string(),
@@ -347,7 +351,7 @@ impl UpstreamMetrics {
         }
     }
 
-    /// Counts a blob fetch as running until the guard is dropped.
+    /// Counts a blob fetch as running until the returned guard is dropped.
     pub(crate) fn fetch(&self) -> FetchInFlight {
         self.all.in_flight.inc();
         FetchInFlight(self.all.in_flight.clone())

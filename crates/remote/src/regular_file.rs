@@ -1,4 +1,4 @@
-//! Opens only regular files: other programs may replace a configured file by a pipe or device at any time.
+//! Opens regular files only: another program may replace a configured file by a pipe or device.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,20 +7,22 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a file, and only a file, for reading: a pipe that nobody writes to would be waited for in vain.
+/// Opens a regular file for reading. Anything else is an error: a pipe without a writer would block
+/// for ever.
 ///
 /// # Errors
-/// What the system says, or what there is instead of a file.
+/// The error of the system, or the type of a file that is not regular.
 pub fn open_file(path: &Path) -> io::Result<File> {
     open_file_with(File::options().read(true), OFlags::empty(), path)
 }
 
-/// The same for any way of opening.
+/// As [`open_file`], with other open options.
 ///
 /// # Errors
-/// What the system says, or what there is instead of a file: then without a number of the system's.
+/// The error of the system, or the type of a file that is not regular; the latter has no
+/// `raw_os_error`.
 pub fn open_file_with(options: &mut OpenOptions, flags: OFlags, path: &Path) -> io::Result<File> {
-    // Else opening a pipe waits for somebody at its other end.
+    // Otherwise, opening a pipe blocks until another process opens its other end.
     let flags = i32::try_from((flags | OFlags::NONBLOCK).bits()).unwrap_or_default();
     let file = options.custom_flags(flags).open(path)?;
     let kind = file.metadata()?.file_type();
@@ -40,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_files_are_opened_and_pipes_are_not_waited_for() {
+    fn only_regular_files_are_opened_and_pipes_do_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let [file, pipe] = ["file", "pipe"].map(|name| folder.path().join(name));
         std::fs::write(&file, "a").unwrap();

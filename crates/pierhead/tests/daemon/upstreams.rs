@@ -79,9 +79,9 @@ async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothin
     assert!(two.has_metric(&state(2)).await);
     // The log names each failing address with the image, until its circuit opens.
     two.daemon
-        .logs("another address answered upstream=reg.example image=reg.example/app:1")
+        .logs("another address responded upstream=reg.example image=reg.example/app:1")
         .await;
-    let told = two.said("another address answered");
+    let told = two.said("another address responded");
     assert!(told <= 8, "{}", two.daemon.log());
     two.mirror.restart().await;
     soon("its return", async {

@@ -21,10 +21,10 @@ use crate::exchange::{UpstreamResponse, follow, read, refusal, settle};
 use crate::metrics::RequestKind;
 use crate::upstream::session::Session;
 
-/// How long the credentials of a helper are used; a 401 ends them at once.
+/// How long the credentials of a helper are cached. A 401 removes them at once.
 const HELPER_TTL: Duration = Duration::from_secs(300);
 
-/// How long a helper that failed is not asked again.
+/// How long a failed helper is not run again.
 const HELPER_PAUSE: Duration = Duration::from_secs(10);
 
 /// The value of an `Authorization` header.
@@ -33,7 +33,8 @@ enum Authorization {
     Bearer(Arc<Token>),
 }
 
-/// Sends a GET or HEAD, and once more with authentication after a 401. A second 401 is a response.
+/// Sends a GET or HEAD. After a 401, sends it once more with authentication and returns that
+/// response, even a second 401.
 pub(crate) async fn request(
     session: &Session,
     kind: RequestKind,
@@ -53,28 +54,28 @@ pub(crate) async fn request(
             Some(authorization) => headers.insert(AUTHORIZATION, authorization.header(session)?),
             None => headers.remove(AUTHORIZATION),
         };
-        let answer = follow(session, kind, method, uri.clone(), &headers, Bytes::new()).await?;
-        if answer.response.status() != StatusCode::UNAUTHORIZED
-            || answer.is_cross_origin
+        let response = follow(session, kind, method, uri.clone(), &headers, Bytes::new()).await?;
+        if response.http.status() != StatusCode::UNAUTHORIZED
+            || response.is_cross_origin
             || challenged
         {
-            return Ok(answer);
+            return Ok(response);
         }
         challenged = true;
         let Some(scheme) = choose(
             session,
-            &answer.uri,
-            &challenge::of(answer.response.headers()),
+            &response.uri,
+            &challenge::of(response.http.headers()),
             repository,
         ) else {
-            return Ok(answer);
+            return Ok(response);
         };
         let Some(next) =
             authorization_for(session, &scheme, repository, authorization.as_ref()).await?
         else {
-            return Ok(answer);
+            return Ok(response);
         };
-        settle(answer.response).await;
+        settle(response.http).await;
         session.auth_state.lock().scheme = Some(scheme);
         authorization = Some(next);
     }
@@ -123,7 +124,8 @@ impl Authorization {
     }
 }
 
-/// `None` without credentials. `rejected` is the header that the upstream has just refused.
+/// The `Authorization` for a challenge; `None` without credentials. `rejected` is the header that
+/// the upstream has just refused.
 async fn authorization_for(
     session: &Session,
     scheme: &AuthScheme,
@@ -169,7 +171,7 @@ async fn authorization_for(
     }
 }
 
-/// The credentials of this session. Those of a helper are cached for some minutes.
+/// The credentials of this session. The credentials of a helper are cached for [`HELPER_TTL`].
 async fn credentials_of(session: &Session) -> Option<Credentials> {
     let Some(Credentials::Helper(name)) = session.credentials() else {
         return session.credentials().cloned();
@@ -179,14 +181,14 @@ async fn credentials_of(session: &Session) -> Option<Credentials> {
     {
         return cached.credentials.clone();
     }
-    let answer = helper::ask(
+    let result = helper::ask(
         name,
         &session.shared.helper_folders,
         &session.name,
         helper::TIMEOUT,
     )
     .await;
-    let (credentials, ttl) = match answer {
+    let (credentials, ttl) = match result {
         Ok(credentials) => (Some(credentials), HELPER_TTL),
         Err(reason) => {
             tracing::warn!(upstream = %session.name, reason, "continuing without credentials");
@@ -200,7 +202,8 @@ async fn credentials_of(session: &Session) -> Option<Credentials> {
     credentials
 }
 
-/// Whether credentials of a helper were dropped, so that asking it again may help.
+/// Removes the cached credentials of a helper. `true` when there were any, so that running the
+/// helper again may help.
 fn forget_helper_credentials(session: &Session) -> bool {
     if session.client_identity.is_some() {
         return false;
@@ -212,8 +215,8 @@ fn forget_helper_credentials(session: &Session) -> bool {
         .is_some()
 }
 
-/// Fetches a token; when the token server refuses the credentials of a helper, the helper is asked once more.
-/// The caller repeats the whole request, so that nothing is repeated here.
+/// Fetches a token. When the token server refuses the credentials of a helper, runs the helper once
+/// more. Other failures are not retried here, since the caller repeats the whole request.
 async fn fetch(
     session: &Session,
     realm: &Uri,
@@ -240,7 +243,7 @@ async fn ask(
     let mut fields = Vec::from_iter(service.map(|service| ("service", service)));
     fields.push(("scope", scope));
     let mut headers = HeaderMap::new();
-    let answer = match credentials {
+    let response = match credentials {
         Some(Credentials::Identity(identity)) => {
             fields.extend([
                 ("grant_type", "refresh_token"),
@@ -270,22 +273,23 @@ async fn ask(
             }
             let mark = if realm.query().is_some() { '&' } else { '?' };
             let uri = format!("{realm}{mark}{}", form(&fields)).parse();
-            let uri = uri.map_err(|_| session.protocol("its token realm is no URL"))?;
+            let uri =
+                uri.map_err(|_| session.protocol("the realm of its challenge is not a URL"))?;
             let (method, body) = (Method::GET, Bytes::new());
             follow(session, RequestKind::Token, &method, uri, &headers, body).await?
         }
     };
-    match answer.response.status() {
+    match response.http.status() {
         StatusCode::OK => {
-            let json = read(session, answer.response, MAX_TOKEN_RESPONSE).await?;
+            let json = read(session, response.http, MAX_TOKEN_RESPONSE).await?;
             let token = Token::parse(&json)
-                .ok_or_else(|| session.protocol("its token server answered without a token"))?;
+                .ok_or_else(|| session.protocol("the response of its token server has no token"))?;
             session.budget.succeeded();
             Ok(Arc::new(token))
         }
-        // No such place to log in at is a broken challenge, not a missing image.
-        StatusCode::NOT_FOUND => Err(session.protocol("its token server is not there (404)")),
-        _ => Err(refusal(session, &answer)),
+        // A missing token URL is a broken challenge, not a missing image.
+        StatusCode::NOT_FOUND => Err(session.protocol("its token server has no such URL (404)")),
+        _ => Err(refusal(session, &response)),
     }
 }
 

@@ -1,25 +1,26 @@
-//! `WWW-Authenticate`: what a registry wants to see before it answers (RFC 9110, section 11.6.1).
+//! Parses `WWW-Authenticate`: the authentication that a registry demands (RFC 9110, section
+//! 11.6.1).
 
 use http::HeaderMap;
 use http::header::WWW_AUTHENTICATE;
 
-/// Bytes of one header value that are looked at; real ones have some hundred.
+/// Maximum number of bytes of one header value that are parsed. Real values have some hundred.
 const MAX_LEN: usize = 8 << 10;
 
-/// Parameters of all challenges together.
+/// Maximum number of parameters of all challenges together.
 const MAX_PARAMETERS: usize = 64;
 
-/// One way to log in.
+/// One authentication scheme that the server accepts, with its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Challenge {
-    /// Lower case: `basic`, `bearer`.
+    /// The scheme in lower case: `basic`, `bearer`.
     pub(crate) scheme: String,
-    /// In their order; names lower case, values unescaped.
+    /// The parameters in the order of the header: names in lower case, values unescaped.
     parameters: Vec<(String, String)>,
 }
 
 impl Challenge {
-    /// The first parameter of that (lower case) name.
+    /// The value of the first parameter with this name (in lower case).
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.parameters
             .iter()
@@ -28,7 +29,7 @@ impl Challenge {
     }
 }
 
-/// All challenges of a response, as far as they can be read: what follows a mistake is ignored.
+/// All challenges of a response. A syntax error ends the list: the rest is ignored.
 pub(crate) fn of(headers: &HeaderMap) -> Vec<Challenge> {
     let values = headers.get_all(WWW_AUTHENTICATE).iter().take(8);
     values
@@ -37,7 +38,7 @@ pub(crate) fn of(headers: &HeaderMap) -> Vec<Challenge> {
         .collect()
 }
 
-/// Challenges of one header value. Linear in its length.
+/// The challenges of one header value. Takes time linear in its length.
 pub(crate) fn parse(text: &str) -> Vec<Challenge> {
     let mut found: Vec<Challenge> = Vec::new();
     let mut rest = text.get(..text.len().min(MAX_LEN)).unwrap_or_default();
@@ -49,8 +50,8 @@ pub(crate) fn parse(text: &str) -> Vec<Challenge> {
             return found;
         }
         let spaced = after.trim_start_matches([' ', '\t']);
-        // `name=` is a parameter of the current challenge, anything else begins a new one. In
-        // `Negotiate abc==` the second word is no parameter either, and harms nobody as a scheme.
+        // `name=` is a parameter of the current challenge. Any other word begins a new challenge,
+        // also the second word of `Negotiate abc==`: an unknown scheme does no harm.
         match (spaced.strip_prefix('='), found.last_mut()) {
             (Some(value), Some(challenge)) => {
                 let Some((value, after)) = parameter_value(value.trim_start_matches([' ', '\t']))
@@ -84,17 +85,17 @@ pub(crate) fn parse(text: &str) -> Vec<Challenge> {
     }
 }
 
-/// The leading token (maybe empty), and what follows.
+/// Splits the leading token, which may be empty, from the rest.
 fn token(text: &str) -> (&str, &str) {
     let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     let len = text.bytes().take_while(|b| is_token(*b)).count();
     text.split_at(len)
 }
 
-/// A token or a quoted string, and what follows. `None` when the quote never ends.
+/// Splits a leading token or quoted string from the rest. `None` when the closing quote is missing.
 fn parameter_value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
-        // Some registries leave URLs unquoted: all up to the next comma or space.
+        // Some registries do not quote URLs: such a value ends at the next comma or space.
         let len = text.find([',', ' ', '\t']).unwrap_or(text.len());
         let (value, after) = text.split_at(len);
         return Some((value.to_owned(), after));
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_registries_send() {
+    fn the_challenges_of_real_registries_parse() {
         assert_eq!(
             show(
                 r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:library/redis:pull""#
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_ends_the_list() {
+    fn a_syntax_error_ends_the_list() {
         assert_eq!(show(""), "");
         assert_eq!(show(r#"realm="x""#), "");
         assert_eq!(show(r#"Bearer realm="never ends"#), "bearer");
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_bounded() {
+    fn the_length_and_the_number_of_parameters_are_bounded() {
         let many = format!("Bearer {}", "a=b,".repeat(1000));
         assert_eq!(parse(&many)[0].parameters.len(), MAX_PARAMETERS);
         assert_eq!(parse(&"a,".repeat(1000)).len(), 8);
@@ -181,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics_and_reads_its_own_quoting(text in "\\PC{0,64}", realm in "[ -~]{0,40}") {
+        fn the_parser_never_panics_and_reads_its_own_quoting(text in "\\PC{0,64}", realm in "[ -~]{0,40}") {
             parse(&text);
             let quoted = realm.replace('\\', "\\\\").replace('"', "\\\"");
             let challenges = parse(&format!("Bearer service=s, realm=\"{quoted}\""));

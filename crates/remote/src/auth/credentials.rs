@@ -8,7 +8,7 @@ use pierhead_oci::Registry;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-/// A secret: `Debug` prints nothing of it, memory is zeroised on drop.
+/// Credentials for one registry. `Debug` prints no secret, and the memory is zeroised on drop.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Credentials {
@@ -19,9 +19,10 @@ pub enum Credentials {
         /// Password or access token.
         password: Zeroizing<String>,
     },
-    /// An identity token (OAuth2 refresh token), as `docker login` may leave it.
+    /// An identity token (OAuth2 refresh token), as `docker login` may store it.
     Identity(Zeroizing<String>),
-    /// `docker-credential-<name>`, asked anew when a login fails.
+    /// The helper program `docker-credential-<name>`. It runs again when its credentials are
+    /// refused.
     Helper(String),
 }
 
@@ -43,18 +44,18 @@ pub fn basic_header(user: &str, password: &str) -> Zeroizing<String> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DockerConfigError {
-    /// Not the JSON that Docker writes. The reason gives a place, never contents.
+    /// Not the JSON that Docker writes. The message gives the position and never the contents.
     #[error("not a Docker config: line {line}, column {column}")]
     Json {
-        /// From 1.
+        /// Counted from 1.
         line: usize,
-        /// From 1.
+        /// Counted from 1.
         column: usize,
     },
-    /// An `auth` that is not `user:password` in base64.
+    /// The `auth` of a registry is not `user:password` in base64.
     #[error("the auth of {0} is not user:password in base64")]
     Auth(String),
-    /// A helper's name that is not a plain file name.
+    /// The name of a helper is not a plain file name.
     #[error("the credential helper of {0} is not a plain name")]
     Helper(String),
 }
@@ -78,8 +79,9 @@ struct Auth {
 }
 
 /// Reads the bytes of a Docker `config.json`: `auths` (with `identitytoken`), `credHelpers` and
-/// `credsStore`, which holds the secrets of those registries whose entry in `auths` is empty.
-/// A helper of a registry wins over its entry, as in Docker. Keys that name no registry are passed over.
+/// `credsStore`, which holds the secrets of those registries whose entry in `auths` is empty. A
+/// helper of a registry takes precedence over its entry in `auths`, as in Docker. Keys that are not
+/// the name of a registry are ignored.
 ///
 /// # Errors
 /// See [`DockerConfigError`].
@@ -123,7 +125,7 @@ pub(crate) fn is_helper_name(name: &str) -> bool {
         .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// Keys are `host`, `host:port`, `https://host/v1/` and the like.
+/// The registry of a key, which is `host`, `host:port`, or a URL such as `https://host/v1/`.
 pub(crate) fn registry_of(key: &str) -> Option<Registry> {
     let rest = key.split_once("://").map_or(key, |(_, rest)| rest);
     rest.split('/').next()?.parse().ok()
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_docker_writes() {
+    fn every_form_that_docker_writes_is_read() {
         let json = r#"{
             "auths": {
                 "https://index.docker.io/v1/": {"auth": "aHViOnA6dw=="},
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_without_the_secret() {
+    fn errors_name_the_registry_and_never_the_secret() {
         for (json, expected) in [
             (r#"{"auths": 7}"#, "not a Docker config: line 1, column 11"),
             (
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_in_debug() {
+    fn debug_prints_no_secret() {
         let credentials = Credentials::Basic {
             user: "name".into(),
             password: Zeroizing::new("hush".into()),
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn basic_is_base64() {
+    fn the_basic_header_is_base64() {
         assert_eq!(
             *basic_header("Aladdin", "open sesame"),
             "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="

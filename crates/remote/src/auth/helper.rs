@@ -1,4 +1,5 @@
-//! Credential helpers: `docker-credential-<name> get`, a program that stores the secret.
+//! Runs credential helpers: `docker-credential-<name> get` prints the stored credentials of a
+//! registry.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,10 +13,10 @@ use zeroize::Zeroizing;
 
 use crate::auth::credentials::{Credentials, is_helper_name};
 
-/// Some helpers log in over the network first.
+/// Time limit of one helper. Some helpers log in over the network first.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// More output than this is no secret.
+/// Maximum number of bytes of a helper's output. Longer output is an error.
 const MAX_OUTPUT: usize = 64 << 10;
 
 #[derive(Deserialize)]
@@ -25,10 +26,10 @@ struct HelperOutput {
     secret: Zeroizing<String>,
 }
 
-/// Asks a helper for the login of a registry. The child is killed when this is dropped.
+/// Runs a helper to get the credentials of a registry. Dropping the future kills the process.
 ///
 /// # Errors
-/// A text for people, which never holds what the helper printed: it could be the secret.
+/// The reason as text. It never contains the output of the helper, which could be the secret.
 pub(crate) async fn ask(
     name: &str,
     folders: &[PathBuf],
@@ -51,7 +52,7 @@ pub(crate) async fn ask(
     match tokio::time::timeout(timeout, run(path, registry)).await {
         Ok(Ok(credentials)) => Ok(credentials),
         Ok(Err(reason)) => Err(format!("{program} {reason}")),
-        Err(_) => Err(format!("{program} said nothing within {timeout:?}")),
+        Err(_) => Err(format!("{program} printed nothing within {timeout:?}")),
     }
 }
 
@@ -66,7 +67,7 @@ async fn run(path: PathBuf, registry: &Registry) -> Result<Credentials, String> 
         .map_err(|e| format!("cannot be run: {e}"))?;
     let broken = |e: std::io::Error| format!("broke off: {e}");
     if let Some(mut stdin) = child.stdin.take() {
-        // A helper that does not read its input closes it; what it prints decides.
+        // A helper may close its input unread. Only its output counts.
         let _ = stdin.write_all(server_of(registry).as_bytes()).await;
     }
     let mut output = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT));
@@ -80,17 +81,17 @@ async fn run(path: PathBuf, registry: &Registry) -> Result<Credentials, String> 
     }
     let status = child.wait().await.map_err(broken)?;
     if !status.success() {
-        return Err(format!("has no login for {registry} ({status})"));
+        return Err(format!("has no credentials for {registry} ({status})"));
     }
-    let answer: HelperOutput = serde_json::from_slice(&output)
+    let output: HelperOutput = serde_json::from_slice(&output)
         .map_err(|_| "printed no JSON with Username and Secret".to_owned())?;
-    // How the protocol says that the secret is an identity token.
-    Ok(if answer.username == "<token>" {
-        Credentials::Identity(answer.secret)
+    // In the protocol of helpers, this user name marks the secret as an identity token.
+    Ok(if output.username == "<token>" {
+        Credentials::Identity(output.secret)
     } else {
         Credentials::Basic {
-            user: answer.username,
-            password: answer.secret,
+            user: output.username,
+            password: output.secret,
         }
     })
 }
@@ -124,10 +125,11 @@ mod tests {
         ask("fake", &folders, &registry.parse().unwrap(), timeout).await
     }
 
-    /// One test, so that no script is open for writing while another is being started: the child would
-    /// inherit the descriptor, and the system refuses to run a file that is being written.
+    /// One test, so that no script is open for writing while another starts. The child would
+    /// inherit the descriptor, and the kernel refuses to run a file that is open for writing
+    /// (ETXTBSY).
     #[tokio::test]
-    async fn it_is_asked_by_the_protocol_and_its_failures_are_named() {
+    async fn a_helper_runs_by_the_protocol_and_its_failures_are_named() {
         let echo = r#"read -r server; [ "$1" = get ] && printf '{"ServerURL":"x","Username":"me","Secret":"%s"}' "$server""#;
         let long = Duration::from_secs(60);
         for (registry, expected) in [
@@ -150,7 +152,7 @@ mod tests {
             .await
             .unwrap_err();
         assert!(
-            refused.contains("has no login for quay.io") && !refused.contains("s3cret"),
+            refused.contains("has no credentials for quay.io") && !refused.contains("s3cret"),
             "{refused}"
         );
         let garbage = login("echo s3cret", "quay.io", long).await.unwrap_err();

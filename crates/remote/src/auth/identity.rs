@@ -1,4 +1,4 @@
-//! The credentials of a client, and the identity of requests that are made on its behalf (pass-through).
+//! Pass-through: the credentials of a client, and the identity of requests on its behalf.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use crate::auth::credentials::Credentials;
 use crate::auth::keyed_hash::{KeyedHash, KeyedHasher};
 use crate::error::Error;
 
-/// The credentials that a client sends, or none. `Debug` prints nothing of them; memory is zeroised on drop.
-/// The caller bounds their length.
+/// The credentials that a client sends, or none. `Debug` prints no secret, and the memory is
+/// zeroised on drop. The caller bounds their length.
 #[derive(Clone)]
 pub struct ClientCredentials(Option<UserPassword>);
 
@@ -45,8 +45,8 @@ impl fmt::Debug for ClientCredentials {
     }
 }
 
-/// Stands for credentials in tables and reveals nothing of them: a keyed hash whose key never leaves this
-/// process and changes with each start.
+/// A keyed hash of credentials, used as a key of caches. It reveals nothing of the credentials: its
+/// key is random for each start and never leaves this process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(KeyedHash);
 
@@ -63,11 +63,11 @@ impl FingerprintKey {
     pub(crate) fn new() -> Result<Self, Error> {
         let hasher = KeyedHasher::new();
         hasher.map(Self).ok_or_else(|| Error::Config {
-            what: "the system gives no random numbers".to_owned(),
+            what: "the system returns no random numbers".to_owned(),
         })
     }
 
-    /// Takes some microseconds.
+    /// The fingerprint of these credentials. Takes some microseconds.
     pub(crate) fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
         Fingerprint(match &credentials.0 {
             Some(UserPassword { user, password }) => {
@@ -78,7 +78,7 @@ impl FingerprintKey {
     }
 }
 
-/// The client on whose behalf an upstream is asked.
+/// The client on whose behalf requests to an upstream are sent.
 pub(crate) struct ClientIdentity {
     pub(crate) credentials: Option<Credentials>,
     pub(crate) fingerprint: Fingerprint,
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fingerprints_tell_logins_apart_and_keys_too() {
+    fn fingerprints_differ_by_credentials_and_by_key() {
         let (key, other) = (
             FingerprintKey::new().unwrap(),
             FingerprintKey::new().unwrap(),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_login_is_printed() {
+    fn debug_prints_no_credentials() {
         let credentials = ClientCredentials::basic("name", "hush");
         let print = FingerprintKey::new().unwrap().fingerprint(&credentials);
         let text = format!("{credentials:?} {print:?}");

@@ -1,23 +1,25 @@
-//! Keyed hashes (HMAC) that stand for secrets and names in tables.
+//! Keyed hashes (HMAC) of secrets and names, used as keys of caches.
 
 use ring::hmac;
 use ring::rand::SystemRandom;
 
-/// Hashes secrets and names under a random key of this process. Nobody outside can choose two texts with the same hash,
-/// and a hash reveals nothing of its text.
+/// Hashes secrets and names under a random key of this process. A client can choose no two texts
+/// with the same hash, and a hash reveals nothing of its text.
 pub struct KeyedHasher(hmac::Key);
 
 /// A hash of one [`KeyedHasher`].
 pub type KeyedHash = [u8; 32];
 
 impl KeyedHasher {
-    /// `None` when the system gives no random numbers. Any other key could be guessed.
+    /// `None` when the system returns no random numbers: a key from another source could be
+    /// guessed.
     pub fn new() -> Option<Self> {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         key.ok().map(Self)
     }
 
-    /// Hashes each part with its length, so that no part runs into the next. Takes about a microsecond.
+    /// Hashes each part with its length, so that ("ab", "c") and ("a", "bc") differ. Takes about a
+    /// microsecond.
     pub fn hash(&self, parts: &[&[u8]]) -> KeyedHash {
         let mut context = hmac::Context::with_key(&self.0);
         for part in parts {
@@ -37,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_tell_parts_apart() {
+    fn hashes_depend_on_the_boundaries_of_parts() {
         let (hasher, other) = (KeyedHasher::new().unwrap(), KeyedHasher::new().unwrap());
         let all: [&[&[u8]]; 5] = [&[], &[b""], &[b"ab", b"c"], &[b"a", b"bc"], &[b"abc"]];
         let hashes: HashSet<_> = all.iter().map(|parts| hasher.hash(parts)).collect();

@@ -1,4 +1,4 @@
-//! Authentication at an upstream: what it demands, and what is sent to it.
+//! Authentication at an upstream: challenges, credentials, tokens.
 
 pub(crate) mod authenticate;
 pub(crate) mod challenge;

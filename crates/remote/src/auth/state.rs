@@ -1,4 +1,5 @@
-//! What is known of the authentication at one host, so that most requests need no round trip to learn it.
+//! The last known authentication scheme of one host. It saves most requests the round trip of a
+//! 401.
 
 use http::Uri;
 use pierhead_oci::Repository;
@@ -13,7 +14,7 @@ pub(crate) struct AuthState {
     pub(crate) helper_credentials: Option<HelperCredentials>,
 }
 
-/// The result of a credential helper, until it is asked again.
+/// The cached result of a credential helper.
 pub(crate) struct HelperCredentials {
     /// `None`: the helper failed.
     pub(crate) credentials: Option<Credentials>,
@@ -34,14 +35,15 @@ pub(crate) enum AuthScheme {
 /// The scope that a token of this host needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// `repository:<prefix><name>:pull`; upstreams under a path prefix know the repository by a longer name.
+    /// `repository:<prefix><name>:pull`. Upstreams under a path prefix use a longer repository
+    /// name.
     Repository { prefix: String },
-    /// The same for all repositories.
+    /// One scope for all repositories.
     Fixed(String),
 }
 
 impl Scope {
-    /// Never more than the right to pull, whatever the challenge names.
+    /// The scope for a challenge. It never asks for more than the right to pull.
     pub(crate) fn of(named: Option<&str>, repository: &Repository) -> Self {
         let Some(named) = named.map(str::trim).filter(|named| !named.is_empty()) else {
             return Self::Repository {
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scopes_follow_the_challenge_but_only_pull() {
+    fn scopes_follow_the_challenge_but_request_pull_only() {
         let name: Repository = "library/redis".parse().unwrap();
         let other: Repository = "a/b".parse().unwrap();
         for (named, expected) in [

@@ -1,4 +1,4 @@
-//! Bearer tokens: fetched once for all waiting requests, cached until they expire, bounded in number.
+//! The cache of bearer tokens. One fetch of a token serves all waiting requests.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use zeroize::Zeroizing;
 use crate::auth::identity::Fingerprint;
 use crate::error::Error;
 
-/// Cached tokens, over all upstreams; each has some 1 to 4 KiB.
+/// Maximum number of cached tokens over all upstreams. A token has 1 to 4 KiB.
 const CAPACITY: u64 = 512;
 
-/// Bound of the response of a token server, in bytes.
+/// Maximum size of the response of a token server, in bytes.
 pub(crate) const MAX_TOKEN_RESPONSE: usize = 64 << 10;
 
 /// The lifetime of a token whose server names none (Distribution token specification).
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(60);
 
-/// Bound of a lifetime, so that a revoked right ends.
+/// Maximum lifetime of a token, so that a revoked right ends.
 const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 
 /// How long a request waits for a new token while the old one is still valid.
@@ -38,24 +38,25 @@ const RENEWAL_PAUSE: Duration = Duration::from_secs(10);
 /// A bearer token.
 pub(crate) struct Token {
     pub(crate) secret: Zeroizing<String>,
-    /// When a new token is fetched.
+    /// The time from which on a new token is fetched.
     renew: Instant,
-    /// Until then this token is used while no new one can be fetched.
+    /// The time until which this token is used while no new one can be fetched.
     expires: Instant,
 }
 
-/// The scope of a token. A token goes only to the address that demanded it: a mirror must not see the registry's
-/// token, and the registry refuses a mirror's.
+/// The scope of a token. A token goes only to the address that demanded it: a mirror must not see
+/// the registry's token, and the registry refuses a mirror's.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct TokenKey {
-    /// As configured: two upstreams may share an address, with credentials of their own.
+    /// The registry as configured: two upstreams may share an address and have different
+    /// credentials.
     pub(crate) registry: Registry,
     /// The base URL that demands the token.
     pub(crate) address: String,
-    /// The token server, and the service.
+    /// The URL of the token server.
     pub(crate) realm: Uri,
     pub(crate) service: Option<String>,
-    /// `None`: the configured credentials, or none.
+    /// The client of a pass-through request. `None`: the configured credentials, or none.
     pub(crate) client: Option<Fingerprint>,
     pub(crate) scope: String,
 }
@@ -63,7 +64,7 @@ pub(crate) struct TokenKey {
 /// A token that is cached or being fetched.
 type TokenCell = Arc<OnceCell<Result<Arc<Token>, Error>>>;
 
-/// The tokens of all upstreams; the least recently used one leaves first.
+/// The tokens of all upstreams. The least recently used token is evicted first.
 pub(crate) struct Tokens(Cache<TokenKey, TokenCell>);
 
 impl Default for Tokens {
@@ -78,9 +79,9 @@ impl Default for Tokens {
 }
 
 impl Tokens {
-    /// A valid token: the cached one, the one that is being fetched, or the one that `fetch` returns. A
-    /// `rejected` token counts as absent. All requests that waited for a failed fetch get its error; later
-    /// requests fetch again.
+    /// A valid token: the cached one, the one that is being fetched, or the one that `fetch`
+    /// returns. A `rejected` token counts as absent. All requests that waited for a failed fetch
+    /// get its error; later requests fetch again.
     ///
     /// Cancel safe: when the request that fetches is dropped, another waiting request takes over.
     pub(crate) async fn get<F>(
@@ -106,7 +107,7 @@ impl Tokens {
         renewed.await.clone()
     }
 
-    /// The cell of that token; and the old token that is due to be renewed, while it is still valid.
+    /// The cell of a token, and the old token that is due for renewal, while it is still valid.
     fn cell(
         &self,
         key: &TokenKey,
@@ -150,21 +151,21 @@ struct TokenResponse {
 }
 
 impl Token {
-    /// Parses the JSON of a token server. `None` when it has no token that a header can carry.
-    ///
-    /// The lifetime begins now and not at `issued_at`, which comes from another clock. A new token is fetched
-    /// in the last tenth, so that no token expires on the way.
+    /// Parses the JSON of a token server. `None` when it contains no token that is valid in a
+    /// header. The lifetime begins at the receipt and not at `issued_at`, which comes from another
+    /// clock. A new token is fetched in the last tenth of the lifetime, so that no token expires
+    /// during a request.
     pub(crate) fn parse(json: &[u8]) -> Option<Self> {
-        let answer: TokenResponse = serde_json::from_slice(json).ok()?;
+        let response: TokenResponse = serde_json::from_slice(json).ok()?;
         let filled = |token: &Zeroizing<String>| !token.is_empty();
-        let secret = answer
+        let secret = response
             .token
             .filter(filled)
-            .or(answer.access_token.filter(filled))?;
+            .or(response.access_token.filter(filled))?;
         if !secret.bytes().all(|b| b.is_ascii_graphic()) {
             return None;
         }
-        let life = answer
+        let life = response
             .expires_in
             .map_or(DEFAULT_LIFETIME, Duration::from_secs)
             .clamp(Duration::from_secs(1), MAX_LIFETIME);
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_token_servers() {
+    fn responses_of_token_servers_parse() {
         let secret = |json| token(json).map(|token| token.secret.to_string());
         assert_eq!(
             secret(r#"{"token":"a","access_token":"b","expires_in":300}"#).as_deref(),
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_is_kept_until_it_expires_or_is_rejected() {
+    async fn a_token_is_cached_until_it_expires_or_is_rejected() {
         let tokens = Tokens::default();
         let fetched = AtomicUsize::new(0);
         let get = async |rejected: Option<&Arc<Token>>| {
@@ -256,13 +257,13 @@ mod tests {
         let second = get(None).await;
         assert_eq!(fetched.load(Ordering::Relaxed), 2);
         let third = get(Some(&second)).await;
-        // Who still holds the second finds that it has been replaced already.
+        // A request that still uses the second token gets its replacement from the cache.
         assert!(Arc::ptr_eq(&third, &get(Some(&second)).await));
         assert_eq!(fetched.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_old_token_will_do_until_it_expires_while_none_can_be_had() {
+    async fn an_old_token_is_used_until_it_expires_while_renewals_fail() {
         let tokens = Tokens::default();
         let key = key("x");
         let fresh = || async { Ok(token(r#"{"token":"a","expires_in":1000}"#).unwrap()) };
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_fetch_for_all_who_wait_also_when_it_fails() {
+    async fn one_fetch_serves_all_waiting_requests_and_its_failure_too() {
         let tokens = Tokens::default();
         let fetched = AtomicUsize::new(0);
         let fetch = || async {
@@ -325,12 +326,12 @@ mod tests {
         assert_eq!(
             fetched.load(Ordering::Relaxed),
             2,
-            "a failure is not remembered"
+            "a failure is not cached"
         );
     }
 
     #[tokio::test]
-    async fn their_number_is_bounded() {
+    async fn the_number_of_tokens_is_bounded() {
         let tokens = Tokens::default();
         for n in 0..2 * CAPACITY {
             let fetch = || async { Ok(token(r#"{"token":"a"}"#).unwrap()) };

@@ -1,4 +1,4 @@
-//! The settings of a client, as values.
+//! The configuration of a client, as plain values.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,59 +11,61 @@ use rustls::RootCertStore;
 use crate::auth::credentials::Credentials;
 use crate::connect::resolve::Resolve;
 
-/// Settings of one [`Client`](crate::Client). `Default` is what a bare `pierhead serve` uses, but for
-/// the `roots`, which only the binary can read.
+/// Settings of one [`Client`](crate::Client). `Default` has the values of `pierhead serve` without
+/// a configuration, except for `roots`, which only the binary reads.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Registries that the configuration names. Any other public one is reached at `https://<its name>`.
+    /// Registries that the configuration names. Any other public registry is reached at
+    /// `https://<its name>`.
     pub upstreams: HashMap<Registry, Upstream>,
-    /// Whom to log in as at registries whose [`Upstream`] says nothing of it, or that have none: what a
-    /// Docker `config.json` holds.
+    /// Credentials from a Docker `config.json`, for registries without an [`Upstream`] or with an
+    /// [`Upstream`] without credentials.
     pub credentials: HashMap<Registry, Credentials>,
     /// The certificate authorities of the system. Empty: no public registry can be reached.
     pub roots: Arc<RootCertStore>,
-    /// Time for DNS, TCP and TLS together.
+    /// Time limit of DNS, TCP and TLS together.
     pub connect_timeout: Duration,
-    /// Time from the request to the response's headers, on a connection that stands.
+    /// Time limit from the request to the headers of the response, on an open connection.
     pub header_timeout: Duration,
-    /// A body that brings nothing for so long is cut (and resumed).
+    /// A body without bytes for this time is interrupted and resumed.
     pub stall_timeout: Duration,
-    /// Bytes a second that a blob has to bring on average over [`stall_timeout`](Self::stall_timeout), the
-    /// times when we did not read not counted. A slower one is cut and resumed, from another address where
-    /// there is one, and given up when it is slow everywhere. 0 = however slow.
+    /// Minimum rate of a blob in bytes per second, averaged over
+    /// [`stall_timeout`](Self::stall_timeout). Time during which the caller does not read does not
+    /// count. A slower fetch is interrupted and resumed, at another address if there is one. It
+    /// fails when every address is slow. 0: no minimum.
     pub minimum_rate: u64,
-    /// Bytes a second over all blob fetches; `None` = no cap.
+    /// Maximum bytes per second over all blob fetches; `None`: no maximum.
     pub bandwidth: Option<u64>,
-    /// `https_proxy`, already read from the environment by the binary: `http://[user:password@]host:port`.
-    /// Plain HTTP upstreams are reached without it. It resolves names itself: the guard against internal
-    /// candidates judges the name, and the candidates that it has here, if any. A name that means something
-    /// else to the proxy is for the proxy to refuse.
+    /// The HTTPS proxy (`https_proxy`): `http://[user:password@]host:port`. Plain HTTP upstreams
+    /// are reached without it. The proxy resolves names itself. The SSRF guard checks the name, and
+    /// the addresses to which it resolves on this host. The proxy must refuse names that resolve to
+    /// internal addresses only there.
     pub https_proxy: Option<String>,
-    /// Resolver for host candidates; `None`: the name servers of the system. Fixed for the life of a client: a reload does
-    /// not change it.
+    /// Resolver of host names; `None`: the name servers of the system. A reload does not change it.
     pub resolver: Option<Arc<dyn Resolve>>,
-    /// Hosts that go direct: the words of `no_proxy`.
+    /// Hosts that are reached without the HTTPS proxy: the entries of `no_proxy`.
     pub no_proxy: Vec<String>,
-    /// Folders that hold `docker-credential-…` programs; empty: the system's search path.
+    /// Folders with `docker-credential-…` programs; empty: the search path of the system (`PATH`).
     pub helper_folders: Vec<PathBuf>,
 }
 
 /// One configured registry.
 #[derive(Clone, Debug, Default)]
 pub struct Upstream {
-    /// `https://host[:port]` or `http://host[:port]`, maybe with a path prefix. Being configured, it may
-    /// be a private address.
+    /// `https://host[:port]` or `http://host[:port]`, with an optional path prefix. It may be a
+    /// private address, since it is configured.
     pub url: String,
-    /// Whom to log in as there.
+    /// Credentials for this address.
     pub credentials: Option<Credentials>,
     /// See [`UpstreamAddress::mirror`].
     pub mirror: bool,
-    /// Further candidates, asked in this order when the ones before fail.
+    /// Further addresses. Each is asked when the addresses before it fail.
     pub others: Vec<UpstreamAddress>,
-    /// A PEM file of certificate authorities, trusted for this upstream beside the system's.
+    /// A PEM file of certificate authorities. This upstream trusts them in addition to those of the
+    /// system.
     pub ca: Option<PathBuf>,
-    /// Other hosts that this upstream may redirect to or have its token server at although they are
-    /// internal: `host`, `host:port`, or either after `http://`, which allows plain HTTP there.
+    /// Internal hosts to which this upstream may redirect, or on which its token server may run:
+    /// `host` or `host:port`. The prefix `http://` also allows plain HTTP.
     pub trusted_hosts: Vec<String>,
 }
 
@@ -72,10 +74,10 @@ pub struct Upstream {
 pub struct UpstreamAddress {
     /// As [`Upstream::url`].
     pub url: String,
-    /// Whom to log in as there; what other candidates are told is not sent here.
+    /// Credentials for this address only. Credentials of other addresses are never sent here.
     pub credentials: Option<Credentials>,
-    /// It is not the registry itself: it sees no login of a client, and what it lacks or refuses the next
-    /// address may have.
+    /// Another party runs this address. It gets no credentials of clients. After its 404 or
+    /// refusal, the next address is asked.
     pub mirror: bool,
 }
 

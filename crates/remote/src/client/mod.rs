@@ -31,7 +31,7 @@ pub struct Client {
     identity: Option<Arc<ClientIdentity>>,
 }
 
-/// A new configuration that is known to be valid, for [`Client::apply`].
+/// A new, valid configuration for [`Client::apply`].
 pub struct Prepared {
     upstreams: Upstreams,
     bandwidth: Option<u64>,
@@ -55,7 +55,8 @@ impl Client {
         })
     }
 
-    /// A snapshot of this client: a later [`apply`](Self::apply) does not change it. It shares the limits.
+    /// A snapshot of this client: a later [`apply`](Self::apply) does not change it. It shares the
+    /// limits.
     pub fn snapshot(&self) -> Self {
         Self {
             upstreams: Arc::new(ArcSwap::new(self.upstreams.load_full())),
@@ -63,8 +64,8 @@ impl Client {
         }
     }
 
-    /// This client, acting on behalf of a client of ours: every request uses the credentials of that client (or
-    /// none), and never the configured ones. Tokens are separate for each fingerprint.
+    /// This client with the identity of a pierhead client: every request uses the credentials of
+    /// that client (or none), and never the configured ones. Each fingerprint has its own tokens.
     pub fn on_behalf(&self, credentials: &ClientCredentials) -> Self {
         let fingerprint = self.fingerprint(credentials);
         Self {
@@ -73,16 +74,17 @@ impl Client {
         }
     }
 
-    /// The key of these credentials in tables.
+    /// The fingerprint of these credentials, as a key of caches.
     pub fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
         self.fingerprint_key.fingerprint(credentials)
     }
 
-    /// Whether a client of ours may read something, as the upstream decides it: one HEAD with its credentials,
-    /// and one request for a token when needed. Only the token is stored.
+    /// Asks the upstream whether a pierhead client may read a resource: one HEAD with the
+    /// credentials of that client, and one request for a token when needed. Only the token is
+    /// cached.
     ///
     /// # Errors
-    /// The upstream could not be asked, or limits our rate: there is no decision.
+    /// The upstream failed or sent a 429: there is no decision.
     pub async fn authorize(
         &self,
         registry: &Registry,
@@ -94,7 +96,8 @@ impl Client {
         access::authorize(&candidates, repository, resource).await
     }
 
-    /// Prepares everything that a new configuration needs, and changes nothing. Blocks as [`Client::new`].
+    /// Prepares everything that a new configuration needs, and changes nothing. Blocks as
+    /// [`Client::new`].
     ///
     /// # Errors
     /// As [`Client::new`].
@@ -108,8 +111,8 @@ impl Client {
         })
     }
 
-    /// Takes a new configuration. Running requests end with the old one and count in the new limits. The health
-    /// of addresses that stay is carried over; tokens are not.
+    /// Applies a new configuration. Running requests finish under the old one, and the new limits
+    /// count them. Addresses in both configurations keep their health. Tokens are dropped.
     pub fn apply(&self, prepared: Prepared) {
         self.limits.bandwidth.set(prepared.bandwidth);
         self.upstreams.store(Arc::new(prepared.upstreams));
@@ -118,7 +121,7 @@ impl Client {
     /// [`prepare`](Self::prepare) and [`apply`](Self::apply).
     ///
     /// # Errors
-    /// As [`Client::new`]; the old configuration stays.
+    /// As [`Client::new`]; the old configuration stays active.
     pub fn reload(&self, config: Config) -> Result<(), Error> {
         self.apply(self.prepare(config)?);
         Ok(())
@@ -129,14 +132,13 @@ impl Client {
         Ok(Candidates::new(hosts, self.identity.clone()))
     }
 
-    /// A manifest or index. With [`Validators`]: one conditional request (HEAD, compare digests; then GET),
-    /// without: one GET. At most 4 MiB.
-    ///
-    /// Failures that may pass are repeated twice, within about half a second of waiting. The caller bounds the
-    /// whole, which may take all time limits once for each attempt.
+    /// Fetches a manifest or index of at most 4 MiB. With [`Validators`]: a HEAD whose digest is
+    /// compared, then a conditional GET. Without: one GET. Transient failures are retried twice,
+    /// with about half a second of backoff. Each attempt may take all its time limits, so that the
+    /// caller has to bound the total time.
     ///
     /// # Errors
-    /// Any. A 429 is returned at once.
+    /// Any [`Error`]. A 429 is returned at once.
     pub async fn manifest(
         &self,
         reference: &Reference,
@@ -146,7 +148,8 @@ impl Client {
         manifest::manifest(&candidates, reference, known).await
     }
 
-    /// The complete list of tags, all pages, as one `{"name":…,"tags":[…]}` document, sorted. At most 16 MiB.
+    /// Fetches all pages of the tag list as one sorted document `{"name":…,"tags":[…]}` of at most
+    /// 16 MiB.
     ///
     /// # Errors
     /// As [`Client::manifest`].
@@ -160,11 +163,11 @@ impl Client {
         tags::tags(&candidates, repository, known).await
     }
 
-    /// Whether a list of tags may be read, by the head of the response to a request for one tag: the length of
-    /// the list and its speed do not matter.
+    /// Whether this identity may read the tag list. Requests a list of one tag and reads only the
+    /// headers of the response, so that the length of the list does not matter.
     ///
     /// # Errors
-    /// The upstream could not be asked, or limits our rate: there is no decision.
+    /// The upstream failed or sent a 429: there is no decision.
     pub async fn may_list(
         &self,
         registry: &Registry,
@@ -174,8 +177,8 @@ impl Client {
         tags::may_list(&candidates, repository).await
     }
 
-    /// The complete referrers index (all pages, unfiltered); falls back to the tag schema (`<alg>-<hex>`) where
-    /// the upstream lacks the API. The index may be empty.
+    /// Fetches all pages of the referrers index, unfiltered. Uses the tag schema (`<alg>-<hex>`)
+    /// when the upstream lacks the API. The index may be empty.
     ///
     /// # Errors
     /// As [`Client::manifest`].
@@ -190,7 +193,7 @@ impl Client {
         referrers::referrers(&candidates, registry, repository, digest, known).await
     }
 
-    /// The size of a blob, by HEAD. `None` when the upstream does not say.
+    /// The size of a blob in bytes, by HEAD. `None` when the response has no `Content-Length`.
     ///
     /// # Errors
     /// As [`Client::manifest`].
@@ -203,11 +206,11 @@ impl Client {
         blob::size(self.candidates(registry)?, repository, digest).await
     }
 
-    /// A blob from `offset`. The stream resumes by itself when the upstream interrupts it, within the retry
-    /// budget: its caller gets one unbroken run of bytes, or an error. The caller limits the number of streams.
+    /// Opens a blob from `offset` on. An interrupted stream resumes within the retry budget: its
+    /// caller reads all bytes in order, or gets an error. The caller limits the number of streams.
     ///
     /// # Errors
-    /// Any. A 429 is waited out when it asks for 2 seconds or less.
+    /// Any [`Error`]. A 429 with a `Retry-After` of at most 2 seconds causes a wait and a retry.
     pub async fn blob(
         &self,
         registry: &Registry,
@@ -218,11 +221,12 @@ impl Client {
         blob_stream::open(self.candidates(registry)?, repository, digest, offset).await
     }
 
-    /// Whether an address of the upstream responds to `GET /v2/` (any status below 500): for `/readyz` and
-    /// doctor. Asks each in turn until one does, those with an open circuit too.
+    /// Whether an address of the upstream responds to `GET /v2/` with a status below 500, for
+    /// `/readyz` and `pierhead doctor`. Asks one address after the other until one responds, even
+    /// with an open circuit.
     ///
     /// # Errors
-    /// No response, or one of 500 and above; of the last address.
+    /// The failure of the last address: no response, or a status of 500 and above.
     pub async fn ping(&self, registry: &Registry) -> Result<(), Error> {
         let candidates = self.candidates(registry)?;
         let mut failed = candidates.first().err();
@@ -237,11 +241,11 @@ impl Client {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Asks each address of the upstream for `GET /v2/`, with authentication where it is demanded. For doctor:
-    /// nothing is repeated, and the caller bounds the whole.
+    /// Sends `GET /v2/` to each address of the upstream, with authentication when it is demanded,
+    /// for `pierhead doctor`. Nothing is retried. The caller bounds the total time.
     ///
     /// # Errors
-    /// The registry may not be asked at all.
+    /// The configuration or the SSRF guard forbids the registry.
     pub async fn probe(&self, registry: &Registry) -> Result<Vec<HostProbe>, Error> {
         Ok(probe::all(&self.candidates(registry)?).await)
     }
@@ -252,18 +256,18 @@ impl Client {
             .is_ok_and(|candidates| candidates.is_failing())
     }
 
-    /// Whether every address of the upstream recently sent other bytes for this digest.
+    /// Whether every address of the upstream recently sent wrong bytes for this digest.
     pub fn all_mismatched(&self, registry: &Registry, digest: &Digest) -> bool {
         self.candidates(registry)
             .is_ok_and(|candidates| candidates.all_mismatched(digest))
     }
 
-    /// Registers the metrics of the client; the caller gives the prefix.
+    /// Registers the metrics of the client. The caller sets the prefix.
     pub fn register(&self, registry: &mut MetricsRegistry) {
         self.metrics.register(registry);
     }
 
-    /// Registers the metrics of name resolution; the caller gives the prefix.
+    /// Registers the metrics of name resolution. The caller sets the prefix.
     pub fn register_dns(&self, registry: &mut MetricsRegistry) {
         self.metrics.dns.register(registry);
     }

@@ -1,4 +1,5 @@
-//! Why TLS refused a server's certificate. The reason names the clock where the clock is the likely cause.
+//! Explains why a server's certificate was refused, and whether this machine's clock is the likely
+//! cause.
 
 use std::io;
 use std::time::{Duration, UNIX_EPOCH};
@@ -6,25 +7,27 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustls::CertificateError;
 use rustls_pki_types::UnixTime;
 
-/// Whose fault the refusal of a certificate is.
+/// The party whose fault the refusal of a certificate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CertificateFault {
-    /// This machine's clock, most likely: by it the certificate is not good yet, or ended years ago.
+    /// Most likely this machine's clock: by it, the certificate is not valid yet or expired years
+    /// ago.
     Clock,
-    /// This machine's: no authority that is trusted here issued the certificate.
+    /// This machine: it trusts no authority that issued the certificate.
     Issuer,
-    /// The server's: it shows the certificate of an authority.
+    /// The server: its certificate is that of an authority.
     Authority,
-    /// The server's, or of the authorities that are trusted here.
+    /// The server, or the authorities that this machine trusts.
     Certificate,
 }
 
-/// Registries renew their certificates each few months: what ended so long ago by our clock is more often a wrong clock.
-const LONG: u64 = 365 * 24 * 3600;
-/// The last second that an HTTP date, and so a certificate, can name.
-const LAST: u64 = 253_402_300_799;
+/// A certificate that expired more than this number of seconds ago points to a wrong clock:
+/// registries renew their certificates every few months.
+const CLOCK_ERROR_AGE: u64 = 365 * 24 * 3600;
+/// The last second (Unix time) that an HTTP date can express: 9999-12-31T23:59:59Z.
+const MAX_HTTP_DATE: u64 = 253_402_300_799;
 
-/// Whose fault a failed handshake is, and a hint, when the certificate is the cause.
+/// The fault and a hint for a failed handshake; `None` when the certificate is not the cause.
 pub fn certificate_fault(error: &io::Error) -> Option<(CertificateFault, String)> {
     let cause = error.get_ref()?.downcast_ref::<rustls::Error>()?;
     let rustls::Error::InvalidCertificate(why) = cause else {
@@ -34,20 +37,20 @@ pub fn certificate_fault(error: &io::Error) -> Option<(CertificateFault, String)
         CertificateError::NotValidYetContext { time, not_before } => (
             CertificateFault::Clock,
             format!(
-                "; by this machine's clock it is {}, and the certificate is good from {} on: {CLOCK}",
+                "; by this machine's clock it is {}, and the certificate is valid from {} on: {CLOCK}",
                 date(*time),
                 date(*not_before)
             ),
         ),
         CertificateError::ExpiredContext { time, not_after } => {
             let since = time.as_secs().saturating_sub(not_after.as_secs());
-            let (which, fix) = match since > LONG {
+            let (which, fix) = match since > CLOCK_ERROR_AGE {
                 true => (CertificateFault::Clock, CLOCK),
                 false => (CertificateFault::Certificate, RENEW),
             };
             let (now, end) = (date(*time), date(*not_after));
             let hint = format!(
-                "; by this machine's clock it is {now}, and the certificate was good until {end}: {fix}"
+                "; by this machine's clock it is {now}, and the certificate expired on {end}: {fix}"
             );
             (which, hint)
         }
@@ -60,15 +63,15 @@ pub fn certificate_fault(error: &io::Error) -> Option<(CertificateFault, String)
     })
 }
 
-const CLOCK: &str = "the clock is wrong, most likely. Set it (`timedatectl set-ntp true`, or chrony; a DPU without a clock \
+const CLOCK: &str = "most likely the clock is wrong. Set it (`timedatectl set-ntp true`, or chrony; a DPU without a clock \
                      of its own takes the time from its host or by NTP). If it is right, the server needs a new certificate";
-const ISSUER: &str = "; no authority that is trusted here issued it";
+const ISSUER: &str = "; this machine trusts no authority that issued it";
 const AUTHORITY: &str = "; it is the certificate of an authority, which pierhead refuses of a server: the server needs one with \
                          `basicConstraints=critical,CA:FALSE`";
 const RENEW: &str = "the server needs a new one, unless the clock is wrong";
 
 fn date(time: UnixTime) -> String {
-    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(time.as_secs().min(LAST)))
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(time.as_secs().min(MAX_HTTP_DATE)))
 }
 
 #[cfg(test)]
@@ -86,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_years_off_is_told_from_a_certificate_that_ended() {
+    fn a_wrong_clock_and_an_expired_certificate_have_different_hints() {
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let (now, year) = (1_800_000_000, 366 * 24 * 3600);
         let (which, hint) = fault_of(CertificateError::NotValidYetContext {
@@ -113,7 +116,7 @@ mod tests {
         assert_eq!(certificate_fault(&io::Error::other("cut")), None);
     }
 
-    /// What rustls says of a self-signed certificate, trusted or not.
+    /// The error of rustls for a self-signed certificate, trusted or not.
     fn refusal(is_ca: IsCa, trusted: bool) -> rustls::Error {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut about = CertificateParams::new(["a.b".to_owned()]).unwrap();
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_certificate_of_an_authority_is_told_from_one_of_none_that_is_trusted() {
+    fn the_certificate_of_an_authority_and_an_untrusted_one_have_different_hints() {
         let authority = IsCa::Ca(BasicConstraints::Unconstrained);
         let told = certificate_fault(&io::Error::other(refusal(authority, true))).unwrap();
         assert_eq!(told, (CertificateFault::Authority, AUTHORITY.to_owned()));
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn no_date_is_too_late_to_be_told() {
+    fn a_date_beyond_the_last_http_date_does_not_panic() {
         assert!(date(UnixTime::since_unix_epoch(Duration::MAX)).contains("9999"));
     }
 }

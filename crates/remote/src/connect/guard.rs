@@ -1,12 +1,13 @@
-//! Which addresses and schemes an upstream may lead to: a registry's name comes from unconfigured, and
-//! must never make us call an internal host.
+//! The SSRF guard: which addresses and schemes requests may reach. A client chooses the registry's
+//! name, and that name must never lead pierhead to an internal host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::Uri;
 use http::uri::Scheme;
 
-/// Special-purpose IPv4 blocks (IANA registry) that are not the public Internet.
+/// IPv4 blocks outside of the public Internet: the IANA special-purpose registry, and a cloud's
+/// metadata address.
 const NOT_PUBLIC_V4: &[(Ipv4Addr, u32)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8),        // this network
     (Ipv4Addr::new(10, 0, 0, 0), 8),       // private
@@ -26,14 +27,15 @@ const NOT_PUBLIC_V4: &[(Ipv4Addr, u32)] = &[
     (Ipv4Addr::new(240, 0, 0, 0), 4),      // reserved, broadcast
 ];
 
-/// Blocks within 2000::/3 (global unicast) that are not the public Internet.
+/// IPv6 blocks within 2000::/3 (global unicast) that are outside of the public Internet.
 const NOT_PUBLIC_V6: &[(Ipv6Addr, u32)] = &[
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23), // protocol assignments, Teredo
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32), // documentation
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20), // documentation
 ];
 
-/// Whether an address is on the public Internet, also the one inside of a translated address.
+/// Whether an address is on the public Internet. In a translated address, the embedded IPv4 address
+/// counts.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -54,11 +56,12 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match address.segments() {
-        // Mapped, NAT64 (RFC 6052) and 6to4: as public as the IPv4 address within.
+        // Mapped, NAT64 (RFC 6052) and 6to4 addresses are public if their IPv4 address is.
         [0, 0, 0, 0, 0, 0xffff, high, low] => embedded(high, low),
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
         [0x2002, high, low, ..] => embedded(high, low),
-        // All else outside of 2000::/3 is loopback, unique local, link-local, multicast or unassigned.
+        // Every other address outside of 2000::/3 is loopback, unique local, link-local, multicast
+        // or unassigned.
         [first, ..] if first >> 13 != 1 => false,
         _ => {
             let bits = u128::from(address);
@@ -72,15 +75,15 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 /// A host that the configuration names, so that it may be internal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TrustedHost {
-    /// Lower case, no brackets.
+    /// The host in lower case, without brackets.
     host: String,
-    /// `None`: any port.
+    /// The port; `None`: any port.
     port: Option<u16>,
-    /// Plain HTTP is allowed.
+    /// Whether plain HTTP is allowed.
     plain_http: bool,
 }
 
-/// The targets that requests to one upstream may reach, redirects and token servers included.
+/// The targets that requests to one upstream may reach, including redirects and token servers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TargetPolicy {
     trusted: Vec<TrustedHost>,
@@ -109,7 +112,7 @@ impl TargetPolicy {
     }
 
     /// Trusts `host`, `host:port` or either after `http://`, which allows plain HTTP there.
-    /// `None` when it is none of these.
+    /// `None` when `text` has another form.
     #[must_use]
     pub(crate) fn trust_host(&mut self, text: &str) -> Option<()> {
         let plain_http = text.starts_with("http://");
@@ -130,7 +133,8 @@ impl TargetPolicy {
         Some(())
     }
 
-    /// Whether a request may go to `uri` at all, and to which addresses. `Err` says why not.
+    /// The addresses to which a request for `uri` may go. `Err`: the reason why the request is
+    /// forbidden.
     pub(crate) fn check(&self, uri: &Uri) -> Result<AllowedAddresses, String> {
         let host = host_of(uri).ok_or("the URL has no host")?;
         let port = port_of(uri).ok_or("only http and https URLs can be fetched")?;
@@ -142,7 +146,7 @@ impl TargetPolicy {
         let is_trusted = matching.peek().is_some();
         if uri.scheme() != Some(&Scheme::HTTPS) && !matching.any(|trusted| trusted.plain_http) {
             return Err(format!(
-                "{host}:{port} would be plain HTTP, which only the configuration can allow"
+                "{host}:{port} needs plain HTTP, which only the configuration can allow"
             ));
         }
         if is_trusted {
@@ -153,15 +157,15 @@ impl TargetPolicy {
                 return Err(no_public_address(&host));
             }
         } else if is_internal_name(&host) || host.contains([':', '%']) {
-            // The last are addresses with a zone.
-            // Refused by name too: behind an HTTPS proxy no address is seen here.
+            // The last are addresses with a zone. Names are checked as well, because an HTTPS proxy
+            // resolves names where pierhead does not see the address.
             return Err(no_public_address(&host));
         }
         Ok(AllowedAddresses::Public)
     }
 }
 
-/// Names that never mean the public Internet, and those that resolvers read as addresses (`127.1`).
+/// Whether a name is reserved for internal hosts, or resolvers parse it as an address (`127.1`).
 fn is_internal_name(host: &str) -> bool {
     let last = host
         .trim_end_matches('.')
@@ -172,8 +176,8 @@ fn is_internal_name(host: &str) -> bool {
         || last.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// The reason in the response for an internal address and for a missing name. They are equal, since a client must not
-/// learn which internal names exist.
+/// The error text for an internal address and for a missing name. Both get the same text, since a
+/// client must not learn which internal names exist.
 pub(crate) fn no_public_address(host: &str) -> String {
     format!(
         "{host} has no public address, as far as pierhead can see: to allow a private one, name it in the url of an \
@@ -186,7 +190,8 @@ pub(crate) fn host_of(uri: &Uri) -> Option<String> {
     uri.host().filter(|host| !host.is_empty()).map(bare)
 }
 
-/// The port of a URL, named or by its scheme; `None` for other schemes than http and https.
+/// The port of a URL, or the default port of its scheme. `None` for schemes other than http and
+/// https.
 pub(crate) fn port_of(uri: &Uri) -> Option<u16> {
     match uri.scheme_str() {
         Some("https") => Some(uri.port_u16().unwrap_or(443)),
@@ -210,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn public_addresses_pass() {
+    fn public_addresses_are_allowed() {
         for text in [
             "1.1.1.1",
             "9.255.255.255",
@@ -235,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn internal_addresses_do_not() {
+    fn internal_addresses_are_refused() {
         for text in [
             "0.0.0.0",
             "0.1.2.3",
@@ -294,19 +299,19 @@ mod tests {
         }
     }
 
-    fn check(reach: &TargetPolicy, uri: &str) -> Result<AllowedAddresses, String> {
-        reach.check(&uri.parse().unwrap())
+    fn check(policy: &TargetPolicy, uri: &str) -> Result<AllowedAddresses, String> {
+        policy.check(&uri.parse().unwrap())
     }
 
     #[test]
-    fn strangers_reach_public_https_only() {
-        let reach = TargetPolicy::default();
+    fn unconfigured_upstreams_reach_public_https_only() {
+        let policy = TargetPolicy::default();
         assert_eq!(
-            check(&reach, "https://ghcr.io/v2/"),
+            check(&policy, "https://ghcr.io/v2/"),
             Ok(AllowedAddresses::Public)
         );
         assert_eq!(
-            check(&reach, "https://8.8.8.8/"),
+            check(&policy, "https://8.8.8.8/"),
             Ok(AllowedAddresses::Public)
         );
         for uri in [
@@ -329,24 +334,24 @@ mod tests {
             "ftp://ghcr.io/",
             "/v2/",
         ] {
-            assert!(check(&reach, uri).is_err(), "{uri}");
+            assert!(check(&policy, uri).is_err(), "{uri}");
         }
     }
 
     #[test]
     fn a_configured_upstream_reaches_its_own_host_and_port_only() {
-        let mut reach = TargetPolicy::default();
-        reach.trust_url(&"http://10.1.2.3:5000/prefix".parse().unwrap());
+        let mut policy = TargetPolicy::default();
+        policy.trust_url(&"http://10.1.2.3:5000/prefix".parse().unwrap());
         assert_eq!(
-            check(&reach, "http://10.1.2.3:5000/elsewhere"),
+            check(&policy, "http://10.1.2.3:5000/elsewhere"),
             Ok(AllowedAddresses::Any)
         );
         assert_eq!(
-            check(&reach, "https://10.1.2.3:5000/"),
+            check(&policy, "https://10.1.2.3:5000/"),
             Ok(AllowedAddresses::Any)
         );
         assert_eq!(
-            check(&reach, "https://cdn.example.com/"),
+            check(&policy, "https://cdn.example.com/"),
             Ok(AllowedAddresses::Public)
         );
         for uri in [
@@ -355,7 +360,7 @@ mod tests {
             "http://10.1.2.4:5000/",
             "http://cdn.example.com/",
         ] {
-            assert!(check(&reach, uri).is_err(), "{uri}");
+            assert!(check(&policy, uri).is_err(), "{uri}");
         }
         let mut tls = TargetPolicy::default();
         tls.trust_url(&"https://registry.corp".parse().unwrap());
@@ -370,27 +375,27 @@ mod tests {
     }
 
     #[test]
-    fn trusted_hosts_widen_it() {
-        let mut reach = TargetPolicy::default();
+    fn trusted_hosts_extend_the_policy() {
+        let mut policy = TargetPolicy::default();
         for text in ["minio.corp", "[fd00::1]:9000", "http://10.0.0.9:80"] {
-            reach.trust_host(text).unwrap();
+            policy.trust_host(text).unwrap();
         }
         assert_eq!(
-            check(&reach, "https://minio.corp:9000/x"),
+            check(&policy, "https://minio.corp:9000/x"),
             Ok(AllowedAddresses::Any)
         );
         assert_eq!(
-            check(&reach, "https://[fd00::1]:9000/x"),
+            check(&policy, "https://[fd00::1]:9000/x"),
             Ok(AllowedAddresses::Any)
         );
         assert_eq!(
-            check(&reach, "http://10.0.0.9/x"),
+            check(&policy, "http://10.0.0.9/x"),
             Ok(AllowedAddresses::Any)
         );
-        assert!(check(&reach, "http://minio.corp/x").is_err());
-        assert!(check(&reach, "https://[fd00::1]/x").is_err());
+        assert!(check(&policy, "http://minio.corp/x").is_err());
+        assert!(check(&policy, "https://[fd00::1]/x").is_err());
         for text in ["", "user@host", "a b", "http://"] {
-            assert!(reach.trust_host(text).is_none(), "{text:?}");
+            assert!(policy.trust_host(text).is_none(), "{text:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From a URL to a connected stream: the SSRF guard, TCP, an HTTPS proxy, TLS.
+//! Connects to the host of a URL: SSRF guard, TCP, HTTPS proxy, TLS.
 
 pub(crate) mod certificate;
 pub(crate) mod guard;
@@ -32,14 +32,15 @@ use crate::connect::certificate::{CertificateFault, certificate_fault};
 use crate::connect::guard::{AllowedAddresses, TargetPolicy};
 use crate::connect::resolve::Resolve;
 
-/// The next address is tried beside a silent one after this time (RFC 8305, section 5).
+/// After this time without a connection, the next address is tried in parallel (RFC 8305, section
+/// 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Bound of the addresses of one name that are tried.
+/// Maximum number of addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 8;
 
-/// Time limit of a lookup whose name the HTTPS proxy resolves anyway: where the proxy is the only way out,
-/// no name server may answer here.
+/// Time limit of a lookup whose name the HTTPS proxy resolves as well. If the proxy is the only way
+/// out, local name servers may not know the name.
 const PROXY_LOOKUP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Connects on behalf of one upstream, within its [`TargetPolicy`].
@@ -59,7 +60,7 @@ struct Shared {
 /// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
-    /// The guard forbids the target.
+    /// The SSRF guard forbids the target.
     #[error("{0}")]
     Forbidden(String),
     /// The host of a registry that a client named does not exist.
@@ -111,7 +112,8 @@ impl Connector {
         }))
     }
 
-    /// The same for registries that the configuration does not name: clients choose these names.
+    /// This connector for unconfigured registries: it hides whether a name exists, because clients
+    /// choose these names.
     pub(crate) fn hiding_missing_names(mut self) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.0) {
             shared.hides_missing_names = true;
@@ -138,8 +140,9 @@ impl Shared {
         if uri.scheme() != Some(&Scheme::HTTPS) {
             return Ok(Stream::new(tcp));
         }
-        let name = ServerName::try_from(host.clone())
-            .map_err(|_| ConnectError::failed(format!("{host} can be in no certificate")))?;
+        let name = ServerName::try_from(host.clone()).map_err(|_| {
+            ConnectError::failed(format!("{host} is not a valid name in a certificate"))
+        })?;
         let tls = self.tls.connect(name, tcp).await;
         let tls = tls.map_err(|e| {
             let (certificate, hint) = certificate_fault(&e).unzip();
@@ -155,22 +158,23 @@ impl Shared {
 }
 
 impl Shared {
-    /// Maps a missing name to the error of an internal address when the client chose the name.
+    /// Maps the error of a missing name to that of an internal address, when the client chose the
+    /// name.
     fn hide_missing_name(&self, host: &str, error: ConnectError) -> ConnectError {
         match error {
             ConnectError::Failed {
                 source: Some(source),
                 ..
             } if self.hides_missing_names && source.kind() == io::ErrorKind::NotFound => {
-                tracing::debug!(host, "there is no such host");
+                tracing::debug!(host, "the host does not exist");
                 ConnectError::NoSuchHost(guard::no_public_address(host))
             }
             error => error,
         }
     }
 
-    /// Refuses a name that resolves to an internal address here. The proxy resolves the name again and may get
-    /// another address; the proxy has to refuse that one.
+    /// Refuses a name that resolves to an internal address on this host. The proxy resolves the
+    /// name again, and must refuse internal addresses that it alone sees.
     async fn check_before_proxy(
         &self,
         host: &str,
@@ -198,7 +202,7 @@ fn all_public(host: &str, addresses: &[SocketAddr]) -> Result<(), ConnectError> 
     }
 }
 
-/// A server that answers a TLS hello with something else is most often a registry on plain HTTP.
+/// The hint for a server that does not respond with TLS: most often it is a registry on plain HTTP.
 fn plain_http_hint(error: &std::io::Error) -> &'static str {
     let cause = error.get_ref().and_then(|e| e.downcast_ref());
     match cause {
@@ -212,12 +216,11 @@ fn plain_http_hint(error: &std::io::Error) -> &'static str {
 fn host_and_port(uri: &Uri) -> Result<(String, u16), ConnectError> {
     guard::host_of(uri)
         .zip(guard::port_of(uri))
-        .ok_or_else(|| ConnectError::failed("the URL names no host"))
+        .ok_or_else(|| ConnectError::failed("the URL has no host"))
 }
 
-/// Resolves, checks every address that it will try, and connects to the first that answers.
-///
-/// It connects to the addresses that it checked, so that DNS rebinding changes nothing.
+/// Resolves a name, checks its addresses, and connects to the first one that accepts. It connects
+/// only to addresses that it checked, so that DNS rebinding has no effect.
 async fn connect_any(
     resolver: &dyn Resolve,
     host: &str,
@@ -245,7 +248,7 @@ async fn connect_any(
         };
         match done {
             Some((_, Ok(stream))) => {
-                // Requests are one small write each; Nagle would hold them back for an ACK.
+                // Each request is one small write, which Nagle's algorithm would delay.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
@@ -255,7 +258,7 @@ async fn connect_any(
     }
 }
 
-/// Alternates the two families, beginning with the one that the resolver prefers.
+/// Alternates IPv4 and IPv6 addresses. The family that the resolver prefers comes first.
 fn alternate(resolved: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let all: Vec<_> = resolved.collect();
     let first_is_v6 = all.first().is_some_and(SocketAddr::is_ipv6);
@@ -273,7 +276,8 @@ fn alternate(resolved: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     mixed
 }
 
-/// Connects through the HTTPS proxy, which the configuration names and which may be internal. It resolves the name.
+/// Connects through the HTTPS proxy, which resolves the name. Its own address may be internal,
+/// since it is configured.
 async fn tunnel(
     proxy: &Intercept,
     uri: &Uri,
@@ -301,7 +305,7 @@ async fn tunnel(
     }
 }
 
-/// Connects [`Tunnel`] to the proxy.
+/// Opens the TCP connection to the proxy for [`Tunnel`].
 struct ProxyConnector(Arc<dyn Resolve>);
 
 impl Service<Uri> for ProxyConnector {
@@ -353,7 +357,7 @@ impl Service<Uri> for Connector {
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connection in the form that hyper demands.
+/// A connection with the traits that hyper requires.
 pub(crate) struct Stream(TokioIo<Box<dyn Duplex>>);
 
 impl Stream {
@@ -420,8 +424,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_address_is_checked_whatever_its_name() {
-        // Numbers are addresses to the resolver, as any name of /etc/hosts or a hostile DNS server is.
+    async fn an_internal_address_is_refused_under_any_name() {
+        // The resolver parses a number as an address. A hostile DNS server can return the same
+        // address for any name.
         let resolver = SystemResolver::new(SystemFiles::default(), DnsMetrics::default());
         let error = connect_any(&resolver, "127.0.0.1", 1, AllowedAddresses::Public)
             .await

@@ -12,15 +12,16 @@ use crate::connect::Connector;
 /// Connections that are kept alive and shared.
 pub(crate) type HttpPool = Client<Connector, Full<Bytes>>;
 
-/// Bound of one read from a socket, and of a response's head. Larger buffers cost memory for each fetch and
-/// save nothing.
+/// Maximum number of bytes of one read from a socket, and of the headers of a response. Larger
+/// buffers cost memory for each fetch without being faster.
 const READ_BUFFER: usize = 128 << 10;
 
-/// Shorter than the keep-alive time of common servers.
+/// Time after which an idle connection is closed. It is shorter than the keep-alive time of common
+/// servers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
-/// HTTP/1.1 only: one TCP connection for each blob has the better throughput, and the kernel bounds its
-/// receive window.
+/// Creates a pool for HTTP/1.1 only. One TCP connection per blob has a better throughput than
+/// HTTP/2, and the kernel bounds its receive window.
 pub(crate) fn http_pool(connector: Connector) -> HttpPool {
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

@@ -1,4 +1,4 @@
-//! The interface of a resolver.
+//! The trait of a name resolver.
 
 use std::future::Future;
 use std::io;
@@ -7,9 +7,10 @@ use std::pin::Pin;
 
 /// Turns names into addresses.
 pub trait Resolve: Send + Sync + std::fmt::Debug {
-    /// All addresses of a host, with that port, the preferred one first. Called for every new connection.
+    /// All addresses of a host with this port, the preferred one first. Called for every new
+    /// connection.
     fn resolve(&self, host: String, port: u16) -> ResolveFuture;
 }
 
-/// See [`Resolve::resolve`].
+/// The result of [`Resolve::resolve`].
 pub type ResolveFuture = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;

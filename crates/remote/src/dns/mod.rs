@@ -1,10 +1,12 @@
 //! DNS lookups that hold no thread: bounded in time and number, with a short cache.
 //!
 //! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
-//! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams have one resolver, all
-//!    other registries another. So names that clients choose never delay lookups of configured upstreams.
-//! 3. A cached lookup never waits for a name server. Once per [`CHECK_INTERVAL`] it waits up to [`CHECK_LIMIT`] for a
-//!    check of the system files. The first lookup waits until they are read.
+//! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams have one
+//!    resolver, all other registries another. So names that clients choose never delay lookups of
+//!    configured upstreams.
+//! 3. A cached lookup never waits for a name server. Once per [`CHECK_INTERVAL`] it waits up to
+//!    [`CHECK_LIMIT`] for a check of the system files. The first lookup waits until the files are
+//!    read.
 
 mod name_servers;
 #[cfg(test)]
@@ -27,40 +29,43 @@ use crate::metrics::{DnsMetrics, LookupResult};
 use name_servers::NameServers;
 pub(crate) use name_servers::SystemFiles;
 
-/// Time limit of one lookup, queueing included.
+/// Time limit of one lookup, including the time in the queue.
 const LOOKUP_LIMIT: Duration = Duration::from_millis(2500);
 
-/// How long a lookup queues. The rest of its time is enough for a query.
+/// Maximum time of a lookup in the queue. The rest of [`LOOKUP_LIMIT`] is enough for a query.
 const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Maximum number of concurrent lookups of one resolver: enough for the waiting requests of eight clients. With a
-/// silent name server, each takes up to eight UDP sockets.
+/// Maximum number of concurrent lookups of one resolver: enough for the waiting requests of eight
+/// clients. With a silent name server, each takes up to eight UDP sockets.
 const MAX_LOOKUPS: usize = 512;
 
 /// Maximum number of cached answers of one resolver.
 const CACHE_SIZE: u64 = 1024;
 
-/// Bounds on the cache time of addresses. Within them the TTL of the records applies.
+/// Minimum and maximum cache time of addresses. Between them, the TTL of the records applies.
 const MIN_TTL: Duration = Duration::from_secs(1);
 const MAX_TTL: Duration = Duration::from_secs(60);
 
 /// How long a negative answer is cached.
 const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 
-/// How long a failure is cached, so that the retries of one request query a silent name server once.
+/// How long a failure is cached, so that the retries of one request query a silent name server
+/// once.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// Interval between checks of the system files for changes, and how long a lookup waits for a check.
+/// Interval between checks of the system files for changes, and how long a lookup waits for a
+/// check.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const CHECK_LIMIT: Duration = Duration::from_millis(250);
 
-/// Resolves names like the system: `/etc/hosts` first, then the name servers of `/etc/resolv.conf`. Clones share everything.
+/// Resolves names like the system: `/etc/hosts` first, then the name servers of `/etc/resolv.conf`.
+/// Clones share all state.
 #[derive(Clone)]
 pub(crate) struct SystemResolver(Arc<Shared>);
 
 struct Shared {
     files: SystemFiles,
-    /// `None` before the first lookup.
+    /// The name servers; `None` before the first lookup.
     name_servers: ArcSwapOption<NameServers>,
     /// Time of the last check of the files.
     checked: Mutex<Option<Instant>>,
@@ -200,8 +205,8 @@ impl SystemResolver {
         cached.answer
     }
 
-    /// The current name servers of the system. After the first read, a hanging disk delays only one lookup per
-    /// [`CHECK_INTERVAL`], by [`CHECK_LIMIT`].
+    /// The current name servers of the system. After the first read, a hanging disk delays only one
+    /// lookup per [`CHECK_INTERVAL`], by [`CHECK_LIMIT`].
     async fn name_servers(&self) -> Arc<NameServers> {
         let current = self.0.name_servers.load_full();
         if current.is_none() || self.is_check_due() {
@@ -239,7 +244,7 @@ impl SystemResolver {
                     tracing::info!(servers = %new, "the name servers have changed");
                 }
                 shared.name_servers.store(Some(Arc::new(new)));
-                // Answers of the old name servers may be wrong now.
+                // The answers of the old name servers may be wrong.
                 shared.cache.invalidate_all();
             }
             Err(error) => tracing::warn!(

@@ -25,10 +25,11 @@ use super::{LOOKUP_LIMIT, LookupError};
 /// Maximum number of name servers, as in resolv.conf(5).
 const MAX_SERVERS: usize = 3;
 
-/// Silence of a name server after which the next one is queried too.
+/// Time without an answer after which the next name server is queried too.
 const SERVER_DELAY: Duration = Duration::from_millis(500);
 
-/// How long a lookup waits for the second address family. Some name servers never answer AAAA queries.
+/// How long a lookup waits for the second address family. Some name servers never answer AAAA
+/// queries.
 const FAMILY_DELAY: Duration = Duration::from_millis(50);
 
 /// Maximum number of bytes read from a file.
@@ -66,13 +67,13 @@ impl SystemFiles {
     }
 }
 
-/// Candidates and their TTL.
+/// Addresses of a name and their TTL.
 pub(super) struct Found {
     pub(super) addresses: Arc<[IpAddr]>,
     pub(super) ttl: Duration,
 }
 
-/// See the head of this module.
+/// The name servers and the hosts entries of the system.
 pub(super) struct NameServers {
     /// In the order of resolv.conf.
     servers: Vec<NameServer>,
@@ -88,7 +89,7 @@ struct NameServer {
     resolver: TokioResolver,
 }
 
-/// Their addresses, for the log.
+/// Prints the addresses of the name servers, for the log.
 impl fmt::Display for NameServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
@@ -114,7 +115,7 @@ impl NameServers {
         let mut text = read(&files.resolv_conf)?;
         let names_server = |line: &[u8]| line.trim_ascii_start().starts_with(b"nameserver");
         if !text.split(|byte| *byte == b'\n').any(names_server) {
-            // As resolv.conf(5) says.
+            // The default of resolv.conf(5).
             text.extend_from_slice(b"\nnameserver 127.0.0.1\n");
         }
         let (config, options) = parse_resolv_conf(text).map_err(io::Error::other)?;
@@ -161,8 +162,9 @@ impl NameServers {
         (!addresses.is_empty()).then_some(addresses)
     }
 
-    /// Queries the servers in order until one returns an address. A negative answer counts only when all earlier servers
-    /// failed, or stay silent until the deadline: the first server alone may know internal names.
+    /// Queries the servers in order until one returns an address. A negative answer counts only
+    /// when all earlier servers failed or were silent until the deadline: the first server alone
+    /// may know internal names.
     pub(super) async fn lookup(&self, host: &str, deadline: Instant) -> Result<Found, LookupError> {
         let names = self.names(host)?;
         let mut waiting = self.servers.iter().enumerate();
@@ -238,7 +240,8 @@ impl NameServer {
         Err(failed)
     }
 
-    /// The addresses of both families, or of one when the other is late or fails. The answer is negative only when both are.
+    /// The addresses of both families, or of one family when the other is late or fails. The answer
+    /// is negative only when both families have a negative answer.
     async fn addresses(&self, name: &Name) -> Result<Found, LookupError> {
         let families = [RecordType::AAAA, RecordType::A];
         let mut questions: FuturesUnordered<_> = families
@@ -263,7 +266,7 @@ impl NameServer {
     async fn ask(&self, name: &Name, family: RecordType) -> Result<Found, LookupError> {
         let lookup = match self.resolver.lookup(name.clone(), family).await {
             Ok(lookup) => lookup,
-            Err(error) if is_verdict(&error) => return Err(LookupError::NotFound),
+            Err(error) if is_negative_answer(&error) => return Err(LookupError::NotFound),
             Err(NetError::Timeout) => return Err(LookupError::Timeout),
             Err(error) => {
                 let why = format!("name server {}: {error}", self.address);
@@ -294,8 +297,9 @@ impl Found {
     }
 }
 
-/// Whether the server answered that the name, or an address of it, does not exist.
-fn is_verdict(error: &NetError) -> bool {
+/// Whether the error is a negative answer: the name does not exist, or has no address of this
+/// family.
+fn is_negative_answer(error: &NetError) -> bool {
     matches!(
         error,
         NetError::Dns(DnsError::NoRecordsFound(none))
@@ -303,7 +307,8 @@ fn is_verdict(error: &NetError) -> bool {
     )
 }
 
-/// Builds a resolver that sends fully qualified names to one server. It has no cache and reads no file; the callers do both.
+/// Builds a resolver that sends fully qualified names to one server. It has no cache and reads no
+/// file: the callers do both.
 fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioResolver, NetError> {
     let mut server = NameServerConfig::udp_and_tcp(address);
     for connection in &mut server.connections {
@@ -321,7 +326,7 @@ fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioR
     builder.build()
 }
 
-/// Empty when the file is missing.
+/// The contents of a file, empty when the file is missing.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -10,8 +10,8 @@ use tokio::net::UdpSocket;
 
 use super::*;
 
-/// Far more than any lookup takes: a lookup above it hangs.
-const SOON: Duration = Duration::from_secs(30);
+/// Time limit of a lookup in these tests. A slower lookup hangs.
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Number of concurrent lookups of one resolver. Each sends two queries and so has several sockets.
 const LOOKUPS: usize = 32;
@@ -40,7 +40,7 @@ impl NameServer {
     async fn start(
         ip: &str,
         port: u16,
-        says: impl Fn(&str) -> FakeAnswer + Send + 'static,
+        respond: impl Fn(&str) -> FakeAnswer + Send + 'static,
     ) -> Self {
         let socket = Arc::new(UdpSocket::bind((ip, port)).await.expect("a port"));
         let port = socket.local_addr().expect("an address").port();
@@ -70,7 +70,7 @@ impl NameServer {
                     }
                 };
                 let mut delay = Duration::ZERO;
-                let said = says(name.trim_end_matches('.'));
+                let said = respond(name.trim_end_matches('.'));
                 let said = match &said {
                     FakeAnswer::Apart(four, six) => {
                         if is_v4 {
@@ -98,7 +98,7 @@ impl NameServer {
                 let socket = socket.clone();
                 tokio::spawn(async move {
                     tokio::time::sleep(delay).await;
-                    // The asker may have gone.
+                    // The client may have closed its socket.
                     let _ = socket.send_to(&bytes, peer).await;
                 });
             }
@@ -106,23 +106,23 @@ impl NameServer {
         Self { questions, port }
     }
 
-    /// On any port.
-    async fn on_loopback(says: impl Fn(&str) -> FakeAnswer + Send + 'static) -> Self {
-        Self::start("127.0.0.1", 0, says).await
+    /// Starts on any free port of 127.0.0.1.
+    async fn on_loopback(respond: impl Fn(&str) -> FakeAnswer + Send + 'static) -> Self {
+        Self::start("127.0.0.1", 0, respond).await
     }
 
-    fn asked(&self) -> usize {
+    fn queries(&self) -> usize {
         self.questions.load(Ordering::SeqCst)
     }
 }
 
-/// A folder with the two files.
-struct System {
+/// A folder with a resolv.conf and a hosts file.
+struct SystemFolder {
     folder: tempfile::TempDir,
     files: SystemFiles,
 }
 
-impl System {
+impl SystemFolder {
     fn new(resolv_conf: &str, hosts: &str, port: u16) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let files = SystemFiles {
@@ -147,19 +147,19 @@ impl System {
 }
 
 async fn lookup(resolver: &SystemResolver, host: &str) -> Result<Vec<String>, LookupError> {
-    let answer = timeout(SOON, resolver.lookup(host)).await;
+    let answer = timeout(TEST_TIMEOUT, resolver.lookup(host)).await;
     let addresses = answer.expect("an answer, and soon")?;
     Ok(addresses.iter().map(ToString::to_string).collect())
 }
 
 #[tokio::test]
-async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
+async fn a_silent_name_server_delays_neither_threads_nor_cached_answers() {
     let server = NameServer::on_loopback(|name| match name {
         "known.example" => FakeAnswer::Address(1),
         _ => FakeAnswer::Nothing,
     })
     .await;
-    let system = System::new(
+    let system = SystemFolder::new(
         "nameserver 127.0.0.1",
         "192.0.2.9 host.example",
         server.port,
@@ -169,7 +169,7 @@ async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
         lookup(&resolver, "known.example").await.unwrap(),
         ["192.0.2.1"]
     );
-    // More than may run at once.
+    // More lookups than may run at once.
     let silent: Vec<_> = (0..2 * LOOKUPS)
         .map(|nth| {
             let resolver = resolver.clone();
@@ -179,7 +179,7 @@ async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
     while resolver.0.running.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
-    // Cached names, hosts entries and blocking work do not wait for them.
+    // Cached names, hosts entries and blocking work do not wait for these lookups.
     assert_eq!(
         lookup(&resolver, "known.example").await.unwrap(),
         ["192.0.2.1"]
@@ -202,24 +202,24 @@ async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
 }
 
 #[tokio::test]
-async fn answers_are_cached_for_their_time() {
+async fn answers_are_cached_for_their_ttl() {
     let server = NameServer::on_loopback(|name| match name {
         "a.example" => FakeAnswer::Address(1),
         "short.example" => FakeAnswer::SharedLimits(2, 0),
         _ => FakeAnswer::NoSuchName,
     })
     .await;
-    let system = System::new("nameserver 127.0.0.1", "", server.port);
+    let system = SystemFolder::new("nameserver 127.0.0.1", "", server.port);
     let resolver = system.resolver();
     for _ in 0..3 {
         assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.1"]);
     }
-    assert_eq!(server.asked(), 1);
+    assert_eq!(server.queries(), 1);
     for _ in 0..3 {
         let none = lookup(&resolver, "none.example").await;
         assert!(matches!(none, Err(LookupError::NotFound)), "{none:?}");
     }
-    assert_eq!(server.asked(), 2);
+    assert_eq!(server.queries(), 2);
     lookup(&resolver, "short.example")
         .await
         .expect("an address");
@@ -227,16 +227,16 @@ async fn answers_are_cached_for_their_time() {
     lookup(&resolver, "short.example")
         .await
         .expect("an address");
-    assert_eq!(server.asked(), 4);
+    assert_eq!(server.queries(), 4);
     // Another resolver has a cache of its own.
     lookup(&system.resolver(), "a.example")
         .await
         .expect("an address");
-    assert_eq!(server.asked(), 5);
+    assert_eq!(server.queries(), 5);
 }
 
 #[test]
-fn lifetimes_are_bounded() {
+fn cache_times_are_bounded() {
     let found = |ttl| {
         let addresses = [IpAddr::from([192, 0, 2, 1])].into();
         let ttl = Duration::from_secs(ttl);
@@ -252,7 +252,7 @@ fn lifetimes_are_bounded() {
     assert_eq!(Cached::new(Err(LookupError::Timeout)).lifetime, FAILURE_TTL);
 }
 
-/// The second server knows other names, as where the first one is internal.
+/// The second server knows other names: the first one may be internal.
 #[tokio::test]
 async fn the_first_name_server_that_answers_decides() {
     let first = NameServer::on_loopback(|name| match name {
@@ -270,7 +270,7 @@ async fn the_first_name_server_that_answers_decides() {
     })
     .await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
-    let system = System::new(conf, "", first.port);
+    let system = SystemFolder::new(conf, "", first.port);
     let resolver = system.resolver();
     assert_eq!(
         lookup(&resolver, "internal.example").await.unwrap(),
@@ -278,7 +278,11 @@ async fn the_first_name_server_that_answers_decides() {
     );
     let outside = lookup(&resolver, "outside.example").await;
     assert!(matches!(outside, Err(LookupError::NotFound)), "{outside:?}");
-    assert_eq!(second.asked(), 0, "a no of the first is a no");
+    assert_eq!(
+        second.queries(),
+        0,
+        "a negative answer of the first server is final"
+    );
     assert_eq!(
         lookup(&resolver, "broken.example").await.unwrap(),
         ["192.0.2.2"]
@@ -289,31 +293,31 @@ async fn the_first_name_server_that_answers_decides() {
     );
 }
 
-/// The second server is outside and knows no internal name.
+/// The second server is external and knows no internal names.
 #[tokio::test]
-async fn a_no_counts_when_the_servers_before_it_have_failed() {
+async fn a_negative_answer_counts_when_the_earlier_servers_failed() {
     let first = NameServer::on_loopback(|name| match name {
         "internal.example" => FakeAnswer::Late(Duration::from_millis(1200), 1),
         _ => FakeAnswer::Nothing,
     })
     .await;
-    let says = |_: &str| FakeAnswer::NoSuchName;
-    let second = NameServer::start("127.0.0.2", first.port, says).await;
+    let respond = |_: &str| FakeAnswer::NoSuchName;
+    let second = NameServer::start("127.0.0.2", first.port, respond).await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
-    let system = System::new(conf, "", first.port);
+    let system = SystemFolder::new(conf, "", first.port);
     let resolver = system.resolver();
     let (internal, silent) = tokio::join!(
         lookup(&resolver, "internal.example"),
         lookup(&resolver, "silent.example"),
     );
-    assert_eq!(second.asked(), 2);
+    assert_eq!(second.queries(), 2);
     assert_eq!(internal.unwrap(), ["192.0.2.1"]);
     assert!(matches!(silent, Err(LookupError::NotFound)), "{silent:?}");
 }
 
 #[tokio::test]
 async fn each_family_of_addresses_has_its_own_answer() {
-    // It has addresses of the fourth version only, and answers questions for them as it is told.
+    // The server knows IPv4 addresses only.
     let server = NameServer::on_loopback(|name| match name {
         "failing.example" | "searched.a.example" => {
             FakeAnswer::Apart(&FakeAnswer::Failure, &FakeAnswer::Address(0))
@@ -325,7 +329,7 @@ async fn each_family_of_addresses_has_its_own_answer() {
     })
     .await;
     let conf = "search a.example b.example\nnameserver 127.0.0.1\n";
-    let system = System::new(conf, "", server.port);
+    let system = SystemFolder::new(conf, "", server.port);
     let resolver = system.resolver();
     for unknown in ["failing.example.", "none.example.", "searched"] {
         let answer = lookup(&resolver, unknown).await;
@@ -339,13 +343,13 @@ async fn each_family_of_addresses_has_its_own_answer() {
     // A lookup that waited for the other family would get the answer of the second server.
     let _second = NameServer::start("127.0.0.2", server.port, |_| FakeAnswer::Address(9)).await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
-    let system = System::new(conf, "", server.port);
+    let system = SystemFolder::new(conf, "", server.port);
     let silent = lookup(&system.resolver(), "silent.example.").await;
     assert_eq!(silent.unwrap(), ["192.0.2.1"]);
 }
 
 #[tokio::test]
-async fn the_files_of_the_system_count() {
+async fn resolv_conf_and_hosts_are_read() {
     let server = NameServer::on_loopback(|name| match name {
         "registry.corp.example" => FakeAnswer::Address(1),
         "a.b.corp.example" => FakeAnswer::Address(2),
@@ -357,7 +361,7 @@ async fn the_files_of_the_system_count() {
     let conf = "# made by hand\nsearch corp.example\nnameserver 127.0.0.1\noptions ndots:2 trust-ad unknown\n";
     let hosts =
         "192.0.2.10 mirror mirror.example # ours\n2001:db8::1 mirror\n192.0.2.11 localhost\n";
-    let system = System::new(conf, hosts, server.port);
+    let system = SystemFolder::new(conf, hosts, server.port);
     let resolver = system.resolver();
     assert_eq!(lookup(&resolver, "registry").await.unwrap(), ["192.0.2.1"]);
     assert_eq!(
@@ -386,11 +390,11 @@ async fn the_files_of_the_system_count() {
         lookup(&resolver, "localhost").await.unwrap(),
         ["192.0.2.11"]
     );
-    let bare = System::new("nameserver 127.0.0.1", "", server.port).resolver();
+    let bare = SystemFolder::new("nameserver 127.0.0.1", "", server.port).resolver();
     let mut loopback = lookup(&bare, "localhost").await.unwrap();
     loopback.sort();
     assert_eq!(loopback, ["127.0.0.1", "::1"]);
-    // Without the files: the server of this machine, as resolv.conf(5) says.
+    // Without the files, the name server is 127.0.0.1, by resolv.conf(5).
     for name in ["resolv.conf", "hosts"] {
         std::fs::remove_file(system.folder.path().join(name)).expect("removed");
     }
@@ -401,14 +405,14 @@ async fn the_files_of_the_system_count() {
 }
 
 #[tokio::test]
-async fn a_change_of_the_files_is_noticed() {
+async fn a_change_of_the_files_takes_effect() {
     let first = NameServer::on_loopback(|_| FakeAnswer::Address(1)).await;
     let _second = NameServer::start("127.0.0.2", first.port, |_| FakeAnswer::Address(2)).await;
-    let system = System::new("nameserver 127.0.0.1", "", first.port);
+    let system = SystemFolder::new("nameserver 127.0.0.1", "", first.port);
     let resolver = system.resolver();
     assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.1"]);
     system.write("resolv.conf", "# by DHCP\nnameserver 127.0.0.2");
-    // As after the interval.
+    // Simulates the end of the check interval.
     *resolver.0.checked.lock() = None;
     assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.2"]);
     // Malformed files change nothing.

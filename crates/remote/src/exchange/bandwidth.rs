@@ -1,4 +1,4 @@
-//! A cap on the bytes per second of all blob fetches together.
+//! Limits the bytes per second of all blob fetches together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// After a pause, so much of the rate may pass at once.
+/// Maximum burst after a pause, as time at the full rate.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Each piece reserves its time on the line when it arrives, so that streams share it piece by piece
-/// in the order of their arrival, and none can starve another.
+/// The rate limit. Each chunk reserves its time when it arrives. So streams share the rate in the
+/// order of their chunks, and no stream starves another.
 pub(crate) struct Bandwidth {
-    /// Bytes per second; 0 = no cap.
+    /// Bytes per second; 0: no limit.
     rate: AtomicU64,
-    /// When all that was reserved has passed.
+    /// The end of the last reservation.
     free_at: Mutex<Instant>,
 }
 
 impl Bandwidth {
-    /// In bytes per second.
+    /// `rate` is in bytes per second; `None`: no limit.
     pub(crate) fn new(rate: Option<u64>) -> Self {
         Self {
             rate: AtomicU64::new(encoded(rate)),
@@ -27,12 +27,13 @@ impl Bandwidth {
         }
     }
 
-    /// Another cap, for streams under way too; what they have reserved stays.
+    /// Changes the limit, also for running streams. Earlier reservations stay.
     pub(crate) fn set(&self, rate: Option<u64>) {
         self.rate.store(encoded(rate), Ordering::Relaxed);
     }
 
-    /// When a piece of `len` bytes may be handed on.
+    /// Reserves time for a chunk of `len` bytes. Returns the time from which on the caller may pass
+    /// it on.
     pub(crate) fn reserve(&self, len: usize) -> Instant {
         let now = Instant::now();
         let rate = self.rate.load(Ordering::Relaxed);
@@ -45,7 +46,7 @@ impl Bandwidth {
             .unwrap_or(u128::MAX)
             .saturating_mul(1_000_000_000)
             / u128::from(rate);
-        // A year is as good as never, and cannot overflow.
+        // A year is long enough, and cannot overflow.
         let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
             .min(Duration::from_secs(365 * 86_400));
         *free_at = begin + takes;
@@ -53,7 +54,7 @@ impl Bandwidth {
     }
 }
 
-/// A cap of 0 would let nothing pass for ever.
+/// Encodes the limit. A configured limit of 0 becomes 1, since 0 means no limit.
 fn encoded(rate: Option<u64>) -> u64 {
     rate.map_or(0, |rate| rate.max(1))
 }
@@ -78,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pause_saves_no_more_than_a_burst() {
+    async fn a_pause_allows_one_burst_only() {
         let line = Bandwidth::new(Some(1_000_000));
         tokio::time::advance(Duration::from_secs(60)).await;
         let start = Instant::now();
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_rate_is_that_of_streams_under_way() {
+    async fn a_new_rate_applies_to_running_streams() {
         let line = Bandwidth::new(None);
         let start = Instant::now();
         assert!(line.reserve(1 << 30) <= start);

@@ -1,4 +1,4 @@
-//! `Content-Range`: which part of a blob an answer holds (RFC 9110, section 14.4).
+//! Parses `Content-Range`: the part of a blob that a response contains (RFC 9110, section 14.4).
 
 /// A `Content-Range` in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,12 +9,12 @@ pub(crate) enum ContentRange {
         last: u64,
         total: Option<u64>,
     },
-    /// `bytes */total`: what was asked for lies outside.
+    /// `bytes */total`: the requested range is outside of the blob.
     Unsatisfied { total: u64 },
 }
 
 impl ContentRange {
-    /// `None` when it makes no sense.
+    /// `None` when the text is invalid.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (unit, rest) = text.trim().split_once(' ')?;
         if !unit.eq_ignore_ascii_case("bytes") {
@@ -33,13 +33,13 @@ impl ContentRange {
         };
         let (first, last) = range.split_once('-')?;
         let (first, last) = (number(first)?, number(last)?);
-        // The length is `last - first + 1`: it has to fit.
+        // The length `last - first + 1` must not overflow.
         let sound = first <= last && last < u64::MAX && total.is_none_or(|total| last < total);
         sound.then_some(Self::Part { first, last, total })
     }
 }
 
-/// Digits only: `parse` alone would take a sign.
+/// Parses digits only: `str::parse` accepts a sign.
 fn number(text: &str) -> Option<u64> {
     text.bytes()
         .all(|b| b.is_ascii_digit())
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_forms() {
+    fn each_form_of_content_range_parses() {
         let part = |first, last, total| Some(ContentRange::Part { first, last, total });
         assert_eq!(ContentRange::parse("bytes 5-9/10"), part(5, 9, Some(10)));
         assert_eq!(ContentRange::parse(" Bytes 0-0/* "), part(0, 0, None));
@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics_and_reads_what_servers_write(text in "\\PC{0,40}", first: u32, len: u32, rest: u32) {
+        fn the_parser_never_panics_and_reads_valid_ranges(text in "\\PC{0,40}", first: u32, len: u32, rest: u32) {
             ContentRange::parse(&text);
             let (first, last) = (u64::from(first), u64::from(first) + u64::from(len));
             let total = last + 1 + u64::from(rest);

@@ -1,21 +1,22 @@
-//! Memory for documents that are being read: manifests and lists stay in memory until they are verified.
-//!
-//! 1. A document reserves all that it may become before its bytes come. A document that reserved piece by
-//!    piece could wait for others that wait for it.
-//! 2. Small documents reserve nothing. No upstream that sends a large document slowly delays them.
+//! Limits the memory of documents (manifests and lists), which stay in memory until they are
+//! verified.
+//! 1. A document reserves its maximum size before its bytes arrive. Reservations in pieces could
+//!    deadlock: documents would wait for each other.
+//! 2. Small documents reserve nothing, so that slow large documents never delay them.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// For all documents together, in KiB. The largest list fits, beside two of the largest manifests.
+/// Maximum memory of all documents together, in KiB. The largest list and two of the largest
+/// manifests fit.
 const TOTAL_KIB: usize = 24 << 10;
 
-/// Documents up to this number of bytes need no reservation: nearly all are smaller.
+/// Documents up to this number of bytes need no reservation. Nearly all documents are smaller.
 const UNRESERVED: usize = 64 << 10;
 
-/// The memory of all documents; clones share it.
+/// The memory limit of all documents. Clones share it.
 #[derive(Clone)]
 pub(crate) struct DocumentMemory(Arc<Semaphore>);
 
@@ -26,7 +27,7 @@ impl Default for DocumentMemory {
 }
 
 impl DocumentMemory {
-    /// For a document of at most `most` bytes. Reserves nothing yet.
+    /// A reservation for a document of at most `most` bytes. It reserves nothing yet.
     pub(crate) fn reservation(&self, most: usize) -> DocumentReservation {
         DocumentReservation {
             memory: self.clone(),
@@ -38,10 +39,10 @@ impl DocumentMemory {
     }
 }
 
-/// The memory of one document, or of all pages of a list together.
+/// The reservation of one document, or of all pages of a list together.
 pub(crate) struct DocumentReservation {
     memory: DocumentMemory,
-    /// Bytes that the document may have.
+    /// Maximum number of bytes of the document.
     most: usize,
     read: usize,
     permit: Option<OwnedSemaphorePermit>,
@@ -49,12 +50,12 @@ pub(crate) struct DocumentReservation {
 }
 
 impl DocumentReservation {
-    /// Bytes that may still come.
+    /// Number of bytes that the document may still receive.
     pub(crate) fn left(&self) -> usize {
         self.most.saturating_sub(self.read)
     }
 
-    /// For a further page of a list whose whole memory is reserved.
+    /// A reservation for a further page of a list whose maximum size is reserved.
     pub(crate) fn next_page(&self) -> Self {
         Self {
             memory: self.memory.clone(),
@@ -65,38 +66,40 @@ impl DocumentReservation {
         }
     }
 
-    /// Waits for the memory of a list of several pages: all that it may become.
+    /// Waits until the maximum size of a list of several pages is reserved.
     pub(crate) async fn reserve_all(mut self) -> Self {
         self.reserve(UNRESERVED + 1).await;
         self
     }
 
-    /// Counts `more` bytes that came.
+    /// Counts `more` received bytes, and waits for their reservation.
     pub(crate) async fn add(&mut self, more: usize) {
         self.read += more;
         self.reserve(0).await;
     }
 
-    /// Counts bytes that a [`next_page`](Self::next_page) read.
+    /// Counts bytes that were read through a [`next_page`](Self::next_page).
     pub(crate) fn count(&mut self, more: usize) {
         self.read += more;
     }
 
-    /// Before `more` bytes come: waits for the memory of the whole document, unless the document is small.
+    /// Call before `more` bytes arrive. Waits for the memory of the whole document, unless the
+    /// document is small.
     pub(crate) async fn reserve(&mut self, more: usize) {
         if self.is_granted || self.read.saturating_add(more) <= UNRESERVED {
             return;
         }
         let most = u32::try_from(self.most.div_ceil(1 << 10).min(TOTAL_KIB)).unwrap_or(u32::MAX);
         let memory = Arc::clone(&self.memory.0);
-        // Nobody closes the semaphore.
+        // The semaphore is never closed.
         self.permit = memory.acquire_many_owned(most).await.ok();
         self.is_granted = true;
     }
 
-    /// The complete document. It holds as much memory as it fills until it is dropped.
+    /// The complete document. Its reservation shrinks to its size and lasts until it is dropped.
     pub(crate) fn attach_to(self, bytes: Bytes) -> Bytes {
-        // A small document may stay in memory for good; it must not hold a reservation.
+        // A small document may stay in memory until shutdown, so that it must not hold a
+        // reservation.
         let Some(mut permit) = self.permit.filter(|_| bytes.len() > UNRESERVED) else {
             return bytes;
         };
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_documents_reserve_nothing_and_large_ones_all_that_they_may_become() {
+    async fn small_documents_reserve_nothing_and_large_documents_their_maximum_size() {
         let memory = DocumentMemory::default();
         let mut small = memory.reservation(4 << 20);
         small.add(UNRESERVED).await;
@@ -143,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_finished_document_holds_what_it_fills_until_it_is_dropped() {
+    async fn a_complete_document_holds_its_size_until_it_is_dropped() {
         let memory = DocumentMemory::default();
         let mut reservation = memory.reservation(4 << 20);
         reservation.reserve(1 << 20).await;
@@ -151,13 +154,17 @@ mod tests {
         assert_eq!(free(&memory), TOTAL_KIB - (1 << 10));
         let part = document.slice(..1);
         drop(document);
-        assert_eq!(free(&memory), TOTAL_KIB - (1 << 10), "a part holds it too");
+        assert_eq!(
+            free(&memory),
+            TOTAL_KIB - (1 << 10),
+            "a slice holds the reservation too"
+        );
         drop(part);
         assert_eq!(free(&memory), TOTAL_KIB);
     }
 
     #[tokio::test]
-    async fn a_document_waits_for_memory_and_a_page_of_a_granted_list_does_not() {
+    async fn a_document_waits_for_memory_and_a_page_of_a_reserved_list_does_not() {
         let memory = DocumentMemory::default();
         let list = memory.reservation(TOTAL_KIB << 10).reserve_all().await;
         assert_eq!(free(&memory), 0);

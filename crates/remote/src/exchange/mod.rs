@@ -1,4 +1,4 @@
-//! One HTTP exchange with its time limits, redirects followed; and small bodies, bounded.
+//! Sends one HTTP request within its time limits, follows redirects, and reads bounded bodies.
 
 pub(crate) mod bandwidth;
 pub(crate) mod content_range;
@@ -23,19 +23,19 @@ use crate::exchange::redirect::{MAX_HOPS, resolve, same_origin};
 use crate::metrics::RequestKind;
 use crate::upstream::session::Session;
 
-/// A response, and the URL that sent it.
+/// A response and its URL.
 pub(crate) struct UpstreamResponse {
-    pub(crate) response: Response<Incoming>,
+    pub(crate) http: Response<Incoming>,
     pub(crate) uri: Uri,
-    /// Redirects led to another origin than the one asked.
+    /// Whether redirects led to another origin than that of the request.
     pub(crate) is_cross_origin: bool,
 }
 
-/// Sends a request and follows redirects, of GET and HEAD only. The authorization stays with the host
-/// that it is for, and every hop has to pass the guard.
+/// Sends a GET or HEAD and follows redirects. The `Authorization` header goes only to its own host,
+/// and the SSRF guard checks every hop.
 ///
 /// # Errors
-/// As the layers below; any status but a redirect is an answer.
+/// The request failed. Every status except for a redirect is a response.
 pub(crate) async fn follow(
     session: &Session,
     kind: RequestKind,
@@ -48,7 +48,7 @@ pub(crate) async fn follow(
     let status = result
         .as_ref()
         .ok()
-        .map(|answer| answer.response.status().as_u16());
+        .map(|response| response.http.status().as_u16());
     session.metrics.request(kind, status);
     result
 }
@@ -71,7 +71,7 @@ async fn follow_redirects(
         let response = send(session, method, &uri, &headers, body.clone()).await?;
         if !is_redirect(response.status()) || !matches!(*method, Method::GET | Method::HEAD) {
             return Ok(UpstreamResponse {
-                response,
+                http: response,
                 uri,
                 is_cross_origin,
             });
@@ -81,7 +81,7 @@ async fn follow_redirects(
             .get(LOCATION)
             .and_then(|value| value.to_str().ok());
         let next = location.and_then(|location| resolve(&uri, location));
-        let next = next.ok_or_else(|| session.protocol("it redirects to nowhere"))?;
+        let next = next.ok_or_else(|| session.protocol("it redirects without a valid Location"))?;
         if seen.contains(&next) {
             return Err(session.protocol("it redirects in a circle"));
         }
@@ -100,7 +100,7 @@ fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// One request, one response head, within the time limits.
+/// Sends one request and reads the headers of the response within the time limits.
 async fn send(
     session: &Session,
     method: &Method,
@@ -114,14 +114,14 @@ async fn send(
     *request.headers_mut() = headers.clone();
     let agent = HeaderValue::from_static(concat!("pierhead/", env!("CARGO_PKG_VERSION")));
     request.headers_mut().insert(USER_AGENT, agent);
-    // A digest is of the plain bytes: nobody may compress on the way.
+    // Digests are of uncompressed bytes: no proxy on the way may compress them.
     request
         .headers_mut()
         .insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
 
     let mut connection = capture_connection(&mut request);
     let limit = session.shared.limits.header_timeout;
-    // Connecting has its own limit, inside of the connector.
+    // The connector has its own time limit.
     let silence = async {
         if connection.wait_for_connection_metadata().await.is_none() {
             std::future::pending::<()>().await;
@@ -134,7 +134,7 @@ async fn send(
             session.metrics.rate_limit(response.headers());
             Ok(response)
         }
-        () = silence => Err(session.transport(format!("no answer of {} within {limit:?}", authority_of(uri)))),
+        () = silence => Err(session.transport(format!("no response of {} within {limit:?}", authority_of(uri)))),
     }
 }
 
@@ -163,26 +163,27 @@ fn failure(session: &Session, uri: &Uri, error: &HttpError) -> Error {
         reason.push_str(&cause.to_string());
         source = cause.source();
     }
-    session.transport(format!("no answer of {}: {reason}", authority_of(uri)))
+    session.transport(format!("no response of {}: {reason}", authority_of(uri)))
 }
 
-/// The error that a status stands for; 2xx and 304 are for the caller to read.
-///
-/// A 401 or 403 from another origin (an expired signed URL, a failing object store) does not decide the
-/// client's rights, and a new redirect may succeed. Under a client's identity it is final: if it counted
-/// as a failure of the upstream, any client without rights could open the circuit for all.
-pub(crate) fn refusal(session: &Session, answer: &UpstreamResponse) -> Error {
+/// The error for a status other than 2xx and 304. A 401 or 403 from another origin (an expired
+/// signed URL, a failing object store) says nothing about the rights of the client, and a new
+/// redirect may succeed. Under the identity of a client it is final: if it counted as a failure of
+/// the upstream, any client without rights could open the circuit for all clients.
+pub(crate) fn refusal(session: &Session, response: &UpstreamResponse) -> Error {
     let upstream = session.name.to_string();
-    match answer.response.status().as_u16() {
-        401 | 403 if answer.is_cross_origin && session.client_identity.is_none() => Error::Status {
-            upstream,
-            status: 503,
-        },
+    match response.http.status().as_u16() {
+        401 | 403 if response.is_cross_origin && session.client_identity.is_none() => {
+            Error::Status {
+                upstream,
+                status: 503,
+            }
+        }
         status @ (401 | 403) => Error::Denied { upstream, status },
         404 | 410 => Error::NotFound { upstream },
         429 => Error::RateLimited {
             upstream,
-            retry_after: retry_after(answer.response.headers()),
+            retry_after: retry_after(response.http.headers()),
         },
         status => Error::Status { upstream, status },
     }
@@ -204,17 +205,17 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     )
 }
 
-/// Refuses an answer that is content-encoded although `identity` was asked for.
+/// Refuses a response that is content-encoded although the request demanded `identity`.
 pub(crate) fn require_identity(session: &Session, headers: &HeaderMap) -> Result<(), Error> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => {
-            Err(session.protocol("its answer is content-encoded"))
+            Err(session.protocol("its response is content-encoded"))
         }
         _ => Ok(()),
     }
 }
 
-/// The whole of a small body, of at most `limit` bytes.
+/// Reads a body of at most `limit` bytes.
 pub(crate) async fn read(
     session: &Session,
     response: Response<Incoming>,
@@ -224,7 +225,7 @@ pub(crate) async fn read(
     read_into(session, response, &mut reservation).await
 }
 
-/// The whole of a body, within its reservation. A body that comes in one piece is not copied.
+/// Reads a body within its reservation. A body that arrives in one chunk is not copied.
 pub(crate) async fn read_into(
     session: &Session,
     response: Response<Incoming>,
@@ -232,20 +233,20 @@ pub(crate) async fn read_into(
 ) -> Result<Bytes, Error> {
     let limit = reservation.left();
     require_identity(session, response.headers())?;
-    let too_large = || session.protocol(format!("its answer is larger than {limit} bytes"));
+    let too_large = || session.protocol(format!("its response is larger than {limit} bytes"));
     let mut body = response.into_body();
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Err(too_large());
     }
     let within = session.shared.limits.stall_timeout;
     let whole = async {
-        // Before anything is read, when the length is known.
+        // A known length is reserved before the body is read.
         let length = usize::try_from(body.size_hint().lower()).unwrap_or(limit);
         reservation.reserve(length).await;
         let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
         while let Some(frame) = body.frame().await {
             let frame =
-                frame.map_err(|e| session.transport(format!("the answer broke off: {e}")))?;
+                frame.map_err(|e| session.transport(format!("the response broke off: {e}")))?;
             let bytes = frame.into_data().unwrap_or_default();
             if bytes.len() > reservation.left() {
                 return Err(too_large());
@@ -254,7 +255,7 @@ pub(crate) async fn read_into(
             match (first.is_empty(), rest.is_empty()) {
                 (true, true) => first = bytes,
                 (_, true) => {
-                    // Its final size: growing would hold the document twice.
+                    // The final size at once: growing the buffer would hold the document twice.
                     let more = usize::try_from(body.size_hint().lower())
                         .unwrap_or(0)
                         .min(limit);
@@ -281,12 +282,12 @@ pub(crate) async fn read_into(
             Ok(bytes)
         }
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(session.transport(format!("the answer is not complete within {within:?}"))),
+        Err(_) => Err(session.transport(format!("the response is not complete within {within:?}"))),
     }
 }
 
-/// Reads the rest of a body that nobody needs, when it is short and present, so that its connection can be
-/// used again.
+/// Reads the rest of an unneeded body when it is short and already received, so that its connection
+/// can be reused.
 pub(crate) async fn settle(response: Response<Incoming>) {
     let body = Limited::new(response.into_body(), 16 << 10);
     let _ = tokio::time::timeout(Duration::from_millis(100), body.collect()).await;

@@ -1,17 +1,17 @@
-//! The target of a `Location` or `Link` (RFC 3986, section 5), and whether it has the same origin.
+//! Resolves the targets of `Location` and `Link` (RFC 3986, section 5), and compares origins.
 
 use http::Uri;
 use http::uri::PathAndQuery;
 
 use crate::connect::guard::{host_of, port_of};
 
-/// Redirects of one request that are followed.
+/// Maximum number of redirects that one request follows.
 pub(crate) const MAX_HOPS: usize = 5;
 
-/// Longer targets are refused; signed URLs of object stores have up to some 2 KiB.
+/// Maximum length of a target in bytes. Signed URLs of object stores have up to about 2 KiB.
 const MAX_LEN: usize = 16 << 10;
 
-/// Resolves a reference against the URL that it came from. `None` when it makes no sense.
+/// Resolves a reference against the URL of its response. `None` when the reference is invalid.
 pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
     let reference = reference.trim().split('#').next().unwrap_or_default();
     if reference.is_empty() || reference.len() > MAX_LEN {
@@ -58,7 +58,8 @@ fn has_scheme(reference: &str) -> bool {
     })
 }
 
-/// User names in URLs are refused: they are used to make one host look like another.
+/// Whether a request may go to the URL. A user name is refused, since it can make one host look
+/// like another.
 fn is_fetchable(uri: &Uri) -> bool {
     let plain_authority = uri
         .authority()
@@ -66,7 +67,7 @@ fn is_fetchable(uri: &Uri) -> bool {
     plain_authority && host_of(uri).is_some() && port_of(uri).is_some()
 }
 
-/// Same scheme, host and port: what may see the credentials of the other.
+/// Whether scheme, host and port are equal, so that both URLs may get the same credentials.
 pub(crate) fn same_origin(a: &Uri, b: &Uri) -> bool {
     a.scheme() == b.scheme() && host_of(a) == host_of(b) && port_of(a) == port_of(b)
 }
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn references_resolve() {
+    fn references_resolve_against_the_base() {
         for (reference, expected) in [
             ("https://cdn.io/a?b=c", "https://cdn.io/a?b=c"),
             ("http://cdn.io", "http://cdn.io/"),
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_page_is_found() {
+    fn the_next_link_is_found() {
         assert_eq!(
             next_link("</v2/a/tags/list?n=2&last=b>; rel=\"next\""),
             Some("/v2/a/tags/list?n=2&last=b")

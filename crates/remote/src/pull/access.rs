@@ -1,4 +1,4 @@
-//! Whether a client may read something, as the upstream decides it.
+//! Asks the upstream whether a client may read a manifest or blob.
 
 use http::header::{CONTENT_RANGE, CONTENT_TYPE, RANGE};
 use http::{HeaderValue, Method, StatusCode};
@@ -13,7 +13,7 @@ use crate::pull::manifest;
 use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 
-/// What a client asks to read.
+/// The resource that a client requests.
 #[derive(Clone, Copy, Debug)]
 pub enum Resource<'a> {
     /// A manifest or index.
@@ -22,18 +22,19 @@ pub enum Resource<'a> {
     Blob(&'a Digest),
 }
 
-/// Whether an upstream lets a client read a resource.
+/// The decision of the upstream whether a client may read a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessDecision {
     /// The client may read the resource, and it exists.
     Granted,
-    /// The credentials are wrong, or lack the right.
+    /// The credentials are wrong, or have no right to read the resource.
     Denied,
-    /// 404 for this client: many registries send it instead of a 403. It grants nothing.
+    /// 404 for this client. Many registries send it instead of a 403, so that it grants no access.
     NotFound,
 }
 
-/// Asks by HEAD. When another origin answers that with an error, asks for one byte by GET.
+/// Sends a HEAD. When a redirect led to another origin and its response leaves the decision open,
+/// sends a GET for one byte.
 pub(crate) async fn authorize(
     candidates: &Candidates,
     repository: &Repository,
@@ -61,7 +62,7 @@ pub(crate) async fn authorize(
         |session| async move {
             let uri = session.url(path)?;
             let (head, mut headers) = (Method::HEAD, headers.clone());
-            let mut answer = request(
+            let mut response = request(
                 &session,
                 kind,
                 &head,
@@ -70,19 +71,17 @@ pub(crate) async fn authorize(
                 repository,
             )
             .await?;
-            if matches!(resource, Resource::Blob(_)) && is_doubtful(&answer) {
+            if matches!(resource, Resource::Blob(_)) && is_doubtful(&response) {
                 headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
-                // Drops the body unread. A long body thereby closes the connection.
-                answer = request(&session, kind, &Method::GET, uri, headers, repository).await?;
+                // Drops the body unread, which closes the connection when the body is long.
+                response = request(&session, kind, &Method::GET, uri, headers, repository).await?;
             }
-            match answer.response.status().as_u16() {
-                200 | 206 if answers(resource, &answer) => {}
+            match response.http.status().as_u16() {
+                200 | 206 if is_resource(resource, &response) => {}
                 200 | 206 => {
-                    return Err(
-                        session.protocol("it answers with something else than was asked for")
-                    );
+                    return Err(session.protocol("its response is not the requested resource"));
                 }
-                _ => return Err(refusal(&session, &answer)),
+                _ => return Err(refusal(&session, &response)),
             }
             session.budget.succeeded();
             Ok(AccessDecision::Granted)
@@ -95,28 +94,28 @@ pub(crate) async fn authorize(
     }
 }
 
-/// Whether the answer to HEAD leaves open what GET would give. Signed URLs of object stores are often good for GET
-/// alone; and the login of a gateway in front of the registry may answer HEAD by anything.
-fn is_doubtful(answer: &UpstreamResponse) -> bool {
-    let untyped = !answer.response.headers().contains_key(CONTENT_TYPE);
-    answer.is_cross_origin
-        && match answer.response.status().as_u16() {
+/// Whether GET may get another response than this HEAD. Signed URLs of object stores are often
+/// valid for GET only, and the login page of a gateway may respond to HEAD with any status.
+fn is_doubtful(response: &UpstreamResponse) -> bool {
+    let untyped = !response.http.headers().contains_key(CONTENT_TYPE);
+    response.is_cross_origin
+        && match response.http.status().as_u16() {
             200 => untyped,
             429 => false,
             status => (400..500).contains(&status),
         }
 }
 
-/// Whether a 200 or 206 is about what was asked for: the page of a login form says nothing of rights.
-fn answers(resource: Resource<'_>, answer: &UpstreamResponse) -> bool {
-    let headers = answer.response.headers();
+/// Whether a 200 or 206 contains the requested resource. The page of a login form grants no access.
+fn is_resource(resource: Resource<'_>, response: &UpstreamResponse) -> bool {
+    let headers = response.http.headers();
     let text = |name| {
         let value = headers.get(name).and_then(|value| value.to_str().ok());
         value.map(str::to_ascii_lowercase)
     };
     let kind = text(CONTENT_TYPE);
     let is = |word: &str| kind.as_ref().is_some_and(|text| text.contains(word));
-    if answer.response.status() == StatusCode::PARTIAL_CONTENT {
+    if response.http.status() == StatusCode::PARTIAL_CONTENT {
         let range = text(CONTENT_RANGE).and_then(|text| ContentRange::parse(&text));
         let from_start = matches!(range, Some(ContentRange::Part { first: 0, .. }));
         return from_start && matches!(resource, Resource::Blob(_)) && !is("html");
@@ -125,6 +124,6 @@ fn answers(resource: Resource<'_>, answer: &UpstreamResponse) -> bool {
         Resource::Manifest(_) => {
             manifest::claimed_digest(headers).is_some() || is("manifest") || is("index")
         }
-        Resource::Blob(_) => !is("html") && (kind.is_some() || !answer.is_cross_origin),
+        Resource::Blob(_) => !is("html") && (kind.is_some() || !response.is_cross_origin),
     }
 }

@@ -1,4 +1,4 @@
-//! Requests for a blob from an offset on, and the ways in which upstreams respond to them.
+//! Requests a blob from an offset on, and handles the different responses of upstreams.
 
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -15,7 +15,7 @@ use crate::upstream::host::RegistryHost;
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// A blob, and the hosts that may have it.
+/// A blob and the hosts that may have it.
 #[derive(Clone)]
 pub(crate) struct BlobRequest {
     pub(crate) candidates: Candidates,
@@ -24,12 +24,12 @@ pub(crate) struct BlobRequest {
     path: String,
 }
 
-/// A response from some offset on.
+/// An open response with the bytes of a blob from an offset on.
 pub(crate) struct OpenedBlob {
     /// The host that responded.
     pub(crate) session: Session,
     pub(crate) body: Option<Incoming>,
-    /// Bytes to discard: the upstream began before the offset.
+    /// Number of bytes to discard, when the upstream began before the offset.
     pub(crate) skip: u64,
     pub(crate) size: Option<u64>,
 }
@@ -71,8 +71,8 @@ impl BlobRequest {
         .await
     }
 
-    /// Requests all from `offset`. `known` is the size in an earlier response, and `last` the host that has just
-    /// failed.
+    /// Requests all bytes from `offset` on. `known` is the size in an earlier response. `last` is
+    /// the host that has just failed.
     pub(crate) async fn open(
         &self,
         policy: RetryPolicy,
@@ -81,7 +81,8 @@ impl BlobRequest {
         known: Option<u64>,
     ) -> Result<OpenedBlob, Error> {
         let operation = Operation::get(RequestKind::Blob);
-        // Wrong bytes weigh more than a broken connection, and that more than empty bodies.
+        // Penalties: a digest mismatch counts more than a broken connection, which counts more than
+        // empty bodies.
         let penalty = |host: &RegistryHost| {
             let failed = last.is_some_and(|last| std::ptr::eq(last, host));
             let mismatched = host.mismatches.contains(&self.digest);
@@ -101,27 +102,27 @@ impl BlobRequest {
         offset: u64,
         known: Option<u64>,
     ) -> Result<OpenedBlob, Error> {
-        let mut answer = self.ask(&session, &Method::GET, offset).await?;
-        if is_refused_part(&answer, offset) {
-            answer = self.ask(&session, &Method::GET, 0).await?;
+        let mut response = self.ask(&session, &Method::GET, offset).await?;
+        if is_refused_part(&response, offset) {
+            response = self.ask(&session, &Method::GET, 0).await?;
         }
-        let headers = answer.response.headers();
+        let headers = response.http.headers();
         let range = content_range(headers);
         let length = length(headers);
-        let (skip, size) = match (answer.response.status().as_u16(), range) {
+        let (skip, size) = match (response.http.status().as_u16(), range) {
             (200, _) => (offset, length),
             (206, Some(ContentRange::Part { first, last, total }))
                 if offset > 0 && first == offset =>
             {
                 if length.is_some_and(|length| length != last - first + 1) {
-                    return Err(session.protocol("the length and the range of its answer differ"));
+                    return Err(session.protocol("the length and the range of its response differ"));
                 }
                 (0, total)
             }
             (206, _) => {
-                return Err(
-                    session.protocol(format!("it sent another part than the one from {offset}"))
-                );
+                return Err(session.protocol(format!(
+                    "it sent another range than the one from {offset} on"
+                )));
             }
             (416, Some(ContentRange::Unsatisfied { total })) if total == offset => {
                 agree(&session, Some(total), known)?;
@@ -135,7 +136,7 @@ impl BlobRequest {
             (416, _) => {
                 return Err(session.protocol(format!("it has nothing from {offset} on")));
             }
-            _ => return Err(refusal(&session, &answer)),
+            _ => return Err(refusal(&session, &response)),
         };
         require_identity(&session, headers)?;
         let size = agree(&session, size, known)?;
@@ -145,17 +146,17 @@ impl BlobRequest {
         session.budget.succeeded();
         Ok(OpenedBlob {
             session,
-            body: Some(answer.response.into_body()),
+            body: Some(response.http.into_body()),
             skip,
             size,
         })
     }
 }
 
-/// Some registries refuse every range with an open end by a 416. A 416 that names a size before the offset is
-/// meant as such.
-fn is_refused_part(answer: &UpstreamResponse, offset: u64) -> bool {
-    let response = &answer.response;
+/// Whether a 416 refuses only the open end of the range, as some registries do. A 416 with a size
+/// below the offset is a real refusal.
+fn is_refused_part(response: &UpstreamResponse, offset: u64) -> bool {
+    let response = &response.http;
     let ends_before = matches!(
         content_range(response.headers()),
         Some(ContentRange::Unsatisfied { total }) if total <= offset
@@ -168,11 +169,11 @@ fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
     ContentRange::parse(text)
 }
 
-/// All hosts of an upstream must name the same size every time.
+/// Checks that all responses state the same size, from every host of the upstream.
 fn agree(session: &Session, stated: Option<u64>, known: Option<u64>) -> Result<Option<u64>, Error> {
     match (stated, known) {
         (Some(stated), Some(known)) if stated != known => Err(session.protocol(format!(
-            "it said that the blob has {known} bytes, and now {stated}"
+            "it stated {known} bytes for the blob before, and states {stated} now"
         ))),
         (stated, known) => Ok(stated.or(known)),
     }
@@ -182,7 +183,7 @@ fn length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// The size, by HEAD.
+/// The size of a blob, by HEAD.
 pub(crate) async fn size(
     candidates: Candidates,
     repository: &Repository,
@@ -197,16 +198,16 @@ pub(crate) async fn size(
         policy,
         no_penalty,
         |session| async move {
-            let answer = blob.ask(&session, &Method::HEAD, 0).await?;
-            match answer.response.status().as_u16() {
+            let response = blob.ask(&session, &Method::HEAD, 0).await?;
+            match response.http.status().as_u16() {
                 200 => {
                     session.budget.succeeded();
-                    Ok(length(answer.response.headers()))
+                    Ok(length(response.http.headers()))
                 }
-                // Signed URLs of object stores are often good for GET alone.
-                400..500 if answer.is_cross_origin => Ok(None),
+                // Signed URLs of object stores are often valid for GET only.
+                400..500 if response.is_cross_origin => Ok(None),
                 405 => Ok(None),
-                _ => Err(refusal(&session, &answer)),
+                _ => Err(refusal(&session, &response)),
             }
         },
     )

@@ -1,4 +1,4 @@
-//! A blob as one stream, which resumes when its upstream interrupts it, within the retry budget.
+//! The stream of a blob's bytes. It resumes an interrupted response, within the retry budget.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,26 +20,27 @@ use crate::upstream::host::{RegistryHost, TimeLimits};
 use crate::upstream::retry::{RetryPolicy, next_wait};
 use crate::upstream::session::Session;
 
-/// The resumes in a row without progress before the stream fails. With the header limit of 4 s, they bridge
-/// the restart of an upstream.
+/// Retries without progress before the stream fails. With the header timeout of 4 s, they last as
+/// long as the restart of an upstream.
 const RESUME_POLICY: RetryPolicy = RetryPolicy {
     attempts: 6,
     max_rate_limit_wait: Duration::from_secs(30),
     max_down_wait: Duration::from_secs(10),
 };
 
-/// Fewer bytes than this in the stall time are a stall, whatever the minimum rate: a slow drip would hold
-/// its download slot for ever. This many bytes are progress.
+/// Minimum number of bytes per stall timeout, whatever the minimum rate. Otherwise a trickle of
+/// bytes could hold its download slot for ever. This number of bytes is progress.
 const MIN_PROGRESS: usize = 16 << 10;
 
-/// Silence for this part (1/n) of the stall time is enough to try another connection while a try is left, and
-/// to end a connection that has brought nothing yet: clients have no time limit of their own for a body.
+/// Divisor of the stall timeout for connections without bytes. After this shorter time, the stream
+/// tries another connection while a retry is left, and ends a connection that has sent no bytes.
+/// The reason: clients have no time limit of their own for a body.
 const SILENCE_DIVISOR: u32 = 3;
 
-/// The bytes that earn an upstream one more retry.
+/// Number of received bytes that add one retry to the budget of the upstream.
 const BYTES_PER_RETRY: usize = 256 << 10;
 
-/// Bytes that have to come within the stall time.
+/// Minimum number of bytes within the stall timeout.
 fn min_bytes(limits: &TimeLimits) -> usize {
     let millis = u64::try_from(limits.stall_timeout.as_millis()).unwrap_or(u64::MAX);
     let least = limits.minimum_rate.saturating_mul(millis) / 1000;
@@ -91,7 +92,8 @@ pub struct BlobSources {
 }
 
 impl BlobSources {
-    /// The blob has another digest: its next fetch asks other hosts first, if there are any.
+    /// Reports that the blob has another digest. The next fetch asks other hosts first, if there
+    /// are any.
     pub fn report_mismatch(&self) {
         for host in &self.hosts {
             host.mismatches.insert(self.digest);
@@ -103,19 +105,19 @@ type Resuming = Pin<Box<dyn Future<Output = Result<OpenedBlob, Error>> + Send>>;
 
 enum State {
     Reading(Incoming),
-    /// Stored here and not on the stack of `next`, so that a caller that stops waiting can continue later. The
-    /// lock is never taken: it makes the stream `Sync` for its holders.
+    /// Stored here and not on the stack of `next`, so that `next` is cancel safe. The lock is never
+    /// taken: it only makes the stream `Sync`.
     Resuming(Mutex<Resuming>),
     Ended,
 }
 
-/// The bytes of a blob as they arrive: one unbroken run, whatever happens to the connections below.
-/// Dropping it ends the fetch.
+/// The bytes of a blob in order, over one or several connections. Dropping the stream ends the
+/// fetch.
 pub struct BlobStream {
     blob: BlobRequest,
-    /// The host that sends.
+    /// The host that sends now.
     session: Session,
-    /// The hosts that sent so far, each once.
+    /// The hosts that sent bytes, each once.
     sources: Vec<Arc<RegistryHost>>,
     size: Option<u64>,
     start: u64,
@@ -123,15 +125,15 @@ pub struct BlobStream {
     position: u64,
     skip: u64,
     state: State,
-    /// Bytes that the bandwidth cap delays.
+    /// Bytes that the bandwidth limit delays.
     delayed: Option<(Bytes, Instant)>,
-    /// The time that the stream waited, and the bytes that came, since the last progress.
+    /// Waiting time and received bytes since the last progress.
     waited: Duration,
     recent_bytes: usize,
-    /// The start of the current wait, which continues with the next call of `next`.
+    /// The start of the current wait. The next call of `next` continues it.
     wait_began: Option<Instant>,
     failures: u32,
-    /// Stalls in a row.
+    /// Number of consecutive stalls.
     stalls: usize,
     /// Bytes since the last failure.
     advanced: usize,
@@ -140,23 +142,24 @@ pub struct BlobStream {
 }
 
 impl BlobStream {
-    /// Total bytes of the blob, whatever the offset; `None` when the upstream does not say.
+    /// Size of the whole blob in bytes, whatever the offset; `None` when the upstream does not
+    /// state it.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The offset of the first byte, as requested. Earlier bytes of an upstream that cannot begin there are
-    /// discarded.
+    /// The requested offset of the first byte. When the upstream cannot begin there, earlier bytes
+    /// are discarded.
     pub fn offset(&self) -> u64 {
         self.start
     }
 
-    /// The address that sends now, as the log and the metrics name it.
+    /// The name of the current address in logs and metrics.
     pub fn address(&self) -> &str {
         self.session.health.address()
     }
 
-    /// The hosts that sent so far.
+    /// The hosts that sent bytes.
     pub fn sources(&self) -> BlobSources {
         BlobSources {
             hosts: self.sources.clone(),
@@ -164,10 +167,9 @@ impl BlobStream {
         }
     }
 
-    /// The next bytes, not empty; `None` at the end. After an error there are no more.
-    ///
-    /// The bytes are not verified against the digest. At the end they are as many as [`size`](Self::size)
-    /// says. Cancel safe.
+    /// The next bytes, never empty; `None` at the end and after an error. The bytes are not
+    /// verified against the digest. Their number equals [`size`](Self::size) when it is known.
+    /// Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         loop {
             if let Some((_, when)) = &self.delayed {
@@ -229,7 +231,7 @@ impl BlobStream {
         self.position += as_u64(bytes.len());
         if self.size.is_some_and(|size| self.position > size) {
             session.mismatches.insert(*self.blob.digest());
-            return Err(session.protocol("its blob is longer than it said"));
+            return Err(session.protocol("its blob is longer than the stated size"));
         }
         let before = self.advanced;
         self.advanced = self.advanced.saturating_add(bytes.len());
@@ -269,20 +271,21 @@ impl BlobStream {
         self.session.transport(why)
     }
 
-    /// The body stands still or is slower than the minimum rate.
+    /// Handles a body without bytes, or one slower than the minimum rate.
     fn stalled(&mut self) -> Result<(), Error> {
         self.stalls += 1;
         let limits = &self.session.shared.limits;
         let (came, waited, stall) = (self.recent_bytes, self.waited, limits.stall_timeout);
         let is_still = came < MIN_PROGRESS || waited < stall;
         let why = match is_still {
-            true => format!("the blob stands still: {came} bytes in {waited:.1?}"),
+            true => format!("the blob stalled: {came} bytes in {waited:.1?}"),
             false => format!(
-                "the blob is slow: {came} bytes in {stall:?}, and the minimum is {} a second",
+                "the blob is slow: {came} bytes in {stall:?}, below the minimum of {} bytes per second",
                 limits.minimum_rate
             ),
         };
-        // A new connection or another host may be faster; after as many stalls as hosts, the stream fails.
+        // A new connection or another host may be faster. After as many stalls as hosts, the stream
+        // fails.
         if self.stalls > self.blob.candidates.count() {
             return Err(self.broken(&why));
         }

@@ -1,4 +1,4 @@
-//! Documents (manifests and lists), and conditional requests for them.
+//! The response for a document (manifest or list), and the validators of conditional requests.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -8,38 +8,39 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 use crate::error::Error;
 use crate::upstream::session::Session;
 
-/// Longer `ETag`s are not stored.
+/// Maximum length of a stored `ETag` in bytes.
 const MAX_ETAG: usize = 256;
 
-/// The validators of the document that the caller has, for a conditional request (RFC 9110, section 8.8).
+/// The validators of the caller's copy of a document, for a conditional request (RFC 9110, section
+/// 8.8).
 #[derive(Clone, Debug, Default)]
 pub struct Validators {
     /// The digest of the document.
     pub digest: Option<Digest>,
-    /// The `ETag` that came with it.
+    /// The `ETag` of the response.
     pub etag: Option<String>,
 }
 
 /// The response to a (conditional) request for a document.
 #[derive(Clone, Debug)]
 pub enum DocumentResponse {
-    /// The upstream has the document that the caller has.
+    /// The caller's copy is current.
     NotModified,
     /// The complete document, verified against its digest when the digest is known.
     Document {
-        /// The exact bytes, bounded.
+        /// The exact bytes of the document.
         bytes: Bytes,
         /// The exact `Content-Type`.
         media_type: MediaType,
-        /// Computed from the bytes.
+        /// The digest, computed from the bytes.
         digest: Digest,
-        /// For the next conditional request.
+        /// The `ETag`, for the next conditional request.
         etag: Option<String>,
     },
 }
 
 impl DocumentResponse {
-    /// `NotModified` when it is the document that the caller has.
+    /// `NotModified` when the document equals the caller's copy.
     pub(crate) fn unless(self, known: &Validators) -> Self {
         match self {
             Self::Document { digest, .. } if known.digest == Some(digest) => Self::NotModified,
@@ -47,7 +48,7 @@ impl DocumentResponse {
         }
     }
 
-    /// A document that pierhead put together itself.
+    /// A document that pierhead merged from several responses.
     pub(crate) fn of(
         session: &Session,
         bytes: Bytes,
@@ -66,7 +67,7 @@ impl DocumentResponse {
     }
 }
 
-/// The `ETag`, unless it is too long.
+/// The `ETag`, unless it is longer than [`MAX_ETAG`].
 pub(crate) fn etag(headers: &HeaderMap) -> Option<String> {
     let text = headers.get(ETAG)?.to_str().ok()?;
     (text.len() <= MAX_ETAG).then(|| text.to_owned())
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_that_the_caller_has_is_not_modified() {
+    fn a_current_copy_is_not_modified() {
         let bytes = Bytes::from_static(b"{}");
         let digest = Digest::of(Algorithm::Sha256, &bytes);
         let document = || DocumentResponse::Document {

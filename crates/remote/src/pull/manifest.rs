@@ -1,4 +1,4 @@
-//! Manifests: conditional, bounded, and verified against every digest that is known.
+//! Fetches manifests: conditional requests, a maximum size, and verification of the digest.
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH};
@@ -16,7 +16,8 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// Every type that a client may accept: pierhead replays the manifest as the upstream has it.
+/// The media types in `Accept`: every type that a client may accept, since pierhead serves the
+/// upstream's manifest unchanged.
 const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.oci.artifact.manifest.v1+json";
@@ -26,7 +27,7 @@ pub(crate) fn accept() -> HeaderMap {
     HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(ACCEPTED))])
 }
 
-/// Fetches a manifest, unless the caller has it.
+/// Fetches a manifest, unless the caller's copy is current.
 pub(crate) async fn manifest(
     candidates: &Candidates,
     reference: &Reference,
@@ -85,22 +86,23 @@ async fn ask(
     .await
 }
 
-/// Whether the upstream says that it has the known document. `false` when it has another one or does not say.
+/// Whether HEAD shows that the caller's copy is current. `false` when the digest differs or is
+/// missing.
 async fn head(
     session: &Session,
     kind: RequestKind,
     reference: &Reference,
     known: &Digest,
 ) -> Result<bool, Error> {
-    let answer = ask(session, kind, &Method::HEAD, reference, None).await?;
-    match answer.response.status().as_u16() {
+    let response = ask(session, kind, &Method::HEAD, reference, None).await?;
+    match response.http.status().as_u16() {
         200 => {
             session.budget.succeeded();
-            Ok(claimed_digest(answer.response.headers()) == Some(*known))
+            Ok(claimed_digest(response.http.headers()) == Some(*known))
         }
-        // A GET would only repeat these.
-        401 | 403 | 404 | 429 | 500.. => Err(refusal(session, &answer)),
-        // This upstream does not support HEAD.
+        // A GET would have the same result.
+        401 | 403 | 404 | 429 | 500.. => Err(refusal(session, &response)),
+        // The upstream does not support HEAD.
         _ => Ok(false),
     }
 }
@@ -112,7 +114,7 @@ pub(crate) async fn get(
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
     // A request is conditional on an `ETag` only.
-    let answer = ask(
+    let response = ask(
         session,
         kind,
         &Method::GET,
@@ -120,15 +122,15 @@ pub(crate) async fn get(
         known.etag.as_deref(),
     )
     .await?;
-    match answer.response.status() {
+    match response.http.status() {
         StatusCode::OK => {}
         StatusCode::NOT_MODIFIED if known.etag.is_some() => {
             session.budget.succeeded();
             return Ok(DocumentResponse::NotModified);
         }
-        _ => return Err(refusal(session, &answer)),
+        _ => return Err(refusal(session, &response)),
     }
-    let headers = answer.response.headers();
+    let headers = response.http.headers();
     let claimed = claimed_digest(headers);
     let etag = etag(headers);
     let content_type = headers
@@ -137,11 +139,11 @@ pub(crate) async fn get(
         .and_then(MediaType::new);
     let documents = &session.shared.documents;
     let mut reservation = documents.reservation(Manifest::MAX_SIZE);
-    let bytes = read_into(session, answer.response, &mut reservation).await?;
+    let bytes = read_into(session, response.http, &mut reservation).await?;
     let digest = verify(session, &bytes, &reference.target, claimed)?;
     let media_type = content_type
         .or_else(|| stated_type(&bytes))
-        .ok_or_else(|| session.protocol("its manifest says nowhere of which media type it is"))?;
+        .ok_or_else(|| session.protocol("its manifest states no media type"))?;
     session.budget.succeeded();
     Ok(DocumentResponse::Document {
         bytes: reservation.attach_to(bytes),
@@ -151,7 +153,7 @@ pub(crate) async fn get(
     })
 }
 
-/// The requested digest, else the claimed one, else SHA-256.
+/// Verifies the requested digest, else the digest in the header, else computes SHA-256.
 fn verify(
     session: &Session,
     bytes: &Bytes,
@@ -173,9 +175,9 @@ fn verify(
     if let Some(digest) = asked.or(claimed) {
         return Ok(digest);
     }
-    // No digest vouches for it, and it may be the login page of a captive portal.
+    // Without a digest to verify, this may be the login page of a captive portal.
     if !is_json_object(bytes) {
-        return Err(session.protocol("what it gives as a manifest is no JSON object"));
+        return Err(session.protocol("its manifest is not a JSON object"));
     }
     Ok(Digest::of(Algorithm::Sha256, bytes))
 }

@@ -1,4 +1,4 @@
-//! The operations: one module for each kind of request.
+//! The read operations: manifests, blobs, tags, referrers, access checks and probes.
 
 pub(crate) mod access;
 pub(crate) mod blob;

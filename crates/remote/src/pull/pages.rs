@@ -1,4 +1,4 @@
-//! All pages of a list, within bounds of bytes, pages and time.
+//! Reads all pages of a list, with a maximum of bytes, pages and time.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::pull::document::{Validators, etag};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// Pages of one list. Pages of one tag each would otherwise make a large list endless.
+/// Maximum number of pages of one list. It bounds lists with one tag per page.
 const MAX_PAGES: usize = 10_000;
 
 /// A complete list.
 pub(crate) enum Pages {
     NotModified,
-    /// `etag` is present when there is one page only: it does not cover further pages.
+    /// `etag` is present only for a single page, since it does not cover further pages.
     All {
         pages: Vec<Bytes>,
         reservation: DocumentReservation,
@@ -34,10 +34,11 @@ pub(crate) enum Pages {
     },
 }
 
-/// Time limit of a list: it holds a large part of the memory for documents.
+/// Time limit of a list, which holds a large part of the memory for documents.
 const MAX_LIST_TIME: Duration = Duration::from_secs(60);
 
-/// Reads the list that begins at `path`. `limits` are the media type to accept, and the bytes of all pages.
+/// Reads the list that begins at `path`. `limits` are the accepted media type and the maximum bytes
+/// of all pages.
 pub(crate) async fn pages(
     session: &Session,
     kind: RequestKind,
@@ -75,7 +76,7 @@ async fn read_pages(
             if let Some(etag) = conditional.and_then(|etag| HeaderValue::from_str(etag).ok()) {
                 headers.insert(IF_NONE_MATCH, etag);
             }
-            let answer = request(
+            let response = request(
                 session,
                 kind,
                 &Method::GET,
@@ -84,17 +85,17 @@ async fn read_pages(
                 repository,
             )
             .await?;
-            match answer.response.status() {
+            match response.http.status() {
                 StatusCode::OK => {}
                 StatusCode::NOT_MODIFIED if conditional.is_some() => return Ok(None),
-                _ => return Err(refusal(session, &answer)),
+                _ => return Err(refusal(session, &response)),
             }
-            let headers = answer.response.headers().clone();
+            let headers = response.http.headers().clone();
             let mut reservation = match &whole {
                 Some(whole) => whole.next_page(),
                 None => session.shared.documents.reservation(most),
             };
-            let bytes = read_into(session, answer.response, &mut reservation).await?;
+            let bytes = read_into(session, response.http, &mut reservation).await?;
             Ok(Some((headers, bytes, reservation)))
         });
         let Some((headers, bytes, reservation)) = page.await? else {
@@ -127,16 +128,17 @@ async fn read_pages(
         };
         let next = resolve(&uri, next).filter(|next| same_origin(next, &first));
         let next =
-            next.ok_or_else(|| session.protocol("the next page of its list is elsewhere"))?;
+            next.ok_or_else(|| session.protocol("the next page of its list is on another host"))?;
         if next == first || !seen.insert(next.to_string()) {
-            return Err(session.protocol("the pages of its list go in a circle"));
+            return Err(session.protocol("the pages of its list form a loop"));
         }
         if seen.len() >= MAX_PAGES {
             return Err(session.protocol(format!("its list has more than {MAX_PAGES} pages")));
         }
         uri = next;
         if whole.is_none() {
-            // The first page gives its memory back before the list waits for all: it waits with nothing held.
+            // The first page releases its memory before the list waits for its whole reservation:
+            // waiting while holding memory could deadlock.
             drop(first_reservation.take());
             let reservation = session.shared.documents.reservation(most);
             let mut reservation = reservation.reserve_all().await;

@@ -1,4 +1,5 @@
-//! A look at every host of an upstream for people: whether it responds, and whether our credentials work.
+//! Probes every host of an upstream for `pierhead doctor`: whether it responds and accepts the
+//! credentials.
 
 use std::time::SystemTime;
 
@@ -15,31 +16,32 @@ use crate::metrics::RequestKind;
 use crate::upstream::failover::Candidates;
 use crate::upstream::session::Session;
 
-/// One host.
+/// The probe of one host.
 #[derive(Clone, Debug)]
 pub struct HostProbe {
-    /// Its URL.
+    /// The URL of the host.
     pub address: String,
-    /// Whether credentials are configured for it.
+    /// Whether credentials are configured for the host.
     pub has_credentials: bool,
-    /// The response, or why there is none.
+    /// The response, or the failure.
     pub result: Result<ProbeResponse, Error>,
 }
 
 /// The response to `GET /v2/`.
 #[derive(Clone, Debug)]
 pub struct ProbeResponse {
-    /// The status, after authentication if the host demanded it.
+    /// The status code, after authentication if the host demanded it.
     pub status: u16,
-    /// Whether the host demanded authentication. A registry may demand none here and some for its repositories.
+    /// Whether the host demanded authentication. A registry may demand it only for its
+    /// repositories.
     pub demands_authentication: bool,
-    /// Its `Date`.
+    /// The `Date` header.
     pub date: Option<SystemTime>,
 }
 
-/// Asks all hosts at once, those with an open circuit too. The results change no circuit.
+/// Probes all hosts in parallel, even with an open circuit. The results change no circuit.
 pub(crate) async fn all(candidates: &Candidates) -> Vec<HostProbe> {
-    // The right to pull one repository is the smallest that a token server grants.
+    // The right to pull one repository is the smallest right that a token server grants.
     let Ok(repository) = "library/hello-world".parse::<Repository>() else {
         return Vec::new();
     };
@@ -66,17 +68,17 @@ async fn one(session: &Session, repository: &Repository) -> Result<ProbeResponse
         Bytes::new(),
     )
     .await?;
-    let headers = first.response.headers();
+    let headers = first.http.headers();
     let date = headers.get(DATE).and_then(|date| date.to_str().ok());
     let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
-    let mut status = first.response.status();
+    let mut status = first.http.status();
     let demands_authentication = status == StatusCode::UNAUTHORIZED;
-    settle(first.response).await;
+    settle(first.http).await;
     if demands_authentication {
         let again =
             authenticate::request(session, RequestKind::Ping, &get, uri, none, repository).await?;
-        status = again.response.status();
-        settle(again.response).await;
+        status = again.http.status();
+        settle(again.http).await;
     }
     Ok(ProbeResponse {
         status: status.as_u16(),
@@ -89,10 +91,10 @@ async fn one(session: &Session, repository: &Repository) -> Result<ProbeResponse
 pub(crate) async fn ping(session: &Session) -> Result<(), Error> {
     let uri = session.url("/v2/")?;
     let (get, none) = (Method::GET, HeaderMap::new());
-    let answer = follow(session, RequestKind::Ping, &get, uri, &none, Bytes::new()).await?;
-    if answer.response.status().is_server_error() {
-        return Err(refusal(session, &answer));
+    let response = follow(session, RequestKind::Ping, &get, uri, &none, Bytes::new()).await?;
+    if response.http.status().is_server_error() {
+        return Err(refusal(session, &response));
     }
-    settle(answer.response).await;
+    settle(response.http).await;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Referrers: all pages of the list as one index, with the tag schema as the fallback.
+//! Fetches all pages of a referrers list as one index, with the tag schema as the fallback.
 
 use bytes::Bytes;
 use pierhead_oci::{Digest, Manifest, MediaType, Reference, Registry, Repository, Target};
@@ -14,8 +14,8 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::{RetryPolicy, retrying};
 use crate::upstream::session::Session;
 
-/// Bytes of all pages of referrers together: the bound of a manifest. Their parsed form takes ten times as
-/// much.
+/// Maximum number of bytes of all pages together, the same as for a manifest. The parsed form takes
+/// ten times as much memory.
 const MAX_REFERRERS_BYTES: usize = Manifest::MAX_SIZE;
 
 const EMPTY_INDEX: &[u8] =
@@ -38,7 +38,7 @@ pub(crate) async fn referrers(
         |session| async move { referrers_at(&session, registry, repository, digest, known).await },
     );
     match found.await {
-        // Only when no host has any: a mirror may lack what the registry has.
+        // An empty index only when no host has referrers: a mirror may lack those of the registry.
         Err(Error::NotFound { .. }) => {
             let none = DocumentResponse::of(
                 &candidates.first()?,
@@ -52,7 +52,7 @@ pub(crate) async fn referrers(
     }
 }
 
-/// `NotFound` when neither the API nor the tag has any.
+/// `NotFound` when neither the API nor the tag has referrers.
 async fn referrers_at(
     session: &Session,
     registry: &Registry,
@@ -84,9 +84,9 @@ async fn referrers_at(
                 MediaType::OCI_INDEX,
                 etag,
             )?,
-            None => return Err(session.protocol("its list of referrers is no index")),
+            None => return Err(session.protocol("its list of referrers is not an index")),
         },
-        // Registries without the API send one of these, or the page of a web site.
+        // Registries without the API send one of these statuses, or an HTML page.
         Ok(Pages::All { is_json: false, .. })
         | Err(
             Error::NotFound { .. }
@@ -110,7 +110,7 @@ async fn referrers_at(
             if let DocumentResponse::Document { bytes, .. } = &fetched
                 && !is_index(bytes)
             {
-                // An image under a tag of that form is no list of referrers.
+                // An image with a tag of this form is not a list of referrers.
                 return Err(Error::NotFound {
                     upstream: session.name.to_string(),
                 });
@@ -135,15 +135,15 @@ fn is_index(bytes: &[u8]) -> bool {
         .is_ok_and(|index| index.config.is_none() && index.layers.is_none())
 }
 
-/// The tag of the referrers where the API is missing: `<alg>-<hex>`, each part cut to the lengths of the
-/// specification (Distribution v1.1, "Referrers Tag Schema").
+/// The referrers tag for upstreams without the API: `<alg>-<hex>`, each part truncated as specified
+/// (Distribution v1.1, "Referrers Tag Schema").
 fn fallback_tag(digest: &Digest) -> String {
     let mut tag = format!("{}-{}", digest.algorithm().as_str(), digest.hex());
     tag.truncate(digest.algorithm().as_str().len().min(32) + 1 + 64);
     tag
 }
 
-/// One index of all pages; a single page stays byte for byte the same.
+/// Merges all pages into one index. A single page stays unchanged.
 pub(crate) fn merge(pages: Vec<Bytes>) -> Option<Bytes> {
     let mut whole: Option<Value> = None;
     for page in &pages {
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fallback_tags_are_tags() {
+    fn fallback_tags_are_valid_tags() {
         let short = Digest::of(Algorithm::Sha256, b"");
         assert_eq!(fallback_tag(&short), short.to_string().replace(':', "-"));
         let long = fallback_tag(&Digest::of(Algorithm::Sha512, b""));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_merge_and_a_single_one_is_kept() {
+    fn pages_merge_and_a_single_page_stays_unchanged() {
         let page = |text: &'static str| Bytes::from_static(text.as_bytes());
         let odd = page(r#"{ "manifests" : [ 1 ], "schemaVersion":2 }"#);
         assert_eq!(merge(vec![odd.clone()]), Some(odd.clone()));

@@ -1,4 +1,4 @@
-//! Tags: all pages of the list as one sorted document.
+//! Fetches all pages of a tag list as one sorted document.
 
 use std::borrow::Cow;
 
@@ -19,13 +19,14 @@ use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
 use crate::upstream::retry::RetryPolicy;
 use crate::upstream::session::Session;
 
-/// Bytes of all pages of tags together.
+/// Maximum number of bytes of all pages of a tag list.
 const MAX_TAGS_BYTES: usize = 16 << 20;
 
-/// Tags that are sorted in memory.
+/// Maximum number of tags of one list, which are sorted in memory.
 const MAX_TAGS: usize = 1 << 20;
 
-/// A tag that borrows from its page where it can; serde never borrows a bare `Cow` in a list.
+/// A tag that borrows from its page if possible. The attribute is needed, since serde never borrows
+/// a bare `Cow` in a list.
 #[derive(Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(transparent)]
 struct TagText<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -45,7 +46,7 @@ pub(crate) async fn tags(
     repository: &Repository,
     known: &Validators,
 ) -> Result<DocumentResponse, Error> {
-    // Each page is repeated by itself.
+    // Each page is retried by itself.
     let (operation, policy) = (Operation::get(RequestKind::Tags), RetryPolicy::ONCE);
     try_hosts(
         candidates,
@@ -57,7 +58,7 @@ pub(crate) async fn tags(
     .await
 }
 
-/// Asks by GET, since few registries accept a HEAD for a list, and reads nothing of the body.
+/// Sends a GET, since few registries accept a HEAD for a list. Does not read the body.
 pub(crate) async fn may_list(
     candidates: &Candidates,
     repository: &Repository,
@@ -73,7 +74,7 @@ pub(crate) async fn may_list(
             let mut headers = HeaderMap::new();
             headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
             let uri = session.url(path)?;
-            let answer = request(
+            let response = request(
                 &session,
                 RequestKind::Tags,
                 &Method::GET,
@@ -82,13 +83,13 @@ pub(crate) async fn may_list(
                 repository,
             )
             .await?;
-            if answer.response.status() != StatusCode::OK {
-                return Err(refusal(&session, &answer));
+            if response.http.status() != StatusCode::OK {
+                return Err(refusal(&session, &response));
             }
-            // A login page does not decide rights.
-            let kind = answer.response.headers().get(CONTENT_TYPE);
+            // A login page grants no access.
+            let kind = response.http.headers().get(CONTENT_TYPE);
             if kind.is_some_and(|kind| kind.to_str().is_ok_and(|text| text.contains("text/html"))) {
-                return Err(session.protocol("its list of tags is not one"));
+                return Err(session.protocol("its tag list is invalid"));
             }
             session.budget.succeeded();
             Ok(AccessDecision::Granted)
@@ -133,7 +134,7 @@ async fn tags_at(
     }
     for page in &pages {
         let page: Tags<'_> = serde_json::from_slice(page)
-            .map_err(|_| session.protocol("its list of tags is not one"))?;
+            .map_err(|_| session.protocol("its tag list is invalid"))?;
         let is_valid = |tag: &TagText<'_>| tag.0.parse::<Tag>().is_ok();
         tags.extend(page.tags.unwrap_or_default().into_iter().filter(is_valid));
     }

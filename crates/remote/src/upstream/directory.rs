@@ -1,4 +1,5 @@
-//! The upstream of a registry's name: a configured one, or any registry on the public Internet.
+//! Finds the upstream for a registry name: a configured one, or any registry on the public
+//! Internet.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ use crate::upstream::retry::RetryBudget;
 /// The API of Docker Hub.
 const DOCKER_HUB_URL: &str = "https://registry-1.docker.io";
 
-/// The URL of a registry that the configuration does not name: `https://` and its name, except for Docker Hub.
+/// The URL of a registry that the configuration does not name: `https://` and its name, except for
+/// Docker Hub.
 pub fn default_url(name: &Registry) -> String {
     if name.is_docker_hub() {
         DOCKER_HUB_URL.to_owned()
@@ -47,23 +49,24 @@ pub fn default_url(name: &Registry) -> String {
 pub(crate) struct Upstreams {
     configured: HashMap<Registry, RegistryHosts>,
     unconfigured: Cache<Registry, RegistryHosts>,
-    /// The connections of all unconfigured registries: they may reach the same addresses.
+    /// The connections of all unconfigured registries, which may reach the same addresses.
     public: HttpPool,
-    /// The same for Docker Hub: names that clients invent delay no lookup of it.
+    /// The connections of Docker Hub. They have a resolver of their own, so that names that clients
+    /// invent never delay its lookups.
     hub: HttpPool,
     credentials: HashMap<Registry, Credentials>,
     metrics: Metrics,
     shared: Arc<SharedState>,
 }
 
-/// The settings of every connector.
+/// Creates connectors from the settings that all of them share.
 struct ConnectorFactory<'a> {
     config: &'a Config,
     proxy: Option<Arc<Matcher>>,
 }
 
 impl Upstreams {
-    /// `old` is the directory that this one replaces.
+    /// Takes the health of addresses over from `old`, the directory that this one replaces.
     pub(crate) fn new(
         config: Config,
         metrics: &Metrics,
@@ -146,14 +149,15 @@ impl Upstreams {
         })
     }
 
-    /// The health that an address had in this configuration.
+    /// The health of an address in this configuration.
     fn health(&self, name: &Registry, base: &str) -> Option<Arc<Health>> {
         let mut hosts = self.configured.get(name)?.iter();
         let host = hosts.find(|host| host.base == base)?;
         Some(Arc::clone(&host.health))
     }
 
-    /// The fix for a name with a port, when an `[upstreams]` table has the same name without a port.
+    /// The hint for a name with a port, when an `[upstreams]` table has the same name without a
+    /// port.
     fn port_hint(&self, name: &Registry) -> Option<String> {
         name.port()?;
         let without: Registry = name.host().parse().ok()?;
@@ -162,7 +166,7 @@ impl Upstreams {
             .then(|| format!("there is a table `{without}`: leave the port out"))
     }
 
-    /// The hosts of that registry, in the order of preference.
+    /// The hosts of a registry, in the order of preference.
     pub(crate) fn hosts(&self, name: &Registry) -> Result<RegistryHosts, Error> {
         if let Some(hosts) = self.configured.get(name) {
             return Ok(Arc::clone(hosts));
@@ -176,7 +180,7 @@ impl Upstreams {
         // A refused name leaves no state. Each connection is checked again.
         let what = match base.parse() {
             Ok(url) => TargetPolicy::default().check(&url).err(),
-            Err(_) => Some("its name makes no URL".to_owned()),
+            Err(_) => Some("its name is not valid in a URL".to_owned()),
         };
         let refusal = self.port_hint(name);
         if let Some(what) = what {
@@ -223,12 +227,12 @@ impl Upstreams {
     }
 }
 
-/// The address as the log and the metrics name it.
+/// The name of an address in logs and metrics: its URL without the scheme.
 fn address_of(base: &str) -> &str {
     base.split_once("://").map_or(base, |(_, rest)| rest)
 }
 
-/// The base URL of a configured address, and the targets that it may lead to.
+/// The base URL of a configured address, and the policy for its targets.
 fn base_of(
     name: &Registry,
     upstream: &Upstream,
@@ -238,7 +242,7 @@ fn base_of(
         what: format!("upstream {name}: {url:?} {why}"),
     };
     let base = url.trim_end_matches('/');
-    let url: Uri = base.parse().map_err(|_| wrong("is no URL"))?;
+    let url: Uri = base.parse().map_err(|_| wrong("is not a URL"))?;
     if host_of(&url).is_none() || port_of(&url).is_none() {
         return Err(wrong("does not begin with https:// or http:// and a host"));
     }
@@ -254,7 +258,7 @@ fn base_of(
     for host in &upstream.trusted_hosts {
         let trusted = targets.trust_host(host);
         trusted.ok_or_else(|| Error::Config {
-            what: format!("upstream {name}: trusted host {host:?} is no host"),
+            what: format!("upstream {name}: trusted host {host:?} is not a host"),
         })?;
     }
     Ok((base.to_owned(), targets))
@@ -268,7 +272,7 @@ fn proxy(config: &Config) -> Result<Option<Arc<Matcher>>, Error> {
     else {
         return Ok(None);
     };
-    // The address may contain a password, so that no message repeats it.
+    // The address may contain a password, so that the message does not repeat it.
     let wrong = || Error::Config {
         what: "the HTTPS proxy is not http://[user:password@]host:port".to_owned(),
     };
@@ -305,7 +309,7 @@ impl ConnectorFactory<'_> {
                 added += 1;
             }
             if added == 0 {
-                return Err(wrong("holds no certificate".to_owned()));
+                return Err(wrong("contains no certificate".to_owned()));
             }
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -327,10 +331,10 @@ impl ConnectorFactory<'_> {
     }
 }
 
-/// Unconfigured registries that stay known; each costs some KiB.
+/// Maximum number of unconfigured registries with cached state, some KiB each.
 const MAX_UNCONFIGURED: u64 = 256;
 
-/// The hosts of unconfigured registries; the least recently used registry leaves first.
+/// The hosts of unconfigured registries. The least recently used registry is evicted first.
 fn unconfigured_hosts() -> Cache<Registry, RegistryHosts> {
     Cache::builder()
         .max_capacity(MAX_UNCONFIGURED)
@@ -364,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_to_urls() {
+    fn each_registry_name_has_its_url() {
         let all = with("http://10.0.0.1:5000/prefix/", &[]).unwrap();
         for (name, expected) in [
             ("docker.io", "https://registry-1.docker.io/v2/"),
@@ -381,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_name_with_a_port_names_the_table_without_one() {
+    fn the_refusal_of_a_name_with_a_port_hints_at_the_table_without_one() {
         let all = upstreams(|config| {
             let upstream = Upstream {
                 url: "http://10.0.0.1:5000".to_owned(),
@@ -403,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_configurations_are_named() {
+    fn errors_name_the_invalid_configuration() {
         for url in [
             "",
             "registry.corp",
@@ -438,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn unconfigured_registries_are_bounded_and_the_latest_stay() {
+    fn unconfigured_registries_are_bounded_and_the_most_recent_stay() {
         let all = upstreams(|_| ()).unwrap();
         let name = |n: u64| format!("r{n}.example").parse().unwrap();
         let first = all.hosts(&name(0)).unwrap();

@@ -1,5 +1,5 @@
-//! One request to whichever host of an upstream can answer it: the first healthy one, the next when it
-//! fails, and both when it is silent.
+//! Sends one request to the hosts of an upstream in turn: to the first healthy host, to the next
+//! host when it fails, and to both when the first one is silent.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -19,11 +19,12 @@ use crate::upstream::host::{RegistryHost, RegistryHosts};
 use crate::upstream::retry::{RetryPolicy, next_wait};
 use crate::upstream::session::Session;
 
-/// The next host is asked beside a silent one after this time. Three hosts are asked within two seconds,
-/// which leaves time for a response within the five seconds that clients are promised.
+/// After this time without a response, the next host is asked in parallel. Three hosts are asked
+/// within two seconds, which leaves time for the maximum of five seconds to respond to a client.
 const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
-/// All hosts of one upstream in the order of preference, never empty, and the identity of the requests.
+/// The hosts of one upstream in the order of preference (never empty), and the identity of the
+/// requests.
 #[derive(Clone)]
 pub(crate) struct Candidates {
     hosts: RegistryHosts,
@@ -38,7 +39,8 @@ impl Candidates {
         }
     }
 
-    /// A session with each host that this identity may ask: the credentials of a client go to no mirror.
+    /// A session with each host that this identity may ask. The credentials of a client never go to
+    /// a mirror.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = Session> {
         let hosts = self.hosts.iter();
         let hosts = hosts.filter(|host| self.client_identity.is_none() || !host.is_mirror);
@@ -48,14 +50,14 @@ impl Candidates {
         })
     }
 
-    /// All sessions by their penalty, and else in the order of preference.
+    /// All sessions, ordered by penalty and then by preference.
     fn ordered(&self, penalty: impl Fn(&RegistryHost) -> u8) -> Vec<Session> {
         let mut all: Vec<_> = self.sessions().collect();
         all.sort_by_key(|session| penalty(session));
         all
     }
 
-    /// The host that errors and metrics name when none was asked.
+    /// The host that errors and metrics name when no host was asked.
     pub(crate) fn first(&self) -> Result<Session, Error> {
         let first = self.sessions().next();
         first.ok_or_else(|| Error::Config {
@@ -73,13 +75,13 @@ impl Candidates {
         self.hosts.iter().all(|host| host.health.is_failing())
     }
 
-    /// Whether every host that may be asked recently sent other bytes for this digest.
+    /// Whether every host that may be asked recently sent wrong bytes for this digest.
     pub(crate) fn all_mismatched(&self, digest: &Digest) -> bool {
         self.sessions()
             .all(|session| session.mismatches.contains(digest))
     }
 
-    /// All sessions whatever their health, each with a request to report.
+    /// All sessions whatever their health, each with a request whose result must be reported.
     pub(crate) fn admit_always(&self) -> impl Iterator<Item = (Session, TrackedRequest)> {
         self.sessions().map(|session| {
             let tracked = session.health.admit_always();
@@ -88,15 +90,15 @@ impl Candidates {
     }
 }
 
-/// For [`try_hosts`]: the order of preference alone counts.
+/// A penalty for [`try_hosts`] that keeps the order of preference.
 pub(crate) fn no_penalty(_: &RegistryHost) -> u8 {
     0
 }
 
-/// Runs `attempt` at the hosts until one succeeds, all fail for good, or policy or budgets end.
-/// `image` is for the log. `penalty` moves a host behind the others. Cancel safe when `attempt` is.
-///
-/// A 404, 401 or 403 is final only when no host has more: see [`HostFailures::most_telling`].
+/// Runs `attempt` at the hosts until one succeeds, all fail permanently, or the policy or the retry
+/// budget ends. `image` is for the log. `penalty` moves a host behind the others. Cancel safe when
+/// `attempt` is. A 404, 401 or 403 of one host is not final while another host may have the
+/// resource: see [`HostFailures::most_informative`].
 pub(crate) async fn try_hosts<T, F>(
     candidates: &Candidates,
     (operation, image): (Operation, &(impl Display + Sync)),
@@ -109,7 +111,8 @@ where
 {
     let first = candidates.first()?;
     let order = candidates.ordered(penalty);
-    // Upstreams limit the rate of an account: the limit of one client says nothing about other accounts.
+    // Upstreams limit the rate per account: a limit on one client says nothing about other
+    // accounts.
     let operation = candidates.client_identity.is_none().then_some(operation);
     let mut failures = 0;
     let mut previous: Option<Error> = None;
@@ -118,10 +121,10 @@ where
             Ok(value) => return Ok(value),
             Err(round) => round,
         };
-        let Some((session, error)) = round.most_telling() else {
-            return Err(first.transport("none of its addresses was asked"));
+        let Some((session, error)) = round.most_informative() else {
+            return Err(first.transport("no request was sent to any of its addresses"));
         };
-        // An open circuit tells less than the failure that opened it.
+        // The failure that opened a circuit is more informative than the open circuit.
         if let (Error::Down { .. }, Some(previous)) = (&error, &previous) {
             return Err(previous.clone());
         }
@@ -134,7 +137,7 @@ where
     }
 }
 
-/// Asks every host at most once.
+/// Sends the request to every host at most once.
 async fn ask_each<T, F>(
     order: &[Session],
     (operation, image): (Option<Operation>, &(impl Display + Sync)),
@@ -174,12 +177,12 @@ where
                 if let Some((other, error)) = failed {
                     let (session, other) = (&order[index], order[other].health.address());
                     let (upstream, address) = (&session.name, session.health.address());
-                    tracing::info!(%upstream, %image, failed_address = %other, %address, %error, "another address answered");
+                    tracing::info!(%upstream, %image, failed_address = %other, %address, %error, "another address responded");
                 }
                 return Ok(value);
             }
             Some((index, Err(error))) => {
-                // An open circuit was logged already, and a mirror may lack an image.
+                // An open circuit is logged elsewhere, and a mirror may lack an image.
                 if error.fault() == Fault::Upstream && !matches!(error, Error::RateLimited { .. }) {
                     failed = Some((index, error.to_string()));
                 }
@@ -191,7 +194,7 @@ where
     }
 }
 
-/// The hosts that are not asked yet.
+/// The hosts to which the request was not sent yet.
 struct HostQueue<'a> {
     order: &'a [Session],
     next: usize,
@@ -200,7 +203,8 @@ struct HostQueue<'a> {
 }
 
 impl HostQueue<'_> {
-    /// The next healthy host. When all circuits are open, the next one whose ejection as an only host is over.
+    /// The next healthy host. When all circuits are open: the next host whose shorter ejection as
+    /// the only host is over.
     fn next(&mut self, failures: &mut HostFailures) -> Option<(usize, TrackedRequest)> {
         while let Some(session) = self.order.get(self.next) {
             let index = self.next;
@@ -236,14 +240,15 @@ impl HostQueue<'_> {
     }
 }
 
-/// How each host failed.
+/// The failure of each host.
 #[derive(Default)]
 struct HostFailures(Vec<(Session, Error)>);
 
 impl HostFailures {
-    /// The error that stands for all. A 404 or refusal of the registry itself outweighs every failure of a
-    /// mirror. Any failure of the registry outweighs a mirror's 404: it may have what the mirror lacks.
-    fn most_telling(self) -> Option<(Session, Error)> {
+    /// The error that represents all failures. A 404 or refusal of the registry itself outweighs
+    /// every failure of a mirror. Any failure of the registry outweighs the 404 of a mirror, since
+    /// the registry may have the resource.
+    fn most_informative(self) -> Option<(Session, Error)> {
         let weight = |(session, error): &(Session, Error)| match (error, error.fault()) {
             (_, Fault::Request) if !session.is_mirror => 7,
             (Error::Transport { .. } | Error::Status { .. }, _) => 6,
@@ -253,7 +258,7 @@ impl HostFailures {
             (_, Fault::Request) => 2,
             _ => 1,
         };
-        // Of equal weights the last counts: the registry itself comes after its mirrors.
+        // The last of equal weights counts: the registry itself comes after its mirrors.
         self.0.into_iter().max_by_key(weight)
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a host is worth asking: a circuit breaker that learns from the requests made anyway.
+//! The circuit breaker of one host. It learns from the results of regular requests.
 //!
 //! ```text
 //! closed --MAX_FAILURES in a row--> open --ejection over, or all are open--> half-open (one request)
@@ -15,35 +15,35 @@ use tokio::time::Instant;
 use crate::error::Error;
 use crate::metrics::{BreakerGauge, BreakerState, Operation};
 
-/// Failures in a row, over all kinds of requests, that open the circuit. One operation alone makes up to
-/// four attempts, so that more than one operation has to fail.
+/// Number of consecutive failures, over all kinds of requests, that open the circuit. One operation
+/// makes at most four attempts, so that at least two operations have to fail.
 const MAX_FAILURES: u32 = 5;
 
-/// The first ejection; it doubles with each probe that fails.
+/// The first ejection time. It doubles with each failed probe.
 const MIN_EJECTION: Duration = Duration::from_secs(1);
 
-/// Bound of an ejection while another host can be asked.
+/// Maximum ejection time while another host can be asked.
 const MAX_EJECTION: Duration = Duration::from_secs(30);
 
-/// Bound of an ejection, and of a rate limit, when no other host can be asked.
+/// Maximum ejection time, and maximum wait for a rate limit, when no other host can be asked.
 const MAX_EJECTION_OF_ONLY_HOST: Duration = Duration::from_secs(5);
 
-/// Empty bodies in a row that move a host behind the others, for [`MAX_EJECTION`].
+/// Number of consecutive empty bodies that move a host behind the others, for [`MAX_EJECTION`].
 const MAX_EMPTY_BODIES: u32 = 2;
 
 /// A cancelled request without a response counts as a failure after this time.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Bound of a `Retry-After` while another host can be asked. Some upstreams say hours and accept requests
-/// earlier; a request costs them little.
+/// Maximum wait for a `Retry-After` while another host can be asked. Some upstreams demand hours
+/// and accept requests earlier.
 const MAX_RATE_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a 429 without `Retry-After` means, as long as another host can be asked.
+/// The wait after a 429 without `Retry-After`, while another host can be asked.
 const DEFAULT_RATE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The health of one host.
 pub(crate) struct Health {
-    /// For the log: the registry, and the address of this host.
+    /// The registry, for the log. `address` is the address of this host.
     upstream: String,
     address: String,
     gauge: BreakerGauge,
@@ -53,13 +53,13 @@ pub(crate) struct Health {
 #[derive(Default)]
 struct State {
     failures_in_row: u32,
-    /// `None`: closed.
+    /// The open circuit; `None`: closed.
     open: Option<OpenCircuit>,
-    /// For each operation, the rate limit that the host demands. Docker Hub limits pulls of manifests, and
+    /// The rate limit of the host for each operation. Docker Hub limits GETs of manifests, but
     /// neither their HEADs nor blobs.
     rate_limits: [Option<RateLimit>; Operation::COUNT],
-    /// Bodies in a row that stalled or broke off before they brought anything, and the time of the last one.
-    /// Such a host responds to every request, so that the circuit stays closed.
+    /// Number of consecutive bodies that failed before their first byte, and the time of the last
+    /// one. Such a host responds to every request, so that its circuit stays closed.
     empty_bodies: u32,
     empty_body_at: Option<Instant>,
 }
@@ -68,7 +68,7 @@ struct State {
 struct RateLimit {
     since: Instant,
     until: Instant,
-    /// Whether the host named the time.
+    /// Whether the host stated the time.
     is_stated: bool,
 }
 
@@ -81,13 +81,13 @@ struct OpenCircuit {
     reason: String,
 }
 
-/// What [`Health::admit`] decides.
+/// The decision of [`Health::admit`].
 pub(crate) enum BreakerDecision {
     /// Send the request and report its result.
     Send(TrackedRequest),
-    /// The circuit is open: a request would only cost time.
+    /// The circuit is open: send no request.
     Open(Error),
-    /// The host limits our rate for this operation.
+    /// The host limits the rate of this operation.
     RateLimited(Error),
 }
 
@@ -102,13 +102,14 @@ impl Health {
         })
     }
 
-    /// For the log.
+    /// The address of the host, for the log.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Whether a request may be sent now. `operation` selects the rate limit that counts; it is `None` under
-    /// a client's identity, which the upstream limits apart. `is_only_host`: no other host can be asked.
+    /// Whether a request may be sent now. `operation` selects the rate limit. It is `None` under
+    /// the identity of a client, which the upstream limits separately. `is_only_host`: no other
+    /// host can be asked.
     pub(crate) fn admit(
         self: &Arc<Self>,
         operation: impl Into<Option<Operation>>,
@@ -152,7 +153,7 @@ impl Health {
         BreakerDecision::Send(self.track(is_probe))
     }
 
-    /// A request that is sent whatever the state, such as one of `/readyz`.
+    /// Admits a request in every state, such as a probe of `/readyz`.
     pub(crate) fn admit_always(self: &Arc<Self>) -> TrackedRequest {
         self.track(false)
     }
@@ -166,7 +167,7 @@ impl Health {
         }
     }
 
-    /// The host limits our rate: it gets no request for this operation before that time is over.
+    /// Records a 429: the host gets no request for this operation until the time is over.
     fn rate_limited(&self, operation: Operation, retry_after: Option<Duration>) {
         let wait = retry_after
             .unwrap_or(DEFAULT_RATE_LIMIT)
@@ -202,7 +203,8 @@ impl Health {
         let failures = state.failures_in_row;
         match &mut state.open {
             Some(open) => {
-                // Requests in flight when the circuit opened, and requests that bypass it, add nothing new.
+                // Failures of requests that were in flight when the circuit opened, or bypass it,
+                // do not count.
                 if is_probe && open.is_probing {
                     open.ejection = jittered((open.ejection * 2).min(MAX_EJECTION));
                     (open.failed_at, open.is_probing) = (now, false);
@@ -233,7 +235,7 @@ impl Health {
         }
     }
 
-    /// A probe ended without a result: the next request may be a probe.
+    /// Records a probe without a result: the next request may be the probe.
     fn undecided(&self) {
         if let Some(open) = &mut self.state.lock().open {
             open.is_probing = false;
@@ -241,7 +243,7 @@ impl Health {
         }
     }
 
-    /// The end of a body: whether it brought a useful number of bytes.
+    /// Records the end of a body, and whether it had a useful number of bytes.
     pub(crate) fn body_ended(&self, is_useful: bool) {
         let mut state = self.state.lock();
         match is_useful {
@@ -253,7 +255,7 @@ impl Health {
         }
     }
 
-    /// Whether the last bodies of this host were empty: another host is worth asking first.
+    /// Whether the last bodies of this host were empty, so that other hosts are asked first.
     pub(crate) fn is_sending_empty_bodies(&self) -> bool {
         let state = self.state.lock();
         let is_recent = |at: Instant| at.elapsed() < MAX_EJECTION;
@@ -266,13 +268,14 @@ impl Health {
     }
 }
 
-/// Between all and five quarters, so that those who failed together do not come back together.
+/// A random time between `wait` and 1.25 × `wait`, so that ejections that began together do not end
+/// together.
 fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(1.0 + 0.25 * fastrand::f64())
 }
 
-/// One request to a host. A request that is dropped before its result is reported counts as a failure when it
-/// waited for long.
+/// One request to a host. When it is dropped without a result after [`SILENCE_LIMIT`], it counts as
+/// a failure.
 pub(crate) struct TrackedRequest {
     health: Arc<Health>,
     started: Instant,
@@ -281,8 +284,8 @@ pub(crate) struct TrackedRequest {
 }
 
 impl TrackedRequest {
-    /// Reports the result. Any response shows that the host works, a refusal too. `operation`: as for
-    /// [`Health::admit`].
+    /// Reports the result. Any response, even a refusal, shows that the host works. `operation`: as
+    /// for [`Health::admit`].
     pub(crate) fn ended<T>(
         mut self,
         operation: impl Into<Option<Operation>>,
@@ -302,7 +305,7 @@ impl TrackedRequest {
             Err(error @ Error::Status { status, .. }) if *status >= 500 || *status == 408 => {
                 self.health.failed(&error.to_string(), self.is_probe);
             }
-            // Our own policy ended the request: it tells nothing about the host.
+            // The SSRF guard ended the request, which says nothing about the host.
             Err(
                 Error::Forbidden { .. }
                 | Error::NoSuchHost { .. }
@@ -325,7 +328,7 @@ impl Drop for TrackedRequest {
         }
         let waited = self.started.elapsed();
         if waited >= SILENCE_LIMIT {
-            let reason = format!("{}: no answer within {waited:.1?}", self.health.upstream);
+            let reason = format!("{}: no response within {waited:.1?}", self.health.upstream);
             self.health.failed(&reason, self.is_probe);
         } else if self.is_probe {
             self.health.undecided();
@@ -360,7 +363,7 @@ mod tests {
     }
 
     fn is_open(health: &Arc<Health>, is_only_host: bool) -> bool {
-        // A request that is dropped at once reports nothing.
+        // Dropping a request at once reports no result.
         !matches!(health.admit(BLOB, is_only_host), BreakerDecision::Send(_))
     }
 
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_in_a_row_open_the_circuit_and_one_response_closes_it() {
+    async fn consecutive_failures_open_the_circuit_and_one_response_closes_it() {
         let health = health();
         for _ in 0..3 {
             for _ in 1..MAX_FAILURES {
@@ -426,7 +429,7 @@ mod tests {
         tokio::time::advance(MIN_EJECTION * 4).await;
         assert!(is_open(&health, false), "one probe at a time");
         probe.ended(BLOB, &down());
-        // Two seconds and up to a quarter of each step, had the other two failures counted.
+        // The ejection would be longer if the other two failures had counted.
         tokio::time::advance(MIN_EJECTION * 13 / 4).await;
         assert!(!is_open(&health, false));
     }
@@ -452,11 +455,14 @@ mod tests {
         assert!(!health.is_sending_empty_bodies());
         health.body_ended(false);
         send(&health).ended(BLOB, &Ok(()));
-        assert!(health.is_sending_empty_bodies(), "that it answers is known");
+        assert!(
+            health.is_sending_empty_bodies(),
+            "a response does not clear empty bodies"
+        );
         tokio::time::advance(MAX_EJECTION).await;
         assert!(!health.is_sending_empty_bodies());
         health.body_ended(false);
-        assert!(health.is_sending_empty_bodies(), "nothing has changed");
+        assert!(health.is_sending_empty_bodies(), "still empty bodies");
         health.body_ended(true);
         assert!(!health.is_sending_empty_bodies());
     }
@@ -482,7 +488,7 @@ mod tests {
             BreakerDecision::RateLimited(_)
         ));
         assert!(matches!(health.admit(pull, true), BreakerDecision::Send(_)));
-        assert!(!is_open(&health, false), "blobs go on");
+        assert!(!is_open(&health, false), "blobs are not limited");
         let head = Operation::head(RequestKind::Manifest);
         assert!(matches!(health.admit(head, true), BreakerDecision::Send(_)));
         tokio::time::advance(MAX_RATE_LIMIT).await;

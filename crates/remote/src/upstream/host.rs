@@ -26,7 +26,7 @@ use crate::upstream::retry::RetryBudget;
 pub(crate) struct TimeLimits {
     pub(crate) header_timeout: Duration,
     pub(crate) stall_timeout: Duration,
-    /// Bytes a second.
+    /// Minimum rate of a blob in bytes per second.
     pub(crate) minimum_rate: u64,
 }
 
@@ -34,8 +34,8 @@ pub(crate) struct TimeLimits {
 pub(crate) struct SharedState {
     pub(crate) limits: TimeLimits,
     pub(crate) tokens: Tokens,
-    /// Tokens of clients. They are apart, since clients may come in any number: they evict each other's
-    /// tokens and never ours.
+    /// Tokens of clients, in a cache of their own: a large number of clients must not evict the
+    /// tokens of the configured credentials.
     pub(crate) pass_through_tokens: Tokens,
     pub(crate) helper_folders: Vec<PathBuf>,
     pub(crate) documents: DocumentMemory,
@@ -57,9 +57,11 @@ pub(crate) struct RegistryHost {
     pub(crate) auth_state: Mutex<AuthState>,
     pub(crate) health: Arc<Health>,
     pub(crate) mismatches: DigestMismatches,
-    /// Another party runs this host: it receives no credentials of a client, and its 404 is not final.
+    /// Whether another party runs this host: it receives no credentials of a client, and its 404 is
+    /// not final.
     pub(crate) is_mirror: bool,
-    /// Replaces the reason for which the name is refused, whether the name is missing or internal.
+    /// Error text that replaces the reason of a refusal, for a missing name and for an internal
+    /// one.
     pub(crate) refusal: Option<String>,
     pub(crate) shared: Arc<SharedState>,
 }
@@ -69,7 +71,7 @@ impl RegistryHost {
     pub(crate) fn url(&self, path: &str) -> Result<Uri, Error> {
         let text = format!("{}{path}", self.base);
         text.parse()
-            .map_err(|_| self.forbidden(format!("{text} is no URL")))
+            .map_err(|_| self.forbidden(format!("{text} is not a URL")))
     }
 
     pub(crate) fn protocol(&self, what: impl Into<String>) -> Error {

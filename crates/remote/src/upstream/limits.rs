@@ -1,4 +1,5 @@
-//! Limits that outlive a reload: they hold over the streams of the old and the new configuration together.
+//! Limits that survive a reload: they apply to the streams of the old and the new configuration
+//! together.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::exchange::bandwidth::Bandwidth;
 use crate::exchange::document_memory::DocumentMemory;
 use crate::metrics::{DnsMetrics, Metrics};
 
-/// Clones share the limits.
+/// The limits of document memory, bandwidth and lookups. Clones share them.
 #[derive(Clone)]
 pub(crate) struct SharedLimits {
     pub(crate) documents: DocumentMemory,
@@ -27,13 +28,13 @@ impl SharedLimits {
     }
 }
 
-/// The two resolvers. Each has its own limits and cache, so that names that clients invent never delay
-/// configured upstreams.
+/// The two resolvers. Each has its own limits and cache, so that names that clients invent never
+/// delay lookups of configured upstreams.
 #[derive(Clone)]
 pub(crate) struct Resolvers {
-    /// Configured upstreams and Docker Hub.
+    /// The resolver of configured upstreams and Docker Hub.
     pub(crate) configured: Arc<dyn Resolve>,
-    /// All other registries.
+    /// The resolver of all other registries.
     pub(crate) unconfigured: Arc<dyn Resolve>,
 }
 

@@ -1,17 +1,19 @@
-//! The digests for which a host sent other bytes: for a while it is asked last for these blobs.
+//! Remembers the digests for which a host sent wrong bytes. For 60 s, that host is asked last for
+//! these blobs.
 
 use std::time::Duration;
 
 use moka::sync::Cache;
 use pierhead_oci::Digest;
 
-/// Longer than clients take to try again, and short enough that a repaired mirror is used again.
+/// How long a mismatch is remembered: longer than the retry delay of clients, and short enough that
+/// a repaired mirror is soon used again.
 const TTL: Duration = Duration::from_secs(60);
 
-/// Digests remembered for one host; some 100 bytes each.
+/// Maximum number of digests per host, some 100 bytes each.
 const CAPACITY: u64 = 256;
 
-/// Recent digest mismatches of one host. They are advice only: a lost entry costs one more attempt.
+/// Recent digest mismatches of one host. They are hints only: a lost entry costs one more attempt.
 pub(crate) struct DigestMismatches(Cache<Digest, ()>);
 
 impl Default for DigestMismatches {
@@ -31,7 +33,7 @@ impl DigestMismatches {
         )
     }
 
-    /// Records that the bytes that this host sent have another digest.
+    /// Records that this host sent bytes with another digest.
     pub(crate) fn insert(&self, digest: Digest) {
         self.0.insert(digest, ());
     }
@@ -61,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_mismatches_is_bounded_and_the_latest_stay() {
+    fn the_number_of_mismatches_is_bounded_and_the_most_recent_stay() {
         let mismatches = DigestMismatches::default();
         for n in 0..3 * CAPACITY {
             mismatches.insert(digest(n));

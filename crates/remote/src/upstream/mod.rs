@@ -1,4 +1,4 @@
-//! The hosts that serve one registry: which exist, which are healthy, and which one is asked next.
+//! The hosts of one registry: their addresses, their health, retries and failover.
 
 pub(crate) mod directory;
 pub(crate) mod failover;

@@ -1,4 +1,5 @@
-//! When a request is repeated: jittered backoff, and a budget so that a dead upstream is not hammered.
+//! Retries of requests: backoff with jitter, and a budget that bounds the retries to a failing
+//! upstream.
 
 use std::future::Future;
 use std::time::Duration;
@@ -9,21 +10,21 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// Retries that an upstream may have in a burst.
+/// Maximum number of retries in the budget.
 const CAPACITY: f64 = 20.0;
 
-/// Retries a second that the budget regains by itself.
+/// Retries per second that the budget regains.
 const REFILL_PER_SECOND: f64 = 0.5;
 
-/// What a success adds: one retry for five of them (20 % more load at worst).
+/// Retries that a success adds: one retry per five successes, so at most 20 % more load.
 const REFILL_PER_SUCCESS: f64 = 0.2;
 
-/// Bound of the first wait; it doubles with each failure.
+/// Maximum wait before the first retry. It doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
-/// A token bucket of retries for one host. It counts the retries that it grants.
+/// The token bucket of retries for one host. A metric counts the retries that it grants.
 pub(crate) struct RetryBudget {
     bucket: Mutex<Bucket>,
     retries: Counter,
@@ -47,7 +48,7 @@ impl RetryBudget {
         }
     }
 
-    /// Takes one retry, if there is one.
+    /// Takes one retry from the budget; `false` when it is empty.
     fn withdraw(&self) -> bool {
         let mut bucket = self.bucket.lock();
         let now = Instant::now();
@@ -62,12 +63,12 @@ impl RetryBudget {
         granted
     }
 
-    /// A request succeeded.
+    /// Adds to the budget for a successful request.
     pub(crate) fn succeeded(&self) {
         self.deposit(REFILL_PER_SUCCESS);
     }
 
-    /// A body made progress worth a retry.
+    /// Adds one retry for the progress of a body.
     pub(crate) fn progressed(&self) {
         self.deposit(1.0);
     }
@@ -78,8 +79,8 @@ impl RetryBudget {
     }
 }
 
-/// The wait before retry `n` (from 0): between half and all of an exponentially growing time, so that
-/// clients that failed together do not return together.
+/// The wait before retry `n` (from 0): a random time between half and all of an exponentially
+/// growing time. The jitter spreads the retries of requests that failed together.
 pub(crate) fn backoff(n: u32) -> Duration {
     let longest = INITIAL_BACKOFF
         .saturating_mul(1 << n.min(16))
@@ -87,33 +88,33 @@ pub(crate) fn backoff(n: u32) -> Duration {
     longest.mul_f64(0.5 + 0.5 * fastrand::f64())
 }
 
-/// How often a request is repeated, and how long its caller waits.
+/// How often a request is retried, and how long its caller waits.
 #[derive(Clone, Copy)]
 pub(crate) struct RetryPolicy {
-    /// Attempts in all.
+    /// Maximum number of attempts, including the first.
     pub(crate) attempts: u32,
-    /// Longer `Retry-After` values of a 429 end the request.
+    /// Maximum `Retry-After` of a 429. A longer one ends the request.
     pub(crate) max_rate_limit_wait: Duration,
-    /// A circuit that stays open for longer ends the request.
+    /// Maximum time until an open circuit allows a request. A longer time ends the request.
     pub(crate) max_down_wait: Duration,
 }
 
 impl RetryPolicy {
-    /// A client waits for a response within seconds and may get a stale one.
+    /// For documents: a client waits for the response, and may get a stale copy instead.
     pub(crate) const DOCUMENT: Self = Self {
         attempts: 3,
         max_rate_limit_wait: Duration::ZERO,
         max_down_wait: Duration::ZERO,
     };
 
-    /// Every host once: the caller repeats the request itself.
+    /// Every host once, for callers with their own retries.
     pub(crate) const ONCE: Self = Self {
         attempts: 1,
         max_rate_limit_wait: Duration::ZERO,
         max_down_wait: Duration::ZERO,
     };
 
-    /// A blob of which no byte has come.
+    /// For a blob before its first byte.
     pub(crate) const BLOB: Self = Self {
         attempts: 4,
         max_rate_limit_wait: Duration::from_secs(2),
@@ -121,7 +122,7 @@ impl RetryPolicy {
     };
 }
 
-/// Whether the same request may succeed soon. A broken protocol does not recover.
+/// Whether the same request may succeed soon. A protocol violation is permanent.
 fn is_transient(error: &Error) -> bool {
     match error {
         Error::Transport { .. } => true,
@@ -130,8 +131,8 @@ fn is_transient(error: &Error) -> bool {
     }
 }
 
-/// The wait before another attempt after `error`, the `n`th failure (from 0), when there may be one.
-/// Takes it from the budget.
+/// The wait before another attempt after `error`, the `n`th failure (from 0); `None`: no further
+/// attempt. Takes the retry from the budget.
 pub(crate) fn next_wait(
     error: &Error,
     n: u32,
@@ -155,7 +156,8 @@ pub(crate) fn next_wait(
     budget.withdraw().then_some(wait)
 }
 
-/// Runs `attempt` at one host until it succeeds, fails for good, or policy or budget end.
+/// Runs `attempt` at one host until it succeeds, fails permanently, or the policy or the budget
+/// ends.
 pub(crate) async fn retrying<T, F>(
     budget: &RetryBudget,
     policy: RetryPolicy,
@@ -182,7 +184,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_budget_ends_and_comes_back() {
+    async fn a_budget_empties_and_refills() {
         let retries = Counter::default();
         let budget = RetryBudget::new(retries.clone());
         let granted = (0..100).filter(|_| budget.withdraw()).count();
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_failures_that_may_pass_are_repeated_and_only_within_the_policy() {
+    async fn only_transient_failures_are_retried_and_only_within_the_policy() {
         let budget = RetryBudget::new(Counter::default());
         let upstream = || "a.io".to_owned();
         let limited = |seconds| Error::RateLimited {
@@ -262,7 +264,7 @@ mod tests {
             Err(Error::Status { status, .. }) => status,
             other => panic!("{other:?}"),
         };
-        // 501 is no failure that may pass.
+        // 501 is a permanent failure.
         assert_eq!((attempts, status), (1, 501));
     }
 }

@@ -33,7 +33,7 @@ impl Session {
         }
     }
 
-    /// The table that holds the tokens of this identity.
+    /// The cache with the tokens of this identity.
     pub(crate) fn tokens(&self) -> &Tokens {
         match self.client_identity {
             Some(_) => &self.shared.pass_through_tokens,

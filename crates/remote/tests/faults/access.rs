@@ -1,10 +1,10 @@
-//! Tokens, passwords and redirects.
+//! Tests of authentication (tokens, basic) and of redirects against the fake registry.
 
 use pierhead_testkit::registry::{Auth, Role, TokenAuth};
 
 use super::*;
 
-/// How many tokens were issued or refused.
+/// Number of requests to the token server.
 fn token_requests(pair: &Pair) -> usize {
     pair.upstream.count(|request| request.role == Role::Tokens)
 }
@@ -42,7 +42,7 @@ async fn one_token_serves_a_repository_until_it_expires() {
 }
 
 #[tokio::test]
-async fn a_token_that_expires_amid_a_blob_is_renewed_for_the_rest() {
+async fn a_token_that_expires_during_a_blob_is_renewed() {
     let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
     pair.manifest().await.expect("a manifest");
     pair.upstream
@@ -55,7 +55,7 @@ async fn a_token_that_expires_amid_a_blob_is_renewed_for_the_rest() {
         .expect("a stream");
     pair.upstream.expire_tokens();
     let mut received = Vec::new();
-    while let Some(bytes) = soon(stream.next()).await {
+    while let Some(bytes) = within_timeout(stream.next()).await {
         received.extend_from_slice(&bytes.expect("bytes"));
     }
     assert_eq!(received, pair.image.blobs[1].bytes);
@@ -69,14 +69,14 @@ async fn another_repository_needs_another_token() {
     let other = "up.example/library/other:latest"
         .parse()
         .expect("a reference");
-    soon(pair.client.manifest(&other, &Validators::default()))
+    within_timeout(pair.client.manifest(&other, &Validators::default()))
         .await
         .expect("a manifest");
     assert_eq!(token_requests(&pair), 2);
 }
 
 #[tokio::test]
-async fn an_unusual_but_legal_token_answer_will_do() {
+async fn unusual_but_valid_token_responses_are_accepted() {
     let auth = TokenAuth {
         only_access_token: true,
         tells_expiry: false,
@@ -90,9 +90,9 @@ async fn an_unusual_but_legal_token_answer_will_do() {
     pair.manifest().await.expect("a manifest");
 }
 
-/// A token that is never good must not be fetched again and again.
+/// The token server issues expired tokens only: the client must not fetch tokens in a loop.
 #[tokio::test]
-async fn tokens_that_are_expired_when_issued_end_in_a_refusal() {
+async fn a_token_that_is_issued_expired_ends_in_a_refusal() {
     let auth = TokenAuth {
         lifetime: Duration::ZERO,
         ..TokenAuth::default()
@@ -108,7 +108,7 @@ async fn tokens_that_are_expired_when_issued_end_in_a_refusal() {
 }
 
 #[tokio::test]
-async fn a_private_repository_opens_to_its_user_only() {
+async fn a_private_repository_needs_the_credentials_of_its_user() {
     let auth = users();
     let start = async |credentials: Option<Credentials>| {
         let builder =
@@ -150,7 +150,7 @@ async fn an_identity_token_is_exchanged() {
 }
 
 #[tokio::test]
-async fn basic_credentials_are_sent_where_basic_is_asked_for() {
+async fn basic_credentials_are_sent_after_a_basic_challenge() {
     let start = async |credentials| {
         let builder = FakeRegistry::builder().basic_auth("ann", "secret");
         Pair::with(builder, |_, upstream| upstream.credentials = credentials).await
@@ -167,7 +167,7 @@ async fn basic_credentials_are_sent_where_basic_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_token_server_in_trouble_is_the_upstreams_fault() {
+async fn the_failure_of_a_token_server_is_the_fault_of_the_upstream() {
     let faults = [
         Fault::Reset,
         Fault::HangHead,
@@ -175,7 +175,7 @@ async fn a_token_server_in_trouble_is_the_upstreams_fault() {
         Fault::Garbage,
         Fault::Replace("no".into()),
     ];
-    all(faults, async |fault| {
+    for_each_fault(faults, async |fault| {
         let message = format!("{fault:?}");
         let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
         pair.upstream.inject(fault.on_tokens());
@@ -198,14 +198,14 @@ async fn a_token_server_in_trouble_is_the_upstreams_fault() {
 }
 
 #[tokio::test]
-async fn an_authorization_stays_with_the_registry() {
+async fn the_authorization_header_is_not_sent_to_the_cdn() {
     let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
     pair.upstream
         .configure(|settings| settings.redirect_blobs = true);
     pair.pull(0)
         .await
         .1
-        .expect("the CDN refuses those who bring an authorization");
+        .expect("the CDN refuses requests with an authorization");
     let pair = Pair::with(
         FakeRegistry::builder().basic_auth("ann", "secret"),
         |_, upstream| {
@@ -215,16 +215,16 @@ async fn an_authorization_stays_with_the_registry() {
     let pair = pair.await;
     pair.upstream
         .configure(|settings| settings.redirect_blobs = true);
-    pair.pull(0).await.1.expect("the same with a password");
+    pair.pull(0).await.1.expect("a pull with basic credentials");
     assert_eq!(pair.upstream.count(|request| request.role == Role::Cdn && request.header("authorization").is_some()), 0);
 }
 
 #[tokio::test]
-async fn a_redirected_blob_that_breaks_off_is_resumed() {
+async fn an_interrupted_blob_behind_a_redirect_is_resumed() {
     let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
     pair.upstream
         .configure(|settings| settings.redirect_blobs = true);
-    // Only the CDN's paths begin so.
+    // Only the paths of the CDN begin with /blobs/.
     pair.upstream
         .inject(Fault::CutBody(70_000).on("/blobs/*").times(1));
     pair.pull(0).await.1.expect("the layer");
@@ -238,10 +238,10 @@ async fn a_redirected_blob_that_breaks_off_is_resumed() {
 }
 
 #[tokio::test]
-async fn redirects_end() {
+async fn the_number_of_redirects_is_bounded() {
     let pair = Pair::start().await;
     pair.upstream.inject(Fault::RedirectLoop.on_blobs());
     let ended = pair.pull(0).await.1;
     assert!(matches!(ended, Err(Error::Protocol { .. })), "{ended:?}");
-    assert_eq!(pair.upstream.requests().len(), 1, "the circle is seen");
+    assert_eq!(pair.upstream.requests().len(), 1, "the loop is detected");
 }

@@ -1,4 +1,5 @@
-//! Several addresses of one upstream: whichever can answer does, and the login of one is no other's.
+//! Tests of an upstream with several addresses: failover, order, health, and credentials per
+//! address.
 
 use pierhead_remote::{AccessDecision, ClientCredentials, Resource, UpstreamAddress};
 use pierhead_testkit::registry::{Auth, Gate, Role, TokenAuth};
@@ -7,15 +8,15 @@ use prometheus_client::registry::Registry as Metrics;
 
 use super::*;
 
-/// A mirror that is asked first, the registry itself, and a client of both.
-struct Two {
+/// A mirror that is asked first, the registry itself, and a client with both addresses.
+struct TwoAddresses {
     mirror: FakeRegistry,
     registry: FakeRegistry,
     client: Client,
     image: Image,
 }
 
-impl Two {
+impl TwoAddresses {
     async fn start() -> Self {
         Self::with(|_, _, _| {}).await
     }
@@ -38,7 +39,8 @@ impl Two {
         change(&mut upstream, &mirror, &registry);
         let config = Config {
             upstreams: [(name(), upstream)].into(),
-            // So long that only the next address can answer in time when one is silent.
+            // Longer than the test timeout: when one address is silent, only the next one
+            // can respond in time.
             header_timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_millis(700),
             ..Config::default()
@@ -51,8 +53,8 @@ impl Two {
         }
     }
 
-    /// Reloads with a minimum rate.
-    fn demand(&self, minimum_rate: u64) {
+    /// Reloads the client with this minimum rate, in bytes per second.
+    fn set_minimum_rate(&self, minimum_rate: u64) {
         let upstream = Upstream {
             url: self.mirror.url(),
             mirror: true,
@@ -77,7 +79,7 @@ impl Two {
 
     async fn manifest(&self) -> Result<DocumentResponse, Error> {
         let known = Validators::default();
-        soon(self.client.manifest(&reference(":latest"), &known)).await
+        within_timeout(self.client.manifest(&reference(":latest"), &known)).await
     }
 
     async fn pull(&self) -> Result<Vec<u8>, Error> {
@@ -92,10 +94,10 @@ impl Two {
             }
             Ok(received)
         };
-        soon(pulled).await
+        within_timeout(pulled).await
     }
 
-    async fn pulls(&self) {
+    async fn assert_pull(&self) {
         let received = self.pull().await.expect("the layer");
         assert!(received == self.image.blobs[1].bytes);
     }
@@ -111,17 +113,18 @@ impl Two {
 }
 
 #[tokio::test]
-async fn the_first_one_is_preferred_while_it_answers() {
-    let two = Two::start().await;
-    two.manifest().await.expect("a manifest");
-    two.pulls().await;
-    assert_eq!(two.registry.requests().len(), 0);
+async fn the_first_address_is_preferred_while_it_responds() {
+    let setup = TwoAddresses::start().await;
+    setup.manifest().await.expect("a manifest");
+    setup.assert_pull().await;
+    assert_eq!(setup.registry.requests().len(), 0);
 }
 
-/// Each of these befalls the first address for good; what is asked for comes all the same, and at once.
+/// The first address has each of these faults permanently. The next address serves the request at
+/// once.
 #[tokio::test]
-async fn what_the_first_one_cannot_give_the_next_one_does() {
-    all(
+async fn the_next_address_serves_when_the_first_one_fails() {
+    for_each_fault(
         [
             Fault::Reset,
             Fault::Close,
@@ -140,20 +143,23 @@ async fn what_the_first_one_cannot_give_the_next_one_does() {
         ],
         async |fault| {
             let message = format!("{fault:?}");
-            let two = Two::start().await;
-            two.mirror.inject(fault.clone().on("*"));
-            let fetched = tokio::time::timeout(Duration::from_secs(5), two.manifest()).await;
+            let setup = TwoAddresses::start().await;
+            setup.mirror.inject(fault.clone().on("*"));
+            let fetched = tokio::time::timeout(Duration::from_secs(5), setup.manifest()).await;
             assert!(matches!(fetched, Ok(Ok(_))), "{message}: {fetched:?}");
-            two.pulls().await;
+            setup.assert_pull().await;
             let known = Validators::default();
             let (name, repository) = (name(), repository());
-            let tags = two.client.tags(&name, &repository, &known);
-            soon(tags).await.expect("tags");
-            let layer = two.layer();
-            let size = two.client.blob_size(&name, &repository, &layer);
-            assert_eq!(soon(size).await.expect("a size"), Some(SIZE as u64));
+            let tags = setup.client.tags(&name, &repository, &known);
+            within_timeout(tags).await.expect("tags");
+            let layer = setup.layer();
+            let size = setup.client.blob_size(&name, &repository, &layer);
+            assert_eq!(
+                within_timeout(size).await.expect("a size"),
+                Some(SIZE as u64)
+            );
             assert!(
-                !two.metric("x_failovers_total")[0].ends_with(" 0"),
+                !setup.metric("x_failovers_total")[0].ends_with(" 0"),
                 "{message}"
             );
         },
@@ -161,26 +167,26 @@ async fn what_the_first_one_cannot_give_the_next_one_does() {
     .await;
 }
 
-/// Each address has its own token server. A token goes only to the address that demanded it: the mirror never sees the
-/// registry's token, and a failover does not end in a refusal.
+/// Each address has its own token server. A token goes only to the address that demanded it: the
+/// mirror never sees the registry's token, and a failover does not end in a refusal.
 #[tokio::test]
-async fn a_token_is_sent_only_to_the_address_that_asked_for_it() {
-    let two = Two::start().await;
-    let upstreams = [&two.mirror, &two.registry];
+async fn a_token_is_sent_only_to_the_address_that_demanded_it() {
+    let setup = TwoAddresses::start().await;
+    let upstreams = [&setup.mirror, &setup.registry];
     for upstream in upstreams {
         upstream.configure(|settings| settings.auth = Auth::Token(TokenAuth::default()));
     }
     let twice = async || {
         for _ in 0..2 {
-            two.manifest().await.expect("a manifest");
-            two.pulls().await;
+            setup.manifest().await.expect("a manifest");
+            setup.assert_pull().await;
         }
     };
     twice().await;
-    two.mirror.stop().await;
+    setup.mirror.stop().await;
     twice().await;
-    two.mirror.restart().await;
-    two.registry.stop().await;
+    setup.mirror.restart().await;
+    setup.registry.stop().await;
     twice().await;
     let [of_mirror, of_registry] = upstreams.map(|upstream| {
         let requests = upstream.requests().into_iter();
@@ -192,36 +198,36 @@ async fn a_token_is_sent_only_to_the_address_that_asked_for_it() {
 }
 
 #[tokio::test]
-async fn a_dead_address_or_one_that_cannot_be_found_is_passed_over() {
+async fn an_unreachable_or_unknown_address_is_skipped() {
     for url in ["http://no-such-host.invalid", "https://127.0.0.1:1"] {
-        let two = Two::with(|upstream, _, _| upstream.url = url.to_owned()).await;
-        two.manifest().await.expect("a manifest");
-        two.pulls().await;
+        let setup = TwoAddresses::with(|upstream, _, _| upstream.url = url.to_owned()).await;
+        setup.manifest().await.expect("a manifest");
+        setup.assert_pull().await;
     }
 }
 
-/// What the mirror lacks the registry may have; what no address has is not there.
+/// The registry may have what the mirror lacks. A resource that no address has is `NotFound`.
 #[tokio::test]
-async fn a_404_is_one_only_of_all() {
-    let two = Two::start().await;
-    two.mirror.untag(REPOSITORY, "latest");
-    two.mirror.remove(REPOSITORY, &two.layer());
-    two.manifest().await.expect("a manifest");
-    two.pulls().await;
-    two.registry.untag(REPOSITORY, "latest");
-    let fetched = two.manifest().await;
+async fn a_404_is_final_only_when_every_address_sends_it() {
+    let setup = TwoAddresses::start().await;
+    setup.mirror.untag(REPOSITORY, "latest");
+    setup.mirror.remove(REPOSITORY, &setup.layer());
+    setup.manifest().await.expect("a manifest");
+    setup.assert_pull().await;
+    setup.registry.untag(REPOSITORY, "latest");
+    let fetched = setup.manifest().await;
     assert!(
         matches!(fetched, Err(Error::NotFound { .. })),
         "{fetched:?}"
     );
-    // Whether the registry has it nobody knows now.
-    two.registry.stop().await;
-    let fetched = two.manifest().await;
+    // The registry is down, so that the 404 of the mirror is not final.
+    setup.registry.stop().await;
+    let fetched = setup.manifest().await;
     assert!(fetched.is_err_and(|error| error.is_retryable()));
-    // The other way round: a mirror's trouble takes nothing from the registry's word.
-    two.registry.restart().await;
-    two.mirror.stop().await;
-    let fetched = two.manifest().await;
+    // The mirror is down: the 404 of the registry is final.
+    setup.registry.restart().await;
+    setup.mirror.stop().await;
+    let fetched = setup.manifest().await;
     assert!(
         matches!(fetched, Err(Error::NotFound { .. })),
         "{fetched:?}"
@@ -230,18 +236,21 @@ async fn a_404_is_one_only_of_all() {
 
 #[tokio::test]
 async fn a_mirror_without_referrers_does_not_hide_those_of_the_registry() {
-    let two = Two::start().await;
-    let subject = two.image.root;
+    let setup = TwoAddresses::start().await;
+    let subject = setup.image.root;
     let artifact = format!(
         r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{"mediaType":"application/vnd.oci.empty.v1+json","digest":"{subject}","size":2}},"layers":[],"subject":{{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{subject}","size":2}}}}"#
     );
     let media_type = "application/vnd.oci.image.manifest.v1+json";
-    let digest = two.registry.put_manifest(REPOSITORY, media_type, artifact);
-    two.mirror
+    let digest = setup
+        .registry
+        .put_manifest(REPOSITORY, media_type, artifact);
+    setup
+        .mirror
         .configure(|settings| settings.referrers_api = false);
     let (name, repository, known) = (name(), repository(), Validators::default());
-    let list = two.client.referrers(&name, &repository, &subject, &known);
-    let Ok(DocumentResponse::Document { bytes, .. }) = soon(list).await else {
+    let list = setup.client.referrers(&name, &repository, &subject, &known);
+    let Ok(DocumentResponse::Document { bytes, .. }) = within_timeout(list).await else {
         panic!("no list");
     };
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -249,143 +258,152 @@ async fn a_mirror_without_referrers_does_not_hide_those_of_the_registry() {
 }
 
 #[tokio::test]
-async fn a_blob_that_breaks_off_goes_on_at_the_next_address() {
+async fn an_interrupted_blob_resumes_at_the_next_address() {
     for fault in [Fault::CutBody(70_000), Fault::HangBody(70_000)] {
-        let two = Two::start().await;
-        two.mirror.inject(fault.on_blobs());
-        two.pulls().await;
-        assert_eq!(two.mirror.gets_of(&two.layer()), 1);
-        let request = &two.registry.requests()[0];
+        let setup = TwoAddresses::start().await;
+        setup.mirror.inject(fault.on_blobs());
+        setup.assert_pull().await;
+        assert_eq!(setup.mirror.gets_of(&setup.layer()), 1);
+        let request = &setup.registry.requests()[0];
         assert_eq!(request.header("range"), Some("bytes=70000-"));
     }
 }
 
-/// An address whose bodies never come is found out by the second of them.
+/// After two empty bodies, the address is asked last.
 #[tokio::test]
-async fn who_sends_heads_and_no_bodies_is_asked_last() {
-    let two = Two::start().await;
-    let hang = two.mirror.inject(Fault::HangBody(0).on_blobs());
+async fn an_address_with_empty_bodies_is_asked_last() {
+    let setup = TwoAddresses::start().await;
+    let hang = setup.mirror.inject(Fault::HangBody(0).on_blobs());
     for _ in 0..4 {
-        two.pulls().await;
+        setup.assert_pull().await;
     }
     assert_eq!(hang.hits(), 2);
 }
 
 #[tokio::test]
-async fn a_blob_that_is_slow_goes_on_at_the_next_address() {
-    let two = Two::start().await;
-    two.demand(1_000_000);
-    two.mirror.inject(Fault::Slow(100_000).on_blobs());
-    two.pulls().await;
-    assert_eq!(two.mirror.gets_of(&two.layer()), 1);
-    assert_eq!(two.registry.gets_of(&two.layer()), 1);
+async fn a_slow_blob_resumes_at_the_next_address() {
+    let setup = TwoAddresses::start().await;
+    setup.set_minimum_rate(1_000_000);
+    setup.mirror.inject(Fault::Slow(100_000).on_blobs());
+    setup.assert_pull().await;
+    assert_eq!(setup.mirror.gets_of(&setup.layer()), 1);
+    assert_eq!(setup.registry.gets_of(&setup.layer()), 1);
 }
 
-/// Nobody here knows that bytes are wrong but who hashes them; message so, the next address is asked first.
+/// The caller hashes the bytes and reports a mismatch. The other address is asked first from then
+/// on.
 #[tokio::test]
-async fn who_sent_wrong_bytes_is_asked_last() {
-    let two = Two::start().await;
-    two.mirror.inject(Fault::Corrupt(5).on_blobs());
-    let received = two.pull().await.expect("bytes");
-    assert!(received != two.image.blobs[1].bytes);
-    let (name, repository, layer) = (name(), repository(), two.layer());
-    let stream = soon(two.client.blob(&name, &repository, &layer, 0)).await;
+async fn an_address_with_a_digest_mismatch_is_asked_last() {
+    let setup = TwoAddresses::start().await;
+    setup.mirror.inject(Fault::Corrupt(5).on_blobs());
+    let received = setup.pull().await.expect("bytes");
+    assert!(received != setup.image.blobs[1].bytes);
+    let (name, repository, layer) = (name(), repository(), setup.layer());
+    let stream = within_timeout(setup.client.blob(&name, &repository, &layer, 0)).await;
     stream.expect("a stream").sources().report_mismatch();
-    two.pulls().await;
-    // Broken off there, it rather goes on there.
-    two.registry
+    setup.assert_pull().await;
+    // An interrupted blob resumes at the registry rather than at the mirror with wrong bytes.
+    setup
+        .registry
         .inject(Fault::CutBody(70_000).on_blobs().times(1));
-    let mirrored = two.mirror.gets_of(&layer);
-    two.pulls().await;
-    assert_eq!(two.mirror.gets_of(&layer), mirrored);
-    two.manifest().await.expect("a manifest");
-    assert!(two.mirror.count(|it| it.path.contains("/manifests/")) > 0);
+    let mirrored = setup.mirror.gets_of(&layer);
+    setup.assert_pull().await;
+    assert_eq!(setup.mirror.gets_of(&layer), mirrored);
+    setup.manifest().await.expect("a manifest");
+    assert!(setup.mirror.count(|it| it.path.contains("/manifests/")) > 0);
 }
 
-/// And where the next one lacks it, at the first again.
+/// The next address lacks the blob, so that it resumes at the first address.
 #[tokio::test]
-async fn a_blob_that_breaks_off_comes_back_to_who_has_it() {
-    let two = Two::start().await;
-    two.registry.remove(REPOSITORY, &two.layer());
-    two.mirror
+async fn an_interrupted_blob_resumes_at_the_only_address_that_has_it() {
+    let setup = TwoAddresses::start().await;
+    setup.registry.remove(REPOSITORY, &setup.layer());
+    setup
+        .mirror
         .inject(Fault::CutBody(70_000).on_blobs().times(2));
-    two.pulls().await;
-    assert_eq!(two.mirror.gets_of(&two.layer()), 3);
+    setup.assert_pull().await;
+    assert_eq!(setup.mirror.gets_of(&setup.layer()), 3);
 }
 
-/// Both are asked when the first is silent for a while; the answer of the first is as good.
+/// Both addresses are asked when the first one is silent. The response of the first one is accepted
+/// as well.
 #[tokio::test]
-async fn a_slow_first_address_may_still_win() {
-    let two = Two::start().await;
+async fn a_late_response_of_the_first_address_is_accepted() {
+    let setup = TwoAddresses::start().await;
     let (first, second) = (Gate::new(), Gate::new());
-    two.mirror
+    setup
+        .mirror
         .inject(Fault::GateHead(first.clone()).on_manifests());
-    two.registry
+    setup
+        .registry
         .inject(Fault::GateHead(second.clone()).on_manifests());
     let ((), fetched) = tokio::join!(
         async {
             second.reached(1).await;
             first.release();
         },
-        two.manifest()
+        setup.manifest()
     );
     fetched.expect("a manifest");
     second.release();
 }
 
 #[tokio::test]
-async fn an_address_that_keeps_failing_is_not_asked_until_it_is_back() {
-    let two = Two::start().await;
-    let down = two.mirror.inject(Fault::Status(503).on("*"));
+async fn a_failing_address_is_not_asked_until_it_recovers() {
+    let setup = TwoAddresses::start().await;
+    let down = setup.mirror.inject(Fault::Status(503).on("*"));
     for _ in 0..20 {
-        two.manifest().await.expect("a manifest");
+        setup.manifest().await.expect("a manifest");
     }
-    // Five in a row take it out. On a machine that stands still for a second a probe comes on top.
+    // Five consecutive failures open the circuit. On a slow machine, a probe may add a request.
     assert!((5..10).contains(&down.hits()), "{} requests", down.hits());
     let of = |registry: &FakeRegistry| {
         let addr = registry.addr();
         format!(r#"x_upstream_state{{upstream="up.example",address="{addr}"}} "#)
     };
-    let state = |registry: &FakeRegistry| two.metric(&of(registry));
-    assert_eq!(state(&two.mirror), [of(&two.mirror) + "2"]);
-    assert_eq!(state(&two.registry), [of(&two.registry) + "0"]);
+    let state = |registry: &FakeRegistry| setup.metric(&of(registry));
+    assert_eq!(state(&setup.mirror), [of(&setup.mirror) + "2"]);
+    assert_eq!(state(&setup.registry), [of(&setup.registry) + "0"]);
     down.remove();
-    let asked = two.mirror.requests().len();
-    soon(async {
-        while two.mirror.requests().len() == asked {
-            two.manifest().await.expect("a manifest");
+    let asked = setup.mirror.requests().len();
+    within_timeout(async {
+        while setup.mirror.requests().len() == asked {
+            setup.manifest().await.expect("a manifest");
             tokio::task::yield_now().await;
         }
     })
     .await;
-    two.manifest().await.expect("a manifest");
-    assert_eq!(state(&two.mirror), [of(&two.mirror) + "0"]);
+    setup.manifest().await.expect("a manifest");
+    assert_eq!(state(&setup.mirror), [of(&setup.mirror) + "0"]);
 }
 
-/// With all addresses out nobody waits, and nobody is asked but now and then; and the first answer ends it.
+/// All circuits are open: requests fail at once, except for probes. The first response closes the
+/// circuit.
 #[tokio::test]
-async fn while_all_are_out_failure_is_fast() {
-    let two = Two::start().await;
-    two.mirror.stop().await;
-    two.registry.stop().await;
-    let mut error = two.manifest().await.expect_err("down");
+async fn requests_fail_fast_while_all_circuits_are_open() {
+    let setup = TwoAddresses::start().await;
+    setup.mirror.stop().await;
+    setup.registry.stop().await;
+    let mut error = setup.manifest().await.expect_err("down");
     for _ in 0..20 {
-        error = two.manifest().await.expect_err("down");
+        error = setup.manifest().await.expect_err("down");
         if matches!(error, Error::Down { .. }) {
             break;
         }
     }
     assert!(matches!(error, Error::Down { .. }), "{error}");
-    assert!(two.client.is_failing(&name()));
-    two.registry.restart().await;
-    soon(two.client.ping(&name())).await.expect("one is up");
-    two.manifest().await.expect("a manifest");
-    assert!(!two.client.is_failing(&name()));
+    assert!(setup.client.is_failing(&name()));
+    setup.registry.restart().await;
+    within_timeout(setup.client.ping(&name()))
+        .await
+        .expect("one is up");
+    setup.manifest().await.expect("a manifest");
+    assert!(!setup.client.is_failing(&name()));
 }
 
-/// A 429 keeps it from being asked for the same again, and for nothing else.
+/// After a 429 for manifests, no manifest is requested, but blobs are.
 #[tokio::test]
-async fn a_limit_is_honoured_for_what_it_is_about() {
+async fn a_rate_limit_applies_to_its_operation_only() {
     let pair = Pair::start().await;
     let limit = Fault::RetryAfter(429, "3600".to_owned());
     let limit = pair.upstream.inject(limit.on_manifests());
@@ -397,11 +415,11 @@ async fn a_limit_is_honoured_for_what_it_is_about() {
         );
     }
     assert_eq!(limit.hits(), 1);
-    pair.pulls_in(1).await;
+    pair.assert_pull_in(1).await;
 }
 
 #[tokio::test]
-async fn each_address_is_sent_its_own_login_only() {
+async fn each_address_gets_its_own_credentials_only() {
     let builder = || {
         let auth = TokenAuth {
             anonymous: false,
@@ -434,24 +452,28 @@ async fn each_address_is_sent_its_own_login_only() {
     };
     let client = Client::new(config).expect("a good configuration");
     let reference = reference(":latest");
-    soon(client.manifest(&reference, &Validators::default()))
+    within_timeout(client.manifest(&reference, &Validators::default()))
         .await
         .expect("a manifest");
     assert!(mirror.count(|request| request.role == Role::Tokens) > 0);
     let authorized = |registry: &FakeRegistry| {
         registry.count(|request| request.header("authorization").is_some())
     };
-    assert_eq!(authorized(&mirror), 0, "it was asked without a login");
+    assert_eq!(
+        authorized(&mirror),
+        0,
+        "the mirror is asked without credentials"
+    );
     assert!(authorized(&registry) > 0);
 
-    // Nor does a mirror see the login of a client, or judge one.
+    // The mirror never gets the credentials of a client and decides no access.
     mirror.clear_requests();
     let ann = ClientCredentials::basic("ann", "secret");
     let resource = Resource::Manifest(&reference.target);
     let (name, repository) = (name(), repository());
-    let decision = soon(client.authorize(&name, &repository, resource, &ann)).await;
+    let decision = within_timeout(client.authorize(&name, &repository, resource, &ann)).await;
     assert_eq!(decision.expect("a decision"), AccessDecision::Granted);
-    soon(
+    within_timeout(
         client
             .on_behalf(&ann)
             .manifest(&reference, &Validators::default()),
@@ -461,9 +483,9 @@ async fn each_address_is_sent_its_own_login_only() {
     assert_eq!(mirror.requests().len(), 0);
 }
 
-/// What was learned of an address is not forgotten by a reload that keeps it.
+/// An address in both configurations keeps its health.
 #[tokio::test]
-async fn a_reload_keeps_what_is_known_of_health() {
+async fn a_reload_keeps_the_health_of_an_address() {
     let pair = Pair::start().await;
     pair.upstream.stop().await;
     for _ in 0..3 {
@@ -484,36 +506,37 @@ async fn a_reload_keeps_what_is_known_of_health() {
     assert_eq!(pair.upstream.requests().len(), asked);
 }
 
-/// Those who are not configured share one label, which counts them; what a reload takes away is gone.
+/// Unconfigured upstreams share one label, which counts their open circuits. A reload removes the
+/// series of removed addresses.
 #[tokio::test]
-async fn the_metrics_of_states_are_bounded() {
-    let two = Two::start().await;
+async fn the_breaker_metrics_are_bounded() {
+    let setup = TwoAddresses::start().await;
     for n in 0..3 {
-        // Nobody answers at any of them.
+        // No server listens at any of these addresses.
         let stranger = format!("r{n}.invalid/a/b:c").parse().expect("a reference");
         let known = Validators::default();
-        soon(two.client.manifest(&stranger, &known))
+        within_timeout(setup.client.manifest(&stranger, &known))
             .await
             .expect_err("no such host");
     }
-    two.mirror.stop().await;
+    setup.mirror.stop().await;
     for _ in 0..6 {
-        two.manifest().await.expect("a manifest");
+        setup.manifest().await.expect("a manifest");
     }
-    let states = two.metric("x_upstream_state{");
+    let states = setup.metric("x_upstream_state{");
     assert_eq!(states.len(), 3, "{states:?}");
     assert!(!states.iter().any(|line| line.contains("invalid")));
     assert!(states.iter().any(|line| line.ends_with("} 2")));
     let upstream = Upstream {
-        url: two.registry.url(),
+        url: setup.registry.url(),
         ..Upstream::default()
     };
     let config = Config {
         upstreams: [(name(), upstream)].into(),
         ..Config::default()
     };
-    two.client.reload(config).expect("a good configuration");
-    let states = two.metric("x_upstream_state{");
+    setup.client.reload(config).expect("a good configuration");
+    let states = setup.metric("x_upstream_state{");
     assert!(
         !states.iter().any(|line| line.ends_with("} 2")),
         "{states:?}"

@@ -1,11 +1,12 @@
-//! Blobs: cut, stalled, lied about.
+//! Tests of blob downloads from a faulty registry: interrupted, stalled, slow, or with a wrong
+//! size.
 
 use super::*;
 
 #[tokio::test]
-async fn a_whole_one_takes_one_request_that_asks_for_no_encoding() {
+async fn a_whole_blob_takes_one_request_without_content_encoding() {
     let pair = Pair::start().await;
-    pair.pulls_in(1).await;
+    pair.assert_pull_in(1).await;
     let request = &pair.upstream.requests()[0];
     assert_eq!(request.header("accept-encoding"), Some("identity"));
     let stream = pair
@@ -17,7 +18,7 @@ async fn a_whole_one_takes_one_request_that_asks_for_no_encoding() {
 }
 
 #[tokio::test]
-async fn from_an_offset() {
+async fn a_blob_is_read_from_an_offset() {
     let pair = Pair::start().await;
     pair.pull(1000).await.1.expect("the rest");
     assert_eq!(
@@ -33,32 +34,32 @@ async fn from_an_offset() {
 }
 
 #[tokio::test]
-async fn one_that_breaks_off_is_resumed_where_it_broke() {
+async fn an_interrupted_blob_resumes_at_its_position() {
     for fault in [Fault::CutBody(70_000), Fault::HangBody(70_000)] {
         let pair = Pair::start().await;
         pair.upstream.inject(fault.on_blobs().times(1));
-        pair.pulls_in(2).await;
+        pair.assert_pull_in(2).await;
         assert_eq!(
             pair.upstream.requests()[1].header("range"),
             Some("bytes=70000-")
         );
     }
     let pair = Pair::start().await;
-    // What a reset destroys is asked for again, so where it resumes is not known.
+    // A reset discards received bytes in the kernel, so that the resume position varies.
     pair.upstream
         .inject(Fault::ResetBody(70_000).on_blobs().times(1));
-    pair.pulls_in(2).await;
+    pair.assert_pull_in(2).await;
 }
 
 #[tokio::test]
-async fn one_that_breaks_off_again_and_again_but_makes_way_arrives() {
+async fn a_blob_with_many_interruptions_and_progress_arrives() {
     let pair = Pair::start().await;
     pair.upstream.inject(Fault::CutBody(40_000).on_blobs());
-    pair.pulls_in(8).await;
+    pair.assert_pull_in(8).await;
 }
 
 #[tokio::test]
-async fn one_that_never_makes_way_is_given_up() {
+async fn a_blob_without_progress_fails() {
     let faults = [
         Fault::CutBody(0),
         Fault::Close,
@@ -67,7 +68,7 @@ async fn one_that_never_makes_way_is_given_up() {
         Fault::HangHead,
         Fault::HangBody(0),
     ];
-    all(faults, async |fault| {
+    for_each_fault(faults, async |fault| {
         let pair = Pair::start().await;
         pair.upstream.inject(fault.on_blobs());
         let (received, ended) = pair.pull(0).await;
@@ -81,30 +82,30 @@ async fn one_that_never_makes_way_is_given_up() {
     .await;
 }
 
-/// Nobody waits for one as long as for many that fail at once: its clients have no time limit of their own.
+/// A stalled blob fails after one retry, since its clients have no time limit of their own.
 #[tokio::test]
-async fn one_that_stands_still_is_tried_once_more() {
+async fn a_stalled_blob_is_retried_once() {
     for hang in [0, 100] {
         let pair = Pair::start().await;
         pair.upstream.inject(Fault::HangBody(hang).on_blobs());
-        pair.pull(0).await.1.expect_err("it stands still");
+        pair.pull(0).await.1.expect_err("the blob stalls");
         assert_eq!(pair.upstream.gets_of(&pair.layer()), 2);
     }
 }
 
-/// Long before the stall time is over, as long as it may get better elsewhere.
+/// While a retry is left, a silent connection is replaced long before the stall timeout.
 #[tokio::test]
-async fn silence_is_not_sat_out_while_there_is_a_try_left() {
-    let patient = |config: &mut Config, _: &mut Upstream| config.stall_timeout = SOON;
+async fn a_silent_connection_is_replaced_early_while_a_retry_is_left() {
+    let patient = |config: &mut Config, _: &mut Upstream| config.stall_timeout = TEST_TIMEOUT;
     let pair = Pair::with(FakeRegistry::builder(), patient).await;
     pair.upstream
         .inject(Fault::HangBody(100_000).on_blobs().times(1));
-    pair.pulls_in(2).await;
+    pair.assert_pull_in(2).await;
 }
 
-/// A byte now and then is no progress: it would hold a place among the fetches for ever.
+/// A trickle of bytes counts as a stall: otherwise it could hold its download slot for ever.
 #[tokio::test]
-async fn a_drip_is_a_stall() {
+async fn a_trickle_of_bytes_is_a_stall() {
     let drip = |config: &mut Config, _: &mut Upstream| {
         config.stall_timeout = Duration::from_millis(100);
     };
@@ -112,21 +113,21 @@ async fn a_drip_is_a_stall() {
     pair.upstream.inject(Fault::Slow(1000).on_blobs());
     let (received, ended) = pair.pull(0).await;
     assert!(matches!(ended, Err(Error::Transport { .. })), "{ended:?}");
-    assert!(!received.is_empty(), "it did drip");
+    assert!(!received.is_empty(), "some bytes arrived");
 }
 
 #[tokio::test]
-async fn without_a_length_it_still_ends_where_it_ends() {
+async fn a_blob_without_content_length_ends_with_its_body() {
     let pair = Pair::start().await;
     pair.upstream.inject(Fault::Chunked.on_blobs());
-    pair.pulls_in(1).await;
+    pair.assert_pull_in(1).await;
     pair.upstream
         .inject(Fault::CutBody(1000).on_blobs().times(1));
-    pair.pulls_in(3).await;
+    pair.assert_pull_in(3).await;
 }
 
 #[tokio::test]
-async fn a_promise_of_more_than_comes_is_no_clean_end() {
+async fn a_body_shorter_than_its_content_length_is_an_error() {
     let pair = Pair::start().await;
     pair.upstream.inject(Fault::LengthTooLong(5).on_blobs());
     let mut stream = pair
@@ -134,7 +135,7 @@ async fn a_promise_of_more_than_comes_is_no_clean_end() {
         .blob(&name(), &repository(), &pair.layer(), 0)
         .await
         .expect("a stream");
-    let failed = soon(async {
+    let failed = within_timeout(async {
         loop {
             match stream.next().await {
                 Some(Ok(_)) => {}
@@ -143,13 +144,13 @@ async fn a_promise_of_more_than_comes_is_no_clean_end() {
             }
         }
     });
-    assert!(failed.await, "5 bytes were never there");
+    assert!(failed.await, "5 bytes are missing");
 }
 
-/// The resumed part must not be put at the wrong place, whatever the upstream makes of a `Range`.
+/// A resumed range must not land at the wrong offset, however the upstream treats a `Range`.
 #[tokio::test]
-async fn a_resumed_part_is_checked_for_where_it_lies() {
-    // As long as the right one, and one byte off.
+async fn the_offset_of_a_resumed_range_is_verified() {
+    // A range of the right length, one byte off.
     let shifted = "bytes 69999-299998/300000".to_owned();
     for (fault, passes) in [
         (Fault::Header("content-range", shifted), false),
@@ -162,16 +163,16 @@ async fn a_resumed_part_is_checked_for_where_it_lies() {
         pair.upstream
             .inject(Fault::CutBody(70_000).on_blobs().times(1));
         pair.upstream.inject(fault.on_blobs().skip(1));
-        // `pull` checks every byte.
+        // `pull` compares every byte.
         let ended = pair.pull(0).await.1;
         assert_eq!(ended.is_ok(), passes, "{ended:?}");
         assert!(passes || matches!(ended, Err(Error::Protocol { .. })));
     }
 }
 
-/// A `Content-Length` of the resumed part that contradicts the first is another blob.
+/// A resumed range with another total size belongs to another blob.
 #[tokio::test]
-async fn a_blob_that_changes_its_size_between_the_parts_does_not_end_cleanly() {
+async fn a_blob_whose_size_changes_on_resume_fails() {
     for fault in [Fault::Pad(10), Fault::Truncate(200_000)] {
         let pair = Pair::start().await;
         pair.upstream
@@ -183,7 +184,7 @@ async fn a_blob_that_changes_its_size_between_the_parts_does_not_end_cleanly() {
             .await
             .expect("a stream");
         let mut hasher = Hasher::new(pair.layer().algorithm());
-        let failed = soon(async {
+        let failed = within_timeout(async {
             loop {
                 match stream.next().await {
                     Some(Ok(bytes)) => hasher.update(&bytes),
@@ -197,7 +198,7 @@ async fn a_blob_that_changes_its_size_between_the_parts_does_not_end_cleanly() {
 }
 
 #[tokio::test]
-async fn passing_failures_are_retried() {
+async fn transient_failures_are_retried() {
     for fault in [
         Fault::Status(500),
         Fault::Status(503),
@@ -207,12 +208,12 @@ async fn passing_failures_are_retried() {
     ] {
         let pair = Pair::start().await;
         pair.upstream.inject(fault.on_blobs().times(1));
-        pair.pulls_in(2).await;
+        pair.assert_pull_in(2).await;
     }
 }
 
 #[tokio::test]
-async fn an_absent_one_is_not_asked_for_twice() {
+async fn a_missing_blob_is_requested_once() {
     let pair = Pair::start().await;
     pair.upstream.inject(Fault::Status(404).on_blobs());
     let ended = pair.pull(0).await.1;
@@ -220,9 +221,9 @@ async fn an_absent_one_is_not_asked_for_twice() {
     assert_eq!(pair.upstream.gets_of(&pair.layer()), 1);
 }
 
-/// Bounds the rate from above only: a slow machine is no error.
+/// Checks the maximum rate only, so that a slow machine does not fail the test.
 #[tokio::test]
-async fn bandwidth_is_capped_over_all_fetches() {
+async fn the_bandwidth_of_all_fetches_is_limited() {
     let pair = Pair::with(FakeRegistry::builder(), |config, _| {
         config.bandwidth = Some(1_000_000)
     })
@@ -230,7 +231,7 @@ async fn bandwidth_is_capped_over_all_fetches() {
     let began = std::time::Instant::now();
     let pull = async || pair.pull(0).await.1.expect("the layer");
     tokio::join!(pull(), pull(), pull());
-    // 0.9 s at this rate; a third of it may leave as a first burst.
+    // 0.9 s at this rate, of which up to a third may arrive as a burst.
     assert!(
         began.elapsed() > Duration::from_millis(600),
         "{:?}",
@@ -239,20 +240,21 @@ async fn bandwidth_is_capped_over_all_fetches() {
 }
 
 #[tokio::test]
-async fn the_size_is_what_a_head_says() {
+async fn the_size_is_the_content_length_of_a_head() {
     let pair = Pair::start().await;
-    let size = async || soon(pair.client.blob_size(&name(), &repository(), &pair.layer())).await;
-    assert_eq!(size().await.expect("an answer"), Some(SIZE as u64));
+    let size =
+        async || within_timeout(pair.client.blob_size(&name(), &repository(), &pair.layer())).await;
+    assert_eq!(size().await.expect("a response"), Some(SIZE as u64));
     pair.upstream.inject(Fault::Chunked.on_blobs());
-    assert_eq!(size().await.expect("an answer"), None);
+    assert_eq!(size().await.expect("a response"), None);
     pair.upstream.inject(Fault::Status(404).on_blobs());
     assert!(matches!(size().await, Err(Error::NotFound { .. })));
     assert_eq!(pair.upstream.gets_of(&pair.layer()), 0);
 }
 
-/// Faster than a stall, and still too slow: interrupted, tried once more, then failed.
+/// The blob is faster than a stall and slower than the minimum rate: one retry, then an error.
 #[tokio::test]
-async fn a_blob_that_is_too_slow_fails() {
+async fn a_blob_below_the_minimum_rate_fails() {
     let demanding = |config: &mut Config, _: &mut Upstream| {
         config.stall_timeout = Duration::from_millis(400);
         config.minimum_rate = 1_000_000;
@@ -262,7 +264,7 @@ async fn a_blob_that_is_too_slow_fails() {
     let (received, ended) = pair.pull(0).await;
     let message = ended.expect_err("too slow").to_string();
     assert!(
-        message.contains("the minimum is 1000000 a second"),
+        message.contains("the minimum of 1000000 bytes per second"),
         "{message}"
     );
     assert!(!received.is_empty() && pair.upstream.gets_of(&pair.layer()) == 2);
@@ -274,5 +276,5 @@ async fn a_blob_that_is_too_slow_fails() {
     });
     let lenient = lenient.await;
     lenient.upstream.inject(Fault::Slow(100_000).on_blobs());
-    lenient.pulls_in(1).await;
+    lenient.assert_pull_in(1).await;
 }

@@ -1,4 +1,4 @@
-//! Manifests, tag lists and referrers.
+//! Tests of manifests, tag lists and referrers from a faulty registry.
 
 use pierhead_oci::{Digest, Manifest, MediaType};
 use pierhead_testkit::images::{Document, digest_of};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The parts of a document that came.
+/// The bytes, type, digest and ETag of a fetched document.
 fn document(fetched: Result<DocumentResponse, Error>) -> (Vec<u8>, String, Digest, Option<String>) {
     match fetched {
         Ok(DocumentResponse::Document {
@@ -21,11 +21,11 @@ fn document(fetched: Result<DocumentResponse, Error>) -> (Vec<u8>, String, Diges
 }
 
 #[tokio::test]
-async fn a_manifest_comes_as_it_is_with_its_type_and_digest() {
+async fn a_manifest_is_returned_unchanged_with_its_type_and_digest() {
     let pair = Pair::start().await;
     let root = pair.image.root_document();
     for target in [":latest".to_owned(), format!("@{}", root.digest)] {
-        let fetched = soon(
+        let fetched = within_timeout(
             pair.client
                 .manifest(&reference(&target), &Validators::default()),
         )
@@ -57,7 +57,7 @@ async fn a_manifest_comes_as_it_is_with_its_type_and_digest() {
 }
 
 #[tokio::test]
-async fn what_is_known_is_not_sent_again() {
+async fn a_current_document_is_not_sent_again() {
     let pair = Pair::start().await;
     let (_, _, digest, etag) = document(pair.manifest().await);
     pair.upstream.clear_requests();
@@ -65,7 +65,7 @@ async fn what_is_known_is_not_sent_again() {
         digest: Some(digest),
         etag,
     };
-    let again = soon(pair.client.manifest(&reference(":latest"), &known)).await;
+    let again = within_timeout(pair.client.manifest(&reference(":latest"), &known)).await;
     assert!(
         matches!(again, Ok(DocumentResponse::NotModified)),
         "{again:?}"
@@ -81,12 +81,12 @@ async fn what_is_known_is_not_sent_again() {
 
     let moved = Image::random(8, &[10]);
     pair.upstream.push(REPOSITORY, "latest", &moved);
-    let changed = soon(pair.client.manifest(&reference(":latest"), &known)).await;
+    let changed = within_timeout(pair.client.manifest(&reference(":latest"), &known)).await;
     assert_eq!(document(changed).2, moved.root);
 }
 
 #[tokio::test]
-async fn the_digest_is_computed_not_believed() {
+async fn the_digest_is_computed_from_the_bytes() {
     let pair = Pair::start().await;
     let root = pair.image.root;
     pair.upstream.inject(
@@ -97,20 +97,20 @@ async fn the_digest_is_computed_not_believed() {
     assert_eq!(document(pair.manifest().await).2, root);
 
     pair.upstream.inject(Fault::Corrupt(5).on_manifests());
-    let by_digest = soon(
+    let by_digest = within_timeout(
         pair.client
             .manifest(&reference(&format!("@{root}")), &Validators::default()),
     )
     .await;
     assert!(
         by_digest.is_err_and(|error| error.is_retryable()),
-        "other content under this digest"
+        "other contents under this digest"
     );
 }
 
-/// A network that wants people to log in answers everything with a page of its own.
+/// A captive portal responds to every request with its login page.
 #[tokio::test]
-async fn a_page_is_no_manifest() {
+async fn an_html_page_is_not_a_manifest() {
     for page in ["<html>Log in</html>", "", "[]", "{\"schemaVersion\":2"] {
         let pair = Pair::start().await;
         let without_digest = Fault::WithoutHeader("docker-content-digest");
@@ -123,7 +123,7 @@ async fn a_page_is_no_manifest() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_is_cut_or_huge_is_an_error() {
+async fn a_truncated_or_huge_manifest_is_an_error() {
     let faults = [
         Fault::CutBody(10),
         Fault::LengthTooLong(10),
@@ -135,7 +135,7 @@ async fn a_manifest_that_is_cut_or_huge_is_an_error() {
         Fault::Status(500),
         Fault::RedirectLoop,
     ];
-    all(faults, async |fault| {
+    for_each_fault(faults, async |fault| {
         let pair = Pair::start().await;
         let message = format!("{fault:?}");
         pair.upstream.inject(fault.on_manifests());
@@ -150,12 +150,12 @@ async fn a_manifest_that_is_cut_or_huge_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_body_without_end_is_cut_at_the_limit() {
+async fn an_endless_body_ends_at_the_size_limit() {
     let pair = Pair::start().await;
     pair.upstream.inject(Fault::Pad(1 << 40).on_manifests());
     pair.upstream.inject(Fault::Chunked.on_manifests());
     assert!(pair.manifest().await.is_err());
-    // What lies in socket buffers comes on top of the limit.
+    // Bytes in socket buffers are added to the limit.
     assert!(
         pair.upstream
             .requests()
@@ -165,7 +165,7 @@ async fn a_body_without_end_is_cut_at_the_limit() {
 }
 
 #[tokio::test]
-async fn huge_headers_are_bounded() {
+async fn the_size_of_headers_is_bounded() {
     let pair = Pair::start().await;
     pair.upstream
         .inject(Fault::HugeHeaders(1 << 20).on_manifests());
@@ -173,7 +173,7 @@ async fn huge_headers_are_bounded() {
 }
 
 #[tokio::test]
-async fn statuses_have_their_errors() {
+async fn each_status_has_its_error() {
     let pair = Pair::start().await;
     let fetch = async |fault: Fault| {
         pair.upstream.clear_faults();
@@ -205,7 +205,7 @@ async fn statuses_have_their_errors() {
 }
 
 #[tokio::test]
-async fn a_limit_that_is_told_does_no_harm() {
+async fn rate_limit_headers_do_not_fail_the_request() {
     let pair = Pair::start().await;
     pair.upstream.configure(|settings| {
         settings.rate_limit = Some(RateLimit {
@@ -229,7 +229,7 @@ async fn a_limit_that_is_told_does_no_harm() {
 }
 
 #[tokio::test]
-async fn tags_come_complete_over_all_pages() {
+async fn the_tags_of_all_pages_are_returned() {
     let pair = Pair::start().await;
     for tag in ["3", "1", "2", "10"] {
         pair.upstream.tag(REPOSITORY, tag, pair.image.root);
@@ -237,7 +237,7 @@ async fn tags_come_complete_over_all_pages() {
     pair.upstream
         .configure(|settings| settings.tags_page = Some(2));
     let tags = async || {
-        soon(
+        within_timeout(
             pair.client
                 .tags(&name(), &repository(), &Validators::default()),
         )
@@ -250,14 +250,14 @@ async fn tags_come_complete_over_all_pages() {
     pair.upstream.clear_requests();
     pair.upstream
         .inject(Fault::Header("link", again).on("*/tags/list"));
-    // The list of pages goes round in a circle: an error, or what there is, but an end.
+    // The pages form a loop: the request must end, with an error or with the tags.
     let _ = tags().await;
     assert!(pair.upstream.requests().len() < 1000);
 }
 
 #[tokio::test]
 async fn a_link_to_another_host_is_not_followed() {
-    // Not even to one that a redirect might lead to.
+    // The link is not followed, although a redirect to this trusted host would be.
     let trusting = |_: &mut Config, upstream: &mut Upstream| {
         upstream.trusted_hosts.push("http://localhost".to_owned());
     };
@@ -269,7 +269,7 @@ async fn a_link_to_another_host_is_not_followed() {
     );
     pair.upstream
         .inject(Fault::Header("link", away).on("*/tags/list"));
-    let listed = soon(
+    let listed = within_timeout(
         pair.client
             .tags(&name(), &repository(), &Validators::default()),
     )
@@ -279,17 +279,18 @@ async fn a_link_to_another_host_is_not_followed() {
 }
 
 #[tokio::test]
-async fn pages_that_go_in_a_circle_end() {
+async fn a_loop_of_pages_ends() {
     let pair = Pair::start().await;
     for last in ["a", ""] {
         pair.upstream.clear_faults();
         let link = format!("</v2/{REPOSITORY}/tags/list?n=1000{last}>; rel=next");
         pair.upstream
             .inject(Fault::Header("link", link).on("*/tags/list"));
-        let listed = soon(
-            pair.client
-                .tags(&name(), &repository(), &Validators::default()),
-        )
+        let listed = within_timeout(pair.client.tags(
+            &name(),
+            &repository(),
+            &Validators::default(),
+        ))
         .await;
         assert!(matches!(listed, Err(Error::Protocol { .. })), "{listed:?}");
     }
@@ -297,7 +298,7 @@ async fn pages_that_go_in_a_circle_end() {
 }
 
 #[tokio::test]
-async fn referrers_come_by_the_api_or_the_tag() {
+async fn referrers_come_from_the_api_or_the_tag() {
     let pair = Pair::start().await;
     let subject: &Document = pair.image.root_document();
     let mut expected = Vec::new();
@@ -309,12 +310,13 @@ async fn referrers_come_by_the_api_or_the_tag() {
     }
     expected.sort();
     let referrers = async |digest: &Digest| {
-        let fetched =
-            soon(
-                pair.client
-                    .referrers(&name(), &repository(), digest, &Validators::default()),
-            )
-            .await;
+        let fetched = within_timeout(pair.client.referrers(
+            &name(),
+            &repository(),
+            digest,
+            &Validators::default(),
+        ))
+        .await;
         let (bytes, media_type, ..) = document(fetched);
         let index: Value = serde_json::from_slice(&bytes).expect("JSON");
         assert_eq!(media_type, MediaType::OCI_INDEX);
@@ -335,9 +337,9 @@ async fn referrers_come_by_the_api_or_the_tag() {
     );
 }
 
-/// Somebody may have given an image the very tag that stands for a list of referrers.
+/// An image may have a tag of the form that the referrers tag schema uses.
 #[tokio::test]
-async fn an_image_under_the_referrers_tag_is_no_list_of_them() {
+async fn an_image_with_the_referrers_tag_is_not_a_referrers_list() {
     let pair = Pair::start().await;
     pair.upstream
         .configure(|settings| settings.referrers_api = false);
@@ -347,7 +349,7 @@ async fn an_image_under_the_referrers_tag_is_no_list_of_them() {
     pair.upstream.tag(REPOSITORY, &tag, root);
     let (name, repository, known) = (name(), repository(), Validators::default());
     let list = pair.client.referrers(&name, &repository, &subject, &known);
-    let Ok(DocumentResponse::Document { bytes, .. }) = soon(list).await else {
+    let Ok(DocumentResponse::Document { bytes, .. }) = within_timeout(list).await else {
         panic!("no list");
     };
     let index: Value = serde_json::from_slice(&bytes).expect("JSON");

@@ -1,4 +1,5 @@
-//! The client against a registry that misbehaves: it gets what can be had, or fails soon and says why.
+//! Integration tests of the registry client against a fake registry with injected faults. Each
+//! request must succeed, or fail within a time limit with a clear error.
 
 mod access;
 mod addresses;
@@ -21,10 +22,11 @@ use pierhead_testkit::registry::{Builder, FakeRegistry, Fault};
 const REPOSITORY: &str = "library/thing";
 const SIZE: usize = 300_000;
 
-/// Far more than any test takes. What takes so long hangs.
-const SOON: Duration = Duration::from_secs(20);
+/// Time limit of one operation. A slower operation hangs.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A registry with one image of one layer of [`SIZE`] bytes, and a client that calls it `up.example`.
+/// A registry with one image of one layer of [`SIZE`] bytes, and a client that calls it
+/// `up.example`.
 struct Pair {
     upstream: FakeRegistry,
     client: Client,
@@ -67,17 +69,17 @@ impl Pair {
     }
 
     async fn manifest(&self) -> Result<DocumentResponse, Error> {
-        soon(
+        within_timeout(
             self.client
                 .manifest(&reference(":latest"), &Validators::default()),
         )
         .await
     }
 
-    /// All of the layer from `offset`: what came, and how it ended.
+    /// Reads the layer from `offset` on: the received bytes, and the result.
     async fn pull(&self, offset: u64) -> (Vec<u8>, Result<(), Error>) {
         let mut received = Vec::new();
-        let ended = soon(async {
+        let ended = within_timeout(async {
             let mut stream = self
                 .client
                 .blob(&name(), &repository(), &self.layer(), offset)
@@ -92,18 +94,18 @@ impl Pair {
         let truth = &self.image.blobs[1].bytes[usize::try_from(offset).expect("small")..];
         assert!(
             truth.starts_with(&received),
-            "{} bytes of which some are wrong",
+            "{} bytes, some of them wrong",
             received.len()
         );
         assert!(
             ended.is_err() || received.len() == truth.len(),
-            "{} bytes and a clean end",
+            "only {} bytes without an error",
             received.len()
         );
         (received, ended)
     }
 
-    /// The layer from its beginning, opened.
+    /// Opens the layer from its beginning.
     async fn stream(&self) -> BlobStream {
         self.client
             .blob(&name(), &repository(), &self.layer(), 0)
@@ -111,22 +113,23 @@ impl Pair {
             .expect("a stream")
     }
 
-    /// The layer arrives whole, and so it does in as many GETs as are said.
-    async fn pulls_in(&self, gets: usize) {
+    /// Pulls the layer, and asserts that it arrives complete with this number of GETs.
+    async fn assert_pull_in(&self, gets: usize) {
         let (_, ended) = self.pull(0).await;
         ended.expect("the whole layer");
         assert_eq!(self.upstream.gets_of(&self.layer()), gets);
     }
 }
 
-async fn soon<T>(operation: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, operation)
+/// Runs an operation, and panics when it takes longer than [`TEST_TIMEOUT`].
+async fn within_timeout<T>(operation: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TEST_TIMEOUT, operation)
         .await
-        .expect("an answer or an error, and soon")
+        .expect("a result within the test timeout")
 }
 
-/// Every fault with a registry of its own, all at once: most of them are waited out.
-async fn all<const N: usize>(faults: [Fault; N], test: impl AsyncFn(Fault)) {
+/// Runs `test` for all faults in parallel, since most of them wait for time limits.
+async fn for_each_fault<const N: usize>(faults: [Fault; N], test: impl AsyncFn(Fault)) {
     futures_util::future::join_all(faults.map(|fault| test(fault))).await;
 }
 

@@ -1,4 +1,4 @@
-//! The HTTPS proxy, and what the guard makes of redirects and token servers.
+//! Tests of the HTTPS proxy, and of the SSRF guard for redirects, token servers and names.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,15 +7,16 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-/// A proxy that takes `CONNECT` and leads everything to one place; it logs the heads it got.
+/// A proxy that accepts `CONNECT`, connects every tunnel to one address, and records the request
+/// heads.
 struct Proxy {
     url: String,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
 impl Proxy {
-    /// `answer` is the status line and headers; the tunnel opens when it says 200.
-    async fn start(leads_to: std::net::SocketAddr, answer: &'static str) -> Self {
+    /// `response` is the status line and the headers. The tunnel opens when the status is 200.
+    async fn start(target: std::net::SocketAddr, response: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!(
             "http://ann:s3cret@{}",
@@ -33,9 +34,9 @@ impl Proxy {
                     }
                     let head = String::from_utf8_lossy(&head).into_owned();
                     log.lock().expect("not poisoned").push(head);
-                    client.write_all(answer.as_bytes()).await?;
-                    if answer.contains(" 200 ") {
-                        let mut server = TcpStream::connect(leads_to).await?;
+                    client.write_all(response.as_bytes()).await?;
+                    if response.contains(" 200 ") {
+                        let mut server = TcpStream::connect(target).await?;
                         tokio::io::copy_bidirectional(&mut client, &mut server).await?;
                     }
                     std::io::Result::Ok(())
@@ -52,8 +53,12 @@ impl Proxy {
 
 const OPEN: &str = "HTTP/1.1 200 Connection established\r\nVia: test\r\n\r\n";
 
-/// A TLS registry that is called `registry.example`, which no resolver knows: the proxy alone finds it.
-async fn behind(answer: &'static str, no_proxy: &[&str]) -> (Pair, Proxy, tempfile::NamedTempFile) {
+/// A TLS registry start_behind_proxy an HTTPS proxy. Its name `registry.invalid` does not resolve
+/// here.
+async fn start_behind_proxy(
+    response: &'static str,
+    no_proxy: &[&str],
+) -> (Pair, Proxy, tempfile::NamedTempFile) {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let authority = Arc::new(pierhead_testkit::registry::Authority::new());
     std::fs::write(file.path(), authority.pem()).expect("written");
@@ -62,7 +67,7 @@ async fn behind(answer: &'static str, no_proxy: &[&str]) -> (Pair, Proxy, tempfi
         .authority(authority);
     let no_proxy = no_proxy.iter().map(|word| (*word).to_owned()).collect();
     let mut pair = Pair::with(builder, |_, _| {}).await;
-    let proxy = Proxy::start(pair.upstream.addr(), answer).await;
+    let proxy = Proxy::start(pair.upstream.addr(), response).await;
     let upstream = Upstream {
         url: "https://registry.invalid:8443".to_owned(),
         ca: Some(file.path().to_owned()),
@@ -80,11 +85,11 @@ async fn behind(answer: &'static str, no_proxy: &[&str]) -> (Pair, Proxy, tempfi
 
 #[tokio::test]
 async fn https_goes_through_the_proxy_with_its_password() {
-    let (pair, proxy, _file) = behind(OPEN, &[]).await;
+    let (pair, proxy, _file) = start_behind_proxy(OPEN, &[]).await;
     pair.manifest().await.expect("a manifest");
     pair.pull(0).await.1.expect("the layer");
     let heads = proxy.heads();
-    assert_eq!(heads.len(), 1, "one tunnel is kept alive");
+    assert_eq!(heads.len(), 1, "one tunnel is reused");
     assert!(
         heads[0].starts_with("CONNECT registry.invalid:8443 HTTP/1.1\r\n"),
         "{heads:?}"
@@ -94,8 +99,9 @@ async fn https_goes_through_the_proxy_with_its_password() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_refuses_is_named_without_its_password() {
-    let (pair, _proxy, _file) = behind("HTTP/1.1 407 Who are you\r\n\r\n", &[]).await;
+async fn the_error_of_a_refusing_proxy_does_not_contain_its_password() {
+    let (pair, _proxy, _file) =
+        start_behind_proxy("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", &[]).await;
     let message = pair.manifest().await.expect_err("refused").to_string();
     assert!(
         message.contains("proxy") && !message.contains("s3cret"),
@@ -104,15 +110,15 @@ async fn a_proxy_that_refuses_is_named_without_its_password() {
 }
 
 #[tokio::test]
-async fn hosts_without_proxy_are_reached_directly() {
-    let (pair, proxy, _file) = behind(OPEN, &["registry.invalid"]).await;
+async fn hosts_in_no_proxy_are_reached_directly() {
+    let (pair, proxy, _file) = start_behind_proxy(OPEN, &["registry.invalid"]).await;
     let message = pair.manifest().await.expect_err("no such host").to_string();
     assert!(message.contains("resolved"), "{message}");
     assert!(proxy.heads().is_empty());
 }
 
 #[tokio::test]
-async fn the_guard_judges_names_before_the_proxy_sees_them() {
+async fn the_guard_checks_names_before_the_proxy_gets_them() {
     let nowhere = ([127, 0, 0, 1], 1).into();
     let proxy = Proxy::start(nowhere, OPEN).await;
     let client = Client::new(Config {
@@ -129,15 +135,15 @@ async fn the_guard_judges_names_before_the_proxy_sees_them() {
         let reference = format!("{host}:443/a/b:latest")
             .parse()
             .expect("a reference");
-        let fetched = soon(client.manifest(&reference, &Validators::default())).await;
+        let fetched = within_timeout(client.manifest(&reference, &Validators::default())).await;
         assert!(matches!(fetched, Err(Error::Forbidden { .. })), "{host}");
     }
     assert!(proxy.heads().is_empty());
 }
 
-/// Another port of the very host that the upstream is on, as long as nothing says that it is trusted.
+/// The CDN is another port of the upstream's host, and is not trusted.
 #[tokio::test]
-async fn an_internal_host_leads_to_no_other_internal_port() {
+async fn a_redirect_to_another_port_of_an_internal_host_is_refused() {
     let strict = |_: &mut Config, upstream: &mut Upstream| upstream.trusted_hosts.clear();
     let pair = Pair::with(
         FakeRegistry::builder().with(|settings| settings.redirect_blobs = true),
@@ -149,7 +155,7 @@ async fn an_internal_host_leads_to_no_other_internal_port() {
     assert_eq!(
         pair.upstream.gets_of(&pair.layer()),
         1,
-        "asked once, and the CDN never"
+        "one request to the registry, none to the CDN"
     );
 
     let pair = Pair::with(FakeRegistry::builder().token_auth(), strict).await;
@@ -160,9 +166,9 @@ async fn an_internal_host_leads_to_no_other_internal_port() {
     );
 }
 
-/// Trusted means the port that is named, and plain HTTP only where it says so.
+/// A trusted host allows only its own port, and plain HTTP only with `http://`.
 #[tokio::test]
-async fn trust_is_exact() {
+async fn a_trusted_host_allows_exactly_its_port_and_scheme() {
     for (plain, reached) in [(true, true), (false, false)] {
         let builder = FakeRegistry::builder().with(|settings| settings.redirect_blobs = true);
         let mut pair = Pair::with(builder, |_, _| {}).await;
@@ -186,63 +192,64 @@ async fn trust_is_exact() {
     }
 }
 
-/// Answers in turn, and for ever with the last one.
+/// A resolver with a sequence of results per name. The last result repeats.
 #[derive(Debug, Default)]
-struct Names(Mutex<std::collections::HashMap<String, Vec<Vec<std::net::IpAddr>>>>);
+struct FakeResolver(Mutex<std::collections::HashMap<String, Vec<Vec<std::net::IpAddr>>>>);
 
-impl Names {
-    fn knows(self, host: &str, answers: &[&[&str]]) -> Self {
-        let parse = |answer: &&[&str]| {
-            let texts = answer.iter();
+impl FakeResolver {
+    fn with_host(self, host: &str, results: &[&[&str]]) -> Self {
+        let parse = |response: &&[&str]| {
+            let texts = response.iter();
             texts
                 .map(|text| text.parse().expect("an address"))
                 .collect()
         };
-        let answers = answers.iter().rev().map(parse).collect();
+        let results = results.iter().rev().map(parse).collect();
         self.0
             .lock()
             .expect("not poisoned")
-            .insert(host.to_owned(), answers);
+            .insert(host.to_owned(), results);
         self
     }
 }
 
-impl pierhead_remote::Resolve for Names {
+impl pierhead_remote::Resolve for FakeResolver {
     fn resolve(&self, host: String, port: u16) -> pierhead_remote::ResolveFuture {
         let mut names = self.0.lock().expect("not poisoned");
-        let answer = match (names.get_mut(&host), host.parse()) {
-            (Some(answers), _) if answers.len() > 1 => answers.pop(),
-            (Some(answers), _) => answers.last().cloned(),
+        let response = match (names.get_mut(&host), host.parse()) {
+            (Some(results), _) if results.len() > 1 => results.pop(),
+            (Some(results), _) => results.last().cloned(),
             (None, Ok(address)) => Some(vec![address]),
             (None, Err(_)) => None,
         };
-        let answer = answer.ok_or_else(|| std::io::Error::other("no such name"));
+        let response = response.ok_or_else(|| std::io::Error::other("no such name"));
         let with_port = |address: std::net::IpAddr| (address, port).into();
-        let answer = answer.map(|addresses| addresses.into_iter().map(with_port).collect());
-        Box::pin(std::future::ready(answer))
+        let response = response.map(|addresses| addresses.into_iter().map(with_port).collect());
+        Box::pin(std::future::ready(response))
     }
 }
 
-/// A port that shows whether anybody came.
-async fn trap() -> TcpListener {
+/// A listener that shows whether a client connected.
+async fn canary() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.expect("a port")
 }
 
-fn is_untouched(trap: &TcpListener) -> bool {
+fn is_untouched(canary: &TcpListener) -> bool {
     use futures_util::FutureExt as _;
-    trap.accept().now_or_never().is_none()
+    canary.accept().now_or_never().is_none()
 }
 
-/// What a name meant a moment ago, or also means, is no excuse: the address that would be connected to counts.
+/// DNS rebinding: the address of the connection counts, not an earlier or additional address of the
+/// name.
 #[tokio::test]
-async fn a_name_that_turns_internal_is_not_followed_there() {
-    let trap = trap().await;
-    let port = trap.local_addr().expect("bound").port();
-    let names = Names::default()
-        .knows("rebound.example", &[&["192.88.98.1"], &["127.0.0.1"]])
-        .knows("mixed.example", &[&["1.1.1.1", "127.0.0.1"]])
-        .knows("mapped.example", &[&["::ffff:127.0.0.1"]])
-        .knows("translated.example", &[&["64:ff9b::7f00:1"]]);
+async fn a_name_that_changes_to_an_internal_address_is_refused() {
+    let canary = canary().await;
+    let port = canary.local_addr().expect("bound").port();
+    let names = FakeResolver::default()
+        .with_host("rebound.example", &[&["192.88.98.1"], &["127.0.0.1"]])
+        .with_host("mixed.example", &[&["1.1.1.1", "127.0.0.1"]])
+        .with_host("mapped.example", &[&["::ffff:127.0.0.1"]])
+        .with_host("translated.example", &[&["64:ff9b::7f00:1"]]);
     let client = Client::new(Config {
         resolver: Some(Arc::new(names)),
         connect_timeout: Duration::from_millis(200),
@@ -256,21 +263,21 @@ async fn a_name_that_turns_internal_is_not_followed_there() {
         "translated.example",
     ] {
         let reference = format!("{host}:{port}/a/b:latest").parse().expect("one");
-        let fetched = soon(client.manifest(&reference, &Validators::default())).await;
+        let fetched = within_timeout(client.manifest(&reference, &Validators::default())).await;
         assert!(
             matches!(fetched, Err(Error::Forbidden { .. })),
             "{host}: {fetched:?}"
         );
     }
-    assert!(is_untouched(&trap));
+    assert!(is_untouched(&canary));
 }
 
 #[tokio::test]
-async fn neither_a_redirect_nor_a_token_realm_leads_to_a_name_that_is_internal() {
-    let trap = trap().await;
-    let port = trap.local_addr().expect("bound").port();
+async fn redirects_and_token_realms_to_internal_names_are_refused() {
+    let canary = canary().await;
+    let port = canary.local_addr().expect("bound").port();
     let start = async |builder: Builder| {
-        let names = Names::default().knows("inside.example", &[&["127.0.0.1"]]);
+        let names = FakeResolver::default().with_host("inside.example", &[&["127.0.0.1"]]);
         let change = |config: &mut Config, _: &mut Upstream| {
             config.resolver = Some(Arc::new(names));
         };
@@ -298,7 +305,7 @@ async fn neither_a_redirect_nor_a_token_realm_leads_to_a_name_that_is_internal()
         "{fetched:?}"
     );
 
-    // A token server of good name that sends us on.
+    // A token server with a public name that redirects to the internal name.
     let pair = start(FakeRegistry::builder().token_auth()).await;
     pair.upstream.inject(Fault::RedirectTo(place).on_tokens());
     let fetched = pair.manifest().await;
@@ -306,14 +313,14 @@ async fn neither_a_redirect_nor_a_token_realm_leads_to_a_name_that_is_internal()
         matches!(fetched, Err(Error::Forbidden { .. })),
         "{fetched:?}"
     );
-    assert!(is_untouched(&trap));
+    assert!(is_untouched(&canary));
 }
 
-/// As far as it can be seen from here: what does not resolve here goes to the proxy by its name.
+/// The guard checks names that resolve on this host. Other names go to the proxy unchecked.
 #[tokio::test]
-async fn behind_a_proxy_the_guard_judges_addresses_too() {
+async fn the_guard_checks_addresses_behind_a_proxy() {
     let proxy = Proxy::start(([127, 0, 0, 1], 1).into(), OPEN).await;
-    let names = Names::default().knows("inside.example", &[&["10.0.0.1"]]);
+    let names = FakeResolver::default().with_host("inside.example", &[&["10.0.0.1"]]);
     let client = Client::new(Config {
         https_proxy: Some(proxy.url.clone()),
         resolver: Some(Arc::new(names)),
@@ -322,7 +329,7 @@ async fn behind_a_proxy_the_guard_judges_addresses_too() {
     .expect("a good configuration");
     let fetch = async |host: &str| {
         let reference = format!("{host}/a/b:latest").parse().expect("a reference");
-        soon(client.manifest(&reference, &Validators::default())).await
+        within_timeout(client.manifest(&reference, &Validators::default())).await
     };
     let fetched = fetch("inside.example").await;
     assert!(
@@ -332,7 +339,7 @@ async fn behind_a_proxy_the_guard_judges_addresses_too() {
     assert!(proxy.heads().is_empty());
     fetch("unknown.example")
         .await
-        .expect_err("it leads nowhere");
+        .expect_err("the proxy has no target");
     assert!(proxy.heads()[0].starts_with("CONNECT unknown.example:443 "));
 }
 
@@ -340,8 +347,8 @@ async fn behind_a_proxy_the_guard_judges_addresses_too() {
 async fn all_addresses_of_a_name_are_tried() {
     let upstream = FakeRegistry::start().await;
     upstream.push(REPOSITORY, "latest", &Image::random(7, &[10]));
-    // Nobody listens on the others: they are loopback too.
-    let names = Names::default().knows(
+    // No server listens at the other loopback addresses.
+    let names = FakeResolver::default().with_host(
         "many.example",
         &[&["127.0.0.2", "::1", "127.0.0.3", "127.0.0.1"]],
     );

@@ -1,11 +1,13 @@
-//! Requests in the name of a client: its login and no other, and no token of one for another.
+//! Tests of pass-through: requests use only the credentials of the client, and no token is shared
+//! between clients.
 
 use pierhead_remote::{AccessDecision, ClientCredentials, Resource};
 use pierhead_testkit::registry::{Auth, RecordedRequest, Role, Settings, TokenAuth};
 
 use super::*;
 
-/// Ann and Bob have logins; the repository is private, and pierhead itself logs in as Ann.
+/// A private repository with the users Ann and Bob. The configured credentials of pierhead are
+/// Ann's.
 async fn private() -> Pair {
     let auth = TokenAuth {
         users: vec![
@@ -27,17 +29,17 @@ fn bob() -> ClientCredentials {
 }
 
 async fn decision(pair: &Pair, resource: Resource<'_>, who: &ClientCredentials) -> AccessDecision {
-    soon(pair.client.authorize(&name(), &repository(), resource, who))
+    within_timeout(pair.client.authorize(&name(), &repository(), resource, who))
         .await
         .expect("a decision")
 }
 
 #[tokio::test]
-async fn the_upstream_judges_each_login_by_itself() {
+async fn the_upstream_decides_for_each_client_separately() {
     let pair = private().await;
     let (layer, tag) = (pair.layer(), reference(":latest").target);
     let wrong = ClientCredentials::basic("bob", "guess");
-    // Ours, which is good, must help nobody.
+    // The valid credentials of pierhead must not be used.
     pair.manifest().await.expect("a manifest");
     for resource in [Resource::Manifest(&tag), Resource::Blob(&layer)] {
         for (who, expected) in [
@@ -58,7 +60,7 @@ async fn the_upstream_judges_each_login_by_itself() {
 }
 
 #[tokio::test]
-async fn a_password_is_judged_where_there_are_no_tokens() {
+async fn basic_credentials_are_checked_without_a_token_server() {
     let pair = Pair::with(
         FakeRegistry::builder().basic_auth("ann", "secret"),
         |_, upstream| upstream.credentials = Some(user("ann", "secret")),
@@ -84,39 +86,45 @@ async fn a_password_is_judged_where_there_are_no_tokens() {
     }
 }
 
-/// Whoever was let in a moment ago has left a token behind: the next one must not find it.
+/// The cached token of one client must not serve another client.
 #[tokio::test]
-async fn no_token_serves_two_logins() {
+async fn no_token_serves_two_clients() {
     let pair = private().await;
     let fetch = async |client: Client| {
-        soon(client.manifest(&reference(":latest"), &Validators::default())).await
+        within_timeout(client.manifest(&reference(":latest"), &Validators::default())).await
     };
     let bobs = pair.client.on_behalf(&bob());
     fetch(bobs.clone()).await.expect("bob may");
     fetch(pair.client.on_behalf(&bob())).await.expect("bob may");
     let tokens = |pair: &Pair| pair.upstream.count(|request| request.role == Role::Tokens);
-    assert_eq!(tokens(&pair), 1, "bob's token is bob's for longer");
-    let nobody = pair.client.on_behalf(&ClientCredentials::anonymous());
-    let refused = fetch(nobody).await;
+    assert_eq!(tokens(&pair), 1, "bob's token is reused for bob");
+    let anonymous = pair.client.on_behalf(&ClientCredentials::anonymous());
+    let refused = fetch(anonymous).await;
     assert!(matches!(refused, Err(Error::Denied { .. })), "{refused:?}");
     let so_far = tokens(&pair);
-    fetch(pair.client.clone()).await.expect("ours is ann's");
-    assert_eq!(tokens(&pair), so_far + 1, "bob's was there");
-    let mut stream = soon(bobs.blob(&name(), &repository(), &pair.layer(), 0))
+    fetch(pair.client.clone())
+        .await
+        .expect("the configured credentials are ann's");
+    assert_eq!(tokens(&pair), so_far + 1, "bob's cached token is not used");
+    let mut stream = within_timeout(bobs.blob(&name(), &repository(), &pair.layer(), 0))
         .await
         .expect("a stream");
-    assert!(soon(stream.next()).await.is_some_and(|bytes| bytes.is_ok()));
+    assert!(
+        within_timeout(stream.next())
+            .await
+            .is_some_and(|bytes| bytes.is_ok())
+    );
     assert_eq!(tokens(&pair), so_far + 1);
 }
 
 #[tokio::test]
-async fn no_verdict_comes_of_trouble_or_of_a_login_page() {
+async fn failures_and_login_pages_decide_no_access() {
     let pair = private().await;
     let tag = reference(":latest").target;
     let ask = async || {
         let (name, repository, who) = (name(), repository(), bob());
         let resource = Resource::Manifest(&tag);
-        soon(pair.client.authorize(&name, &repository, resource, &who)).await
+        within_timeout(pair.client.authorize(&name, &repository, resource, &who)).await
     };
     let page = Fault::Header("content-type", "text/html".to_owned());
     let (page, mute) = (
@@ -140,7 +148,7 @@ async fn no_verdict_comes_of_trouble_or_of_a_login_page() {
 }
 
 #[tokio::test]
-async fn the_rate_of_one_login_limits_no_other() {
+async fn the_rate_limit_of_one_client_does_not_limit_others() {
     let pair = private().await;
     let tag = reference(":latest").target;
     let limit = Fault::RetryAfter(429, "3600".to_owned());
@@ -148,13 +156,13 @@ async fn the_rate_of_one_login_limits_no_other() {
     let ann = ClientCredentials::basic("ann", "secret");
     let fetch = async |who: &ClientCredentials| {
         let client = pair.client.on_behalf(who);
-        soon(client.manifest(&reference(":latest"), &Validators::default())).await
+        within_timeout(client.manifest(&reference(":latest"), &Validators::default())).await
     };
     let limited = fetch(&ann).await;
     let message = matches!(limited, Err(Error::RateLimited { .. }));
     assert!(message, "{limited:?}");
     let (name, repository, resource) = (name(), repository(), Resource::Manifest(&tag));
-    let asked = soon(pair.client.authorize(&name, &repository, resource, &ann)).await;
+    let asked = within_timeout(pair.client.authorize(&name, &repository, resource, &ann)).await;
     assert!(matches!(asked, Err(Error::RateLimited { .. })), "{asked:?}");
     assert_eq!(
         decision(&pair, resource, &bob()).await,
@@ -163,9 +171,9 @@ async fn the_rate_of_one_login_limits_no_other() {
     fetch(&bob()).await.expect("bob has a rate of his own");
 }
 
-/// Our own rate, which the upstream counts by our login, says nothing of theirs.
+/// The rate limit of the configured credentials says nothing about clients.
 #[tokio::test]
-async fn our_own_rate_limits_no_guest() {
+async fn the_rate_limit_of_pierhead_does_not_limit_clients() {
     let pair = private().await;
     let limit = Fault::RetryAfter(429, "3600".to_owned());
     pair.upstream.inject(limit.on_manifests().times(1));
@@ -175,11 +183,12 @@ async fn our_own_rate_limits_no_guest() {
         assert!(message, "{limited:?}");
     }
     let bobs = pair.client.on_behalf(&bob());
-    let fetched = soon(bobs.manifest(&reference(":latest"), &Validators::default())).await;
+    let fetched =
+        within_timeout(bobs.manifest(&reference(":latest"), &Validators::default())).await;
     fetched.expect("bob has a rate of his own");
 }
 
-/// The CDN's paths begin so, and no others.
+/// The paths of the CDN, and of no other server.
 const CDN: &str = "/blobs/*";
 
 async fn redirected() -> Pair {
@@ -189,15 +198,15 @@ async fn redirected() -> Pair {
     pair
 }
 
-/// A gateway that sends everybody to its login says nothing of rights, however its login answers.
+/// A refusal of another origin (a gateway's login page, for example) decides no access.
 #[tokio::test]
-async fn what_refuses_elsewhere_grants_nothing() {
+async fn a_refusal_of_another_origin_grants_no_access() {
     let pair = redirected().await;
     let layer = pair.layer();
     let ask = async || {
         let (name, repository, who) = (name(), repository(), bob());
         let resource = Resource::Blob(&layer);
-        soon(pair.client.authorize(&name, &repository, resource, &who)).await
+        within_timeout(pair.client.authorize(&name, &repository, resource, &who)).await
     };
     for status in [401, 403, 404, 405, 410, 429] {
         let refuses = pair.upstream.inject(Fault::Status(status).on(CDN));
@@ -208,11 +217,11 @@ async fn what_refuses_elsewhere_grants_nothing() {
         }
         refuses.remove();
         assert_eq!(
-            ask().await.expect("nobody was held to blame"),
+            ask().await.expect("no circuit opened"),
             AccessDecision::Granted
         );
     }
-    // HEAD is not for that page, and GET shows it.
+    // The other origin refuses HEAD, and its GET returns an HTML page.
     pair.upstream
         .inject(Fault::Status(405).on(CDN).method("HEAD"));
     pair.upstream.inject(Fault::IgnoreRange.on(CDN));
@@ -222,26 +231,26 @@ async fn what_refuses_elsewhere_grants_nothing() {
     assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
 }
 
-/// Nor does it say that the registry is in trouble.
+/// A refusal of another origin does not count as a failure of the registry.
 #[tokio::test]
-async fn what_refuses_a_guest_elsewhere_is_a_refusal() {
+async fn a_refusal_of_another_origin_is_a_refusal_for_the_client() {
     let pair = redirected().await;
     let (bobs, layer) = (pair.client.on_behalf(&bob()), pair.layer());
     for status in [401, 403] {
         let refuses = pair.upstream.inject(Fault::Status(status).on(CDN));
         for _ in 0..6 {
-            let fetched = soon(bobs.blob(&name(), &repository(), &layer, 0)).await;
+            let fetched = within_timeout(bobs.blob(&name(), &repository(), &layer, 0)).await;
             let message = fetched.err().expect("a refusal");
             assert!(matches!(message, Error::Denied { .. }), "{message:?}");
         }
         refuses.remove();
-        let fetched = soon(bobs.blob(&name(), &repository(), &layer, 0)).await;
-        assert!(fetched.is_ok(), "nobody was held to blame");
+        let fetched = within_timeout(bobs.blob(&name(), &repository(), &layer, 0)).await;
+        assert!(fetched.is_ok(), "no circuit opened");
     }
 }
 
 #[tokio::test]
-async fn a_page_of_no_type_elsewhere_grants_nothing() {
+async fn a_page_without_content_type_of_another_origin_grants_no_access() {
     let pair = redirected().await;
     let layer = pair.layer();
     pair.upstream.inject(Fault::IgnoreRange.on(CDN));
@@ -249,7 +258,7 @@ async fn a_page_of_no_type_elsewhere_grants_nothing() {
         .upstream
         .inject(Fault::WithoutHeader("content-type").on(CDN));
     let (name, repository, resource) = (name(), repository(), Resource::Blob(&layer));
-    let asked = soon(pair.client.authorize(&name, &repository, resource, &bob())).await;
+    let asked = within_timeout(pair.client.authorize(&name, &repository, resource, &bob())).await;
     assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
     untyped.remove();
     assert_eq!(
@@ -258,9 +267,9 @@ async fn a_page_of_no_type_elsewhere_grants_nothing() {
     );
 }
 
-/// Signed URLs are often good for one method only.
+/// Signed URLs are often valid for one method only.
 #[tokio::test]
-async fn an_object_store_that_refuses_head_shows_a_byte() {
+async fn access_is_granted_by_a_get_of_one_byte_when_head_is_refused() {
     let pair = redirected().await;
     let layer = pair.layer();
     for status in [400, 403, 405] {

@@ -1,4 +1,4 @@
-//! Which hosts are reached, how, and what happens when they cannot be.
+//! Tests of connections: restarts, time limits, DNS, TLS, and the SSRF guard.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use pierhead_testkit::registry::Authority;
 
 use super::*;
 
-fn anywhere() -> Client {
+fn unconfigured_client() -> Client {
     Client::new(Config {
         header_timeout: Duration::from_secs(1),
         ..Config::default()
@@ -16,10 +16,10 @@ fn anywhere() -> Client {
 }
 
 #[tokio::test]
-async fn an_upstream_that_goes_and_comes_is_found_again() {
+async fn an_upstream_is_reached_again_after_a_restart() {
     let pair = Pair::start().await;
     pair.manifest().await.expect("a manifest");
-    // Connections that were kept are dead after this, and nobody message the client.
+    // The restart closes the pooled connections, which the client does not know yet.
     pair.upstream.stop().await;
     pair.upstream.restart().await;
     pair.manifest().await.expect("a manifest");
@@ -29,18 +29,20 @@ async fn an_upstream_that_goes_and_comes_is_found_again() {
         failed
             .is_err_and(|error| matches!(&error, Error::Transport { .. }) && error.is_retryable())
     );
-    assert!(soon(pair.client.ping(&name())).await.is_err());
+    assert!(within_timeout(pair.client.ping(&name())).await.is_err());
     pair.upstream.restart().await;
     pair.manifest().await.expect("a manifest");
-    soon(pair.client.ping(&name())).await.expect("an answer");
+    within_timeout(pair.client.ping(&name()))
+        .await
+        .expect("an answer");
 }
 
 #[tokio::test]
-async fn a_port_that_accepts_and_says_nothing_is_given_up() {
-    // The kernel accepts on its own.
+async fn a_server_that_never_responds_times_out() {
+    // The kernel accepts the connection, and no program reads from it.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = silent.local_addr().expect("an address");
-    // TLS hangs in its handshake, which is another time limit.
+    // With TLS, the handshake hangs, which has another time limit.
     let tried = ["http", "https"].map(async |scheme| {
         let change = |_: &mut Config, upstream: &mut Upstream| {
             upstream.url = format!("{scheme}://{addr}");
@@ -56,7 +58,7 @@ async fn a_port_that_accepts_and_says_nothing_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_host_that_does_not_resolve_is_an_error() {
+async fn an_unknown_host_name_is_an_error() {
     let unknown = "http://no-such-host.invalid".to_owned();
     let pair = Pair::with(FakeRegistry::builder(), |_, upstream| {
         upstream.url = unknown
@@ -70,7 +72,7 @@ async fn a_host_that_does_not_resolve_is_an_error() {
 }
 
 #[tokio::test]
-async fn tls_needs_an_authority_that_is_trusted() {
+async fn tls_needs_a_trusted_authority() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let upstream = FakeRegistry::builder().tls().token_auth().start().await;
     let image = Image::random(7, &[SIZE]);
@@ -90,16 +92,17 @@ async fn tls_needs_an_authority_that_is_trusted() {
         })
         .expect("a configuration")
     };
-    // The token server is another host to TLS, and has the same authority.
-    soon(client(true).manifest(&reference(":latest"), &Validators::default()))
+    // The token server is another TLS host with a certificate of the same authority.
+    within_timeout(client(true).manifest(&reference(":latest"), &Validators::default()))
         .await
         .expect("a manifest");
-    let refused = soon(client(false).manifest(&reference(":latest"), &Validators::default())).await;
+    let refused =
+        within_timeout(client(false).manifest(&reference(":latest"), &Validators::default())).await;
     assert!(refused.is_err_and(|error| matches!(error, Error::Transport { .. })));
 }
 
 #[tokio::test]
-async fn tls_for_another_name_is_refused() {
+async fn a_certificate_for_another_name_is_refused() {
     let authority = Arc::new(Authority::new());
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), authority.pem()).expect("written");
@@ -140,7 +143,9 @@ async fn internal_hosts_are_reached_only_when_configured() {
         let reference = format!("{host}:{port}/{REPOSITORY}:latest")
             .parse()
             .expect("a reference");
-        let fetched = soon(anywhere().manifest(&reference, &Validators::default())).await;
+        let fetched =
+            within_timeout(unconfigured_client().manifest(&reference, &Validators::default()))
+                .await;
         assert!(
             matches!(fetched, Err(Error::Forbidden { .. })),
             "{host}: {fetched:?}"
@@ -150,7 +155,7 @@ async fn internal_hosts_are_reached_only_when_configured() {
 }
 
 #[tokio::test]
-async fn a_redirect_leads_to_no_internal_host() {
+async fn a_redirect_to_an_internal_host_is_refused() {
     let pair = Pair::start().await;
     for to in [
         "http://10.0.0.1/x",

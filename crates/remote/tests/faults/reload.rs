@@ -1,4 +1,4 @@
-//! What happens beside the requests: metrics, reloads, waiting callers, helpers.
+//! Tests of metrics, reloads, cancelled callers, shared token fetches and credential helpers.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -17,7 +17,7 @@ fn metrics(client: &Client) -> String {
 }
 
 #[tokio::test]
-async fn metrics_tell_what_was_done() {
+async fn metrics_count_requests_bytes_and_resumes() {
     let pair = Pair::start().await;
     pair.manifest().await.expect("a manifest");
     pair.upstream
@@ -68,9 +68,9 @@ async fn each_result_of_a_lookup_has_a_series_before_its_first_event() {
     }
 }
 
-/// A 429 is the proxy's to answer at once, with what it has.
+/// A 429 for a manifest is returned at once, so that the proxy can serve a stale copy.
 #[tokio::test]
-async fn a_limited_manifest_is_told_at_once_and_a_limited_blob_waits() {
+async fn a_429_for_a_manifest_returns_at_once_and_a_429_for_a_blob_waits() {
     let pair = Pair::start().await;
     let limited = || Fault::RetryAfter(429, "1".to_owned());
     let injected = pair.upstream.inject(limited().on_manifests());
@@ -83,7 +83,7 @@ async fn a_limited_manifest_is_told_at_once_and_a_limited_blob_waits() {
     assert_eq!(injected.hits(), 1);
 
     pair.upstream.inject(limited().on_blobs().times(1));
-    pair.pulls_in(2).await;
+    pair.assert_pull_in(2).await;
     let patient = Fault::RetryAfter(429, "3600".to_owned());
     let injected = pair.upstream.inject(patient.on_blobs());
     let ended = pair.pull(0).await.1;
@@ -91,10 +91,10 @@ async fn a_limited_manifest_is_told_at_once_and_a_limited_blob_waits() {
     assert_eq!(injected.hits(), 1);
 }
 
-/// `next` is given up again and again, in the middle of a resume too, and not a byte is lost or doubled.
+/// `next` is cancelled many times, also during a resume. No byte is lost or repeated.
 #[tokio::test]
-async fn a_caller_who_gives_up_waiting_loses_nothing() {
-    // The cap makes it wait for its turn on the line too.
+async fn cancelling_next_loses_no_bytes() {
+    // With a bandwidth limit, `next` also waits for its reservation.
     let slowly = |config: &mut Config, _: &mut Upstream| config.bandwidth = Some(3_000_000);
     let pair = Pair::with(FakeRegistry::builder(), slowly).await;
     let gate = pierhead_testkit::registry::Gate::new();
@@ -104,7 +104,7 @@ async fn a_caller_who_gives_up_waiting_loses_nothing() {
         .inject(Fault::GateHead(gate.clone()).on_blobs().skip(1).times(1));
     let mut stream = pair.stream().await;
     let mut received = Vec::new();
-    let pulled = soon(async {
+    let pulled = within_timeout(async {
         loop {
             // Polled once, then dropped.
             let step = tokio::select! {
@@ -128,12 +128,12 @@ async fn a_caller_who_gives_up_waiting_loses_nothing() {
     assert_eq!(
         pair.upstream.gets_of(&pair.layer()),
         2,
-        "one resume, not one a wait"
+        "one resume, not one per cancelled call"
     );
 }
 
 #[tokio::test]
-async fn a_reload_moves_new_requests_and_leaves_those_under_way() {
+async fn a_reload_affects_new_requests_and_not_running_ones() {
     let old = Pair::start().await;
     let new = FakeRegistry::start().await;
     new.push(REPOSITORY, "latest", &Image::random(8, &[10]));
@@ -158,14 +158,14 @@ async fn a_reload_moves_new_requests_and_leaves_those_under_way() {
     old.manifest().await.expect("the last good configuration");
     gate.release();
     let mut received = 0;
-    while let Some(bytes) = soon(stream.next()).await {
+    while let Some(bytes) = within_timeout(stream.next()).await {
         received += bytes.expect("bytes").len();
     }
     assert_eq!(received, SIZE);
 }
 
 #[tokio::test]
-async fn many_who_need_a_token_fetch_it_once() {
+async fn concurrent_requests_share_one_token_fetch() {
     let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
     pair.manifest().await.expect("a manifest");
     pair.upstream.expire_tokens();
@@ -178,7 +178,7 @@ async fn many_who_need_a_token_fetch_it_once() {
 }
 
 #[tokio::test]
-async fn what_is_encoded_on_the_way_is_refused() {
+async fn a_content_encoded_response_is_refused() {
     let pair = Pair::start().await;
     let encoded = || Fault::Header("content-encoding", "gzip".to_owned());
     pair.upstream.inject(encoded().on_manifests());
@@ -188,9 +188,9 @@ async fn what_is_encoded_on_the_way_is_refused() {
     assert!(pair.pull(0).await.1.is_err_and(refused));
 }
 
-/// The helper has an old password first and is asked anew when it is refused.
+/// The helper first returns an old password. After the refusal, it runs again.
 #[tokio::test]
-async fn a_helper_is_asked_anew_when_its_login_is_refused() {
+async fn a_helper_runs_again_when_its_credentials_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("docker-credential-test");
     let script = "#!/bin/sh\ncd \"${0%/*}\" || exit 1\n\
@@ -209,12 +209,12 @@ async fn a_helper_is_asked_anew_when_its_login_is_refused() {
     let builder = FakeRegistry::builder().with(|settings| settings.auth = auth);
     let pair = Pair::with(builder, |config, _| {
         config.helper_folders = vec![folder.path().to_owned()];
-        // As a Docker config names it, apart from the upstream.
+        // As from a Docker `config.json`, and not from the upstream's own configuration.
         let helper = Credentials::Helper("test".to_owned());
         config.credentials.insert(name(), helper);
     })
     .await;
     pair.manifest().await.expect("a manifest");
     let tokens = pair.upstream.count(|request| request.role == Role::Tokens);
-    assert_eq!(tokens, 2, "refused once, then let in");
+    assert_eq!(tokens, 2, "one refusal, then success");
 }
