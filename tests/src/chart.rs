@@ -1,4 +1,4 @@
-//! A chart of `bluefield/` as the API server would get it.
+//! Renders a Helm chart of `bluefield/`, and reads the Kubernetes objects of the result.
 
 use std::{
     fs,
@@ -11,33 +11,33 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    place, process,
+    paths, process,
     tool::{self, Missing},
 };
 
-/// The objects that it makes of some values.
+/// The objects that a chart renders for given values.
 #[derive(Debug)]
 pub struct Chart {
     objects: Vec<Value>,
 }
 
-/// helm, and a Python that reads YAML.
+/// Finds helm, and a Python with a YAML parser.
 fn tools() -> Result<(PathBuf, PathBuf), Missing> {
     let helm = tool::find(&["helm"]).map_err(Missing::unless_go)?;
-    // The one that validates the charts.
-    let python = place::tools()
+    // The Python environment that also validates the charts.
+    let python = paths::tools()
         .map_err(|error| Missing::new(format!("{error:#}")))?
         .join("kubernetes-validate/bin/python");
     if !python.exists() {
         return Err(Missing::new(
-            "no kubernetes-validate: `cargo xtask install` puts it up",
+            "no kubernetes-validate: `cargo xtask install` installs it",
         ));
     }
     Ok((helm, python))
 }
 
 impl Chart {
-    /// Whether charts can be rendered here.
+    /// Checks that this machine can render charts.
     pub fn find() -> Result<(), Missing> {
         tools().map(drop)
     }
@@ -45,9 +45,9 @@ impl Chart {
     /// Renders `bluefield/<name>`.
     pub fn render(name: &str, values: &Value) -> Result<Self> {
         let (helm, python) = tools().map_err(|missing| anyhow::anyhow!("{missing}"))?;
-        let folder = place::scratch("chart")?;
+        let folder = paths::scratch("chart")?;
         let file = folder.path().join("values.yaml");
-        // JSON is YAML.
+        // helm accepts JSON, since JSON is a subset of YAML.
         fs::write(&file, values.to_string())?;
         let chart = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../bluefield")
@@ -55,7 +55,8 @@ impl Chart {
         let text = process::stdout(
             Command::new(helm)
                 .args(["template", "rel", "--kube-version", "1.34"])
-                // Required; the tests run the image that was built here, whatever its name.
+                // The chart requires a name. The tests run the locally built image whatever its
+                // name.
                 .args(["--set", "image.repository=registry.example/pierhead"])
                 .arg("--values")
                 .arg(file)
@@ -67,28 +68,31 @@ impl Chart {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        // All of it is read before anything is written.
+        // Python reads its whole input before it writes, so that the pipe cannot deadlock.
         let mut stdin = child.stdin.take().context("no standard input")?;
         stdin.write_all(text.as_bytes())?;
         drop(stdin);
         let output = child.wait_with_output()?;
         if !output.status.success() {
-            bail!("Python cannot read what helm wrote:\n{text}");
+            bail!(
+                "Python cannot parse the output of helm:
+{text}"
+            );
         }
         let objects = serde_json::from_slice(&output.stdout)?;
         Ok(Self { objects })
     }
 
-    /// An object of the kind, of that name if one is given.
+    /// The object of this kind, and of this name if one is given.
     pub fn object(&self, kind: &str, name: Option<&str>) -> Result<&Value> {
         let fits = |it: &&Value| {
             it["kind"] == kind && name.is_none_or(|name| it["metadata"]["name"] == name)
         };
         let found = self.objects.iter().find(fits);
-        found.with_context(|| format!("the chart makes no {kind} {}", name.unwrap_or_default()))
+        found.with_context(|| format!("the chart renders no {kind} {}", name.unwrap_or_default()))
     }
 
-    /// What the DaemonSet's pods are to be.
+    /// The pod specification of the DaemonSet.
     pub fn pod(&self) -> Result<&Value> {
         Ok(&self.object("DaemonSet", None)?["spec"]["template"]["spec"])
     }

@@ -1,7 +1,6 @@
-//! Images that can be pulled and run on any machine, made here: nothing is downloaded for them.
-//!
-//! Each contains a program of a few machine instructions, for both architectures that we know, so
-//! that `docker run` proves that what was pulled is whole.
+//! Builds small runnable images for the end-to-end tests, without downloads. Each contains a
+//! program of a few machine instructions, for x86-64 and aarch64. `docker run` of it shows that the
+//! pulled image is complete.
 
 use std::{
     fs,
@@ -15,13 +14,14 @@ use serde_json::{Value, json};
 
 use crate::{
     layout::{Image, Layout, architecture},
-    place,
+    paths,
     tool::Missing,
 };
 
 /// What the program in each image prints.
 pub const GREETING: &str = "hello from behind the pier\n";
-/// Counts changes of what is made here, so that what an older run left is not taken for it.
+/// Version of these images. Increase it with each change, so that cached images of older runs are
+/// not used.
 const VERSION: u32 = 1;
 /// The media types of a manifest, its config and its layers.
 type Kind = [&'static str; 3];
@@ -37,22 +37,22 @@ const DOCKER: Kind = [
     "application/vnd.docker.image.rootfs.diff.tar.gzip",
 ];
 
-/// The images that every test may use. Their names are nobody's on Docker Hub: a client that goes
-/// around pierhead finds nothing.
+/// The images that every test may use. Their names do not exist on Docker Hub, so that a client
+/// that bypasses pierhead fails.
 #[derive(Debug)]
 pub struct Images {
-    /// An index of two platforms, a few hundred kilobytes each.
+    /// An index of two platforms with a few hundred kilobytes each.
     pub small: Image,
-    /// The next version of it: its base is the same, the rest is not.
+    /// The next version of `small`: the same base layer, other layers above it.
     pub update: Image,
     /// A Docker v2 manifest with more than 300 MB of layers that cannot be compressed.
     pub large: Image,
 }
 
-/// Real images, built from packages by `cargo xtask corpus`: those in `PIERHEAD_CORPUS` (any OCI
-/// layout), else in the build folder. Bare names are Docker Hub's, so `library/…`.
+/// Realistic images that `cargo xtask corpus` builds from packages: those in `PIERHEAD_CORPUS` (any
+/// OCI layout), else in the build folder. Names without a namespace get Docker Hub's `library/`.
 pub fn corpus() -> Result<Vec<Image>, Missing> {
-    let built = || Some(place::profile().ok()?.parent()?.join("corpus"));
+    let built = || Some(paths::profile().ok()?.parent()?.join("corpus"));
     let folder = std::env::var_os("PIERHEAD_CORPUS")
         .map(PathBuf::from)
         .or_else(built);
@@ -66,13 +66,13 @@ pub fn corpus() -> Result<Vec<Image>, Missing> {
     })
 }
 
-/// Makes the images, or finds them made by an earlier run.
+/// Builds the images, or finds those of an earlier run.
 pub fn images() -> Result<Images> {
-    let place = place::cache("images")?;
-    let lock = File::create(place.join("lock"))?;
-    // Tests of several processes may come here at once: one makes them, the others wait.
+    let cache = paths::cache("images")?;
+    let lock = File::create(cache.join("lock"))?;
+    // Several test processes may run this at once: one builds the images, the others wait.
     lock.lock()?;
-    let folder = place.join(format!("v{VERSION}"));
+    let folder = cache.join(format!("v{VERSION}"));
     if !folder.join("index.json").exists() {
         let _ = fs::remove_dir_all(&folder);
         make(&folder)?;
@@ -102,7 +102,7 @@ fn make(folder: &Path) -> Result<()> {
     ])
 }
 
-/// An index of both architectures.
+/// Writes an index with both architectures.
 fn index(layout: &Layout, version: u64) -> Result<Value> {
     let mut manifests = Vec::new();
     for (nth, architecture) in (0..).zip(["amd64", "arm64"]) {
@@ -122,7 +122,7 @@ fn index(layout: &Layout, version: u64) -> Result<Value> {
     }))
 }
 
-/// A layer and the digest of what is compressed in it.
+/// A compressed layer and its diff ID, the digest of its uncompressed bytes.
 struct Layer {
     descriptor: Value,
     diff_id: Value,
@@ -151,7 +151,7 @@ fn manifest(
     }))
 }
 
-/// A layer with the program and the folders that a runtime mounts things on.
+/// Writes a layer with the program and the folders that a container runtime mounts on.
 fn program(layout: &Layout, kind: Kind, architecture: &str) -> Result<Layer> {
     let program = elf(architecture)?;
     layer(layout, kind, |tar| {
@@ -162,7 +162,7 @@ fn program(layout: &Layout, kind: Kind, architecture: &str) -> Result<Layer> {
     })
 }
 
-/// A layer with a file of `size` bytes from a seed.
+/// Writes a layer with one file of `size` pseudo-random bytes.
 fn data(layout: &Layout, kind: Kind, seed: u64, size: usize) -> Result<Layer> {
     layer(layout, kind, |tar| {
         let mut bytes = vec![0; size];
@@ -189,7 +189,7 @@ fn layer(
         fill(&mut tar)?;
         Ok(tar.finish()?)
     };
-    // Once as it is, for its digest (the diff ID), then as it travels.
+    // First uncompressed, for the diff ID, then compressed.
     let plain = layout.add("application/vnd.oci.image.layer.v1.tar", write)?;
     let file = layout.path(plain["digest"].as_str().context("no digest")?);
     let descriptor = layout.add(media_type, |sink| {
@@ -220,10 +220,11 @@ fn append(
     Ok(tar.append_data(&mut header, path, bytes)?)
 }
 
-/// The smallest program that prints [`GREETING`] on Linux and ends well: one segment, no libraries.
+/// The smallest ELF program that prints [`GREETING`] on Linux and exits with 0: one segment, no
+/// libraries.
 fn elf(architecture: &str) -> Result<Vec<u8>> {
     const BASE: u64 = 0x40_0000;
-    /// Of the ELF header and the one program header.
+    /// Size of the ELF header and the one program header, in bytes.
     const HEADERS: usize = 64 + 56;
     let length = u8::try_from(GREETING.len())?;
     let (machine, code): (u16, Vec<u8>) = match architecture {
@@ -292,7 +293,7 @@ mod tests {
     #[test]
     fn the_program_runs_here() -> Result<()> {
         use std::os::unix::fs::PermissionsExt as _;
-        let folder = place::scratch("elf")?;
+        let folder = paths::scratch("elf")?;
         let path = folder.path().join("hello");
         fs::write(&path, elf(architecture())?)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;

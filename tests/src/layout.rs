@@ -1,4 +1,4 @@
-//! An OCI image layout on disk: written blob by blob, read image by image.
+//! Reads and writes OCI image layouts on disk.
 
 use std::{
     fs::{self, File},
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// The annotation of an index entry that says what the image is called.
+/// The annotation of an index entry with the name of its image.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// A folder with `oci-layout`, `index.json` and `blobs/`.
@@ -19,18 +19,18 @@ pub struct Layout {
     folder: PathBuf,
 }
 
-/// A named image of a layout, with everything that it is made of.
+/// A named image of a layout, with its manifests, configs and layers.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// Repository without a registry, such as `library/redis`.
     pub repository: String,
     /// Its tag.
     pub tag: String,
-    /// Digest that the tag means: of an index or of a manifest.
+    /// Digest of the index or manifest that the tag refers to.
     pub root: String,
-    /// Each platform's manifest; one for an image that is no index.
+    /// The manifest of each platform; one manifest for an image without an index.
     pub manifests: Vec<Manifest>,
-    /// Bytes of all blobs and documents.
+    /// Size of all blobs and documents in bytes.
     pub size: u64,
     layout: Layout,
 }
@@ -38,18 +38,18 @@ pub struct Image {
 /// A manifest of an image.
 #[derive(Clone, Debug)]
 pub struct Manifest {
-    /// Of the manifest.
+    /// Digest of the manifest.
     pub digest: String,
-    /// `os/architecture` as the index says; empty where there is no index.
+    /// `os/architecture` from the index; empty without an index.
     pub platform: String,
-    /// Of the config: docker's image ID.
+    /// Digest of the config, which is docker's image ID.
     pub config: String,
-    /// Of the layers, lowest first.
+    /// Digests of the layers, lowest first.
     pub layers: Vec<String>,
 }
 
 impl Layout {
-    /// Makes an empty one.
+    /// Creates an empty layout.
     pub fn create(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder.join("blobs/sha256"))?;
         fs::write(
@@ -61,11 +61,11 @@ impl Layout {
         })
     }
 
-    /// One that exists.
+    /// Opens an existing layout.
     pub fn open(folder: &Path) -> Result<Self> {
         ensure!(
             folder.join("index.json").exists(),
-            "{} is no OCI image layout",
+            "{} is not an OCI image layout",
             folder.display()
         );
         Ok(Self {
@@ -73,17 +73,17 @@ impl Layout {
         })
     }
 
-    /// Where it is.
+    /// The folder of the layout.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The file of a blob or document.
+    /// The path of a blob or document.
     pub fn path(&self, digest: &str) -> PathBuf {
         self.folder.join("blobs").join(digest.replacen(':', "/", 1))
     }
 
-    /// Adds what `write` writes; returns its descriptor.
+    /// Adds a blob with the bytes that `write` writes. Returns its descriptor.
     pub fn add(
         &self,
         media_type: &str,
@@ -102,7 +102,7 @@ impl Layout {
         Ok(json!({ "mediaType": media_type, "digest": digest, "size": sink.size }))
     }
 
-    /// Adds a document under the media type that it states.
+    /// Adds a document. Its media type is the one in the document.
     pub fn add_json(&self, document: &Value) -> Result<Value> {
         let media_type = document["mediaType"]
             .as_str()
@@ -112,7 +112,7 @@ impl Layout {
         })
     }
 
-    /// Writes `index.json`: descriptors and what each is called (`repository:tag`).
+    /// Writes `index.json` with these names (`repository:tag`) and descriptors.
     pub fn name(&self, images: &[(String, Value)]) -> Result<()> {
         let manifests: Vec<Value> = images
             .iter()
@@ -129,7 +129,7 @@ impl Layout {
         )?)
     }
 
-    /// All its named images.
+    /// All named images of the layout.
     pub fn images(&self) -> Result<Vec<Image>> {
         let index: Value = serde_json::from_slice(&fs::read(self.folder.join("index.json"))?)?;
         let entries = index["manifests"]
@@ -143,7 +143,7 @@ impl Layout {
         let (repository, tag) = name
             .rsplit_once(':')
             .with_context(|| format!("{name:?} has no tag"))?;
-        // Docker Hub's official images: what `redis` means.
+        // A name such as `redis` is an official image of Docker Hub.
         let library = if repository.contains('/') {
             ""
         } else {
@@ -212,7 +212,7 @@ impl Image {
         format!("{}:{}", self.repository, self.tag)
     }
 
-    /// What a client of this machine's architecture gets.
+    /// The manifest for the architecture of this machine.
     pub fn here(&self) -> Result<&Manifest> {
         let here = format!("linux/{}", architecture());
         let fits = |manifest: &&Manifest| manifest.platform.is_empty() || manifest.platform == here;
@@ -240,19 +240,19 @@ impl Image {
         documents
     }
 
-    /// The layout that it is in.
+    /// The layout that contains the image.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The file of one of its blobs or documents.
+    /// The path of a blob or document of the image.
     pub fn file(&self, digest: &str) -> PathBuf {
         self.layout.path(digest)
     }
 }
 
 impl Manifest {
-    /// Digests of config and layers, each once.
+    /// Digests of the config and the layers, each once.
     pub fn blobs(&self) -> Vec<String> {
         let mut blobs = self.layers.clone();
         blobs.push(self.config.clone());
@@ -262,7 +262,7 @@ impl Manifest {
     }
 }
 
-/// This machine's, as images call it.
+/// The architecture of this machine in the terms of OCI: `amd64` or `arm64`.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -271,17 +271,17 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// A digest in the making.
+/// An incremental SHA-256 hash.
 #[derive(Default)]
 pub struct Hash(Sha256);
 
 impl Hash {
-    /// More of what is hashed.
+    /// Adds bytes to the hash.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// `sha256:…` of all of it.
+    /// The digest of all bytes: `sha256:…`.
     pub fn digest(self) -> String {
         let hex: String = self
             .0
@@ -293,7 +293,7 @@ impl Hash {
     }
 }
 
-/// `sha256:…` of a file.
+/// The digest of a file: `sha256:…`.
 pub fn digest_of(path: &Path) -> Result<String> {
     let mut hash = Hash::default();
     let mut file = File::open(path).with_context(|| path.display().to_string())?;

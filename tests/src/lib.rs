@@ -1,19 +1,18 @@
-//! What the end-to-end tests stand on: real daemons as processes, real clients, images to pull.
-//!
-//! Nothing here knows pierhead from inside. All of it listens on loopback, keeps its files in
-//! folders of its own and ends with the test that started it. Built for tests: what goes wrong is
-//! an `anyhow` error that says what was run and what it said.
+//! The library of the end-to-end tests: pierhead, registries and container clients as processes,
+//! and images to pull. No module here uses the code of pierhead. All processes listen on loopback,
+//! write to their own folders, and end with the test that started them. Failures are `anyhow`
+//! errors with the command and its output.
 
 #![forbid(unsafe_code)]
 
+pub mod cgroup;
 pub mod chart;
 pub mod clients;
-pub mod group;
 pub mod image;
 pub mod layout;
 pub mod namespace;
+pub mod paths;
 pub mod pierhead;
-pub mod place;
 pub mod pod;
 pub mod process;
 pub mod registry;

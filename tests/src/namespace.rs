@@ -1,4 +1,4 @@
-//! A network or a tree of mounts that a process has to itself: what a machine of its own would show it.
+//! Linux namespaces for test processes: their own network, mounts, or a root without capabilities.
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ use crate::{
     wait,
 };
 
-/// For root as for a user, who is root in a namespace of users besides.
+/// The `unshare` command for a namespace. A user without root gets a user namespace in addition.
 fn unshare(what: &str) -> Vec<String> {
     let mut words = vec!["unshare".to_owned(), what.to_owned()];
     if tool::root().is_err() {
@@ -26,7 +26,7 @@ fn unshare(what: &str) -> Vec<String> {
     words
 }
 
-/// Whether namespaces can be had here.
+/// Checks that this machine allows namespaces.
 pub fn available() -> Result<(), Missing> {
     for what in ["--net", "--mount"] {
         let words = unshare(what);
@@ -41,8 +41,9 @@ pub fn available() -> Result<(), Missing> {
     tool::find(&["ip"]).map(drop)
 }
 
-/// Words to put before a command that is to run as root without a single capability: modes of files count for it.
-pub fn powerless() -> Vec<String> {
+/// A command prefix that runs a program as root without capabilities, so that file modes apply to
+/// it.
+pub fn without_capabilities() -> Vec<String> {
     let words = [
         "setpriv",
         "--bounding-set=-all",
@@ -56,21 +57,22 @@ pub fn powerless() -> Vec<String> {
     }
 }
 
-/// Words to put before a command that is to see other mounts: `script` (of the shell) makes them.
+/// A command prefix that runs a program in a mount namespace. The shell script `script` mounts its
+/// file systems.
 pub fn mounted(script: &str) -> Vec<String> {
     let mut words = unshare("--mount");
     words.extend(["sh", "-ec", &format!("{script}\nexec \"$@\""), "sh"].map(str::to_owned));
     words
 }
 
-/// A network of its own, with loopback and what is added; it ends with its owner.
+/// A network namespace with a loopback interface and added interfaces. It ends with its owner.
 #[derive(Debug)]
 pub struct Network {
     holder: Child,
 }
 
 impl Network {
-    /// With loopback up.
+    /// Creates a namespace and enables its loopback interface.
     pub fn new() -> Result<Self> {
         let words = unshare("--net");
         let unshare = tool::find(&[&words[0]]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
@@ -83,8 +85,9 @@ impl Network {
         let network = Self { holder };
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
         let pid = network.holder.id().to_string();
-        wait::until("a network of its own", || {
-            // The user namespace comes first, and nobody can enter before it has its map.
+        wait::until("a network namespace", || {
+            // The user namespace is created first. No process can enter it before its ID map
+            // exists.
             let apart = matches!((of(&pid), of("self")), (Ok(its), Ok(ours)) if its != ours);
             Ok((apart && network.ip("link show lo").is_ok()).then_some(()))
         })?;
@@ -92,7 +95,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Words to put before a command that is to run in it.
+    /// A command prefix that runs a program in the namespace.
     pub fn enter(&self) -> Vec<String> {
         let mut words = vec![
             "nsenter".to_owned(),
@@ -106,7 +109,7 @@ impl Network {
         words
     }
 
-    /// A program in it.
+    /// A command that runs in the namespace.
     pub fn command(&self, program: &Path) -> Command {
         let words = self.enter();
         let mut command = Command::new(&words[0]);
@@ -114,7 +117,8 @@ impl Network {
         command
     }
 
-    /// Runs it in a thread that is in it: sockets and processes that come of it stay there. Root only.
+    /// Runs a closure in a thread of the namespace. Its sockets and processes stay in the
+    /// namespace. Needs root.
     pub fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let file = File::open(format!("/proc/{}/ns/net", self.holder.id()))?;
         thread::scope(|scope| {
@@ -126,13 +130,13 @@ impl Network {
         })
     }
 
-    /// `ip` with these words.
+    /// Runs `ip` with these arguments in the namespace.
     pub fn ip(&self, words: &str) -> Result<String> {
         let ip = tool::find(&["ip"]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
         process::run(self.command(&ip).args(words.split(' ')))
     }
 
-    /// What a GET in it comes to: a status, or nothing when there is no connection.
+    /// Sends a GET in the namespace. Returns the status, or `None` when the connection fails.
     pub fn get(&self, url: &str) -> Result<Option<u16>> {
         const SCRIPT: &str = "\
 import http.client, sys, urllib.parse

@@ -1,4 +1,4 @@
-//! The daemon under test, as a process.
+//! Runs the pierhead binary under test: `serve` as a daemon, and other commands to their end.
 
 use std::{
     fs,
@@ -12,11 +12,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
-    place,
+    paths,
     process::{self, Daemon},
 };
 
-/// How to start it.
+/// Command line and configuration of a daemon.
 #[derive(Debug, Default)]
 pub struct Options {
     data: Option<PathBuf>,
@@ -26,26 +26,26 @@ pub struct Options {
 }
 
 impl Options {
-    /// All defaults but the addresses and the data folder.
+    /// Defaults except for the addresses and the data folder.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `--upstream NAME=URL`.
+    /// Adds `--upstream NAME=URL`.
     #[must_use]
     pub fn upstream(self, name: &str, url: &str) -> Self {
         self.argument("--upstream")
             .argument(format!("{name}={url}"))
     }
 
-    /// One more word of the command line.
+    /// Adds an argument to the command line.
     #[must_use]
     pub fn argument(mut self, argument: impl Into<String>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// More lines of its configuration file (TOML).
+    /// Adds lines to the configuration file (TOML).
     #[must_use]
     pub fn config(mut self, toml: &str) -> Self {
         self.config.push_str(toml);
@@ -53,14 +53,14 @@ impl Options {
         self
     }
 
-    /// Started by these words, which become it: such as those of [`crate::namespace`].
+    /// Adds a command prefix, such as one of [`crate::namespace`], which must `exec` the daemon.
     #[must_use]
     pub fn inside(mut self, words: Vec<String>) -> Self {
         self.inside = words;
         self
     }
 
-    /// A data folder that is somebody else's to make and remove.
+    /// Uses this data folder. The caller creates and removes it.
     #[must_use]
     pub fn data(mut self, folder: &Path) -> Self {
         self.data = Some(folder.to_owned());
@@ -68,7 +68,7 @@ impl Options {
     }
 }
 
-/// A running pierhead.
+/// A running pierhead daemon.
 #[derive(Debug)]
 pub struct Pierhead {
     daemon: Daemon,
@@ -80,17 +80,17 @@ pub struct Pierhead {
 }
 
 impl Pierhead {
-    /// Starts it and waits until it is ready.
+    /// Starts the daemon and waits until it is ready.
     pub fn start(options: Options) -> Result<Self> {
         Self::start_while(options, |_| Ok(()))
     }
 
-    /// The same, with something that happens while it is starting.
+    /// Starts the daemon and runs a closure while it starts.
     pub fn start_while(
         options: Options,
         meanwhile: impl FnOnce(&mut Daemon) -> Result<()>,
     ) -> Result<Self> {
-        let folder = place::scratch("pierhead")?;
+        let folder = paths::scratch("pierhead")?;
         let data = options
             .data
             .clone()
@@ -106,9 +106,9 @@ impl Pierhead {
         })
     }
 
-    /// Runs `serve` where it is expected to refuse: how it ended and what it said.
+    /// Runs `serve` and expects it to fail. Returns its exit status and its output.
     pub fn refuses(options: &Options) -> Result<(ExitStatus, String)> {
-        let folder = place::scratch("pierhead")?;
+        let folder = paths::scratch("pierhead")?;
         let data = options
             .data
             .clone()
@@ -119,26 +119,26 @@ impl Pierhead {
             &mut serving(folder.path(), &data, options)?,
             &log,
         )?;
-        let status = daemon.wait(crate::wait::PATIENCE)?;
+        let status = daemon.wait(crate::wait::TIMEOUT)?;
         Ok((status, daemon.log()))
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where metrics, health and the cache commands are.
+    /// The address of the admin API: metrics, health and cache commands.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// Its data folder.
+    /// The data folder.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// The file of a committed blob.
+    /// The path of a committed blob.
     pub fn blob(&self, digest: &str) -> PathBuf {
         let (algorithm, hex) = digest.split_once(':').unwrap_or(("", digest));
         self.data
@@ -148,27 +148,27 @@ impl Pierhead {
             .join(hex)
     }
 
-    /// What it logged.
+    /// The log of the daemon.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
-    /// The process.
+    /// The process of the daemon.
     pub fn daemon(&mut self) -> &mut Daemon {
         &mut self.daemon
     }
 
-    /// Ends it with SIGKILL: a crash.
+    /// Sends SIGKILL, to simulate a crash.
     pub fn kill(&mut self) -> Result<()> {
         self.daemon.kill()
     }
 
-    /// Asks it to end, and waits.
+    /// Sends SIGTERM and waits for the end of the process.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.daemon.terminate()
     }
 
-    /// Ends it if it still runs and starts it again on the same data folder, on new ports.
+    /// Stops the daemon if it runs, and starts it again with the same data folder and new ports.
     pub fn restart(&mut self) -> Result<()> {
         self.daemon.terminate()?;
         (self.daemon, self.address, self.admin) =
@@ -176,23 +176,26 @@ impl Pierhead {
         Ok(())
     }
 
-    /// Gives it another configuration file, also for later restarts, and asks it to read it again.
+    /// Replaces the configuration file, also for later restarts, and triggers a reload.
     pub fn reload(&mut self, toml: &str) -> Result<()> {
         toml.clone_into(&mut self.options.config);
-        fs::write(self.folder.path().join("pierhead.toml"), unshaken(toml))?;
+        fs::write(
+            self.folder.path().join("pierhead.toml"),
+            without_pauses(toml),
+        )?;
         self.daemon.signal(rustix::process::Signal::HUP)
     }
 
-    /// `pierhead cache …` against it; what it printed.
+    /// Runs `pierhead cache …` against this daemon. Returns its output.
     pub fn cache(&self, arguments: &[&str]) -> Result<String> {
         process::stdout(
-            Command::new(place::pierhead()?)
+            Command::new(paths::pierhead()?)
                 .args(["cache", "--admin", &format!("http://{}", self.admin)])
                 .args(arguments),
         )
     }
 
-    /// `VmRSS` and `VmHWM`: resident memory in bytes, now and at its peak.
+    /// Current and peak resident memory in bytes (`VmRSS` and `VmHWM`).
     pub fn memory(&self) -> Result<(u64, u64)> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.daemon.pid()))?;
         let of = |key: &str| -> Result<u64> {
@@ -211,20 +214,20 @@ impl Pierhead {
     }
 }
 
-/// The same behind some words, such as those of [`crate::group::Group::enter`].
+/// As [`run`], with a command prefix such as that of [`crate::cgroup::Cgroup::enter`].
 pub fn run_in(inside: &[String], arguments: &[&str]) -> Result<(ExitStatus, String)> {
     let (first, words) = inside.split_first().context("no words")?;
     process::output(
         Command::new(first)
             .args(words)
-            .arg(place::pierhead()?)
+            .arg(paths::pierhead()?)
             .args(arguments),
     )
 }
 
-/// Runs `pierhead` to its end: how it ended and what it said.
+/// Runs `pierhead` to its end. Returns its exit status and its output.
 pub fn run(arguments: &[&str]) -> Result<(ExitStatus, String)> {
-    process::output(Command::new(place::pierhead()?).args(arguments))
+    process::output(Command::new(paths::pierhead()?).args(arguments))
 }
 
 fn serve(
@@ -241,8 +244,8 @@ fn serve(
         &folder.join("log"),
     )?;
     meanwhile(&mut daemon)?;
-    let told = daemon.until("ready", |_| {
-        // Half written is the same as not written.
+    let text = daemon.until("ready", |_| {
+        // A partly written file counts as missing.
         Ok(fs::read(&ready)
             .ok()
             .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok()))
@@ -250,20 +253,20 @@ fn serve(
     let address = |value: &Value| -> Result<SocketAddr> {
         value
             .as_str()
-            .with_context(|| format!("no address in {told}"))?
+            .with_context(|| format!("no address in {text}"))?
             .parse()
             .context("an address")
     };
     Ok((
         daemon,
-        address(&told["listen"][0])?,
-        address(&told["admin"])?,
+        address(&text["listen"][0])?,
+        address(&text["admin"])?,
     ))
 }
 
-/// The same, for a daemon that does not rest when this machine is short of something, unless that is what is tried: other tests
-/// run beside it.
-fn unshaken(toml: &str) -> String {
+/// Disables pauses under pressure in a configuration that does not set them, since other tests put
+/// pressure on this machine.
+fn without_pauses(toml: &str) -> String {
     const LIMITS: &str = "[limits]\n";
     const NEVER: &str = "pause_under = []\n";
     match toml.find(LIMITS) {
@@ -278,12 +281,12 @@ fn unshaken(toml: &str) -> String {
 
 fn serving(folder: &Path, data: &Path, options: &Options) -> Result<Command> {
     let config = folder.join("pierhead.toml");
-    fs::write(&config, unshaken(&options.config))?;
+    fs::write(&config, without_pauses(&options.config))?;
     let mut words = options
         .inside
         .iter()
         .map(PathBuf::from)
-        .chain([place::pierhead()?]);
+        .chain([paths::pierhead()?]);
     let mut command = process::command(&words.next().context("a program")?);
     command.args(words);
     command

@@ -1,6 +1,6 @@
-//! The container of a rendered pod, run by podman as a kubelet has it run by containerd: the same image, words,
-//! user, volumes, limits and security settings. A setting that is not understood here is an error, so that none is
-//! left out unseen.
+//! Runs the container of a rendered pod by podman, with the settings of its pod specification:
+//! image, arguments, user, volumes, limits, security. A setting that this module does not support
+//! is an error, so that the tests ignore none.
 
 use std::{
     collections::BTreeMap,
@@ -14,9 +14,9 @@ use rustix::process::{Resource, getrlimit};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
-use crate::{chart::Chart, clients::Podman, namespace, place, tool::Missing, wait};
+use crate::{chart::Chart, clients::Podman, namespace, paths, tool::Missing, wait};
 
-/// A running container. Dropped, it is removed.
+/// A running container. Dropping it removes the container.
 #[derive(Debug)]
 pub struct Pod {
     podman: Podman,
@@ -26,23 +26,23 @@ pub struct Pod {
     config_check: Option<Result<String, String>>,
 }
 
-/// A volume that is memory: its size.
+/// The size of a volume in memory (`emptyDir` with `medium: Memory`).
 struct InMemory(String);
 
-/// The OCI layout with the image that is released, made of the program under test: `PIERHEAD_IMAGE`, else in the
-/// build folder.
+/// The OCI layout of the release image with the program under test: `PIERHEAD_IMAGE`, else the one
+/// in the build folder.
 pub fn image() -> Result<PathBuf, Missing> {
-    let built = || Some(place::profile().ok()?.parent()?.join("dist-trial/image"));
+    let built = || Some(paths::profile().ok()?.parent()?.join("dist-trial/image"));
     let named = std::env::var_os("PIERHEAD_IMAGE").map(PathBuf::from);
     named
         .or_else(built)
         .filter(|folder| folder.join("index.json").exists())
         .ok_or_else(|| {
-            Missing::new("no image of pierhead: `cargo xtask test --only dist` makes it")
+            Missing::new("no image of pierhead: `cargo xtask test --only dist` builds it")
         })
 }
 
-/// What a pod needs to run here.
+/// Checks that this machine can run a pod.
 pub fn find() -> Result<(), Missing> {
     Chart::find()?;
     Podman::find()?;
@@ -50,7 +50,8 @@ pub fn find() -> Result<(), Missing> {
     image().map(drop)
 }
 
-/// Whether an init container has the image, mounts, limits and rights of the pod's container.
+/// Whether an init container has the image, mounts, limits and security settings of the pod's
+/// container.
 fn is_alike(init: &Value, container: &Value) -> bool {
     let same = [
         "image",
@@ -64,10 +65,10 @@ fn is_alike(init: &Value, container: &Value) -> bool {
 }
 
 impl Pod {
-    /// Starts the one container of the chart's pod in the network of the calling thread. `environment` says what the
-    /// node would for `fieldRef`s.
+    /// Starts the one container of the chart's pod in the network namespace of the calling thread.
+    /// `environment` has the values of `fieldRef`s, which a node would supply.
     pub fn start(chart: &Chart, environment: &[(&str, &str)]) -> Result<Self> {
-        // It pulls nothing by a name.
+        // The container uses the local image and pulls nothing.
         let podman = Podman::with_mirror("docker.io", ([127, 0, 0, 1], 1).into())?;
         let layout = image().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let id = podman.load(&layout)?;
@@ -81,7 +82,7 @@ impl Pod {
             [one] if is_alike(one, container) => Some(one),
             _ => bail!("an init container with settings of its own: {pod}"),
         };
-        let volumes = place::scratch("volumes")?;
+        let volumes = paths::scratch("volumes")?;
         let mut words: Vec<String> = ["run", "--network=host", "--pull=never"]
             .map(str::to_owned)
             .into();
@@ -99,7 +100,7 @@ impl Pod {
         for mount in list(&container["volumeMounts"]) {
             let name = text(&mount["name"])?;
             if let Some(InMemory(size)) = in_memory.get(name) {
-                // The kernel charges the container for it, as it does a pod's.
+                // The kernel charges this memory to the container, as in a pod.
                 let at = text(&mount["mountPath"])?;
                 words.push(format!(
                     "--mount=type=tmpfs,destination={at},tmpfs-size={size},tmpfs-mode=0777"
@@ -140,7 +141,8 @@ impl Pod {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             podman.podman(&words)
         };
-        // A kubelet would run a failed one again, and start nothing else before it passes.
+        // A kubelet runs a failed init container again, and starts no other container before it
+        // succeeds.
         let config_check = check.map(|it| run("--rm", it).map_err(|error| format!("{error:#}")));
         let id = run("--detach", container)?.trim().to_owned();
         let grace = pod["terminationGracePeriodSeconds"].as_u64();
@@ -153,40 +155,42 @@ impl Pod {
         })
     }
 
-    /// What the init container said: the output of a passed check, or the error. `None` without one.
+    /// The output of the init container, or its error. `None` without an init container.
     pub fn config_check(&self) -> Option<Result<&str, &str>> {
         let check = self.config_check.as_ref()?;
         Some(check.as_deref().map_err(String::as_str))
     }
 
-    /// The folder that stands for a volume.
+    /// The host folder of a volume.
     pub fn volume(&self, name: &str) -> PathBuf {
         self.volumes.path().join(name)
     }
 
-    /// What it wrote to both outputs.
+    /// The output (stdout and stderr) of the container.
     pub fn log(&self) -> String {
         let log = self.podman.logs(&self.id);
         log.unwrap_or_else(|error| format!("{error:#}"))
     }
 
-    /// Whether it runs.
-    pub fn runs(&self) -> Result<bool> {
+    /// Whether the container is running.
+    pub fn is_running(&self) -> Result<bool> {
         Ok(self.inspect("{{.State.Running}}")? == "true")
     }
 
-    /// Waits until it ends by itself: its exit status.
-    pub fn ended(&self) -> Result<i32> {
-        wait::until("the end of the pod", || Ok((!self.runs()?).then_some(())))?;
+    /// Waits until the container exits. Returns its exit status.
+    pub fn wait_for_exit(&self) -> Result<i32> {
+        wait::until("the end of the pod", || {
+            Ok((!self.is_running()?).then_some(()))
+        })?;
         Ok(self.inspect("{{.State.ExitCode}}")?.parse()?)
     }
 
-    /// Starts the container once more, as a kubelet does with one that ended.
-    pub fn again(&self) -> Result<()> {
+    /// Starts the container again after its exit, as a kubelet does.
+    pub fn restart(&self) -> Result<()> {
         self.podman.podman(&["start", &self.id]).map(drop)
     }
 
-    /// Whether a command succeeds in it, as a kubelet asks one of a probe.
+    /// Whether a command in the container succeeds, as for an `exec` probe of a kubelet.
     pub fn exec(&self, words: &Value) -> Result<bool> {
         let mut command = vec!["exec", &self.id];
         for word in list(words) {
@@ -195,7 +199,7 @@ impl Pod {
         Ok(self.podman.podman(&command).is_ok())
     }
 
-    /// A line of `/proc/<its process>/status`, such as `CapEff`.
+    /// A line of `/proc/<pid>/status` of its process, such as `CapEff`.
     pub fn status(&self, key: &str) -> Result<String> {
         let status = self.proc("status")?;
         let line = status.lines().find_map(|line| line.strip_prefix(key));
@@ -207,17 +211,17 @@ impl Pod {
             .join(" "))
     }
 
-    /// Options of what is mounted at a path in it.
+    /// The mount options of a path in the container.
     pub fn mounted(&self, at: &str) -> Result<String> {
         let mounts = self.proc("mounts")?;
         let mut lines = mounts.lines().map(|line| line.split(' '));
-        // The last one lies above the others.
+        // The last mount hides the others.
         let options = lines.rfind(|words| words.clone().nth(1) == Some(at));
         let options = options.and_then(|mut words| words.nth(3).map(str::to_owned));
         options.with_context(|| format!("nothing is mounted at {at}"))
     }
 
-    /// Asks it to end, as a kubelet does: its exit status.
+    /// Stops the container as a kubelet does. Returns its exit status.
     pub fn stop(&self) -> Result<i32> {
         self.podman
             .podman(&["stop", "--time", &self.grace.to_string(), &self.id])?;
@@ -227,7 +231,7 @@ impl Pod {
     fn proc(&self, file: &str) -> Result<String> {
         let pid = self.inspect("{{.State.Pid}}")?;
         fs::read_to_string(format!("/proc/{pid}/{file}"))
-            .with_context(|| format!("it ended:\n{}", self.log()))
+            .with_context(|| format!("the container exited:\n{}", self.log()))
     }
 
     fn inspect(&self, format: &str) -> Result<String> {
@@ -249,19 +253,19 @@ impl Drop for Pod {
     }
 }
 
-/// The security settings of a container, those of its pod included.
+/// The security settings of a container, including those of its pod.
 struct Settings {
     user: u64,
     group: u64,
-    /// Of the volumes.
+    /// The group of the volumes (`fsGroup`).
     volumes: Option<u64>,
 }
 
 impl Settings {
-    /// Those that pierhead's charts make, and no others.
+    /// Reads the settings that pierhead's charts use. Any other setting is an error.
     fn of(pod: &Value, container: &Value) -> Result<Self> {
         let mut left = Map::new();
-        // What the container says wins.
+        // Settings of the container take precedence over those of the pod.
         for of in [pod, container] {
             left.extend(of.as_object().cloned().unwrap_or_default());
         }
@@ -281,8 +285,8 @@ impl Settings {
         let group = take("runAsGroup").as_u64().context("no runAsGroup")?;
         let volumes = take("fsGroup").as_u64();
         let not_root = take("runAsNonRoot") == true;
-        ensure!(!not_root || user != 0, "root, and not root");
-        // How volumes of other kinds are given to the group.
+        ensure!(!not_root || user != 0, "user 0 contradicts runAsNonRoot");
+        // The change policy applies to other kinds of volumes only.
         take("fsGroupChangePolicy");
         ensure!(left.is_empty(), "not understood: {left:?}");
         Ok(Self {
@@ -297,11 +301,12 @@ impl Settings {
         let mut words = vec![
             format!("--user={}:{}", self.user, self.group),
             "--read-only".to_owned(),
-            // Without folders in memory, which a kubelet adds neither.
+            // Without podman's folders in memory, which a kubelet does not add.
             "--read-only-tmpfs=false".to_owned(),
             "--cap-drop=all".to_owned(),
             "--security-opt=no-new-privileges".to_owned(),
-            // podman raises the limits to the kernel's, which a sandbox may not allow even root.
+            // podman raises the limits to those of the kernel, which a sandbox may forbid even for
+            // root.
             format!("--ulimit=nofile={files}:{files}"),
             "--ulimit=nproc=1024:1024".to_owned(),
         ];
@@ -323,13 +328,13 @@ fn limits(limits: &Value) -> Result<Vec<String>> {
                 Some(milli) => format!("--cpus={}", milli.parse::<f64>()? / 1000.0),
                 None => format!("--cpus={amount}"),
             },
-            other => bail!("a limit of {other}"),
+            other => bail!("an unsupported limit: {other}"),
         });
     }
     Ok(words)
 }
 
-/// Whether a volume is memory.
+/// The volume in memory, if the volume is one.
 fn memory(volume: &Value) -> Result<Option<InMemory>> {
     let empty = &volume["emptyDir"];
     if empty["medium"] != "Memory" {
@@ -341,7 +346,7 @@ fn memory(volume: &Value) -> Result<Option<InMemory>> {
     Ok(Some(InMemory(size)))
 }
 
-/// Makes what a kubelet would mount.
+/// Creates the folder or file that a kubelet would mount.
 fn make(volume: &Value, path: &Path, chart: &Chart, group: Option<u64>) -> Result<()> {
     fs::create_dir(path)?;
     if let Some(map) = volume.get("configMap") {
@@ -350,25 +355,25 @@ fn make(volume: &Value, path: &Path, chart: &Chart, group: Option<u64>) -> Resul
             fs::write(path.join(name), text(content)?)?;
         }
     } else if let Some(secret) = volume.get("secret") {
-        // Nobody made it.
+        // No such path exists on the host.
         ensure!(
             secret["optional"] == true,
-            "the kubelet would wait for it: {volume}"
+            "the kubelet would wait for this volume: {volume}"
         );
         fs::set_permissions(path, Permissions::from_mode(0o755))?;
     } else if volume.get("emptyDir").is_some() {
-        // For everybody, and what is made in it for the group of the volumes.
+        // Writable by all users. Files in it belong to the group of the volumes.
         let group = group.map(u32::try_from).transpose()?;
         chown(path, None, group)?;
         fs::set_permissions(path, Permissions::from_mode(0o2777))?;
     } else if let Some(node) = volume.get("hostPath") {
         ensure!(
             node["type"] == "DirectoryOrCreate",
-            "a folder that must be there: {node}"
+            "a folder that must exist: {node}"
         );
         fs::set_permissions(path, Permissions::from_mode(0o755))?;
     } else {
-        bail!("a volume of another kind: {volume}");
+        bail!("an unsupported volume: {volume}");
     }
     Ok(())
 }

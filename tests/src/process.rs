@@ -1,4 +1,4 @@
-//! Other programs: daemons that end with their owner, and commands that are waited for.
+//! Runs programs: daemons that end with their owner, and commands that run to their end.
 
 use std::{
     ffi::OsStr,
@@ -14,12 +14,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a daemon may take to end after SIGTERM before it is killed.
-const GRACE: Duration = Duration::from_secs(20);
-/// Of a log, how much goes into an error message.
-const TAIL: usize = 4_000;
+/// Time from SIGTERM to SIGKILL of a daemon.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+/// Number of bytes of a log's end in an error message.
+const LOG_TAIL_SIZE: usize = 4_000;
 
-/// A running program with its output in a file. Dropped, it is ended: first asked, then killed.
+/// A running program with its output in a file. Dropping it sends SIGTERM, then SIGKILL.
 #[derive(Debug)]
 pub struct Daemon {
     name: String,
@@ -28,12 +28,12 @@ pub struct Daemon {
     status: Option<ExitStatus>,
 }
 
-/// A command whose process dies with the thread that starts it: a test that is itself killed leaves
-/// nothing behind. (`setpriv` becomes the program, so the process's id is the program's.)
+/// A command whose process dies with the thread that starts it, so that a killed test leaves no
+/// processes. `setpriv` execs the program, so that both have the same process ID.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
-    // What the developer's shell says must not change what a test sees.
+    // The environment of the developer's shell must not affect a test.
     for name in ["http_proxy", "https_proxy", "no_proxy", "all_proxy"] {
         command.env_remove(name).env_remove(name.to_uppercase());
     }
@@ -42,7 +42,7 @@ pub fn command(program: &Path) -> Command {
 }
 
 impl Daemon {
-    /// Starts it, with both outputs appended to `log`.
+    /// Starts a program that appends stdout and stderr to `log`.
     pub fn start(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
         let file = File::options()
             .create(true)
@@ -52,7 +52,7 @@ impl Daemon {
         let child = command
             .stdout(file.try_clone()?)
             .stderr(file)
-            // Ctrl-C in a terminal is for the test runner; its end then ends us.
+            // Ctrl-C in a terminal goes to the test runner, whose end then ends the daemon.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {name}: {command:?}"))?;
@@ -64,7 +64,7 @@ impl Daemon {
         })
     }
 
-    /// All that it wrote so far.
+    /// The output so far.
     pub fn log(&self) -> String {
         fs::read(&self.log).map_or_else(
             |_| String::new(),
@@ -72,12 +72,12 @@ impl Daemon {
         )
     }
 
-    /// The process.
+    /// The process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, if it did.
+    /// The exit status; `None` while the daemon runs.
     pub fn status(&mut self) -> Result<Option<ExitStatus>> {
         if self.status.is_none() {
             self.status = self.child.try_wait()?;
@@ -85,7 +85,7 @@ impl Daemon {
         Ok(self.status)
     }
 
-    /// Asks until there is an answer; an end of the daemon meanwhile is an error with its log.
+    /// Calls `ask` until it returns a value. The end of the daemon is an error with its log.
     pub fn until<T>(
         &mut self,
         what: &str,
@@ -104,7 +104,7 @@ impl Daemon {
         waited.with_context(|| format!("the log of {name} ends:\n{}", tail(&self.log())))
     }
 
-    /// Waits for the end that something else brings about.
+    /// Waits for the exit of the daemon, without a signal.
     pub fn wait(&mut self, at_most: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -113,7 +113,8 @@ impl Daemon {
             }
             if start.elapsed() > at_most {
                 bail!(
-                    "{} did not end within {at_most:?}; its log ends:\n{}",
+                    "{} did not exit within {at_most:?}; its log ends:
+{}",
                     self.name,
                     tail(&self.log())
                 );
@@ -122,7 +123,7 @@ impl Daemon {
         }
     }
 
-    /// Sends a signal, unless it ended already.
+    /// Sends a signal, unless the daemon has exited.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if self.status()?.is_some() {
             return Ok(());
@@ -130,14 +131,15 @@ impl Daemon {
         let pid = i32::try_from(self.child.id())
             .ok()
             .and_then(Pid::from_raw)
-            .context("a process without an id")?;
+            .context("a process without an ID")?;
         kill_process(pid, signal).with_context(|| format!("signal to {}", self.name))
     }
 
-    /// SIGTERM, then the end of the process; killed if it takes too long, which is an error.
+    /// Sends SIGTERM and waits for the exit. After [`SHUTDOWN_TIMEOUT`], kills the daemon and
+    /// returns an error.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        match self.wait(GRACE) {
+        match self.wait(SHUTDOWN_TIMEOUT) {
             Ok(status) => Ok(status),
             Err(error) => {
                 self.kill()?;
@@ -146,10 +148,10 @@ impl Daemon {
         }
     }
 
-    /// SIGKILL: what a crash is like.
+    /// Sends SIGKILL, to simulate a crash.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
-        self.wait(GRACE).map(drop)
+        self.wait(SHUTDOWN_TIMEOUT).map(drop)
     }
 }
 
@@ -167,7 +169,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Runs it to its end. A failure is an error with all that it said.
+/// Runs a command to its end and returns its output. A failure is an error with the output.
 pub fn run(command: &mut Command) -> Result<String> {
     let (status, said) = output(command)?;
     if !status.success() {
@@ -176,7 +178,7 @@ pub fn run(command: &mut Command) -> Result<String> {
     Ok(said)
 }
 
-/// Runs it to its end: how it ended, and what it said on both outputs.
+/// Runs a command to its end. Returns its exit status, and stdout and stderr as one text.
 pub fn output(command: &mut Command) -> Result<(ExitStatus, String)> {
     let output = command
         .stdout(Stdio::piped())
@@ -188,7 +190,7 @@ pub fn output(command: &mut Command) -> Result<(ExitStatus, String)> {
     Ok((output.status, said))
 }
 
-/// Runs it to its end; only what it wrote to its standard output.
+/// Runs a command to its end. Returns its standard output.
 pub fn stdout(command: &mut Command) -> Result<String> {
     let output = command
         .output()
@@ -203,8 +205,7 @@ pub fn stdout(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Detaches whatever is still mounted below a folder, the deepest first: a daemon that had to be
-/// killed cannot.
+/// Unmounts all mounts below a folder, the deepest first, for daemons that were killed.
 pub fn unmount_below(folder: &Path) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut points: Vec<&str> = mounts
@@ -220,9 +221,9 @@ pub fn unmount_below(folder: &Path) {
     }
 }
 
-/// The end of a text, from a line's beginning.
+/// The end of a text, beginning with a complete line.
 fn tail(text: &str) -> &str {
-    let start = text.len().saturating_sub(TAIL);
+    let start = text.len().saturating_sub(LOG_TAIL_SIZE);
     let start = (start..text.len())
         .find(|&at| text.is_char_boundary(at))
         .unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A real registry (CNCF distribution) as the upstream, with a log that says what was asked of it.
+//! Runs a real registry (CNCF distribution) as the upstream, and reads its access log.
 
 use std::{
     collections::BTreeMap,
@@ -13,17 +13,17 @@ use tempfile::TempDir;
 
 use crate::{
     layout::Image,
-    place,
+    paths,
     process::{self, Daemon},
     tool::{self, Missing},
 };
 
-/// The program: distribution v3 from `go install`, else Debian's package of v2.
+/// Finds the program: distribution v3 from `go install`, else Debian's package of v2.
 pub fn find() -> Result<PathBuf, Missing> {
     tool::find(&["registry", "docker-registry"])
 }
 
-/// A running registry that holds some images.
+/// A running registry with some images.
 #[derive(Debug)]
 pub struct Registry {
     daemon: Daemon,
@@ -32,26 +32,26 @@ pub struct Registry {
     settings: Settings,
 }
 
-/// What is beyond the simplest registry.
+/// Optional settings of a registry.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Certificate and key in PEM files: HTTPS.
+    /// Certificate and key in PEM files, for HTTPS.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// The `auth` table of its configuration, if it wants to know who comes.
+    /// The `auth` table of its configuration, for a registry with authentication.
     pub auth: Option<Value>,
-    /// The URL of the registry that it is a pull-through cache of.
+    /// The URL of the upstream, for a registry that is a pull-through cache.
     pub proxy: Option<String>,
 }
 
 impl Registry {
-    /// A plain HTTP registry with these images.
+    /// Starts a plain HTTP registry with these images.
     pub fn start(images: &[&Image]) -> Result<Self> {
         Self::with(images, Settings::default())
     }
 
-    /// With these images and settings.
+    /// Starts a registry with these images and settings.
     pub fn with(images: &[&Image], settings: Settings) -> Result<Self> {
-        let folder = place::scratch("registry")?;
+        let folder = paths::scratch("registry")?;
         for image in images {
             store(folder.path(), image)?;
         }
@@ -64,12 +64,12 @@ impl Registry {
         })
     }
 
-    /// Where it listens.
+    /// The address on which the registry listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// With the scheme.
+    /// The URL of the registry.
     pub fn url(&self) -> String {
         let scheme = if self.settings.tls.is_some() {
             "https"
@@ -79,18 +79,18 @@ impl Registry {
         format!("{scheme}://{}", self.address)
     }
 
-    /// Holds one more image (or tag) from now on.
+    /// Adds an image (or tag).
     pub fn add(&self, image: &Image) -> Result<()> {
         store(self.folder.path(), image)
     }
 
-    /// Ends it: from now on connections are refused.
+    /// Stops the registry, so that connections are refused.
     pub fn stop(&mut self) -> Result<()> {
-        // Distribution ends by the signal or with a status of its own: both are fine.
+        // Distribution may exit by the signal or with a status: both are accepted.
         self.daemon.terminate().map(drop)
     }
 
-    /// Comes back at the same address.
+    /// Starts the registry again at the same address.
     pub fn restart(&mut self) -> Result<()> {
         self.stop()?;
         (self.daemon, self.address) =
@@ -98,7 +98,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Every request so far, as its access log has it (a line is written when the request ends).
+    /// Every request in the access log. The registry writes a line at the end of the response.
     pub fn requests(&self) -> Vec<Request> {
         self.daemon
             .log()
@@ -107,7 +107,7 @@ impl Registry {
             .collect()
     }
 
-    /// How often each blob was asked for with GET and given: digest to count.
+    /// Number of successful GETs of each blob, by digest.
     pub fn blob_gets(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for request in self.requests() {
@@ -118,8 +118,8 @@ impl Registry {
         counts
     }
 
-    /// Waits until each of these blobs was given at least once (the log line is written after the
-    /// last byte is out), then says how often.
+    /// Waits until the log has a successful GET of each of these blobs. Returns the number of GETs
+    /// by digest.
     pub fn blob_gets_of(&mut self, blobs: &[String]) -> Result<BTreeMap<String, usize>> {
         self.daemon.until("a GET of every blob in its log", |log| {
             let requests: Vec<Request> = log.lines().filter_map(Request::parse).collect();
@@ -141,12 +141,12 @@ pub struct Request {
     pub method: String,
     /// Path and query.
     pub uri: String,
-    /// Of the answer.
+    /// Status of the response.
     pub status: u16,
 }
 
 impl Request {
-    /// From the combined log format: `address - - [time] "GET /v2/ HTTP/1.1" 200 2 …`.
+    /// Parses a line of the combined log format: `address - - [time] "GET /v2/ HTTP/1.1" 200 2 …`.
     fn parse(line: &str) -> Option<Self> {
         let (_, rest) = line.split_once("] \"")?;
         let (request, rest) = rest.split_once("\" ")?;
@@ -158,7 +158,7 @@ impl Request {
         })
     }
 
-    /// The digest, if it is a GET of a blob that was answered with the blob or a part of it.
+    /// The digest of the blob, when the request is a successful GET of a blob or of a range.
     pub fn blob_get(&self) -> Option<&str> {
         let path = self.uri.split('?').next()?;
         let (_, digest) = path.split_once("/blobs/")?;
@@ -166,7 +166,7 @@ impl Request {
     }
 }
 
-/// Puts an image where the filesystem driver looks for it, by hard links: no push, no copy.
+/// Stores an image in the folder of the filesystem driver by hard links, without a push or a copy.
 fn store(folder: &Path, image: &Image) -> Result<()> {
     let root = folder.join("docker/registry/v2");
     let repository = root.join("repositories").join(&image.repository);
@@ -196,9 +196,9 @@ fn blob(root: &Path, image: &Image, digest: &str) -> Result<()> {
     let (algorithm, hex) = digest
         .split_once(':')
         .context("a digest without an algorithm")?;
-    let place = root.join("blobs").join(algorithm).join(&hex[..2]).join(hex);
-    fs::create_dir_all(&place)?;
-    let data = place.join("data");
+    let folder = root.join("blobs").join(algorithm).join(&hex[..2]).join(hex);
+    fs::create_dir_all(&folder)?;
+    let data = folder.join("data");
     if data.exists() {
         return Ok(());
     }
@@ -215,7 +215,7 @@ fn slashed(digest: &str) -> String {
 
 fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, SocketAddr)> {
     let program = find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
-    let mut http = json!({ "addr": format!("127.0.0.1:{port}"), "secret": "of no use here" });
+    let mut http = json!({ "addr": format!("127.0.0.1:{port}"), "secret": "unused" });
     if let Some((certificate, key)) = &settings.tls {
         http["tls"] = json!({ "certificate": certificate, "key": key });
     }
@@ -224,13 +224,13 @@ fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, Socke
         "log": { "level": "info", "accesslog": { "disabled": false } },
         "storage": {
             "filesystem": { "rootdirectory": folder },
-            // Its start would otherwise be followed by a walk over everything.
+            // Disables the walk over all files after the start.
             "maintenance": { "uploadpurging": { "enabled": false } },
             "delete": { "enabled": true },
         },
         "http": http,
-        // Parts of the spec that it takes only when told: layers from elsewhere, and indexes of
-        // what is not all here.
+        // Optional parts of the specification: layers with external URLs, and indexes whose
+        // manifests are not all present.
         "validation": { "manifests": {
             "urls": { "allow": ["^https://"] },
             "indexes": { "platforms": "none" },
@@ -243,10 +243,10 @@ fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, Socke
         config["proxy"] = json!({ "remoteurl": url });
     }
     let file = folder.join("config.yml");
-    // JSON is YAML.
+    // The registry accepts JSON, since JSON is a subset of YAML.
     fs::write(&file, config.to_string())?;
     let log = folder.join("log");
-    // The log of an earlier life stays: what was asked then counts, too.
+    // The log of an earlier run stays, so that its requests count too.
     let before = fs::read_to_string(&log).unwrap_or_default().len();
     let mut command = process::command(&program);
     command

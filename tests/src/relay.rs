@@ -1,5 +1,5 @@
-//! A wire between a client and whoever it asks: its end can be moved, and it tells how long answers
-//! took and what their status was.
+//! A TCP relay between a client and a server. Its target can change, and it records the time and
+//! status of responses.
 
 use std::{
     io::{self, Read, Write},
@@ -14,7 +14,8 @@ use std::{
 
 use anyhow::Result;
 
-/// A port that passes connections on. Dropped, it closes; connections end with their ends.
+/// A listener that forwards connections to a target. Dropping it closes the listener. Open
+/// connections go on.
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
@@ -25,29 +26,30 @@ pub struct Relay {
 #[derive(Debug)]
 struct Shared {
     target: Mutex<SocketAddr>,
-    seen: Mutex<Seen>,
-    /// Connections begin with `CONNECT host:port`, as to an HTTP proxy; the target is the same for all.
+    seen: Mutex<ResponseStats>,
+    /// Whether connections begin with `CONNECT host:port`, as to an HTTP proxy. The target is the
+    /// same for all connections.
     is_proxy: bool,
     closed: AtomicBool,
 }
 
-/// What went over the wire since the last look.
+/// Statistics of the responses since the last call of [`Relay::take`].
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
-    /// The longest time from a request to the first byte of its answer; of a request that was given up
-    /// without one, until it was.
+pub struct ResponseStats {
+    /// Maximum time from a request to the first byte of its response, or to the cancellation of the
+    /// request.
     pub slowest: Duration,
-    /// The status of each answer.
+    /// The status of each response.
     pub statuses: Vec<u16>,
 }
 
 impl Relay {
-    /// To one address, until [`Relay::point`] names another.
+    /// Starts a relay to one address, which [`Relay::set_target`] can change.
     pub fn to(target: SocketAddr) -> Result<Self> {
         Self::start(target, false)
     }
 
-    /// An HTTP proxy that leads every `CONNECT` to one address.
+    /// Starts an HTTP proxy that forwards every `CONNECT` to one address.
     pub fn proxy_to(target: SocketAddr) -> Result<Self> {
         Self::start(target, true)
     }
@@ -72,18 +74,18 @@ impl Relay {
         })
     }
 
-    /// Where clients connect.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// New connections lead there from now on.
-    pub fn point(&self, target: SocketAddr) {
+    /// Changes the target of new connections.
+    pub fn set_target(&self, target: SocketAddr) {
         *lock(&self.shared.target) = target;
     }
 
-    /// What was seen since this was last asked.
-    pub fn take(&self) -> Seen {
+    /// Returns the statistics since the last call, and resets them.
+    pub fn take(&self) -> ResponseStats {
         std::mem::take(&mut *lock(&self.shared.seen))
     }
 }
@@ -91,7 +93,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
-        // Wakes the one who accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
@@ -106,7 +108,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         let Ok(client) = client else { continue };
         let shared = Arc::clone(shared);
-        // A connection that fails is its two ends' business.
+        // A failed connection is handled by its client and its server.
         thread::spawn(move || {
             let _ = connection(client, &shared);
         });
@@ -124,7 +126,7 @@ fn connection(mut client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
         client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")?;
     }
     let target = *lock(&shared.target);
-    // Whom nobody awaits is told so by the close of the connection.
+    // The client sees the failure as the close of the connection.
     let server = TcpStream::connect(target)?;
     for stream in [&client, &server] {
         stream.set_nodelay(true)?;
@@ -136,11 +138,11 @@ fn connection(mut client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
         move || {
             pump(from, to, |bytes| {
                 if let Some(since) = lock(&asked).take() {
-                    shared.answered(since, bytes);
+                    shared.record_response(since, bytes);
                 }
             });
             if let Some(since) = lock(&asked).take() {
-                shared.answered(since, b"");
+                shared.record_response(since, b"");
             }
         }
     });
@@ -152,7 +154,7 @@ fn connection(mut client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
 }
 
 impl Shared {
-    fn answered(&self, since: Instant, bytes: &[u8]) {
+    fn record_response(&self, since: Instant, bytes: &[u8]) {
         let mut seen = lock(&self.seen);
         seen.slowest = seen.slowest.max(since.elapsed());
         let status: Option<u16> = bytes
@@ -162,7 +164,7 @@ impl Shared {
     }
 }
 
-/// Passes bytes on until either end is gone; an end that is closed properly is closed so on.
+/// Copies bytes until either side closes. An orderly close is passed on.
 fn pump(mut from: TcpStream, mut to: TcpStream, mut saw: impl FnMut(&[u8])) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(read @ 1..) = from.read(&mut buffer) {

@@ -1,4 +1,4 @@
-//! Programs that a test needs, and what happens when there is none.
+//! Finds the programs that a test needs, and skips the test when one is missing.
 
 use std::{
     env, fmt,
@@ -7,16 +7,16 @@ use std::{
 
 use pierhead_testkit::skip;
 
-/// Why a test cannot run here.
+/// The reason why a test cannot run on this machine.
 #[derive(Debug)]
 pub struct Missing {
     reason: String,
-    /// Nothing can be done about it, so that not even CI must have it.
+    /// Whether the program cannot be installed, so that CI may skip the test.
     excused: bool,
 }
 
 impl Missing {
-    /// With the reason, and the fix if there is one.
+    /// `reason` contains the fix if there is one.
     pub fn new(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -24,7 +24,8 @@ impl Missing {
         }
     }
 
-    /// Excused where there is no Go: Debian has no package of this program.
+    /// Allows CI to skip the test on a machine without Go, since Debian has no package of this
+    /// program.
     #[must_use]
     pub fn unless_go(mut self) -> Self {
         let go = Path::new("/usr/local/go/bin/go").exists() || find(&["go"]).is_ok();
@@ -39,14 +40,14 @@ impl fmt::Display for Missing {
     }
 }
 
-/// The first of these programs that exists: in the folder of `go install`, where the newer ones
-/// are, else on the `PATH`, else where administrators' programs are.
+/// Finds the first of these programs: in the folder of `go install`, which has newer versions, then
+/// on the `PATH`, then in `/usr/sbin` and `/sbin`.
 pub fn find(names: &[&str]) -> Result<PathBuf, Missing> {
-    let places = places();
+    let search_path = search_path();
     for name in names {
-        if let Some(found) = places
+        if let Some(found) = search_path
             .iter()
-            .map(|place| place.join(name))
+            .map(|folder| folder.join(name))
             .find(|it| is_program(it))
         {
             return Ok(found);
@@ -58,8 +59,9 @@ pub fn find(names: &[&str]) -> Result<PathBuf, Missing> {
     )))
 }
 
-/// Folders with programs, the preferred first; also for the `PATH` of daemons that start others.
-pub fn places() -> Vec<PathBuf> {
+/// Folders with programs, the preferred first. Also the `PATH` of daemons that start other
+/// programs.
+pub fn search_path() -> Vec<PathBuf> {
     let gopath = env::var_os("GOPATH").map(|it| PathBuf::from(it).join("bin"));
     let home = env::var_os("HOME").map(|it| PathBuf::from(it).join("go/bin"));
     let path = env::var_os("PATH").unwrap_or_default();
@@ -79,7 +81,7 @@ fn is_program(path: &Path) -> bool {
         .is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
 }
 
-/// Daemons that mount and unpack need it.
+/// Checks for root, which daemons need to mount and unpack.
 pub fn root() -> Result<(), Missing> {
     if rustix::process::geteuid().is_root() {
         Ok(())
@@ -88,11 +90,11 @@ pub fn root() -> Result<(), Missing> {
     }
 }
 
-/// What the test needs, or nothing when it must be skipped, said where the test runner's capture
-/// does not hide it.
+/// The found program, or `None` when the test must be skipped. Prints the reason where the capture
+/// of the test runner does not hide it.
 ///
 /// # Panics
-/// In CI (`CI=true`), where a test that does not run is a failure.
+/// In CI (`CI=true`), where a skipped test is a failure.
 #[track_caller]
 pub fn or_skip<T>(found: Result<T, Missing>) -> Option<T> {
     let missing = match found {

@@ -1,4 +1,4 @@
-//! A file tree as it lies on disk, to be compared with another entry by entry.
+//! Reads a file tree from disk, and compares two trees entry by entry.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -14,24 +14,24 @@ use anyhow::{Context, Result};
 
 use crate::layout;
 
-/// Differences that are told one by one; of more, only the number.
-const TOLD: usize = 40;
+/// Maximum number of differences that are listed. Of further ones, only the number is given.
+const MAX_LISTED: usize = 40;
 
-/// All that is in a folder, the folder itself (the empty path) among it.
+/// All entries of a folder, including the folder itself (the empty path).
 #[derive(Clone, Debug)]
 pub struct Tree(BTreeMap<Vec<u8>, Node>);
 
-/// What an entry is, and all that the kernel says of it but what no image can ask for.
+/// An entry with all attributes that an image can set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Node {
     kind: Kind,
-    /// The lower 12 bits.
+    /// The permission bits: the lower 12 bits of the mode.
     mode: u32,
     owner: (u32, u32),
-    /// Seconds and nanoseconds.
+    /// Modification time, in seconds and nanoseconds.
     modified: (i64, i64),
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Of an entry with several names in the tree, the first one.
+    /// The first name of a hard-linked entry.
     first_name: Option<Vec<u8>>,
 }
 
@@ -46,25 +46,25 @@ enum Kind {
     Socket,
 }
 
-/// What a comparison leaves out, because the one who made a tree did not keep it.
+/// Attributes that a comparison ignores, because an unpacker did not preserve them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Leniency {
-    /// Times of directories: who writes into a directory and does not set its time back.
+    /// Times of directories, for unpackers that write into a directory and do not restore its time.
     pub times_of_directories: bool,
-    /// Extended attributes of directories: who leaves those that a layer below has set.
+    /// Extended attributes of directories, for unpackers that leave those of a lower layer.
     pub xattrs_of_directories: bool,
     /// Nanoseconds of all times.
     pub nanoseconds: bool,
-    /// Which names are one entry, of all but regular files.
+    /// Hard links of entries other than regular files.
     pub links_of_specials: bool,
     /// Times of symbolic links.
     pub times_of_symlinks: bool,
-    /// The root's own attributes: images need not have an entry for it.
+    /// Attributes of the root, for which images may have no entry.
     pub root: bool,
 }
 
 impl Tree {
-    /// Reads all of it: every file is hashed. Entries on other file systems are entries, too.
+    /// Reads the whole tree and hashes every file, also on other file systems.
     pub fn read(root: &Path) -> Result<Self> {
         let mut tree = BTreeMap::new();
         let mut inodes = BTreeMap::new();
@@ -104,23 +104,23 @@ impl Tree {
         Ok(Self(tree))
     }
 
-    /// Entries, the root among them.
+    /// Number of entries, including the root.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is nothing at all: never of a tree that was read.
+    /// Whether the tree has no entries, which is never true for a tree that was read.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What is not the same in the other one: a sentence each, none if nothing is.
+    /// The differences to the other tree, one sentence each.
     pub fn differences(&self, other: &Self, leniency: Leniency) -> Vec<String> {
         let mut found = Vec::new();
         let mut count = 0;
         let mut tell = |path: &[u8], what: String| {
             count += 1;
-            if count <= TOLD {
+            if count <= MAX_LISTED {
                 found.push(format!("/{}: {what}", path.escape_ascii()));
             }
         };
@@ -140,15 +140,15 @@ impl Tree {
         for path in other.0.keys().filter(|path| !self.0.contains_key(*path)) {
             tell(path, "only in the second".to_owned());
         }
-        if count > TOLD {
-            found.push(format!("… and {} more", count - TOLD));
+        if count > MAX_LISTED {
+            found.push(format!("… and {} more", count - MAX_LISTED));
         }
         found
     }
 }
 
 impl Node {
-    /// With its device and inode if it has other names somewhere.
+    /// Reads an entry. Returns its device and inode too if it has several hard links.
     fn read(at: &Path) -> Result<(Self, Option<(u64, u64)>)> {
         let about = at.symlink_metadata()?;
         let file_type = about.file_type();
@@ -221,12 +221,12 @@ impl Node {
     }
 }
 
-/// All that the file system has of the entry itself, not of what it may point to.
+/// All extended attributes of the entry itself, without following symbolic links.
 fn xattrs(at: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
-    /// The kernel's limits of a list and of a value.
-    const MOST: usize = 64 << 10;
+    /// Maximum size of an attribute list and of a value in Linux, in bytes.
+    const MAX_XATTR_SIZE: usize = 64 << 10;
     let mut found = BTreeMap::new();
-    let mut names = vec![0; MOST];
+    let mut names = vec![0; MAX_XATTR_SIZE];
     let length = match rustix::fs::llistxattr(at, &mut names) {
         Ok(length) => length,
         Err(rustix::io::Errno::OPNOTSUPP) => return Ok(found),
@@ -234,7 +234,7 @@ fn xattrs(at: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     };
     for name in names[..length].split(|byte| *byte == 0) {
         if !name.is_empty() {
-            let mut value = vec![0; MOST];
+            let mut value = vec![0; MAX_XATTR_SIZE];
             let length = rustix::fs::lgetxattr(at, name, &mut value)?;
             value.truncate(length);
             found.insert(name.to_owned(), value);
@@ -287,7 +287,7 @@ mod tests {
     use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 
     use super::*;
-    use crate::place;
+    use crate::paths;
 
     fn make(root: &Path) -> Result<()> {
         fs::create_dir(root.join("dir"))?;
@@ -318,9 +318,9 @@ mod tests {
         )?)
     }
 
-    /// What is told after a change of one of two trees that are the same.
+    /// The differences of two equal trees after a change of one of them.
     fn after(change: impl Fn(&Path) -> Result<()>, leniency: Leniency) -> Result<Vec<String>> {
-        let (one, other) = (place::scratch("tree")?, place::scratch("tree")?);
+        let (one, other) = (paths::scratch("tree")?, paths::scratch("tree")?);
         make(one.path())?;
         make(other.path())?;
         change(other.path())?;
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_trees_do_not_differ() -> Result<()> {
+    fn equal_trees_have_no_differences() -> Result<()> {
         let told = after(|_| Ok(()), Leniency::default())?;
         assert_eq!(told, Vec::<String>::new());
         Ok(())
@@ -379,14 +379,14 @@ mod tests {
                 told.iter().any(|line| line.starts_with(expected)),
                 "{expected}: {told:?}"
             );
-            // A file with two names tells it of both.
+            // A file with two names is reported under both names.
             assert!(told.len() <= 2, "{expected}: {told:?}");
         }
         Ok(())
     }
 
     #[test]
-    fn entries_of_one_tree_alone_are_told() -> Result<()> {
+    fn entries_of_only_one_tree_are_reported() -> Result<()> {
         let more = |root: &Path| {
             fs::remove_file(root.join("c"))?;
             fs::write(root.join("d"), "")?;
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn leniency_leaves_out_what_it_names_and_no_more() -> Result<()> {
+    fn leniency_ignores_only_the_named_attributes() -> Result<()> {
         let times = Leniency {
             times_of_directories: true,
             nanoseconds: true,

@@ -1,4 +1,5 @@
-//! Who else unpacks images: what a root file system of ours is compared with.
+//! Unpacks images by umoci and containerd, to compare their root file systems with those of
+//! pierhead.
 
 use std::{
     fs,
@@ -14,24 +15,24 @@ use tempfile::TempDir;
 use crate::{
     clients::{Client as _, Containerd},
     layout::{Image, Layout},
-    place, process,
+    paths, process,
     registry::Registry,
     tool::{self, Missing},
     tree::Tree,
 };
 
-/// umoci's unpacking: a program of its own that knows no overlay and no daemon.
+/// The umoci program, which unpacks images without an overlay and a daemon.
 #[derive(Debug)]
 pub struct Umoci(PathBuf);
 
 impl Umoci {
-    /// Where it is. As root only: others cannot make devices.
+    /// Finds umoci. Needs root, since other users cannot create devices.
     pub fn find() -> Result<Self, Missing> {
         tool::root()?;
         tool::find(&["umoci"]).map(Self)
     }
 
-    /// Whether it can: it reads manifests of OCI alone, and no layer that is compressed by zstd.
+    /// Whether umoci supports the image: only OCI manifests, and no layers compressed by zstd.
     pub fn understands(&self, image: &Image) -> Result<bool> {
         let manifest = fs::read(image.file(&image.here()?.digest))?;
         let manifest: Value = serde_json::from_slice(&manifest)?;
@@ -45,9 +46,9 @@ impl Umoci {
         Ok(oci && !layers.iter().any(zstd))
     }
 
-    /// The tree of this machine's platform.
+    /// Unpacks the image of this machine's platform, and reads its tree.
     pub fn tree(&self, image: &Image) -> Result<Tree> {
-        let folder = place::scratch("umoci")?;
+        let folder = paths::scratch("umoci")?;
         Tree::read(&self.unpack(image, folder.path())?)
     }
 
@@ -55,8 +56,8 @@ impl Umoci {
     pub fn unpack(&self, image: &Image, folder: &Path) -> Result<PathBuf> {
         const NAME: &str = "it";
         let digest = &image.here()?.digest;
-        // umoci takes no name with a colon, and no index of several platforms: so a layout of one
-        // manifest over the same blobs.
+        // umoci accepts no name with a colon and no index of several platforms, so that it gets a
+        // layout of one manifest with the same blobs.
         let layout = Layout::create(&folder.join("layout"))?;
         let blobs = layout.folder().join("blobs");
         fs::remove_dir_all(&blobs)?;
@@ -81,17 +82,18 @@ impl Umoci {
     }
 }
 
-/// Where containerd unpacks to.
+/// The snapshotter of containerd.
 #[derive(Clone, Copy, Debug)]
 pub enum Snapshotter {
-    /// What everybody uses: a layer beside the others. It cannot link to a file of a layer below, which
-    /// only layers by hand do.
+    /// overlayfs, the default: one folder per layer. It cannot hard-link to a file of a lower
+    /// layer, which only handmade layers do.
     Overlay,
-    /// A copy of all below for each layer: slow, and it can.
+    /// A full copy of the lower layers for each layer. It is slow, and supports links to files of
+    /// lower layers.
     Native,
 }
 
-/// containerd's own unpacking, as its snapshotter shows it.
+/// A containerd that unpacks images into its snapshotter.
 #[derive(Debug)]
 pub struct Unpacker {
     containerd: Containerd,
@@ -101,24 +103,25 @@ pub struct Unpacker {
 }
 
 impl Unpacker {
-    /// What it needs.
+    /// Checks for the programs that it needs.
     pub fn find() -> Result<(), Missing> {
         Containerd::find()?;
         crate::registry::find().map(drop)
     }
 
-    /// With a registry that has these images.
+    /// Starts containerd and a registry with these images.
     pub fn start(images: &[&Image], snapshotter: Snapshotter) -> Result<Self> {
         let registry = Registry::start(images)?;
         Ok(Self {
             snapshotter,
             containerd: Containerd::with_mirror("docker.io", registry.address())?,
-            mounts: place::scratch("unpacked")?,
+            mounts: paths::scratch("unpacked")?,
             _registry: registry,
         })
     }
 
-    /// The tree of this machine's platform. Forgets the image afterwards.
+    /// Unpacks the image of this machine's platform, reads its tree, and removes the
+    /// image from containerd.
     pub fn tree(&self, image: &Image) -> Result<Tree> {
         let at = tempfile::tempdir_in(self.mounts.path())?;
         let target = at.path().display().to_string();
@@ -129,7 +132,7 @@ impl Unpacker {
         };
         let with = ["--snapshotter", snapshotter];
         let hosts = self.containerd.hosts();
-        // By ctr itself: the daemon's own service unpacks to the default snapshotter alone.
+        // `ctr` unpacks itself: the service of the daemon supports only the default snapshotter.
         let pull = ["images", "pull", "--local", "--hosts-dir", &hosts, &name];
         self.containerd
             .ctr(&[&pull[..2], &with, &pull[2..]].concat())?;

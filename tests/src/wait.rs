@@ -1,4 +1,4 @@
-//! Waiting for what another process does, where nothing tells us: look often, give up late.
+//! Polls until another process reaches a state, with a long time limit.
 
 use std::{
     thread,
@@ -7,13 +7,13 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// Far beyond what anything here takes, so that only a hang ends so.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+/// Time limit of a wait. It is far longer than any operation takes, so that only a hang reaches it.
+pub const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The longest time between two questions.
+/// Maximum time between two polls.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks until there is an answer. `what` is for the message when there never is.
+/// Polls until `ask` returns a value. `what` names the awaited state in the error.
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     let mut pause = Duration::from_millis(5);
@@ -21,10 +21,11 @@ pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Resul
         if let Some(answer) = ask()? {
             return Ok(answer);
         }
-        if start.elapsed() > PATIENCE {
-            bail!("{what}: not within {} s", PATIENCE.as_secs());
+        if start.elapsed() > TIMEOUT {
+            bail!("{what}: not within {} s", TIMEOUT.as_secs());
         }
-        // Many questions start a program. Short pauses would take the CPU from the process under test.
+        // Many polls start a program, so that short pauses would take CPU time from the process
+        // under test.
         thread::sleep(pause);
         pause = (pause * 2).min(MAX_PAUSE);
     }

@@ -1,11 +1,9 @@
-//! The policies against those of libCacheSim, request by request the same.
-//!
-//! libcachesim (PyPI, GPL) runs in a Python process of its own and is linked by nothing. It gets the traces
-//! as `pierhead-replay --export` writes them, and cache sizes in bytes. Policies that say the same thing in
-//! both must miss the same within [`EXACT`]; those whose published rules leave something open, within
-//! [`CLOSE`] under `--rules libcachesim`.
-//!
-//! Own traces: `PIERHEAD_TRACES=FOLDER cargo test -p pierhead-tests --test agreement -- --nocapture`.
+//! Compares the miss ratios of pierhead's eviction policies with those of libCacheSim on the same
+//! request traces. libcachesim (PyPI, GPL) runs in a separate Python process, so that pierhead does
+//! not link it. It gets the traces that `pierhead-replay --export` writes, and cache sizes in
+//! bytes. Policies with one definition must agree within [`EXACT`]. Policies whose papers leave
+//! details open must agree within [`CLOSE`] under `--rules libcachesim`. With your own traces:
+//! `PIERHEAD_TRACES=FOLDER cargo test -p pierhead-tests --test agreement -- --nocapture`.
 
 use std::{
     collections::BTreeMap,
@@ -14,12 +12,12 @@ use std::{
     process::Command,
 };
 
-use pierhead_tests::place;
+use pierhead_tests::paths;
 use serde_json::Value;
 
-/// FIFO, LRU, SIEVE and Belady have one meaning.
+/// Maximum difference of miss ratios for FIFO, LRU, SIEVE and Belady, which have one definition.
 const EXACT: f64 = 0.002;
-/// Others are compared under its rules.
+/// Maximum difference of miss ratios for the other policies, under the rules of libCacheSim.
 const CLOSE: f64 = 0.01;
 
 const POLICIES: &[(&str, f64)] = &[
@@ -37,7 +35,7 @@ const SIZES: &str = "0.1%,1%,10%";
 
 #[test]
 fn popular_objects_of_many_sizes() {
-    agrees("zipf", &zipf(20_000, 3000, 1));
+    assert_agreement("zipf", &zipf(20_000, 3000, 1));
 }
 
 #[test]
@@ -45,15 +43,15 @@ fn popular_objects_of_one_size() {
     let trace = zipf(20_000, 3000, 2)
         .into_iter()
         .map(|(key, _)| (key, 4096));
-    agrees("one-size", &trace.collect::<Vec<_>>());
+    assert_agreement("one-size", &trace.collect::<Vec<_>>());
 }
 
 #[test]
-fn scans_through_what_is_popular() {
+fn scans_between_popular_objects() {
     let mut trace = Vec::new();
     for (at, request) in zipf(20_000, 2000, 3).into_iter().enumerate() {
         trace.push(request);
-        // Runs of what comes once, and a loop that is a little longer than the cache.
+        // Runs of objects with one request, and a loop that is slightly longer than the cache.
         if at % 5000 < 1000 {
             trace.push((1_000_000 + at as u64, 3000));
         }
@@ -61,11 +59,11 @@ fn scans_through_what_is_popular() {
             trace.push((2_000_000 + (at as u64 / 4) % 400, 5000));
         }
     }
-    agrees("scans", &trace);
+    assert_agreement("scans", &trace);
 }
 
 #[test]
-fn what_hardly_fits_or_does_not_fit_at_all() {
+fn objects_as_large_as_the_cache_and_larger() {
     let sizes = [1, 999, 1000, 1001, 5000, 1, 64, 500];
     let mut random = fastrand::Rng::with_seed(4);
     let trace: Vec<_> = (0..5000)
@@ -77,29 +75,29 @@ fn what_hardly_fits_or_does_not_fit_at_all() {
             )
         })
         .collect();
-    agrees("misfits", &trace);
+    assert_agreement("misfits", &trace);
 }
 
 #[test]
-fn one_request_and_one_key_and_sizes_of_zero() {
-    // A cache of a few bytes is one that S3-FIFO cannot divide there.
-    agrees_at("single", &[(1, 100)], "90B,100B,1000B");
-    agrees_at("same", &[(1, 100); 50], "90B,100B,1000B");
+fn degenerate_traces() {
+    // libCacheSim's S3-FIFO cannot divide a cache of a few bytes.
+    assert_agreement_at("single", &[(1, 100)], "90B,100B,1000B");
+    assert_agreement_at("same", &[(1, 100); 50], "90B,100B,1000B");
     let trace: Vec<_> = (0..3000_u64)
         .map(|at| (at % 70, u32::from(at % 3 != 0) * 50))
         .collect();
-    agrees_at("zeros", &trace, "100B,500B,2KiB");
+    assert_agreement_at("zeros", &trace, "100B,500B,2KiB");
 }
 
 #[test]
-fn traces_of_a_folder() {
+fn traces_in_the_folder_of_the_user() {
     let Some(folder) = env::var_os("PIERHEAD_TRACES") else {
-        // Nothing is skipped: these are whatever somebody has besides.
+        // Without the variable the test passes, since these traces are optional.
         return;
     };
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
         .expect("PIERHEAD_TRACES is a folder")
-        .map(|entry| entry.expect("it can be listed").path())
+        .map(|entry| entry.expect("a readable folder").path())
         .filter(|path| path.is_file())
         .collect();
     files.sort();
@@ -111,7 +109,7 @@ fn traces_of_a_folder() {
                 replayed += 1;
                 wrong.extend(found);
             }
-            // What is no trace, or has no sizes, says so.
+            // Prints the files that are no trace or have no sizes.
             Err(refused) => println!("{}: not compared: {}", file.display(), refused.trim()),
         }
     }
@@ -119,7 +117,8 @@ fn traces_of_a_folder() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Keys by a Zipf law of exponent 0.9, each with a size of its own between 32 bytes and 16 MiB.
+/// A trace of (key, size): keys by a Zipf law of exponent 0.9, each with a random size between 32
+/// bytes and 16 MiB.
 fn zipf(requests: usize, keys: u64, seed: u64) -> Vec<(u64, u32)> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut sum = 0.0;
@@ -146,31 +145,31 @@ fn zipf(requests: usize, keys: u64, seed: u64) -> Vec<(u64, u32)> {
 }
 
 #[track_caller]
-fn agrees(name: &str, trace: &[(u64, u32)]) {
-    agrees_at(name, trace, SIZES);
+fn assert_agreement(name: &str, trace: &[(u64, u32)]) {
+    assert_agreement_at(name, trace, SIZES);
 }
 
 #[track_caller]
-fn agrees_at(name: &str, trace: &[(u64, u32)], sizes: &str) {
-    let folder = place::scratch("agreement").expect("a folder");
+fn assert_agreement_at(name: &str, trace: &[(u64, u32)], sizes: &str) {
+    let folder = paths::scratch("agreement").expect("a folder");
     let path = folder.path().join(format!("{name}.csv"));
     let mut text = String::from("time,key,size\n");
     for (at, (key, size)) in trace.iter().enumerate() {
-        // Keys from 1: LHD of libcachesim takes 0 for what stands where there is no key.
+        // Keys from 1: libCacheSim's LHD uses 0 for a missing key.
         text.push_str(&format!("{},{},{size}\n", at / 10, key + 1));
     }
-    fs::write(&path, text).expect("it is written");
+    fs::write(&path, text).expect("a written trace");
     let wrong = compare(&path, sizes).unwrap_or_else(|refused| panic!("{refused}"));
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What differs too much; an error when pierhead does not read the trace.
+/// The differences above the maximum. An error when pierhead cannot read the trace.
 fn compare(trace: &Path, sizes: &str) -> Result<Vec<String>, String> {
-    let folder = place::scratch("agreement").expect("a folder");
+    let folder = paths::scratch("agreement").expect("a folder");
     let exported = folder.path().join("exported.oracleGeneral.bin");
     let names: Vec<&str> = POLICIES.iter().map(|(name, _)| *name).collect();
     let names = names.join(",");
-    let output = Command::new(place::pierhead_replay().expect("a pierhead-replay"))
+    let output = Command::new(paths::pierhead_replay().expect("a pierhead-replay"))
         .args(["--json", "--rules", "libcachesim", "--size", sizes])
         .args(["--policy", &names, "--trace"])
         .arg(trace)
@@ -181,7 +180,7 @@ fn compare(trace: &Path, sizes: &str) -> Result<Vec<String>, String> {
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
-    let document: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("JSON on standard output");
     let rows = document["rows"].as_array().expect("rows");
     let mut sizes: Vec<String> = rows
         .iter()
@@ -221,12 +220,12 @@ fn compare(trace: &Path, sizes: &str) -> Result<Vec<String>, String> {
 }
 
 fn libcachesim(trace: &Path, sizes: &str, policies: &str) -> BTreeMap<String, [f64; 2]> {
-    let python = place::tools()
+    let python = paths::tools()
         .expect("a build folder")
         .join("libcachesim/bin/python");
     assert!(
         python.exists(),
-        "{} is missing: run `cargo xtask install`, which puts libcachesim there",
+        "{} is missing: run `cargo xtask install`, which installs libcachesim",
         python.display()
     );
     let found = trace.with_file_name("found.json");
@@ -242,6 +241,6 @@ fn libcachesim(trace: &Path, sizes: &str, policies: &str) -> BTreeMap<String, [f
         "libcachesim failed: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let text = fs::read(found).expect("it wrote its findings");
+    let text = fs::read(found).expect("a file with the results");
     serde_json::from_slice(&text).expect("as JSON")
 }

@@ -1,7 +1,6 @@
-//! The architecture as a test: which crate may know which, and what each must never name.
-//!
-//! `docs/explanation/architecture.md` gives the reasons. A crate that is not listed here fails the first test,
-//! so adding one means deciding what it may know.
+//! Checks the dependencies between crates, and what each crate must not use.
+//! `docs/explanation/architecture.md` gives the reasons. The first test fails for a crate that is
+//! not listed here, so that a new crate needs a decision about its dependencies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,10 +13,9 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 /// The crate that only tests may depend on.
 const TESTKIT: &str = "pierhead-testkit";
 
-/// Every package of the workspace, and the packages of ours that it may depend on.
-///
-/// Dev-dependencies may name [`TESTKIT`] besides.
-const MAY_KNOW: &[(&str, &[&str])] = &[
+/// Every package of the workspace, and the workspace packages on which it may depend.
+/// Dev-dependencies may also name [`TESTKIT`].
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pierhead-atomic-file", &[]),
     ("pierhead-oci", &[]),
     ("pierhead-eviction", &[]),
@@ -99,7 +97,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-cache",
         ],
     ),
-    // The end-to-end tests see pierhead from outside, as a process.
+    // The end-to-end tests run pierhead as a process.
     ("pierhead-tests", &[TESTKIT]),
     (
         "pierhead-benches",
@@ -119,12 +117,12 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Edges for tests alone, each with the reason.
-const FOR_TESTS: &[(&str, &str, &str)] = &[
+/// Dependencies for tests only, each with the reason.
+const TEST_DEPENDENCIES: &[(&str, &str, &str)] = &[
     (
         "pierhead-proxy",
         "pierhead-eviction",
-        "the cache that its tests serve from wants a policy",
+        "the cache in its tests needs a policy",
     ),
     (
         "pierhead-bundle-server",
@@ -138,20 +136,21 @@ const FOR_TESTS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Packages around the product, not part of it.
-const AROUND: &[&str] = &["pierhead-tests", "pierhead-benches", "xtask"];
+/// Packages that are not part of the product.
+const DEVELOPMENT_PACKAGES: &[&str] = &["pierhead-tests", "pierhead-benches", "xtask"];
 
-/// Third-party crates that say what a crate of ours is: who alone may depend on each, and why.
+/// Third-party crates that define a role: the only packages that may depend on each, and the
+/// reason.
 const ONLY_IN: &[(&str, &[&str], &str)] = &[
     (
         "sled",
         &["pierhead-cache", "pierhead-bundle-server"],
-        "the catalog and the directory alone are databases",
+        "only the catalog and the image directory are databases",
     ),
     (
         "clap",
         &["pierhead", "pierhead-replay"],
-        "only the programs read the command line",
+        "only programs read the command line",
     ),
     (
         "toml",
@@ -161,17 +160,17 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     (
         "anyhow",
         &["pierhead", "pierhead-replay"],
-        "a library has an error enum of its own; programs do not",
+        "libraries have their own error enums; programs use anyhow",
     ),
     (
         "tracing-subscriber",
         &["pierhead", TESTKIT],
-        "only the binary says where log lines go; tests capture them",
+        "only the binary configures logging; tests capture log lines",
     ),
     (
         "indicatif",
         &["pierhead", "pierhead-replay"],
-        "only the programs have a terminal",
+        "only programs have a terminal",
     ),
     (
         "http",
@@ -183,7 +182,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
             "pierhead",
             TESTKIT,
         ],
-        "only proxy maps errors to HTTP, and oci, eviction, cache know none",
+        "only proxy maps errors to HTTP; oci, eviction and cache use no HTTP",
     ),
     (
         "hyper",
@@ -232,58 +231,59 @@ const SLED_IN: &[&str] = &[
     "crates/bundle-server/src/directory/",
 ];
 
-/// Packages that deny unsafe code in their roots and allow it in these files (or folders, by their `/`), each with the reason.
+/// Packages that deny unsafe code in their roots and allow it in these files (or folders, by their
+/// `/`), each with the reason.
 const UNSAFE_IN: &[(&str, &str, &str)] = &[(
     "pierhead-pmem",
     "crates/pmem/src/sys/",
-    "nothing safe maps a file for stores, flushes a cache line or survives SIGBUS",
+    "no safe API maps a file for stores, flushes a cache line or survives SIGBUS",
 )];
 
-/// Allowed mutable `static`s, each with the reason.
+/// The allowed mutable `static`s, each with the reason.
 const GLOBAL_IN: &[(&str, &str)] = &[
     (
         "crates/pmem/src/sys/sigbus.rs",
-        "a signal handler is told an address and nothing else",
+        "a signal handler gets only an address",
     ),
     (
         "crates/pierhead/src/quiet.rs",
-        "`--quiet` is of the process, as its standard error is; the binary alone prints there",
+        "`--quiet` is global for the process, as its standard error is; only the binary prints there",
     ),
 ];
 
-/// What `eviction` must not name: the replay of a trace is exact because it has no clock, no I/O
-/// and no randomness of its own.
+/// Modules that `eviction` must not use. The replay of a trace is exact because the crate has no
+/// clock, no I/O and no randomness.
 const NOT_IN_EVICTION: &[&str] = &["std::time", "std::fs", "std::net", "std::thread"];
 
-/// What makes a `static` mutable.
+/// Names that make a `static` mutable.
 const INTERIOR_MUTABILITY: &[&str] = &["Mutex", "RwLock", "Once", "Lazy", "Atomic", "Cell"];
 
 #[test]
 fn every_package_is_listed() {
     let metadata = metadata();
     let found = members(&metadata);
-    let known: BTreeSet<&str> = MAY_KNOW.iter().map(|(name, _)| *name).collect();
+    let known: BTreeSet<&str> = ALLOWED_DEPENDENCIES.iter().map(|(name, _)| *name).collect();
     let unknown: Vec<_> = found
         .keys()
         .filter(|name| !known.contains(name.as_str()))
         .collect();
     assert!(
         unknown.is_empty(),
-        "{unknown:?}: say in MAY_KNOW what this package may know"
+        "{unknown:?}: say in ALLOWED_DEPENDENCIES what this package may know"
     );
     let gone: Vec<_> = known
         .iter()
         .filter(|name| !found.contains_key(**name))
         .collect();
-    assert!(gone.is_empty(), "{gone:?} is listed but does not exist");
+    assert!(gone.is_empty(), "{gone:?} is listed and does not exist");
 }
 
 #[test]
-fn no_edge_but_the_allowed_ones() {
+fn every_dependency_is_allowed() {
     let metadata = metadata();
     let members = members(&metadata);
     let mut wrong = Vec::new();
-    for (name, allowed) in MAY_KNOW {
+    for (name, allowed) in ALLOWED_DEPENDENCIES {
         for dependency in members
             .get(*name)
             .map_or(&[][..], |package| &package.dependencies)
@@ -294,7 +294,7 @@ fn no_edge_but_the_allowed_ones() {
                 && !allowed.contains(&target)
                 && !(for_tests
                     && (target == TESTKIT
-                        || FOR_TESTS
+                        || TEST_DEPENDENCIES
                             .iter()
                             .any(|edge| (edge.0, edge.1) == (*name, target))))
             {
@@ -309,11 +309,11 @@ fn no_edge_but_the_allowed_ones() {
 }
 
 #[test]
-fn what_a_crate_must_not_know_it_does_not_depend_on() {
+fn role_crates_are_used_only_in_their_packages() {
     let metadata = metadata();
     let mut wrong = Vec::new();
     for (name, package) in members(&metadata) {
-        if AROUND.contains(&name.as_str()) {
+        if DEVELOPMENT_PACKAGES.contains(&name.as_str()) {
             continue;
         }
         for dependency in &package.dependencies {
@@ -331,8 +331,8 @@ fn what_a_crate_must_not_know_it_does_not_depend_on() {
 }
 
 #[test]
-fn sled_is_named_by_the_catalog_and_the_directory_only() {
-    // Tests may: a damaged database is made by the library that makes sound ones.
+fn only_the_catalog_and_the_image_directory_use_sled() {
+    // Tests may use sled, to create damaged databases.
     let wrong: Vec<_> = product_lines("crates")
         .filter(|line| names(&line.code, "sled"))
         .filter(|line| !SLED_IN.iter().any(|path| line.path.starts_with(path)))
@@ -358,7 +358,7 @@ fn eviction_has_no_clock_and_no_io() {
 }
 
 #[test]
-fn no_global_state() {
+fn no_mutable_static_beyond_the_allowed_ones() {
     let wrong: Vec<_> = product_lines("crates")
         .filter(|line| {
             let code = line.code.trim_start();
@@ -391,7 +391,7 @@ fn every_crate_forbids_unsafe_code() {
             }
         }
     }
-    // Tests of a crate are compiled with its root, so that theirs count too.
+    // The tests of a crate are compiled with its root, so that their unsafe code counts too.
     wrong.extend(
         lines("crates")
             .into_iter()
@@ -410,7 +410,7 @@ fn every_crate_forbids_unsafe_code() {
 }
 
 #[test]
-fn every_module_opens_with_what_it_is() {
+fn every_module_begins_with_a_head_comment() {
     let wrong: Vec<_> = ["crates", "xtask", "tests", "benches"]
         .into_iter()
         .flat_map(sources)
@@ -426,7 +426,7 @@ fn every_module_opens_with_what_it_is() {
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("tests/ lies in the root of the repository")
+        .expect("tests/ is in the root of the repository")
         .to_owned()
 }
 
@@ -447,18 +447,18 @@ fn members(metadata: &Metadata) -> BTreeMap<String, &Package> {
         .collect()
 }
 
-/// One line of a source, its comment cut off.
+/// One line of a source without its comment.
 #[derive(Debug)]
 struct Line {
     path: String,
     #[allow(dead_code, reason = "printed when a check fails")]
     number: usize,
     code: String,
-    /// Below a `#[cfg(test)]`, or in a file of tests or an example.
+    /// Whether the line is below a `#[cfg(test)]`, or in a file of tests or an example.
     of_tests: bool,
 }
 
-/// The lines under `folder` that end up in the product.
+/// The lines under `folder` without those of tests and examples.
 fn product_lines(folder: &str) -> impl Iterator<Item = Line> {
     lines(folder)
         .into_iter()
@@ -473,7 +473,7 @@ fn lines(folder: &str) -> Vec<Line> {
             path.ends_with("tests.rs") || path.contains("/tests/") || path.contains("/examples/");
         let text = fs::read_to_string(root().join(&path)).expect("a source can be read");
         for (index, line) in text.lines().enumerate() {
-            // Tests close a file, here as everywhere: what follows the attribute is theirs.
+            // Tests stand at the end of a file: all lines after the attribute are tests.
             of_tests |= line.trim_start().starts_with("#[cfg(test)]");
             lines.push(Line {
                 path: path.clone(),
@@ -483,7 +483,7 @@ fn lines(folder: &str) -> Vec<Line> {
             });
         }
     }
-    assert!(!lines.is_empty(), "{folder} has no source to look at");
+    assert!(!lines.is_empty(), "{folder} has no source files");
     lines
 }
 
@@ -512,7 +512,7 @@ fn sources(folder: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether `text` holds `word` on its own, not as a part of a longer name.
+/// Whether `text` contains `word` as a whole word.
 fn names(text: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {

@@ -1,17 +1,17 @@
-//! The links of the pages as a test: each relative link and each anchor exists, and so does each page that code names.
+//! Checks that each relative link, each anchor, and each page that code names exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Folders that hold no source of this repository.
+/// Folders without source files of this repository.
 const SKIPPED: &[&str] = &["target", ".git"];
-/// Endings of the files whose text may name a page (`docs/….md`).
+/// Extensions of the files whose text may name a page (`docs/….md`).
 const TEXT: &[&str] = &[
     "rs", "toml", "yaml", "tpl", "sh", "py", "json", "service", "txt",
 ];
-/// Fewer links than this mean that the test reads nothing.
-const FEWEST_LINKS: usize = 100;
+/// Minimum number of links. Fewer links mean that the test reads no files.
+const MIN_LINKS: usize = 100;
 
 fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -42,7 +42,7 @@ fn with_ending(endings: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// Without `.` and `..`, so that one file has one name.
+/// The path without `.` and `..`, so that each file has one path.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
@@ -65,7 +65,7 @@ fn prose(page: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The anchor of a heading, as GitHub and GitLab make it.
+/// The anchor of a heading, as GitHub and GitLab generate it.
 fn anchor_of(heading: &str) -> String {
     let mut anchor = String::new();
     for letter in heading.trim().chars() {
@@ -95,7 +95,7 @@ fn anchors_of(page: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What the links of a line point to: `[text](target)` and `[text]: target`.
+/// The targets of the links in a line: `[text](target)` and `[text]: target`.
 fn targets(line: &str) -> Vec<&str> {
     let mut targets = Vec::new();
     let mut rest = line;
@@ -137,11 +137,11 @@ fn every_relative_link_and_anchor_exists() {
             }
         }
     }
-    assert!(wrong.is_empty(), "links to nothing: {wrong:#?}");
-    assert!(count >= FEWEST_LINKS, "only {count} links");
+    assert!(wrong.is_empty(), "links without a target: {wrong:#?}");
+    assert!(count >= MIN_LINKS, "only {count} links");
 }
 
-/// A page lies on a path from the root of the repository: `docs/….md`.
+/// The pages that a text names by their paths from the root of the repository: `docs/….md`.
 fn pages_named(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices("docs/").filter_map(|(start, _)| {
         let path = &text[start..];

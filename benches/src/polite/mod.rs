@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use pierhead_tests::group::{Group, Throttled};
+use pierhead_tests::cgroup::{Cgroup, Throttled};
 
 use crate::figures::{mega, percentile, ratio};
 use crate::server::{Server, loopback};
@@ -77,7 +77,7 @@ struct Stage<'a> {
 impl Stage<'_> {
     fn row(&self, upstream: std::net::SocketAddr) -> Result<()> {
         let options = self.options;
-        let group = Group::new(options.memory << 20, options.quota)
+        let group = Cgroup::new(options.memory << 20, options.quota)
             .map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let folder = options
             .pierhead

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use pierhead_tests::clients::{Client as _, Containerd};
 use pierhead_tests::image::{GREETING, images};
-use pierhead_tests::{place, process, tool};
+use pierhead_tests::{paths, process, tool};
 use serde_json::json;
 
 use super::lab::{Lab, Shape};
@@ -118,7 +118,7 @@ struct Pierhead<'a> {
 impl Pierhead<'_> {
     fn start(&self, runtime: Runtime) -> Result<Start> {
         // What runc calls it must be nobody else's.
-        let folder = place::scratch("start")?;
+        let folder = paths::scratch("start")?;
         let at = folder.path();
         let tree = at.join("rootfs");
         fs::write(at.join("config.json"), spec().to_string())?;

@@ -1,14 +1,14 @@
-//! containerd: a daemon of its own with its own root, driven by `ctr` with a `hosts.toml`, which
-//! makes it ask its mirror with `?ns=`.
+//! The client containerd: a separate daemon that `ctr` controls. Its `hosts.toml` names the mirror,
+//! which it asks with `?ns=`.
 
 use std::{env, fs, net::SocketAddr, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::{Client, NOBODY, Pulled};
+use super::{Client, Pulled, UNREACHABLE};
 use crate::{
-    place,
+    paths,
     process::{self, Daemon},
     tool::{self, Missing},
 };
@@ -19,13 +19,13 @@ pub struct Containerd {
     daemon: Daemon,
     ctr: PathBuf,
     registry: String,
-    /// Short, for the sockets.
+    /// A folder with a short path, for the sockets.
     sockets: TempDir,
     data: TempDir,
 }
 
 impl Containerd {
-    /// Where the daemon and `ctr` are: 2.x from `go install`, else Debian's 1.6.
+    /// Finds the daemon and `ctr`: 2.x from `go install`, else Debian's 1.6.
     pub fn find() -> Result<(PathBuf, PathBuf), Missing> {
         tool::root()?;
         tool::find(&["runc"])?;
@@ -33,32 +33,31 @@ impl Containerd {
         Ok((tool::find(&["containerd"])?, tool::find(&["ctr"])?))
     }
 
-    /// Images of `registry` through a mirror at `url`; where to find the registry itself it is told
-    /// an address that nobody has, so that nothing goes around the mirror.
+    /// Pulls images of `registry` through a mirror only: the configured address of the registry is
+    /// unreachable.
     pub fn with_mirror(registry: &str, mirror: SocketAddr) -> Result<Self> {
         Self::start(registry, &format!("http://{mirror}"), "")
     }
 
-    /// As [`Containerd::with_mirror`], with the address of the registry itself: what the mirror does
-    /// not give is asked for there.
+    /// As [`Containerd::with_mirror`], with the registry at `origin` as the fallback.
     pub fn with_origin(registry: &str, mirror: SocketAddr, origin: SocketAddr) -> Result<Self> {
         let mirror = format!("http://{mirror}");
         Self::between(Self::programs()?, registry, &mirror, "", origin)
     }
 
-    /// As [`Containerd::with_mirror`], with more keys for the host in its `hosts.toml`.
+    /// As [`Containerd::with_mirror`], with additional keys for the mirror in `hosts.toml`.
     pub fn start(registry: &str, mirror: &str, keys: &str) -> Result<Self> {
-        Self::between(Self::programs()?, registry, mirror, keys, NOBODY)
+        Self::between(Self::programs()?, registry, mirror, keys, UNREACHABLE)
     }
 
-    /// As [`Containerd::start`], of these programs: a daemon and its `ctr`.
+    /// As [`Containerd::start`], with these programs: a daemon and its `ctr`.
     pub fn start_as(
         programs: (PathBuf, PathBuf),
         registry: &str,
         mirror: &str,
         keys: &str,
     ) -> Result<Self> {
-        Self::between(programs, registry, mirror, keys, NOBODY)
+        Self::between(programs, registry, mirror, keys, UNREACHABLE)
     }
 
     fn programs() -> Result<(PathBuf, PathBuf)> {
@@ -72,8 +71,8 @@ impl Containerd {
         keys: &str,
         origin: SocketAddr,
     ) -> Result<Self> {
-        let sockets = place::short("ph-ctd")?;
-        let data = place::scratch("containerd")?;
+        let sockets = paths::short("ph-ctd")?;
+        let data = paths::scratch("containerd")?;
         let hosts = data.path().join("hosts").join(registry);
         fs::create_dir_all(&hosts)?;
         fs::write(
@@ -86,7 +85,8 @@ impl Containerd {
         fs::write(
             &config,
             format!(
-                // Version 2 is understood by 1.6 and 2.x alike. The CRI wants a network set-up.
+                // containerd 1.6 and 2.x both support version 2. The CRI plugin would need a
+                // network configuration.
                 "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \
                  \"io.containerd.cri.v1.images\", \"io.containerd.cri.v1.runtime\"]\n[grpc]\naddress = {:?}\n",
                 data.path().join("root"),
@@ -95,11 +95,11 @@ impl Containerd {
             ),
         )?;
         let mut command = process::command(&daemon);
-        // Its shim is looked for on the PATH, and must be of its version.
+        // containerd finds its shim on the PATH, and both must have the same version.
         command
             .arg("--config")
             .arg(&config)
-            .env("PATH", env::join_paths(tool::places())?);
+            .env("PATH", env::join_paths(tool::search_path())?);
         let mut containerd = Self {
             daemon: Daemon::start("containerd", &mut command, &data.path().join("log"))?,
             ctr,
@@ -113,7 +113,7 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// `ctr`, which speaks to it.
+    /// A `ctr` command for this daemon.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.ctr);
         command.arg("--address").arg(self.sockets.path().join("s"));
@@ -125,12 +125,12 @@ impl Containerd {
         self.data.path().join("hosts").display().to_string()
     }
 
-    /// Runs `ctr` with these words; what it wrote to its standard output.
+    /// Runs `ctr` with these arguments. Returns its standard output.
     pub fn ctr(&self, arguments: &[&str]) -> Result<String> {
         process::stdout(self.command().args(arguments))
     }
 
-    /// Pulls for all platforms.
+    /// Pulls all platforms of an image.
     pub fn pull_all(&self, name: &str) -> Result<()> {
         let hosts = self.data.path().join("hosts").display().to_string();
         self.ctr(&[
@@ -144,7 +144,7 @@ impl Containerd {
         .map(drop)
     }
 
-    /// Digests of everything in its content store.
+    /// The digests in the content store.
     pub fn contents(&self) -> Result<Vec<String>> {
         Ok(self
             .ctr(&["content", "ls", "--quiet"])?
@@ -169,7 +169,7 @@ impl Client for Containerd {
             .find(|word| word.starts_with("sha256:"))
             .with_context(|| list.clone())?
             .to_owned();
-        // The config is what the platform's manifest names; containerd verified both on the way in.
+        // The config digest in the platform's manifest. containerd verified both during the pull.
         let mut document = self.json(&root)?;
         if let Some(manifests) = document["manifests"].as_array() {
             let ours = |it: &&serde_json::Value| {
@@ -179,7 +179,7 @@ impl Client for Containerd {
                 .iter()
                 .find(ours)
                 .and_then(|it| it["digest"].as_str());
-            document = self.json(digest.context("an index without our platform")?)?;
+            document = self.json(digest.context("an index without this platform")?)?;
         }
         let config = document["config"]["digest"]
             .as_str()
@@ -195,22 +195,30 @@ impl Client for Containerd {
         for image in images.lines() {
             self.ctr(&["images", "rm", "--sync", image])?;
         }
-        // What a pull left that failed, no image's removal takes along.
+        // The removal of images does not remove the contents of a failed pull.
         for digest in self.contents()? {
             self.ctr(&["content", "rm", &digest])?;
         }
         let left = self.contents()?;
-        ensure!(left.is_empty(), "contents outlive their images: {left:?}");
+        ensure!(
+            left.is_empty(),
+            "contents remain after the removal of all images: {left:?}"
+        );
         let content = self
             .data
             .path()
             .join("root/io.containerd.content.v1.content");
-        // Its files are left to the next collection, and until then a pull finds them without asking anybody.
+        // The garbage collection removes its files later. Until then a pull would find them without
+        // a request.
         let lease = self.ctr(&["leases", "create"])?;
         self.ctr(&["leases", "delete", "--sync", lease.trim()])?;
         let left = fs::read_dir(content.join("blobs/sha256")).map_or(0, Iterator::count);
-        ensure!(left == 0, "{left} files outlive their contents");
-        // What a pull that failed left half way: the next one would go on with its bytes, right or wrong.
+        ensure!(
+            left == 0,
+            "{left} files remain after the removal of all contents"
+        );
+        // Removes partial downloads of failed pulls, which the next pull would resume, even with
+        // wrong bytes.
         for left in fs::read_dir(content.join("ingest")).into_iter().flatten() {
             fs::remove_dir_all(left?.path())?;
         }
@@ -219,7 +227,7 @@ impl Client for Containerd {
 
     fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>> {
         let name = format!("{}/{name}", self.registry);
-        // runc's state is one for all containerds of a machine, so the ID must be nobody else's.
+        // All containerds of a machine share the state of runc, so that the ID must be unique.
         let folder = self.sockets.path().file_name().and_then(|it| it.to_str());
         let id = folder.context("a folder without a name")?;
         let words = [&["run", "--rm", &name, id], command].concat();

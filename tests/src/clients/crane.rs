@@ -1,4 +1,4 @@
-//! crane (go-containerregistry): pulls an index with all platforms into an OCI layout.
+//! The client crane (go-containerregistry): pulls an index with all platforms into an OCI layout.
 
 use std::{
     fs,
@@ -14,11 +14,11 @@ use tempfile::TempDir;
 use super::{Client, Pulled};
 use crate::{
     layout::{self, architecture},
-    place, process,
+    paths, process,
     tool::{self, Missing},
 };
 
-/// A crane with a folder to pull to.
+/// crane with a folder for its pulls.
 #[derive(Debug)]
 pub struct Crane {
     program: PathBuf,
@@ -27,22 +27,22 @@ pub struct Crane {
 }
 
 impl Crane {
-    /// Where it is; only Go brings it.
+    /// Finds crane, which only `go install` provides.
     pub fn find() -> Result<PathBuf, Missing> {
         tool::find(&["crane"]).map_err(Missing::unless_go)
     }
 
-    /// Through the proxy by path: `127.0.0.1:PORT/docker.io/library/app:1`.
+    /// Pulls through the proxy by path: `127.0.0.1:PORT/docker.io/library/app:1`.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
         let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         Ok(Self {
             program,
             prefix: format!("{proxy}/{registry}/"),
-            data: place::scratch("crane")?,
+            data: paths::scratch("crane")?,
         })
     }
 
-    /// Runs `crane` with these words; `{}` in them is the prefix of the proxy.
+    /// Runs `crane` with these arguments, in which `{}` stands for the prefix of the proxy.
     pub fn crane(&self, arguments: &[&str]) -> Result<String> {
         let arguments = arguments.iter().map(|it| it.replace("{}", &self.prefix));
         process::stdout(
@@ -53,8 +53,8 @@ impl Crane {
     }
 }
 
-/// The root of an OCI layout with one image, and its config where the root is a manifest. Every blob
-/// is read against its digest.
+/// Verifies every blob of an OCI layout with one image. Returns the digest of its root, and the
+/// config if the root is a manifest.
 fn verify(folder: &Path) -> Result<(String, Option<String>)> {
     for blob in fs::read_dir(folder.join("blobs/sha256"))? {
         let path = blob?.path();

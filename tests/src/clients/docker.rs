@@ -1,4 +1,5 @@
-//! Docker: a daemon of its own with its own data root, driven by the `docker` command.
+//! The client Docker: a separate `dockerd` with its own data root, which the `docker` command
+//! controls.
 
 use std::{
     fs,
@@ -13,7 +14,7 @@ use tempfile::TempDir;
 
 use super::{Client, Pulled, with_entrypoint};
 use crate::{
-    place,
+    paths,
     process::{self, Daemon},
     tool::{self, Missing},
 };
@@ -23,22 +24,22 @@ use crate::{
 pub struct Docker {
     daemon: Daemon,
     client: PathBuf,
-    /// What stands before the image's name.
+    /// The prefix of image names.
     prefix: String,
-    /// Short, for the sockets.
+    /// A folder with a short path, for the sockets.
     sockets: TempDir,
     data: TempDir,
 }
 
 impl Docker {
-    /// Where the daemon and the client are.
+    /// Finds `dockerd` and `docker`.
     pub fn find() -> Result<(PathBuf, PathBuf), Missing> {
         tool::root()?;
         tool::find(&["runc"])?;
         Ok((tool::find(&["dockerd"])?, tool::find(&["docker"])?))
     }
 
-    /// Docker Hub's images through a mirror: `docker pull library/app:1`.
+    /// Pulls images of Docker Hub through a mirror: `docker pull library/app:1`.
     pub fn with_mirror(mirror: SocketAddr) -> Result<Self> {
         Self::start(
             &json!({ "registry-mirrors": [format!("http://{mirror}")] }),
@@ -46,9 +47,9 @@ impl Docker {
         )
     }
 
-    /// As [`Docker::with_mirror`], with a Docker Hub to fall back on: reached through an HTTP proxy,
-    /// since its name is fixed, and trusted by the authority in that file alone. A download is tried
-    /// once, so that a failure of the mirror shows.
+    /// As [`Docker::with_mirror`], with a fake Docker Hub as the fallback. An HTTP proxy leads to
+    /// it, since its name is fixed, and only the authority in this file is trusted. Downloads are
+    /// not retried, so that a failure of the mirror is visible.
     pub fn with_hub(mirror: SocketAddr, proxy: SocketAddr, authority: &Path) -> Result<Self> {
         let settings = json!({
             "registry-mirrors": [format!("http://{mirror}")],
@@ -62,28 +63,28 @@ impl Docker {
         })
     }
 
-    /// The proxy as the registry: `docker pull 127.0.0.1:PORT/docker.io/library/app:1`. Docker takes
-    /// loopback addresses as they are, without HTTPS.
+    /// Uses the proxy as the registry: `docker pull 127.0.0.1:PORT/docker.io/library/app:1`. Docker
+    /// allows plain HTTP for loopback addresses.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
         Self::start(&json!({}), format!("{proxy}/{registry}/"))
     }
 
-    /// With these settings (`daemon.json`), and this before each name.
+    /// Starts Docker with these settings (`daemon.json`) and this prefix of image names.
     pub fn start(settings: &Value, prefix: String) -> Result<Self> {
         Self::spawn(settings, prefix, |_| ())
     }
 
     fn spawn(settings: &Value, prefix: String, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
         let (daemon, client) = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
-        let sockets = place::short("ph-docker")?;
-        let data = place::scratch("docker")?;
+        let sockets = paths::short("ph-docker")?;
+        let data = paths::scratch("docker")?;
         let mut settings = settings.clone();
         let more = json!({
             "data-root": data.path().join("root"),
             "exec-root": sockets.path().join("exec"),
             "pidfile": sockets.path().join("pid"),
             "hosts": [format!("unix://{}", sockets.path().join("s").display())],
-            // No network of its own: nothing on this machine changes, and nothing is needed for it.
+            // No bridge network, so that Docker does not change the network of this machine.
             "bridge": "none",
             "iptables": false,
             "ip6tables": false,
@@ -94,7 +95,8 @@ impl Docker {
         let config = data.path().join("daemon.json");
         fs::write(&config, settings.to_string())?;
         let mut command = process::command(&daemon);
-        // Its containerd and runc are looked for on the PATH: the system's, which it was built for.
+        // Docker finds its containerd and runc on the PATH: those of the system, which match its
+        // version.
         command.arg("--config-file").arg(&config);
         prepare(&mut command);
         let mut docker = Self {
@@ -118,32 +120,32 @@ impl Docker {
                 format!("unix://{}", self.sockets.path().join("s").display()),
             )
             .env_remove("DOCKER_CONTEXT")
-            // Not the developer's: it may hold credentials.
+            // Not the developer's configuration, which may contain credentials.
             .env("DOCKER_CONFIG", self.sockets.path());
         command
     }
 
-    /// Its `daemon.json`.
+    /// The path of its `daemon.json`.
     pub fn config(&self) -> PathBuf {
         self.data.path().join("daemon.json")
     }
 
-    /// Its socket.
+    /// The path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.sockets.path().join("s")
     }
 
-    /// Has it read its `daemon.json` again, without a restart, and waits until it did.
+    /// Reloads `daemon.json` without a restart, and waits for the reload.
     pub fn reload(&mut self) -> Result<()> {
         let done = |log: &str| log.matches("Reloaded configuration").count();
         let before = done(&self.daemon.log());
         self.daemon.signal(rustix::process::Signal::HUP)?;
-        self.daemon.until("its configuration read again", |log| {
+        self.daemon.until("the reload of its configuration", |log| {
             Ok((done(log) > before).then_some(()))
         })
     }
 
-    /// Runs `docker` with these words.
+    /// Runs `docker` with these arguments.
     pub fn docker(&self, arguments: &[&str]) -> Result<String> {
         process::run(self.command().args(arguments))
     }
@@ -189,7 +191,7 @@ impl Client for Docker {
 
 impl Drop for Docker {
     fn drop(&mut self) {
-        // It ends its containerd with it, and that its shims.
+        // `dockerd` stops its containerd, which stops its shims.
         let _ = self.daemon.terminate();
         process::unmount_below(self.sockets.path());
         process::unmount_below(self.data.path());

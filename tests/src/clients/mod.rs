@@ -1,4 +1,4 @@
-//! The programs that pull images, each with a store of its own.
+//! The clients that pull images: containerd, crane, docker, podman, skopeo. Each has its own store.
 
 mod containerd;
 mod crane;
@@ -19,33 +19,34 @@ pub use docker::Docker;
 pub use podman::Podman;
 pub use skopeo::Skopeo;
 
-/// Where nobody listens: the registry itself, for a client that shall not go around its mirror.
-const NOBODY: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
+/// An address without a server. It stands for the registry itself, so that a client cannot bypass
+/// its mirror.
+const UNREACHABLE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
 
-/// What a client says it has after a pull.
+/// The result of a pull, as the client reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// Digest of the index or manifest that the reference meant.
+    /// Digest of the index or manifest that the reference resolved to.
     pub root: String,
-    /// Digest of the config: the image's ID.
+    /// Digest of the config, which is the image ID.
     pub config: String,
 }
 
-/// Somebody who pulls.
+/// A client program that pulls images.
 pub trait Client {
-    /// For messages.
+    /// The name of the client in messages.
     fn name(&self) -> &'static str;
-    /// Pulls `name` (`library/app:1`) for this machine's platform and verifies what the client
-    /// stored, as far as the client does.
+    /// Pulls `name` (`library/app:1`) for this machine's platform. Verifies the stored files if the
+    /// client can.
     fn pull(&self, name: &str) -> Result<Pulled>;
-    /// Forgets all images and their contents.
+    /// Removes all images and their contents.
     fn empty(&self) -> Result<()>;
-    /// Runs a command of the image, its own if none is given, and returns what it printed; `None`
-    /// where the client cannot run anything.
+    /// Runs a command in the image (the image's own command if `command` is empty). Returns its
+    /// output; `None` when the client cannot run containers.
     fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>>;
 }
 
-/// The words after the options of `docker run`: the image, and a command in place of its own.
+/// Adds the image to `docker run` arguments, and a command that replaces the image's own.
 fn with_entrypoint<'a>(run: &'a mut Command, name: &str, command: &[&str]) -> &'a mut Command {
     match command {
         [] => run.arg(name),

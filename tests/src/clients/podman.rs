@@ -1,4 +1,4 @@
-//! podman, whose library is also CRI-O's: storage and configuration of its own, a mirror in its
+//! The client podman, which shares its library with CRI-O: its own storage, and a mirror in its
 //! `registries.conf`.
 
 use std::{
@@ -12,43 +12,42 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Client, NOBODY, Pulled, with_entrypoint};
+use super::{Client, Pulled, UNREACHABLE, with_entrypoint};
 use crate::{
-    place, process,
+    paths, process,
     tool::{self, Missing},
 };
 
-/// A podman with a store of its own.
+/// podman with its own store.
 #[derive(Debug)]
 pub struct Podman {
     program: PathBuf,
     registry: String,
     home: Option<PathBuf>,
-    /// Short, for the sockets of its monitor.
+    /// A folder with a short path, for the sockets of its monitor.
     run: TempDir,
     data: TempDir,
 }
 
 impl Podman {
-    /// Where it is.
+    /// Finds podman.
     pub fn find() -> Result<PathBuf, Missing> {
         tool::root()?;
         tool::find(&["runc", "crun"])?;
         tool::find(&["podman"])
     }
 
-    /// Images of `registry` through a mirror, which podman asks by the path
-    /// `/v2/<prefix>/<repository>/…`; the registry itself is at an address that nobody has.
+    /// Pulls images of `registry` through a mirror only, by the path `/v2/<prefix>/<repository>/…`.
+    /// The configured address of the registry is unreachable.
     pub fn with_mirror(registry: &str, mirror: SocketAddr) -> Result<Self> {
-        Self::with_origin(registry, mirror, NOBODY)
+        Self::with_origin(registry, mirror, UNREACHABLE)
     }
 
-    /// As [`Podman::with_mirror`], with the address of the registry itself: what the mirror does not
-    /// give is asked for there.
+    /// As [`Podman::with_mirror`], with the registry at `origin` as the fallback.
     pub fn with_origin(registry: &str, mirror: SocketAddr, origin: SocketAddr) -> Result<Self> {
         let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
-        let run = place::short("ph-podman")?;
-        let data = place::scratch("podman")?;
+        let run = paths::short("ph-podman")?;
+        let data = paths::scratch("podman")?;
         fs::write(
             data.path().join("registries.conf"),
             format!(
@@ -69,8 +68,8 @@ impl Podman {
             r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
         )?;
         fs::write(data.path().join("no-auth.json"), "{}")?;
-        // Locks in shared memory are one set for all podmans of a machine, and each that finds its
-        // own folders new frees them all.
+        // All podmans of a machine share one set of locks in shared memory, and a podman with new
+        // folders frees them all.
         fs::write(
             data.path().join("containers.conf"),
             "[engine]\nlock_type = \"file\"\n",
@@ -84,7 +83,7 @@ impl Podman {
         })
     }
 
-    /// Configured by nothing but what is below this home, whose `.config/containers` it reads.
+    /// Uses only the configuration in `.config/containers` of this home folder.
     pub fn with_home(registry: &str, home: &Path) -> Result<Self> {
         let mut podman = Self::with_mirror(registry, SocketAddr::from(([127, 0, 0, 1], 1)))?;
         podman.home = Some(home.to_owned());
@@ -107,19 +106,19 @@ impl Podman {
             )
             .env("CONTAINERS_CONF", self.data.path().join("containers.conf"))
             .env("REGISTRY_AUTH_FILE", self.data.path().join("no-auth.json"))
-            // Without systemd there is no other way to make a cgroup.
+            // Without systemd, podman can create cgroups only through cgroupfs.
             .args(["--cgroup-manager", "cgroupfs", "--events-backend", "none"])
             .arg("--tmpdir")
             .arg(self.run.path().join("tmp"));
         command
     }
 
-    /// Runs `podman` with these words; what it wrote to its standard output.
+    /// Runs `podman` with these arguments. Returns its standard output.
     pub fn podman(&self, arguments: &[&str]) -> Result<String> {
         process::stdout(self.command().args(arguments))
     }
 
-    /// What a container wrote to both of its outputs.
+    /// The output (stdout and stderr) of a container.
     pub fn logs(&self, container: &str) -> Result<String> {
         let output = self.command().args(["logs", container]).output()?;
         let texts = [output.stdout, output.stderr];
@@ -128,7 +127,7 @@ impl Podman {
             .concat())
     }
 
-    /// Takes the one image of an OCI layout that is for this machine: its ID.
+    /// Loads the image for this machine from an OCI layout. Returns its ID.
     pub fn load(&self, layout: &Path) -> Result<String> {
         let policy = self.data.path().join("policy.json").display().to_string();
         let layout = format!("oci:{}", layout.display());
@@ -147,7 +146,8 @@ impl Client for Podman {
         let policy = self.data.path().join("policy.json").display().to_string();
         self.podman(&["pull", "--quiet", "--signature-policy", &policy, &name])?;
         let about: Value = serde_json::from_str(&self.podman(&["image", "inspect", &name])?)?;
-        // Of an index, it lists the platform's manifest too; its "digest" is what the name meant.
+        // For an index, podman lists the platform's manifest too. Its "digest" is that of the
+        // index.
         let root = about[0]["Digest"].as_str().context("no digest")?;
         let id = about[0]["Id"].as_str().context("no id")?;
         Ok(Pulled {
@@ -165,7 +165,8 @@ impl Client for Podman {
         let name = format!("{}/{name}", self.registry);
         let mut podman = self.command();
         podman.args(["run", "--rm", "--network=none"]);
-        // podman raises the limits to the kernel's, which a sandbox may not allow even root.
+        // podman raises the limits to those of the kernel, which a sandbox may forbid even for
+        // root.
         podman.args(["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]);
         process::stdout(with_entrypoint(&mut podman, &name, command)).map(Some)
     }

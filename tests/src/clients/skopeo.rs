@@ -1,4 +1,5 @@
-//! skopeo: copies from a registry into a folder, with the library of podman and CRI-O.
+//! The client skopeo: copies images from a registry into a folder, with the library of podman and
+//! CRI-O.
 
 use std::{
     fs,
@@ -13,11 +14,11 @@ use tempfile::TempDir;
 
 use super::{Client, Pulled};
 use crate::{
-    layout, place, process,
+    layout, paths, process,
     tool::{self, Missing},
 };
 
-/// A skopeo with a folder to copy to.
+/// skopeo with a folder for its copies.
 #[derive(Debug)]
 pub struct Skopeo {
     program: PathBuf,
@@ -26,15 +27,15 @@ pub struct Skopeo {
 }
 
 impl Skopeo {
-    /// Where it is.
+    /// Finds skopeo.
     pub fn find() -> Result<PathBuf, Missing> {
         tool::find(&["skopeo"])
     }
 
-    /// Through the proxy by path: `docker://127.0.0.1:PORT/docker.io/library/app:1`.
+    /// Copies through the proxy by path: `docker://127.0.0.1:PORT/docker.io/library/app:1`.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
         let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
-        let data = place::scratch("skopeo")?;
+        let data = paths::scratch("skopeo")?;
         fs::write(
             data.path().join("policy.json"),
             r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
@@ -46,9 +47,9 @@ impl Skopeo {
         })
     }
 
-    /// A copy into a folder of its own; `--all` copies every platform, else this machine's. Returns
-    /// the digest of the index or manifest after verifying every blob of the copy, and the config
-    /// of a manifest.
+    /// Copies an image into its own folder: every platform if `all`, else that of this machine.
+    /// Verifies every blob. Returns the digest of the index or manifest, and the config of a
+    /// manifest.
     pub fn copy(&self, name: &str, all: bool, more: &[&str]) -> Result<(String, Option<String>)> {
         let folder = tempfile::tempdir_in(self.data.path())?.keep();
         let mut command = Command::new(&self.program);
@@ -63,7 +64,7 @@ impl Skopeo {
         }
         command.args([
             format!("docker://{}{name}", self.prefix),
-            // Unlike an OCI layout, a plain folder takes Docker's manifests as they are.
+            // Unlike an OCI layout, a plain folder stores Docker manifests unchanged.
             format!("dir:{}", folder.display()),
         ]);
         process::run(&mut command)?;
@@ -71,8 +72,8 @@ impl Skopeo {
     }
 }
 
-/// The digest of the copied manifest or index, and the config where it is a manifest. Every blob is
-/// read against its digest.
+/// Verifies every blob of a copy. Returns the digest of the manifest or index, and the config of a
+/// manifest.
 fn verify(folder: &Path) -> Result<(String, Option<String>)> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -102,7 +103,7 @@ impl Client for Skopeo {
     }
 
     fn pull(&self, name: &str) -> Result<Pulled> {
-        // Only with all platforms is the index copied as it is.
+        // skopeo copies an index unchanged only with all platforms.
         let (root, _) = self.copy(name, true, &["--src-tls-verify=false"])?;
         let (_, config) = self.copy(name, false, &["--src-tls-verify=false"])?;
         Ok(Pulled {

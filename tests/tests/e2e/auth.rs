@@ -1,4 +1,5 @@
-//! Clients that must say who they are: real ones, by password, by certificate, by their own upstream login.
+//! End-to-end tests of client authentication: htpasswd users, client certificates, and pass-through
+//! of upstream credentials.
 
 use std::{fs, net::SocketAddr};
 
@@ -13,12 +14,12 @@ use pierhead_tests::{
     tool::or_skip,
 };
 
-use crate::{ask::get, certified::Files};
+use crate::{certificates::Files, requests::get};
 
 const ANN: [&str; 2] = ["ann", "right-password"];
 const BOB: [&str; 2] = ["bob", "some-other-word"];
 
-/// Certificates, a file of users, and a policy for podman.
+/// Creates certificates, an htpasswd file, and a policy for podman.
 fn files() -> Result<Files> {
     let files = Files::new()?;
     let hash = bcrypt::hash(ANN[1], 5)?;
@@ -33,18 +34,18 @@ fn htpasswd(files: &Files) -> String {
     format!("[auth]\nmode = \"htpasswd\"\nhtpasswd = {users:?}\n")
 }
 
-/// A pull by podman with these words.
+/// Pulls by podman with these arguments.
 fn pull_by(podman: &Podman, files: &Files, name: &str, words: &[&str]) -> Result<()> {
     let policy = files.path("policy.json").display().to_string();
     let fixed = ["pull", "--quiet", "--signature-policy", &policy];
     podman.podman(&[&fixed, words, &[name]].concat()).map(drop)
 }
 
-/// A client and how it pulls with a login, or without; it keeps nothing from one pull to the next.
+/// A pull by one client, with or without credentials. The client stores nothing between pulls.
 type Pull<'a> = Box<dyn Fn(Option<[&str; 2]>) -> Result<()> + 'a>;
 
-/// Every client that is here, pulling `image` of Docker Hub through pierhead. `scheme` is what
-/// containerd is told; the others find out.
+/// Every installed client, pulling `image` of Docker Hub through pierhead. `scheme` is for
+/// containerd; the other clients detect it.
 fn clients<'a>(
     files: &'a Files,
     image: &'a Image,
@@ -119,9 +120,9 @@ fn clients<'a>(
     Ok(all)
 }
 
-/// Over TLS, and without it from this machine.
+/// Over TLS, and over plain HTTP from loopback.
 #[test]
-fn a_user_of_the_file_may_pull_and_nobody_else() -> Result<()> {
+fn only_users_of_the_htpasswd_file_may_pull() -> Result<()> {
     if or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -136,21 +137,21 @@ fn a_user_of_the_file_may_pull_and_nobody_else() -> Result<()> {
         for (name, pull) in clients(&files, &image, pierhead.address(), scheme)? {
             assert!(
                 pull(None).is_err(),
-                "{name} over {scheme}: let in without a login"
+                "{name} over {scheme}: allowed without credentials"
             );
             pull(Some(ANN)).map_err(|error| error.context(format!("{name} over {scheme}")))?;
             assert!(
                 pull(Some(BOB)).is_err(),
-                "{name} over {scheme}: bob was let in"
+                "{name} over {scheme}: bob is allowed"
             );
         }
     }
     Ok(())
 }
 
-/// Everybody reads with a login of the upstream; also what another has brought into the cache.
+/// Each client needs its own upstream credentials, also for images that are cached.
 #[test]
-fn a_login_of_the_upstream_is_passed_through() -> Result<()> {
+fn pass_through_checks_the_upstream_credentials_of_each_client() -> Result<()> {
     let (files, image) = (files()?, images()?.small);
     let rules = TokenAuth {
         users: vec![(ANN[0].to_owned(), ANN[1].to_owned())],
@@ -169,21 +170,21 @@ fn a_login_of_the_upstream_is_passed_through() -> Result<()> {
     );
     let pierhead = Pierhead::start(Options::new().config(&config))?;
     for (name, pull) in clients(&files, &image, pierhead.address(), "https")? {
-        assert!(pull(None).is_err(), "{name}: let in without a login");
-        assert!(pull(Some(BOB)).is_err(), "{name}: bob was let in");
+        assert!(pull(None).is_err(), "{name}: allowed without credentials");
+        assert!(pull(Some(BOB)).is_err(), "{name}: bob is allowed");
         pull(Some(ANN)).map_err(|error| error.context(name))?;
         assert!(
             pull(Some(BOB)).is_err(),
-            "{name}: bob was let in to what is cached"
+            "{name}: bob may pull a cached image"
         );
     }
     Ok(())
 }
 
-/// podman shows a certificate from its `certs.d`; a name that is not expected is refused, and the log
-/// says so to the operator.
+/// podman sends a client certificate from its `certs.d`. A certificate with an unexpected name is
+/// refused, and the log gives the reason.
 #[test]
-fn podman_with_a_certificate_of_its_own() -> Result<()> {
+fn podman_authenticates_by_client_certificate() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -223,9 +224,9 @@ fn podman_with_a_certificate_of_its_own() -> Result<()> {
     Ok(())
 }
 
-/// Nobody is asked for anything unless the configuration says so.
+/// Without `[auth]`, clients need no credentials.
 #[test]
-fn everybody_is_let_in_by_default() -> Result<()> {
+fn no_credentials_are_needed_by_default() -> Result<()> {
     let pierhead = Pierhead::start(Options::new())?;
     let answer = get(pierhead.address(), "/v2/")?;
     assert_eq!(answer.status, 200);

@@ -1,4 +1,5 @@
-//! `pierhead pull` and its kin: bundles from a real pierhead into a real store.
+//! End-to-end tests of bundles: `pierhead pull`, `export`, `trace`, `inspect` against a running
+//! daemon.
 
 use std::{
     fs,
@@ -20,18 +21,18 @@ use pierhead_testkit::{
 };
 use pierhead_tests::{
     layout::architecture,
+    paths,
     pierhead::{Options, Pierhead},
-    place,
     tool::{self, or_skip},
     wait,
 };
 use serde_json::{Value, json};
 
-use crate::ask::behind;
+use crate::requests::start_in_front;
 
 const MIB: usize = 1 << 20;
 
-/// Names and contents of one layer.
+/// Names and contents of the files of one layer.
 pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
 /// Text that compresses by half, as programs do.
@@ -44,7 +45,7 @@ pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// 40 small files, a large one, and a program that is another in each version.
+/// 40 small files, a large one, and a program that differs in each version.
 pub(crate) fn files(version: u64) -> Files {
     files_with(version, 5 * MIB)
 }
@@ -67,13 +68,13 @@ pub(crate) fn image(files: &Files) -> Image {
         header.set_size(bytes.len() as u64);
         header.set_mtime(1_767_225_600);
         tar.append_data(&mut header, path, &bytes[..])
-            .expect("memory takes everything");
+            .expect("a write to memory");
     }
-    let tar = tar.into_inner().expect("memory takes everything");
+    let tar = tar.into_inner().expect("a write to memory");
     Image::of_tars(architecture(), &[tar])
 }
 
-/// A registry with both versions, and a pierhead in front of it.
+/// Starts a registry with both versions, and a pierhead in front of it.
 pub(crate) fn stage(
     options: Options,
 ) -> Result<(pierhead_testkit::registry::Background, Pierhead)> {
@@ -84,16 +85,16 @@ fn stage_files(
     options: Options,
     files: impl Fn(u64) -> Files,
 ) -> Result<(pierhead_testkit::registry::Background, Pierhead)> {
-    let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let (hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     for version in [1, 2] {
         hub.push("library/app", &version.to_string(), &image(&files(version)));
     }
     Ok((hub, pierhead))
 }
 
-/// Runs `pierhead pull --json`; what it printed, or what it said.
+/// Runs `pierhead pull --json`. Returns its JSON output, or its error output as the error.
 pub(crate) fn pull(via: &str, version: &str, store: &Path, more: &[&str]) -> Result<Value> {
-    let mut command = Command::new(place::pierhead()?);
+    let mut command = Command::new(paths::pierhead()?);
     let image = format!("app:{version}");
     command
         .args(["pull", &image, "--json", "--via", via, "--into"])
@@ -109,18 +110,18 @@ pub(crate) fn http(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-pub(crate) fn same(root: &Path, expected: &Files) -> Result<()> {
+pub(crate) fn assert_same_files(root: &Path, expected: &Files) -> Result<()> {
     for (path, bytes) in expected {
         let found = fs::read(root.join(path)).with_context(|| path.clone())?;
-        ensure!(found == *bytes, "{path} has other bytes");
+        ensure!(found == *bytes, "{path} has wrong bytes");
     }
     Ok(())
 }
 
 #[test]
-fn an_update_brings_what_changed_and_no_more() -> Result<()> {
+fn an_update_transfers_only_changed_files() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
     let root = folder.path().join("root");
     let output = root.to_str().context("UTF-8")?;
@@ -138,11 +139,11 @@ fn an_update_brings_what_changed_and_no_more() -> Result<()> {
         received(&update)? < received(&fresh)? / 2,
         "{fresh} {update}"
     );
-    same(&root, &files(2))?;
+    assert_same_files(&root, &files(2))?;
 
-    // By digest, and whole: nobody is asked.
+    // A complete image is pulled by digest without any request.
     let digest = update["digest"].as_str().context("a digest")?;
-    let mut again = Command::new(place::pierhead()?);
+    let mut again = Command::new(paths::pierhead()?);
     again.args([
         "pull",
         &format!("app@{digest}"),
@@ -158,7 +159,7 @@ fn an_update_brings_what_changed_and_no_more() -> Result<()> {
         String::from_utf8_lossy(&again.stderr)
     );
 
-    // Another store builds upon the first one without writing to it.
+    // A second store uses the files of the first one without writing to it.
     let other = folder.path().join("other");
     let from = store.to_str().context("UTF-8")?;
     let built = pull(&via, "1", &other, &["--have-from", from])?;
@@ -166,8 +167,8 @@ fn an_update_brings_what_changed_and_no_more() -> Result<()> {
     Ok(())
 }
 
-/// Passes connections on, the first `cuts` of them up to so many bytes of answers.
-fn cutting(
+/// Starts a relay that closes the first `cuts` connections after this number of response bytes.
+fn start_cutting_relay(
     target: SocketAddr,
     after: usize,
     cuts: usize,
@@ -176,7 +177,7 @@ fn cutting(
     let address = listener.local_addr()?;
     let seen = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&seen);
-    // It ends with the process of the test.
+    // The thread ends with the test process.
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let number = counted.fetch_add(1, Ordering::SeqCst);
@@ -205,9 +206,9 @@ fn cutting(
 }
 
 #[test]
-fn a_pull_that_is_cut_goes_on() -> Result<()> {
+fn an_interrupted_pull_resumes() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let whole = pull(
         &http(pierhead.address()),
         "1",
@@ -217,29 +218,29 @@ fn a_pull_that_is_cut_goes_on() -> Result<()> {
     let whole = whole["bytes_received"].as_u64().context("bytes_received")?;
     for connections in ["1", "3"] {
         let store = folder.path().join(connections);
-        let (relay, seen) = cutting(pierhead.address(), MIB, 2)?;
+        let (relay, seen) = start_cutting_relay(pierhead.address(), MIB, 2)?;
         let report = pull(
             &http(relay),
             "1",
             &store,
             &["--connections", connections, "--as", "rootfs"],
         )?;
-        ensure!(seen.load(Ordering::SeqCst) > 2, "nothing was cut");
+        ensure!(seen.load(Ordering::SeqCst) > 2, "no connection was cut");
         let received = report["bytes_received"]
             .as_u64()
             .context("bytes_received")?;
         ensure!(received < whole * 3, "{received} bytes for {whole}");
-        same(&store.join("rootfs"), &files(1))?;
+        assert_same_files(&store.join("rootfs"), &files(1))?;
     }
     Ok(())
 }
 
-/// What becomes of a request on its way, and of what comes back; the number is the connection's.
+/// Edits the bytes of a request or response. The number is that of the connection.
 type Edit = fn(usize, &mut [u8]);
 
-/// Passes connections on, each piece of what is said as it was edited.
-/// Where, and how many there were.
-fn editing(
+/// Starts a relay that edits each chunk of requests and responses.
+/// Returns its address, and the counter of connections.
+fn start_editing_relay(
     target: SocketAddr,
     requests: Edit,
     answers: Edit,
@@ -248,7 +249,7 @@ fn editing(
     let address = listener.local_addr()?;
     let seen = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&seen);
-    // It ends with the process of the test.
+    // The thread ends with the test process.
     thread::spawn(move || {
         for (number, client) in listener.incoming().flatten().enumerate() {
             count.fetch_add(1, Ordering::SeqCst);
@@ -275,15 +276,15 @@ fn pass(mut from: TcpStream, mut to: TcpStream, number: usize, edit: Edit) -> st
     }
 }
 
-fn place_of(bytes: &[u8], text: &str) -> Option<usize> {
+fn find_text(bytes: &[u8], text: &str) -> Option<usize> {
     bytes
         .windows(text.len())
         .position(|at| at == text.as_bytes())
 }
 
-/// Blanks what a server that knows no shares would not read.
+/// Blanks the request fields that a server without shares does not know.
 fn without_share(_: usize, bytes: &mut [u8]) {
-    if let Some(at) = place_of(bytes, ",\"share\":[") {
+    if let Some(at) = find_text(bytes, ",\"share\":[") {
         let len = bytes[at..]
             .iter()
             .position(|byte| *byte == b']')
@@ -292,16 +293,16 @@ fn without_share(_: usize, bytes: &mut [u8]) {
     }
 }
 
-/// Blanks what a server that knows shares, and no pieces of a header, would not read.
+/// Blanks the request fields that a server with shares, but without header pieces, does not know.
 fn without_pieces(_: usize, bytes: &mut [u8]) {
     let text = ",\"pieces\":true";
-    if let Some(at) = place_of(bytes, text) {
+    if let Some(at) = find_text(bytes, text) {
         bytes[at..at + text.len()].fill(b' ');
     }
 }
 
-/// Changes what the pieces of a header must add up to.
-fn rotten_pieces(_: usize, bytes: &mut [u8]) {
+/// Changes the checksum of the header pieces.
+fn corrupt_pieces(_: usize, bytes: &mut [u8]) {
     let prelude = bytes.windows(4).position(|it| it == b"\x89PHB");
     // Flags: a continuation with a piece.
     if let Some(prelude) = prelude.and_then(|at| bytes.get_mut(at..at + 56))
@@ -311,59 +312,63 @@ fn rotten_pieces(_: usize, bytes: &mut [u8]) {
     }
 }
 
-/// As if the server had planned anew before it was asked for one of the shares.
+/// Changes the ETag of one share, as if the server had made a new plan meanwhile.
 fn another_etag(number: usize, bytes: &mut [u8]) {
     if number == 2
         && bytes.starts_with(b"HTTP/1.1 200")
-        && let Some(at) = place_of(bytes, "etag: \"").or_else(|| place_of(bytes, "ETag: \""))
+        && let Some(at) = find_text(bytes, "etag: \"").or_else(|| find_text(bytes, "ETag: \""))
     {
         bytes[at + 7] = b'x';
     }
 }
 
 #[test]
-fn shares_bring_every_byte_once() -> Result<()> {
+fn shares_transfer_every_byte_once() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let received = |via: &str, name: &str, connections: &str| -> Result<u64> {
         let store = folder.path().join(name);
         let more = ["--connections", connections, "--as", "rootfs"];
         let report = pull(via, "1", &store, &more)?;
         assert_eq!(report["method"], "bundle", "{report}");
-        same(&store.join("rootfs"), &files(1))?;
+        assert_same_files(&store.join("rootfs"), &files(1))?;
         report["bytes_received"].as_u64().context("bytes_received")
     };
     let via = http(pierhead.address());
     let whole = received(&via, "whole", "1")?;
-    // A head of an answer, a prelude and an end more each.
+    // Each share adds a response head, a prelude and an end.
     let shared = received(&via, "shared", "4")?;
     ensure!(shared < whole + 8 * 1024, "{shared} bytes for {whole}");
-    // More than there may be shares, and than there are frames.
+    // More than the maximum number of shares, and than the number of frames.
     received(&via, "many", "100")?;
     let nothing: Edit = |_, _| {};
-    for (name, requests) in [("old", without_share as Edit), ("later", without_pieces)] {
-        let (old, _) = editing(pierhead.address(), requests, nothing)?;
+    for (name, requests) in [("old", without_share as Edit), ("newer", without_pieces)] {
+        let (old, _) = start_editing_relay(pierhead.address(), requests, nothing)?;
         received(&http(old), name, "4")?;
     }
-    for (name, answers) in [("changed", another_etag as Edit), ("rotten", rotten_pieces)] {
-        let (relay, seen) = editing(pierhead.address(), nothing, answers)?;
+    for (name, answers) in [
+        ("changed", another_etag as Edit),
+        ("corrupt", corrupt_pieces),
+    ] {
+        let (relay, seen) = start_editing_relay(pierhead.address(), nothing, answers)?;
         let again = received(&http(relay), name, "4")?;
-        // At worst the first share comes with its piece of the header and without, and then all is of another bundle.
+        // In the worst case the first share is transferred with and without its piece of the
+        // header, and then the whole other bundle.
         let most = whole * 9 / 4 + 64 * 1024;
         ensure!(again < most, "{name}: {again} bytes for {whole}");
         let seen = seen.load(Ordering::SeqCst);
-        ensure!(seen > 4, "{name}: all of the header was not asked for");
+        ensure!(seen > 4, "{name}: the complete header was not requested");
     }
-    let (relay, seen) = cutting(pierhead.address(), 300 << 10, 4)?;
+    let (relay, seen) = start_cutting_relay(pierhead.address(), 300 << 10, 4)?;
     received(&http(relay), "cut", "4")?;
-    ensure!(seen.load(Ordering::SeqCst) > 4, "nothing was cut");
+    ensure!(seen.load(Ordering::SeqCst) > 4, "no connection was cut");
     Ok(())
 }
 
 #[test]
-fn files_that_were_altered_or_lost_come_again() -> Result<()> {
+fn altered_and_lost_files_are_fetched_again() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
     pull(&via, "1", &store, &[])?;
     let path = |bytes: &[u8]| {
@@ -375,24 +380,24 @@ fn files_that_were_altered_or_lost_come_again() -> Result<()> {
     fs::write(&altered, "something else")?;
     fs::remove_file(path(&all[1].1))?;
     pull(&via, "2", &store, &["--as", "rootfs"])?;
-    same(&store.join("rootfs"), &files(2))
+    assert_same_files(&store.join("rootfs"), &files(2))
 }
 
 #[test]
-fn deleted_folders_of_a_store_are_made_anew() -> Result<()> {
+fn deleted_folders_of_a_store_are_created_again() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
     pull(&via, "1", &store, &[])?;
     for entry in fs::read_dir(store.join("contents"))? {
         let path = entry?.path();
-        // The last one that is made stays: the folder does not look new.
+        // The folder that is created last stays, so that the store does not look new.
         if !path.ends_with("ff") {
             fs::remove_dir_all(path)?;
         }
     }
     pull(&via, "1", &store, &["--as", "rootfs"])?;
-    same(&store.join("rootfs"), &files(1))?;
+    assert_same_files(&store.join("rootfs"), &files(1))?;
     pull(&via, "2", &store, &[]).map(drop)
 }
 
@@ -400,7 +405,7 @@ fn deleted_folders_of_a_store_are_made_anew() -> Result<()> {
 fn an_image_that_is_missing_is_not_found() -> Result<()> {
     let (hub, pierhead) = stage(Options::new())?;
     let (pierhead, plain) = (http(pierhead.address()), hub.url());
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let order = folder.path().join("order");
     fs::write(&order, "usr/bin/app\n")?;
     let order = order.to_str().context("UTF-8")?;
@@ -414,18 +419,18 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
         &["inspect", "app:9"],
         &["diff", "app:1", "app:9"],
         &["trace", "--image", "app:9", "--send", order],
-        // Nothing runs.
+        // The command is not run.
         &[
             "trace", "--image", "app:9", "--root", "/", "--", "touch", started,
         ],
     ];
     for via in [&pierhead, &plain] {
         for words in commands {
-            // A plain registry has the old image, and no bundle of it to compare with.
+            // A plain registry has the old image, but no bundle for a comparison.
             if words[0] == "diff" && *via == plain {
                 continue;
             }
-            let run = Command::new(place::pierhead()?)
+            let run = Command::new(paths::pierhead()?)
                 .args([words[0], "--via", via])
                 .args(&words[1..])
                 .output()?;
@@ -437,8 +442,8 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
         }
     }
     ensure!(!Path::new(started).exists(), "the command ran");
-    // A server without bundles is another error.
-    let run = Command::new(place::pierhead()?)
+    // A server without bundles is a different error.
+    let run = Command::new(paths::pierhead()?)
         .args(["inspect", "app:1", "--via", &plain])
         .output()?;
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
@@ -448,21 +453,21 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
 }
 
 #[test]
-fn where_there_are_no_bundles_layers_come() -> Result<()> {
+fn layers_are_pulled_when_bundles_are_unavailable() -> Result<()> {
     let (hub, pierhead) = stage(Options::new().config("[bundle]\nsize = \"off\""))?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     for (name, via) in [("off", http(pierhead.address())), ("plain", hub.url())] {
         let store = folder.path().join(name);
         let report = pull(&via, "1", &store, &["--as", "rootfs"])?;
         assert_eq!(report["method"], "layers", "{report}");
-        same(&store.join("rootfs"), &files(1))?;
-        ensure!(!store.join("layers").exists(), "layers stay behind");
+        assert_same_files(&store.join("rootfs"), &files(1))?;
+        ensure!(!store.join("layers").exists(), "layers remain in the store");
     }
     Ok(())
 }
 
 #[test]
-fn what_a_hostile_server_sends_is_no_image() -> Result<()> {
+fn bundles_of_a_hostile_server_are_refused() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let bodies: [&[u8]; 3] = [
@@ -483,24 +488,27 @@ fn what_a_hostile_server_sends_is_no_image() -> Result<()> {
             let _ = client.write_all(&[head.as_bytes(), body].concat());
         }
     });
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let store = folder.path().join("store");
     for expected in ["no bundle", "lengths", "digest"] {
         let told = pull(&http(address), "1", &store, &["--connections", "1"]);
         let told = told.expect_err("a hostile bundle").to_string();
-        ensure!(told.contains(expected), "{told} is not about {expected}");
+        ensure!(
+            told.contains(expected),
+            "{told} does not contain {expected}"
+        );
     }
     ensure!(
         fs::read_dir(store.join("images"))?.next().is_none(),
-        "an image of nothing"
+        "the store has an image"
     );
     Ok(())
 }
 
 #[test]
-fn other_programs_take_what_is_written() -> Result<()> {
+fn exported_layouts_are_accepted_by_other_programs() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
     pull(&via, "1", &store, &["--as", "oci-layout"])?;
     pull(&via, "1", &store, &["--as", "docker-archive"])?;
@@ -522,15 +530,15 @@ fn other_programs_take_what_is_written() -> Result<()> {
         assert_eq!(
             config.as_bytes(),
             &own.bytes[..],
-            "another config than the original"
+            "the config differs from the original"
         );
     }
     Ok(())
 }
 
 #[test]
-fn whoever_may_not_pull_gets_no_bundle() -> Result<()> {
-    let folder = place::scratch("worker")?;
+fn a_client_without_pull_access_gets_no_bundle() -> Result<()> {
+    let folder = paths::scratch("worker")?;
     let users = folder.path().join("htpasswd");
     let hash = bcrypt::hash("right", 4)?;
     fs::write(&users, format!("worker:{hash}\n"))?;
@@ -559,17 +567,17 @@ fn whoever_may_not_pull_gets_no_bundle() -> Result<()> {
 }
 
 #[test]
-fn the_order_of_a_start_is_recorded_and_taken() -> Result<()> {
+fn the_start_order_is_recorded_and_sent_to_the_server() -> Result<()> {
     if or_skip(tool::root()).is_none() {
         return Ok(());
     }
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
     pull(&via, "1", &store, &["--as", "rootfs"])?;
     let root = store.join("rootfs");
     let order = folder.path().join("order");
-    let run = Command::new(place::pierhead()?)
+    let run = Command::new(paths::pierhead()?)
         .args(["trace", "--image", "app:1", "--via", &via, "--output"])
         .arg(&order)
         .arg("--root")
@@ -601,13 +609,13 @@ fn shell() -> Result<Files> {
         .collect()
 }
 
-/// Forwards connections and records the requests.
-fn listening(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Vec<u8>>>)> {
+/// Starts a relay that records the requests.
+fn start_recording_relay(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Vec<u8>>>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let heard = Arc::new(Mutex::new(Vec::new()));
     let keep = Arc::clone(&heard);
-    // It ends with the process of the test.
+    // The thread ends with the test process.
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let keep = Arc::clone(&keep);
@@ -622,7 +630,7 @@ fn listening(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Vec<u8>>>)> {
                     if read == 0 {
                         return server.shutdown(Shutdown::Write);
                     }
-                    let mut kept = keep.lock().expect("nobody panics with it");
+                    let mut kept = keep.lock().expect("a lock without a panic");
                     kept.extend_from_slice(&piece[..read]);
                     drop(kept);
                     server.write_all(&piece[..read])?;
@@ -633,7 +641,8 @@ fn listening(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Vec<u8>>>)> {
     Ok((address, heard))
 }
 
-/// A container of runc with a mount namespace of its own; it waits for a line in `volume/go`, opens files and ends.
+/// A runc container with its own mount namespace. It waits for a line in `volume/go`, opens files
+/// and exits.
 struct Container {
     runc: Child,
     pid: String,
@@ -641,7 +650,8 @@ struct Container {
 }
 
 impl Container {
-    /// The root is a folder of this machine. A volume and a file are mounted over it, from the same file system.
+    /// Starts a container whose root is a folder of this machine. A volume and a file of the same
+    /// file system are mounted in it.
     fn start(folder: &Path, root: &Path) -> Result<Self> {
         const SCRIPT: &str = "\
 read line < /volume/go
@@ -681,7 +691,7 @@ read line < /usr/share/doc-3";
         });
         fs::write(folder.join("config.json"), serde_json::to_vec(&config)?)?;
         let file = folder.join("pid");
-        // runc has one state for the whole machine, so the ID must be unique.
+        // runc has one state folder per machine, so that the ID must be unique.
         let id = folder.file_name().context("a folder without a name")?;
         let runc = tool::find(&["runc"]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let mut runc = Command::new(runc)
@@ -731,7 +741,7 @@ impl Drop for Container {
 }
 
 #[test]
-fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
+fn a_trace_has_the_files_of_the_container_and_none_of_the_host() -> Result<()> {
     if or_skip(tool::root()).is_none() || or_skip(tool::find(&["runc"])).is_none() {
         return Ok(());
     }
@@ -740,7 +750,7 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     all.extend(shell()?);
     all.push(("etc/resolv.conf".to_owned(), b"of the image\n".to_vec()));
     hub.push("library/app", "shell", &image(&all));
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let store = folder.path().join("store");
     pull(
         &http(pierhead.address()),
@@ -750,11 +760,11 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     )?;
     let root = store.join("rootfs");
     let container = Container::start(folder.path(), &root)?;
-    let (relay, heard) = listening(pierhead.address())?;
+    let (relay, heard) = start_recording_relay(pierhead.address())?;
     let order = folder.path().join("order");
-    let mut trace = Command::new(place::pierhead()?)
+    let mut trace = Command::new(paths::pierhead()?)
         .args(["trace", "--image", "app:shell", "--via", &http(relay)])
-        // It ends with the container, or after a timeout.
+        // The trace ends with the container, or after a timeout.
         .args(["--pid", &container.pid, "--seconds", "60", "--output"])
         .arg(&order)
         .stderr(Stdio::piped())
@@ -767,21 +777,21 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     let mut rest = String::new();
     said.read_to_string(&mut rest)?;
     ensure!(trace.wait()?.success(), "{line}{rest}");
-    // A file that the container created is not part of the image.
+    // A file that the container creates is not part of the image.
     let recorded = "usr/share/doc-7\nmade\nusr/share/doc-3\n";
     assert_eq!(fs::read_to_string(&order)?, recorded, "{rest}");
     let told = "sent the order of 2 files of docker.io/library/app:shell, of 3 that were opened; the server matched 2";
     ensure!(rest.contains(told), "{rest}");
-    let heard = heard.lock().expect("nobody panics with it").clone();
+    let heard = heard.lock().expect("a lock without a panic").clone();
     let heard = String::from_utf8_lossy(&heard);
     let sent = r#""files":["usr/share/doc-7","usr/share/doc-3"]"#;
     ensure!(heard.contains(sent), "{heard}");
     for name in ["made", "private", "resolv.conf", "version"] {
         ensure!(!heard.contains(name), "{name}: {heard}");
     }
-    // The host's own processes have no image.
+    // Processes of the host have no image.
     let own = std::process::id().to_string();
-    let run = Command::new(place::pierhead()?)
+    let run = Command::new(paths::pierhead()?)
         .args([
             "trace",
             "--image",
@@ -800,37 +810,38 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
 }
 
 #[test]
-fn an_order_of_another_image_is_not_sent() -> Result<()> {
+fn the_start_order_of_another_image_is_not_sent() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let order = folder.path().join("order");
     fs::write(&order, "home/someone/plans\nusr/bin\n")?;
-    let (relay, heard) = listening(pierhead.address())?;
-    let run = Command::new(place::pierhead()?)
+    let (relay, heard) = start_recording_relay(pierhead.address())?;
+    let run = Command::new(paths::pierhead()?)
         .args(["trace", "--image", "app:1", "--via", &http(relay), "--send"])
         .arg(&order)
         .output()?;
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     assert_eq!(run.status.code(), Some(1), "{said}");
     ensure!(said.contains("Nothing was sent"), "{said}");
-    let heard = heard.lock().expect("nobody panics with it").clone();
+    let heard = heard.lock().expect("a lock without a panic").clone();
     let heard = String::from_utf8_lossy(&heard);
     ensure!(!heard.contains("plans"), "{heard}");
     Ok(())
 }
 
 #[test]
-fn images_are_shown_and_compared() -> Result<()> {
-    // The test waits for packs that a thread of low priority compresses: a few hundred KB, not megabytes.
+fn inspect_shows_and_compares_images() -> Result<()> {
+    // The images are small (some hundred KB), because the test waits for a low-priority thread that
+    // compresses packs.
     let (_hub, pierhead) = stage_files(Options::new(), |version| files_with(version, MIB / 4))?;
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let (store, via) = (folder.path().join("store"), http(pierhead.address()));
     for version in ["1", "2"] {
         pull(&via, version, &store, &[])?;
     }
     let from = store.to_str().context("UTF-8")?;
     let ask = |words: &[&str]| -> Result<Value> {
-        let mut command = Command::new(place::pierhead()?);
+        let mut command = Command::new(paths::pierhead()?);
         let said = pierhead_tests::process::stdout(command.args(words).arg("--json"))?;
         Ok(serde_json::from_str(&said)?)
     };
@@ -841,7 +852,7 @@ fn images_are_shown_and_compared() -> Result<()> {
         "{seen}"
     );
     assert_eq!(seen["shared"][0]["contents"], 41, "{seen}");
-    // Its config has no command, and no client recorded a start.
+    // The config has no command, and no client has recorded a start.
     assert_eq!(seen["start_order"]["source"]["kind"], "config", "{seen}");
     assert_eq!(seen["hot"], json!([]), "{seen}");
     let order = folder.path().join("order");
@@ -850,11 +861,11 @@ fn images_are_shown_and_compared() -> Result<()> {
     let send = ["trace", "--image", "app:2", "--via", &via, "--send", order];
     let again = ["pull", "app:1", "--via", &via, "--into", from];
     for words in [&send[..], &again] {
-        let mut command = Command::new(place::pierhead()?);
+        let mut command = Command::new(paths::pierhead()?);
         let said = pierhead_tests::process::run(command.arg("--quiet").args(words))?;
         assert_eq!(said, "", "{words:?}");
     }
-    // The order, and no other files of the same frame.
+    // The files of the start order, and no others of the same frame.
     let seen = ask(&["inspect", "app:2", "--via", &via])?;
     assert_eq!(seen["start_order"]["source"]["kind"], "trace", "{seen}");
     assert_eq!(
@@ -862,7 +873,7 @@ fn images_are_shown_and_compared() -> Result<()> {
         json!(["usr/share/doc-7", "usr/bin/app"]),
         "{seen}"
     );
-    wait::until("bundles in that order", || {
+    wait::until("bundles in the start order", || {
         let seen = ask(&["inspect", "app:2", "--via", &via])?;
         Ok((seen["start_order"]["applied"] == true).then_some(()))
     })?;

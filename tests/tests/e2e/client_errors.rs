@@ -1,7 +1,6 @@
-//! Error output of clients when an upstream fails: each client prints pierhead's cause.
-//!
-//! docker, podman and skopeo read no body of a 5xx and print its status line; containerd and crane print its body, or the status line of a
-//! HEAD.
+//! Checks that each client prints pierhead's error when an upstream fails. docker, podman and
+//! skopeo print the status line of a 5xx and ignore its body. containerd and crane print its body,
+//! or the status line of a HEAD.
 
 use anyhow::Result;
 use pierhead_testkit::registry::{FakeRegistry, Fault};
@@ -11,11 +10,13 @@ use pierhead_tests::{
     tool::or_skip,
 };
 
-use crate::ask::behind;
+use crate::requests::start_in_front;
 
 /// Pulls an image from an upstream that responds 500, and returns the output of the client.
-fn printed<C: Client>(start: impl FnOnce(std::net::SocketAddr) -> Result<C>) -> Result<()> {
-    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+fn assert_error_is_printed<C: Client>(
+    start: impl FnOnce(std::net::SocketAddr) -> Result<C>,
+) -> Result<()> {
+    let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
     hub.inject(Fault::Status(500).on("*").before_auth());
     let client = start(pierhead.address())?;
     let error = client.pull("library/app:1").err();
@@ -32,7 +33,7 @@ fn printed<C: Client>(start: impl FnOnce(std::net::SocketAddr) -> Result<C>) -> 
 #[test]
 fn docker_prints_the_cause() -> Result<()> {
     match or_skip(Docker::find()) {
-        Some(_) => printed(|address| Docker::with_path(address, "docker.io")),
+        Some(_) => assert_error_is_printed(|address| Docker::with_path(address, "docker.io")),
         None => Ok(()),
     }
 }
@@ -40,7 +41,7 @@ fn docker_prints_the_cause() -> Result<()> {
 #[test]
 fn podman_prints_the_cause() -> Result<()> {
     match or_skip(Podman::find()) {
-        Some(_) => printed(|address| Podman::with_mirror("docker.io", address)),
+        Some(_) => assert_error_is_printed(|address| Podman::with_mirror("docker.io", address)),
         None => Ok(()),
     }
 }
@@ -48,7 +49,7 @@ fn podman_prints_the_cause() -> Result<()> {
 #[test]
 fn skopeo_prints_the_cause() -> Result<()> {
     match or_skip(Skopeo::find()) {
-        Some(_) => printed(|address| Skopeo::with_path(address, "docker.io")),
+        Some(_) => assert_error_is_printed(|address| Skopeo::with_path(address, "docker.io")),
         None => Ok(()),
     }
 }
@@ -56,7 +57,7 @@ fn skopeo_prints_the_cause() -> Result<()> {
 #[test]
 fn crane_prints_the_cause() -> Result<()> {
     match or_skip(Crane::find()) {
-        Some(_) => printed(|address| Crane::with_path(address, "docker.io")),
+        Some(_) => assert_error_is_printed(|address| Crane::with_path(address, "docker.io")),
         None => Ok(()),
     }
 }
@@ -64,7 +65,7 @@ fn crane_prints_the_cause() -> Result<()> {
 #[test]
 fn containerd_prints_the_cause() -> Result<()> {
     match or_skip(Containerd::find()) {
-        Some(_) => printed(|address| Containerd::with_mirror("docker.io", address)),
+        Some(_) => assert_error_is_printed(|address| Containerd::with_mirror("docker.io", address)),
         None => Ok(()),
     }
 }

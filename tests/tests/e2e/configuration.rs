@@ -1,16 +1,18 @@
-//! A configuration that is wrong: refused before anything is opened, with what is wrong and where.
+//! Checks that `serve` refuses an invalid configuration before it opens anything, and names the
+//! error and its line.
 
 use std::fs;
 
 use anyhow::Result;
 use pierhead_tests::{
+    paths,
     pierhead::{self, Options, Pierhead},
-    place,
 };
 
-/// Refused with all of these words, and without a data folder.
-fn refused(toml: &str, words: &[&str]) -> Result<()> {
-    let folder = place::scratch("config")?;
+/// Asserts that `serve` refuses the configuration, prints all of these words, and creates no data
+/// folder.
+fn assert_refused(toml: &str, words: &[&str]) -> Result<()> {
+    let folder = paths::scratch("config")?;
     let data = folder.path().join("data");
     let (status, said) = Pierhead::refuses(&Options::new().data(&data).config(toml))?;
     assert_eq!(status.code(), Some(2), "{said}");
@@ -19,36 +21,36 @@ fn refused(toml: &str, words: &[&str]) -> Result<()> {
     }
     assert!(
         !data.exists(),
-        "something was opened before the configuration was known good"
+        "the data folder was created before the configuration was validated"
     );
     Ok(())
 }
 
 #[test]
-fn an_unknown_key() -> Result<()> {
-    refused(
+fn an_unknown_key_is_refused() -> Result<()> {
+    assert_refused(
         "\n\n[cache]\nsizee = \"1GiB\"",
         &["pierhead.toml:4", "sizee", "size"],
     )
 }
 
 #[test]
-fn a_bad_value() -> Result<()> {
-    refused(
+fn an_invalid_value_is_refused() -> Result<()> {
+    assert_refused(
         "[tags]\nttl = \"soon\"",
         &["pierhead.toml:2", "tags.ttl", "soon"],
     )
 }
 
 #[test]
-fn no_toml_at_all() -> Result<()> {
-    refused("listen: 0.0.0.0:5000", &["pierhead.toml:1"])
+fn invalid_toml_is_refused() -> Result<()> {
+    assert_refused("listen: 0.0.0.0:5000", &["pierhead.toml:1"])
 }
 
-/// Whoever reaches an address that is not loopback could pull what the credentials can.
+/// Every client that reaches a non-loopback address could use the upstream credentials.
 #[test]
-fn credentials_for_everybody() -> Result<()> {
-    let folder = place::scratch("config")?;
+fn upstream_credentials_on_a_public_address_need_authentication() -> Result<()> {
+    let folder = paths::scratch("config")?;
     let password = folder.path().join("password");
     fs::write(&password, "secret")?;
     let toml = format!(
@@ -67,10 +69,10 @@ fn credentials_for_everybody() -> Result<()> {
     Ok(())
 }
 
-/// What `config show` prints is a configuration again, and means the same.
+/// The output of `config show` is a configuration with the same meaning.
 #[test]
-fn what_is_shown_is_understood() -> Result<()> {
-    let folder = place::scratch("config")?;
+fn the_output_of_config_show_is_a_valid_configuration() -> Result<()> {
+    let folder = paths::scratch("config")?;
     let file = folder.path().join("shown.toml");
     let path = file.display().to_string();
     let (status, shown) = pierhead::run(&["config", "show", "--default"])?;

@@ -1,4 +1,5 @@
-//! `pierhead doctor`: what it says of a healthy daemon, of none, and of each thing that is wrong.
+//! End-to-end tests of `pierhead doctor`: its findings for a healthy daemon, without a daemon, and
+//! for each fault.
 
 use std::{fs, process::Command};
 
@@ -6,15 +7,15 @@ use anyhow::{Context, Result, ensure};
 use pierhead_testkit::registry::FakeRegistry;
 use pierhead_tests::{
     clients::Docker,
+    paths,
     pierhead::{Options, Pierhead},
-    place,
     tool::or_skip,
 };
 use serde_json::{Value, json};
 
-/// Runs it; its exit code and its findings.
+/// Runs doctor. Returns its exit code and its findings.
 pub(crate) fn doctor(words: &[&str]) -> Result<(i32, Vec<Value>)> {
-    let output = Command::new(place::pierhead()?)
+    let output = Command::new(paths::pierhead()?)
         .arg("doctor")
         .arg("--json")
         .args(words)
@@ -27,13 +28,13 @@ pub(crate) fn doctor(words: &[&str]) -> Result<(i32, Vec<Value>)> {
         let has_fix = finding["fix"].is_string();
         ensure!(
             has_fix == (finding["level"] != "ok"),
-            "each has a fix but a good one: {finding}"
+            "every finding except \"ok\" has a fix: {finding}"
         );
     }
     Ok((output.status.code().context("a signal")?, findings.clone()))
 }
 
-/// The findings about something.
+/// The findings about a subject.
 fn about<'a>(findings: &'a [Value], about: &str) -> Vec<(&'a str, &'a str)> {
     findings
         .iter()
@@ -54,13 +55,13 @@ pub(crate) fn one<'a>(findings: &'a [Value], subject: &str) -> (&'a str, &'a str
     all[0]
 }
 
-/// A daemon with a configuration file, which doctor finds through its admin listener alone.
+/// doctor finds the configuration of a running daemon through its admin address.
 #[test]
-fn a_healthy_daemon() -> Result<()> {
+fn a_healthy_daemon_has_no_failures() -> Result<()> {
     let hub = FakeRegistry::builder()
         .basic_auth("someone", "hunter2")
         .start_in_background();
-    let folder = place::scratch("doctor")?;
+    let folder = paths::scratch("doctor")?;
     let password = folder.path().join("password");
     fs::write(&password, "hunter2\n")?;
     let pierhead = Pierhead::start(
@@ -83,9 +84,9 @@ fn a_healthy_daemon() -> Result<()> {
     ensure!(level == "ok" && what.contains("pierhead.toml"), "{what}");
     ensure!(
         !format!("{findings:?}").contains("hunter2"),
-        "a secret is shown"
+        "the output contains a secret"
     );
-    // What the machine has is not ours to say, but it was looked at.
+    // The findings about the machine vary, but they must exist.
     ensure!(!about(&findings, "disk").is_empty() && !about(&findings, "memory").is_empty());
     let failed: Vec<_> = findings
         .iter()
@@ -104,15 +105,15 @@ fn a_healthy_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Without a daemon, and with an upstream for each way to fail.
+/// doctor without a daemon, and with one upstream for each kind of failure.
 #[test]
-fn what_is_wrong_with_upstreams_is_told_apart() -> Result<()> {
+fn each_upstream_failure_has_its_finding() -> Result<()> {
     let locked = FakeRegistry::builder()
         .basic_auth("someone", "right")
         .start_in_background();
     let secret = FakeRegistry::builder().tls().start_in_background();
     let token = FakeRegistry::builder().token_auth().start_in_background();
-    let folder = place::scratch("doctor")?;
+    let folder = paths::scratch("doctor")?;
     let config = folder.path().join("pierhead.toml");
     let password = folder.path().join("password");
     fs::write(&password, "wrong\n")?;
@@ -150,7 +151,7 @@ fn what_is_wrong_with_upstreams_is_told_apart() -> Result<()> {
         level == "ok" && !what.contains("wants a login"),
         "no token: {what}"
     );
-    // One address of two is down: pulls go on.
+    // One of two addresses is down: pulls work.
     let two = about(&findings, "upstream two.lab");
     let levels: Vec<_> = two.iter().map(|(level, _)| *level).collect();
     ensure!(
@@ -171,13 +172,16 @@ fn what_is_wrong_with_upstreams_is_told_apart() -> Result<()> {
             .all(|it| !it["about"].as_str().unwrap_or("").starts_with("upstream")),
         "{findings:#?}"
     );
-    ensure!(!folder.path().join("data").exists(), "it makes no folder");
+    ensure!(
+        !folder.path().join("data").exists(),
+        "doctor creates no folder"
+    );
     Ok(())
 }
 
 #[test]
-fn what_is_wrong_here_is_told() -> Result<()> {
-    let folder = place::scratch("doctor")?;
+fn local_faults_are_found() -> Result<()> {
+    let folder = paths::scratch("doctor")?;
     let held = std::net::TcpListener::bind("127.0.0.1:0")?;
     let config = folder.path().join("pierhead.toml");
     let write = |more: &str| {
@@ -220,9 +224,9 @@ fn what_is_wrong_here_is_told() -> Result<()> {
     Ok(())
 }
 
-/// What dockerd really has in effect, through its own socket.
+/// doctor asks dockerd for its active settings through its socket.
 #[test]
-fn docker_that_did_not_read_its_file_is_found_out() -> Result<()> {
+fn a_dockerd_with_unread_settings_is_found() -> Result<()> {
     if or_skip(Docker::find()).is_none() {
         return Ok(());
     }

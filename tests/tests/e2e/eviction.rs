@@ -1,26 +1,28 @@
-//! Who stays in the cache: another policy while serving, what a restart keeps, and a trace to choose by.
+//! End-to-end tests of eviction: a change of the policy by SIGHUP, and the replay of a recorded
+//! request log.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use pierhead_testkit::{images::Image, registry::FakeRegistry};
 use pierhead_tests::{
+    paths,
     pierhead::{Options, Pierhead},
-    place, process, wait,
+    process, wait,
 };
 use serde_json::Value;
 
-use crate::ask::{behind, get, pull};
+use crate::requests::{get, pull, start_in_front};
 
 fn stat(pierhead: &Pierhead) -> Result<Value> {
     Ok(serde_json::from_str(&pierhead.cache(&["stat", "--json"])?)?)
 }
 
-/// The configuration decides, SIGHUP changes it, and the cache notices nothing but that.
+/// The configuration selects the policy. SIGHUP changes it without losing cached blobs.
 #[test]
-fn the_policy_is_changed_while_serving() -> Result<()> {
+fn sighup_changes_the_eviction_policy() -> Result<()> {
     let options = Options::new().config("[eviction]\npolicy = \"lru\"\nadmission = \"always\"");
-    let (hub, mut pierhead) = behind(FakeRegistry::builder(), options)?;
+    let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let image = Image::random(1, &[100_000, 3000]);
     hub.push("library/app", "1", &image);
     pull(&pierhead, "library/app", &image)?;
@@ -29,7 +31,7 @@ fn the_policy_is_changed_while_serving() -> Result<()> {
     pierhead.reload(
         "[eviction]\npolicy = \"gdsf\"\nadmission = \"second-hit\"\n[cache]\ndaily_write_budget = \"1GiB\"",
     )?;
-    wait::until("the other policy", || {
+    wait::until("the new policy", || {
         Ok((stat(&pierhead)?["eviction"]["policy"] == "gdsf").then_some(()))
     })?;
     let now = stat(&pierhead)?;
@@ -44,27 +46,27 @@ fn the_policy_is_changed_while_serving() -> Result<()> {
     let info = "pierhead_cache_eviction_info{policy=\"gdsf\",admission=\"second-hit\"} 1";
     assert!(metrics.contains(info), "{metrics}");
 
-    // One that does not exist changes nothing, and the mend is said.
+    // An unknown policy changes nothing, and the log suggests the right name.
     pierhead.reload("[eviction]\npolicy = \"gdfs\"")?;
     let log = |log: &str| Ok(log.contains("did you mean \"gdsf\"?").then_some(()));
     pierhead.daemon().until("the mend", log)?;
     pull(&pierhead, "library/app", &image)?;
     for blob in &image.blobs {
-        assert_eq!(hub.gets_of(&blob.digest), 1, "nothing was lost");
+        assert_eq!(hub.gets_of(&blob.digest), 1, "no blob was lost");
     }
     Ok(())
 }
 
-/// `pierhead-replay` reads what `serve` records. The log names no client and no digest.
+/// `pierhead-replay` reads the request log of `serve`. The log contains no client and no digest.
 #[test]
-fn a_recorded_trace_is_replayed() -> Result<()> {
-    let folder = place::scratch("trace")?;
+fn a_recorded_request_log_is_replayed() -> Result<()> {
+    let folder = paths::scratch("trace")?;
     let file = folder.path().join("pulls.trace");
     let options = Options::new().config(&format!(
         "[request_log]\nfile = {:?}",
         file.display().to_string()
     ));
-    let (hub, mut pierhead) = behind(FakeRegistry::builder(), options)?;
+    let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let image = Image::random(2, &[200_000, 3000]);
     hub.push("library/app", "1", &image);
     pull(&pierhead, "library/app", &image)?;
@@ -83,7 +85,7 @@ fn a_recorded_trace_is_replayed() -> Result<()> {
     let flags = [
         "--trace", file, "--policy", "lru", "--size", "1GiB", "--json",
     ];
-    let said = process::run(Command::new(place::pierhead_replay()?).args(flags))?;
+    let said = process::run(Command::new(paths::pierhead_replay()?).args(flags))?;
     let said: Value = serde_json::from_str(&said)?;
     let row = &said["rows"][0];
     assert_eq!(
@@ -91,7 +93,7 @@ fn a_recorded_trace_is_replayed() -> Result<()> {
         Some(lines().count() as u64),
         "{said}\n{trace}"
     );
-    // A manifest, a config and two layers were fetched once each, and found the second time.
+    // A manifest, a config and two layers: one miss and one hit each.
     let fetched = lines().filter(|line| line.ends_with(" miss")).count();
     assert_eq!(fetched, image.digests().count(), "{trace}");
     let missed = row["object_miss_ratio"].as_f64().context("a ratio")?;

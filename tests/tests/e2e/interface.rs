@@ -1,17 +1,18 @@
-//! `network.interface`: the listener is on the addresses of one interface, in a network of the test's own.
+//! End-to-end tests of `network.interface`: pierhead listens on the addresses of one interface
+//! only.
 
 use std::thread;
 
 use anyhow::Result;
 use pierhead_tests::{
     namespace::{self, Network},
+    paths,
     pierhead::{Options, Pierhead},
-    place,
     tool::or_skip,
 };
 
-/// Two interfaces, each with an address, as a port and another one.
-fn two() -> Result<Network> {
+/// A network with two interfaces, each with one address.
+fn two_interfaces() -> Result<Network> {
     let network = Network::new()?;
     for words in [
         "link add p0 type veth peer name p1",
@@ -31,7 +32,7 @@ fn on(network: &Network, interface: &str) -> Options {
             network
                 .enter()
                 .into_iter()
-                .chain(namespace::powerless())
+                .chain(namespace::without_capabilities())
                 .collect(),
         )
         .config(&format!("network.interface = {interface:?}"))
@@ -39,13 +40,13 @@ fn on(network: &Network, interface: &str) -> Options {
         .argument("0.0.0.0:5000")
 }
 
-/// Without any capability, and whoever comes by another address finds nobody.
+/// pierhead runs without capabilities. Connections to addresses of other interfaces are refused.
 #[test]
-fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
+fn only_the_addresses_of_the_interface_are_served() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
         return Ok(());
     }
-    let network = two()?;
+    let network = two_interfaces()?;
     let mut pierhead = Pierhead::start(on(&network, "p0"))?;
     for (address, status) in [
         ("192.0.2.1", Some(200)),
@@ -55,7 +56,7 @@ fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
         let url = format!("http://{address}:5000/v2/");
         assert_eq!(network.get(&url)?, status, "{url}\n{}", pierhead.log());
     }
-    // What the interface gets later is served, too.
+    // A later address of the interface is served, too.
     network.ip("address add 203.0.113.1/24 dev p0")?;
     network.ip("address add 203.0.113.9/24 dev p1")?;
     pierhead.daemon().until("the new address", |log| {
@@ -65,9 +66,9 @@ fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
     })?;
     assert_eq!(network.get("http://203.0.113.1:5000/v2/")?, Some(200));
     assert_eq!(network.get("http://203.0.113.9:5000/v2/")?, None);
-    // And what it loses is not.
+    // A removed address is not served.
     network.ip("address del 203.0.113.1/24 dev p0")?;
-    pierhead.daemon().until("the lost address", |log| {
+    pierhead.daemon().until("the removed address", |log| {
         Ok(log
             .contains("closed the listener on 203.0.113.1:5000")
             .then_some(()))
@@ -76,9 +77,9 @@ fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
     Ok(())
 }
 
-/// As the representors of a DPU do.
+/// The representors of a DPU appear late.
 #[test]
-fn an_interface_that_comes_late_is_waited_for() -> Result<()> {
+fn a_late_interface_is_waited_for() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
         return Ok(());
     }
@@ -102,13 +103,13 @@ fn an_interface_that_comes_late_is_waited_for() -> Result<()> {
     Ok(())
 }
 
-/// All addresses are meant, and one of them is the link to the card's consoles.
+/// pierhead listens on all addresses, one of which belongs to the management link of the card.
 #[test]
-fn the_management_link_among_all_addresses_is_warned_of() -> Result<()> {
+fn listening_on_the_management_link_logs_a_warning() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
         return Ok(());
     }
-    let network = two()?;
+    let network = two_interfaces()?;
     network.ip("link add tmfifo_net0 type veth peer name host0")?;
     network.ip("address add 192.168.100.2/30 dev tmfifo_net0")?;
     let all = Options::new()
@@ -118,7 +119,7 @@ fn the_management_link_among_all_addresses_is_warned_of() -> Result<()> {
     let warning = "includes 192.168.100.2, which is on tmfifo_net0";
     let pierhead = Pierhead::start(all)?;
     assert!(pierhead.log().contains(warning), "{}", pierhead.log());
-    // The next one wants its port.
+    // The next daemon uses the same port.
     drop(pierhead);
     let chosen = Pierhead::start(on(&network, "p0"))?;
     assert!(!chosen.log().contains("tmfifo_net0"), "{}", chosen.log());
@@ -126,16 +127,16 @@ fn the_management_link_among_all_addresses_is_warned_of() -> Result<()> {
 }
 
 #[test]
-fn an_interface_that_is_missing_or_bare_is_told_with_a_code_of_its_own() -> Result<()> {
+fn a_missing_interface_and_one_without_address_have_an_exit_code() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
         return Ok(());
     }
-    let network = two()?;
+    let network = two_interfaces()?;
     network.ip("link add bare0 type veth peer name bare1")?;
     network.ip("link add up0 type veth peer name up1")?;
     network.ip("link set up0 up")?;
-    let folder = place::scratch("interface")?;
-    // Each waits as long as a start may.
+    let folder = paths::scratch("interface")?;
+    // Each daemon waits as long as a start may take.
     let refused = |interface: &str, words: &[&str]| -> Result<()> {
         let data = folder.path().join(interface);
         let (status, said) = Pierhead::refuses(&on(&network, interface).data(&data))?;
@@ -146,7 +147,7 @@ fn an_interface_that_is_missing_or_bare_is_told_with_a_code_of_its_own() -> Resu
                 "{interface}: {word:?} is missing in: {said}"
             );
         }
-        assert!(!data.exists(), "the data folder was taken before");
+        assert!(!data.exists(), "the data folder was opened before");
         Ok(())
     };
     thread::scope(|scope| {

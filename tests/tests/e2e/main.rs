@@ -1,45 +1,44 @@
-//! End to end: pierhead as a process between real registries and real clients.
-//!
-//! Each test has daemons, ports and folders of its own, so that all may run at once. A test whose
-//! tools are missing says so and is skipped; with `CI=true` that is a failure. Where an upstream must
-//! misbehave, the testkit's takes the place of the real one.
+//! End-to-end tests: pierhead as a process between real registries and real clients. Each test has
+//! its own daemons, ports and folders, so that all tests may run in parallel. A test without its
+//! tools is skipped; with `CI=true` it fails. When an upstream must misbehave, the fake registry of
+//! the testkit replaces the real one.
 
 #![forbid(unsafe_code)]
 
-mod ask;
 mod auth;
+mod bundle_failures;
 mod bundles;
-mod certified;
+mod certificates;
 mod client_errors;
+mod clients_without_pierhead;
+mod concurrent_clients;
 mod configuration;
 mod conformance;
-mod corpus;
-mod crash;
-mod damage;
-mod direct;
+mod corpus_images;
+mod crash_during_fill;
+mod disk_damage;
+mod disk_errors;
+mod docker_hub;
 mod doctor;
 mod eviction;
-mod hub;
+mod fault_matrix;
 mod interface;
-mod killed;
-mod lies;
-mod matrix;
-mod medium;
-mod memory;
+mod invalid_requests;
 mod name_server;
-mod names;
 mod operations;
-mod outage;
 mod pod;
-mod polite;
 mod pull;
-mod random;
-mod refusals;
+mod random_images;
+mod random_kills;
+mod requests;
 mod secrets;
 mod setup;
+mod small_cgroup;
 mod smoke;
+mod startup_errors;
 mod tier;
 mod tls;
-mod together;
-mod trees;
-mod trouble;
+mod unpacked_trees;
+mod unread_responses;
+mod upstream_outage;
+mod wrong_bytes;

@@ -1,4 +1,5 @@
-//! A silent name server: clients that name unresolvable registries do not delay others.
+//! End-to-end test with a silent name server: clients that request unresolvable registries do not
+//! delay others.
 
 use std::{
     collections::HashSet,
@@ -10,9 +11,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use pierhead_testkit::{images::Image, registry::FakeRegistry};
 use pierhead_tests::{
-    namespace,
+    namespace, paths,
     pierhead::Options,
-    place,
     tool::{Missing, or_skip},
     wait,
 };
@@ -21,13 +21,13 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::ask::{behind, get, kept, pull};
+use crate::requests::{get, pull, start_in_front, wait_for_commit};
 
-/// No other test uses this address.
+/// Address of the name server, which no other test uses.
 const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(127, 83, 5, 3);
 /// Number of client addresses.
 const CLIENTS: u8 = 2;
-/// Requests per client; exceeds the per-client queue.
+/// Requests per client, more than the queue of one client.
 const REQUESTS: usize = 70;
 
 /// The first label of the queried name.
@@ -36,7 +36,7 @@ fn label(question: &[u8]) -> Option<&[u8]> {
     question.get(13..13 + length)
 }
 
-/// Sends a request from that address without waiting for the response.
+/// Sends a request from this address without waiting for the response.
 async fn ask(from: Ipv4Addr, to: SocketAddr, path: &str) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((from, 0).into())?;
@@ -47,7 +47,7 @@ async fn ask(from: Ipv4Addr, to: SocketAddr, path: &str) -> Result<TcpStream> {
 }
 
 #[test]
-fn a_silent_name_server_keeps_nobody_from_what_is_cached() -> Result<()> {
+fn a_silent_name_server_does_not_delay_cached_images() -> Result<()> {
     if or_skip(namespace::available()).is_none() {
         return Ok(());
     }
@@ -56,17 +56,17 @@ fn a_silent_name_server_keeps_nobody_from_what_is_cached() -> Result<()> {
     let Some(server) = or_skip(bound) else {
         return Ok(());
     };
-    let folder = place::scratch("resolver")?;
+    let folder = paths::scratch("resolver")?;
     let conf = folder.path().join("resolv.conf");
     writeln!(fs::File::create(&conf)?, "nameserver {NAME_SERVER}")?;
     let mount = format!("mount --bind {} /etc/resolv.conf", conf.display());
     let options = Options::new().inside(namespace::mounted(&mount));
-    let (_hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let (_hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let image = Image::random(1, &[1 << 20]);
     _hub.push("library/app", "1", &image);
     pull(&pierhead, "library/app", &image)?;
     let layer = image.blobs[1].digest.to_string();
-    kept(&pierhead, &layer)?;
+    wait_for_commit(&pierhead, &layer)?;
 
     let runtime = tokio::runtime::Runtime::new()?;
     let to = pierhead.address();
@@ -81,7 +81,7 @@ fn a_silent_name_server_keeps_nobody_from_what_is_cached() -> Result<()> {
         anyhow::Ok(waiting)
     })?;
     // As many names as there are threads for blocking work.
-    server.set_read_timeout(Some(wait::PATIENCE))?;
+    server.set_read_timeout(Some(wait::TIMEOUT))?;
     let (mut names, mut buffer) = (HashSet::new(), [0; 512]);
     while names.len() < 64 {
         let length = server.recv(&mut buffer).context("a question")?;
@@ -106,7 +106,7 @@ fn a_silent_name_server_keeps_nobody_from_what_is_cached() -> Result<()> {
     };
     // Each client has a limit of waiting requests, tags included.
     let limit = "pierhead_proxy_limited_total{limit=\"downloads_per_client\"}";
-    ensure!(metric(limit)?, "no client met its limit");
+    ensure!(metric(limit)?, "no client reached its limit");
     wait::until("lookups that time out", || {
         let timeout = metric("pierhead_dns_lookups_total{result=\"timeout\"}")?;
         Ok(timeout.then_some(()))

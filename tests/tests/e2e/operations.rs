@@ -1,4 +1,5 @@
-//! Running it: drain, reload, the cache commands, the bound of the disk, upstreams that are down.
+//! End-to-end tests of operation: shutdown, reload, cache commands, size limit, upstream failures,
+//! metrics.
 
 use std::thread;
 
@@ -9,21 +10,22 @@ use pierhead_testkit::{
     registry::{FakeRegistry, Fault, Gate},
 };
 use pierhead_tests::{
+    paths,
     pierhead::{Options, Pierhead},
-    place, wait,
+    wait,
 };
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::ask::{behind, bytes_below, get, kept, pull};
+use crate::requests::{bytes_below, get, pull, start_in_front, wait_for_commit};
 
 const MIB: usize = 1 << 20;
 
-/// SIGTERM in the middle of a download: who is being served is served to the end, nobody new is let
-/// in, and the end is a good one.
+/// After SIGTERM during a download, the running response completes, new connections are refused,
+/// and the exit code is 0.
 #[test]
-fn answers_under_way_are_finished() -> Result<()> {
-    let (hub, mut pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+fn running_responses_complete_at_shutdown() -> Result<()> {
+    let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
     let bytes = random_bytes(1, 4 * MIB);
     let digest = hub.put_blob("library/app", bytes.clone());
     let gate = Gate::new();
@@ -45,18 +47,18 @@ fn answers_under_way_are_finished() -> Result<()> {
         assert_eq!(answer.body, bytes);
         Ok(())
     })?;
-    let status = pierhead.daemon().wait(wait::PATIENCE)?;
+    let status = pierhead.daemon().wait(wait::TIMEOUT)?;
     assert!(status.success(), "{status}");
     Ok(())
 }
 
-/// SIGHUP: another upstream is known from then on, and a download under way does not notice.
+/// SIGHUP adds an upstream, and a running download is not interrupted.
 #[test]
-fn the_configuration_is_read_again() -> Result<()> {
+fn sighup_reloads_the_configuration() -> Result<()> {
     let more = FakeRegistry::builder().start_in_background();
     let image = Image::random(2, &[1000]);
     more.push("team/app", "1", &image);
-    let (hub, mut pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let (hub, mut pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
     let bytes = random_bytes(2, 4 * MIB);
     let digest = hub.put_blob("library/app", bytes.clone());
     let gate = Gate::new();
@@ -77,7 +79,7 @@ fn the_configuration_is_read_again() -> Result<()> {
         wait::until("the new upstream", || {
             Ok((get(address, other)?.status == 200).then_some(()))
         })?;
-        // One that is wrong changes nothing.
+        // An invalid configuration changes nothing.
         pierhead.reload("no_such_key = 1")?;
         let log = |log: &str| Ok(log.contains("no_such_key").then_some(()));
         pierhead.daemon().until("a refusal in the log", log)?;
@@ -90,10 +92,10 @@ fn the_configuration_is_read_again() -> Result<()> {
     })
 }
 
-/// The whole life of images by the command line, against a running daemon.
+/// The `cache` commands against a running daemon: list, pin, prune, verify, remove.
 #[test]
-fn the_cache_commands() -> Result<()> {
-    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+fn cache_commands_manage_a_running_daemon() -> Result<()> {
+    let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
     let kept = Image::random(3, &[100_000, 200_000]);
     let other = Image::random(4, &[300_000]);
     hub.push("library/kept", "1", &kept);
@@ -145,7 +147,7 @@ fn the_cache_commands() -> Result<()> {
     }
 
     pierhead.cache(&["verify"])?;
-    crate::damage::flip(&pierhead.blob(&kept.blobs[1].digest.to_string()), 5)?;
+    crate::disk_damage::flip(&pierhead.blob(&kept.blobs[1].digest.to_string()), 5)?;
     let found = pierhead
         .cache(&["verify"])
         .expect_err("a flipped bit")
@@ -163,13 +165,12 @@ fn the_cache_commands() -> Result<()> {
     Ok(())
 }
 
-/// What the folder holds stays within the bound, whatever is pulled; what is larger than all of it
-/// passes through.
+/// The data folder stays within the size limit. A blob larger than the limit passes through.
 #[test]
-fn the_size_is_a_bound() -> Result<()> {
+fn the_cache_size_is_limited() -> Result<()> {
     const BOUND: u64 = 8 << 20;
     let options = Options::new().argument("--cache-size").argument("8MiB");
-    let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let (hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let pull = |seed: u64, size: usize| -> Result<String> {
         let bytes = random_bytes(seed, size);
         let digest = hub.put_blob("library/app", bytes.clone());
@@ -179,27 +180,28 @@ fn the_size_is_a_bound() -> Result<()> {
         )?;
         assert_eq!((answer.status, answer.end), (200, End::Clean));
         assert_eq!(answer.body, bytes);
-        // In this order: what is renamed in between is counted once at most.
+        // In this order, a file that is renamed meanwhile is counted at most once.
         let held = bytes_below(&pierhead.data().join("blobs"))?
             + bytes_below(&pierhead.data().join("staging"))?;
-        assert!(held <= BOUND, "{held} bytes are held after {size} more");
+        assert!(held <= BOUND, "{held} bytes are stored after {size} more");
         Ok(digest.to_string())
     };
     for seed in 0..12 {
         pull(seed, 2 * MIB)?;
     }
-    kept(&pierhead, &pull(20, 2 * MIB)?)?;
+    wait_for_commit(&pierhead, &pull(20, 2 * MIB)?)?;
     let used = bytes_below(&pierhead.data().join("blobs"))?;
-    assert!(used >= BOUND / 2, "{used} bytes: the bound is hardly used");
+    assert!(used >= BOUND / 2, "{used} bytes: the limit is hardly used");
     pull(21, 20 * MIB)?;
-    kept(&pierhead, &pull(22, 2 * MIB)?)?;
+    wait_for_commit(&pierhead, &pull(22, 2 * MIB)?)?;
     Ok(())
 }
 
-/// A start without any upstream: what is cached is served, the rest is a 503 that comes soon.
+/// Without any upstream, pierhead starts, serves cached images, and responds 503 to others within
+/// the time limit.
 #[test]
-fn a_start_while_the_upstream_is_down() -> Result<()> {
-    let (hub, mut pierhead) = behind(
+fn cached_images_are_served_when_pierhead_starts_without_upstream() -> Result<()> {
+    let (hub, mut pierhead) = start_in_front(
         FakeRegistry::builder(),
         Options::new().config("[tags]\nttl = \"0s\""),
     )?;
@@ -223,12 +225,13 @@ fn a_start_while_the_upstream_is_down() -> Result<()> {
     Ok(())
 }
 
-/// An upstream that accepts and then says nothing: the stale answer or a 503, and no hang.
+/// An upstream accepts connections and never responds: clients get the stale copy or a 503, within
+/// the time limit.
 #[test]
-fn a_silent_upstream() -> Result<()> {
+fn a_silent_upstream_delays_no_response_beyond_the_limit() -> Result<()> {
     let options =
         Options::new().config("[tags]\nttl = \"0s\"\n[limits]\nresponse_timeout = \"1s\"");
-    let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let (hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let image = Image::random(6, &[1000]);
     hub.push("library/app", "1", &image);
     pull(&pierhead, "library/app", &image)?;
@@ -254,9 +257,9 @@ fn a_silent_upstream() -> Result<()> {
     Ok(())
 }
 
-/// Several registries behind one address, by path and by `?ns=`.
+/// Clients select one of several registries by path and by `?ns=`.
 #[test]
-fn many_upstreams() -> Result<()> {
+fn several_upstreams_are_selected_by_path_and_ns() -> Result<()> {
     let (first, second) = (
         FakeRegistry::builder().start_in_background(),
         FakeRegistry::builder().start_in_background(),
@@ -289,10 +292,10 @@ fn many_upstreams() -> Result<()> {
     Ok(())
 }
 
-/// What operators look at.
+/// The admin endpoints for operators.
 #[test]
 fn metrics_and_health() -> Result<()> {
-    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
     let digest = hub.put_blob("library/app", random_bytes(9, 100_000));
     for _ in 0..2 {
         assert_eq!(
@@ -311,16 +314,19 @@ fn metrics_and_health() -> Result<()> {
     for prefix in ["pierhead_cache_", "pierhead_remote_", "pierhead_proxy_"] {
         assert!(text.contains(prefix), "no {prefix} in {text}");
     }
-    assert!(!text.contains(&digest.hex()), "a digest is a label");
-    // The API is not for those who reach the other address.
+    assert!(
+        !text.contains(&digest.hex()),
+        "a metric has a digest as a label"
+    );
+    // The registry API is not served on the admin address.
     assert_ne!(get(pierhead.address(), "/v1/stat")?.status, 200);
     Ok(())
 }
 
-/// A keep-alive connection serves one request after another, whatever went wrong before.
+/// A keep-alive connection serves further requests after each error.
 #[test]
-fn a_connection_outlives_errors() -> Result<()> {
-    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+fn a_connection_survives_error_responses() -> Result<()> {
+    let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
     let digest = hub.put_blob("library/app", random_bytes(10, 1000));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -336,7 +342,7 @@ fn a_connection_outlives_errors() -> Result<()> {
             (format!("/v2/library/app/blobs/{digest}"), 200),
         ] {
             let answer = connection.exchange(&Request::get(path.clone())).await?;
-            // What is no endpoint may be told so in either way.
+            // An unknown endpoint may get either status.
             let told = if answer.status == 404 && status == 400 {
                 400
             } else {
@@ -348,14 +354,14 @@ fn a_connection_outlives_errors() -> Result<()> {
     })
 }
 
-/// Idle, it is small: nobody gives a NIC's memory away.
+/// Resident memory of an idle daemon.
 #[test]
-fn idle_memory() -> Result<()> {
+fn the_idle_memory_is_limited() -> Result<()> {
     let pierhead = Pierhead::start(Options::new())?;
     assert_eq!(get(pierhead.address(), "/v2/")?.status, 200);
     let (now, _) = pierhead.memory()?;
-    // What is promised is 12 MB, for the release profile: a debug build's own code is far larger.
-    let bound = if place::is_release()? { 12 } else { 48 };
+    // The limit is 12 MB for a release build. The code of a debug build is far larger.
+    let bound = if paths::is_release()? { 12 } else { 48 };
     assert!(now <= bound << 20, "{now} bytes");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The image that is released, run with the very settings of the charts' pods: without root or without any of its
-//! powers, on a root that cannot be written to.
+//! Runs the release image with the settings of the Helm charts' pods: not as root or without
+//! capabilities, and with a read-only root.
 
 use std::{
     fs::{self, Permissions},
@@ -20,10 +20,10 @@ use pierhead_tests::{
 };
 use serde_json::json;
 
-use crate::{ask::get, certified::Files, tls::get as get_tls};
+use crate::{certificates::Files, requests::get, tls::get as get_tls};
 
-/// Settings that hold for every pod, as the kernel sees them.
-fn confined(pod: &Pod, user: u32) -> Result<()> {
+/// Asserts the security settings of every pod, as the kernel reports them.
+fn assert_confined(pod: &Pod, user: u32) -> Result<()> {
     for (key, value) in [
         ("Uid", format!("{user} {user} {user} {user}")),
         ("Gid", format!("{user} {user} {user} {user}")),
@@ -42,7 +42,7 @@ fn confined(pod: &Pod, user: u32) -> Result<()> {
     Ok(())
 }
 
-/// Where the probes and the Service of the chart look.
+/// The address of a named port of the chart's pod.
 fn port(chart: &Chart, name: &str) -> Result<SocketAddr> {
     let ports = chart.pod()?["containers"][0]["ports"].as_array();
     let port = ports.into_iter().flatten().find(|it| it["name"] == name);
@@ -51,13 +51,13 @@ fn port(chart: &Chart, name: &str) -> Result<SocketAddr> {
     Ok(([127, 0, 0, 1], u16::try_from(port)?).into())
 }
 
-/// Waits until the pod would be ready.
+/// Waits until the readiness probe of the pod succeeds.
 fn probed(chart: &Chart, pod: &Pod) -> Result<()> {
     let container = &chart.pod()?["containers"][0];
     for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
         let path = container[probe]["httpGet"]["path"].as_str().unwrap_or("");
         wait::until(probe, || {
-            ensure!(pod.runs()?, "it ended:\n{}", pod.log());
+            ensure!(pod.is_running()?, "it ended:\n{}", pod.log());
             let answer = get(port(chart, "admin")?, path);
             Ok(answer.is_ok_and(|it| it.status == 200).then_some(()))
         })?;
@@ -65,9 +65,9 @@ fn probed(chart: &Chart, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// A fast tier in memory is charged to the container, whole, at its first start.
+/// The kernel charges the whole fast tier in memory to the container at its first start.
 #[test]
-fn a_tier_in_memory_has_room_of_its_own() -> Result<()> {
+fn a_tier_in_memory_fits_the_memory_limit() -> Result<()> {
     if or_skip(pod::find()).is_none() {
         return Ok(());
     }
@@ -83,9 +83,9 @@ fn a_tier_in_memory_has_room_of_its_own() -> Result<()> {
     })
 }
 
-/// A Secret that nobody made is said by pierhead, with a code, and taken when it comes.
+/// For a missing Secret, pierhead exits with code 66. It starts once the Secret exists.
 #[test]
-fn a_secret_that_comes_late_is_asked_for() -> Result<()> {
+fn a_missing_secret_is_reported_and_used_once_it_exists() -> Result<()> {
     if or_skip(pod::find()).is_none() {
         return Ok(());
     }
@@ -93,7 +93,7 @@ fn a_secret_that_comes_late_is_asked_for() -> Result<()> {
     Network::new()?.inside(|| {
         let chart = Chart::render("chart", &json!({"tls": {"secretName": "late"}}))?;
         let pod = Pod::start(&chart, &[])?;
-        assert_eq!(pod.ended()?, 66, "{}", pod.log());
+        assert_eq!(pod.wait_for_exit()?, 66, "{}", pod.log());
         let log = pod.log();
         ensure!(log.contains("/etc/pierhead/tls/tls.crt"), "{log}");
         let check = pod.config_check().context("no init container")?;
@@ -105,7 +105,7 @@ fn a_secret_that_comes_late_is_asked_for() -> Result<()> {
             fs::copy(files.path(from), &to)?;
             fs::set_permissions(&to, Permissions::from_mode(0o644))?;
         }
-        pod.again()?;
+        pod.restart()?;
         probed(&chart, &pod)?;
         let answer = get_tls(port(&chart, "registry")?, "/v2/", files.ca())?;
         assert_eq!(answer.status, 200);
@@ -124,7 +124,7 @@ fn the_daemonset_serves_a_pull() -> Result<()> {
         let hub = FakeRegistry::builder().start_in_background();
         hub.push_layout(image.layout().folder())?;
         let upstreams = json!({"docker.io": {"addresses": hub.url()}});
-        // However little room the disk of this machine has.
+        // Works with little free space on the disk of this machine.
         let config = json!({"cache": {"min_free": "0"}});
         let values = json!({"upstreams": upstreams, "config": config});
         let chart = Chart::render("chart", &values)?;
@@ -132,14 +132,14 @@ fn the_daemonset_serves_a_pull() -> Result<()> {
         let check = pod.config_check();
         ensure!(check.is_some_and(|it| it.is_ok()), "{check:?}");
         probed(&chart, &pod)?;
-        confined(&pod, 65532)?;
+        assert_confined(&pod, 65532)?;
 
         let client = Podman::with_mirror("docker.io", port(&chart, "registry")?)?;
         for _ in 0..2 {
             assert_eq!(client.pull(&image.name())?.root, image.root);
             assert_eq!(client.run(&image.name(), &[])?.as_deref(), Some(GREETING));
             client.empty()?;
-            // The second time there is nobody else who has it.
+            // The second pull is served from the cache, since the registry is stopped.
             hub.stop();
         }
         ensure!(
@@ -152,7 +152,7 @@ fn the_daemonset_serves_a_pull() -> Result<()> {
 }
 
 #[test]
-fn the_host_half_sets_a_runtime_up_and_takes_it_back() -> Result<()> {
+fn the_host_chart_configures_a_runtime_and_undoes_it() -> Result<()> {
     if or_skip(pod::find()).is_none() {
         return Ok(());
     }
@@ -162,16 +162,16 @@ fn the_host_half_sets_a_runtime_up_and_takes_it_back() -> Result<()> {
         let pod = Pod::start(&chart, &[("NODE_NAME", "host-1"), ("HOST_IP", "192.0.2.7")])?;
         let hosts = pod.volume("runtime").join("certs.d/_default/hosts.toml");
         let text = wait::until("hosts.toml", || {
-            ensure!(pod.runs()?, "it ended:\n{}", pod.log());
+            ensure!(pod.is_running()?, "it ended:\n{}", pod.log());
             let text = std::fs::read_to_string(&hosts).unwrap_or_default();
             Ok(text.contains("capabilities").then_some(text))
         })?;
         ensure!(text.contains("http://host-1-dpu.example:5000"), "{text}");
         let ready = &chart.pod()?["containers"][0]["readinessProbe"]["exec"]["command"];
         wait::until("the readiness probe", || Ok(pod.exec(ready)?.then_some(())))?;
-        confined(&pod, 0)?;
+        assert_confined(&pod, 0)?;
         assert_eq!(pod.stop()?, 0, "{}", pod.log());
-        ensure!(!hosts.exists(), "it is still there");
+        ensure!(!hosts.exists(), "the file still exists");
         Ok(())
     })
 }

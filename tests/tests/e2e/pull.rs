@@ -1,4 +1,5 @@
-//! Every client: the first pull, then the second with an empty store and the upstream gone.
+//! End-to-end pulls by every client: first from the upstream, then from the cache with an empty
+//! client and a stopped upstream.
 
 use std::net::SocketAddr;
 
@@ -12,9 +13,9 @@ use pierhead_tests::{
     tool::{Missing, or_skip},
 };
 
-/// The whole story of one client, with an index of two platforms and with an image of more than
-/// 300 MB; the client is made once it is known where pierhead listens.
-fn story<C: Client>(
+/// Runs both pulls with one client, for an index of two platforms and for an image of more than 300
+/// MB. `start` creates the client for pierhead's address.
+fn pull_from_upstream_then_cache<C: Client>(
     found: Result<impl Sized, Missing>,
     client: impl FnOnce(SocketAddr) -> Result<C>,
 ) -> Result<()> {
@@ -31,14 +32,14 @@ fn story<C: Client>(
     for image in both {
         check(&client, image)?;
     }
-    // What a client asks for: its platform's blobs; skopeo and crane with an index: all.
+    // A client requests the blobs of its platform. skopeo and crane request all blobs of an index.
     for image in both {
         let gets = registry.blob_gets_of(&image.here()?.blobs())?;
         for (blob, count) in gets {
             assert_eq!(
                 count,
                 1,
-                "{}: the upstream was asked {count} times for {blob}",
+                "{}: the upstream got {count} requests for {blob}",
                 client.name()
             );
         }
@@ -52,7 +53,7 @@ fn story<C: Client>(
     Ok(())
 }
 
-/// Pulls and runs, compared with the origin.
+/// Pulls and runs an image, and compares its digests with those of the origin.
 fn check(client: &dyn Client, image: &Image) -> Result<()> {
     let expected = Pulled {
         root: image.root.clone(),
@@ -71,48 +72,48 @@ fn check(client: &dyn Client, image: &Image) -> Result<()> {
 }
 
 #[test]
-fn docker_with_a_registry_mirror() -> Result<()> {
-    story(Docker::find(), Docker::with_mirror)
+fn docker_pulls_by_a_registry_mirror() -> Result<()> {
+    pull_from_upstream_then_cache(Docker::find(), Docker::with_mirror)
 }
 
 #[test]
-fn docker_by_path() -> Result<()> {
-    story(Docker::find(), |pierhead| {
+fn docker_pulls_by_path() -> Result<()> {
+    pull_from_upstream_then_cache(Docker::find(), |pierhead| {
         Docker::with_path(pierhead, "docker.io")
     })
 }
 
 #[test]
-fn containerd_with_hosts_toml() -> Result<()> {
-    story(Containerd::find(), |pierhead| {
+fn containerd_pulls_by_hosts_toml() -> Result<()> {
+    pull_from_upstream_then_cache(Containerd::find(), |pierhead| {
         Containerd::with_mirror("docker.io", pierhead)
     })
 }
 
 #[test]
-fn podman_with_a_mirror() -> Result<()> {
-    story(Podman::find(), |pierhead| {
+fn podman_pulls_by_a_mirror() -> Result<()> {
+    pull_from_upstream_then_cache(Podman::find(), |pierhead| {
         Podman::with_mirror("docker.io", pierhead)
     })
 }
 
 #[test]
-fn skopeo_by_path() -> Result<()> {
-    story(Skopeo::find(), |pierhead| {
+fn skopeo_pulls_by_path() -> Result<()> {
+    pull_from_upstream_then_cache(Skopeo::find(), |pierhead| {
         Skopeo::with_path(pierhead, "docker.io")
     })
 }
 
 #[test]
-fn crane_by_path() -> Result<()> {
-    story(Crane::find(), |pierhead| {
+fn crane_pulls_by_path() -> Result<()> {
+    pull_from_upstream_then_cache(Crane::find(), |pierhead| {
         Crane::with_path(pierhead, "docker.io")
     })
 }
 
-/// An index and all that it names, exactly: for clients that copy every platform.
+/// Clients copy an index with every platform unchanged.
 #[test]
-fn all_platforms_of_an_index() -> Result<()> {
+fn all_platforms_of_an_index_are_copied() -> Result<()> {
     if or_skip(Containerd::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -132,9 +133,9 @@ fn all_platforms_of_an_index() -> Result<()> {
     Ok(())
 }
 
-/// Two versions of an image through one pierhead: what they share crosses the uplink once.
+/// The shared layers of two versions are downloaded from the upstream once.
 #[test]
-fn an_update_fetches_only_what_is_new() -> Result<()> {
+fn an_update_downloads_only_new_layers() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -143,7 +144,7 @@ fn an_update_fetches_only_what_is_new() -> Result<()> {
     let pierhead = Pierhead::start(Options::new().upstream("docker.io", &registry.url()))?;
     let podman = Podman::with_mirror("docker.io", pierhead.address())?;
     check(&podman, &images.small)?;
-    // Without what it has, podman would not ask for the shared layers at all.
+    // The store is emptied, since podman would not request layers that it has.
     podman.empty()?;
     check(&podman, &images.update)?;
     let mut blobs = images.small.here()?.blobs();
@@ -154,7 +155,7 @@ fn an_update_fetches_only_what_is_new() -> Result<()> {
     Ok(())
 }
 
-/// Two clients of different kinds, one cache: what one pulled by a mirror, the other has by path.
+/// One client pulls by a mirror. Another client gets the same image by path from the cache.
 #[test]
 fn clients_share_what_they_pull() -> Result<()> {
     if or_skip(Containerd::find()).is_none()

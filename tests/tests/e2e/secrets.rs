@@ -1,4 +1,5 @@
-//! No secret is in any log line, metric, answer or shown configuration, whatever goes well or wrong.
+//! Checks that no log line, metric, response or shown configuration contains a secret, in success
+//! and failure.
 
 use std::{collections::BTreeSet, fs, net::SocketAddr};
 
@@ -9,14 +10,14 @@ use pierhead_testkit::{
     registry::{Auth, Background, FakeRegistry, Fault, TokenAuth},
 };
 use pierhead_tests::{
+    paths,
     pierhead::{Options, Pierhead, run},
-    place, wait,
+    wait,
 };
 
-use crate::ask::ask;
+use crate::requests::ask;
 
-/// Each is nothing that could come from elsewhere. The last ones are what a hostile or careless upstream
-/// puts into URLs.
+/// Each secret is a unique text. The last ones are put into URLs by a hostile or careless upstream.
 const CLIENT: &str = "Zq1-client-password";
 const WRONG: &str = "Zq2-mistyped-password";
 const USER: &str = "Zq3-password-typed-as-user";
@@ -31,7 +32,7 @@ const SECRETS: [&str; 10] = [
     CLIENT, WRONG, USER, UPSTREAM, DOCKER, GUEST, USERINFO, SIGNATURE, REALM, BEARER,
 ];
 
-/// Base64 of `text`, in the three ways that it may be a part of something longer.
+/// Base64 of `text`, at each of the three possible offsets within a longer text.
 fn encoded(text: &str) -> Vec<String> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let at = |shift: usize| {
@@ -48,7 +49,8 @@ fn encoded(text: &str) -> Vec<String> {
 }
 
 fn login(user: &str, password: &str) -> String {
-    // The tests' own three lines of base64 know no padding, so the user is made as long as it takes.
+    // The base64 function of this test has no padding, so that the user name is extended to a
+    // multiple of three bytes.
     let mut user = user.to_owned();
     while !(user.len() + 1 + password.len()).is_multiple_of(3) {
         user.push('x');
@@ -56,11 +58,11 @@ fn login(user: &str, password: &str) -> String {
     format!("Basic {}", encoded(&format!("{user}:{password}"))[0])
 }
 
-/// Everything that was said to somebody, and where.
+/// All collected outputs, each with its source.
 #[derive(Default)]
-struct Heard(Vec<(String, String)>);
+struct Outputs(Vec<(String, String)>);
 
-impl Heard {
+impl Outputs {
     fn ask(&mut self, address: SocketAddr, path: &str, header: Option<&str>) -> u16 {
         let mut request = Request::get(path);
         if let Some(header) = header {
@@ -99,8 +101,8 @@ impl Heard {
         Ok(())
     }
 
-    /// Panics with what was found where.
-    fn is_clean(&self, tokens: &BTreeSet<String>) {
+    /// Panics with the secret and its source if an output contains one.
+    fn assert_clean(&self, tokens: &BTreeSet<String>) {
         for (place, text) in &self.0 {
             for secret in SECRETS {
                 assert!(
@@ -127,14 +129,14 @@ impl Heard {
     }
 }
 
-/// The line of it.
+/// The line of a text around a match.
 fn around<'a>(text: &'a str, found: &str) -> &'a str {
     text.lines()
         .find(|line| line.contains(found))
         .unwrap_or(text)
 }
 
-/// The `Authorization` of every request that a registry got, without the scheme.
+/// The `Authorization` values of all requests to the registries, without the scheme.
 fn tokens(registries: &[&Background]) -> BTreeSet<String> {
     let sent = registries.iter().flat_map(|it| it.requests());
     sent.filter_map(|request| {
@@ -144,7 +146,7 @@ fn tokens(registries: &[&Background]) -> BTreeSet<String> {
     .collect()
 }
 
-fn trouble(hub: &Background, others: [&str; 2]) {
+fn inject_faults(hub: &Background, others: [&str; 2]) {
     let [cut, lost] = others;
     let to = |place: &str| {
         format!(
@@ -167,8 +169,8 @@ fn trouble(hub: &Background, others: [&str; 2]) {
 }
 
 #[test]
-fn are_nowhere() -> Result<()> {
-    let folder = place::scratch("secrets")?;
+fn no_output_contains_a_secret() -> Result<()> {
+    let folder = paths::scratch("secrets")?;
     let path = |name: &str| folder.path().join(name);
     let rules = TokenAuth {
         users: vec![
@@ -178,7 +180,7 @@ fn are_nowhere() -> Result<()> {
         anonymous: false,
         ..TokenAuth::default()
     };
-    // Who the fake lets in is told by exactly what is sent, padding included.
+    // The fake registry compares the header exactly, including its padding.
     let rules = TokenAuth {
         users: rules
             .users
@@ -202,7 +204,7 @@ fn are_nowhere() -> Result<()> {
     let extra = Image::random(2, &[3000]);
     hub.push("library/cut", "2", &extra);
     hub.push("library/lost", "2", &extra);
-    trouble(&hub, ["cut", "lost"]);
+    inject_faults(&hub, ["cut", "lost"]);
     let basic = FakeRegistry::builder()
         .basic_auth("dock", DOCKER)
         .start_in_background();
@@ -243,7 +245,7 @@ fn are_nowhere() -> Result<()> {
         basic.url()
     );
 
-    let mut heard = Heard::default();
+    let mut heard = Outputs::default();
     let users = format!(
         "{shared}{login_keys}{second}[auth]\nmode = \"htpasswd\"\nhtpasswd = {:?}\n",
         path("users")
@@ -267,7 +269,7 @@ fn are_nowhere() -> Result<()> {
         let blob = &image.blobs[0].digest;
         let other = &extra.blobs[0].digest;
         let mut paths = vec!["/v2/".to_owned(), "/v2/docker.io/app/tags/list".to_owned()];
-        // The last ones make the upstream count as down.
+        // The last requests open the circuit of the upstream.
         for name in ["cut", "lost"] {
             paths.push(format!("/v2/docker.io/{name}/manifests/2"));
             paths.push(format!("/v2/docker.io/{name}/blobs/{other}"));
@@ -294,9 +296,9 @@ fn are_nowhere() -> Result<()> {
         }
         assert!(
             served >= 3,
-            "nothing was pulled, so nothing was tried: {served}"
+            "no image was pulled, so that the test is void: {served}"
         );
-        // A configuration that is read again, and one that is refused.
+        // A reload that succeeds, and one that is refused.
         pierhead.reload(&format!(
             "{config}\n[upstreams.\"c.example\"]\npasword = {UPSTREAM:?}\ntrusted_hosts = {UPSTREAM:?}\n"
         ))?;
@@ -325,14 +327,17 @@ fn are_nowhere() -> Result<()> {
             heard.0.push((words.join(" "), said));
         }
     }
-    assert!(tried.len() >= 3, "no login reached an upstream: {tried:?}");
+    assert!(
+        tried.len() >= 3,
+        "no credentials reached an upstream: {tried:?}"
+    );
     let text = |place: &str| {
         heard
             .0
             .iter()
             .any(|(it, text)| it == place && text.contains("TRACE"))
     };
-    assert!(text("the log"), "the log is not at its most talkative");
-    heard.is_clean(&tried);
+    assert!(text("the log"), "the log is not at level trace");
+    heard.assert_clean(&tried);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `pierhead setup` and the real clients: a plain pull goes through pierhead after it, and no longer after
-//! `--undo`, which gives back every byte.
+//! End-to-end tests of `pierhead setup`: afterwards, plain pulls of real clients go through
+//! pierhead. `--undo` restores every byte.
 
 use std::{
     fs,
@@ -12,36 +12,37 @@ use pierhead_tests::{
     clients::{Client, Containerd, Docker, Podman},
     image::images,
     layout::Image,
+    paths,
     pierhead::{Options, Pierhead},
-    place, process,
+    process,
     registry::{self, Registry},
     tool::{self, Missing, or_skip},
 };
 
-/// A user's configuration folder, in which `setup --user` works as it does in `/etc`.
+/// The configuration folder of a user, for `setup --user`.
 struct Home(tempfile::TempDir);
 
 impl Home {
     fn new() -> Result<Self> {
-        Ok(Self(place::scratch("home")?))
+        Ok(Self(paths::scratch("home")?))
     }
 
     fn path(&self, path: &str) -> PathBuf {
         self.0.path().join(path)
     }
 
-    /// Runs it; what it showed on standard output.
+    /// Runs setup. Returns its standard output.
     fn setup(&self, words: &[&str]) -> Result<String> {
         process::stdout(&mut self.command(words)?)
     }
 
-    /// Runs it; what it said on both outputs.
-    fn said(&self, words: &[&str]) -> Result<String> {
+    /// Runs setup. Returns both outputs.
+    fn run_with_errors(&self, words: &[&str]) -> Result<String> {
         process::run(&mut self.command(words)?)
     }
 
     fn command(&self, words: &[&str]) -> Result<Command> {
-        let mut command = Command::new(place::pierhead()?);
+        let mut command = Command::new(paths::pierhead()?);
         command
             .arg("setup")
             .args(words)
@@ -72,7 +73,7 @@ fn visit(folder: &Path, found: &mut Vec<(PathBuf, Vec<u8>)>) -> Result<()> {
     Ok(())
 }
 
-/// A registry with a small image, and pierhead before it as Docker Hub.
+/// A registry with a small image, and a pierhead in front of it that serves it as Docker Hub.
 fn hub() -> Result<(Image, Registry, Pierhead)> {
     let image = images()?.small;
     let registry = Registry::start(&[&image])?;
@@ -80,14 +81,14 @@ fn hub() -> Result<(Image, Registry, Pierhead)> {
     Ok((image, registry, pierhead))
 }
 
-/// Whether pierhead was asked for a manifest so far.
-fn asked(pierhead: &Pierhead) -> bool {
+/// Whether pierhead got a request for a manifest.
+fn has_manifest_requests(pierhead: &Pierhead) -> bool {
     pierhead.log().contains(" pull reference=docker.io/")
 }
 
-/// A running dockerd: SIGHUP is enough, in both directions.
+/// A running dockerd applies setup and undo after SIGHUP, except for the removal of a mirror.
 #[test]
-fn docker_pulls_through_pierhead_and_no_longer() -> Result<()> {
+fn docker_pulls_through_pierhead_until_undo() -> Result<()> {
     if or_skip(Docker::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -104,12 +105,12 @@ fn docker_pulls_through_pierhead_and_no_longer() -> Result<()> {
     docker.reload()?;
     ensure!(
         docker.docker(&["info"])?.contains(&address),
-        "docker does not know of the mirror"
+        "docker has no mirror"
     );
     assert_eq!(docker.pull(&image.name())?.root, image.root);
     ensure!(
-        asked(&pierhead),
-        "nobody asked pierhead: {}",
+        has_manifest_requests(&pierhead),
+        "pierhead got no request: {}",
         pierhead.log()
     );
     assert_eq!(
@@ -117,20 +118,20 @@ fn docker_pulls_through_pierhead_and_no_longer() -> Result<()> {
         ""
     );
 
-    let said = home.said(&["docker", "--undo"])?;
+    let output = home.run_with_errors(&["docker", "--undo"])?;
     assert_eq!(fs::read(&config)?, before);
-    // dockerd forgets a mirror at a start alone: SIGHUP passes over a key that is gone.
-    ensure!(said.contains("restart docker"), "{said}");
+    // dockerd removes a mirror only at its start: SIGHUP ignores a removed key.
+    ensure!(output.contains("restart docker"), "{output}");
     docker.reload()?;
     ensure!(
         docker.docker(&["info"])?.contains(&address),
-        "dockerd learned it: the message may go"
+        "dockerd supports the removal: remove this message"
     );
     assert_eq!(home.files()?, []);
     Ok(())
 }
 
-/// `hosts.toml`, as containerd 1.6 and 2.x read it, and the `config_path` that leads their CRI there.
+/// `hosts.toml` for containerd 1.6 and 2.x, and the `config_path` of their CRI plugin.
 fn containerd(programs: Result<(PathBuf, PathBuf), Missing>, config: &str) -> Result<()> {
     let Some(programs) = or_skip(programs) else {
         return Ok(());
@@ -163,21 +164,22 @@ fn containerd(programs: Result<(PathBuf, PathBuf), Missing>, config: &str) -> Re
     let reads = |line: &str| line.trim_start().starts_with("config_path") && line.contains(&folder);
     ensure!(
         dump.lines().any(reads),
-        "containerd looks elsewhere:\n{dump}"
+        "containerd has another config_path:
+{dump}"
     );
-    // What stood in the file still counts.
+    // Earlier settings of the file still apply.
     ensure!(
         dump.contains("max_concurrent_downloads = 7") || !config.contains("= 7"),
         "a setting was lost:\n{dump}"
     );
 
-    // The registry that it is told of in its own hosts is at an address that nobody has.
+    // The test's own hosts folder points the registry to an unreachable address.
     let containerd = Containerd::start_as(programs, "docker.io", "http://127.0.0.1:1", "")?;
     let name = format!("docker.io/{}", image.name());
     containerd.ctr(&["images", "pull", "--hosts-dir", &folder, &name])?;
     ensure!(
-        asked(&pierhead),
-        "nobody asked pierhead: {}",
+        has_manifest_requests(&pierhead),
+        "pierhead got no request: {}",
         pierhead.log()
     );
     ensure!(
@@ -194,7 +196,7 @@ fn containerd(programs: Result<(PathBuf, PathBuf), Missing>, config: &str) -> Re
 const SECTION_2: &str = "[plugins.\"io.containerd.grpc.v1.cri\"]\n  max_concurrent_downloads = 7\n";
 
 #[test]
-fn containerd_2_with_a_file_of_version_3() -> Result<()> {
+fn containerd_2_reads_a_configuration_of_version_3() -> Result<()> {
     containerd(
         Containerd::find(),
         "version = 3\nimports = [\"IMPORTS\"]\n[plugins.'io.containerd.cri.v1.images']\n  max_concurrent_downloads = 7",
@@ -202,17 +204,17 @@ fn containerd_2_with_a_file_of_version_3() -> Result<()> {
 }
 
 #[test]
-fn containerd_2_with_a_file_of_version_2() -> Result<()> {
+fn containerd_2_reads_a_configuration_of_version_2() -> Result<()> {
     containerd(Containerd::find(), &format!("version = 2\r\n{SECTION_2}"))
 }
 
-/// Its default drop-ins are those of the machine, and not of this file.
+/// An empty configuration. The default drop-ins of the machine do not belong to this file.
 #[test]
-fn containerd_2_with_a_file_of_nothing() -> Result<()> {
+fn containerd_2_reads_an_empty_configuration() -> Result<()> {
     containerd(Containerd::find(), "version = 2")
 }
 
-/// Debian's, which comes with its dockerd.
+/// Debian's containerd, which its docker package installs.
 fn containerd_1() -> Result<(PathBuf, PathBuf), Missing> {
     tool::root()?;
     let (daemon, ctr) = (
@@ -229,16 +231,16 @@ fn containerd_1() -> Result<(PathBuf, PathBuf), Missing> {
 }
 
 #[test]
-fn containerd_1_with_a_file_of_version_2() -> Result<()> {
+fn containerd_1_reads_a_configuration_of_version_2() -> Result<()> {
     containerd(
         containerd_1(),
         &format!("version = 2\nimports = [\"IMPORTS\"]\n{SECTION_2}"),
     )
 }
 
-/// podman, whose library is also CRI-O's, finds the drop-in by itself.
+/// podman, which shares its library with CRI-O, finds the drop-in by itself.
 #[test]
-fn podman_pulls_through_pierhead_and_no_longer() -> Result<()> {
+fn podman_pulls_through_pierhead_until_undo() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -254,8 +256,8 @@ fn podman_pulls_through_pierhead_and_no_longer() -> Result<()> {
     );
     assert_eq!(podman.pull(&image.name())?.root, image.root);
     ensure!(
-        asked(&pierhead),
-        "nobody asked pierhead: {}",
+        has_manifest_requests(&pierhead),
+        "pierhead got no request: {}",
         pierhead.log()
     );
     assert_eq!(home.setup(&["crio", "--address", &address])?, "");
@@ -263,7 +265,7 @@ fn podman_pulls_through_pierhead_and_no_longer() -> Result<()> {
     let kept: Vec<_> = home
         .files()?
         .into_iter()
-        // What podman itself keeps in a home.
+        // Files that podman itself writes into a home folder.
         .filter(|(path, _)| {
             !path.starts_with(home.path(".local")) && !path.starts_with(home.path(".cache"))
         })

@@ -1,4 +1,5 @@
-//! pierhead behind TLS: real clients, certificates that change, clients that must show one.
+//! End-to-end tests of TLS for clients: pulls over HTTPS, client certificates, and the reload of
+//! certificates.
 
 use std::{fs, net::SocketAddr};
 
@@ -7,16 +8,16 @@ use pierhead_testkit::http::{Connection, Request, Response};
 use pierhead_tests::{
     clients::{Client, Containerd, Docker, Pulled, Skopeo},
     image::images,
+    paths,
     pierhead::{Options, Pierhead},
-    place,
     registry::{self, Registry},
     tool::or_skip,
     wait,
 };
 
-use crate::{bundles, certified::Files};
+use crate::{bundles, certificates::Files};
 
-/// GET over TLS, trusting this authority only.
+/// Sends a GET over TLS, and trusts only this authority.
 pub(crate) fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -29,8 +30,8 @@ pub(crate) fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
     })?)
 }
 
-/// The small image through `client`, twice, the second time without an upstream.
-fn story<C: Client>(
+/// Pulls the small image twice by one client, the second time without an upstream.
+fn pull_twice<C: Client>(
     files: &Files,
     more: &str,
     client: impl FnOnce(SocketAddr) -> Result<C>,
@@ -55,32 +56,32 @@ fn story<C: Client>(
     Ok(())
 }
 
-/// Docker tries HTTPS first with a registry on loopback, and takes any certificate there.
+/// Docker tries HTTPS first for a registry on loopback, and accepts any certificate there.
 #[test]
-fn docker() -> Result<()> {
+fn docker_pulls_over_tls() -> Result<()> {
     if or_skip(Docker::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
-    story(&Files::new()?, "", |pierhead| {
+    pull_twice(&Files::new()?, "", |pierhead| {
         Docker::with_path(pierhead, "docker.io")
     })
 }
 
 #[test]
-fn containerd() -> Result<()> {
+fn containerd_pulls_over_tls() -> Result<()> {
     if or_skip(Containerd::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
     let files = Files::new()?;
     let keys = format!("ca = {:?}", files.path("ca.crt"));
-    story(&files, "", |pierhead| {
+    pull_twice(&files, "", |pierhead| {
         Containerd::start("docker.io", &format!("https://{pierhead}"), &keys)
     })
 }
 
-/// Only who has a certificate of the authority is let in.
+/// pierhead accepts only clients with a certificate of the authority.
 #[test]
-fn containerd_with_a_certificate_of_its_own() -> Result<()> {
+fn containerd_pulls_with_a_client_certificate() -> Result<()> {
     if or_skip(Containerd::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -93,18 +94,18 @@ fn containerd_with_a_certificate_of_its_own() -> Result<()> {
         files.path("client.cert"),
         files.path("client.key")
     );
-    story(&files, &mutual, |pierhead| {
+    pull_twice(&files, &mutual, |pierhead| {
         assert!(
             get(pierhead, "/v2/", files.ca()).is_err(),
-            "let in without a certificate"
+            "allowed without a certificate"
         );
         Containerd::start("docker.io", &format!("https://{pierhead}"), &keys)
     })
 }
 
-/// The same of `pierhead pull`.
+/// `pierhead pull` with a client certificate.
 #[test]
-fn a_worker_with_a_certificate_of_its_own() -> Result<()> {
+fn a_worker_pulls_with_a_client_certificate() -> Result<()> {
     let files = Files::new()?;
     files.issue("client", &["worker-1"])?;
     let tls = format!(
@@ -114,19 +115,19 @@ fn a_worker_with_a_certificate_of_its_own() -> Result<()> {
     );
     let (_hub, pierhead) = bundles::stage(Options::new().config(&tls))?;
     let via = format!("https://{}", pierhead.address());
-    let folder = place::scratch("worker")?;
+    let folder = paths::scratch("worker")?;
     let shown = |name: &str| files.path(name).display().to_string();
     let (ca, cert, key) = (shown("ca.crt"), shown("client.cert"), shown("client.key"));
     let trusting = ["--ca", &ca];
     let refused = bundles::pull(&via, "1", &folder.path().join("none"), &trusting);
-    assert!(refused.is_err(), "let in without a certificate");
+    assert!(refused.is_err(), "allowed without a certificate");
     let words = [trusting, ["--cert", &cert], ["--key", &key]].concat();
     bundles::pull(&via, "1", &folder.path().join("store"), &words)?;
     Ok(())
 }
 
 #[test]
-fn skopeo() -> Result<()> {
+fn skopeo_pulls_over_tls() -> Result<()> {
     if or_skip(Skopeo::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -139,23 +140,24 @@ fn skopeo() -> Result<()> {
             .config(&files.tls()),
     )?;
     let skopeo = Skopeo::with_path(pierhead.address(), "docker.io")?;
-    // It looks for a client's certificate in the same folder.
+    // skopeo looks for a client certificate in the same folder.
     let folder = files.trusted()?.display().to_string();
     let (root, _) = skopeo.copy(&image.name(), true, &["--src-cert-dir", &folder])?;
     assert_eq!(root, image.root);
     Ok(())
 }
 
-/// A new certificate is used without a restart; a broken one is not, and nothing is lost by it.
+/// A new certificate is used without a restart. An invalid one is ignored, and the old one stays in
+/// use.
 #[test]
-fn a_certificate_is_renewed() -> Result<()> {
+fn a_renewed_certificate_is_used_without_a_restart() -> Result<()> {
     let (files, others) = (Files::new()?, Files::new()?);
     let pierhead = Pierhead::start(Options::new().config(&files.tls()))?;
     let address = pierhead.address();
     assert_eq!(get(address, "/v2/", files.ca())?.status, 200);
     assert!(get(address, "/v2/", others.ca()).is_err());
     for name in ["server.key", "server.cert"] {
-        // As tools do it that renew: each file is replaced as a whole.
+        // Each file is replaced by a rename, as renewal tools do.
         let next = files.path("next");
         fs::copy(others.path(name), &next)?;
         fs::rename(&next, files.path(name))?;

@@ -29,8 +29,11 @@ const NOT_EMULATED: &[&str] = &[
 ];
 
 /// The test of the daemon, which runs in all three boots: its package, its program, its name.
-pub(super) const STAGED: (&str, &str, &str) =
-    ("pierhead-tests", "e2e", "tier::machine::over_three_boots");
+pub(super) const STAGED: (&str, &str, &str) = (
+    "pierhead-tests",
+    "e2e",
+    "tier::power_loss::over_three_boots",
+);
 
 /// Its region lies in the first, its daemon's folder in the second.
 const STAGED_AT: [&str; 2] = ["/mnt/pmem/staged", "/mnt/disk/staged"];

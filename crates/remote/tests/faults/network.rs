@@ -53,7 +53,7 @@ impl Proxy {
 
 const OPEN: &str = "HTTP/1.1 200 Connection established\r\nVia: test\r\n\r\n";
 
-/// A TLS registry start_behind_proxy an HTTPS proxy. Its name `registry.invalid` does not resolve
+/// A TLS registry behind an HTTPS proxy. Its name `registry.invalid` does not resolve
 /// here.
 async fn start_behind_proxy(
     response: &'static str,

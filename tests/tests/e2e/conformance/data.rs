@@ -1,4 +1,5 @@
-//! What is pushed: one family of content for each shape that the image spec allows.
+//! The contents that the conformance test pushes: one family for each form that the image
+//! specification allows.
 
 use std::io::Write as _;
 
@@ -15,7 +16,7 @@ const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+j
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
 const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
-/// Artifact types that no registry has ever heard of.
+/// Artifact types that no registry knows.
 const KINDS: [&str; 2] = [
     "application/vnd.pierhead.test.one",
     "application/vnd.pierhead.test.two+json",
@@ -47,26 +48,26 @@ pub(crate) struct Document {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What a list of referrers must tell of one of them.
+/// The expected entry of a referrers list.
 pub(crate) struct Referrer {
     pub(crate) subject: String,
     pub(crate) descriptor: Value,
 }
 
-/// Content that belongs together, in the order in which it is pushed.
+/// Related blobs and documents in the order of their push.
 #[derive(Default)]
 pub(crate) struct Family {
     pub(crate) name: &'static str,
     hash: Hash,
     pub(crate) blobs: Vec<(String, Vec<u8>)>,
     pub(crate) documents: Vec<Document>,
-    /// A tag, and the place of its document.
+    /// A tag, and the index of its document.
     pub(crate) tags: Vec<(&'static str, usize)>,
     pub(crate) referrers: Vec<Referrer>,
     seed: u64,
 }
 
-/// All families. The same at every run; no two share a blob, but for the empty ones.
+/// All families, equal in every run. Families share no blobs, except for empty ones.
 pub(crate) fn families() -> Vec<Family> {
     let mut all: Vec<Family> = [
         ("image", image as fn(&mut Family)),
@@ -120,7 +121,7 @@ pub(crate) fn families() -> Vec<Family> {
         ("docker", docker),
         ("spacing of its own", spaced),
         ("names of all kinds", |it| {
-            for tag in ["_", "UPPER.and-lower_0", LONGEST_TAG] {
+            for tag in ["_", "UPPER.and-lower_0", MAX_LENGTH_TAG] {
                 let root = it.image(1, json!({}));
                 it.tag(tag, &root);
             }
@@ -138,16 +139,16 @@ pub(crate) fn families() -> Vec<Family> {
         family
     })
     .collect();
-    // Tags that were seen under another digest before: a registry forgets the old one at once.
+    // Tags that had another digest before: a registry must replace the old digest at once.
     all.push(moved());
     all
 }
 
-/// The family whose tags belonged to others.
+/// The family whose tags pointed to documents of other families before.
 pub(crate) const MOVED: &str = "moved tags";
 
-/// 128 characters, the most that a tag may have.
-const LONGEST_TAG: &str = "t0123456789-abcdefghijklmnopqrstuvwxyz_ABCDEFGHIJKLMNOPQRSTUVWXYZ.0123456789-abcdefghijklmnopqrstuvwxyz_ABCDEFGHIJKLMNOPQRSTUVWX";
+/// A tag of the maximum length, 128 characters.
+const MAX_LENGTH_TAG: &str = "t0123456789-abcdefghijklmnopqrstuvwxyz_ABCDEFGHIJKLMNOPQRSTUVWXYZ.0123456789-abcdefghijklmnopqrstuvwxyz_ABCDEFGHIJKLMNOPQRSTUVWX";
 
 fn moved() -> Family {
     let mut family = Family {
@@ -174,7 +175,7 @@ fn uncompressed(it: &mut Family) {
     it.tag("uncompressed", &root);
 }
 
-/// Near the 4 MiB that registries must take.
+/// Near the 4 MiB that registries must accept.
 fn large_manifest(it: &mut Family) {
     let annotations: Map<String, Value> = (0..390)
         .map(|nth| {
@@ -239,7 +240,7 @@ fn artifact_without_content(it: &mut Family) {
 fn subjects(it: &mut Family) {
     let subject = it.image(2, json!({}));
     it.tag("subject", &subject);
-    // Of the kind of its config, since it names none.
+    // Without an artifact type, the media type of its config counts.
     it.image(1, json!({ "subject": subject }));
     for (kind, tag) in KINDS.into_iter().zip(["signature", "report"]) {
         let root = artifact_of(it, kind, Some(&subject));
@@ -309,7 +310,7 @@ fn unknown_fields(it: &mut Family) {
     it.tag("unknown-fields", &root);
 }
 
-/// What nobody has pushed of an image and of an index does not keep the rest from being read.
+/// An image and an index with missing parts: the existing parts can be read.
 fn sparse(it: &mut Family) {
     let layers = [it.layer(), it.absent(LAYER)];
     let config = it.config();
@@ -320,7 +321,7 @@ fn sparse(it: &mut Family) {
     it.tag("sparse-index", &root);
 }
 
-/// Digests that half the world shares: of nothing, and of `{}`.
+/// Widely used digests: of empty contents, and of `{}`.
 fn well_known(it: &mut Family, hash: Hash) {
     it.hash = hash;
     it.blob(LAYER, Vec::new());
@@ -343,7 +344,7 @@ fn docker(it: &mut Family) {
     it.tag("docker", &root);
 }
 
-/// A digest is of the bytes: who reads and writes the JSON anew changes it.
+/// A manifest with unusual spacing: a registry that serialises the JSON again changes its digest.
 fn spaced(it: &mut Family) {
     let (config, layer) = (it.config(), it.layer());
     let text = format!(
@@ -361,7 +362,7 @@ impl Family {
         bytes
     }
 
-    /// Takes a blob up, once, and describes it.
+    /// Adds a blob to the family once. Returns its descriptor.
     fn blob(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let digest = self.hash.of(&bytes);
         let descriptor = json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() });
@@ -371,7 +372,7 @@ impl Family {
         descriptor
     }
 
-    /// Describes what is never pushed.
+    /// The descriptor of a blob that is never pushed.
     fn absent(&mut self, media_type: &str) -> Value {
         let bytes = self.random(64);
         json!({ "mediaType": media_type, "digest": self.hash.of(&bytes), "size": bytes.len() })
@@ -393,7 +394,7 @@ impl Family {
         self.blob(CONFIG, config.to_string().into_bytes())
     }
 
-    /// An image of so many layers, with more fields; its descriptor.
+    /// Adds an image with this number of layers and additional fields. Returns its descriptor.
     fn image(&mut self, layers: usize, more: Value) -> Value {
         let layers: Vec<Value> = (0..layers).map(|_| self.layer()).collect();
         let mut body = json!({ "config": self.config(), "layers": layers });
@@ -417,7 +418,7 @@ impl Family {
         let descriptor = self.document(media_type, body.to_string().into_bytes());
         if let Some(subject) = body["subject"]["digest"].as_str() {
             let mut about = descriptor.clone();
-            // An index has no config to take the type from, an image has.
+            // An image takes its artifact type from its config. An index has no config.
             let fallback = &body["config"]["mediaType"];
             let own = &body["artifactType"];
             about["artifactType"] = if own.is_null() { fallback } else { own }.clone();
@@ -444,7 +445,7 @@ impl Family {
     }
 
     fn last(&self) -> Value {
-        let last = self.documents.last().expect("something was made");
+        let last = self.documents.last().expect("a family with documents");
         json!({ "mediaType": last.media_type, "digest": last.digest, "size": last.bytes.len() })
     }
 

@@ -1,9 +1,9 @@
-//! What the OCI Distribution spec promises to those who pull and look around, of a registry alone and
-//! of pierhead in front of it: whatever the registry keeps, pierhead keeps. See `docs/reference/conformance.md`.
+//! The conformance test of the pull side of the OCI Distribution specification. Every check that a
+//! registry passes must pass through pierhead too. See `docs/reference/conformance.md`.
 
 mod checks;
 mod data;
-mod place;
+mod push_target;
 
 use std::net::SocketAddr;
 
@@ -17,51 +17,51 @@ use pierhead_tests::{
 
 use checks::{Reader, Report};
 use data::{MOVED, families};
-use place::Place;
+use push_target::PushTarget;
 
-/// Nearly as many as there are: a check that is not made does not fail.
-const AT_LEAST: usize = 890;
+/// Minimum number of passed checks, so that skipped checks fail the test.
+const MIN_CHECKS: usize = 890;
 
-/// Nothing is believed without asking: what is pushed is there at once, as in a registry.
-const ALWAYS_ASK: &str = "[tags]\nttl = \"0s\"";
+/// Configuration that revalidates every tag, so that a push is visible at once, as in a registry.
+const ALWAYS_REVALIDATE: &str = "[tags]\nttl = \"0s\"";
 
-/// The same content, pushed into a repository of its own, read from `from`.
-fn at_once(repository: &str, place: Place<'_>, from: SocketAddr) -> Result<Report> {
+/// Pushes the contents into a separate repository, and reads them from `from`.
+fn at_once(repository: &str, target: PushTarget<'_>, from: SocketAddr) -> Result<Report> {
     let reader = Reader {
-        place,
+        target,
         from,
         repository,
     };
-    told(repository, reader.at_once(&families())?)
+    require_passed(repository, reader.at_once(&families())?)
 }
 
-fn told(name: &str, report: Report) -> Result<Report> {
+fn require_passed(name: &str, report: Report) -> Result<Report> {
     let (passed, failed) = (report.passed.len(), report.failed.len());
-    println!("{name}: {passed} of {} checks hold", passed + failed);
+    println!("{name}: {passed} of {} checks passed", passed + failed);
     for (name, why) in &report.failed {
         println!("  {name}: {why}");
     }
     let made = passed + failed;
-    assert!(made >= AT_LEAST, "only {made} checks");
+    assert!(made >= MIN_CHECKS, "only {made} checks");
     Ok(report)
 }
 
-/// Reads from a registry, and from pierhead in front of it; what the registry itself keeps.
+/// Runs the checks against a registry, and against pierhead in front of it. Returns both reports.
 fn alone_and_through<'a>(
     url: &str,
     address: SocketAddr,
-    place: impl Fn() -> Place<'a>,
+    target: impl Fn() -> PushTarget<'a>,
 ) -> Result<Report> {
-    let alone = at_once("conformance/alone", place(), address)?;
-    let options = Options::new().config(ALWAYS_ASK);
+    let alone = at_once("conformance/alone", target(), address)?;
+    let options = Options::new().config(ALWAYS_REVALIDATE);
     let pierhead = Pierhead::start(options.upstream("docker.io", url))?;
-    let through = at_once("conformance/through", place(), pierhead.address())?;
-    no_worse(&alone, &through);
+    let through = at_once("conformance/through", target(), pierhead.address())?;
+    assert_no_worse(&alone, &through);
     Ok(alone)
 }
 
-/// What fails through pierhead fails without it, too.
-fn no_worse(alone: &Report, through: &Report) {
+/// Asserts that every check that fails through pierhead also fails without it.
+fn assert_no_worse(alone: &Report, through: &Report) {
     let names = |it: &Report| it.passed.len() + it.failed.len();
     assert_eq!(names(alone), names(through), "not the same checks");
     let worse: Vec<_> = through
@@ -73,46 +73,50 @@ fn no_worse(alone: &Report, through: &Report) {
 }
 
 #[test]
-fn in_front_of_distribution() -> Result<()> {
+fn pierhead_in_front_of_distribution_conforms() -> Result<()> {
     if or_skip(registry::find()).is_none() {
         return Ok(());
     }
     let upstream = Registry::start(&[])?;
     let address = upstream.address();
-    alone_and_through(&upstream.url(), address, || Place::Real(address))?;
+    alone_and_through(&upstream.url(), address, || PushTarget::Real(address))?;
     Ok(())
 }
 
-/// The testkit's registry has all that the spec has, referrers too: here nothing may fail at all.
+/// The testkit's registry implements the whole specification, including referrers, so that no check
+/// may fail.
 #[test]
-fn in_front_of_a_registry_that_has_everything() -> Result<()> {
+fn pierhead_in_front_of_a_complete_registry_passes_every_check() -> Result<()> {
     let upstream = FakeRegistry::builder().start_in_background();
-    let alone = alone_and_through(&upstream.url(), upstream.addr(), || Place::Fake(&upstream))?;
+    let alone = alone_and_through(&upstream.url(), upstream.addr(), || {
+        PushTarget::Fake(&upstream)
+    })?;
     assert!(alone.failed.is_empty(), "{:#?}", alone.failed);
     Ok(())
 }
 
-/// With its defaults pierhead believes what it knows of a name for a minute, and of an absence for
-/// seconds: content that was there before anybody asked is all there.
+/// By default, pierhead caches tags for a minute and absences for seconds. Contents that were
+/// pushed before the first request are complete.
 #[test]
-fn with_the_defaults() -> Result<()> {
+fn the_default_cache_times_conform_for_unchanged_contents() -> Result<()> {
     let upstream = FakeRegistry::builder().start_in_background();
     let pierhead = Pierhead::start(Options::new().upstream("docker.io", &upstream.url()))?;
     let mut families = families();
     families.retain(|family| family.name != MOVED);
     let reader = Reader {
-        place: Place::Fake(&upstream),
+        target: PushTarget::Fake(&upstream),
         from: pierhead.address(),
         repository: "conformance/later",
     };
-    let report = told(reader.repository, reader.later(&families)?)?;
+    let report = require_passed(reader.repository, reader.later(&families)?)?;
     assert!(report.failed.is_empty(), "{:#?}", report.failed);
     Ok(())
 }
 
-/// Another proxy, for comparison, and because checks that nothing fails are none.
+/// Distribution as a proxy, for comparison. It must fail some checks, which shows that checks can
+/// fail.
 #[test]
-fn distribution_as_a_proxy() -> Result<()> {
+fn distribution_as_a_proxy_fails_some_checks() -> Result<()> {
     if or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -124,8 +128,8 @@ fn distribution_as_a_proxy() -> Result<()> {
             ..Settings::default()
         },
     )?;
-    let place = Place::Real(upstream.address());
-    let through = at_once("conformance/other", place, proxy.address())?;
+    let target = PushTarget::Real(upstream.address());
+    let through = at_once("conformance/other", target, proxy.address())?;
     assert!(!through.failed.is_empty());
     Ok(())
 }

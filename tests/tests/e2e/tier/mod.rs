@@ -1,32 +1,34 @@
-//! A fast tier in front of the disk, in a daemon: what a client sees of it (nothing), a restart, a crash, an operator.
+//! End-to-end tests of the fast tier: restart, crash, power loss, unusable regions, memory, and
+//! operator commands.
 
-mod lent;
-mod machine;
-mod refused;
-mod running;
-mod survives;
+mod limit_and_failure;
+mod memory;
+mod power_loss;
+mod restart;
+mod unusable_regions;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use pierhead_testkit::images::Image;
 use pierhead_tests::{
+    paths,
     pierhead::{Options, Pierhead},
-    place, wait,
+    wait,
 };
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::doctor::{doctor, one};
 
-/// The layer that comes last is the large one, and the rules put it on the tier with what lies above it: two of three.
+/// Sizes of the layers. The placement puts the last, large layer and the one above it on the tier.
 const LAYERS: [usize; 3] = [200_000, 900_000, 300_000];
 
 fn image(seed: u64) -> Image {
     Image::random(seed, &LAYERS)
 }
 
-/// A folder whose files a power cut takes away, with room for the regions of all tests that run at once.
+/// A volatile folder (tmpfs) with space for the regions of all concurrent tests.
 fn memory() -> Result<TempDir> {
     const NEEDED: u64 = 512 << 20;
     let stat = rustix::fs::statvfs("/dev/shm")?;
@@ -41,12 +43,12 @@ fn memory() -> Result<TempDir> {
         .tempdir_in("/dev/shm")?)
 }
 
-/// A folder whose files stay, as far as tests have one; `None` in a container's overlay.
+/// A persistent folder on disk.
 fn lasting() -> Result<TempDir> {
-    place::scratch("tier")
+    paths::scratch("tier")
 }
 
-/// A tier of 64 MiB in `folder`, with more lines of its section.
+/// Options with a tier of 64 MiB in `folder`, and additional lines for its section.
 fn with_tier(folder: &Path, more: &str) -> Options {
     Options::new().config(&section(&region(folder), "64MiB", more))
 }
@@ -61,10 +63,10 @@ fn region(folder: &Path) -> PathBuf {
     folder.join("region")
 }
 
-/// Nothing of a blob of a test reaches the disk behind before somebody waits for it.
-const NEVER_DRAINED: &str = "write_back_rate = \"1B/s\"";
+/// A write-back rate so low that no blob reaches the disk during a test.
+const NO_WRITE_BACK: &str = "write_back_rate = \"1B/s\"";
 
-/// What `pierhead cache tier stat` says.
+/// The output of `pierhead cache tier stat`.
 fn stat(pierhead: &Pierhead) -> Result<Value> {
     Ok(serde_json::from_str(
         &pierhead.cache(&["--json", "tier", "stat"])?,
@@ -77,15 +79,15 @@ fn number(stat: &Value, key: &str) -> Result<u64> {
         .with_context(|| format!("{key} in {stat}"))
 }
 
-/// Waits until the disk has all.
-fn drained(pierhead: &Pierhead) -> Result<Value> {
-    wait::until("a drained tier", || {
+/// Waits until all blobs are written back.
+fn wait_for_write_back(pierhead: &Pierhead) -> Result<Value> {
+    wait::until("the write-back of the tier", || {
         let stat = stat(pierhead)?;
         Ok((number(&stat, "queue")? == 0 && number(&stat, "dirty")? == 0).then_some(stat))
     })
 }
 
-/// What doctor says of the tier: how bad, and in which words.
+/// The level and the text of doctor's finding about the tier.
 fn diagnosis(pierhead: &Pierhead) -> Result<(String, String)> {
     let (_, findings) = doctor(&["--offline", "--admin", &pierhead.admin().to_string()])?;
     let (level, what) = one(&findings, "tier");

@@ -1,4 +1,4 @@
-//! What is not there, not yet, or not any more.
+//! Checks of missing contents: never pushed, not yet pushed, or removed.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use super::{
     ACCEPT, Reader, Report, short,
 };
 
-/// The codes that the spec lists.
+/// The error codes of the specification.
 const CODES: [&str; 14] = [
     "BLOB_UNKNOWN",
     "BLOB_UPLOAD_INVALID",
@@ -27,7 +27,7 @@ const CODES: [&str; 14] = [
 ];
 
 impl Reader<'_> {
-    /// Before anything is pushed.
+    /// Checks an empty repository.
     pub(super) fn empty(&self, report: &mut Report) {
         let tags = || {
             let answer = self.ask("GET", "tags/list", &[])?;
@@ -46,7 +46,8 @@ impl Reader<'_> {
         );
     }
 
-    /// What is not there is a 404 with an error that the spec knows, by GET and by HEAD.
+    /// Checks that missing contents are a 404 with an error code of the specification, by GET and
+    /// by HEAD.
     pub(super) fn absent(&self, report: &mut Report) {
         let (sha256, sha512) = (Hash::Sha256.of(b"absent"), Hash::Sha512.of(b"absent"));
         for (name, rest, statuses) in [
@@ -80,7 +81,10 @@ impl Reader<'_> {
                 ensure!(statuses.contains(&answer.status), "{}", answer.status);
                 let errors: Value = serde_json::from_slice(&answer.body)?;
                 let code = errors["errors"][0]["code"].as_str().context("no code")?;
-                ensure!(CODES.contains(&code), "the spec has no code {code}");
+                ensure!(
+                    CODES.contains(&code),
+                    "the specification has no code {code}"
+                );
                 Ok(())
             };
             report.note(format!("absent: GET {name}"), get());
@@ -94,14 +98,14 @@ impl Reader<'_> {
         }
     }
 
-    /// A tag that was there, and asked for, and was taken away.
+    /// Checks a tag that was pushed, requested, and then removed.
     pub(super) fn removed(&self, family: &Family, report: &mut Report) {
         let Some((tag, _)) = family.tags.first() else {
             return;
         };
         report.note(
             "removed: tag".into(),
-            self.place.untag(self.repository, tag),
+            self.target.untag(self.repository, tag),
         );
         for method in ["HEAD", "GET"] {
             let answer = self.ask(method, &format!("manifests/{tag}"), ACCEPT);
@@ -119,9 +123,10 @@ impl Reader<'_> {
         report.note("removed: tags".into(), gone());
     }
 
-    /// Tags and digests that are about to be pushed are not there, and that must not be remembered.
+    /// Checks that tags and digests are missing before the push. The registry must not cache their
+    /// absence.
     pub(super) fn absent_before(&self, family: &Family, report: &mut Report) {
-        // Of a tag that moves, and of content that several families share, something is there.
+        // Moved tags, and contents that several families share, exist already.
         if family.name == MOVED {
             return;
         }

@@ -1,4 +1,4 @@
-//! Manifests and blobs, whole.
+//! Checks of complete manifests and blobs, by GET and HEAD.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +74,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Clients take the digest of what they were sent from the head: it is there.
+    /// Checks the `Docker-Content-Digest` header, from which clients take the digest.
     fn named(&self, rest: &str, digest: &str) -> Result<()> {
         for method in ["HEAD", "GET"] {
             let answer = self.ask(method, rest, ACCEPT)?;

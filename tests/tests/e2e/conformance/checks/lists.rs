@@ -1,4 +1,4 @@
-//! Lists of tags and of referrers.
+//! Checks of tag lists and referrers lists.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,11 @@ use super::{
     super::data::{Family, INDEX, Referrer},
     Reader, Report, has,
 };
-use crate::ask::ask;
+use crate::requests::ask;
 
 impl Reader<'_> {
-    /// All tags of the family are listed, and `last` starts after the one that it names.
+    /// Checks that all tags of the family are listed, and that a list with `last` begins after that
+    /// tag.
     pub(super) fn tags(&self, family: &Family) -> Result<()> {
         let all = self.list("tags/list")?;
         for (tag, _) in &family.tags {
@@ -32,7 +33,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Pages of each size give all tags in lexical order, by following the links.
+    /// Checks that pages of each size contain all tags in lexical order.
     pub(super) fn pages(&self, report: &mut Report) {
         let whole = self.list("tags/list");
         for n in [1, 2, 7, 1000] {
@@ -46,7 +47,7 @@ impl Reader<'_> {
                     ensure!(page.len() <= n, "{} tags on a page of {n}", page.len());
                     all.extend(page);
                     next = answer.header("link").map(link).transpose()?;
-                    ensure!(all.len() < 10_000, "the pages have no end");
+                    ensure!(all.len() < 10_000, "the list of pages does not end");
                 }
                 let whole = whole.as_ref().ok().context("no list to compare with")?;
                 ensure!(all == *whole, "{all:?} instead of {whole:?}");
@@ -60,7 +61,7 @@ impl Reader<'_> {
         let none = || {
             let answer = self.ask("GET", "tags/list?n=0", &[])?;
             ensure!(answer.status == 200, "{}", answer.status);
-            ensure!(tags_of(&answer)?.is_empty(), "n=0 asks for none");
+            ensure!(tags_of(&answer)?.is_empty(), "n=0 returned tags");
             ensure!(answer.header("link").is_none(), "n=0 with a next page");
             Ok(())
         };
@@ -127,13 +128,13 @@ fn listed(index: &Value, wanted: &Value) -> Result<()> {
 
 fn tags_of(answer: &Response) -> Result<Vec<String>> {
     let list: Value = serde_json::from_slice(&answer.body)?;
-    // `null` is what some send for none.
+    // Some registries send `null` for an empty list.
     let tags = list["tags"].as_array().cloned().unwrap_or_default();
     let tags = tags.iter().map(|tag| tag.as_str().map(str::to_owned));
     tags.collect::<Option<_>>().context("a tag that is no text")
 }
 
-/// The target of a `Link` to the next page, which may be a whole URL.
+/// The path of a `Link` to the next page, which may be an absolute URL.
 fn link(value: &str) -> Result<String> {
     let (target, rest) = value
         .strip_prefix('<')

@@ -1,4 +1,5 @@
-//! What a reader may expect of a registry, each expectation a check with a name of its own.
+//! The conformance checks of the pull side of the Distribution specification. Each check has a
+//! name.
 
 mod absent;
 mod content;
@@ -15,22 +16,22 @@ use pierhead_testkit::http::{End, Request, Response};
 
 use super::{
     data::{Family, INDEX, MANIFEST},
-    place::Place,
+    push_target::PushTarget,
 };
-use crate::ask::ask;
+use crate::requests::ask;
 
-/// Which checks held.
+/// The results of the checks.
 #[derive(Default)]
 pub(crate) struct Report {
     pub(crate) passed: BTreeSet<String>,
-    /// With the reason.
+    /// The failed checks with their reasons.
     pub(crate) failed: BTreeMap<String, String>,
 }
 
 impl Report {
     fn note(&mut self, name: String, outcome: Result<()>) {
         let known = self.passed.contains(&name) || self.failed.contains_key(&name);
-        assert!(!known, "two checks are called {name}");
+        assert!(!known, "two checks have the name {name}");
         match outcome {
             Ok(()) => drop(self.passed.insert(name)),
             Err(error) => drop(self.failed.insert(name, format!("{error:#}"))),
@@ -38,16 +39,16 @@ impl Report {
     }
 }
 
-/// Reads from one address, in one repository, what is pushed somewhere.
+/// Pushes contents to one registry, and checks them by reading from one address.
 pub(crate) struct Reader<'a> {
-    pub(crate) place: Place<'a>,
+    pub(crate) target: PushTarget<'a>,
     pub(crate) from: SocketAddr,
     pub(crate) repository: &'a str,
 }
 
 impl Reader<'_> {
-    /// Everything, in the order of somebody who pushes and looks at once: what is not there yet is
-    /// asked for before, so that a memory of absence shows.
+    /// Runs all checks directly after each push. Requests each document before its push too, so
+    /// that a cached absence fails the checks.
     pub(crate) fn at_once(&self, families: &[Family]) -> Result<Report> {
         let mut report = Report::default();
         report.note("base".into(), self.base());
@@ -66,7 +67,7 @@ impl Reader<'_> {
         Ok(report)
     }
 
-    /// The same for content that was pushed before anybody asked, and does not change.
+    /// Runs the checks for contents that are pushed before the first request and do not change.
     pub(crate) fn later(&self, families: &[Family]) -> Result<Report> {
         let mut report = Report::default();
         for family in families {
@@ -82,21 +83,21 @@ impl Reader<'_> {
         Ok(report)
     }
 
-    /// Not what is compared, but what follows rests on it.
+    /// Pushes a family. A failed push is a failed check.
     fn push(&self, family: &Family, report: &mut Report) {
         let mut note =
             |what: String, outcome| report.note(format!("{}: push {what}", family.name), outcome);
         for (nth, (digest, bytes)) in family.blobs.iter().enumerate() {
-            let pushed = self.place.blob(self.repository, digest, bytes);
+            let pushed = self.target.blob(self.repository, digest, bytes);
             note(format!("blob {nth}"), pushed);
         }
         for (nth, document) in family.documents.iter().enumerate() {
-            let pushed = self.place.manifest(self.repository, None, document);
+            let pushed = self.target.manifest(self.repository, None, document);
             note(format!("manifest {nth}"), pushed);
         }
         for (tag, nth) in &family.tags {
             let document = &family.documents[*nth];
-            let pushed = self.place.manifest(self.repository, Some(tag), document);
+            let pushed = self.target.manifest(self.repository, Some(tag), document);
             note(format!("tag {}", short(tag)), pushed);
         }
     }
@@ -110,7 +111,7 @@ impl Reader<'_> {
         let answer = ask(self.from, &request)?;
         ensure!(
             answer.end == End::Clean,
-            "{method} {rest}: the body was cut"
+            "{method} {rest}: the body is incomplete"
         );
         Ok(answer)
     }
@@ -122,7 +123,7 @@ impl Reader<'_> {
     }
 }
 
-/// Two lines, as clients send them that know several types.
+/// `Accept` in two header lines, as clients with several media types send it.
 const ACCEPT: &[(&str, &str)] = &[
     ("accept", INDEX),
     ("accept", MANIFEST),
@@ -141,7 +142,7 @@ fn has(answer: &Response, name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// The spec wants it to be right where it is sent, and sent where it can be.
+/// Checks an optional header: its value must be right if it is present.
 fn may_have(answer: &Response, name: &str, value: &str) -> Result<()> {
     let found = answer.header(name);
     ensure!(

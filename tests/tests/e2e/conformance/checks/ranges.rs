@@ -1,10 +1,11 @@
-//! Parts of blobs.
+//! Checks of range requests for blobs.
 
 use anyhow::{Result, ensure};
 
 use super::{super::data::Hash, Reader, Report, has};
 
-/// First and last byte of what a range of 2048 bytes selects; none for what cannot be.
+/// `Range` values for a blob of 2048 bytes, with the first and last selected byte; `None` for an
+/// unsatisfiable range.
 const RANGES: &[(&str, Option<(usize, usize)>)] = &[
     ("bytes=500-1499", Some((500, 1499))),
     ("bytes=500-", Some((500, 2047))),
@@ -19,17 +20,17 @@ const RANGES: &[(&str, Option<(usize, usize)>)] = &[
 ];
 
 impl Reader<'_> {
-    /// Cold, then from wherever it is by then.
+    /// Checks each range on a cold blob, then on a cached one.
     pub(super) fn ranges(&self, report: &mut Report) -> Result<()> {
         for (hash, name) in [(Hash::Sha256, "sha256"), (Hash::Sha512, "sha512")] {
             for temperature in ["cold", "warm"] {
-                // A cold blob for each of the cold ones.
+                // Each cold range has its own cold blob.
                 for (nth, (range, expected)) in RANGES.iter().enumerate() {
                     let mut bytes = vec![0; 2048];
                     let blob = if temperature == "cold" { nth } else { 0 };
                     fastrand::Rng::with_seed(500 + blob as u64).fill(&mut bytes);
                     let digest = hash.of(&bytes);
-                    self.place.blob(self.repository, &digest, &bytes)?;
+                    self.target.blob(self.repository, &digest, &bytes)?;
                     let outcome = self.range(&digest, &bytes, range, *expected);
                     report.note(format!("range, {name}, {temperature}: {range}"), outcome);
                 }

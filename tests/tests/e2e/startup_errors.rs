@@ -1,0 +1,335 @@
+//! End-to-end tests of startup errors: for each fault of the machine, `serve` prints the cause and
+//! the fix, and exits with the code of who has to act.
+
+use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use pierhead_testkit::registry::{Authority, FakeRegistry};
+use pierhead_tests::{
+    namespace, paths,
+    pierhead::{self, Options, Pierhead},
+    tool::or_skip,
+};
+
+use crate::doctor::{doctor, one};
+use crate::requests::get;
+
+/// Asserts that `serve` exits with this code and prints all of these words.
+#[track_caller]
+fn assert_refused(options: &Options, code: i32, words: &[&str]) -> Result<()> {
+    let caller = std::panic::Location::caller();
+    let (status, said) = Pierhead::refuses(options)?;
+    assert_eq!(status.code(), Some(code), "{caller}: {said}");
+    for word in words {
+        assert!(
+            said.contains(word),
+            "{caller}: {word:?} is missing in: {said}"
+        );
+    }
+    Ok(())
+}
+
+/// A Secret as the kubelet mounts it: each key is a symbolic link into a versioned folder, which is
+/// a symbolic link too.
+#[test]
+fn a_missing_secret_is_an_error() -> Result<()> {
+    let folder = paths::scratch("secret")?;
+    let secret = folder.path().join("secret");
+    let data = folder.path().join("data");
+    let options = || {
+        Options::new().data(&data).config(&format!(
+            "\n[upstreams.\"registry.example\"]\nusername = \"me\"\npassword_file = {:?}",
+            secret.join("password")
+        ))
+    };
+    let at = [
+        "pierhead.toml:2: ",
+        "[upstreams.\"registry.example\"] password_file",
+        "No such file",
+    ];
+    let with = |more: &[&'static str]| [&at[..], more].concat();
+    assert_refused(&options(), 66, &with(&["secret is not there", "mounted"]))?;
+    // First the versioned folder lacks the key, then its symbolic link has no target.
+    let version = secret.join("..2026_11_22");
+    fs::create_dir_all(&version)?;
+    symlink("..2026_11_22", secret.join("..data"))?;
+    assert_refused(&options(), 66, &with(&["has no \"password\""]))?;
+    symlink("..data/password", secret.join("password"))?;
+    assert_refused(
+        &options(),
+        66,
+        &with(&["a link to ..data/password", "lost this key"]),
+    )?;
+    fs::write(version.join("password"), "\n")?;
+    assert_refused(&options(), 65, &["pierhead.toml:2: ", "password is empty"])?;
+    assert!(!data.exists(), "the data folder was opened before");
+    fs::write(version.join("password"), "word")?;
+    Pierhead::start(options())?.stop()?;
+    Ok(())
+}
+
+#[test]
+fn an_unreadable_secret_is_an_error() -> Result<()> {
+    let folder = paths::scratch("secret")?;
+    let password = folder.path().join("password");
+    fs::write(&password, "word")?;
+    deny(&password, 0o000)?;
+    let options = Options::new()
+        .inside(namespace::without_capabilities())
+        .config(&format!(
+            "[upstreams.\"registry.example\"]\nusername = \"me\"\npassword_file = {password:?}"
+        ));
+    assert_refused(
+        &options,
+        66,
+        &["Permission denied", "this is user", "fsGroup"],
+    )
+}
+
+fn deny(path: &Path, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
+}
+
+#[test]
+fn a_data_folder_of_another_user_is_an_error() -> Result<()> {
+    let folder = paths::scratch("data")?;
+    let data = folder.path().join("data");
+    fs::create_dir(&data)?;
+    deny(&data, 0o500)?;
+    let options = Options::new()
+        .data(&data)
+        .inside(namespace::without_capabilities());
+    assert_refused(
+        &options,
+        77,
+        &[
+            "data: ",
+            "Permission denied",
+            "belongs to user",
+            "mode 0500",
+            "chmod u+rwX",
+        ],
+    )
+}
+
+#[test]
+fn a_file_as_the_data_folder_is_an_error() -> Result<()> {
+    let folder = paths::scratch("data")?;
+    let data = folder.path().join("data");
+    fs::write(&data, "a")?;
+    assert_refused(
+        &Options::new().data(&data),
+        73,
+        &["data: ", "name a folder"],
+    )
+}
+
+#[test]
+fn a_read_only_data_folder_is_an_error() -> Result<()> {
+    if or_skip(namespace::available()).is_none() {
+        return Ok(());
+    }
+    let folder = paths::scratch("data")?;
+    let mounted = folder.path().join("mounted");
+    fs::create_dir(&mounted)?;
+    let shown = mounted.display();
+    let mount = format!("mount --bind {shown} {shown}\nmount -o remount,bind,ro {shown}");
+    // The volume itself, and a missing folder in it.
+    for data in [mounted.clone(), mounted.join("data")] {
+        let options = Options::new()
+            .data(&data)
+            .inside(namespace::mounted(&mount));
+        assert_refused(
+            &options,
+            73,
+            &["data: ", "Read-only file system", "findmnt"],
+        )?;
+    }
+    assert_eq!(fs::read_dir(&mounted)?.count(), 0, "a file was written");
+    Ok(())
+}
+
+#[test]
+fn a_data_folder_on_a_full_disk_is_an_error() -> Result<()> {
+    if or_skip(namespace::available()).is_none() {
+        return Ok(());
+    }
+    let folder = paths::scratch("data")?;
+    let mounted = folder.path().join("mounted");
+    fs::create_dir(&mounted)?;
+    let shown = mounted.display();
+    let mount = format!(
+        "mount -t tmpfs -o size=256k tmpfs {shown}\nhead -c 1048576 /dev/zero > {shown}/other 2>/dev/null || :"
+    );
+    let options = Options::new()
+        .data(&mounted.join("data"))
+        .inside(namespace::mounted(&mount));
+    assert_refused(
+        &options,
+        74,
+        &["data: ", "No space left", "df -h", "is safe"],
+    )
+}
+
+/// The configuration, or a file that it names, is not UTF-8.
+#[test]
+fn files_that_are_not_utf8_are_errors() -> Result<()> {
+    let folder = paths::scratch("binary")?;
+    let password = folder.path().join("password");
+    fs::write(&password, b"\xff\xfe\0")?;
+    let options = Options::new().config(&format!(
+        "[upstreams.\"registry.example\"]\nusername = \"me\"\npassword_file = {password:?}"
+    ));
+    assert_refused(&options, 65, &["pierhead.toml:1: ", "is no text (UTF-8)"])?;
+    let file = password.to_str().context("UTF-8")?;
+    let options = Options::new().argument("--config").argument(file);
+    assert_refused(&options, 2, &["this is no text (UTF-8)"])
+}
+
+/// Addresses on which pierhead cannot listen, for three reasons.
+#[test]
+fn unusable_addresses_are_errors() -> Result<()> {
+    let other = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let taken = other.local_addr()?.to_string();
+    let listen = |address: &str| Options::new().argument("--listen").argument(address);
+    assert_refused(
+        &listen(&taken),
+        69,
+        &["cannot listen on", &taken, "ss -ltnp"],
+    )?;
+    // A documentation address, which no machine has.
+    assert_refused(
+        &listen("192.0.2.77:0"),
+        68,
+        &["192.0.2.77", "ip -br address"],
+    )?;
+    let without_capabilities = listen("127.0.0.1:7").inside(namespace::without_capabilities());
+    // Skipped on machines where every user may bind any port.
+    let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start")?;
+    if first.trim().parse::<u16>()? > 7 {
+        assert_refused(
+            &without_capabilities,
+            77,
+            &["127.0.0.1:7", "CAP_NET_BIND_SERVICE"],
+        )?;
+    }
+    Ok(())
+}
+
+/// A fast tier on tmpfs that is larger than the memory: the error has the line of the
+/// configuration, and no file is created.
+#[test]
+fn a_tier_larger_than_the_memory_is_an_error() -> Result<()> {
+    let options = Options::new().config(
+        "tier.kind = \"file\"\ntier.path = \"/dev/shm/pierhead-never-made\"\ntier.size = \"900TiB\"",
+    );
+    assert_refused(
+        &options,
+        71,
+        &[
+            "pierhead.toml:3: ",
+            "tier.size",
+            "lies in memory",
+            "put tier.path onto a disk",
+        ],
+    )?;
+    assert!(!Path::new("/dev/shm/pierhead-never-made").exists());
+    Ok(())
+}
+
+/// CA files that are missing, empty, or contain no authority.
+#[test]
+fn invalid_ca_files_are_errors() -> Result<()> {
+    let folder = paths::scratch("ca")?;
+    let ca = folder.path().join("ca.crt");
+    let options =
+        || Options::new().config(&format!("[upstreams.\"registry.example\"]\nca = {ca:?}"));
+    let at = ["pierhead.toml:1: ", "[upstreams.\"registry.example\"] ca"];
+    let with = |more: &'static str| [&at[..], &[more]].concat();
+    assert_refused(&options(), 66, &with("No such file"))?;
+    fs::write(&ca, "nothing\n")?;
+    assert_refused(&options(), 76, &with("BEGIN CERTIFICATE is expected"))?;
+    let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    fs::write(&ca, garbage)?;
+    assert_refused(&options(), 76, &with("no certificate of an authority"))
+}
+
+/// The certificate of the default upstream is not valid by this machine's clock, and the cache is
+/// empty. The daemon must keep running and recover without a restart.
+#[test]
+fn an_invalid_certificate_of_the_default_upstream_does_not_stop_the_daemon() -> Result<()> {
+    for (from, to, date) in [(2099, 2100, "01 Jan 2099"), (2000, 2001, "01 Jan 2001")] {
+        let hub = FakeRegistry::builder()
+            .tls()
+            .tls_between(from, to)
+            .start_in_background();
+        let folder = paths::scratch("clock")?;
+        let ca = folder.path().join("ca.crt");
+        fs::write(&ca, hub.ca_pem())?;
+        let config = format!(
+            "[upstreams.\"docker.io\"]\naddresses = {:?}\nca = {ca:?}",
+            hub.url()
+        );
+        let mut pierhead = Pierhead::start(Options::new().config(&config))?;
+        let words = ["the clock is wrong", "by this machine's clock it is", date];
+        // The client gets the reason, and so does the log.
+        let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
+        let body = String::from_utf8_lossy(&answer.body);
+        assert_eq!(answer.status, 503, "{body}");
+        // Longer than one second, after which a faulty version exits.
+        let ended = pierhead.daemon().wait(Duration::from_secs(2));
+        let log = pierhead.log();
+        assert!(ended.is_err(), "{ended:?}: {log}");
+        assert_eq!(get(pierhead.address(), "/v2/")?.status, 200, "{log}");
+        assert_eq!(get(pierhead.admin(), "/readyz")?.status, 200, "{log}");
+        assert!(log.contains("timedatectl set-ntp true"), "{log}");
+        for word in words {
+            assert!(body.contains(word), "{word:?} is missing in: {body}");
+            assert!(log.contains(word), "{word:?} is missing in the log: {log}");
+        }
+        let file = folder.path().join("doctor.toml");
+        fs::write(
+            &file,
+            format!("listen = \"127.0.0.1:0\"\nadmin = \"off\"\n{config}"),
+        )?;
+        let (code, findings) = doctor(&["--config", file.to_str().context("UTF-8")?])?;
+        let (level, what) = one(&findings, "upstream docker.io");
+        assert_eq!((code, level), (75, "fail"), "{findings:#?}");
+        assert!(words.iter().all(|word| what.contains(word)), "{what}");
+    }
+    Ok(())
+}
+
+/// For `pierhead pull`, a wrong clock and an untrusted certificate have different exit codes, and
+/// neither is retried.
+#[test]
+fn a_worker_distinguishes_a_wrong_clock_from_an_untrusted_certificate() -> Result<()> {
+    let folder = paths::scratch("worker")?;
+    let ca = folder.path().join("ca.crt");
+    let authority = std::sync::Arc::new(Authority::new());
+    fs::write(&ca, authority.pem())?;
+    let server = || FakeRegistry::builder().tls();
+    let known = || server().authority(authority.clone());
+    for (server, code, word) in [
+        (known().tls_between(2099, 2100), 75, "the clock is wrong"),
+        (server(), 76, "invalid peer certificate"),
+    ] {
+        let server = server.start_in_background();
+        let store = folder.path().join(format!("store-{code}"));
+        let words = [
+            "pull",
+            "docker.io/library/app:1",
+            "--via",
+            &server.url(),
+            "--ca",
+            ca.to_str().context("UTF-8")?,
+            "--into",
+            store.to_str().context("UTF-8")?,
+        ];
+        let (status, said) = pierhead::run(&words)?;
+        assert_eq!(status.code(), Some(code), "{said}");
+        assert!(said.contains(word), "{word:?} is missing in: {said}");
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! Test of a tier on persistent memory over three boots of a machine. The second boot ends in a
+//! power loss. `cargo xtask pmem-vm` runs it in a guest, one call per boot. `PIERHEAD_PMEM_BOOT` is
+//! the number of the boot, `PIERHEAD_PMEM_DIR` a folder on persistent memory, `PIERHEAD_PMEM_DISK`
+//! a folder on disk. The last boot gets the last output of the second one in `PIERHEAD_PMEM_LAST`.
+//! Without these variables, all three boots run on this machine, and the daemon is killed instead
+//! of the machine.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use pierhead_testkit::{
+    images::Image,
+    registry::{Background, FakeRegistry},
+};
+use pierhead_tests::pierhead::{Options, Pierhead};
+
+use super::{
+    NO_WRITE_BACK, diagnosis, image, lasting, number, region, section, stat, wait_for_write_back,
+};
+use crate::requests::{committed, get, pull, start_in_front};
+
+/// Images of the second boot, each larger than a segment of the log, so that the power loss hits a
+/// partial image.
+fn later(number: u64) -> Image {
+    Image::random(1000 + number, &[70_000, 2_500_000, 150_000])
+}
+
+fn name(number: u64) -> String {
+    format!("library/later{number}")
+}
+
+#[test]
+fn over_three_boots() -> Result<()> {
+    let Some(fast) = env::var_os("PIERHEAD_PMEM_DIR") else {
+        let folder = lasting()?;
+        let site = Site {
+            kind: "file",
+            fast: folder.path().to_owned(),
+            data: folder.path().join("data"),
+        };
+        site.first()?;
+        let last = site.second(3)?;
+        return site.third(last);
+    };
+    let disk = env::var_os("PIERHEAD_PMEM_DISK").context("PIERHEAD_PMEM_DISK is not set")?;
+    let site = Site {
+        kind: "pmem",
+        fast: fast.into(),
+        data: Path::new(&disk).join("data"),
+    };
+    match env::var("PIERHEAD_PMEM_BOOT")?.as_str() {
+        "1" => site.first(),
+        "2" => site.second(u64::MAX).map(drop),
+        _ => site.third(env::var("PIERHEAD_PMEM_LAST")?.parse()?),
+    }
+}
+
+/// The state that survives a boot.
+struct Site {
+    /// `tier.kind`.
+    kind: &'static str,
+    /// The folder of the tier's region.
+    fast: PathBuf,
+    /// The data folder of the daemon.
+    data: PathBuf,
+}
+
+impl Site {
+    fn start(&self, drain: &str) -> Result<(Background, Pierhead)> {
+        let section = section(&region(&self.fast), "64MiB", drain);
+        let section = section.replace("\"file\"", &format!("{:?}", self.kind));
+        // The default free space is larger than the disk of the guest.
+        let small = "cache.size = \"256MiB\"\ncache.min_free = \"1MiB\"";
+        let options = Options::new().config(small).config(&section);
+        start_in_front(FakeRegistry::builder(), options.data(&self.data))
+    }
+
+    /// First boot: writes one image back and shuts down. Then stages another image and is killed
+    /// before its write-back.
+    fn first(&self) -> Result<()> {
+        let (hub, mut pierhead) = self.start("")?;
+        let (one, two) = (image(1), image(2));
+        hub.push("library/drained", "1", &one);
+        pull(&pierhead, "library/drained", &one)?;
+        let before = wait_for_write_back(&pierhead)?;
+        // The manifest and the layers that the placement puts on the tier.
+        ensure!(number(&before, "blobs")? >= 3, "{before}");
+        self.named(&pierhead)?;
+        pierhead.stop()?;
+        assert_eq!(committed(&self.data)?, one.digests().count());
+
+        let (hub, mut pierhead) = self.start(NO_WRITE_BACK)?;
+        found(&hub, &pierhead, "library/drained", &one)?;
+        hub.push("library/staged", "1", &two);
+        pull(&pierhead, "library/staged", &two)?;
+        let after = stat(&pierhead)?;
+        assert_eq!(number(&after, "queue")?, 3, "{after}");
+        pierhead.kill()
+    }
+
+    /// Asserts that the log, `cache tier stat` and doctor report the same class of memory.
+    fn named(&self, pierhead: &Pierhead) -> Result<()> {
+        let stat = stat(pierhead)?;
+        let class = stat["class"].as_str().context("no class")?;
+        if self.kind == "pmem" {
+            assert_eq!(class, "pmem");
+        }
+        let log = pierhead.log();
+        ensure!(log.contains(&format!(" bytes, {class}, flush: ")), "{log}");
+        let metrics = String::from_utf8(get(pierhead.admin(), "/metrics")?.body.into())?;
+        let info = format!("pierhead_cache_tier_info{{class={class:?}}} 1\n");
+        ensure!(metrics.contains(&info), "{metrics}");
+        let (level, what) = diagnosis(pierhead)?;
+        ensure!(level == "ok" && what.ends_with(class), "{level}: {what}");
+        Ok(())
+    }
+
+    /// Second boot: finds both images, and pulls more until it is killed, at most `most`. Returns
+    /// the number of the last one.
+    fn second(&self, most: u64) -> Result<u64> {
+        let (hub, mut pierhead) = self.start(NO_WRITE_BACK)?;
+        found(&hub, &pierhead, "library/drained", &image(1))?;
+        if stat(&pierhead)?["class"] != "volatile" {
+            let hits = number(&stat(&pierhead)?, "hits")?;
+            found(&hub, &pierhead, "library/staged", &image(2))?;
+            let now = stat(&pierhead)?;
+            ensure!(number(&now, "hits")? >= hits + 2, "from elsewhere: {now}");
+        }
+        println!();
+        for number in 0..most {
+            let (name, image) = (name(number), later(number));
+            hub.push(&name, "1", &image);
+            pull(&pierhead, &name, &image)?;
+            println!("pulled {number}");
+            // The controller of the guest waits for this line before it cuts the power.
+            fs::write(self.fast.join("pulling"), "")?;
+        }
+        pierhead.kill()?;
+        Ok(most - 1)
+    }
+
+    /// Third boot: finds all reported images on the tier or the disk, and fetches the others.
+    fn third(&self, last: u64) -> Result<()> {
+        let (hub, mut pierhead) = self.start("")?;
+        let now = stat(&pierhead)?;
+        if now["class"] == "volatile" {
+            println!("skipped: {} is no disk", self.fast.display());
+            return Ok(());
+        }
+        ensure!(
+            number(&now, "damaged")? == 0,
+            "a power loss counts as damage: {now}"
+        );
+        found(&hub, &pierhead, "library/drained", &image(1))?;
+        found(&hub, &pierhead, "library/staged", &image(2))?;
+        // Each image takes several seconds on an emulated machine.
+        let step = usize::try_from(last / 5)?.max(1);
+        for number in (0..last).step_by(step).chain([last]) {
+            found(&hub, &pierhead, &name(number), &later(number))?;
+        }
+        // The image during the power loss: each of its blobs is complete or missing.
+        let cut = later(last + 1);
+        hub.push(&name(last + 1), "1", &cut);
+        pull(&pierhead, &name(last + 1), &cut)?;
+        wait_for_write_back(&pierhead)?;
+        pierhead.stop()?;
+        // The contents of each blob match its digest.
+        let there = committed(&self.data)?;
+        ensure!(there >= usize::try_from(last)?, "{there} blobs");
+        Ok(())
+    }
+}
+
+/// Asserts that the image is cached: the upstream gets no request.
+fn found(hub: &Background, pierhead: &Pierhead, name: &str, image: &Image) -> Result<()> {
+    hub.push(name, "1", image);
+    pull(pierhead, name, image)?;
+    for blob in &image.blobs {
+        ensure!(hub.gets_of(&blob.digest) == 0, "{name} was fetched again");
+    }
+    Ok(())
+}
