@@ -4,7 +4,7 @@
 use http::HeaderMap;
 use http::header::WWW_AUTHENTICATE;
 
-/// Maximum number of bytes of one header value that are parsed. Real values have some hundred.
+/// Maximum length of a parsed header value in bytes. Real values have some hundred.
 const MAX_LEN: usize = 8 << 10;
 
 /// Maximum number of parameters of all challenges together.

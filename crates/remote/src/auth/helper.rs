@@ -16,7 +16,7 @@ use crate::auth::credentials::{Credentials, is_helper_name};
 /// Time limit of one helper. Some helpers log in over the network first.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum number of bytes of a helper's output. Longer output is an error.
+/// Maximum length of a helper's output in bytes. Longer output is an error.
 const MAX_OUTPUT: usize = 64 << 10;
 
 #[derive(Deserialize)]

@@ -43,7 +43,7 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
-    /// The scope for a challenge. It never asks for more than the right to pull.
+    /// The scope for a challenge. It never requests more than the right to pull.
     pub(crate) fn of(named: Option<&str>, repository: &Repository) -> Self {
         let Some(named) = named.map(str::trim).filter(|named| !named.is_empty()) else {
             return Self::Repository {

@@ -28,8 +28,8 @@ const RESUME_POLICY: RetryPolicy = RetryPolicy {
     max_down_wait: Duration::from_secs(10),
 };
 
-/// Minimum number of bytes per stall timeout, whatever the minimum rate. Otherwise a trickle of
-/// bytes could hold its download slot for ever. This number of bytes is progress.
+/// Minimum progress per stall timeout in bytes, whatever the minimum rate. Otherwise a trickle of
+/// bytes could hold its download slot for ever.
 const MIN_PROGRESS: usize = 16 << 10;
 
 /// Divisor of the stall timeout for connections without bytes. After this shorter time, the stream
