@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{
-    DiskTier, Hint, LayeredTier as _, Options, PmemTier, Tier, Trailer, WriteBack,
+    DiskTier, Hint, MultiTier as _, Options, PmemTier, Tier, Trailer, WriteBack,
 };
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_pmem::{Config, Log, Medium, Region};

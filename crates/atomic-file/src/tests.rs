@@ -138,7 +138,7 @@ fn two_writers_of_one_target_have_files_of_their_own() {
 }
 
 #[test]
-fn what_a_killed_writer_left_is_deleted_and_a_link_is_not_followed() {
+fn a_temporary_file_of_a_killed_writer_is_deleted_and_a_link_is_not_followed() {
     let folder = tempfile::tempdir().unwrap();
     let (target, other) = (folder.path().join("file"), folder.path().join("other"));
     let left = folder.path().join("file.partial");
@@ -235,7 +235,7 @@ fn a_file_of_the_caller_is_published_from_another_folder() {
 }
 
 #[test]
-fn a_bare_name_lies_in_the_working_folder() {
+fn a_bare_name_is_in_the_working_folder() {
     assert_eq!(folder_of(Path::new("file")), Path::new("."));
     assert_eq!(folder_of(Path::new("a/file")), Path::new("a"));
 }

@@ -5,16 +5,16 @@ use std::io;
 use pierhead_oci::{Algorithm, Digest};
 
 use crate::store::record;
-use crate::store::tag_store::Stored;
+use crate::store::tag_store::TagFile;
 use crate::tier::{CHUNK, Trailer};
 
 /// Decodes the trailer of a disk-tier file. A trailer that decodes must encode to the same bytes.
 pub fn trailer(file: &[u8]) {
     let digest = Digest::of(Algorithm::Sha256, b"pierhead");
     let len = file.len() as u64;
-    let mut asked = 0;
+    let mut bytes_read = 0;
     let read = |at: u64, into: &mut [u8]| {
-        asked += into.len();
+        bytes_read += into.len();
         let part = usize::try_from(at)
             .ok()
             .and_then(|at| file.get(at..)?.get(..into.len()))
@@ -23,7 +23,7 @@ pub fn trailer(file: &[u8]) {
         Ok(())
     };
     let decoded = Trailer::decode(&digest, len, read);
-    assert!(asked <= 2 * file.len(), "more was read than there is");
+    assert!(bytes_read <= 2 * file.len(), "more was read than there is");
     let Ok(trailer) = decoded else { return };
     let encoded = trailer.encode(&digest);
     assert!(trailer.size() <= len && file.ends_with(&encoded));
@@ -50,11 +50,11 @@ pub fn record(file: &[u8]) {
             record::encode(&value).and_then(|text| record::decode::<serde_json::Value>(&text));
         assert_eq!(again.ok(), Some(value));
     }
-    let Ok(stored) = record::decode::<Stored>(file) else {
+    let Ok(stored) = record::decode::<TagFile>(file) else {
         return;
     };
     let text = record::encode(&stored).unwrap_or_default();
-    let again = record::decode::<Stored>(&text).and_then(|again| record::encode(&again));
+    let again = record::decode::<TagFile>(&text).and_then(|again| record::encode(&again));
     assert_eq!(again.ok(), Some(text));
 }
 

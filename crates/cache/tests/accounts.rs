@@ -1,4 +1,5 @@
-//! What an error or a panic leaves behind stays counted until it is gone, and is counted once.
+//! Byte counts after errors and panics: leftover files stay counted until they are deleted, and
+//! count once.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -21,7 +22,7 @@ fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir) -> Cache {
     common::open_on(config, tier)
 }
 
-/// Leaves 500 000 bytes staged, counted in whole blocks.
+/// Stages 500 000 bytes and aborts the fill; they count in whole blocks.
 async fn cut(cache: &Cache, seed: u64) -> (Digest, bytes::Bytes) {
     let (digest, content) = blob(seed, 1_000_000);
     let (mut fill, tail) = lead(cache, &digest).await;
@@ -43,7 +44,7 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
     assert!(cache.claim(&digest, common::origin()).await.is_err());
     assert_eq!(cache.stat().reserved, 503_808, "the file is still there");
     assert_eq!(cache.stat().fills, 0);
-    // They can be resumed, and deleted for room.
+    // They can be resumed, and evicted.
     let (fill, _) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
     drop(fill);
@@ -54,7 +55,7 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
 }
 
 #[tokio::test]
-async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_is_fetched_again() {
+async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_can_be_fetched_again() {
     let folder = tempfile::tempdir().unwrap();
     let faults = Faulty::new(Arc::new(MemoryTier::default()));
     let cache = on(faults.clone(), &folder);
@@ -107,7 +108,7 @@ async fn a_panic_ends_a_fill_once_and_leaves_what_it_staged_counted() {
     store(&cache, &digest, &content).await;
     assert_eq!(cache.stat().reserved, 0);
 
-    // After the commit: what was set aside is the blob's by now.
+    // After the commit, the reserved bytes belong to the blob.
     let (digest, content) = blob(2, 5_000);
     faults.panic(Op::Read, 0);
     let error = try_store(&cache, &digest, &content).await.unwrap_err();

@@ -1,4 +1,5 @@
-//! The byte bound as a property: whatever is done, every byte is counted, and no more than the bound.
+//! Property test of the capacity: after any sequence of calls, every byte is counted, and the total
+//! is at most the capacity.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -13,7 +14,7 @@ use pierhead_eviction::Lru;
 use pierhead_testkit::tier::MemoryTier;
 use proptest::prelude::*;
 
-/// Room is set aside in steps that are small beside the blobs.
+/// The reservation step is small compared with the blobs.
 const STEP: u64 = 50_000;
 const PIECE: usize = 30_000;
 
@@ -23,11 +24,11 @@ enum Action {
     Get(u64),
     Hold(u64),
     LetGo,
-    /// So much of it, in percent, then abandon.
+    /// Writes this percentage of the blob, then abandons the fill.
     Partly(u64, usize),
-    /// The same, of so many times the length.
+    /// The same, with this multiple of the size announced.
     Lie(u64, usize, u64),
-    /// Both at once, piece by piece.
+    /// Two fills at once, piece by piece.
     Both(u64, u64),
     Pin(u64),
     Unpin(u64),
@@ -50,7 +51,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// From 90 KB to 400 KB.
+/// A blob of 90 KB to 400 KB.
 fn sized(which: u64) -> (pierhead_oci::Digest, bytes::Bytes) {
     blob(which, 90_000 + usize::try_from(which).unwrap() * 28_000)
 }
@@ -90,7 +91,8 @@ async fn holds_the_bound(actions: Vec<Action>) {
             Action::Hold(which) => held.extend(cache.get(&sized(which).0).await.unwrap()),
             Action::LetGo => {
                 held.clear();
-                // What readers kept over a lowered bound leaves soon after them, not with them.
+                // Blobs that readers had open at a reduction are evicted soon after their last
+                // reader.
                 within_the_bound(&cache).await;
             }
             Action::Partly(which, part) => partly(&cache, &tier, which, part, 1).await,
@@ -113,7 +115,7 @@ async fn holds_the_bound(actions: Vec<Action>) {
         let mut blobs = 0;
         tier.scan(&mut |_| blobs += 1).unwrap();
         assert_eq!((stat.blobs, stat.fills), (blobs, 0));
-        // Pins and readers may keep more than a bound that was lowered; nothing ever exceeds what stays so.
+        // Pinned and open blobs may exceed a reduced capacity; no other blob does.
         let kept: u64 = stat.pinned + held.iter().map(|object| object.size() + 8192).sum::<u64>();
         assert!(
             stat.used + stat.reserved <= stat.capacity.max(kept),
@@ -135,9 +137,9 @@ async fn holds_the_bound(actions: Vec<Action>) {
     );
 }
 
-/// Waits until no more than the bound is used, or pinned.
+/// Waits until the total is within the capacity, or all of it is pinned.
 async fn within_the_bound(cache: &Cache) {
-    // What is being deleted counts as reserved until it is gone.
+    // Files that are being deleted count as reserved.
     let over =
         |stat: pierhead_cache::Stat| stat.used + stat.reserved > stat.capacity.max(stat.pinned);
     for _ in 0..2_000 {
@@ -149,7 +151,7 @@ async fn within_the_bound(cache: &Cache) {
     panic!("{:?}", cache.stat());
 }
 
-/// Every byte on the tier is counted, at this very moment.
+/// Checks that the counted bytes equal the bytes on the tier now.
 fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
     loop {
         let before = cache.stat();
@@ -159,7 +161,7 @@ fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
         tier.leftovers(&mut add).unwrap();
         tier.scan(&mut add).unwrap();
         let stat = cache.stat();
-        // While something was deleted for room, the sum is of no moment.
+        // During an eviction the sums are not from one moment.
         if before == stat {
             assert!(
                 on_tier <= stat.used + stat.reserved,
@@ -170,7 +172,7 @@ fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
     }
 }
 
-/// Writes in pieces; whether all of it was taken.
+/// Writes in pieces; returns whether all were accepted.
 async fn write(cache: &Cache, tier: &MemoryTier, fill: &mut Fill, content: &[u8]) -> bool {
     for piece in content.chunks(PIECE) {
         match fill.write(piece.to_vec().into()).await {
@@ -255,7 +257,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_bound_holds_whatever_is_done(actions in prop::collection::vec(action(), 1..40)) {
+    fn the_capacity_holds_after_any_actions(actions in prop::collection::vec(action(), 1..40)) {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(holds_the_bound(actions));
     }
 }

@@ -1,4 +1,4 @@
-//! Damage to stored blobs is found before a byte of it leaves.
+//! Damage to stored blobs is detected before any damaged byte is returned.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -19,7 +19,7 @@ fn file_of(folder: &Path, digest: &Digest) -> PathBuf {
     folder.join("blobs/sha256").join(&hex[..2]).join(hex)
 }
 
-/// Reads whatever the cache has under a digest; every byte that comes must be right.
+/// Reads the blob of a digest; every returned byte must be correct.
 async fn read_checked(
     cache: &Cache,
     digest: &Digest,
@@ -43,7 +43,7 @@ async fn read_checked(
     }
 }
 
-/// Damages the one blob of a cache and says what comes of reading it.
+/// Damages the only blob of a cache, and checks the result of reading it.
 async fn after(damage: impl FnOnce(&Path), content: &Bytes, digest: &Digest, catalog: bool) {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
@@ -70,7 +70,7 @@ async fn after(damage: impl FnOnce(&Path), content: &Bytes, digest: &Digest, cat
     assert!(!cache.contains(digest), "it has been taken out");
     assert_eq!((cache.stat().used, cache.stat().blobs), (0, 0));
     assert_eq!(common::files_below(folder.path(), "blobs"), 0);
-    // And can be had again.
+    // The blob can be fetched again.
     store(&cache, digest, content).await;
     assert_eq!(
         read_checked(&cache, digest, content).await.unwrap(),
@@ -88,7 +88,7 @@ fn flip(at: u64) -> impl Fn(&Path) {
 }
 
 #[tokio::test]
-async fn a_flipped_bit_anywhere_is_found() {
+async fn a_flipped_bit_anywhere_is_detected() {
     let (digest, content) = blob(1, 100);
     // Content, checksum, media type, every byte of the footer.
     let len = 100 + 4 + MediaType::OCI_MANIFEST.len() as u64 + 32;
@@ -105,7 +105,7 @@ async fn a_flipped_bit_anywhere_is_found() {
 }
 
 #[tokio::test]
-async fn another_length_is_found() {
+async fn a_changed_length_is_detected() {
     let (digest, content) = blob(3, 70_000);
     for len in [0, 1, 31, 32, 69_999, 70_000, 70_001, 70_040, 80_000] {
         for catalog in [true, false] {
@@ -123,7 +123,7 @@ async fn another_length_is_found() {
 }
 
 #[tokio::test]
-async fn a_file_under_another_name_is_found() {
+async fn a_file_under_another_name_is_detected() {
     let (digest, content) = blob(4, 5000);
     let (other, other_content) = blob(5, 5000);
     let folder = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ async fn a_file_that_vanished_is_a_miss() {
 }
 
 #[tokio::test]
-async fn rot_under_an_open_handle_cuts_its_readers() {
+async fn damage_under_an_open_handle_fails_its_readers() {
     let folder = tempfile::tempdir().unwrap();
     let faults = Faulty::new(Arc::new(MemoryTier::default()));
     let config = Config::new(folder.path(), common::ROOMY);
@@ -183,7 +183,7 @@ async fn rot_under_an_open_handle_cuts_its_readers() {
         "{error}"
     );
     assert!(!cache.contains(&digest));
-    // A second reader of the old handle finds it too, and does not take out the good one that came since.
+    // A second reader of the old handle finds the damage, too, and does not remove the new blob.
     store(&cache, &digest, &content).await;
     let newer = cache.get(&digest).await.unwrap().unwrap();
     faults.corrupt(digest, 300_000);
@@ -197,7 +197,7 @@ async fn rot_under_an_open_handle_cuts_its_readers() {
 }
 
 #[tokio::test]
-async fn a_file_cut_under_an_open_handle_is_found() {
+async fn truncation_under_an_open_handle_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(11, 300_000);
@@ -261,13 +261,13 @@ async fn verify_reads_against_the_digest() {
     );
     assert!(cache.verify(&verified_len).await.unwrap());
     assert!(!cache.contains(&digest) && cache.contains(&verified_len));
-    // Damage to the trailer alone.
+    // Damage to the trailer only.
     flip(200_001)(&file_of(folder.path(), &verified_len));
     assert!(!cache.verify(&verified_len).await.unwrap());
 }
 
 #[tokio::test]
-async fn only_what_was_checked_lately_may_leave_unread() {
+async fn only_recently_verified_bytes_may_be_sent_without_reading() {
     const CHUNK: u64 = 65_536;
     let folder = tempfile::tempdir().unwrap();
     let (digest, content) = blob(12, 400_000);

@@ -1,4 +1,4 @@
-//! A crash between any two changes to the disk leaves each blob whole or absent.
+//! A crash between any two changes to the disk leaves each blob complete or absent.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -18,27 +18,27 @@ use pierhead_oci::{Digest, MediaType};
 
 const CAPACITY: u64 = 700_000;
 
-/// With steps smaller than the blobs, so that room is made while bytes come.
+/// Steps smaller than the blobs, so that evictions happen during fills.
 fn config(folder: &Path) -> Config {
     let mut config = Config::new(folder, CAPACITY);
     config.step = 65_536;
     config
 }
 
-/// What the disk would look like after a loss of power: the files, less what was not synced.
+/// Simulates the disk after a power loss: all files, without unsynced changes.
 #[derive(Default)]
 struct Disk {
     root: PathBuf,
     images: PathBuf,
-    /// Files with bytes that are not synced.
+    /// Files with unsynced bytes.
     unsynced: BTreeSet<PathBuf>,
     /// Renames whose folder is not synced.
     unnamed: Vec<(PathBuf, PathBuf)>,
-    /// The step before this one, which has been made by now.
+    /// The previous step, which has been executed by now.
     last: Option<Made>,
-    /// Blobs that the cache has said are stored.
+    /// Blobs that the cache reported as stored.
     promised: BTreeSet<Digest>,
-    /// Images so far, with what was promised then.
+    /// Disk images so far, with the blobs reported as stored by then.
     taken: Vec<(PathBuf, BTreeSet<Digest>)>,
 }
 
@@ -51,7 +51,7 @@ enum Made {
 }
 
 impl Disk {
-    /// Called before each step: takes the images of a crash at this very point.
+    /// Called before each step: saves the images that a crash at this point leaves.
     fn before(&mut self, step: Step<'_>) {
         match self.last.take() {
             Some(Made::Write(path)) => drop(self.unsynced.insert(path)),
@@ -88,7 +88,7 @@ impl Disk {
         });
     }
 
-    /// The length has come to the disk, the bytes have not: what file systems do.
+    /// Keeps the length but zeros the bytes, as file systems may do.
     fn lose_bytes(&self, image: &Path) {
         for path in &self.unsynced {
             let path = self.within(image, path);
@@ -120,8 +120,8 @@ fn document() -> MediaType {
     MediaType::new(MediaType::OCI_MANIFEST).unwrap()
 }
 
-/// Fills, a document, a document in place of a blob, a resumed fill, and what is evicted for them.
-/// Goes on after errors: a medium may be gone.
+/// Fills, a document, a document that replaces a blob, a resumed fill, and evictions. Continues
+/// after errors: the medium may be gone.
 async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
     let store = async |seed: u64, len: usize| -> Result<(), Error> {
         let (digest, content) = blob(seed, len);
@@ -154,7 +154,7 @@ async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
         }
     }
     let _ = store(3, 250_000).await;
-    // The first one has to leave for this.
+    // The first blob must be evicted for this one.
     promise(&blob(1, 150_000).0, false);
     let _ = store(4, 400_000).await;
 }
@@ -189,7 +189,7 @@ async fn whole_or_absent(image: &Path, promised: &BTreeSet<Digest>, step: usize)
     if !step.is_multiple_of(7) {
         return;
     }
-    // And the same work can be done again, whatever was left behind.
+    // The same work succeeds again, whatever the crash left.
     cache.prune(0).await.unwrap();
     work(&cache, |_, _| ()).await;
     assert_eq!(cache.stat().blobs, 3, "step {step}");
@@ -197,7 +197,7 @@ async fn whole_or_absent(image: &Path, promised: &BTreeSet<Digest>, step: usize)
 }
 
 #[tokio::test]
-async fn power_may_fail_between_any_two_steps() {
+async fn a_power_cut_between_any_two_steps_leaves_old_or_new_data() {
     let (folder, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let disk = Arc::new(Mutex::new(Disk {
         root: folder.path().to_owned(),
@@ -233,7 +233,7 @@ async fn power_may_fail_between_any_two_steps() {
 }
 
 #[tokio::test]
-async fn the_disk_may_go_away_at_any_step() {
+async fn a_disk_failure_at_any_step_loses_no_reported_blob() {
     for last in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let steps = Arc::new(Mutex::new(0));
@@ -264,7 +264,7 @@ async fn the_disk_may_go_away_at_any_step() {
         .await;
         let promised = promised.into_inner().unwrap();
         for digest in &promised {
-            // It may have been evicted; what cannot be deleted is found again below.
+            // It may have been evicted; an undeletable file is found again below.
             assert!(cache.verify(digest).await.unwrap());
         }
         cache.close().await;

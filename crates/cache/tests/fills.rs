@@ -1,4 +1,4 @@
-//! Fills and their readers, through the public interface.
+//! Fills and their readers, through the public API.
 
 #![allow(clippy::cast_possible_truncation, reason = "offsets of small blobs")]
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
@@ -151,7 +151,7 @@ async fn sixteen_readers_at_any_offset_share_one_fill() {
 }
 
 #[tokio::test]
-async fn first_bytes_leave_before_the_rest_came_and_the_last_piece_does_not() {
+async fn first_bytes_are_readable_during_the_fill_and_the_last_piece_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(7, 200_000);
@@ -162,7 +162,7 @@ async fn first_bytes_leave_before_the_rest_came_and_the_last_piece_does_not() {
         let first = tail.read_at(0, 100).await.unwrap();
         assert!(!first.is_empty() && content.starts_with(&first));
         fill.write(content.slice(10..)).await.unwrap();
-        // All is written, nothing is checked: readers stop short of the end.
+        // All bytes are written, none are verified: readers stop before the end.
         let mut offset = 0;
         let held = if size.is_some() { 65_536 } else { 1 };
         while offset < 200_000 - held {
@@ -185,13 +185,13 @@ async fn first_bytes_leave_before_the_rest_came_and_the_last_piece_does_not() {
     }
 }
 
-/// Polls once, after all that is ready has run.
+/// Polls the future once, after all other tasks are idle.
 async fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     tokio::select! { biased; done = future => Some(done), () = tokio::task::yield_now() => None }
 }
 
 #[tokio::test]
-async fn wrong_content_is_cut_and_leaves_nothing() {
+async fn wrong_content_fails_its_readers_and_leaves_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(8, 150_000);
@@ -246,7 +246,7 @@ async fn wrong_content_is_cut_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn an_abandoned_fill_is_told_and_resumed() {
+async fn an_abandoned_fill_fails_its_readers_and_is_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let (digest, content) = blob(9, 1_000_000);
     {
@@ -262,7 +262,7 @@ async fn an_abandoned_fill_is_told_and_resumed() {
             "{error}"
         );
 
-        // The next leader goes on, in this process…
+        // The next leader resumes in this process.
         let (mut fill, tail) = lead(&cache, &digest).await;
         assert!(fill.offset() > 200_000 && fill.offset() <= 400_000 && fill.offset() % 65_536 == 0);
         let offset = fill.offset() as usize;
@@ -274,7 +274,7 @@ async fn an_abandoned_fill_is_told_and_resumed() {
         assert!(cache.stat().reserved > 0 && cache.stat().reserved < 1_000_000);
         cache.close().await;
     }
-    // … and in the next.
+    // A leader after a restart resumes, too.
     let cache = open(folder.path());
     let (mut fill, tail) = lead(&cache, &digest).await;
     let offset = fill.offset() as usize;
@@ -287,7 +287,7 @@ async fn an_abandoned_fill_is_told_and_resumed() {
 }
 
 #[tokio::test]
-async fn whoever_claims_after_an_abandon_leads() {
+async fn a_claim_after_an_abandoned_fill_becomes_the_leader() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(14, 200_000);
@@ -297,12 +297,12 @@ async fn whoever_claims_after_an_abandon_leads() {
         fill.write(content.slice(fill.offset() as usize..190_000))
             .await
             .unwrap();
-        // Nobody has looked after it yet: the next claim does not join what is lost.
+        // Nothing has removed the fill yet: the next claim must not join it.
     }
 }
 
 #[tokio::test]
-async fn what_was_left_wrong_is_found_out_and_the_next_try_starts_at_zero() {
+async fn damaged_staged_bytes_are_detected_and_the_retry_starts_at_zero() {
     let folder = tempfile::tempdir().unwrap();
     let (digest, content) = blob(10, 500_000);
     let cache = open(folder.path());
@@ -332,7 +332,7 @@ async fn what_was_left_wrong_is_found_out_and_the_next_try_starts_at_zero() {
 }
 
 #[tokio::test]
-async fn a_restarted_fill_cuts_only_who_has_read() {
+async fn a_restarted_fill_fails_only_readers_that_have_read() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(11, 500_000);
@@ -370,7 +370,7 @@ async fn concurrent_puts_of_one_document_all_succeed() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_cancelled_leads_nobody_astray() {
+async fn a_cancelled_claim_does_not_block_later_claims() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(13, 100);
@@ -379,7 +379,7 @@ async fn a_claim_that_is_cancelled_leads_nobody_astray() {
         tokio::pin!(claim);
         let _ = futures_poll(&mut claim).await;
     }
-    // Whoever comes next gets to fill it, sooner or later.
+    // The next claim becomes the leader eventually.
     let mut fill = loop {
         match cache.claim(&digest, common::origin()).await.unwrap() {
             Claim::Leader(fill, _) => break fill,
@@ -398,7 +398,7 @@ async fn a_claim_that_is_cancelled_leads_nobody_astray() {
 }
 
 #[tokio::test]
-async fn a_few_bytes_do_not_wait_for_more() {
+async fn a_few_bytes_are_written_within_the_linger_time() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(77, 1_000_000);
@@ -420,9 +420,9 @@ async fn a_few_bytes_do_not_wait_for_more() {
     assert_eq!(common::read_all(&tail).await.unwrap(), content);
 }
 
-/// By a clock that stands still until nothing but time is waited for.
+/// The clock advances only when all tasks wait for it.
 #[tokio::test(start_paused = true)]
-async fn the_first_bytes_wait_for_nothing() {
+async fn the_first_bytes_are_written_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let (digest, content) = blob(78, 1_000_000);
@@ -438,7 +438,7 @@ async fn the_first_bytes_wait_for_nothing() {
         content.slice(100..200)
     );
     assert!(begun.elapsed() > Duration::ZERO, "these waited for more");
-    // Nor does the end.
+    // The end of the fill does not wait either.
     let rest = tokio::time::Instant::now();
     fill.write(content.slice(200..)).await.unwrap();
     fill.finish().await.unwrap();

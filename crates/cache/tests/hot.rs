@@ -1,4 +1,4 @@
-//! What a start touches of a blob stays on the fast tier, and the rest of it does not.
+//! Copies of hot ranges: the fast tier stores only the ranges of a blob that container starts read.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -23,7 +23,7 @@ use pierhead_testkit::wait;
 
 const C: u64 = CHUNK as u64;
 const SIZE: usize = 40 * CHUNK + 123;
-/// The header of a copy takes a page, and each has a trailer.
+/// Space of a copy besides its chunks: a header of one page, and a trailer.
 const BESIDE: u64 = 4096 + 1024;
 
 fn options(unhinted: Destination) -> Options {
@@ -59,7 +59,7 @@ fn all(tier: &dyn Tier, digest: &Digest) -> Vec<u8> {
     read(&*blob, 0..blob.trailer().size())
 }
 
-/// Where the copy of a blob lies.
+/// The digest under which the medium stores the copy of the hot ranges.
 fn key(digest: &Digest) -> Digest {
     let bytes: Vec<u8> = digest.as_bytes().iter().map(|byte| !byte).collect();
     Digest::from_bytes(digest.algorithm(), &bytes).unwrap()
@@ -71,11 +71,11 @@ fn file(disk: &Path, digest: &Digest) -> std::path::PathBuf {
     disk.join("blobs/sha256").join(&hex[..2]).join(&hex)
 }
 
-/// Three chunks in two runs.
+/// Three chunks in two contiguous ranges.
 const HOT: [Range<u64>; 2] = [3 * C + 5..3 * C + 6, 20 * C - 1..20 * C + 1];
 
 #[test]
-fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
+fn a_whole_copy_is_replaced_by_its_hot_ranges() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
     let tier = over(&fast, disk.path(), Destination::Fast);
     let (digest, content) = blob(1, SIZE);
@@ -102,12 +102,12 @@ fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
     assert_eq!(tier.stat().used, stat.hot_used);
     assert_eq!(all(&tier, &digest), content[..]);
     assert_eq!((tier.stat().hot_hits, tier.stat().disk_hits), (1, 0));
-    // The copy is nobody's blob.
+    // The copy is not visible as a blob.
     assert!(tier.open(&key(&digest)).unwrap().is_none());
     let mut found = Vec::new();
     tier.scan(&mut |it| found.push(it.digest)).unwrap();
     assert_eq!(found, [digest]);
-    // Said again, nothing is done again.
+    // Setting the same ranges again changes nothing.
     let staged = tier.stat().staged;
     tier.set_hot(digest, &HOT, 1.0);
     flush(&tier);
@@ -115,7 +115,7 @@ fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
 }
 
 #[test]
-fn of_a_blob_that_is_hot_nearly_whole_all_is_kept() {
+fn a_blob_with_mostly_hot_ranges_is_copied_whole() {
     for at_first in [Destination::Fast, Destination::Disk] {
         let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
         let tier = over(&fast, disk.path(), at_first);
@@ -128,7 +128,7 @@ fn of_a_blob_that_is_hot_nearly_whole_all_is_kept() {
         assert_eq!((stat.blobs, stat.hot), (1, 0), "{at_first:?}");
         assert!(tier.holds(&digest));
         assert_eq!(all(&tier, &digest), content[..]);
-        // What had left for room comes back like a copy of parts.
+        // Evicted whole copies return like copies of ranges.
         tier.set_limit(0);
         assert!(!tier.holds(&digest));
         tier.set_limit(8 << 20);
@@ -139,7 +139,7 @@ fn of_a_blob_that_is_hot_nearly_whole_all_is_kept() {
 }
 
 #[test]
-fn hot_chunks_are_read_from_the_fast_tier_and_the_others_from_the_disk() {
+fn hot_ranges_are_read_from_the_fast_tier_and_others_from_the_disk() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
     let tier = over(&fast, disk.path(), Destination::Disk);
     let (digest, content) = blob(2, SIZE);
@@ -148,7 +148,7 @@ fn hot_chunks_are_read_from_the_fast_tier_and_the_others_from_the_disk() {
     flush(&tier);
     assert_eq!(tier.stat().hot, 1);
     let opened = tier.open(&digest).unwrap().unwrap();
-    // What the disk has is overwritten behind everybody's back: who gives what is seen by that.
+    // Overwrites the blob on the disk, so that the content tells which tier was read.
     let path = file(disk.path(), &digest);
     let written = fs::OpenOptions::new().write(true).open(path).unwrap();
     written.write_all_at(&vec![7; SIZE], 0).unwrap();
@@ -168,13 +168,13 @@ fn hot_chunks_are_read_from_the_fast_tier_and_the_others_from_the_disk() {
 }
 
 #[test]
-fn both_leave_by_sendfile() {
+fn both_parts_of_a_blob_have_extents_for_sendfile() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [fast, disk] = [0, 1].map(|nth: usize| DiskTier::new(folders[nth].path()).unwrap());
     let tier = WriteBack::open(Arc::new(fast), Arc::new(disk), options(Destination::Fast)).unwrap();
     let (digest, content) = blob(3, SIZE);
     commit(&tier, &digest, &content);
-    // Its last chunk is a short one.
+    // Its last chunk is short.
     tier.set_hot(digest, &[HOT[0].clone(), 40 * C..40 * C + 1], 1.0);
     flush(&tier);
     assert_eq!(tier.stat().hot, 1);
@@ -192,7 +192,7 @@ fn both_leave_by_sendfile() {
 }
 
 #[test]
-fn what_is_said_beforehand_holds_for_fills_to_come_and_to_come_again() {
+fn hot_ranges_that_are_set_early_apply_to_later_fills() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
     let tier = over(&fast, disk.path(), Destination::Disk);
     let (digest, content) = blob(4, SIZE);
@@ -214,7 +214,7 @@ fn what_is_said_beforehand_holds_for_fills_to_come_and_to_come_again() {
         assert_eq!((tier.stat().hot, tier.stat().used), (0, 0));
         assert!(tier.open(&digest).unwrap().is_none());
     }
-    // Nearly all of it is hot: then it is no copy that is wanted.
+    // Nearly all chunks are hot: the whole blob is copied.
     tier.set_hot(digest, &[0..C, 5 * C..40 * C], 1.0);
     commit(&tier, &digest, &content);
     flush(&tier);
@@ -222,7 +222,7 @@ fn what_is_said_beforehand_holds_for_fills_to_come_and_to_come_again() {
 }
 
 #[test]
-fn a_restart_finds_the_copies_whose_blobs_the_disk_has() {
+fn a_restart_finds_the_hot_copies_whose_blobs_are_on_the_disk() {
     for volatile in [false, true] {
         let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
         let tier = over(&fast, disk.path(), Destination::Disk);
@@ -250,7 +250,7 @@ fn a_restart_finds_the_copies_whose_blobs_the_disk_has() {
         let mut found = Vec::new();
         tier.scan(&mut |it| found.push(it.digest)).unwrap();
         assert_eq!(found, [*digest]);
-        // Other ranges take the place of those that were found.
+        // Other ranges replace the recovered ones.
         tier.set_hot(*digest, &[0..1, 9 * C..10 * C], 1.0);
         flush(&tier);
         assert!(tier.stat().hot == 1 && tier.stat().used < used / 2);
@@ -259,7 +259,7 @@ fn a_restart_finds_the_copies_whose_blobs_the_disk_has() {
 }
 
 #[test]
-fn copies_leave_for_room_and_take_none_from_what_is_worth_more() {
+fn hot_copies_are_evicted_by_priority() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
     let tier = over(&fast, disk.path(), Destination::Disk);
     tier.set_limit(9 * C);
@@ -269,14 +269,14 @@ fn copies_leave_for_room_and_take_none_from_what_is_worth_more() {
         tier.set_hot(*digest, &HOT, worth);
         flush(&tier);
     }
-    // Room for two.
+    // Room for two copies.
     let hot = |nth: usize| {
         let before = tier.stat().hot_hits;
         drop(tier.open(&blobs[nth].0).unwrap());
         tier.stat().hot_hits > before
     };
     assert_eq!([0, 1, 2].map(hot), [true, true, false]);
-    // Asked for more often, it is worth more by now.
+    // More requests raise its priority.
     tier.rank_hot(&blobs[2].0, 2.5);
     flush(&tier);
     assert_eq!([0, 1, 2].map(hot), [false, true, true]);
@@ -304,7 +304,7 @@ fn cache(folder: &Path, fast: Arc<dyn FastMedium>) -> Cache {
 }
 
 #[tokio::test]
-async fn a_damaged_copy_is_let_go_and_the_disk_is_read() {
+async fn a_damaged_hot_copy_is_removed_and_the_disk_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let fast = Arc::new(Faulty::new(Arc::new(MemoryTier::default())));
     let cache = cache(folder.path(), fast.clone());

@@ -1,4 +1,4 @@
-//! Small blobs are served from memory, and never longer than they are in the cache.
+//! Small blobs are served from memory, but only while they are in the cache.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -34,7 +34,7 @@ fn metrics(cache: &Cache) -> String {
 }
 
 #[tokio::test]
-async fn a_small_blob_needs_the_disk_no_more() {
+async fn a_small_blob_is_served_without_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, tier) = on(&folder, 1 << 20);
     for len in [0, 1, 3000, SMALL] {
@@ -65,7 +65,7 @@ async fn a_small_blob_needs_the_disk_no_more() {
 }
 
 #[tokio::test]
-async fn after_a_restart_the_first_read_fills_it() {
+async fn after_a_restart_the_first_read_loads_a_small_blob() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, tier) = on(&folder, 1 << 20);
     let (digest, content) = blob(1, 3000);
@@ -84,7 +84,7 @@ async fn after_a_restart_the_first_read_fills_it() {
         assert_eq!(object.media_type(), Some(&media_type));
     }
     assert!(metrics(&cache).contains("memory_hits_total 1\n"));
-    // Stored anew under another type: that is the one from then on.
+    // Stored again with another media type, which is then valid.
     let other = MediaType::new(MediaType::DOCKER_MANIFEST).unwrap();
     cache.put(&digest, &other, content).await.unwrap();
     let object = cache.get_now(&digest).unwrap();
@@ -92,7 +92,7 @@ async fn after_a_restart_the_first_read_fills_it() {
 }
 
 #[tokio::test]
-async fn what_leaves_the_cache_leaves_memory() {
+async fn a_blob_that_is_removed_from_the_cache_is_removed_from_memory() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, tier) = on(&folder, 1 << 20);
     let (digest, content) = blob(1, 3000);
@@ -113,7 +113,7 @@ async fn what_leaves_the_cache_leaves_memory() {
 }
 
 #[tokio::test]
-async fn nothing_wrong_enters_it() {
+async fn a_damaged_blob_is_not_put_into_memory() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, tier) = on(&folder, 1 << 20);
     let (digest, content) = blob(1, 3000);
@@ -129,7 +129,7 @@ async fn nothing_wrong_enters_it() {
 }
 
 #[tokio::test]
-async fn it_can_be_done_without() {
+async fn a_cache_without_memory_works() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, _) = on(&folder, 0);
     let (digest, content) = blob(1, 3000);

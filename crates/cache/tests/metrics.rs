@@ -1,4 +1,4 @@
-//! What operators see of the cache.
+//! The metrics of the cache.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod common;
@@ -8,7 +8,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
 #[tokio::test]
-async fn events_and_fullness_are_counted() {
+async fn events_and_byte_counts_are_exported() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let mut registry = Registry::default();
@@ -61,7 +61,7 @@ async fn events_and_fullness_are_counted() {
     assert!(free > Some(0_u64), "no cache_free_bytes in\n{text}");
     drop(fill);
 
-    // An operator's removal is no sign of a small cache.
+    // Manual removals do not count as evictions.
     cache.remove(vec![digest]).await.unwrap();
     text.clear();
     encode(&mut text, &registry).unwrap();

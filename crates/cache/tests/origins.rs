@@ -50,10 +50,10 @@ fn origins(folder: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_small_blob_costs_no_file_for_its_registry() {
+async fn a_small_blob_creates_no_origin_file() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    // Staged bytes of one chunk are never resumed, so nothing has to say whose they are.
+    // A single staged chunk is never resumed, so its registry is not recorded.
     for (seed, len, files) in [(1, 20_000, 0), (2, 65_536, 0), (3, 65_537, 1)] {
         let (digest, content) = blob(seed, len);
         let mut fill = lead(&cache, &digest, registry("a.example")).await;
@@ -69,14 +69,14 @@ async fn a_small_blob_costs_no_file_for_its_registry() {
 }
 
 #[tokio::test]
-async fn another_registry_starts_anew_and_is_right() {
+async fn a_fill_from_another_registry_starts_at_zero() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let digest = blob(1, 1_000_000).0;
     let (evil, honest) = (registry("evil.example"), registry("honest.example"));
     cut(&cache, &digest, evil, 500_000).await;
     assert_eq!(cache.stat().reserved, 503_808, "the bound counts them");
-    // The registry that sent them may resume.
+    // A fill from the same registry may resume.
     let fill = lead(&cache, &digest, evil).await;
     assert_eq!(fill.offset(), 458_752);
     fill.abandon("cut again");
@@ -90,7 +90,7 @@ async fn another_registry_starts_anew_and_is_right() {
 }
 
 #[tokio::test]
-async fn a_restart_and_a_kill_keep_them_with_their_registry() {
+async fn staged_bytes_keep_their_registry_after_a_restart_and_a_kill() {
     let (evil, honest) = (registry("evil.example"), registry("honest.example"));
     for kills in [false, true] {
         let folder = tempfile::tempdir().unwrap();
@@ -142,7 +142,7 @@ fn staged(folder: &Path, digest: &Digest) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn staged_bytes_of_nobody_are_deleted_at_the_start() {
+async fn staged_bytes_of_an_unknown_registry_are_deleted_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     let digests: Vec<_> = (1..4).map(|seed| blob(seed, 1_000_000).0).collect();

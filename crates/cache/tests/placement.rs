@@ -1,4 +1,5 @@
-//! With a fast tier: which parts of an image that is being pulled go there, and what is told of it.
+//! Placement with a fast tier: the tier of each layer of an image that is being pulled, and the
+//! statistics of the tier.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -37,7 +38,7 @@ struct Image {
     layers: Vec<(Digest, Bytes)>,
 }
 
-/// Layers of these lengths, the lowest first.
+/// An image with layers of these sizes, the lowest first.
 fn image(lengths: &[usize]) -> Image {
     let layers: Vec<_> = (1_u64..)
         .zip(lengths)
@@ -92,7 +93,7 @@ fn on(tier: &dyn Tier, image: &Image) -> Vec<bool> {
 }
 
 #[tokio::test]
-async fn the_layer_that_comes_last_and_those_above_it_are_staged() {
+async fn the_last_layer_and_those_above_go_to_the_fast_tier() {
     let (folder, fast) = (tempfile::tempdir().unwrap(), MemoryTier::default());
     let cache = open(folder.path(), &fast, Placement::LayerAware);
     let image = image(&[10_000, 400_000, 20_000]);
@@ -108,7 +109,7 @@ async fn the_layer_that_comes_last_and_those_above_it_are_staged() {
             content
         );
     }
-    // Of an image that nobody named nothing is known.
+    // Layers of an unknown image go to the disk.
     let (digest, content) = blob(77, 100_000);
     store(&cache, &digest, &content).await;
     assert!(fast.open(&digest).unwrap().is_none());
@@ -116,12 +117,12 @@ async fn the_layer_that_comes_last_and_those_above_it_are_staged() {
 }
 
 #[tokio::test]
-async fn live_progress_moves_what_is_expected_last() {
+async fn the_progress_of_fills_changes_the_expected_last_layer() {
     let (folder, fast) = (tempfile::tempdir().unwrap(), MemoryTier::default());
     let cache = open(folder.path(), &fast, Placement::LayerAware);
     let image = image(&[200_000, 400_000, 20_000]);
     put_manifest(&cache, &image).await;
-    // All but a little of the large one is here before the lowest begins.
+    // Nearly all of the large layer has arrived before the lowest one starts.
     let (digest, content) = &image.layers[1];
     let (mut fill, tail) = lead(&cache, digest).await;
     fill.begin(Some(400_000)).await.unwrap();
@@ -136,7 +137,7 @@ async fn live_progress_moves_what_is_expected_last() {
 }
 
 #[tokio::test]
-async fn a_restart_finds_all_and_the_tier_is_counted() {
+async fn a_restart_finds_all_blobs_and_the_tier_is_counted_once() {
     let (folder, fast) = (tempfile::tempdir().unwrap(), MemoryTier::default());
     let image = image(&[10_000, 400_000, 20_000]);
     let before = {
@@ -179,7 +180,7 @@ async fn a_restart_finds_all_and_the_tier_is_counted() {
     }
     assert!(text.contains("tier_hits_total{on=\"fast\"} 2"), "{text}");
     assert!(cache.set_tier_limit(0).await);
-    // What the disk has not taken by now leaves when it has.
+    // Dirty blobs are evicted after their write-back.
     wait::until_async("an empty tier", || cache.tier().unwrap().fast.blobs == 0).await;
     assert_eq!(on(&fast, &image), [false; 3]);
     assert_eq!(
@@ -190,7 +191,7 @@ async fn a_restart_finds_all_and_the_tier_is_counted() {
 }
 
 #[tokio::test]
-async fn without_one_there_is_nothing_to_tell() {
+async fn without_a_fast_tier_there_are_no_tier_statistics() {
     let folder = tempfile::tempdir().unwrap();
     let cache = common::open(folder.path());
     assert!(cache.tier().is_none() && !cache.set_tier_limit(1).await);

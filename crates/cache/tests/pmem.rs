@@ -1,4 +1,4 @@
-//! The tier on a log in persistent memory: its promises, through cuts of the power too, and under a cache.
+//! The persistent-memory tier: conformance, power cuts, and use by a cache.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -29,7 +29,7 @@ fn tier_on<M: Medium>(medium: M, file: Option<File>) -> PmemTier<M> {
     PmemTier::new(log, file)
 }
 
-/// A medium whose bytes are a file's.
+/// A medium in a file.
 struct OnFile(File, u64);
 
 impl OnFile {
@@ -102,7 +102,7 @@ fn persistent_memory_in_front_of_a_disk_conforms() {
         let fast = tier_on(medium, Some(file));
         behind(Arc::new(fast), Arc::new(MemoryTier::default()))
     });
-    // One that is full before the bound is reached.
+    // The tier is full before its limit is reached.
     conforms(|| {
         let fast = tier_on(ShadowMedium::new(1 << 20), None);
         behind(Arc::new(fast), Arc::new(MemoryTier::default()))
@@ -128,14 +128,15 @@ fn has(tier: &dyn Tier, seed: u64, len: usize) -> bool {
     true
 }
 
-/// What is counted for each is never less than what the log takes for it, also in the ends of segments that others left.
+/// The counted bytes of a blob are at least its bytes in the log, also when it fills the ends of
+/// segments.
 #[test]
-fn what_is_counted_is_what_the_log_takes() {
+fn the_counted_footprint_covers_the_bytes_in_the_log() {
     let mut random = fastrand::Rng::with_seed(5);
     for _ in 0..4 {
         let tier = tier_on(ShadowMedium::new(REGION), None);
         let mut counted = 0;
-        // Two at once, so that each leaves ends for the next.
+        // Two at once, so that each leaves partly filled segments.
         for pair in 0..6 {
             let mut staged: Vec<_> = (0..2_u64)
                 .map(|nth| {
@@ -166,7 +167,7 @@ fn what_is_counted_is_what_the_log_takes() {
 }
 
 #[test]
-fn what_was_committed_outlives_a_power_cut_and_what_was_not_is_not_there() {
+fn committed_blobs_survive_a_power_cut_and_uncommitted_ones_do_not_appear() {
     for seed in 0..8 {
         let medium = ShadowMedium::new(REGION);
         let tier = tier_on(medium.clone(), None);
@@ -195,7 +196,7 @@ fn what_was_committed_outlives_a_power_cut_and_what_was_not_is_not_there() {
 }
 
 #[test]
-fn one_place_under_two_blobs_is_never_taken_for_the_same() {
+fn two_blobs_at_one_offset_have_different_record_numbers() {
     let (medium, file) = OnFile::new(REGION as u64);
     let tier = tier_on(medium, Some(file));
     let record = |tier: &dyn Tier| {
@@ -211,7 +212,7 @@ fn one_place_under_two_blobs_is_never_taken_for_the_same() {
 }
 
 #[test]
-fn a_medium_that_fails_costs_no_blob() {
+fn a_failed_medium_loses_no_blob() {
     let medium = ShadowMedium::new(REGION);
     let disk = Faulty::new(Arc::new(MemoryTier::default()));
     let tier = behind(
@@ -232,12 +233,12 @@ fn a_medium_that_fails_costs_no_blob() {
     assert!(!tier.holds(&blob(1, 100_000).0));
     let stat = tier.stat();
     assert!(stat.failed && stat.free == 0, "{stat:?}");
-    // The next one does not even try.
+    // The next fill does not try the medium.
     let moved = stat.moved;
     commit(&tier, 3, 300_000);
     assert!(has(&tier, 3, 300_000));
     assert_eq!(tier.stat().moved, moved);
-    // And nothing is read for copies that nobody takes.
+    // The disk is not read for copies that the tier cannot store.
     let calls = disk.calls();
     tier.promote(blob(3, 300_000).0, 300_000, 9.0);
     tier.set_hot(blob(2, 300_000).0, std::slice::from_ref(&(0..70_000)), 9.0);
@@ -246,7 +247,7 @@ fn a_medium_that_fails_costs_no_blob() {
 }
 
 #[tokio::test]
-async fn a_cache_sends_from_the_region_what_it_has_checked() {
+async fn a_cache_sends_verified_bytes_from_the_region() {
     let folder = tempfile::tempdir().unwrap();
     let (medium, file) = OnFile::new(REGION as u64);
     let fast = Arc::new(tier_on(medium, Some(file)));
@@ -279,7 +280,7 @@ async fn a_cache_sends_from_the_region_what_it_has_checked() {
 }
 
 #[test]
-fn a_lowered_limit_gives_memory_back() {
+fn a_reduced_limit_returns_memory_to_the_system() {
     use pierhead_pmem::Region;
     use std::os::unix::fs::MetadataExt as _;
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -1,4 +1,4 @@
-//! Tests of policy state after restarts and crashes, and of the write budget and admission.
+//! Policy state after restarts and crashes; admission, and the daily write budget.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -22,7 +22,7 @@ use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::wait;
 
 const LEN: usize = 100_000;
-/// One blob of [`LEN`] with its trailer, in whole blocks.
+/// Bytes on disk of one blob of [`LEN`] with its trailer, in whole blocks.
 const ONE: u64 = 102_400;
 
 /// A policy that the test looks into while the cache drives it. It will not be told of a victim of its own that it is
@@ -32,7 +32,7 @@ struct Watched(
     Arc<Mutex<Box<dyn Policy<Digest>>>>,
     Arc<AtomicUsize>,
     Arc<Mutex<HashSet<Digest>>>,
-    /// How often it was given time.
+    /// Number of training calls.
     Arc<AtomicUsize>,
 );
 
@@ -149,7 +149,7 @@ fn open_as(folder: &Path, named: PolicyName) -> (Cache, Watched) {
     (cache, policy)
 }
 
-/// Four blobs of which the first was asked for often, and the longest ago.
+/// Stores four blobs, of which the first has the most requests and the oldest.
 async fn populate(folder: &Path, named: PolicyName) {
     let (cache, _) = open_as(folder, named);
     let (favourite, content) = blob(0, LEN);
@@ -164,7 +164,7 @@ async fn populate(folder: &Path, named: PolicyName) {
     cache.close().await;
 }
 
-/// The policy holds what the cache holds, each at its size on disk.
+/// Checks that the policy contains the blobs of the cache, each with its size on disk.
 async fn agrees(cache: &Cache, policy: &Watched, what: &str) {
     let held = policy.held();
     let digests: Vec<_> = held.iter().map(|(digest, _)| *digest).collect();
@@ -176,7 +176,7 @@ async fn agrees(cache: &Cache, policy: &Watched, what: &str) {
 }
 
 #[tokio::test]
-async fn a_policy_is_not_trained_while_others_are_short() {
+async fn a_policy_is_not_trained_while_background_work_is_paused() {
     let folder = tempfile::tempdir().unwrap();
     let (policy, rest) = (Watched::new(PolicyName::Lru), BackgroundWork::default());
     rest.set_paused(true);
@@ -191,7 +191,7 @@ async fn a_policy_is_not_trained_while_others_are_short() {
 }
 
 #[tokio::test]
-async fn a_restart_forgets_no_rank() {
+async fn a_restart_keeps_the_policy_state() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Gdsf).await;
     let (cache, policy) = open_as(folder.path(), PolicyName::Gdsf);
@@ -210,12 +210,12 @@ async fn a_restart_forgets_no_rank() {
 }
 
 #[tokio::test]
-async fn accesses_after_the_last_save_are_made_up_for() {
+async fn accesses_after_the_last_save_are_repeated_to_the_policy() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Lru).await;
     let old = fs::read(folder.path().join("ranks")).unwrap();
     let (cache, _) = open_as(folder.path(), PolicyName::Lru);
-    // The least recently used one becomes the most recently used.
+    // The least recently used blob becomes the most recently used.
     cache.get(&blob(0, LEN).0).await.unwrap().unwrap();
     cache.close().await;
     drop(cache);
@@ -226,7 +226,7 @@ async fn accesses_after_the_last_save_are_made_up_for() {
 }
 
 #[tokio::test]
-async fn ranks_of_another_time_are_reconciled_with_what_is_there() {
+async fn an_old_policy_state_is_reconciled_with_the_index() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Gdsf).await;
     let old = fs::read(folder.path().join("ranks")).unwrap();
@@ -234,7 +234,7 @@ async fn ranks_of_another_time_are_reconciled_with_what_is_there() {
     cache.prune(2 * ONE).await.unwrap();
     let (digest, content) = blob(9, LEN);
     store(&cache, &digest, &content).await;
-    // The same content as a document has a longer trailer, and here another size in blocks.
+    // As a document, the same content has a longer trailer, and here one block more.
     let media_type = MediaType::new(&format!("application/{}", "x".repeat(120))).unwrap();
     let (digest, content) = blob(8, 4040);
     store(&cache, &digest, &content).await;
@@ -257,7 +257,7 @@ async fn ranks_of_another_time_are_reconciled_with_what_is_there() {
     }
 }
 
-/// The four blobs of the test above.
+/// Stores the four blobs of the test above.
 async fn populate_again(folder: &Path, media_type: &MediaType) {
     let (cache, _) = open_as(folder, PolicyName::Gdsf);
     for seed in [0, 3, 9] {
@@ -270,7 +270,7 @@ async fn populate_again(folder: &Path, media_type: &MediaType) {
 }
 
 #[tokio::test]
-async fn no_state_of_the_file_keeps_the_cache_from_opening() {
+async fn a_damaged_policy_state_does_not_prevent_the_start() {
     let source = tempfile::tempdir().unwrap();
     populate(source.path(), PolicyName::Gdsf).await;
     let whole = fs::read(source.path().join("ranks")).unwrap();
@@ -281,7 +281,7 @@ async fn no_state_of_the_file_keeps_the_cache_from_opening() {
     };
     let mut later = whole.clone();
     later[8] += 1;
-    // What a loss of power leaves, whichever of its steps was the last to reach the disk.
+    // The files that a power loss leaves, for each last durable step.
     let torn = (0..whole.len()).step_by(97).map(|end| {
         (
             "cut",
@@ -315,7 +315,7 @@ async fn no_state_of_the_file_keeps_the_cache_from_opening() {
 }
 
 #[tokio::test]
-async fn another_policy_takes_over_with_all_blobs_in_order() {
+async fn a_new_policy_receives_all_blobs_in_access_order() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Lru).await;
     let (cache, _) = open_as(folder.path(), PolicyName::Lru);
@@ -331,7 +331,7 @@ async fn another_policy_takes_over_with_all_blobs_in_order() {
     cache.set_eviction(change(&policy)).await;
     agrees(&cache, &policy, "after the change").await;
     assert_eq!(cache.eviction().policy, "gdsf");
-    // One of the same name is not taken in its place.
+    // A policy of the same name is not replaced.
     let same = Watched::new(PolicyName::Gdsf);
     cache.set_eviction(change(&same)).await;
     assert_eq!((policy.held().len(), same.held().len()), (4, 0));
@@ -343,7 +343,7 @@ async fn another_policy_takes_over_with_all_blobs_in_order() {
 }
 
 #[tokio::test]
-async fn a_change_under_load_loses_and_invents_nothing() {
+async fn a_policy_change_under_load_keeps_exactly_the_stored_blobs() {
     let folder = tempfile::tempdir().unwrap();
     let policies: Vec<_> = (0..6).map(|_| Watched::new(PolicyName::Lru)).collect();
     let cache = Cache::open(
@@ -376,7 +376,7 @@ async fn a_change_under_load_loses_and_invents_nothing() {
 }
 
 #[tokio::test]
-async fn the_policy_is_asked_once_for_each_request() {
+async fn each_request_calls_the_policy_once() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, policy) = open_as(folder.path(), PolicyName::Learned);
     let (digest, content) = blob(1, LEN);
@@ -390,14 +390,14 @@ async fn the_policy_is_asked_once_for_each_request() {
 }
 
 #[tokio::test]
-async fn a_victim_is_not_taken_from_its_policy_again() {
+async fn a_victim_is_not_removed_from_its_policy_again() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Lru).await;
     let (cache, policy) = open_as(folder.path(), PolicyName::Lru);
     cache.prune(2 * ONE).await.unwrap();
     assert_eq!(policy.2.lock().unwrap().len(), 2);
     agrees(&cache, &policy, "two have left").await;
-    // What leaves for another reason is told.
+    // Other removals are reported to the policy.
     fs::remove_dir_all(folder.path().join("blobs")).unwrap();
     for seed in 0..4 {
         assert!(cache.get(&blob(seed, LEN).0).await.unwrap().is_none());
@@ -406,7 +406,7 @@ async fn a_victim_is_not_taken_from_its_policy_again() {
 }
 
 #[tokio::test]
-async fn those_who_came_while_it_was_filled_count_as_hits() {
+async fn readers_that_joined_a_fill_count_as_hits() {
     let folder = tempfile::tempdir().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let mut config = Config::new(folder.path(), ROOMY);
@@ -433,7 +433,7 @@ async fn those_who_came_while_it_was_filled_count_as_hits() {
 }
 
 #[tokio::test]
-async fn blobs_of_many_images_are_known_to_be_and_stay_so() {
+async fn the_number_of_images_of_a_blob_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let seen = Arc::new(Mutex::new(0));
     let open = || {
@@ -473,8 +473,8 @@ async fn blobs_of_many_images_are_known_to_be_and_stay_so() {
     cache.close().await;
 }
 
-/// With so many bytes a day.
-fn open_worn(folder: &Path, daily_write_budget: u64) -> Cache {
+/// A cache with this daily write budget in bytes.
+fn open_with_write_budget(folder: &Path, daily_write_budget: u64) -> Cache {
     let eviction = Eviction {
         daily_write_budget,
         ..Eviction::from(Box::new(Lru::default()))
@@ -482,7 +482,7 @@ fn open_worn(folder: &Path, daily_write_budget: u64) -> Cache {
     Cache::open(Config::new(folder, ROOMY), eviction).unwrap()
 }
 
-/// Whether a fill is not admitted.
+/// Whether the fill is refused by the admission.
 async fn refused(cache: &Cache, (seed, len): (u64, usize), size: Option<u64>) -> bool {
     let (digest, content) = blob(seed, len);
     let (mut fill, _tail) = common::lead(cache, &digest).await;
@@ -497,7 +497,7 @@ async fn refused(cache: &Cache, (seed, len): (u64, usize), size: Option<u64>) ->
     matches!(ended, Err(Error::NotAdmitted { .. }))
 }
 
-/// Runs it within one day (of UTC).
+/// Runs the test within one day (UTC).
 async fn within_a_day(run: impl AsyncFn() -> Vec<u64>, expected: &[u64]) {
     let today = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
     loop {
@@ -510,10 +510,10 @@ async fn within_a_day(run: impl AsyncFn() -> Vec<u64>, expected: &[u64]) {
 }
 
 #[tokio::test]
-async fn a_day_takes_no_more_than_its_bytes_also_over_a_restart() {
+async fn the_daily_write_budget_holds_across_a_restart() {
     let run = async || {
         let folder = tempfile::tempdir().unwrap();
-        let cache = open_worn(folder.path(), 250_000);
+        let cache = open_with_write_budget(folder.path(), 250_000);
         let mut found = Vec::new();
         for (seed, size) in [(1, Some(LEN)), (2, Some(LEN)), (3, Some(LEN)), (3, None)] {
             let size = size.map(|size| size as u64);
@@ -523,10 +523,10 @@ async fn a_day_takes_no_more_than_its_bytes_also_over_a_restart() {
         found.push(refused(&cache, (4, 50_000), Some(50_000)).await.into());
         cache.close().await;
         drop(cache);
-        let cache = open_worn(folder.path(), 250_000);
+        let cache = open_with_write_budget(folder.path(), 250_000);
         found.push(cache.eviction().written_today);
         found.push(refused(&cache, (3, LEN), Some(LEN as u64)).await.into());
-        // A little more is left for what is small.
+        // Small blobs may exceed the budget a little.
         found.push(refused(&cache, (5, 10_000), None).await.into());
         found.push(refused(&cache, (5, 10_000), Some(10_000)).await.into());
         cache.close().await;
@@ -536,10 +536,10 @@ async fn a_day_takes_no_more_than_its_bytes_also_over_a_restart() {
 }
 
 #[tokio::test]
-async fn what_others_write_takes_its_part_of_a_day() {
+async fn bytes_of_other_components_count_in_the_write_budget() {
     let run = async || {
         let folder = tempfile::tempdir().unwrap();
-        let cache = open_worn(folder.path(), 250_000);
+        let cache = open_with_write_budget(folder.path(), 250_000);
         cache.wrote(200_000);
         let mut found = vec![refused(&cache, (1, LEN), Some(LEN as u64)).await.into()];
         found.push(cache.may_write(false).into());
@@ -556,22 +556,22 @@ async fn what_others_write_takes_its_part_of_a_day() {
 }
 
 #[tokio::test]
-async fn fills_that_begin_together_are_not_all_promised_the_same_bytes() {
+async fn simultaneous_fills_do_not_share_one_reservation_of_the_budget() {
     let run = async || {
         let folder = tempfile::tempdir().unwrap();
-        let cache = open_worn(folder.path(), 250_000);
+        let cache = open_with_write_budget(folder.path(), 250_000);
         let (mut fills, mut found) = (Vec::new(), Vec::new());
         for seed in 0..3 {
             let (mut fill, tail) = common::lead(&cache, &blob(seed, LEN).0).await;
             found.push(fill.begin(Some(LEN as u64)).await.is_err().into());
             fills.push((fill, tail));
         }
-        // One that is given up gives its bytes back.
+        // A cancelled fill releases its budget.
         let (fill, tail) = fills.remove(0);
         drop(fill);
         found.push(tail.committed().await.is_err().into());
         found.push(refused(&cache, (3, LEN), Some(LEN as u64)).await.into());
-        // And what is small does not take those of one that has begun.
+        // Small blobs do not use the budget of a running fill.
         found.push(refused(&cache, (4, 60_000), Some(60_000)).await.into());
         let (mut fill, _tail) = fills.remove(0);
         fill.write(blob(1, LEN).1).await.unwrap();
@@ -583,10 +583,10 @@ async fn fills_that_begin_together_are_not_all_promised_the_same_bytes() {
 }
 
 #[tokio::test]
-async fn documents_of_any_size_have_their_part_of_a_day() {
+async fn documents_of_any_size_may_exceed_the_write_budget() {
     let run = async || {
         let folder = tempfile::tempdir().unwrap();
-        let cache = open_worn(folder.path(), 16 * LEN as u64);
+        let cache = open_with_write_budget(folder.path(), 16 * LEN as u64);
         for seed in 0..16 {
             store(&cache, &blob(seed, LEN).0, &blob(seed, LEN).1).await;
         }
@@ -600,9 +600,9 @@ async fn documents_of_any_size_have_their_part_of_a_day() {
 }
 
 #[tokio::test]
-async fn what_is_staged_outlives_a_refusal() {
+async fn staged_bytes_are_kept_after_a_refusal() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = open_worn(folder.path(), 0);
+    let cache = open_with_write_budget(folder.path(), 0);
     let (digest, content) = blob(1, 4 * LEN);
     let (mut fill, tail) = common::lead(&cache, &digest).await;
     fill.begin(Some(content.len() as u64)).await.unwrap();
@@ -623,7 +623,7 @@ async fn what_is_staged_outlives_a_refusal() {
 }
 
 #[tokio::test]
-async fn nothing_is_saved_after_the_end() {
+async fn nothing_is_saved_after_the_cache_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Lru).await;
     let (cache, _) = open_as(folder.path(), PolicyName::Lru);
@@ -635,7 +635,7 @@ async fn nothing_is_saved_after_the_end() {
 }
 
 #[tokio::test]
-async fn a_pipe_in_place_of_the_ranks_is_not_waited_for() {
+async fn a_pipe_in_place_of_the_policy_state_does_not_block_the_start() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path(), PolicyName::Lru).await;
     let file = folder.path().join("ranks");

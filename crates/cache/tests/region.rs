@@ -1,4 +1,5 @@
-//! The tier on a region of this machine: in `PIERHEAD_PMEM_DIR`, which is persistent memory then, or in a temporary folder.
+//! The persistent-memory tier on a real region: in `PIERHEAD_PMEM_DIR` on persistent memory, or in
+//! a temporary folder.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -60,7 +61,7 @@ fn a_region_conforms_alone_and_in_front_of_a_disk() {
     let count = Cell::new(0);
     let next = || {
         count.set(count.get() + 1);
-        // Of many none is needed twice.
+        // The suite needs none of them twice.
         let _ = std::fs::remove_file(folder.path().join(format!("{}", count.get() - 1)));
         tier_in(folder.path(), &count.get().to_string())
     };
@@ -70,7 +71,7 @@ fn a_region_conforms_alone_and_in_front_of_a_disk() {
     });
 }
 
-/// As much of a blob as sockets take of it, sent as it is: says how much that was.
+/// Sends a blob by `sendfile` until the socket is full; returns the number of bytes.
 fn send(blob: &dyn Blob, to: &TcpStream) -> usize {
     let mut sent = 0_u64;
     while sent < blob.trailer().size() {
@@ -86,12 +87,12 @@ fn send(blob: &dyn Blob, to: &TcpStream) -> usize {
 }
 
 #[test]
-fn what_a_client_has_not_read_yet_is_not_written_over() {
+fn bytes_in_a_socket_are_not_overwritten() {
     for folder in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
         for restarts in [false, true] {
             let name = format!("{restarts}");
             let open = || match folder.path().starts_with("/dev/shm") {
-                // Never persistent memory.
+                // A temporary folder is never persistent memory.
                 true => on(folder.path(), &name),
                 false => tier_in(folder.path(), &name),
             };
@@ -111,12 +112,12 @@ fn what_a_client_has_not_read_yet_is_not_written_over() {
             let sent = send(&*tier.open(&digest).unwrap().unwrap(), &server);
             assert!(sent > 4096, "{sent}");
             if restarts {
-                // Its sockets outlive a process.
+                // The sockets outlive the process.
                 drop(tier);
                 tier = open();
             }
             tier.remove(&digest).unwrap();
-            // Each segment twice.
+            // Writes each segment twice.
             for seed in 1..2 * SIZE / 700_000 {
                 let (digest, _) = commit(&tier, seed);
                 tier.remove(&digest).unwrap();
@@ -129,7 +130,7 @@ fn what_a_client_has_not_read_yet_is_not_written_over() {
 }
 
 #[test]
-fn nothing_is_sent_from_a_region_that_failed() {
+fn nothing_is_sent_from_a_failed_region() {
     let folder = folder();
     let tier = tier_in(folder.path(), "region");
     let (digest, content) = blob(1, 100_000);
@@ -149,7 +150,7 @@ fn nothing_is_sent_from_a_region_that_failed() {
 }
 
 #[tokio::test]
-async fn a_cache_goes_on_where_it_was_with_what_its_disk_has_not_taken() {
+async fn a_restart_continues_the_write_back() {
     let (folder, data) = (folder(), tempfile::tempdir().unwrap());
     let blobs: Vec<_> = (0..4).map(|seed| blob(seed, 700_000)).collect();
     for round in 0..2 {
@@ -174,7 +175,7 @@ async fn a_cache_goes_on_where_it_was_with_what_its_disk_has_not_taken() {
                 content
             );
         }
-        // The end takes along what was being drained.
+        // The shutdown interrupts a write-back.
         let queue = tier.stat().dirty_blobs;
         assert!(queue == 4 || (round == 1 && queue == 3), "{queue}");
         for (digest, _) in &blobs[1..] {

@@ -1,4 +1,5 @@
-//! What a restart finds: the files are the truth, the catalog may be lost, the folder has one owner.
+//! Restarts: all blobs are found from files alone, the catalog may be lost, and the folder has one
+//! owner.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -23,7 +24,7 @@ fn record(validated: u64) -> TagRecord {
     }
 }
 
-/// Blobs, documents, names and pins.
+/// Stores blobs, documents, tags and pins.
 async fn populate(folder: &Path) {
     let cache = open(folder);
     let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
@@ -42,7 +43,7 @@ async fn populate(folder: &Path) {
         .unwrap();
     cache.close().await;
     drop(cache);
-    // Confirmed later: no file is written for it.
+    // Only the validation time changes, so no file is written.
     let cache = open(folder);
     cache.tags().put(&tag(3), record(3000)).await.unwrap();
     cache.close().await;
@@ -85,7 +86,7 @@ async fn nothing_is_lost(cache: &Cache) {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_with_the_catalog() {
+async fn a_lost_catalog_loses_no_blob() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 6] = [
         ("none", |_| ()),
@@ -134,7 +135,7 @@ async fn nothing_is_lost_with_the_catalog() {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_with_flipped_bytes_in_the_catalog() {
+async fn a_damaged_catalog_loses_no_blob() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;
     let catalog = folder.path().join("catalog");
@@ -186,7 +187,7 @@ async fn a_catalog_of_another_version_is_rebuilt() {
 }
 
 #[tokio::test]
-async fn the_order_of_access_survives() {
+async fn the_access_order_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), 3 * 204_800 + 20_000);
     let blobs: Vec<_> = (0..4).map(|seed| blob(seed, 200_000)).collect();
@@ -196,7 +197,7 @@ async fn the_order_of_access_survives() {
     }
     cache.close().await;
     drop(cache);
-    // All is in the catalog; now only the order changes.
+    // The catalog has all blobs; only their order changes from here on.
     let cache = open_with(config.clone());
     cache.get(&blobs[0].0).await.unwrap();
     let accessed = cache.list(None, 10);
@@ -217,7 +218,7 @@ async fn the_order_of_access_survives() {
 }
 
 #[tokio::test]
-async fn files_that_are_not_ours_are_left_alone() {
+async fn unknown_files_are_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;
     let strange = [
@@ -240,7 +241,7 @@ async fn files_that_are_not_ours_are_left_alone() {
 }
 
 #[tokio::test]
-async fn a_smaller_bound_holds_from_the_start() {
+async fn a_reduced_capacity_holds_from_the_start() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;
     let cache = open_with(Config::new(folder.path(), 500_000));
@@ -269,7 +270,7 @@ async fn the_folder_has_one_owner() {
 }
 
 #[tokio::test]
-async fn another_layout_is_refused_and_left_alone() {
+async fn another_layout_version_is_refused_and_left_alone() {
     for version in ["2\n", "x"] {
         let folder = tempfile::tempdir().unwrap();
         populate(folder.path()).await;
@@ -288,7 +289,7 @@ async fn another_layout_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_folder_of_somebody_else_is_refused_and_left_alone() {
+async fn a_folder_with_other_contents_is_refused_and_left_alone() {
     for (stranger, is_folder) in [("photos", true), ("blobs", true), ("notes.txt", false)] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(stranger);
@@ -312,7 +313,7 @@ async fn a_folder_of_somebody_else_is_refused_and_left_alone() {
         assert!(names.iter().all(|name| text.contains(name)), "{text}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
-    // What a new disk and a start that was cut short leave is nobody's.
+    // Files of a new file system or of an interrupted start are accepted.
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("lost+found")).unwrap();
     fs::write(folder.path().join("lock"), "").unwrap();
@@ -321,7 +322,7 @@ async fn a_folder_of_somebody_else_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_lost_version_is_written_anew() {
+async fn a_missing_version_file_is_rewritten() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;
     let version = folder.path().join("version");
@@ -339,7 +340,7 @@ async fn a_lost_version_is_written_anew() {
 }
 
 #[tokio::test]
-async fn names_count_and_stay_within_their_share() {
+async fn tags_count_and_stay_within_their_share_of_the_capacity() {
     const CAPACITY: u64 = 1 << 20;
     let folder = tempfile::tempdir().unwrap();
     let config = Config::new(folder.path(), CAPACITY);
@@ -371,7 +372,7 @@ async fn names_count_and_stay_within_their_share() {
         check(&cache);
     }
     assert!(cache.tags().get(&tag(59)).is_some() && cache.tags().get(&tag(3)).is_none());
-    // Replaced, and forgotten.
+    // Replaced and removed tags.
     let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(100)
@@ -385,7 +386,7 @@ async fn names_count_and_stay_within_their_share() {
     drop(cache);
     assert_eq!(check(&open_with(config)), before - 4096);
 
-    // Where nothing may leave, there is no room for a name either.
+    // Without evictable blobs, a tag does not fit either.
     let folder = tempfile::tempdir().unwrap();
     let cache = open_with(Config::new(folder.path(), 130_000));
     let (digest, content) = blob(1, 120_000);
@@ -407,7 +408,7 @@ async fn names_count_and_stay_within_their_share() {
 }
 
 #[tokio::test]
-async fn names_are_durable_bounded_and_cheap_to_confirm() {
+async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), common::ROOMY);
     config.max_names = 50;
@@ -447,11 +448,11 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
 
     cache.tags().remove(&tag(59)).await.unwrap();
     cache.tags().remove(&tag(59)).await.unwrap();
-    // Only confirmed: no file is touched.
+    // Only the validation time changes: no file is written.
     fs::remove_dir_all(folder.path().join("names")).unwrap();
     cache.tags().put(&tag(58), record(100_000)).await.unwrap();
     assert_eq!(cache.tags().get(&tag(58)).unwrap().validated, 100_000);
-    // Changed: a file is written, and that it cannot be is said.
+    // A changed tag writes a file, and the write error is returned.
     let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(1)
@@ -464,7 +465,7 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
 }
 
 #[tokio::test]
-async fn a_registry_that_floods_loses_its_own_names_first() {
+async fn a_registry_with_many_tags_loses_its_own_tags_first() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), common::ROOMY);
     config.max_names = 50;
@@ -520,7 +521,7 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
 }
 
 #[tokio::test]
-async fn registries_that_nobody_configured_share_one_share_of_the_names() {
+async fn unconfigured_registries_have_one_share_of_the_tags_together() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), common::ROOMY);
     config.max_names = 50;
@@ -531,7 +532,7 @@ async fn registries_that_nobody_configured_share_one_share_of_the_names() {
     for number in 0..20 {
         cache.tags().put(&good(number), record(1)).await.unwrap();
     }
-    // Each name has another registry.
+    // Each tag has another registry.
     for number in 0..150 {
         let name = TagKey::Manifest(format!("r{number}.example/image:1").parse().unwrap());
         let put = cache.tags().put(&name, record(1000 + number)).await;
@@ -543,7 +544,7 @@ async fn registries_that_nobody_configured_share_one_share_of_the_names() {
 }
 
 #[tokio::test]
-async fn damaged_records_are_left_out_and_the_others_stay() {
+async fn damaged_records_are_deleted_and_the_others_stay() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;
     let names: Vec<_> = common::walk(&folder.path().join("names"))
@@ -566,7 +567,7 @@ async fn damaged_records_are_left_out_and_the_others_stay() {
 }
 
 #[tokio::test]
-async fn an_unusable_folder_is_named() {
+async fn the_error_names_an_unusable_folder() {
     for name in ["blobs/sha256", "staging", "origins"] {
         let folder = tempfile::tempdir().unwrap();
         drop(open(folder.path()));

@@ -1,4 +1,4 @@
-//! The byte bound: hard at every step, whatever happens.
+//! The capacity: a hard limit at every step.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -15,7 +15,7 @@ use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 
 const MIB: u64 = 1 << 20;
-/// One blob of 1 MB with its trailer, in whole blocks.
+/// Bytes on disk of one blob of 1 MB with its trailer, in whole blocks.
 const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
 
 fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir, capacity: u64) -> Cache {
@@ -24,9 +24,9 @@ fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir, capacity: u64) -> C
 }
 
 #[tokio::test]
-async fn the_oldest_leave_and_pins_stay() {
+async fn the_oldest_blobs_are_evicted_and_pinned_ones_stay() {
     let folder = tempfile::tempdir().unwrap();
-    // The bound leaves room for the little more that is evicted.
+    // The capacity leaves room for the extra evictions.
     let cache = on(MemoryTier::default(), &folder, 4 * ONE + ONE / 8);
     let blobs: Vec<_> = (0..6).map(|seed| blob(seed, 1_000_000)).collect();
     let names: Vec<_> = blobs.iter().map(|(digest, _)| *digest).collect();
@@ -40,7 +40,7 @@ async fn the_oldest_leave_and_pins_stay() {
     assert_eq!(there, [true, true, false, true, true, false]);
     assert_eq!(cache.stat().pinned, ONE);
 
-    // Pinned before it came: kept too.
+    // Pinned before it was stored: protected, too.
     store(&cache, &names[5], &blobs[5].1).await;
     assert!(cache.unpin("zero").await.unwrap());
     assert!(!cache.unpin("zero").await.unwrap());
@@ -50,7 +50,7 @@ async fn the_oldest_leave_and_pins_stay() {
 }
 
 #[tokio::test]
-async fn what_can_never_fit_is_said_at_once_and_evicts_nothing() {
+async fn a_blob_that_can_never_fit_is_refused_at_once_and_evicts_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let cache = on(MemoryTier::default(), &folder, 3 * ONE);
     let (kept, kept_content) = blob(1, 1_000_000);
@@ -81,7 +81,7 @@ async fn what_can_never_fit_is_said_at_once_and_evicts_nothing() {
 }
 
 #[tokio::test]
-async fn fills_count_before_their_bytes_come() {
+async fn fills_count_before_their_bytes_arrive() {
     let folder = tempfile::tempdir().unwrap();
     let cache = on(MemoryTier::default(), &folder, 2 * ONE);
     let (first, first_content) = blob(1, 1_500_000);
@@ -95,13 +95,13 @@ async fn fills_count_before_their_bytes_come() {
     ));
     fill.write(first_content).await.unwrap();
     fill.finish().await.unwrap();
-    // Now it is a blob like others, and may leave.
+    // Once committed, it is evictable like any blob.
     store(&cache, &second, &second_content).await;
     assert!(!cache.contains(&first) && cache.contains(&second));
 }
 
 #[tokio::test]
-async fn a_leader_that_is_cancelled_gives_everything_back() {
+async fn a_cancelled_leader_releases_its_reservation() {
     let folder = tempfile::tempdir().unwrap();
     let cache = on(MemoryTier::default(), &folder, 2 * ONE);
     for seed in 0..50 {
@@ -113,7 +113,7 @@ async fn a_leader_that_is_cancelled_gives_everything_back() {
         drop(fill);
         assert!(tail.committed().await.is_err());
     }
-    // What still runs on other threads ends by itself.
+    // Work on other threads ends on its own.
     let given_back = async {
         while cache.stat().reserved > 0 {
             tokio::task::yield_now().await;
@@ -159,7 +159,7 @@ async fn an_unknown_length_reserves_as_it_grows() {
 }
 
 #[tokio::test]
-async fn a_deleted_blob_counts_until_its_last_reader_leaves() {
+async fn a_deleted_blob_counts_until_its_last_reader_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let cache = on(MemoryTier::default(), &folder, 2 * ONE);
     let (digest, content) = blob(1, 1_000_000);
@@ -177,7 +177,7 @@ async fn a_deleted_blob_counts_until_its_last_reader_leaves() {
         Err(Error::NoRoom { .. })
     ));
 
-    // The same digest may come back meanwhile, and is another file.
+    // A new blob of the same digest is another file.
     store(&cache, &digest, &content).await;
     assert_eq!((cache.stat().used, cache.stat().reserved), (ONE, ONE));
     drop(other);
@@ -185,7 +185,7 @@ async fn a_deleted_blob_counts_until_its_last_reader_leaves() {
 }
 
 #[tokio::test]
-async fn what_is_being_read_is_spared() {
+async fn open_blobs_are_not_evicted() {
     let folder = tempfile::tempdir().unwrap();
     let cache = on(MemoryTier::default(), &folder, 3 * ONE + ONE / 8);
     let blobs: Vec<_> = (0..4).map(|seed| blob(seed, 1_000_000)).collect();
@@ -201,7 +201,7 @@ async fn what_is_being_read_is_spared() {
 }
 
 #[tokio::test]
-async fn partial_fills_leave_first() {
+async fn partial_fills_are_evicted_first() {
     let folder = tempfile::tempdir().unwrap();
     let tier = MemoryTier::default();
     let cache = on(tier.clone(), &folder, 3 * ONE);
@@ -259,7 +259,7 @@ async fn old_partial_fills_are_deleted() {
 }
 
 #[tokio::test]
-async fn a_smaller_bound_evicts_at_once() {
+async fn a_reduced_capacity_evicts_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let cache = on(MemoryTier::default(), &folder, 10 * ONE);
     for seed in 0..8 {
@@ -275,7 +275,7 @@ async fn a_smaller_bound_evicts_at_once() {
 }
 
 #[tokio::test]
-async fn the_file_systems_free_space_is_kept() {
+async fn the_minimum_free_space_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let tier = Faulty::new(Arc::new(MemoryTier::default()));
     tier.set_free(5 * MIB);
@@ -284,7 +284,7 @@ async fn the_file_systems_free_space_is_kept() {
     let faults = tier.clone();
     let cache = common::open_on(config, tier);
     let (digest, content) = blob(1, 1_000_000);
-    // A fill under way counts as written already.
+    // A running fill counts as written.
     let (mut fill, _) = lead(&cache, &digest).await;
     fill.begin(Some(1_000_000)).await.unwrap();
     let (second, second_content) = blob(2, 1_200_000);
@@ -312,7 +312,7 @@ fn content_of(seed: u64, len: usize) -> bytes::Bytes {
 }
 
 #[tokio::test]
-async fn a_full_disk_in_the_middle_of_a_fill_loses_nothing_else() {
+async fn a_full_disk_during_a_fill_loses_no_other_blob() {
     const ENOSPC: i32 = 28;
     const EIO: i32 = 5;
     let folder = tempfile::tempdir().unwrap();
@@ -361,7 +361,7 @@ async fn a_full_disk_in_the_middle_of_a_fill_loses_nothing_else() {
             other_content
         );
     }
-    // Right to the last byte, but the commit fails: readers have it all, the cache has not.
+    // The content is correct, but the commit fails: readers have all bytes, the cache does not.
     faults.fail(Op::Commit, 0, 1, EIO);
     let (mut fill, tail) = lead(&cache, &digest).await;
     fill.begin(Some(1_000_000)).await.unwrap();
@@ -370,7 +370,7 @@ async fn a_full_disk_in_the_middle_of_a_fill_loses_nothing_else() {
     assert_eq!(common::read_all(&tail).await.unwrap(), content);
     assert!(!cache.contains(&digest) && tail.committed().await.is_err());
     assert_eq!(cache.stat().reserved, 0);
-    // Staging cannot even be opened.
+    // Staging cannot be opened.
     faults.fail(Op::Stage, 0, 1, ENOSPC);
     assert!(
         cache
@@ -398,7 +398,7 @@ async fn full(folder: &Path) -> (Cache, Digest) {
 }
 
 #[tokio::test]
-async fn nothing_leaves_for_a_blob_that_what_is_read_keeps_out() {
+async fn nothing_is_evicted_for_a_blob_that_open_blobs_leave_no_room_for() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, large) = full(folder.path()).await;
     let reader = cache.get(&large).await.unwrap().expect("it is there");
@@ -417,13 +417,13 @@ async fn nothing_leaves_for_a_blob_that_what_is_read_keeps_out() {
             .is_err_and(|error| error.is_storage())
     );
     assert_eq!(cache.stat().blobs, 11, "nothing has left for nothing");
-    // After its reader leaves, there is room.
+    // After its reader is dropped, there is room.
     drop(reader);
     store(&cache, &digest, &content).await;
 }
 
 #[tokio::test]
-async fn a_fill_stops_evicting_when_a_reader_takes_its_room_away() {
+async fn a_fill_stops_evicting_when_a_reader_makes_the_room_unavailable() {
     let folder = tempfile::tempdir().unwrap();
     let (cache, large) = full(folder.path()).await;
     let (digest, content) = blob(20, 12_000_000);

@@ -1,4 +1,4 @@
-//! Room is set aside as bytes come: an announced length alone costs nobody anything.
+//! Fills reserve space in steps as bytes arrive: an announced size alone evicts no blob.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -10,7 +10,7 @@ use pierhead_cache::{Cache, Config, Error, Fill};
 use pierhead_testkit::tier::MemoryTier;
 use pierhead_testkit::wait;
 
-/// One blob of 1 MB with its trailer, in whole blocks.
+/// Bytes on disk of one blob of 1 MB with its trailer, in whole blocks.
 const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
 const STEP: u64 = 200_000;
 
@@ -30,7 +30,7 @@ async fn with_ten(folder: &tempfile::TempDir, tier: &MemoryTier) -> Cache {
     cache
 }
 
-/// Waits until all that was written is on the tier.
+/// Waits until all written bytes are on the tier.
 async fn landed(tier: &MemoryTier, bytes: u64) {
     let staged = || {
         let mut staged = 0;
@@ -48,7 +48,7 @@ async fn write(fill: &mut Fill, content: &[u8]) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn a_great_length_evicts_nothing_before_its_bytes_come() {
+async fn a_large_announced_size_evicts_nothing_before_bytes_arrive() {
     let (folder, tier) = (tempfile::tempdir().unwrap(), MemoryTier::default());
     let cache = with_ten(&folder, &tier).await;
     let (digest, content) = blob(100, 3_000_000);
@@ -70,7 +70,7 @@ async fn a_great_length_evicts_nothing_before_its_bytes_come() {
 }
 
 #[tokio::test]
-async fn two_that_do_not_fit_together_leave_one() {
+async fn of_two_fills_that_do_not_fit_together_one_succeeds() {
     let (folder, tier) = (tempfile::tempdir().unwrap(), MemoryTier::default());
     let cache = open(&folder, &tier, 0);
     let (one, other) = (blob(1, 6_000_000), blob(2, 6_000_000));
@@ -94,7 +94,7 @@ async fn two_that_do_not_fit_together_leave_one() {
 }
 
 #[tokio::test]
-async fn room_that_was_there_at_the_start_may_be_gone_later() {
+async fn a_fill_fails_when_its_room_is_gone_later() {
     let (folder, tier) = (tempfile::tempdir().unwrap(), MemoryTier::default());
     let cache = with_ten(&folder, &tier).await;
     let (digest, content) = blob(100, 5_000_000);

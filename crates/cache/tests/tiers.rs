@@ -1,4 +1,4 @@
-//! Every tier keeps the same promises.
+//! Every tier passes the conformance suite; trailers survive a round trip and detect damage.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -22,8 +22,8 @@ fn the_disk_conforms() {
 }
 
 #[test]
-fn what_was_just_written_is_read_without_waiting() {
-    // The second is in memory on every Linux.
+fn freshly_written_bytes_are_read_without_waiting() {
+    // The second folder is in memory on every Linux.
     for folder in [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")] {
         let folder = folder.unwrap();
         let tier = DiskTier::new(folder.path()).unwrap();
@@ -58,7 +58,7 @@ fn decode(digest: &Digest, file: &[u8]) -> io::Result<Trailer> {
 
 proptest! {
     #[test]
-    fn trailers_come_back(content in vec(any::<u8>(), 0..200_000), media in "[ -~]{0,255}") {
+    fn trailers_survive_a_round_trip(content in vec(any::<u8>(), 0..200_000), media in "[ -~]{0,255}") {
         let digest = Digest::of(Algorithm::Sha512, &content);
         let trailer = Trailer::of(&content, MediaType::new(&media));
         let mut file = content.clone();
@@ -69,7 +69,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_to_a_trailer_is_taken_for_sound(
+    fn every_damage_to_a_trailer_is_detected(
         len in 0..150_000usize,
         at in any::<Index>(),
         change in 1..=255u8,
@@ -90,7 +90,7 @@ proptest! {
     fn arbitrary_bytes_are_refused(mut file in vec(any::<u8>(), 0..200), size in any::<u64>(), count in any::<u32>()) {
         let digest = Digest::of(Algorithm::Sha256, b"");
         prop_assert!(decode(&digest, &file).is_err());
-        // Nearly right, with lengths that must not be believed.
+        // Nearly valid, with wrong lengths.
         file.extend_from_slice(&size.to_le_bytes());
         file.extend_from_slice(&65_536u32.to_le_bytes());
         file.extend_from_slice(&count.to_le_bytes());
@@ -101,7 +101,7 @@ proptest! {
 }
 
 #[test]
-fn a_commit_that_was_cut_before_its_rename_resumes_within_the_content() {
+fn a_commit_that_crashed_before_its_rename_is_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let tier = DiskTier::new(folder.path()).unwrap();
     let content = vec![3; 2 * CHUNK];

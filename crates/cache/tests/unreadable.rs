@@ -1,4 +1,5 @@
-//! Files that are unreadable at startup: the cache keeps them, and serves them again once they are readable.
+//! Files that are unreadable at start: the cache keeps them, and serves them again once they are
+//! readable.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -74,7 +75,7 @@ fn record(number: u64) -> TagRecord {
 }
 
 #[tokio::test]
-async fn a_pin_that_cannot_be_read_stops_the_start_and_stays() {
+async fn an_unreadable_pin_prevents_the_start_and_is_kept() {
     for how in [Broken::Open, Broken::Read] {
         let (_folder, data) = data();
         let cache = open(&data);
@@ -97,7 +98,7 @@ async fn a_pin_that_cannot_be_read_stops_the_start_and_stays() {
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_read_stay_and_come_back() {
+async fn unreadable_tags_are_kept_and_become_readable_again() {
     for how in [Broken::Open, Broken::Read] {
         let (_folder, data) = data();
         let cache = open(&data);
@@ -152,7 +153,7 @@ async fn is_served(cache: &Cache, (digest, content): &(Digest, bytes::Bytes)) {
 }
 
 #[tokio::test]
-async fn a_blob_that_cannot_be_read_stops_no_start_and_comes_back() {
+async fn an_unreadable_blob_does_not_prevent_the_start_and_becomes_readable_again() {
     // EACCES, EMFILE, EIO.
     for errno in [13, 24, 5] {
         let (_folder, data) = data();
@@ -182,7 +183,7 @@ async fn a_blob_that_cannot_be_read_stops_no_start_and_comes_back() {
 }
 
 #[tokio::test]
-async fn one_unreadable_file_leaves_the_other_blobs_as_they_are() {
+async fn one_unreadable_file_does_not_affect_other_blobs() {
     let (_folder, data) = data();
     let blobs = three(&data).await;
     let hex = blobs[0].0.hex();
@@ -201,7 +202,7 @@ async fn one_unreadable_file_leaves_the_other_blobs_as_they_are() {
 }
 
 #[tokio::test]
-async fn the_blobs_of_an_unreadable_folder_stay_counted_and_come_back() {
+async fn the_blobs_of_an_unreadable_folder_stay_counted_and_become_readable_again() {
     let (_folder, data) = data();
     let cache = open(&data);
     let blobs: Vec<_> = (0..3).map(|seed| blob(seed, 100_000)).collect();
@@ -229,7 +230,7 @@ async fn the_blobs_of_an_unreadable_folder_stay_counted_and_come_back() {
 }
 
 #[tokio::test]
-async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
+async fn a_panic_of_the_maintenance_thread_is_counted_and_the_thread_restarts() {
     let (_folder, data) = data();
     let blobs = three(&data).await;
     let faults = Faulty::new(Arc::new(DiskTier::new(&data).unwrap()));
@@ -252,7 +253,8 @@ async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
     }
 }
 
-/// Runs `work` on a thread of an ordinary user: root may enter any folder. Credentials belong to the thread.
+/// Runs `work` on a thread of an ordinary user, since root may enter any folder. Credentials belong
+/// to the thread.
 fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let work = || {
         if rustix::process::geteuid().is_root() {
@@ -264,11 +266,11 @@ fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(work).join().unwrap())
 }
 
-/// "nobody", on most systems.
+/// "nobody" on most systems.
 const USER: u32 = 65_534;
 
 #[test]
-fn a_folder_without_rights_stops_the_start_and_is_named() {
+fn a_folder_without_permissions_prevents_the_start_and_is_named() {
     let (folder, data) = data();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(&data).unwrap();
@@ -291,7 +293,7 @@ fn a_folder_without_rights_stops_the_start_and_is_named() {
         "pins",
     ] {
         let path = data.join(name);
-        // Enter without list, list without enter, and no change.
+        // Enter without list, list without enter, and unchanged.
         for mode in [0o300, 0o400, 0o500] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let error = as_user(opened).expect_err("it cannot be used");

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_made_of_memory_are_seen() {
+    fn disks_in_memory_are_volatile() {
         for (path, volatile) in [
             ("devices/virtual/block/ram0", true),
             ("devices/virtual/block/zram12", true),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_says_itself_that_it_is_volatile() {
+    fn the_device_type_of_a_region_tells_that_it_is_volatile() {
         let path = "devices/ndbus0/region1/namespace1.0/block/pmem1";
         for (devtype, volatile) in [("nd_volatile", true), ("nd_pmem", false)] {
             let sys = sysfs(path, &[("devices/ndbus0/region1/devtype", devtype)]);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapper_is_what_it_is_made_of() {
+    fn a_device_mapper_is_as_volatile_as_its_parts() {
         let sys = sysfs("devices/virtual/block/dm-0", &[]);
         let slaves = sys.path().join("devices/virtual/block/dm-0/slaves");
         fs::create_dir_all(&slaves).expect("a folder");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_is_what_its_file_lies_in_and_a_ring_ends() {
+    fn a_loop_device_is_as_volatile_as_its_file_and_a_cycle_ends() {
         let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file in memory");
         let path = file.path().to_string_lossy().into_owned();
         let device = "devices/virtual/block/loop0";
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_system_without_a_device_its_disks_are_asked() {
+    fn a_file_system_without_a_device_is_as_volatile_as_its_disks() {
         let sys = sysfs("devices/virtual/block/ram0", &[]);
         let devices = sys.path().join("fs/btrfs/0123-4567/devices");
         fs::create_dir_all(&devices).expect("a folder");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_nothing_of_is_a_disk() {
+    fn an_unknown_device_counts_as_a_disk() {
         let sys = tempfile::tempdir().expect("a folder");
         assert_eq!(found(&sys), None);
     }

@@ -27,7 +27,7 @@ fn foreign(result: Result<Region, Error>) -> String {
 }
 
 #[test]
-fn a_region_is_made_whole_and_found_again() {
+fn a_region_is_created_with_its_full_size_and_can_be_reopened() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
     let region = open(&path, SIZE).expect("made");
@@ -51,7 +51,7 @@ fn a_region_is_made_whole_and_found_again() {
 }
 
 #[test]
-fn memory_is_never_called_persistent() {
+fn memory_is_never_reported_as_persistent() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let region = open(&folder.path().join("tier"), SIZE).expect("made");
     let report = region.report();
@@ -63,7 +63,7 @@ fn memory_is_never_called_persistent() {
 }
 
 #[test]
-fn calls_outside_are_refused() {
+fn calls_outside_of_the_region_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let region = open(&folder.path().join("tier"), SIZE).expect("made");
     let mut buf = [0; 2];
@@ -96,7 +96,7 @@ fn calls_outside_are_refused() {
 }
 
 #[test]
-fn a_second_opening_is_told_that_it_is_in_use() {
+fn a_second_opening_fails_with_busy() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
     let first = open(&path, SIZE).expect("made");
@@ -111,7 +111,7 @@ fn a_second_opening_is_told_that_it_is_in_use() {
 }
 
 #[test]
-fn another_process_is_kept_out() {
+fn another_process_cannot_open_the_region() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
     drop(open(&path, SIZE).expect("made"));
@@ -134,7 +134,7 @@ fn another_process_is_kept_out() {
 }
 
 #[test]
-fn what_cannot_be_the_region_is_refused_and_left_alone() {
+fn a_file_that_cannot_be_the_region_is_refused_and_left_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("short");
     fs::write(&path, b"somebody's").expect("written");
@@ -159,7 +159,7 @@ fn what_cannot_be_the_region_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_disk_without_the_room_keeps_nothing_half_made() {
+fn a_full_disk_leaves_no_incomplete_region() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
     // More than any disk has.
@@ -172,7 +172,7 @@ fn a_disk_without_the_room_keeps_nothing_half_made() {
 }
 
 #[test]
-fn what_a_killed_predecessor_left_beside_is_made_anew() {
+fn a_temporary_file_of_a_killed_process_is_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("tier.new"), vec![9; 100]).expect("written");
     let region = open(&folder.path().join("tier"), SIZE).expect("made");
@@ -182,7 +182,7 @@ fn what_a_killed_predecessor_left_beside_is_made_anew() {
 }
 
 #[test]
-fn of_many_openers_at_once_one_has_it() {
+fn of_many_simultaneous_openers_one_succeeds() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
     let results: Vec<_> = std::thread::scope(|scope| {
@@ -205,7 +205,7 @@ fn of_many_openers_at_once_one_has_it() {
 
 /// Whatever is done first after the file was cut fails, and so does everything then, even once the file is whole again.
 #[test]
-fn a_file_cut_under_the_map_is_an_error_for_good() {
+fn a_file_truncated_under_the_map_fails_the_region_permanently() {
     type Act = fn(&Region) -> Result<(), Error>;
     let first: [(&str, Act); 5] = [
         ("read", |region| region.read(SIZE / 2, &mut [0; 9000])),
@@ -255,7 +255,7 @@ fn a_file_cut_under_the_map_is_an_error_for_good() {
 }
 
 #[test]
-fn free_memory_goes_back_and_what_is_kept_stays() {
+fn free_memory_is_returned_and_stored_values_stay() {
     use pierhead_pmem::{Log, Options};
     use std::os::unix::fs::MetadataExt as _;
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
@@ -304,7 +304,7 @@ fn free_memory_goes_back_and_what_is_kept_stays() {
 }
 
 #[test]
-fn what_a_disk_has_is_not_given_back() {
+fn release_does_nothing_on_a_disk() {
     let folder = tempfile::tempdir().expect("a folder");
     let region = open(&folder.path().join("tier"), SIZE).expect("made");
     region.write(3, b"stays").expect("in range");

@@ -57,7 +57,7 @@ fn handled_by(handler: usize) {
 }
 
 #[test]
-fn a_signal_sent_by_somebody_ends_the_process() {
+fn a_sent_signal_ends_the_process() {
     assert_eq!(child("child_is_sent_one").signal(), Some(libc::SIGBUS));
     assert_eq!(
         child("child_by_default_is_sent_one").signal(),
@@ -66,12 +66,12 @@ fn a_signal_sent_by_somebody_ends_the_process() {
 }
 
 #[test]
-fn a_signal_that_was_ignored_is_ignored() {
+fn an_ignored_signal_stays_ignored() {
     assert!(child("child_ignores_one").success());
 }
 
 #[test]
-fn a_fault_elsewhere_ends_the_process() {
+fn a_fault_outside_of_regions_ends_the_process() {
     assert_eq!(child("child_faults").signal(), Some(libc::SIGBUS));
     assert_eq!(
         child("child_by_default_faults").signal(),
@@ -80,7 +80,7 @@ fn a_fault_elsewhere_ends_the_process() {
 }
 
 #[test]
-fn a_fault_elsewhere_reaches_who_handled_it_before() {
+fn a_fault_outside_of_regions_reaches_the_previous_handler() {
     assert_eq!(child("child_handles_its_own").code(), Some(42));
 }
 

@@ -24,8 +24,8 @@ const NOT_HERE: &[&str] = &["log::", "fuzzing::"];
 /// Left out under the emulator, whose flush instructions touch no memory, so that one of a page that is
 /// gone faults on a processor only.
 const NOT_EMULATED: &[&str] = &[
-    "a_region_can_be_flushed_by_instructions_and_its_cut_is_seen_by_them",
-    "a_file_cut_under_the_map_is_an_error_for_good",
+    "a_flush_by_instructions_detects_a_truncated_file",
+    "a_file_truncated_under_the_map_fails_the_region_permanently",
 ];
 
 /// The test of the daemon, which runs in all three boots: its package, its program, its name.

@@ -48,7 +48,7 @@ impl BackgroundReader {
                 last.0 = u64::MAX;
                 let len = (size - index * chunk).min(chunk);
                 last.1.resize(usize::try_from(len).unwrap_or(CHUNK), 0);
-                self.fill(index, &mut last.1)?;
+                self.read_chunk(index, &mut last.1)?;
                 last.0 = index;
             }
             let inside = usize::try_from(offset - index * chunk).unwrap_or(CHUNK);
@@ -61,7 +61,7 @@ impl BackgroundReader {
         Ok(())
     }
 
-    fn fill(&self, index: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read_chunk(&self, index: u64, into: &mut [u8]) -> io::Result<()> {
         let read = self.open.blob.read_at(index * CHUNK as u64, into);
         let damage = match read {
             Ok(()) if self.open.blob.trailer().sums().check(index, into) => return Ok(()),

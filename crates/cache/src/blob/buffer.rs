@@ -13,7 +13,7 @@ pub(crate) const BUFFER: usize = 128 * 1024;
 /// buffer alive.
 const SMALL: usize = 16 * 1024;
 
-/// Idle buffers; at most [`Pool::KEPT`] of them.
+/// Idle buffers; at most [`Pool::MAX_IDLE`] of them.
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
@@ -27,7 +27,7 @@ pub(crate) struct Buffer {
 
 impl Pool {
     /// 1 MiB in all: enough that steady streams never allocate.
-    const KEPT: usize = 8;
+    const MAX_IDLE: usize = 8;
 
     /// Takes a buffer of `len` bytes, at most [`BUFFER`], with arbitrary content.
     pub(crate) fn take(&self, len: usize) -> Buffer {
@@ -82,9 +82,9 @@ impl AsRef<[u8]> for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            let mut kept = pool.0.lock();
-            if kept.len() < Pool::KEPT {
-                kept.push(std::mem::take(&mut self.bytes));
+            let mut idle = pool.0.lock();
+            if idle.len() < Pool::MAX_IDLE {
+                idle.push(std::mem::take(&mut self.bytes));
             }
         }
     }

@@ -27,78 +27,78 @@ const MAX_VERIFIED: u64 = 2 << 20;
 
 /// A committed blob, open or in memory. It stays readable after its eviction. Cheap to clone.
 pub struct StoredBlob {
-    held: Held,
+    source: Source,
     /// 1 + the chunk that was verified last: small sequential reads verify each chunk once.
     verified: AtomicU64,
 }
 
 #[derive(Clone)]
-enum Held {
+enum Source {
     Memory(Arc<SmallBlob>),
     Tier(Arc<OpenBlob>),
 }
 
 impl Clone for StoredBlob {
     fn clone(&self) -> Self {
-        Self::of(self.held.clone())
+        Self::of(self.source.clone())
     }
 }
 
 impl StoredBlob {
     pub(crate) fn new(open: Arc<OpenBlob>) -> Self {
-        Self::of(Held::Tier(open))
+        Self::of(Source::Tier(open))
     }
 
     pub(crate) fn small(small: Arc<SmallBlob>) -> Self {
-        Self::of(Held::Memory(small))
+        Self::of(Source::Memory(small))
     }
 
-    fn of(held: Held) -> Self {
+    fn of(source: Source) -> Self {
         Self {
-            held,
+            source,
             verified: AtomicU64::new(0),
         }
     }
 
     /// The digest of the blob.
     pub fn digest(&self) -> Digest {
-        match &self.held {
-            Held::Memory(small) => small.digest,
-            Held::Tier(open) => open.digest,
+        match &self.source {
+            Source::Memory(small) => small.digest,
+            Source::Tier(open) => open.digest,
         }
     }
 
     /// Size of the content in bytes.
     pub fn size(&self) -> u64 {
-        match &self.held {
-            Held::Memory(small) => small.bytes.len() as u64,
-            Held::Tier(open) => open.blob.trailer().size(),
+        match &self.source {
+            Source::Memory(small) => small.bytes.len() as u64,
+            Source::Tier(open) => open.blob.trailer().size(),
         }
     }
 
     /// Media type that the blob was stored with. Documents have one, layers have none.
     pub fn media_type(&self) -> Option<&MediaType> {
-        match &self.held {
-            Held::Memory(small) => small.media_type.as_ref(),
-            Held::Tier(open) => open.blob.trailer().media_type(),
+        match &self.source {
+            Source::Memory(small) => small.media_type.as_ref(),
+            Source::Tier(open) => open.blob.trailer().media_type(),
         }
     }
 
     /// The whole verified content, if it is in memory. Only small blobs are, and only while there
     /// is room.
     pub fn bytes(&self) -> Option<&Bytes> {
-        match &self.held {
-            Held::Memory(small) => Some(&small.bytes),
-            Held::Tier(_) => None,
+        match &self.source {
+            Source::Memory(small) => Some(&small.bytes),
+            Source::Tier(_) => None,
         }
     }
 
     /// File and position of the content from `offset` on, for `sendfile`. Reading the file directly
     /// skips the checksums: see [`StoredBlob::verified_len`]. `None` for a blob in memory.
     pub fn extent(&self, offset: u64) -> Option<Extent<'_>> {
-        match &self.held {
-            Held::Memory(_) => None,
-            Held::Tier(open) => open.blob.extent(offset),
+        match &self.source {
+            Source::Memory(_) => None,
+            Source::Tier(open) => open.blob.extent(offset),
         }
     }
 
@@ -124,7 +124,7 @@ impl StoredBlob {
     }
 
     fn verified_from(&self, offset: u64, max: u64) -> Option<(u64, Identity)> {
-        let Held::Tier(open) = &self.held else {
+        let Source::Tier(open) = &self.source else {
             return None;
         };
         let max = max
@@ -152,13 +152,13 @@ impl StoredBlob {
         if offset >= size || max == 0 {
             return Ok(Bytes::new());
         }
-        let open = match &self.held {
-            Held::Memory(small) => {
+        let open = match &self.source {
+            Source::Memory(small) => {
                 let start = to_usize(offset);
                 let end = start.saturating_add(max).min(small.bytes.len());
                 return Ok(small.bytes.slice(start..end));
             }
-            Held::Tier(open) => open,
+            Source::Tier(open) => open,
         };
         let chunk = CHUNK as u64;
         let first = offset / chunk;
@@ -166,7 +166,7 @@ impl StoredBlob {
         let max = max.min(BUFFER);
         if self.verified.load(Ordering::Relaxed) == first + 1 && inside + (max as u64) <= chunk {
             let len = to_usize((size - offset).min(max as u64));
-            let buffer = open.fill(offset, len).await?;
+            let buffer = open.read(offset, len).await?;
             return Ok(buffer.freeze(0, len));
         }
         let identity = open.identity(first);
@@ -174,7 +174,7 @@ impl StoredBlob {
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
         let buffer = open
-            .fill(first * chunk, to_usize(end - first * chunk))
+            .read(first * chunk, to_usize(end - first * chunk))
             .await?;
         let mut index = first;
         for bytes in buffer.as_ref().chunks(CHUNK) {

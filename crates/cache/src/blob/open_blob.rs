@@ -51,7 +51,7 @@ impl OpenBlob {
 
     /// Reads `len` bytes from `offset`, at most [`BUFFER`](super::buffer::BUFFER): directly from
     /// the page cache, else on a blocking thread.
-    pub(crate) async fn fill(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
+    pub(crate) async fn read(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
         let mut buffer = self.owner.buffers().take(len);
         match self.blob.try_read_at(offset, buffer.as_mut()) {
             Ok(read) if read == len => return Ok(buffer),

@@ -59,11 +59,11 @@ impl Identity {
 /// The verified chunks of all files; see the head of this module.
 #[derive(Default)]
 pub(crate) struct VerifiedChunks {
-    table: Mutex<Table>,
+    chunks: Mutex<ChunkMap>,
 }
 
 #[derive(Default)]
-struct Table {
+struct ChunkMap {
     files: HashMap<Key, Chunks>,
     /// Sum over all files.
     words: usize,
@@ -106,23 +106,23 @@ impl VerifiedChunks {
             return;
         };
         let key = key(digest, &identity);
-        let mut table = self.table.lock();
-        if !table
+        let mut map = self.chunks.lock();
+        if !map
             .files
             .get(&key)
             .is_some_and(|file| file.holds(&identity, now))
         {
-            table.remove(&key);
-            table.make_room(words, now);
-            table.words += words;
+            map.remove(&key);
+            map.make_room(words, now);
+            map.words += words;
             let file = Chunks {
                 identity,
                 since: now,
                 bits: vec![0; words].into(),
             };
-            table.files.insert(key, file);
+            map.files.insert(key, file);
         }
-        let Some(file) = table.files.get_mut(&key) else {
+        let Some(file) = map.files.get_mut(&key) else {
             return;
         };
         for chunk in chunks {
@@ -141,8 +141,8 @@ impl VerifiedChunks {
         range: Range<u64>,
         now: Instant,
     ) -> u64 {
-        let table = self.table.lock();
-        let Some(file) = table
+        let map = self.chunks.lock();
+        let Some(file) = map
             .files
             .get(&key(digest, identity))
             .filter(|file| file.holds(identity, now))
@@ -163,7 +163,7 @@ impl VerifiedChunks {
     }
 }
 
-impl Table {
+impl ChunkMap {
     fn remove(&mut self, key: &Key) {
         if let Some(file) = self.files.remove(key) {
             self.words -= file.bits.len();
@@ -172,7 +172,7 @@ impl Table {
 
     /// Drops expired files, or all files, until `words` more words and one more file fit.
     fn make_room(&mut self, words: usize, now: Instant) {
-        let fits = |table: &Self| table.files.len() < MAX_FILES && table.words + words <= MAX_WORDS;
+        let fits = |map: &Self| map.files.len() < MAX_FILES && map.words + words <= MAX_WORDS;
         if fits(self) {
             return;
         }
@@ -206,7 +206,7 @@ mod tests {
     const C: u64 = CHUNK as u64;
 
     #[test]
-    fn only_what_was_checked_is_sound() {
+    fn only_verified_chunks_count_as_verified() {
         let (verified, now, of) = (VerifiedChunks::default(), Instant::now(), digest("a"));
         let size = 200 * C + 7;
         verified.add(&of, identity(0), size, 1..3, now);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_and_an_old_check_count_for_nothing() {
+    fn a_changed_file_and_an_expired_verification_do_not_count() {
         let (verified, now, of) = (VerifiedChunks::default(), Instant::now(), digest("a"));
         verified.add(&of, identity(0), 2 * C, 0..2, now);
         let verified_len =
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_shared_file_the_record_counts_and_not_its_times() {
+    fn in_a_shared_file_the_record_number_counts_and_not_the_file_times() {
         let file = tempfile::tempfile().unwrap();
         let extent = |at, record| Extent {
             file: &file,
@@ -261,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_memory_of_verified_chunks_is_bounded() {
         let (verified, now) = (VerifiedChunks::default(), Instant::now());
         let bounded = || {
-            let table = verified.table.lock();
-            let words: usize = table.files.values().map(|file| file.bits.len()).sum();
-            assert_eq!(words, table.words);
-            table.files.len() <= MAX_FILES && words <= MAX_WORDS
+            let map = verified.chunks.lock();
+            let words: usize = map.files.values().map(|file| file.bits.len()).sum();
+            assert_eq!(words, map.words);
+            map.files.len() <= MAX_FILES && words <= MAX_WORDS
         };
         for nth in 0..2 * MAX_FILES {
             let of = digest(&nth.to_string());

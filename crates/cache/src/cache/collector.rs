@@ -36,7 +36,7 @@ impl Collector for StateCollector {
                 ("admission", ranking.admission.name.clone()),
             ];
             let policy = u64::try_from(ranking.policy.memory()).unwrap_or(u64::MAX);
-            let limit = ranking.admission.cap();
+            let limit = ranking.admission.budget();
             let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
             let figures = [
                 (
@@ -80,7 +80,7 @@ impl Collector for StateCollector {
                     "tags",
                     "Tags and tag lists on disk",
                     Some(Unit::Bytes),
-                    state.names,
+                    state.tag_bytes,
                 ),
                 (
                     "capacity",

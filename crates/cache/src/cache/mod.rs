@@ -72,10 +72,10 @@ enum Lookup {
 
 /// Which stored blobs satisfy a claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wanted<'a> {
+enum MediaTypeFilter<'a> {
     Any,
     /// Only a blob with this media type.
-    As(&'a MediaType),
+    Only(&'a MediaType),
 }
 
 impl Cache {
@@ -122,10 +122,10 @@ impl Cache {
         recovery::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
         let origins = Origins::open(&config.data).map_err(failed)?;
         recovery::partials(&mut state, &*tier, &origins).map_err(failed)?;
-        let places = (tier, placer);
-        let store = Arc::new(Store::new(config.clone(), places, state, (folder, origins)));
+        let tiers = (tier, placer);
+        let store = Arc::new(Store::new(config.clone(), tiers, state, (folder, origins)));
         let tags = TagStore::open(store.clone())?;
-        catalog.names(|key, validated| tags.restore(key, validated));
+        catalog.tags(|key, validated| tags.restore(key, validated));
         store.shrink();
         let tags = Arc::new(tags);
         let maintenance = Maintenance::start(store.clone(), tags.clone(), (catalog, policy_state))
@@ -230,28 +230,29 @@ impl Cache {
     /// [`Error::Io`]: the staging file cannot be opened ([`Error::is_storage`]: stream without
     /// storing).
     pub async fn claim(&self, digest: &Digest, origin: Origin) -> Result<Claim, Error> {
-        self.claim_as(digest, origin, Wanted::Any).await
+        self.claim_as(digest, origin, MediaTypeFilter::Any).await
     }
 
     async fn claim_as(
         &self,
         digest: &Digest,
         origin: Origin,
-        wanted: Wanted<'_>,
+        filter: MediaTypeFilter<'_>,
     ) -> Result<Claim, Error> {
         loop {
             if let Some(stored) = self.get(digest).await?
-                && (wanted == Wanted::Any || stored.media_type().map(Wanted::As) == Some(wanted))
+                && (filter == MediaTypeFilter::Any
+                    || stored.media_type().map(MediaTypeFilter::Only) == Some(filter))
             {
                 return Ok(Claim::Hit(stored));
             }
             let shared_fill = {
                 let mut state = self.store.state.lock();
                 // Committed since the lookup.
-                if wanted == Wanted::Any && state.index.contains_key(digest) {
+                if filter == MediaTypeFilter::Any && state.index.contains_key(digest) {
                     continue;
                 }
-                if state.closed {
+                if state.is_closed {
                     return Err(closing());
                 }
                 match state.fills.get(digest) {
@@ -259,7 +260,7 @@ impl Cache {
                         let doomed = shared_fill.is_doomed();
                         if !doomed {
                             // Under the lock: the commit reads this counter under the same lock.
-                            shared_fill.joined.fetch_add(1, Ordering::Relaxed);
+                            shared_fill.followers.fetch_add(1, Ordering::Relaxed);
                         }
                         Err((shared_fill.clone(), doomed))
                     }
@@ -306,14 +307,14 @@ impl Cache {
         media_type: &MediaType,
         content: Bytes,
     ) -> Result<StoredBlob, Error> {
-        self.put_costing(digest, media_type, content, None).await
+        self.put_with_cost(digest, media_type, content, None).await
     }
 
     /// As [`Cache::put`]. `cost`: seconds that a client would wait for a fetch of the document.
     ///
     /// # Errors
     /// As [`Cache::put`].
-    pub async fn put_costing(
+    pub async fn put_with_cost(
         &self,
         digest: &Digest,
         media_type: &MediaType,
@@ -324,8 +325,8 @@ impl Cache {
             placer.place_document(digest, content.len() as u64);
         }
         loop {
-            let wanted = Wanted::As(media_type);
-            match self.claim_as(digest, Origin::LOCAL, wanted).await? {
+            let filter = MediaTypeFilter::Only(media_type);
+            match self.claim_as(digest, Origin::LOCAL, filter).await? {
                 Claim::Hit(stored) => return Ok(stored),
                 Claim::Follower(BlobReader::Tail(tail)) => {
                     // The result does not matter: the next round claims again.
@@ -363,7 +364,7 @@ impl Cache {
                 placer.image_came(digest, &manifest);
             }
             let parts = manifest.children().take(MAX_PARTS).map(|part| part.digest);
-            self.store.state.lock().share(digest, parts);
+            self.store.state.lock().count_image(digest, parts);
         }
     }
 
@@ -478,7 +479,7 @@ impl Cache {
     pub async fn close(&self) {
         let shared_fills: Vec<_> = {
             let mut state = self.store.state.lock();
-            state.closed = true;
+            state.is_closed = true;
             state.fills.values().cloned().collect()
         };
         for shared_fill in shared_fills {
@@ -492,8 +493,8 @@ impl Cache {
         let store = self.store.clone();
         blocking(move || {
             maintenance.close();
-            if let Some(layers) = store.tier.layers() {
-                layers.close();
+            if let Some(multi_tier) = store.tier.multi_tier() {
+                multi_tier.close();
             }
         })
         .await;

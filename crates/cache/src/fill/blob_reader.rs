@@ -124,7 +124,7 @@ impl TailReader {
                 return done;
             }
             if progress.changed().await.is_err() {
-                return Err(crate::fill::shared_fill::over());
+                return Err(crate::fill::shared_fill::fill_ended());
             }
         }
     }

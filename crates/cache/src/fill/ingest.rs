@@ -13,7 +13,7 @@ use crate::blob::buffer::BUFFER;
 use crate::clock::now;
 use crate::error::Error;
 use crate::fill::reservation;
-use crate::fill::shared_fill::{FillWorker, Order, SharedFill, Work, over};
+use crate::fill::shared_fill::{FillWorker, Order, SharedFill, Work, fill_ended};
 use crate::store::Store;
 use crate::store::blocks::blocks;
 use crate::store::partials::Partial;
@@ -29,9 +29,9 @@ const BATCH_BYTES: usize = 256 * 1024;
 const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
 
 /// The one permit for an early sync ([`Store::syncing`]); dropping it releases the permit.
-struct SyncTurn(Arc<Store>);
+struct SyncPermit(Arc<Store>);
 
-impl Drop for SyncTurn {
+impl Drop for SyncPermit {
     fn drop(&mut self) {
         self.0.syncing.store(false, Ordering::Relaxed);
     }
@@ -84,7 +84,7 @@ impl Drop for EndOnPanic {
         }
         shared_fill
             .progress
-            .send_modify(|progress| progress.outcome = Some(Err(over())));
+            .send_modify(|progress| progress.outcome = Some(Err(fill_ended())));
     }
 }
 
@@ -192,7 +192,7 @@ impl Ingest {
     ) -> Result<(), Error> {
         let len = bytes as u64;
         let size = self.staged.size() + len;
-        self.store.admit(size, 0)?;
+        self.store.check_room(size, 0)?;
         self.store.spend(shared_fill, len)?;
         reservation::extend(&self.store, shared_fill, Store::need(size, None))?;
         self.record_origin(shared_fill, size)?;
@@ -211,7 +211,7 @@ impl Ingest {
             position += piece.len() as u64;
         }
         self.store.metrics.written_bytes.inc_by(len);
-        shared_fill.done(bytes);
+        shared_fill.count_written(bytes);
         Ok(())
     }
 
@@ -244,7 +244,7 @@ impl Ingest {
             return;
         }
         // Dropping it releases the permit, even when the work panics or never runs.
-        let turn = SyncTurn(self.store.clone());
+        let permit = SyncPermit(self.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
             let watch = self
@@ -256,7 +256,7 @@ impl Ingest {
             drop(shared_fill.runtime.spawn_blocking(move || {
                 let _watch = watch;
                 sync();
-                drop(turn);
+                drop(permit);
             }));
         }
     }
@@ -265,7 +265,7 @@ impl Ingest {
         shared_fill.staged.store(self.hashed, Ordering::Relaxed);
         shared_fill
             .progress
-            .send_modify(|progress| progress.landed = self.hashed);
+            .send_modify(|progress| progress.written = self.hashed);
     }
 
     fn clear(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
@@ -278,7 +278,7 @@ impl Ingest {
         shared_fill.progress.send_modify(|progress| {
             progress.generation += 1;
             progress.size = None;
-            progress.landed = 0;
+            progress.written = 0;
         });
         Ok(())
     }

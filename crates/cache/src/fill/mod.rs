@@ -19,7 +19,7 @@ use crate::fill::blob_reader::TailReader;
 use crate::fill::ingest::Ingest;
 use crate::fill::shared_fill::{Order, SharedFill, Terms};
 use crate::store::Store;
-use crate::store::small_blobs::SMALL;
+use crate::store::small_blobs::MAX_SMALL_BLOB;
 
 /// The leader's handle of a fill. Dropping it without [`Fill::finish`] ends the fill for its
 /// followers with [`Error::Abandoned`]. The staged bytes are kept, and the next leader resumes
@@ -40,7 +40,7 @@ pub struct Fill {
     position: u64,
     size: Option<u64>,
     terms: Terms,
-    over: bool,
+    is_ended: bool,
 }
 
 impl Fill {
@@ -91,7 +91,7 @@ impl Fill {
             position: offset,
             size: None,
             terms: Terms::default(),
-            over: false,
+            is_ended: false,
         }
     }
 
@@ -153,7 +153,7 @@ impl Fill {
         let (store, shared_fill) = (self.store.clone(), self.shared_fill.clone());
         let need = Store::need(size.unwrap_or(self.position), self.media_type.as_ref());
         let mut terms = self.terms;
-        terms.small = self.media_type.is_some() || size.is_some_and(|size| size <= SMALL);
+        terms.small = self.media_type.is_some() || size.is_some_and(|size| size <= MAX_SMALL_BLOB);
         let reserved =
             blocking(move || reservation::announce(&store, &shared_fill, size, need, terms)).await;
         if let Err(error) = reserved {
@@ -231,7 +231,7 @@ impl Fill {
             };
             return Err(self.fail(error).await);
         }
-        self.over = true;
+        self.is_ended = true;
         self.shared_fill
             .order(Order::Finish(self.media_type.take()));
         Ok(StoredBlob::new(self.shared_fill.outcome().await?))
@@ -239,7 +239,7 @@ impl Fill {
 
     /// Ends the fill with a reason for the readers. The staged bytes are kept for the next leader.
     pub fn abandon(mut self, why: &str) {
-        self.over = true;
+        self.is_ended = true;
         self.shared_fill.order(Order::Abandon {
             why: Error::Abandoned(why.into()),
             keep: true,
@@ -252,7 +252,7 @@ impl Fill {
     }
 
     async fn end(&mut self, why: Error, keep: bool) -> Error {
-        self.over = true;
+        self.is_ended = true;
         self.shared_fill.order(Order::Abandon { why, keep });
         self.shared_fill.failure().await
     }
@@ -260,7 +260,7 @@ impl Fill {
 
 impl Drop for Fill {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.is_ended {
             let why = Error::Abandoned("the fetch was cancelled".into());
             self.shared_fill.order(Order::Abandon { why, keep: true });
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::Error;
-use crate::fill::shared_fill::{SharedFill, Terms, over};
+use crate::fill::shared_fill::{SharedFill, Terms, fill_ended};
 use crate::store::Store;
 use crate::store::blocks::blocks;
 
@@ -20,11 +20,11 @@ pub(super) fn announce(
 ) -> Result<(), Error> {
     shared_fill.set_terms(terms, size.map_or(u64::MAX, |_| need));
     let held = shared_fill.reserved.load(Ordering::Relaxed);
-    store.ask(shared_fill, size, need, terms)?;
+    store.admit_fill(shared_fill, size, need, terms)?;
     let more = need.saturating_sub(held);
     store
-        .admit(size.unwrap_or(0), more)
-        .inspect_err(|_| store.passed(shared_fill, need))?;
+        .check_room(size.unwrap_or(0), more)
+        .inspect_err(|_| store.record_bypass(shared_fill, need))?;
     extend(store, shared_fill, need.min(held.max(store.config.step)))
 }
 
@@ -59,11 +59,11 @@ fn reserve(
 ) -> Result<(), Error> {
     store.reserve(more, later)?;
     let mut state = store.state.lock();
-    if state.is_entered(shared_fill) {
+    if state.is_running_fill(shared_fill) {
         shared_fill.reserved.fetch_add(more, Ordering::Relaxed);
         return Ok(());
     }
     // The fill has ended meanwhile and has released its reservation.
     state.reserved -= more;
-    Err(over())
+    Err(fill_ended())
 }

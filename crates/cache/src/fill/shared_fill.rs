@@ -33,7 +33,7 @@ pub(crate) struct SharedFill {
     /// The registry that sends the bytes.
     pub(crate) origin: Origin,
     /// When the fill started, and how many bytes all fills had written by then.
-    pub(crate) begun: (Instant, u64),
+    pub(crate) start: (Instant, u64),
     pub(crate) owner: Arc<dyn BlobOwner>,
     pub(crate) progress: Arc<watch::Sender<Progress>>,
     /// The committed blob, once it exists. All readers share this handle.
@@ -48,16 +48,16 @@ pub(crate) struct SharedFill {
     pub(crate) staged: AtomicU64,
     /// Bytes of the daily write budget that are reserved for this fill. Changes only under the lock
     /// of the state.
-    pub(crate) promised: AtomicU64,
+    pub(crate) reserved_budget: AtomicU64,
     /// Whether the fill may use the part of the write budget for small blobs and documents.
     pub(crate) small: AtomicBool,
     /// Number of followers so far.
-    pub(crate) joined: AtomicU32,
+    pub(crate) followers: AtomicU32,
     /// Bits of the cost of a fetch in seconds; NaN while unknown.
     cost: AtomicU32,
     queue: Mutex<Queue>,
     /// Notified when the queue has room again, or is closed.
-    drained: Notify,
+    room_available: Notify,
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Progress {
     /// announced, if any.
     pub(crate) size: Option<Option<u64>>,
     /// Number of bytes on the medium.
-    pub(crate) landed: u64,
+    pub(crate) written: u64,
     /// The digest matched: all bytes are valid, and no more will come.
     pub(crate) verified: bool,
     /// The result of the fill.
@@ -134,7 +134,7 @@ pub(crate) enum Work {
     Order(Order),
 }
 
-pub(crate) fn over() -> Error {
+pub(crate) fn fill_ended() -> Error {
     Error::Abandoned("the fill is over".into())
 }
 
@@ -150,11 +150,11 @@ impl Progress {
     /// Number of bytes that readers may read.
     pub(crate) fn visible(&self) -> u64 {
         match self.size {
-            _ if self.verified => self.landed,
+            _ if self.verified => self.written,
             None => 0,
-            Some(Some(size)) => self.landed.min(size.saturating_sub(WITHHELD_BYTES)),
+            Some(Some(size)) => self.written.min(size.saturating_sub(WITHHELD_BYTES)),
             // The content may end with any byte, so readers do not get the last byte yet.
-            Some(None) => self.landed.saturating_sub(1),
+            Some(None) => self.written.saturating_sub(1),
         }
     }
 }
@@ -170,7 +170,7 @@ impl SharedFill {
         Self {
             digest,
             origin,
-            begun: (Instant::now(), written),
+            start: (Instant::now(), written),
             owner,
             progress: Arc::new(watch::Sender::new(Progress::default())),
             committed: OnceLock::new(),
@@ -178,12 +178,12 @@ impl SharedFill {
             reserved: AtomicU64::new(0),
             expected: AtomicU64::new(u64::MAX),
             staged: AtomicU64::new(0),
-            promised: AtomicU64::new(0),
+            reserved_budget: AtomicU64::new(0),
             small: AtomicBool::new(false),
-            joined: AtomicU32::new(0),
+            followers: AtomicU32::new(0),
             cost: AtomicU32::new(f32::NAN.to_bits()),
             queue: Mutex::default(),
-            drained: Notify::new(),
+            room_available: Notify::new(),
             runtime: tokio::runtime::Handle::current(),
         }
     }
@@ -248,7 +248,7 @@ impl SharedFill {
     /// The first piece and full batches are written at once, others within [`MAX_LINGER`].
     pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
         let queued = loop {
-            let drained = self.drained.notified();
+            let notified = self.room_available.notified();
             {
                 let mut queue = self.queue.lock();
                 if queue.closed {
@@ -264,7 +264,7 @@ impl SharedFill {
                     break Ok((queue.due, linger));
                 }
             }
-            drained.await;
+            notified.await;
         };
         match queued {
             Ok((true, _)) => self.wake(),
@@ -318,13 +318,13 @@ impl SharedFill {
         outcome
             .ok()
             .and_then(|progress| progress.outcome.clone())
-            .unwrap_or_else(|| Err(over()))?;
-        self.committed.get().cloned().ok_or_else(over)
+            .unwrap_or_else(|| Err(fill_ended()))?;
+        self.committed.get().cloned().ok_or_else(fill_ended)
     }
 
     /// The error that ended the fill.
     pub(crate) async fn failure(&self) -> Error {
-        self.outcome().await.err().unwrap_or_else(over)
+        self.outcome().await.err().unwrap_or_else(fill_ended)
     }
 
     /// Runs the worker on a blocking thread unless it runs already. A slow upstream holds no
@@ -358,14 +358,14 @@ impl SharedFill {
     }
 
     /// Counts `bytes` of the queue as written.
-    pub(crate) fn done(&self, bytes: usize) {
+    pub(crate) fn count_written(&self, bytes: usize) {
         let mut queue = self.queue.lock();
         let before = queue.bytes;
         queue.bytes = before.saturating_sub(bytes);
         // Notifies once, at half of the maximum: a leader that is faster than the disk is not woken
         // for every piece.
         if before > MAX_QUEUED_BYTES / 2 && queue.bytes <= MAX_QUEUED_BYTES / 2 {
-            self.drained.notify_one();
+            self.room_available.notify_one();
         }
     }
 
@@ -375,6 +375,6 @@ impl SharedFill {
         queue.closed = true;
         queue.clear();
         drop(queue);
-        self.drained.notify_one();
+        self.room_available.notify_one();
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct AdmissionControl {
     reported_day: u64,
     pub(crate) filter: Option<Box<dyn Admission<Digest>>>,
     /// Daily write budget in bytes; 0: no limit.
-    cap: u64,
+    budget: u64,
     /// Current day of the policy clock, in days since 1970. When that clock goes back, the bytes
     /// written so far count for the earlier day. After a moment in a far future, the budget is not
     /// exhausted until then.
@@ -26,7 +26,7 @@ pub(crate) struct AdmissionControl {
     /// Bytes written on that day.
     written: u64,
     /// Bytes that running fills have announced and not written yet.
-    promised: u64,
+    reserved: u64,
 }
 
 /// Why a fill that would fit is not stored.
@@ -41,15 +41,19 @@ pub(crate) enum Refusal {
 }
 
 impl AdmissionControl {
-    pub(crate) fn new(name: String, filter: Option<Box<dyn Admission<Digest>>>, cap: u64) -> Self {
+    pub(crate) fn new(
+        name: String,
+        filter: Option<Box<dyn Admission<Digest>>>,
+        budget: u64,
+    ) -> Self {
         Self {
             name,
             reported_day: 0,
             filter,
-            cap,
+            budget,
             day: 0,
             written: 0,
-            promised: 0,
+            reserved: 0,
         }
     }
 
@@ -73,22 +77,22 @@ impl AdmissionControl {
     pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, tick: u64) -> bool {
         self.enter_day(tick);
         let spare = if is_small {
-            self.cap / SMALL_BLOB_SHARE
+            self.budget / SMALL_BLOB_SHARE
         } else {
             0
         };
-        let taken = self.written.saturating_add(self.promised);
-        self.cap == 0 || taken.saturating_add(bytes) <= self.cap.saturating_add(spare)
+        let taken = self.written.saturating_add(self.reserved);
+        self.budget == 0 || taken.saturating_add(bytes) <= self.budget.saturating_add(spare)
     }
 
     /// Reserves budget for a fill, until it is spent or [`AdmissionControl::release`]d.
-    pub(crate) fn promise(&mut self, bytes: u64) {
-        self.promised = self.promised.saturating_add(bytes);
+    pub(crate) fn reserve(&mut self, bytes: u64) {
+        self.reserved = self.reserved.saturating_add(bytes);
     }
 
     /// Releases reserved budget.
     pub(crate) fn release(&mut self, bytes: u64) {
-        self.promised = self.promised.saturating_sub(bytes);
+        self.reserved = self.reserved.saturating_sub(bytes);
     }
 
     /// Counts written bytes.
@@ -112,15 +116,16 @@ impl AdmissionControl {
     pub(crate) fn first_refusal_of_day(&mut self, tick: u64) -> Option<(u64, u64)> {
         self.enter_day(tick);
         let day = tick / DAY_SECONDS + 1;
-        (std::mem::replace(&mut self.reported_day, day) != day).then_some((self.written, self.cap))
+        (std::mem::replace(&mut self.reported_day, day) != day)
+            .then_some((self.written, self.budget))
     }
 
-    pub(crate) fn set_cap(&mut self, cap: u64) {
-        self.cap = cap;
+    pub(crate) fn set_budget(&mut self, budget: u64) {
+        self.budget = budget;
     }
 
-    pub(crate) fn cap(&self) -> u64 {
-        self.cap
+    pub(crate) fn budget(&self) -> u64 {
+        self.budget
     }
 
     fn enter_day(&mut self, tick: u64) {
@@ -137,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_day_takes_its_bytes_and_small_ones_a_little_more() {
+    fn a_day_has_its_write_budget_and_small_blobs_may_exceed_it() {
         let mut admission = AdmissionControl::new(String::new(), None, 1600);
         assert!(admission.allows(1600, false, 5) && !admission.allows(1601, false, 5));
         admission.spend(1600, 5);
@@ -174,7 +179,7 @@ mod tests {
             !admission.allows(601, false, DAY_SECONDS)
                 && admission.allows(601, false, 2 * DAY_SECONDS)
         );
-        admission.set_cap(0);
+        admission.set_budget(0);
         admission.spend(u64::MAX, 2 * DAY_SECONDS);
         assert!(admission.allows(u64::MAX, false, 2 * DAY_SECONDS));
     }

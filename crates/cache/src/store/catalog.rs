@@ -28,13 +28,13 @@ const MAX_BATCH: usize = 1000;
 pub(crate) struct Catalog {
     folder: PathBuf,
     /// `None` when the database is unusable and cannot be recreated (a full disk).
-    open: Option<Open>,
+    open: Option<Database>,
 }
 
-struct Open {
+struct Database {
     db: sled::Db,
     blobs: sled::Tree,
-    names: sled::Tree,
+    tags: sled::Tree,
 }
 
 impl Catalog {
@@ -44,7 +44,7 @@ impl Catalog {
             folder: data.join("catalog"),
             open: None,
         };
-        catalog.open = match guard(|| open(&catalog.folder)) {
+        catalog.open = match catch_panic(|| open(&catalog.folder)) {
             Ok(open) => Some(open),
             Err(what) => {
                 tracing::warn!(%what, "the catalog is unusable; it is rebuilt from the files");
@@ -55,9 +55,9 @@ impl Catalog {
     }
 
     /// Renames the database, deletes it, and creates an empty one.
-    fn renew(&self) -> Option<Open> {
+    fn renew(&self) -> Option<Database> {
         let aside = self.folder.with_extension("damaged");
-        let fresh = guard(|| {
+        let fresh = catch_panic(|| {
             remove(&aside)?;
             match fs::rename(&self.folder, &aside) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
@@ -85,9 +85,9 @@ impl Catalog {
     }
 
     /// Visits the validation times of all tags.
-    pub(crate) fn names(&self, mut visit: impl FnMut(&Key, u64)) {
+    pub(crate) fn tags(&self, mut visit: impl FnMut(&Key, u64)) {
         self.each(
-            |open| &open.names,
+            |open| &open.tags,
             |key, value| {
                 if let (Ok(key), Ok(value)) = (Key::try_from(key), value.try_into()) {
                     visit(&key, u64::from_le_bytes(value));
@@ -96,9 +96,9 @@ impl Catalog {
         );
     }
 
-    fn each(&self, tree: impl Fn(&Open) -> &sled::Tree, mut visit: impl FnMut(&[u8], &[u8])) {
+    fn each(&self, tree: impl Fn(&Database) -> &sled::Tree, mut visit: impl FnMut(&[u8], &[u8])) {
         let Some(open) = &self.open else { return };
-        let read = guard(|| {
+        let read = catch_panic(|| {
             for entry in tree(open) {
                 let (key, value) = entry?;
                 visit(&key, &value);
@@ -112,9 +112,9 @@ impl Catalog {
 
     /// Writes changes durably: blobs (`None`: removed) and validation times of tags. `false` when
     /// the database had to be replaced by an empty one: the caller then writes all entries again.
-    pub(crate) fn write(&mut self, blobs: &[(Digest, Option<Slot>)], names: &[(Key, u64)]) -> bool {
+    pub(crate) fn write(&mut self, blobs: &[(Digest, Option<Slot>)], tags: &[(Key, u64)]) -> bool {
         let Some(open) = &self.open else { return true };
-        let written = guard(|| {
+        let written = catch_panic(|| {
             for part in blobs.chunks(MAX_BATCH) {
                 let mut batch = sled::Batch::default();
                 for (digest, slot) in part {
@@ -125,12 +125,12 @@ impl Catalog {
                 }
                 open.blobs.apply_batch(batch)?;
             }
-            for part in names.chunks(MAX_BATCH) {
+            for part in tags.chunks(MAX_BATCH) {
                 let mut batch = sled::Batch::default();
                 for (key, validated) in part {
                     batch.insert(key, &validated.to_le_bytes());
                 }
-                open.names.apply_batch(batch)?;
+                open.tags.apply_batch(batch)?;
             }
             open.db.flush()?;
             Ok(())
@@ -143,7 +143,7 @@ impl Catalog {
     }
 }
 
-fn open(folder: &Path) -> Result<Open, Failure> {
+fn open(folder: &Path) -> Result<Database, Failure> {
     let db = sled::Config::default()
         .path(folder)
         .cache_capacity(PAGE_CACHE)
@@ -161,9 +161,9 @@ fn open(folder: &Path) -> Result<Open, Failure> {
             db.flush()?;
         }
     }
-    Ok(Open {
+    Ok(Database {
         blobs: db.open_tree("blobs")?,
-        names: db.open_tree("names")?,
+        tags: db.open_tree("names")?,
         db,
     })
 }
@@ -195,7 +195,7 @@ impl From<io::Error> for Failure {
 }
 
 /// sled panics on some kinds of damage instead of returning an error.
-fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic
             .downcast_ref::<String>()
@@ -279,13 +279,13 @@ fn rank(bytes: &[u8]) -> Option<(f32, u16)> {
 
 #[cfg(test)]
 mod tests {
-    use super::guard;
+    use super::catch_panic;
 
     #[test]
-    fn a_panic_is_a_failure_like_others() {
-        let failed = guard::<()>(|| panic!("at page {}", 7));
+    fn a_panic_of_sled_becomes_an_error() {
+        let failed = catch_panic::<()>(|| panic!("at page {}", 7));
         assert_eq!(failed.unwrap_err().to_string(), "sled panicked: at page 7");
-        let failed = guard::<()>(|| panic!("at once"));
+        let failed = catch_panic::<()>(|| panic!("at once"));
         assert_eq!(failed.unwrap_err().to_string(), "sled panicked: at once");
     }
 }

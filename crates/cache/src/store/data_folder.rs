@@ -37,8 +37,8 @@ pub(crate) struct DataFolder {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    Leave,
+enum IfMissing {
+    Ignore,
     Write,
 }
 
@@ -46,11 +46,11 @@ impl DataFolder {
     /// Creates a missing folder, locks it, and checks its version. Refuses a folder with other
     /// contents before it writes anything.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
-        make(data).map_err(|error| Error::io("make the folder", data, error))?;
+        create(data).map_err(|error| Error::io("make the folder", data, error))?;
         check_access(data)?;
-        Self::check_version(data, Missing::Leave)?;
+        Self::check_version(data, IfMissing::Ignore)?;
         let lock = Self::lock(data)?;
-        Self::check_version(data, Missing::Write)?;
+        Self::check_version(data, IfMissing::Write)?;
         for name in FOLDERS {
             check_access(&data.join(name))?;
         }
@@ -88,7 +88,7 @@ impl DataFolder {
         Ok(file)
     }
 
-    fn check_version(data: &Path, missing: Missing) -> Result<(), Error> {
+    fn check_version(data: &Path, if_missing: IfMissing) -> Result<(), Error> {
         let path = data.join("version");
         let mut text = String::new();
         let read =
@@ -108,13 +108,13 @@ impl DataFolder {
         let is_ours = ["blobs", "staging"]
             .iter()
             .all(|name| data.join(name).is_dir());
-        if !is_ours && let Some(entry) = Self::stranger(data)? {
+        if !is_ours && let Some(entry) = Self::foreign_entry(data)? {
             return Err(Error::Foreign {
                 path: data.to_owned(),
                 entry,
             });
         }
-        if missing == Missing::Leave {
+        if if_missing == IfMissing::Ignore {
             return Ok(());
         }
         if is_ours {
@@ -126,7 +126,7 @@ impl DataFolder {
 
     /// The first name in a folder that is not yet a data folder, other than what an interrupted
     /// start or the file system itself leaves.
-    fn stranger(data: &Path) -> Result<Option<OsString>, Error> {
+    fn foreign_entry(data: &Path) -> Result<Option<OsString>, Error> {
         let failed = |error| Error::io("look into", data, error);
         for entry in fs::read_dir(data).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
@@ -166,7 +166,7 @@ fn check_access(folder: &Path) -> Result<(), Error> {
 
 /// Creates the folder with mode 0700, since it may hold private content. An existing folder keeps
 /// its mode.
-fn make(data: &Path) -> io::Result<()> {
+fn create(data: &Path) -> io::Result<()> {
     if data.is_dir() {
         return Ok(());
     }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_folder_is_for_us_alone_and_an_old_one_keeps_its_rights() {
+    fn a_new_data_folder_is_private_and_an_existing_one_keeps_its_mode() {
         let folder = tempfile::tempdir().unwrap();
         let rights = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let new = folder.path().join("a/b");

@@ -6,7 +6,7 @@ use pierhead_oci::Digest;
 
 /// Maximum number of counted blobs, and of remembered manifests: about 0.6 MB each. At the limit,
 /// all counts are halved, and blobs with a count below one are dropped.
-const LIMIT: usize = 1 << 15;
+const MAX_ENTRIES: usize = 1 << 15;
 
 /// Counts by the first 8 bytes of a digest. A collision only gives a blob a wrong rank.
 #[derive(Debug, Default)]
@@ -17,45 +17,45 @@ pub(crate) struct ImageCounts {
     images: HashSet<u64>,
 }
 
-fn short(digest: &Digest) -> u64 {
+fn short_hash(digest: &Digest) -> u64 {
     let first = digest.as_bytes().first_chunk();
     first.map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 impl ImageCounts {
     /// Remembers an image; `false` when it is known.
-    pub(crate) fn enter(&mut self, manifest: &Digest) -> bool {
-        if self.images.len() >= LIMIT {
+    pub(crate) fn add_image(&mut self, manifest: &Digest) -> bool {
+        if self.images.len() >= MAX_ENTRIES {
             self.images.clear();
         }
-        self.images.insert(short(manifest))
+        self.images.insert(short_hash(manifest))
     }
 
     /// Counts one more image for a part; returns the new count.
-    pub(crate) fn add(&mut self, part: &Digest) -> u16 {
-        if self.counts.len() >= LIMIT {
+    pub(crate) fn add_part(&mut self, part: &Digest) -> u16 {
+        if self.counts.len() >= MAX_ENTRIES {
             self.counts.retain(|_, count| {
                 *count /= 2;
                 *count > 0
             });
-            if self.counts.len() >= LIMIT {
+            if self.counts.len() >= MAX_ENTRIES {
                 self.counts.clear();
             }
         }
-        let count = self.counts.entry(short(part)).or_insert(0);
+        let count = self.counts.entry(short_hash(part)).or_insert(0);
         *count = count.saturating_add(1);
         *count
     }
 
     /// Number of known images that contain the part, at least 1.
-    pub(crate) fn of(&self, part: &Digest) -> u16 {
-        self.counts.get(&short(part)).map_or(1, |count| *count)
+    pub(crate) fn count(&self, part: &Digest) -> u16 {
+        self.counts.get(&short_hash(part)).map_or(1, |count| *count)
     }
 
     /// Restores the count of a part after a restart.
     pub(crate) fn restore(&mut self, part: &Digest, count: u16) {
-        if count > 1 && self.counts.len() < LIMIT {
-            self.counts.insert(short(part), count);
+        if count > 1 && self.counts.len() < MAX_ENTRIES {
+            self.counts.insert(short_hash(part), count);
         }
     }
 }
@@ -71,18 +71,26 @@ mod tests {
     }
 
     #[test]
-    fn an_image_counts_once_and_memory_is_bounded() {
-        let mut shares = ImageCounts::default();
-        assert!(shares.enter(&digest(0)) && !shares.enter(&digest(0)));
+    fn an_image_counts_once_and_the_counts_are_bounded() {
+        let mut image_counts = ImageCounts::default();
+        assert!(image_counts.add_image(&digest(0)) && !image_counts.add_image(&digest(0)));
         for _ in 0..5 {
-            shares.add(&digest(1));
+            image_counts.add_part(&digest(1));
         }
-        assert_eq!((shares.of(&digest(1)), shares.of(&digest(2))), (5, 1));
-        for number in 2..LIMIT + 2 {
-            shares.add(&digest(number));
-            shares.enter(&digest(number));
+        assert_eq!(
+            (
+                image_counts.count(&digest(1)),
+                image_counts.count(&digest(2))
+            ),
+            (5, 1)
+        );
+        for number in 2..MAX_ENTRIES + 2 {
+            image_counts.add_part(&digest(number));
+            image_counts.add_image(&digest(number));
         }
-        assert!(shares.counts.len() <= LIMIT && shares.images.len() <= LIMIT);
-        assert_eq!(shares.of(&digest(1)), 2, "halved, not forgotten");
+        assert!(
+            image_counts.counts.len() <= MAX_ENTRIES && image_counts.images.len() <= MAX_ENTRIES
+        );
+        assert_eq!(image_counts.count(&digest(1)), 2, "halved, not forgotten");
     }
 }

@@ -14,10 +14,10 @@ use crate::store::state::Victim;
 use crate::store::tag_store::TagStore;
 
 /// Interval at which the policy is trained while requests arrive.
-const TRAIN_EVERY: Duration = Duration::from_secs(1);
+const TRAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of training steps per interval. A step takes well under 1 ms, so training takes
 /// at most 10 % of a core.
-const TRAIN_STEPS: u32 = 100;
+const MAX_TRAIN_STEPS: u32 = 100;
 
 /// Name of the thread, and its label in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::CacheMaintenance;
@@ -29,7 +29,7 @@ pub(crate) struct Maintenance {
     /// `None` once closed.
     catalog: Mutex<Option<Catalog>>,
     policy_state: Mutex<SavedPolicy>,
-    stop: Arc<Stop>,
+    stop: Arc<StopSignal>,
 }
 
 /// File of the policy state, and what was saved last.
@@ -56,27 +56,32 @@ impl SavedPolicy {
 }
 
 #[derive(Default)]
-struct Stop {
+struct StopSignal {
     stopped: Mutex<bool>,
     changed: Condvar,
 }
 
 /// Runs until the thread is stopped or the cache is dropped.
-fn run(maintenance: &Weak<Maintenance>, stop: &Stop, rest: &BackgroundWork, interval: Duration) {
+fn run(
+    maintenance: &Weak<Maintenance>,
+    stop: &StopSignal,
+    rest: &BackgroundWork,
+    interval: Duration,
+) {
     let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
     loop {
         // Postponed training counts as paused work.
-        let resting = rest.is_paused().then(|| rest.count_pause());
+        let pause = rest.is_paused().then(|| rest.count_pause());
         if !stop.wait(wait) {
             return;
         }
-        drop(resting);
+        drop(pause);
         let Some(maintenance) = maintenance.upgrade() else {
             return;
         };
         // An idle machine is woken once per interval only.
         wait = match maintenance.train(&mut tick) {
-            true => interval.min(TRAIN_EVERY),
+            true => interval.min(TRAIN_INTERVAL),
             false => interval,
         };
         if written.elapsed() < interval {
@@ -101,7 +106,7 @@ impl Maintenance {
         tags: Arc<TagStore>,
         (catalog, policy_state): (Catalog, PolicyStateFile),
     ) -> std::io::Result<Arc<Self>> {
-        let (interval, stop) = (store.config.flush_interval, Arc::<Stop>::default());
+        let (interval, stop) = (store.config.flush_interval, Arc::<StopSignal>::default());
         let rest = store.config.rest.clone();
         let maintenance = Arc::new(Self {
             store,
@@ -131,7 +136,7 @@ impl Maintenance {
     /// lock. Returns `false` when there was no access since `tick`, and updates `tick`.
     fn train(&self, tick: &mut u64) -> bool {
         let rest = &self.store.config.rest;
-        for _ in 0..TRAIN_STEPS {
+        for _ in 0..MAX_TRAIN_STEPS {
             if rest.is_paused() || rest.cpu_wait(false).is_some() {
                 // Postponed training stays due, even without further requests.
                 return true;
@@ -161,10 +166,10 @@ impl Maintenance {
             return;
         };
         let blobs = self.store.state.lock().take_changed();
-        let names = self.tags.take_dirty();
-        if (!blobs.is_empty() || !names.is_empty()) && !catalog.write(&blobs, &names) {
-            let (blobs, names) = (self.store.state.lock().take_all(), self.tags.take_all());
-            catalog.write(&blobs, &names);
+        let tags = self.tags.take_dirty();
+        if (!blobs.is_empty() || !tags.is_empty()) && !catalog.write(&blobs, &tags) {
+            let (blobs, tags) = (self.store.state.lock().take_all(), self.tags.take_all());
+            catalog.write(&blobs, &tags);
         }
     }
 
@@ -232,7 +237,7 @@ impl Drop for Maintenance {
     }
 }
 
-impl Stop {
+impl StopSignal {
     /// Waits for `interval`; `false` when the thread must stop.
     fn wait(&self, interval: Duration) -> bool {
         let mut stopped = self.stopped.lock();

@@ -73,15 +73,15 @@ pub(crate) struct Store {
 }
 
 /// A registered fill without staged bytes. Dropping it in a panic removes the fill.
-struct Entered<'a> {
+struct FillRegistration<'a> {
     store: &'a Store,
     digest: Digest,
     /// The partial fill that it resumes.
     partial: Option<Partial>,
 }
 
-impl Entered<'_> {
-    fn leave(&self) {
+impl FillRegistration<'_> {
+    fn remove(&self) {
         let mut state = self.store.state.lock();
         state.fills.remove(&self.digest);
         if let Some(partial) = self.partial {
@@ -91,10 +91,10 @@ impl Entered<'_> {
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for FillRegistration<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.leave();
+            self.remove();
         }
     }
 }
@@ -117,7 +117,7 @@ impl BlobOwner for Store {
     }
 
     fn closed(&self, digest: &Digest, handle: u64) {
-        self.state.lock().closed(digest, handle);
+        self.state.lock().handle_closed(digest, handle);
     }
 }
 
@@ -218,7 +218,7 @@ impl Store {
         let Some(open) = self.open(digest)? else {
             return Ok(None);
         };
-        match self.hold(&open) {
+        match self.load_small(&open) {
             Ok(Some(small)) => Ok(Some(StoredBlob::small(small))),
             Ok(None) => Ok(Some(StoredBlob::new(open))),
             Err(error) if is_damage(&error) => {
@@ -231,10 +231,10 @@ impl Store {
     }
 
     /// Reads and verifies a small blob, and puts it into memory; `None` for a larger blob.
-    fn hold(&self, open: &OpenBlob) -> io::Result<Option<Arc<SmallBlob>>> {
+    fn load_small(&self, open: &OpenBlob) -> io::Result<Option<Arc<SmallBlob>>> {
         let trailer = open.blob.trailer();
         let size = match usize::try_from(trailer.size()) {
-            Ok(size) if self.state.lock().memory.takes(trailer.size()) => size,
+            Ok(size) if self.state.lock().memory.accepts(trailer.size()) => size,
             _ => return Ok(None),
         };
         let mut bytes = vec![0; size];
@@ -250,7 +250,7 @@ impl Store {
             media_type: trailer.media_type().cloned(),
             bytes: bytes.into(),
         });
-        self.state.lock().hold(small.clone(), open.handle);
+        self.state.lock().put_in_memory(small.clone(), open.handle);
         Ok(Some(small))
     }
 
@@ -270,7 +270,7 @@ impl Store {
             blob,
             owner: self.clone(),
         });
-        state.opened(&open);
+        state.register_open(&open);
         open
     }
 
@@ -286,7 +286,7 @@ impl Store {
         let _guard = self.digest_locks.lock(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
         if let Some(placer) = &self.placer {
-            placer.arrived(size, shared_fill.begun, self.metrics.written_bytes.get());
+            placer.arrived(size, shared_fill.start, self.metrics.written_bytes.get());
         }
         let begun = Instant::now();
         match staged.commit(trailer) {
@@ -305,15 +305,15 @@ impl Store {
                     // No reader joins after this: the fill is removed under the same lock.
                     let asked = (
                         shared_fill.cost(),
-                        shared_fill.joined.load(Ordering::Relaxed),
+                        shared_fill.followers.load(Ordering::Relaxed),
                     );
                     state.insert(*digest, (size, media_type), asked, now());
                     state.fills.remove(digest);
-                    state.settle(shared_fill);
+                    state.release_budget(shared_fill);
                 });
                 // Reads from the page cache, so that the next reader finds the blob in memory. A
                 // read error shows later, when the blob is read.
-                let _ = self.hold(&open);
+                let _ = self.load_small(&open);
                 Ok(open)
             }
             Err(error) => {
@@ -348,7 +348,7 @@ impl Store {
         origin: Origin,
     ) -> Result<(Box<dyn Staged>, u64), Error> {
         let _guard = self.digest_locks.lock(*digest);
-        let mut entered = Entered {
+        let mut registration = FillRegistration {
             store: self,
             digest: *digest,
             partial: self.state.lock().partials.remove(digest),
@@ -356,15 +356,15 @@ impl Store {
         if let Some(placer) = &self.placer {
             placer.place(digest, &self.state);
         }
-        let own = match entered.partial {
+        let own = match registration.partial {
             Some(other) if other.origin != origin => self.tier.discard(digest).map(|()| {
                 self.origins.clear(digest, other.origin);
                 self.release(other.bytes);
-                entered.partial = None;
+                registration.partial = None;
             }),
             _ => Ok(()),
         };
-        let reserved = entered.partial.map_or(0, |partial| partial.bytes);
+        let reserved = registration.partial.map_or(0, |partial| partial.bytes);
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
             // An eviction has released these bytes and was about to delete them.
@@ -374,8 +374,8 @@ impl Store {
             Ok(staged)
         });
         staged.map(|staged| (staged, reserved)).map_err(|error| {
-            entered.leave();
-            if entered.partial.is_none()
+            registration.remove();
+            if registration.partial.is_none()
                 && let Err(error) = self.tier.discard(digest)
             {
                 tracing::warn!(%digest, %error, "cannot delete what is staged");
@@ -388,10 +388,10 @@ impl Store {
     /// after a commit, whose bytes belong to the blob.
     pub(crate) fn end_fill(&self, shared_fill: &SharedFill, partial: Option<Partial>) {
         let mut state = self.state.lock();
-        if !state.is_entered(shared_fill) {
+        if !state.is_running_fill(shared_fill) {
             return;
         }
-        state.settle(shared_fill);
+        state.release_budget(shared_fill);
         state.reserved -= shared_fill.reserved.load(Ordering::Relaxed);
         if let Some(partial) = partial {
             state.reserved += partial.bytes;
@@ -413,8 +413,8 @@ impl Store {
         if !is_current {
             return;
         }
-        let layers = self.tier.layers();
-        if layers.is_some_and(|it| it.fall_back(digest, at).unwrap_or(false)) {
+        let multi_tier = self.tier.multi_tier();
+        if multi_tier.is_some_and(|it| it.fall_back(digest, at).unwrap_or(false)) {
             self.metrics.corrupt.inc();
             tracing::warn!(%digest, "one copy of a stored blob is damaged: removed, the other is used");
             self.state.lock().forget_open(digest);
@@ -426,14 +426,14 @@ impl Store {
     /// Removes a damaged or lost blob from the index and deletes it. The caller holds the lock of
     /// its digest.
     fn remove_unusable(&self, digest: &Digest) {
-        let taken = self.state.lock().take(digest);
+        let taken = self.state.lock().remove(digest);
         if taken.is_none() {
             return;
         }
         self.metrics.corrupt.inc();
         tracing::error!(%digest, "a stored blob is damaged: removed, it will be fetched again");
         match self.tier.remove(digest) {
-            Ok(()) => self.state.lock().gone(digest),
+            Ok(()) => self.state.lock().file_deleted(digest),
             Err(error) => {
                 tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart")
             }

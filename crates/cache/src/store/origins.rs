@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_registry_is_known_and_two_are_none() {
+    fn a_digest_with_one_registry_is_resumable_and_one_with_two_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let origins = Origins::open(folder.path()).unwrap();
         let digest = |n: u8| Digest::of(Algorithm::Sha512, &[n]);

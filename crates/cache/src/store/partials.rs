@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_leave_first_and_bytes_follow() {
+    fn the_oldest_partial_fills_are_evicted_first() {
         let digest = |n: u8| Digest::of(pierhead_oci::Algorithm::Sha256, &[n]);
         let mut partials = Partials::default();
         for (n, modified) in [(1, 30), (2, 10), (3, 20), (2, 40)] {

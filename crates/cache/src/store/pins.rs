@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::store::record;
-use crate::store::record::Found;
+use crate::store::record::LoadedRecord;
 
 pub(crate) struct Pins {
     folder: PathBuf,
@@ -31,8 +31,8 @@ impl Pins {
         let mut labels = BTreeMap::new();
         let mut unreadable = None;
         let loaded = record::load(&folder, |found| match found {
-            Found::Whole(_, Pin { label, digests }) => drop(labels.insert(label, digests)),
-            Found::Unreadable(pin) => unreadable = Some(pin),
+            LoadedRecord::Whole(_, Pin { label, digests }) => drop(labels.insert(label, digests)),
+            LoadedRecord::Unreadable(pin) => unreadable = Some(pin),
         });
         loaded.map_err(|error| Error::io("read the pins in", &folder, error))?;
         if let Some(pin) = unreadable {

@@ -67,7 +67,7 @@ impl Placer {
     /// by saved seconds per byte.
     pub(crate) fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], state: &Mutex<State>) {
         let advisor = self.advisor.lock();
-        let sharing = state.lock().ranking.shares.of(&digest).into();
+        let sharing = state.lock().ranking.image_counts.count(&digest).into();
         let bytes = ranges
             .iter()
             .map(|it| it.end.saturating_sub(it.start))
@@ -101,7 +101,7 @@ impl Placer {
                 running: shared_fill.is_some(),
             }
         };
-        let sharing = state.ranking.shares.of(digest).into();
+        let sharing = state.ranking.image_counts.count(digest).into();
         if let Some(decision) = advisor.decide(digest, sharing, progress, floor) {
             let hint = Hint {
                 destination: decision.destination,
@@ -140,7 +140,7 @@ impl Placer {
         let mut advisor = self.advisor.lock();
         advisor.request(digest);
         advisor.measured(self.write_back.speeds());
-        let sharing = state.lock().ranking.shares.of(digest).into();
+        let sharing = state.lock().ranking.image_counts.count(digest).into();
         let priority = advisor.priority(digest, bytes, sharing);
         if self.write_back.holds(digest) {
             self.write_back.rank(digest, priority);
@@ -148,7 +148,7 @@ impl Placer {
             self.write_back.promote(*digest, bytes, priority);
         }
         if let Some(hot) = self.write_back.hot(digest) {
-            let sharing = state.lock().ranking.shares.of(digest).into();
+            let sharing = state.lock().ranking.image_counts.count(digest).into();
             let priority = advisor.hot_priority(digest, hot, sharing);
             self.write_back.rank_hot(digest, priority);
         }

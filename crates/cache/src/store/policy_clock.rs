@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_on_when_the_wall_clock_is_put_back() {
+    fn the_clock_continues_when_the_wall_clock_is_set_back() {
         let mut clock = PolicyClock::new(1000);
         assert_eq!(clock.read(1010), 1010);
         assert_eq!(clock.read(500), 1010, "never back");

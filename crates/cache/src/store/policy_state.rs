@@ -15,7 +15,7 @@ const MAGIC: &[u8; 8] = b"PIERRANK";
 const VERSION: u16 = 1;
 /// Length of magic, version and four numbers, in bytes.
 const HEADER_LEN: usize = 8 + 2 + 4 * 8;
-const CHECKSUM: usize = 4;
+const CHECKSUM_LEN: usize = 4;
 
 /// Maximum length of the file in bytes: enough for about 800 000 blobs. A longer state is not
 /// saved; a longer file is ignored.
@@ -70,9 +70,9 @@ impl PolicyState {
         match ranking.policy.restore(&self.policy) {
             Ok(()) => {
                 ranking.seen(self.clock);
-                state.ranked_until(self.tick);
+                state.set_restored_tick(self.tick);
             }
-            Err(error) => cold(&error),
+            Err(error) => log_cold_start(&error),
         }
         if let Some(admission) = &mut state.ranking.admission.filter
             && let Err(error) = admission.restore(&self.admission)
@@ -91,8 +91,9 @@ impl PolicyState {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut bytes =
-            Vec::with_capacity(HEADER_LEN + self.policy.len() + self.admission.len() + CHECKSUM);
+        let mut bytes = Vec::with_capacity(
+            HEADER_LEN + self.policy.len() + self.admission.len() + CHECKSUM_LEN,
+        );
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         let len = u64::try_from(self.policy.len()).unwrap_or(u64::MAX);
@@ -108,7 +109,7 @@ impl PolicyState {
 
     /// `None` when the bytes are damaged or of another version.
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (body, sum) = bytes.split_last_chunk::<CHECKSUM>()?;
+        let (body, sum) = bytes.split_last_chunk::<CHECKSUM_LEN>()?;
         let rest = body.strip_prefix(MAGIC)?;
         let (version, mut rest) = rest.split_first_chunk()?;
         if u16::from_le_bytes(*version) != VERSION
@@ -141,7 +142,7 @@ pub(crate) fn limit(capacity: u64) -> usize {
     share.clamp(4096, MAX_FILE_LEN)
 }
 
-fn cold(why: &(dyn std::error::Error + 'static)) {
+fn log_cold_start(why: &(dyn std::error::Error + 'static)) {
     if let Some(StateError::Kind { found, expected }) = why.downcast_ref() {
         tracing::info!(
             "eviction.policy changed from {found} to {expected}: the new policy starts with all blobs in the order of \
@@ -172,14 +173,14 @@ impl PolicyStateFile {
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
-                cold(&error);
+                log_cold_start(&error);
                 return None;
             }
             Ok(_) => {}
         }
         let policy_state = PolicyState::decode(&bytes);
         if policy_state.is_none() {
-            cold(&StateError::Damaged);
+            log_cold_start(&StateError::Damaged);
         }
         policy_state
     }
@@ -187,8 +188,9 @@ impl PolicyStateFile {
     /// Saves the state durably and atomically. Omits the states of policy and admission when the
     /// file would be longer than `limit`, and then returns `false`. Blocks.
     pub(crate) fn write(&self, policy_state: PolicyState, limit: usize) -> io::Result<bool> {
-        let fits = HEADER_LEN + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM
-            <= limit;
+        let fits =
+            HEADER_LEN + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM_LEN
+                <= limit;
         let policy_state = match fits {
             true => policy_state,
             false => PolicyState {
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_what_is_damaged_is_not() {
+    fn a_policy_state_survives_a_round_trip_and_damage_is_detected() {
         let bytes = policy_state().encode();
         assert_eq!(PolicyState::decode(&bytes), Some(policy_state()));
         for end in 0..bytes.len() {
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn states_that_are_too_large_are_left_out_and_the_rest_is_not() {
+    fn states_above_the_limit_are_omitted_and_the_budget_is_saved() {
         let folder = tempfile::tempdir().unwrap();
         let file = PolicyStateFile::new(folder.path());
         assert!(file.write(policy_state(), limit(1 << 20)).unwrap());
@@ -259,7 +261,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn strangers_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             prop_assert_eq!(PolicyState::decode(&bytes), None);
         }
     }

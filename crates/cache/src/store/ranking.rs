@@ -57,10 +57,10 @@ pub(crate) struct Ranking {
     pub(crate) policy: Box<dyn Policy<Digest>>,
     pub(crate) admission: AdmissionControl,
     pub(crate) clock: PolicyClock,
-    pub(crate) shares: ImageCounts,
+    pub(crate) image_counts: ImageCounts,
     pub(crate) recorder: Option<Recorder>,
     /// Blobs that were removed since a new policy is being filled; `None` otherwise.
-    left: Option<Vec<Digest>>,
+    removed: Option<Vec<Digest>>,
     /// The latest past tick that the policy received.
     seen: u64,
 }
@@ -79,9 +79,9 @@ impl Ranking {
             policy,
             admission: AdmissionControl::new(admission_name, admission, daily_write_budget),
             clock: PolicyClock::new(wall),
-            shares: ImageCounts::default(),
+            image_counts: ImageCounts::default(),
             recorder,
-            left: None,
+            removed: None,
             seen: 0,
         }
     }
@@ -147,7 +147,7 @@ impl Ranking {
     /// Removes a blob for another reason than the policy's decision.
     pub(crate) fn remove(&mut self, digest: &Digest) {
         self.policy.remove(digest);
-        self.note_left(digest);
+        self.note_removed(digest);
     }
 
     /// The victim of the policy. The policy has forgotten it and must not be called with `remove`,
@@ -157,7 +157,7 @@ impl Ranking {
         held: &mut dyn FnMut(&Digest) -> bool,
     ) -> Option<Victim<Digest>> {
         let victim = self.policy.evict(held)?;
-        self.note_left(&victim.key);
+        self.note_removed(&victim.key);
         Some(victim)
     }
 
@@ -174,9 +174,9 @@ impl Ranking {
         adaptation.is_some_and(|adaptation| adaptation.train())
     }
 
-    fn note_left(&mut self, digest: &Digest) {
-        if let Some(left) = &mut self.left {
-            left.push(*digest);
+    fn note_removed(&mut self, digest: &Digest) {
+        if let Some(removed) = &mut self.removed {
+            removed.push(*digest);
         }
     }
 
@@ -196,7 +196,7 @@ impl Ranking {
 
     /// Starts to record removed blobs for [`Ranking::replace`].
     pub(crate) fn prepare(&mut self) {
-        self.left = Some(Vec::new());
+        self.removed = Some(Vec::new());
     }
 
     /// Installs a policy that was filled with the blobs that were stored at [`Ranking::prepare`];
@@ -206,7 +206,7 @@ impl Ranking {
         name: String,
         mut policy: Box<dyn Policy<Digest>>,
     ) -> Box<dyn Policy<Digest>> {
-        for digest in self.left.take().into_iter().flatten() {
+        for digest in self.removed.take().into_iter().flatten() {
             policy.remove(&digest);
         }
         self.policy_name = name;
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_left_while_another_policy_was_fed_is_not_in_it() {
+    fn a_new_policy_lacks_blobs_that_were_removed_while_it_was_filled() {
         let eviction = Eviction::from(Box::new(Lru::default()));
         let mut ranking = Ranking::new(eviction, None, 0);
         let access = |number: u8| Access::new(Digest::of(Algorithm::Sha256, &[number]), 1, 0);
@@ -241,6 +241,6 @@ mod tests {
         assert_eq!(held, [false, false, true]);
         // After the replacement, removals are not recorded.
         ranking.remove(&access(0).key);
-        assert!(ranking.left.is_none());
+        assert!(ranking.removed.is_none());
     }
 }

@@ -17,7 +17,7 @@ use crate::store::state::{State, Victim};
 impl Store {
     /// Refuses a blob of `size` bytes that may not be stored, or whose `more` bytes on disk exceed
     /// all that eviction can free. Evicts nothing.
-    pub(crate) fn admit(&self, size: u64, more: u64) -> Result<(), Error> {
+    pub(crate) fn check_room(&self, size: u64, more: u64) -> Result<(), Error> {
         let limit = self.config.max_blob;
         if limit > 0 && size > limit {
             return Err(Error::TooLarge { size, limit });
@@ -27,7 +27,7 @@ impl Store {
         }
         let free = self.free();
         let state = self.state.lock();
-        let short = self.short(&state, free, more);
+        let short = self.shortage(&state, free, more);
         if short > 0 && short > state.evictable() {
             return Err(Error::NoRoom { needed: more });
         }
@@ -36,7 +36,7 @@ impl Store {
 
     /// Counts the requests of a starting fill, and asks admission, policy and daily write budget
     /// whether to store it. `size`: of the whole content, when known.
-    pub(crate) fn ask(
+    pub(crate) fn admit_fill(
         &self,
         shared_fill: &Arc<SharedFill>,
         size: Option<u64>,
@@ -46,21 +46,21 @@ impl Store {
         // A fill of unknown length reserves at least one step.
         let need = size.map_or(self.config.step.max(need), |_| need);
         let staged = shared_fill.staged.load(Ordering::Relaxed);
-        let requests = 1 + shared_fill.joined.load(Ordering::Relaxed);
+        let requests = 1 + shared_fill.followers.load(Ordering::Relaxed);
         let mut state = self.state.lock();
-        let access = state.request(&shared_fill.digest, need, shared_fill.cost(), now());
+        let access = state.miss_access(&shared_fill.digest, need, shared_fill.cost(), now());
         // An image is useless without its manifest and config, which are small.
         let always = terms.always || terms.small || state.pinned.contains_key(&shared_fill.digest);
-        state.settle(shared_fill);
+        state.release_budget(shared_fill);
         let mut verdict = state.ranking.miss(&access, requests, always);
         let bytes = size.map_or(0, |size| size.saturating_sub(staged));
         let admission = &mut state.ranking.admission;
         if verdict.is_ok() && !admission.allows(bytes, terms.small, access.tick) {
             verdict = Err(Refusal::WriteBudget);
         }
-        if verdict.is_ok() && state.is_entered(shared_fill) {
-            state.ranking.admission.promise(bytes);
-            shared_fill.promised.store(bytes, Ordering::Relaxed);
+        if verdict.is_ok() && state.is_running_fill(shared_fill) {
+            state.ranking.admission.reserve(bytes);
+            shared_fill.reserved_budget.store(bytes, Ordering::Relaxed);
         }
         if verdict.is_err() {
             state.ranking.record(&access, Outcome::Passed);
@@ -75,7 +75,7 @@ impl Store {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
         let admission = &mut state.ranking.admission;
-        let promised = shared_fill.promised.load(Ordering::Relaxed);
+        let promised = shared_fill.reserved_budget.load(Ordering::Relaxed);
         let own = promised.min(bytes);
         let is_small = shared_fill.small.load(Ordering::Relaxed);
         if own < bytes && !admission.allows(bytes - own, is_small, tick) {
@@ -84,7 +84,7 @@ impl Store {
         }
         admission.release(own);
         shared_fill
-            .promised
+            .reserved_budget
             .store(promised - own, Ordering::Relaxed);
         admission.spend(bytes, tick);
         Ok(())
@@ -147,9 +147,9 @@ impl Store {
     }
 
     /// Records a request for which there was no room.
-    pub(crate) fn passed(&self, shared_fill: &SharedFill, need: u64) {
+    pub(crate) fn record_bypass(&self, shared_fill: &SharedFill, need: u64) {
         let mut state = self.state.lock();
-        let access = state.request(&shared_fill.digest, need, shared_fill.cost(), now());
+        let access = state.miss_access(&shared_fill.digest, need, shared_fill.cost(), now());
         state.ranking.record(&access, Outcome::Passed);
     }
 
@@ -171,7 +171,7 @@ impl Store {
         let (mut all, since) = {
             let mut state = self.state.lock();
             let control = &mut state.ranking.admission;
-            control.set_cap(daily_write_budget);
+            control.set_budget(daily_write_budget);
             if control.name != admission_name {
                 control.name = admission_name;
                 former = std::mem::replace(&mut control.filter, admission);
@@ -209,7 +209,7 @@ impl Store {
     }
 
     /// Number of bytes to evict before `bytes` more can be reserved.
-    fn short(&self, state: &State, free: u64, bytes: u64) -> u64 {
+    fn shortage(&self, state: &State, free: u64, bytes: u64) -> u64 {
         // The upstream may announce any length.
         let total = state.total().saturating_add(bytes);
         let wanted = self
@@ -241,7 +241,7 @@ impl Store {
         loop {
             let next = {
                 let mut state = self.state.lock();
-                let short = self.short(&state, free, bytes);
+                let short = self.shortage(&state, free, bytes);
                 let total = state.total().saturating_add(bytes);
                 // Evicts slightly more than needed, so that not every fill waits for an eviction.
                 let slack = (state.capacity / 64).min(64 << 20);
@@ -254,7 +254,9 @@ impl Store {
                     return Ok(());
                 } else if reclaim.is_none() {
                     Next::Reclaim
-                } else if short > 0 && self.short(&state, free, bytes + later) > state.evictable() {
+                } else if short > 0
+                    && self.shortage(&state, free, bytes + later) > state.evictable()
+                {
                     return Err(Error::NoRoom {
                         needed: bytes + later,
                     });
@@ -304,7 +306,7 @@ impl Store {
                 let mut state = self.state.lock();
                 match state.pinned.contains_key(digest) {
                     true => None,
-                    false => state.take(digest),
+                    false => state.remove(digest),
                 }
             };
             if let Some(bytes) = taken
@@ -377,7 +379,7 @@ impl Store {
             return false;
         }
         match victim {
-            Victim::Blob(..) => self.state.lock().gone(&digest),
+            Victim::Blob(..) => self.state.lock().file_deleted(&digest),
             Victim::Partial(_, partial) => {
                 self.release(bytes);
                 let state = self.state.lock();

@@ -34,7 +34,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 }
 
 /// A file in a folder of records.
-pub(crate) enum Found<T> {
+pub(crate) enum LoadedRecord<T> {
     /// An intact record, with the length of its file.
     Whole(u64, T),
     /// A file that cannot be read at the moment. It may be intact, so it stays.
@@ -67,7 +67,7 @@ pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
 /// read completely and are damaged.
 pub(crate) fn load<T: DeserializeOwned>(
     folder: &Path,
-    mut visit: impl FnMut(Found<T>),
+    mut visit: impl FnMut(LoadedRecord<T>),
 ) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for entry in fs::read_dir(folder)? {
@@ -81,14 +81,14 @@ pub(crate) fn load<T: DeserializeOwned>(
             continue;
         }
         match read(&path) {
-            Ok((len, value)) => visit(Found::Whole(len, value)),
+            Ok((len, value)) => visit(LoadedRecord::Whole(len, value)),
             Err(error) if is_proven_damage(&error) => {
                 tracing::error!(file = %path.display(), %error, "deleting a damaged record");
                 remove(&path)?;
             }
             Err(source) => {
                 let len = fs::symlink_metadata(&path).map_or(0, |about| about.len());
-                visit(Found::Unreadable(Unreadable { path, len, source }));
+                visit(LoadedRecord::Unreadable(Unreadable { path, len, source }));
             }
         }
     }
@@ -213,13 +213,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_in_place_of_a_record_is_no_reason_not_to_start() {
+    fn a_folder_in_place_of_a_record_is_deleted() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["record", "another.partial"] {
             fs::create_dir(folder.path().join(name)).unwrap();
             fs::write(folder.path().join(name).join("file"), "x").unwrap();
         }
-        load(folder.path(), |_: Found<String>| panic!("there is none")).unwrap();
+        load(folder.path(), |_: LoadedRecord<String>| {
+            panic!("there is none")
+        })
+        .unwrap();
         assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
     }
 }

@@ -41,7 +41,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
             found.remove(&digest);
             slot.media_type = slot
                 .media_type
-                .map(|media_type| shared(&mut types, media_type));
+                .map(|media_type| intern(&mut types, media_type));
             known.push((digest, slot));
         } else {
             // The file is missing, or its folder cannot be listed: opening it tells. An unreadable
@@ -60,8 +60,8 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
         match tier.open(&digest) {
             Ok(Some(blob)) => {
                 let media_type = blob.trailer().media_type().cloned();
-                let media_type = media_type.map(|media_type| shared(&mut types, media_type));
-                enter(state, &found, blob.trailer().size(), media_type);
+                let media_type = media_type.map(|media_type| intern(&mut types, media_type));
+                restore_from_file(state, &found, blob.trailer().size(), media_type);
             }
             Ok(None) => gone.push(digest),
             Err(error) if is_proven_damage(&error) => {
@@ -82,7 +82,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
 }
 
 /// Restores a blob that only its file describes.
-fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaType>) {
+fn restore_from_file(state: &mut State, found: &Found, size: u64, media_type: Option<MediaType>) {
     let slot = Slot {
         size,
         tick: state.tick_after(),
@@ -123,7 +123,7 @@ impl Store {
                     };
                     let mut state = self.state.lock();
                     state.clear_unreadable(&digest);
-                    enter(
+                    restore_from_file(
                         &mut state,
                         &found,
                         trailer.size(),
@@ -172,7 +172,7 @@ pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) ->
 }
 
 /// Thousands of blobs share a few media types: they share one allocation each.
-fn shared(types: &mut HashSet<MediaType>, media_type: MediaType) -> MediaType {
+fn intern(types: &mut HashSet<MediaType>, media_type: MediaType) -> MediaType {
     if let Some(known) = types.get(&media_type) {
         return known.clone();
     }

@@ -13,7 +13,7 @@ use crate::tier::CHUNK;
 
 /// Maximum size of a blob in memory, in bytes: one chunk, so that one checksum covers it. Configs
 /// of large images have about 20 KiB, as have indexes of many platforms.
-pub(crate) const SMALL: u64 = CHUNK as u64;
+pub(crate) const MAX_SMALL_BLOB: u64 = CHUNK as u64;
 
 /// Bytes of an entry besides its content: the digest (65 bytes) in three places, two hash tables,
 /// two allocations.
@@ -30,7 +30,7 @@ pub(crate) struct SmallBlob {
 /// All small blobs in memory, bounded in bytes; evicts the least recently used. Every operation is
 /// O(1) amortized.
 pub(crate) struct SmallBlobs {
-    held: HashMap<Digest, Arc<SmallBlob>>,
+    blobs: HashMap<Digest, Arc<SmallBlob>>,
     policy: Lru<Digest>,
     bytes: u64,
     limit: u64,
@@ -40,7 +40,7 @@ impl SmallBlobs {
     /// `limit`: maximum memory in bytes; 0: no blobs.
     pub(crate) fn new(limit: u64) -> Self {
         Self {
-            held: HashMap::new(),
+            blobs: HashMap::new(),
             policy: Lru::default(),
             bytes: 0,
             limit,
@@ -48,25 +48,25 @@ impl SmallBlobs {
     }
 
     /// Whether a blob of `size` bytes may be in memory.
-    pub(crate) fn takes(&self, size: u64) -> bool {
-        size <= SMALL && size + ENTRY_OVERHEAD <= self.limit
+    pub(crate) fn accepts(&self, size: u64) -> bool {
+        size <= MAX_SMALL_BLOB && size + ENTRY_OVERHEAD <= self.limit
     }
 
     pub(crate) fn get(&mut self, digest: &Digest, tick: u64) -> Option<&Arc<SmallBlob>> {
-        let small = self.held.get(digest)?;
+        let small = self.blobs.get(digest)?;
         self.policy.hit(&access(small, tick));
         Some(small)
     }
 
     /// Inserts a blob, and replaces an older one of its digest.
     pub(crate) fn insert(&mut self, small: Arc<SmallBlob>, tick: u64) {
-        if !self.takes(small.bytes.len() as u64) {
+        if !self.accepts(small.bytes.len() as u64) {
             return;
         }
         self.remove(&small.digest);
         self.bytes += cost(&small);
         self.policy.insert(&access(&small, tick));
-        self.held.insert(small.digest, small);
+        self.blobs.insert(small.digest, small);
         while self.bytes > self.limit
             && let Some(victim) = self.policy.evict(&mut |_| false)
         {
@@ -80,13 +80,13 @@ impl SmallBlobs {
     }
 
     fn forget(&mut self, digest: &Digest) {
-        if let Some(small) = self.held.remove(digest) {
+        if let Some(small) = self.blobs.remove(digest) {
             self.bytes -= cost(&small);
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.held.len()
+        self.blobs.len()
     }
 
     /// Memory of all entries in bytes, at most the limit. Content that readers keep after its
@@ -121,32 +121,32 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_leave() {
+    fn the_least_recently_used_blob_is_evicted_from_memory() {
         let mut memory = SmallBlobs::new(3 * (1000 + ENTRY_OVERHEAD));
         for number in 0..3 {
             memory.insert(small(number, 1000), number.into());
         }
         assert!(memory.get(&small(0, 0).digest, 3).is_some());
         memory.insert(small(3, 1000), 4);
-        let held = [0, 1, 2, 3].map(|number| memory.held.contains_key(&small(number, 0).digest));
+        let held = [0, 1, 2, 3].map(|number| memory.blobs.contains_key(&small(number, 0).digest));
         assert_eq!(held, [true, false, true, true]);
     }
 
     #[test]
-    fn too_large_is_not_held_and_evicts_nothing() {
+    fn a_large_blob_is_not_stored_in_memory_and_evicts_nothing() {
         let mut memory = SmallBlobs::new(3000);
         memory.insert(small(0, 1000), 0);
         memory.insert(small(1, 2700), 1);
-        assert!(!memory.takes(2700) && !SmallBlobs::new(u64::MAX).takes(SMALL + 1));
+        assert!(!memory.accepts(2700) && !SmallBlobs::new(u64::MAX).accepts(MAX_SMALL_BLOB + 1));
         assert_eq!((memory.len(), memory.bytes()), (1, 1000 + ENTRY_OVERHEAD));
-        assert!(!SmallBlobs::new(0).takes(0));
+        assert!(!SmallBlobs::new(0).accepts(0));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn bytes_are_what_is_held_and_never_more_than_the_limit(
+        fn the_memory_count_is_exact_and_within_the_limit(
             limit in 0_u64..20_000,
             steps in prop::collection::vec((0_u16..20, 0_usize..9_000, 0_u8..4), 1..200),
         ) {
@@ -158,7 +158,7 @@ mod tests {
                     1 => drop(memory.get(&small.digest, tick).cloned()),
                     _ => memory.insert(small, tick),
                 }
-                prop_assert_eq!(memory.bytes(), memory.held.values().map(|small| cost(small)).sum::<u64>());
+                prop_assert_eq!(memory.bytes(), memory.blobs.values().map(|small| cost(small)).sum::<u64>());
                 prop_assert!(memory.bytes() <= limit);
                 prop_assert_eq!(memory.policy.len(), memory.len());
             }

@@ -34,7 +34,7 @@ pub(crate) struct Slot {
     pub(crate) dirty: bool,
 }
 
-/// A file to delete for room. Its bytes stay counted until [`State::gone`].
+/// A file to delete for room. Its bytes stay counted until [`State::file_deleted`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Victim {
     Blob(Digest, u64),
@@ -51,7 +51,7 @@ pub(crate) struct State {
     /// Open handles by digest. The number distinguishes a handle from later ones of the digest.
     pub(crate) open: HashMap<Digest, (u64, Weak<OpenBlob>)>,
     /// Bytes of deleted files that readers still have open, by handle.
-    ghosts: HashMap<u64, u64>,
+    deleted_open: HashMap<u64, u64>,
     /// Bytes of blobs that left the index, but whose files still exist.
     deleting: HashMap<Digest, u64>,
     /// Number of labels that pin a digest.
@@ -60,26 +60,26 @@ pub(crate) struct State {
     /// the index, so a claim fetches them again.
     unreadable: BTreeMap<Digest, u64>,
     /// The blob after which [`State::next_unreadable`] continues.
-    retried: Option<Digest>,
+    last_retried: Option<Digest>,
     /// Number of records of tags that were unreadable at startup.
-    pub(crate) unreadable_names: usize,
+    pub(crate) unreadable_tags: usize,
     /// Bytes on disk of committed blobs.
     pub(crate) used: u64,
     /// Bytes of running fills, partial fills, deleted files that are open, unreadable blobs, and
     /// files that are being deleted.
     pub(crate) reserved: u64,
     /// Bytes on disk of tags, in whole blocks.
-    pub(crate) names: u64,
+    pub(crate) tag_bytes: u64,
     pub(crate) pinned_bytes: u64,
     /// Bytes on disk of committed blobs that are pinned or open.
-    held_bytes: u64,
+    protected_bytes: u64,
     pub(crate) capacity: u64,
     /// Whether the cache is closing and refuses new fills.
-    pub(crate) closed: bool,
+    pub(crate) is_closed: bool,
     tick: u64,
     /// The last tick that the restored policy state includes.
-    ranked: u64,
-    handles: u64,
+    restored_tick: u64,
+    last_handle: u64,
     /// Digests whose entry changed or was removed since the last flush.
     pub(crate) changed: Vec<Digest>,
 }
@@ -111,22 +111,22 @@ impl State {
             fills: HashMap::new(),
             partials: Partials::default(),
             open: HashMap::new(),
-            ghosts: HashMap::new(),
+            deleted_open: HashMap::new(),
             deleting: HashMap::new(),
             pinned: HashMap::new(),
             unreadable: BTreeMap::new(),
-            retried: None,
-            unreadable_names: 0,
+            last_retried: None,
+            unreadable_tags: 0,
             used: 0,
             reserved: 0,
-            names: 0,
+            tag_bytes: 0,
             pinned_bytes: 0,
-            held_bytes: 0,
+            protected_bytes: 0,
             capacity,
-            closed: false,
+            is_closed: false,
             tick: 0,
-            ranked: 0,
-            handles: 0,
+            restored_tick: 0,
+            last_handle: 0,
             changed: Vec::new(),
         }
     }
@@ -139,8 +139,8 @@ impl State {
 
     /// The number of a new handle.
     pub(crate) fn next_handle(&mut self) -> u64 {
-        self.handles += 1;
-        self.handles
+        self.last_handle += 1;
+        self.last_handle
     }
 
     /// Counts an access to a committed blob; `false` when it is absent.
@@ -165,7 +165,7 @@ impl State {
     }
 
     /// Puts the content of a blob into memory, if its handle is still the current one.
-    pub(crate) fn hold(&mut self, small: Arc<SmallBlob>, handle: u64) {
+    pub(crate) fn put_in_memory(&mut self, small: Arc<SmallBlob>, handle: u64) {
         let current = self.open.get(&small.digest);
         if current.is_some_and(|(open, _)| *open == handle)
             && self.index.contains_key(&small.digest)
@@ -183,10 +183,10 @@ impl State {
         (cost, joined): (Option<f32>, u32),
         now: u64,
     ) {
-        self.take(&digest);
+        self.remove(&digest);
         // The rename has replaced the older file, even one that an eviction was about to delete. An
         // open handle still refers to the older file.
-        self.gone(&digest);
+        self.file_deleted(&digest);
         // The rename has replaced an unreadable file, too.
         self.clear_unreadable(&digest);
         let tick = self.next_tick();
@@ -196,11 +196,11 @@ impl State {
             media_type,
             accessed: u32::try_from(now).unwrap_or(u32::MAX),
             cost: cost.unwrap_or_else(|| Access::<Digest>::prior(size)),
-            shared: self.ranking.shares.of(&digest),
+            shared: self.ranking.image_counts.count(&digest),
             dirty: true,
         };
         let access = slot.access(&digest, self.ranking.clock.read(now));
-        self.enter(digest, slot);
+        self.insert_slot(digest, slot);
         self.changed.push(digest);
         self.ranking.insert(&access);
         self.ranking.record(&access, Outcome::Kept);
@@ -210,20 +210,20 @@ impl State {
     }
 
     /// Sets the last tick that the restored policy state includes.
-    pub(crate) fn ranked_until(&mut self, tick: u64) {
-        self.ranked = tick;
+    pub(crate) fn set_restored_tick(&mut self, tick: u64) {
+        self.restored_tick = tick;
         self.tick = self.tick.max(tick);
     }
 
     /// Whether this is the running fill of its digest.
-    pub(crate) fn is_entered(&self, shared_fill: &SharedFill) -> bool {
-        let entered = self.fills.get(&shared_fill.digest);
-        entered.is_some_and(|entered| std::ptr::eq(&**entered, shared_fill))
+    pub(crate) fn is_running_fill(&self, shared_fill: &SharedFill) -> bool {
+        let registration = self.fills.get(&shared_fill.digest);
+        registration.is_some_and(|registration| std::ptr::eq(&**registration, shared_fill))
     }
 
     /// Releases the rest of the write budget that was reserved for a fill.
-    pub(crate) fn settle(&mut self, shared_fill: &SharedFill) {
-        let bytes = shared_fill.promised.swap(0, Ordering::Relaxed);
+    pub(crate) fn release_budget(&mut self, shared_fill: &SharedFill) {
+        let bytes = shared_fill.reserved_budget.swap(0, Ordering::Relaxed);
         self.ranking.admission.release(bytes);
     }
 
@@ -236,9 +236,9 @@ impl State {
     pub(crate) fn restore(&mut self, digest: Digest, slot: Slot) {
         self.tick = self.tick.max(slot.tick);
         let access = slot.access(&digest, self.ranking.clock.past(slot.accessed.into()));
-        let later = slot.tick > self.ranked;
-        self.ranking.shares.restore(&digest, slot.shared);
-        self.enter(digest, slot);
+        let later = slot.tick > self.restored_tick;
+        self.ranking.image_counts.restore(&digest, slot.shared);
+        self.insert_slot(digest, slot);
         self.ranking.restore(&access, later);
     }
 
@@ -261,49 +261,49 @@ impl State {
 
     /// Number of unreadable blobs and tag records.
     pub(crate) fn unreadable(&self) -> usize {
-        self.unreadable.len() + self.unreadable_names
+        self.unreadable.len() + self.unreadable_tags
     }
 
     /// Up to `count` unreadable blobs to retry, round robin.
     pub(crate) fn next_unreadable(&mut self, count: usize) -> Vec<Digest> {
         use std::ops::Bound::{Excluded, Unbounded};
-        let from = self.retried.map_or(Unbounded, Excluded);
+        let from = self.last_retried.map_or(Unbounded, Excluded);
         let later = self.unreadable.range((from, Unbounded));
         let next: Vec<_> = later.take(count).map(|(digest, _)| *digest).collect();
         // After the last one, the next call starts over.
-        self.retried = next.last().copied();
+        self.last_retried = next.last().copied();
         next
     }
 
     /// Inserts an entry for a digest that has none.
-    fn enter(&mut self, digest: Digest, slot: Slot) {
+    fn insert_slot(&mut self, digest: Digest, slot: Slot) {
         self.used += slot.footprint();
         self.change(&digest, |state| state.index.insert(digest, slot));
     }
 
     /// Runs a change to a blob's entry, pins or handle, and updates the byte sums.
     fn change<R>(&mut self, digest: &Digest, change: impl FnOnce(&mut Self) -> R) -> R {
-        let (pinned, held) = self.held(digest);
+        let (pinned, protected) = self.protected(digest);
         let result = change(self);
-        let (pinned_now, held_now) = self.held(digest);
+        let (pinned_now, protected_now) = self.protected(digest);
         self.pinned_bytes = self.pinned_bytes - pinned + pinned_now;
-        self.held_bytes = self.held_bytes - held + held_now;
+        self.protected_bytes = self.protected_bytes - protected + protected_now;
         result
     }
 
-    /// The bytes that a blob adds to `pinned_bytes` and to `held_bytes`.
-    fn held(&self, digest: &Digest) -> (u64, u64) {
+    /// The bytes that a blob adds to `pinned_bytes` and to `protected_bytes`.
+    fn protected(&self, digest: &Digest) -> (u64, u64) {
         let bytes = self.index.get(digest).map_or(0, Slot::footprint);
         let is_pinned = self.pinned.contains_key(digest);
-        let is_held = is_pinned || self.open.contains_key(digest);
+        let is_protected = is_pinned || self.open.contains_key(digest);
         (
             if is_pinned { bytes } else { 0 },
-            if is_held { bytes } else { 0 },
+            if is_protected { bytes } else { 0 },
         )
     }
 
     /// Registers an open handle of a blob.
-    pub(crate) fn opened(&mut self, open: &Arc<OpenBlob>) {
+    pub(crate) fn register_open(&mut self, open: &Arc<OpenBlob>) {
         let (digest, entry) = (open.digest, (open.handle, Arc::downgrade(open)));
         self.change(&digest, |state| state.open.insert(digest, entry));
     }
@@ -314,7 +314,7 @@ impl State {
     }
 
     /// Makes the access for a blob that is not stored. `need`: its bytes on disk.
-    pub(crate) fn request(
+    pub(crate) fn miss_access(
         &mut self,
         digest: &Digest,
         need: u64,
@@ -324,7 +324,7 @@ impl State {
         let access = Access::new(*digest, need, self.ranking.clock.read(wall));
         Access {
             cost: cost.unwrap_or(access.cost),
-            shared: self.ranking.shares.of(digest).into(),
+            shared: self.ranking.image_counts.count(digest).into(),
             ..access
         }
     }
@@ -341,12 +341,12 @@ impl State {
     }
 
     /// Counts an image and its parts: one more image contains each part.
-    pub(crate) fn share(&mut self, manifest: &Digest, parts: impl Iterator<Item = Digest>) {
-        if !self.ranking.shares.enter(manifest) {
+    pub(crate) fn count_image(&mut self, manifest: &Digest, parts: impl Iterator<Item = Digest>) {
+        if !self.ranking.image_counts.add_image(manifest) {
             return;
         }
         for part in parts {
-            let count = self.ranking.shares.add(&part);
+            let count = self.ranking.image_counts.add_part(&part);
             if let Some(slot) = self.index.get_mut(&part) {
                 slot.shared = count;
                 if !std::mem::replace(&mut slot.dirty, true) {
@@ -379,15 +379,15 @@ impl State {
     }
 
     /// Removes a blob from the index and from the policy. Its bytes count as reserved until
-    /// [`State::gone`]. Returns these bytes.
-    pub(crate) fn take(&mut self, digest: &Digest) -> Option<u64> {
-        let bytes = self.leave(digest)?;
+    /// [`State::file_deleted`]. Returns these bytes.
+    pub(crate) fn remove(&mut self, digest: &Digest) -> Option<u64> {
+        let bytes = self.remove_slot(digest)?;
         self.ranking.remove(digest);
         Some(bytes)
     }
 
-    /// As [`State::take`], for a blob that the policy has already evicted.
-    fn leave(&mut self, digest: &Digest) -> Option<u64> {
+    /// As [`State::remove`], for a blob that the policy has already evicted.
+    fn remove_slot(&mut self, digest: &Digest) -> Option<u64> {
         let slot = self.change(digest, |state| state.index.remove(digest))?;
         self.memory.remove(digest);
         let bytes = slot.footprint();
@@ -406,21 +406,21 @@ impl State {
 
     /// Frees the bytes of a removed blob whose file is deleted. If a reader has the file open, its
     /// handle keeps them. Does nothing on a second call.
-    pub(crate) fn gone(&mut self, digest: &Digest) {
+    pub(crate) fn file_deleted(&mut self, digest: &Digest) {
         let Some(bytes) = self.deleting.remove(digest) else {
             return;
         };
         match self.forget_open(digest) {
             Some((handle, _)) => {
-                self.ghosts.insert(handle, bytes);
+                self.deleted_open.insert(handle, bytes);
             }
             None => self.reserved -= bytes,
         }
     }
 
     /// Called when the last reader of a handle is dropped.
-    pub(crate) fn closed(&mut self, digest: &Digest, handle: u64) {
-        if let Some(bytes) = self.ghosts.remove(&handle) {
+    pub(crate) fn handle_closed(&mut self, digest: &Digest, handle: u64) {
+        if let Some(bytes) = self.deleted_open.remove(&handle) {
             self.reserved -= bytes;
         }
         if self
@@ -450,7 +450,7 @@ impl State {
                 pinned.contains_key(digest) || (spare_open && open.contains_key(digest))
             };
             let digest = ranking.evict(&mut held)?.key;
-            if let Some(bytes) = self.leave(&digest) {
+            if let Some(bytes) = self.remove_slot(&digest) {
                 return Some(Victim::Blob(digest, bytes));
             }
         }
@@ -458,13 +458,13 @@ impl State {
 
     /// Bytes that count against the capacity.
     pub(crate) fn total(&self) -> u64 {
-        self.used + self.reserved + self.names
+        self.used + self.reserved + self.tag_bytes
     }
 
     /// Bytes that eviction can free: partial fills, and blobs that are neither pinned nor open.
     pub(crate) fn evictable(&self) -> u64 {
         debug_assert_eq!(
-            self.held_bytes,
+            self.protected_bytes,
             self.pinned
                 .keys()
                 .chain(self.open.keys().filter(|it| !self.pinned.contains_key(*it)))
@@ -472,7 +472,7 @@ impl State {
                 .sum::<u64>(),
             "the sum is in step"
         );
-        self.used - self.held_bytes + self.partials.bytes()
+        self.used - self.protected_bytes + self.partials.bytes()
     }
 
     /// Bytes that fills have reserved but not yet written.

@@ -53,7 +53,7 @@ impl Tier for Damaged {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn removing_a_damaged_blob_spares_one_that_was_committed_meanwhile() {
+async fn removing_a_damaged_blob_keeps_a_blob_that_was_committed_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     let tier = Arc::new(Damaged {
         disk: DiskTier::new(folder.path()).unwrap(),

@@ -16,7 +16,7 @@ use crate::clock::now;
 use crate::page_cache::resident;
 
 /// Size of one copy in bytes when a partial fill is resumed.
-const PIECE: usize = 1 << 20;
+const COPY_STEP: usize = 1 << 20;
 
 /// The tier. Only this process knows the staged bytes: after a restart, it has committed blobs
 /// only.
@@ -26,12 +26,12 @@ struct Inner<M: Medium> {
     log: Log<M>,
     /// A file with the bytes of the medium at the same offsets, for `sendfile`.
     file: Option<File>,
-    cut: Mutex<HashMap<Digest, Cut<M>>>,
+    partials: Mutex<HashMap<Digest, PartialFill<M>>>,
     numbers: Mutex<Numbers>,
 }
 
 /// An interrupted fill.
-struct Cut<M: Medium> {
+struct PartialFill<M: Medium> {
     writer: Writer<M>,
     len: u64,
     modified: u64,
@@ -53,7 +53,7 @@ impl<M: Medium + 'static> PmemTier<M> {
         Self(Arc::new(Inner {
             log,
             file,
-            cut: Mutex::default(),
+            partials: Mutex::default(),
             numbers: Mutex::default(),
         }))
     }
@@ -156,17 +156,17 @@ fn partial_reader<M: Medium + 'static>(writer: &Writer<M>) -> Arc<dyn ReadAt> {
 impl<M: Medium + 'static> Tier for PmemTier<M> {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let mut staged = self.0.staged(digest)?;
-        let Some(cut) = self.0.cut.lock().remove(digest) else {
+        let Some(partial) = self.0.partials.lock().remove(digest) else {
             return Ok(Box::new(staged));
         };
         // A value of the log cannot be reopened, so the bytes are written again.
-        let (older, kept) = (cut.writer.reader(), cut.len.saturating_sub(1));
+        let (older, kept) = (partial.writer.reader(), partial.len.saturating_sub(1));
         let kept = kept / CHUNK as u64 * CHUNK as u64;
-        let mut buffer = vec![0; usize::try_from(kept).unwrap_or(PIECE).min(PIECE)];
+        let mut buffer = vec![0; usize::try_from(kept).unwrap_or(COPY_STEP).min(COPY_STEP)];
         while staged.len < kept {
             let now = usize::try_from(kept - staged.len)
-                .unwrap_or(PIECE)
-                .min(PIECE);
+                .unwrap_or(COPY_STEP)
+                .min(COPY_STEP);
             older
                 .read_at(staged.len, &mut buffer[..now])
                 .map_err(io_error)?;
@@ -176,8 +176,8 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        let cut = self.0.cut.lock().remove(digest);
-        drop(cut);
+        let partial = self.0.partials.lock().remove(digest);
+        drop(partial);
         Ok(())
     }
 
@@ -218,11 +218,11 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        for (digest, cut) in &*self.0.cut.lock() {
+        for (digest, partial) in &*self.0.partials.lock() {
             visit(Found {
                 digest: *digest,
-                bytes: cut.len,
-                modified: cut.modified,
+                bytes: partial.len,
+                modified: partial.modified,
             });
         }
         Ok(())
@@ -302,12 +302,12 @@ impl<M: Medium + 'static> Staged for PmemStaged<M> {
 impl<M: Medium + 'static> Drop for PmemStaged<M> {
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take().filter(|_| self.len > 0) {
-            let cut = Cut {
+            let partial = PartialFill {
                 writer,
                 len: self.len,
                 modified: now(),
             };
-            self.inner.cut.lock().insert(self.digest, cut);
+            self.inner.partials.lock().insert(self.digest, partial);
         }
     }
 }

@@ -12,9 +12,9 @@ pub const CHUNK: usize = 64 * 1024;
 const VERSION: u16 = 1;
 const MAGIC: [u8; 8] = *b"PIERBLOB";
 /// Length of the footer in bytes.
-const FOOTER: usize = 32;
+const FOOTER_LEN: usize = 32;
 /// Bytes of the footer before its checksum.
-const CHECKED: usize = 20;
+const CHECKED_LEN: usize = 20;
 
 /// CRC-32C of every [`CHUNK`] of a content; the last chunk may be shorter.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -95,14 +95,14 @@ impl Trailer {
     /// Length of the encoding for a content of `size` bytes.
     pub(crate) fn encoded_len(size: u64, media_type: Option<&MediaType>) -> u64 {
         let media = media_type.map_or(0, |media| media.as_str().len() as u64);
-        4 * size.div_ceil(CHUNK as u64) + media + FOOTER as u64
+        4 * size.div_ceil(CHUNK as u64) + media + FOOTER_LEN as u64
     }
 
     /// The bytes that follow the content. The checksum covers `digest`, too, so that a file with
     /// the name of another blob is detected.
     pub fn encode(&self, digest: &Digest) -> Vec<u8> {
         let media = self.media_type.as_ref().map_or("", |media| media.as_str());
-        let mut out = Vec::with_capacity(4 * self.sums.0.len() + media.len() + FOOTER);
+        let mut out = Vec::with_capacity(4 * self.sums.0.len() + media.len() + FOOTER_LEN);
         for sum in &self.sums.0 {
             out.extend_from_slice(&sum.to_le_bytes());
         }
@@ -133,11 +133,11 @@ impl Trailer {
         mut read_at: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
     ) -> io::Result<Self> {
         let start = len
-            .checked_sub(FOOTER as u64)
+            .checked_sub(FOOTER_LEN as u64)
             .ok_or_else(|| damaged("too short for a footer"))?;
-        let mut footer = [0; FOOTER];
+        let mut footer = [0; FOOTER_LEN];
         read_at(start, &mut footer)?;
-        let (fields, rest) = footer.split_at(CHECKED);
+        let (fields, rest) = footer.split_at(CHECKED_LEN);
         if rest[4..] != MAGIC {
             return Err(damaged("no footer"));
         }
@@ -149,21 +149,21 @@ impl Trailer {
         if version != VERSION || u64::from(chunk) != CHUNK as u64 {
             return Err(damaged("unknown version of the footer"));
         }
-        let table = 4 * u64::from(count);
-        let adds_up = size.checked_add(table + u64::from(media_len)) == Some(start);
+        let sums_len = 4 * u64::from(count);
+        let adds_up = size.checked_add(sums_len + u64::from(media_len)) == Some(start);
         if !adds_up || u64::from(count) != size.div_ceil(CHUNK as u64) {
             return Err(damaged("lengths do not add up"));
         }
         let body_len =
-            usize::try_from(table).map_err(|_| damaged("too large"))? + usize::from(media_len);
+            usize::try_from(sums_len).map_err(|_| damaged("too large"))? + usize::from(media_len);
         let mut body = vec![0; body_len];
         read_at(size, &mut body)?;
         let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), &body);
         if crc32c::crc32c_append(sum, fields).to_le_bytes() != rest[..4] {
             return Err(damaged("checksum of the trailer"));
         }
-        let (table, media) = body.split_at(body_len - usize::from(media_len));
-        let sums = table
+        let (sums, media) = body.split_at(body_len - usize::from(media_len));
+        let sums = sums
             .chunks_exact(4)
             .map(|sum| u32::from_le_bytes(array(sum)))
             .collect();

@@ -35,13 +35,13 @@ pub trait Tier: Send + Sync {
     /// Free bytes of the medium.
     fn free(&self) -> io::Result<u64>;
     /// The additional methods of a tier with several media; `None` for a single medium.
-    fn layers(&self) -> Option<&dyn LayeredTier> {
+    fn multi_tier(&self) -> Option<&dyn MultiTier> {
         None
     }
 }
 
 /// A tier of several media, each of which may have a copy of a blob.
-pub trait LayeredTier: Send + Sync {
+pub trait MultiTier: Send + Sync {
     /// Deletes the copy that was opened last, because it is damaged. `at`: position of the damage
     /// in bytes, if known. Returns whether another copy is left, which the next [`Tier::open`]
     /// opens. Serialized like [`Tier::remove`].

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers of the integration tests.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(crate) fn open_with(config: Config) -> Cache {
     Cache::open(config, Box::new(Lru::default())).expect("the folder opens")
 }
 
-/// The same on a tier of the test's own.
+/// Opens a cache on another tier than the disk.
 pub(crate) fn open_on(config: Config, tier: impl Tier + 'static) -> Cache {
     let tier = Arc::new(tier);
     Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).expect("the folder opens")
@@ -81,7 +81,7 @@ pub(crate) async fn try_store(
     fill.finish().await.map(|_| ())
 }
 
-/// Reads to the end, in pieces, whatever it is.
+/// Reads to the end, in pieces.
 pub(crate) async fn read_all(content: &(impl Read + ?Sized)) -> Result<Bytes, Error> {
     let mut all = Vec::new();
     loop {
@@ -115,7 +115,7 @@ pub(crate) fn files_below(folder: &Path, name: &str) -> usize {
     walk(&folder.join(name)).len()
 }
 
-/// Every regular file below `folder` with its length in whole blocks.
+/// Every regular file below `folder`, with its length in whole blocks.
 pub(crate) fn walk(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten() {

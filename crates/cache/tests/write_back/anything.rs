@@ -1,7 +1,8 @@
-//! Any sequence of calls: contents are right, bounds hold, and nothing is left in the end.
+//! Property test of the write-back tier: after any sequence of calls, contents are correct, limits
+//! hold, and all room is released.
 
 use pierhead_cache::tier::placement::Destination;
-use pierhead_cache::tier::{Hint, LayeredTier as _, Options, Tier, Trailer};
+use pierhead_cache::tier::{Hint, MultiTier as _, Options, Tier, Trailer};
 use pierhead_testkit::tier::MemoryTier;
 use proptest::prelude::*;
 
@@ -47,7 +48,7 @@ fn steps() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_happens_contents_are_right_and_bounds_hold(steps in proptest::collection::vec(steps(), 1..40)) {
+    fn contents_are_correct_and_limits_hold_after_any_calls(steps in proptest::collection::vec(steps(), 1..40)) {
         let (fast, disk) = (MemoryTier::default(), Gate::default());
         let mut limit = 250_000;
         let tier = over(&fast, &disk, Options::new(limit));

@@ -1,4 +1,4 @@
-//! A fast copy that rots: the disk's is read, or the blob is fetched again.
+//! Damage on the fast tier: the disk is read, or the blob is fetched again.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn over_faulty(fast: &Faulty, disk: &Gate) -> Arc<WriteBack> {
 }
 
 #[tokio::test]
-async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
+async fn a_damaged_fast_copy_is_replaced_by_that_of_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (fast, disk) = (
         Faulty::new(Arc::new(MemoryTier::default())),
@@ -47,7 +47,7 @@ async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
 }
 
 #[tokio::test]
-async fn what_rots_on_the_disk_is_not_blamed_on_a_copy_of_something_else() {
+async fn damage_on_the_disk_does_not_remove_hot_copies() {
     let folder = tempfile::tempdir().unwrap();
     let (fast, disk) = (
         MemoryTier::default(),
@@ -75,7 +75,7 @@ async fn what_rots_on_the_disk_is_not_blamed_on_a_copy_of_something_else() {
 }
 
 #[tokio::test]
-async fn damage_is_not_drained() {
+async fn a_damaged_copy_is_not_written_back() {
     let folder = tempfile::tempdir().unwrap();
     let (fast, disk) = (Faulty::new(Arc::new(MemoryTier::default())), Gate::shut());
     let tier = over_faulty(&fast, &disk);

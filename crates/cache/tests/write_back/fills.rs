@@ -1,4 +1,4 @@
-//! Where fills go, and that no client notices where.
+//! The tier of fills, and moves between the tiers that clients do not notice.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::common::blob;
 use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
 
 #[test]
-fn what_is_committed_fast_reaches_the_disk_behind() {
+fn blobs_on_the_fast_tier_are_written_back_to_the_disk() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
     let tier = over(&fast, &disk, Options::new(ROOMY));
     let (digest, bytes) = blob(1, 3_000_000);
@@ -47,7 +47,7 @@ fn what_is_committed_fast_reaches_the_disk_behind() {
 }
 
 #[test]
-fn a_fill_that_outgrows_the_fast_tier_goes_on_on_the_disk_under_its_readers() {
+fn a_fill_that_outgrows_the_fast_tier_moves_to_the_disk() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
     let tier = over(&fast, &disk, all_fast(200_000));
     let (digest, bytes) = blob(1, 300_000);
@@ -72,7 +72,7 @@ fn a_fill_that_outgrows_the_fast_tier_goes_on_on_the_disk_under_its_readers() {
 }
 
 #[test]
-fn a_fast_tier_that_fails_fails_no_fill() {
+fn a_failed_fast_tier_fails_no_fill() {
     for (op, pass) in [(Op::Write, 2), (Op::Commit, 0), (Op::Stage, 0)] {
         let (fast, disk) = (MemoryTier::default(), Gate::shut());
         let faulty = Faulty::new(Arc::new(fast.clone()));
@@ -88,7 +88,7 @@ fn a_fast_tier_that_fails_fails_no_fill() {
 }
 
 #[test]
-fn a_blob_that_the_disk_cannot_open_is_stored_anew() {
+fn a_blob_that_the_disk_cannot_open_is_stored_again() {
     let (fast, disk) = (Arc::<MemoryTier>::default(), Gate::default());
     let faulty = Faulty::new(Arc::new(disk));
     faulty.fail(Op::Open, 0, 1, EIO);
@@ -100,7 +100,7 @@ fn a_blob_that_the_disk_cannot_open_is_stored_anew() {
 }
 
 #[test]
-fn a_fill_that_neither_tier_takes_leaves_nothing_on_the_fast_one() {
+fn a_fill_that_fails_on_both_tiers_leaves_no_files() {
     for op in [Op::Stage, Op::Write] {
         let fast = MemoryTier::default();
         let disk = Faulty::new(Arc::new(MemoryTier::default()));
@@ -123,7 +123,7 @@ fn a_fill_that_neither_tier_takes_leaves_nothing_on_the_fast_one() {
 }
 
 #[test]
-fn what_a_failed_medium_does_not_give_back_ends_that_fill_and_no_other() {
+fn unreadable_staged_bytes_fail_only_their_fill() {
     let disk = Gate::default();
     let faulty = Faulty::new(Arc::new(MemoryTier::default()));
     let tier = WriteBack::open(

@@ -1,4 +1,4 @@
-//! Two tiers whose insides a test can see: the disk behind takes what it is sent when the test lets it.
+//! A disk behind the fast tier whose write-back the test can block, and helpers for both tiers.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use pierhead_testkit::tier::MemoryTier;
 
 pub(crate) const ROOMY: u64 = 64 << 20;
 
-/// A disk that takes nothing from the thread that drains while it is shut.
+/// A disk that blocks the write-back thread while the gate is shut.
 #[derive(Clone, Default)]
 pub(crate) struct Gate {
     disk: MemoryTier,
@@ -23,7 +23,7 @@ pub(crate) struct Gate {
     early_syncs: Arc<AtomicU64>,
 }
 
-/// Whether that thread may write a piece, and whether it waits to.
+/// Whether the write-back thread may write a piece, and whether it is waiting to.
 #[derive(Default)]
 struct Pieces {
     held: bool,
@@ -42,24 +42,24 @@ impl Gate {
         self.shut.1.notify_all();
     }
 
-    /// From now on it fails for one blob.
+    /// Makes all later stores of one blob fail.
     pub(crate) fn refuse(&self, digest: Digest) {
         *self.refused.lock().unwrap() = Some(digest);
     }
 
-    /// Lets that thread write no piece while it is held.
+    /// Blocks the write-back thread before each piece.
     pub(crate) fn hold_pieces(&self, held: bool) {
         self.pieces.0.lock().unwrap().held = held;
         self.pieces.1.notify_all();
     }
 
-    /// Waits until it stands before one.
+    /// Waits until the write-back thread is blocked before a piece.
     pub(crate) fn until_a_piece(&self) {
         let pieces = self.pieces.0.lock().unwrap();
         drop(self.pieces.1.wait_while(pieces, |it| !it.waits).unwrap());
     }
 
-    /// How often that thread set the disk to work before the end of a blob.
+    /// Number of syncs by the write-back thread before the end of a blob.
     pub(crate) fn early_syncs(&self) -> u64 {
         self.early_syncs.load(Ordering::Relaxed)
     }
@@ -117,7 +117,7 @@ impl Tier for Gate {
 
 impl FastMedium for Gate {}
 
-/// What that thread stages.
+/// Staged bytes of the write-back thread.
 struct Gated {
     staged: Box<dyn Staged>,
     pieces: Arc<(Mutex<Pieces>, Condvar)>,

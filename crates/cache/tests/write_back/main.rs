@@ -1,4 +1,4 @@
-//! A fast tier in front of a disk: what lies where, what is bounded, and what outlives what.
+//! A fast tier in front of a disk: placement, limits, write-back, promotion, restarts and damage.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -24,7 +24,7 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
 #[test]
-fn both_conform_wherever_fills_go() {
+fn both_tiers_together_pass_the_conformance_suite() {
     let faulty = |op, pass| {
         let fast = Faulty::new(Arc::new(MemoryTier::default()));
         fast.fail(op, pass, u64::MAX, ENOSPC);
@@ -35,7 +35,7 @@ fn both_conform_wherever_fills_go() {
     let both = |fast, options| WriteBack::open(fast, disk(), options).unwrap();
     conforms(|| both(plain(), Options::new(ROOMY)));
     conforms(|| both(plain(), all_fast(ROOMY)));
-    // No room from the beginning, or from somewhere on.
+    // Without room from the start, or after some writes.
     conforms(|| both(plain(), all_fast(0)));
     conforms(|| both(plain(), all_fast(90_000)));
     conforms(|| both(faulty(Op::Write, 3), all_fast(ROOMY)));
@@ -44,7 +44,7 @@ fn both_conform_wherever_fills_go() {
 }
 
 #[test]
-fn files_in_front_of_files_conform() {
+fn a_disk_in_front_of_a_disk_passes_the_conformance_suite() {
     let folder = tempfile::tempdir().unwrap();
     let count = std::cell::Cell::new(0);
     conforms(|| {

@@ -1,4 +1,4 @@
-//! What lies on the disk alone and is asked for comes to the fast tier, if it is worth it.
+//! Promotion: requested blobs on the disk are copied to the fast tier if they rank high enough.
 
 use pierhead_cache::tier::{Options, Tier};
 use pierhead_testkit::tier::MemoryTier;
@@ -7,7 +7,7 @@ use crate::common::blob;
 use crate::gate::{Gate, commit, content, flush, over};
 
 #[test]
-fn what_is_worth_more_than_all_that_leaves_for_it_comes_from_the_disk() {
+fn a_blob_that_ranks_above_all_its_victims_is_promoted() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, Options::new(250_000));
     let lengths = [100_000, 100_000, 100_000, 200_000];
@@ -27,7 +27,7 @@ fn what_is_worth_more_than_all_that_leaves_for_it_comes_from_the_disk() {
     };
     assert_eq!(promote(0, 1.0), [true, false, false, false]);
     assert_eq!(promote(1, 2.0), [true, true, false, false]);
-    // Worth more than the one that would leave first, but both would have to.
+    // Its priority exceeds that of the first victim, but both blobs would have to be evicted.
     assert_eq!(promote(3, 1.5), [true, true, false, false]);
     assert!(tier.floor(200_000) == 2.0 && tier.floor(1_000_000).is_infinite());
     assert_eq!(promote(2, 1.5), [false, true, true, false]);
@@ -46,7 +46,7 @@ fn what_is_worth_more_than_all_that_leaves_for_it_comes_from_the_disk() {
 }
 
 #[test]
-fn what_is_worth_a_little_more_does_not_take_the_place_of_what_is_there() {
+fn a_blob_that_ranks_within_the_margin_is_not_promoted() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let margin = 0.5;
     let options = Options {
@@ -68,7 +68,7 @@ fn what_is_worth_a_little_more_does_not_take_the_place_of_what_is_there() {
 }
 
 #[test]
-fn what_is_gone_or_there_already_is_not_copied() {
+fn removed_blobs_and_present_copies_are_not_promoted() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, Options::new(250_000));
     let (digest, bytes) = blob(1, 100_000);
@@ -87,7 +87,7 @@ fn what_is_gone_or_there_already_is_not_copied() {
 }
 
 #[test]
-fn what_somebody_replaces_waits_and_others_go_before_it() {
+fn a_blob_that_is_being_replaced_waits_for_promotion() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, Options::new(250_000));
     let ((digest, bytes), (other, others)) = (blob(1, 100_000), blob(2, 100_000));

@@ -1,4 +1,4 @@
-//! What a restart finds on both.
+//! Recovery of both tiers at start.
 
 use pierhead_cache::tier::{CHUNK, Options, Tier};
 use pierhead_testkit::tier::MemoryTier;
@@ -7,7 +7,7 @@ use crate::common::blob;
 use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
 
 #[test]
-fn what_the_medium_had_lost_is_counted() {
+fn blobs_that_the_medium_lost_are_counted_as_damaged() {
     let options = Options {
         damaged: 3,
         ..all_fast(ROOMY)
@@ -17,7 +17,7 @@ fn what_the_medium_had_lost_is_counted() {
 }
 
 #[test]
-fn a_restart_finds_what_is_durable_and_goes_on_draining() {
+fn a_restart_finds_durable_blobs_and_continues_the_write_back() {
     for volatile in [false, true] {
         let (fast, disk) = (MemoryTier::default(), Gate::default());
         let options = Options {
@@ -30,7 +30,7 @@ fn a_restart_finds_what_is_durable_and_goes_on_draining() {
         let tier = over(&fast, &disk, options);
         commit(&tier, &both, &bytes);
         flush(&tier);
-        // As if the disk had failed for long.
+        // As after a long failure of the disk.
         drop(tier);
         commit(&fast, &only, &others);
         drop(disk.stage(&only).unwrap());
@@ -52,7 +52,8 @@ fn a_restart_finds_what_is_durable_and_goes_on_draining() {
         let mut left = Vec::new();
         tier.leftovers(&mut |found| left.push(found.digest))
             .unwrap();
-        // What was cut of the volatile one is the disk's then: nothing told that it was half a copy.
+        // The staged bytes on the disk may be a partial fill: nothing marks them as an incomplete
+        // write-back.
         assert_eq!(left, if volatile { vec![only] } else { vec![cut] });
         disk.set(false);
         flush(&tier);

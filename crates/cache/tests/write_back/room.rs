@@ -1,4 +1,4 @@
-//! Who leaves the fast tier for whom, and when.
+//! Evictions from the fast tier: which blobs, for which fills, and when.
 
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{Hint, Options, Tier};
@@ -10,7 +10,7 @@ use crate::common::blob;
 use crate::gate::{Gate, all_fast, commit, content, flush, over};
 
 #[test]
-fn room_comes_from_what_the_disk_has_the_least_worth_first() {
+fn clean_blobs_with_the_lowest_priority_are_evicted_first() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, all_fast(350_000));
     let all: Vec<_> = (0..5).map(|seed| blob(seed, 100_000)).collect();
@@ -35,16 +35,16 @@ fn room_comes_from_what_the_disk_has_the_least_worth_first() {
         all.iter().map(|(digest, _)| tier.holds(digest)).collect()
     };
     assert_eq!(held(&all), [true, false, true, true, false]);
-    // What is read stays, and what the disk lacks; so the third leaves though it is worth more.
+    // Open blobs and dirty ones stay; so the third is evicted although it ranks higher.
     let reader = tier.open(&all[0].0).unwrap().unwrap();
     put(4, 0.1);
     assert_eq!(held(&all), [true, false, false, true, true]);
-    // Nothing can leave now: the next goes to the disk, and nothing leaves for it in vain.
+    // Nothing is evictable: the next fill goes to the disk, and evicts nothing in vain.
     let (digest, bytes) = blob(9, 60_000);
     commit(&tier, &digest, &bytes);
     assert!(disk.has(&digest) && !tier.holds(&digest));
     assert_eq!(held(&all), [true, false, false, true, true]);
-    // A lower bound: what is read counts until it is let go.
+    // A reduced limit: open copies count until they are closed.
     tier.rank(&all[0].0, 0.0);
     tier.set_limit(100_100);
     assert!(tier.stat().used > 300_000);
@@ -52,7 +52,7 @@ fn room_comes_from_what_the_disk_has_the_least_worth_first() {
     flush(&tier);
     let stat = tier.stat();
     assert!(stat.used <= 100_100, "{stat:?}");
-    // The reader kept the others out of it.
+    // The open copy left no room for the others.
     assert_eq!(held(&all), [true, false, false, false, false]);
     drop(reader);
     flush(&tier);
@@ -65,7 +65,7 @@ fn room_comes_from_what_the_disk_has_the_least_worth_first() {
 }
 
 #[test]
-fn nothing_leaves_for_what_would_not_fit_even_so() {
+fn nothing_is_evicted_for_a_blob_that_would_not_fit() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, all_fast(230_000));
     let [(idle, first), (read, second), (large, third)] =
@@ -87,7 +87,7 @@ fn nothing_leaves_for_what_would_not_fit_even_so() {
 }
 
 #[test]
-fn what_was_read_over_a_lowered_bound_leaves_with_its_last_reader() {
+fn an_open_copy_above_a_reduced_limit_is_evicted_after_its_last_reader() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, all_fast(350_000));
     let (digest, bytes) = blob(1, 100_000);
@@ -107,7 +107,7 @@ fn what_was_read_over_a_lowered_bound_leaves_with_its_last_reader() {
 }
 
 #[test]
-fn it_leaves_while_something_else_is_drained() {
+fn an_open_copy_is_evicted_during_another_write_back() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let slow = Options {
         write_back_rate: 1,
@@ -131,7 +131,7 @@ fn it_leaves_while_something_else_is_drained() {
 }
 
 #[test]
-fn a_limit_above_what_the_medium_holds_still_makes_room() {
+fn a_limit_above_the_medium_size_still_evicts() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let small = Options {
         most: 250_000,

@@ -1,4 +1,4 @@
-//! What is written behind: interrupted, tried again, hurried at the end.
+//! Write-back to the disk: interruptions, retries, pauses, and the end of the process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::common::blob;
 use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
 
 #[test]
-fn removing_and_replacing_stop_a_drain() {
+fn removing_and_replacing_stop_a_write_back() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let slow = Options {
         write_back_rate: 1,
@@ -55,14 +55,14 @@ fn removing_and_replacing_stop_a_drain() {
     );
 }
 
-/// Waits until the drain has looked again, twice, and found that it should rest.
+/// Waits until the write-back thread has checked twice that it must pause.
 fn looked(rest: &BackgroundWork) {
     let before = rest.pauses();
     wait::until("two more looks", || rest.pauses() >= before + 2);
 }
 
 #[test]
-fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
+fn a_write_back_pauses_until_half_of_the_tier_is_dirty() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = BackgroundWork::default();
     rest.set_paused(true);
@@ -81,7 +81,7 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
         (tier.stat().written_back, tier.stat().dirty_blobs),
         (900_000, 2)
     );
-    // Who waits for the end is not kept waiting.
+    // A waiting flush ends the pause.
     flush(&tier);
     assert_eq!(tier.stat().dirty_blobs, 0);
     put(3);
@@ -95,7 +95,7 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
 }
 
 #[test]
-fn a_drain_rests_in_the_middle_of_a_blob() {
+fn a_write_back_pauses_in_the_middle_of_a_blob() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = BackgroundWork::default();
     disk.hold_pieces(true);
@@ -113,7 +113,7 @@ fn a_drain_rests_in_the_middle_of_a_blob() {
 }
 
 #[test]
-fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest() {
+fn a_promotion_releases_its_room_when_it_must_pause() {
     let (fast, disk) = (Gate::default(), Gate::default());
     let rest = BackgroundWork::default();
     let options = Options::new(ROOMY);
@@ -130,7 +130,7 @@ fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest
     fast.hold_pieces(false);
     wait::until("its room", || tier.stat().used == 0);
     assert_eq!(tier.stat().promoted, 0);
-    // What is hot of a blob is not forgotten over it.
+    // The hot ranges stay queued.
     rest.set_paused(false);
     fast.hold_pieces(true);
     tier.set_hot(hot, std::slice::from_ref(&(0..1_500_000)), 1.0);
@@ -144,7 +144,7 @@ fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest
 }
 
 #[test]
-fn a_panic_while_room_is_made_does_not_end_the_draining() {
+fn a_panic_during_an_eviction_does_not_end_the_write_back() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let faulty = Faulty::new(Arc::new(fast.clone()));
     let shared = Arc::new(faulty.clone());
@@ -152,7 +152,7 @@ fn a_panic_while_room_is_made_does_not_end_the_draining() {
     let [(first, one), (second, two)] = [blob(1, 100_000), blob(2, 100_000)];
     commit(&tier, &first, &one);
     flush(&tier);
-    // It is read: what is over the bound leaves with its last reader, by the draining thread.
+    // The copy is open: the write-back thread evicts it once its last reader is dropped.
     let read = tier.open(&first).unwrap().unwrap();
     tier.set_limit(0);
     faulty.panic(Op::Remove, 0);
@@ -165,7 +165,7 @@ fn a_panic_while_room_is_made_does_not_end_the_draining() {
 }
 
 #[test]
-fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
+fn a_removal_does_not_wait_for_a_rate_limited_write_back() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = BackgroundWork::default();
     let slow = Options {
@@ -179,7 +179,7 @@ fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
         tier.stat().written_back != 0
     });
     rest.set_paused(true);
-    // It pauses for its rate, and whoever removes the blob has it at once all the same.
+    // It waits for the rate limit, but a removal does not wait for it.
     tier.remove(&digest).unwrap();
     assert_eq!((tier.stat().used, tier.stat().dirty_bytes), (0, 0));
     commit(&tier, &digest, &bytes);
@@ -189,7 +189,7 @@ fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
 }
 
 #[test]
-fn a_disk_that_fails_is_tried_again() {
+fn a_failed_write_back_is_retried() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let faulty = Faulty::new(Arc::new(disk.clone()));
     for op in [Op::Stage, Op::Write, Op::Commit] {
@@ -203,7 +203,7 @@ fn a_disk_that_fails_is_tried_again() {
 }
 
 #[test]
-fn what_another_left_staged_is_no_part_of_a_copy() {
+fn a_write_back_starts_with_an_empty_staging_file() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
     let tier = over(&fast, &disk, all_fast(ROOMY));
     let (digest, bytes) = blob(1, 300_000);
@@ -218,7 +218,7 @@ fn what_another_left_staged_is_no_part_of_a_copy() {
 }
 
 #[test]
-fn the_disk_is_set_to_work_while_a_blob_is_drained() {
+fn a_write_back_syncs_before_the_end_of_a_blob() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, all_fast(ROOMY));
     let (digest, bytes) = blob(1, 20 << 20);
@@ -228,7 +228,7 @@ fn the_disk_is_set_to_work_while_a_blob_is_drained() {
 }
 
 #[test]
-fn a_panic_while_draining_keeps_nobody_waiting() {
+fn a_panic_during_a_write_back_blocks_no_caller() {
     for (op, pass) in [(Op::Stage, 0), (Op::Write, 0), (Op::Commit, 0)] {
         let (fast, disk) = (MemoryTier::default(), Gate::shut());
         let faulty = Faulty::new(Arc::new(disk.clone()));
@@ -238,7 +238,7 @@ fn a_panic_while_draining_keeps_nobody_waiting() {
         let [(removed, first), (kept, second)] = [blob(1, 100_000), blob(2, 100_000)];
         commit(&tier, &removed, &first);
         disk.set(false);
-        // Whether it waits for the drain that panics, or comes before it.
+        // Whether the removal waits for the write-back that panics, or comes before it.
         tier.remove(&removed).unwrap();
         commit(&tier, &kept, &second);
         flush(&tier);
@@ -251,7 +251,7 @@ fn a_panic_while_draining_keeps_nobody_waiting() {
 }
 
 #[test]
-fn what_would_be_forgotten_is_saved_at_the_end_as_long_as_there_is_time() {
+fn a_volatile_tier_is_written_back_at_shutdown_within_its_time() {
     let (digest, bytes) = blob(1, 3_000_000);
     for volatile in [false, true] {
         let (fast, disk) = (MemoryTier::default(), Gate::shut());
@@ -280,7 +280,7 @@ fn what_would_be_forgotten_is_saved_at_the_end_as_long_as_there_is_time() {
 }
 
 #[test]
-fn what_the_disk_refuses_keeps_nothing_else_from_it() {
+fn a_blob_that_the_disk_refuses_does_not_block_others() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
     let tier = over(&fast, &disk, all_fast(ROOMY));
     let [(first, refused), (second, taken)] = [blob(1, 100_000), blob(2, 100_000)];
@@ -295,7 +295,7 @@ fn what_the_disk_refuses_keeps_nothing_else_from_it() {
 }
 
 #[test]
-fn what_is_gone_from_the_fast_tier_keeps_nothing_else_from_the_disk() {
+fn a_blob_that_is_missing_on_the_fast_tier_does_not_block_others() {
     let (fast, disk) = (MemoryTier::default(), Gate::shut());
     let tier = over(&fast, &disk, all_fast(ROOMY));
     let [(first, one), (gone, two), (last, three)] =
@@ -303,7 +303,7 @@ fn what_is_gone_from_the_fast_tier_keeps_nothing_else_from_the_disk() {
     commit(&tier, &first, &one);
     commit(&tier, &gone, &two);
     commit(&tier, &last, &three);
-    // The first may have been opened; those behind it wait for it.
+    // The first may have been opened; those after it wait for it.
     fast.remove(&gone).unwrap();
     disk.set(false);
     let begun = Instant::now();

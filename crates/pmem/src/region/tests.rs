@@ -10,7 +10,7 @@ fn open(path: &Path, size: u64) -> Result<Region, Error> {
 const LINES: Result<(), Errno> = Ok(());
 
 #[test]
-fn the_class_is_what_was_tried_and_never_more() {
+fn the_class_follows_from_tests_of_the_machine() {
     let lines = || CacheLines::detect().map_err(|_| "none");
     let gone = || Some("tmpfs is memory".to_owned());
     for refused in [Errno::OPNOTSUPP, Errno::INVAL] {
@@ -37,7 +37,7 @@ fn the_class_is_what_was_tried_and_never_more() {
 }
 
 #[test]
-fn fences_wait_for_the_hull_of_what_was_flushed() {
+fn a_fence_syncs_one_range_that_covers_all_flushes() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut region = open(&folder.path().join("r"), 1 << 20).expect("a region");
     region.flush = Flush::Sync;
@@ -53,7 +53,7 @@ fn fences_wait_for_the_hull_of_what_was_flushed() {
 }
 
 #[test]
-fn each_line_that_is_flushed_is_told_to_the_processor_and_then_waited_for() {
+fn each_flushed_line_is_written_back_and_then_fenced() {
     use crate::sys::executed::{Executed, take};
     let Ok(lines) = CacheLines::detect() else {
         return;
@@ -101,7 +101,7 @@ fn dirty(path: &Path) -> u64 {
 }
 
 #[test]
-fn a_fence_brings_what_was_flushed_to_the_disk_below() {
+fn a_fence_writes_flushed_bytes_to_the_disk() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("r");
     let region = open(&path, 1 << 20).expect("a region");
@@ -117,7 +117,7 @@ fn a_fence_brings_what_was_flushed_to_the_disk_below() {
 }
 
 #[test]
-fn a_region_can_be_flushed_by_instructions_and_its_cut_is_seen_by_them() {
+fn a_flush_by_instructions_detects_a_truncated_file() {
     let Ok(lines) = CacheLines::detect() else {
         return;
     };

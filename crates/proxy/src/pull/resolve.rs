@@ -309,7 +309,7 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
         Some(_owner) => Some(
             context
                 .cache
-                .put_costing(
+                .put_with_cost(
                     &document.digest,
                     &document.media_type,
                     bytes.clone(),

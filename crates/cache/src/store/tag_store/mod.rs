@@ -1,7 +1,7 @@
 //! The tag store: digests of tags, tag lists and referrers lists, as the upstream last reported
 //! them.
 
-mod registry_shares;
+mod tag_index;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -15,14 +15,14 @@ use pierhead_oci::{Algorithm, Digest, Hasher, MediaType, Reference, Registry, Re
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use self::registry_shares::Table;
+use self::tag_index::TagIndex;
 use self::writer::{Change, Job};
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::store::Store;
 use crate::store::blocks::blocks;
 use crate::store::record;
-use crate::store::record::Found;
+use crate::store::record::LoadedRecord;
 
 /// Identifies a record.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -61,12 +61,12 @@ pub struct TagStore {
 struct Inner {
     folder: PathBuf,
     store: Arc<Store>,
-    table: Mutex<Table>,
+    index: Mutex<TagIndex>,
     /// Keys of the batch that the writer is writing, and whether each is a removal. After a panic,
     /// their files may differ from the index.
     in_doubt: Mutex<Vec<(Key, bool)>>,
     #[cfg(test)]
-    watch: Mutex<Option<tests::Watch>>,
+    hook: Mutex<Option<tests::Hook>>,
 }
 
 /// Length of the writer's queue. When it is full, callers wait asynchronously.
@@ -95,7 +95,7 @@ struct Slot {
 
 impl Slot {
     /// Whether both records are equal, apart from the validation time.
-    fn says_as(&self, other: &Self) -> bool {
+    fn is_same_tag(&self, other: &Self) -> bool {
         self.digest == other.digest
             && self.media_type == other.media_type
             && self.etag == other.etag
@@ -104,7 +104,7 @@ impl Slot {
 
 /// JSON of the file.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Stored {
+pub(crate) struct TagFile {
     name: String,
     digest: Digest,
     media_type: String,
@@ -157,7 +157,7 @@ fn key_of_file(path: &std::path::Path) -> Option<Key> {
     digest.as_bytes().try_into().ok()
 }
 
-impl Stored {
+impl TagFile {
     /// The record as the index has it; `None` when its media type is invalid.
     fn slot(self, len: u64) -> Option<(Key, String, Slot)> {
         let slot = Slot {
@@ -178,38 +178,38 @@ impl TagStore {
     /// retries them.
     pub(crate) fn open(store: Arc<Store>) -> Result<Self, Error> {
         let folder = store.config.data.join("names");
-        let mut table = Table::default();
+        let mut index = TagIndex::default();
         let mut all = 0;
         let loaded = record::load(&folder, |found| match found {
-            Found::Whole(len, stored) => {
+            LoadedRecord::Whole(len, stored) => {
                 all += blocks(len);
-                if let Some((key, name, slot)) = Stored::slot(stored, len) {
-                    table.insert(key, &name, slot);
+                if let Some((key, name, slot)) = TagFile::slot(stored, len) {
+                    index.insert(key, &name, slot);
                 }
             }
-            Found::Unreadable(file) => {
+            LoadedRecord::Unreadable(file) => {
                 all += blocks(file.len);
                 tracing::error!(file = %file.path.display(), error = %file.source, "cannot read the record of a tag: keeping its file, retrying later");
                 if let Some(key) = key_of_file(&file.path) {
-                    table.unreadable.insert(key, blocks(file.len));
+                    index.unreadable.insert(key, blocks(file.len));
                 }
             }
         });
         loaded.map_err(|error| Error::io("read the tags in", &folder, error))?;
-        table.shrink_to_fit();
+        index.shrink_to_fit();
         {
             let mut state = store.state.lock();
-            state.names = all;
-            state.unreadable_names = table.unreadable.len();
+            state.tag_bytes = all;
+            state.unreadable_tags = index.unreadable.len();
         }
         let panics = store.config.rest.panics().clone();
         let inner = Arc::new(Inner {
             folder,
             store,
-            table: Mutex::new(table),
+            index: Mutex::new(index),
             in_doubt: Mutex::default(),
             #[cfg(test)]
-            watch: Mutex::default(),
+            hook: Mutex::default(),
         });
         let queue = writer::start(&inner, panics)
             .map_err(|error| Error::io("start the writer of", &inner.folder, error))?;
@@ -220,14 +220,14 @@ impl TagStore {
     /// together. Until the first call, no registry counts as configured.
     pub fn set_configured<'a>(&self, registries: impl IntoIterator<Item = &'a Registry>) {
         let configured = registries.into_iter().map(|it| it.as_str().to_owned());
-        self.inner.table.lock().configured = configured.collect();
+        self.inner.index.lock().configured = configured.collect();
     }
 
     /// The record, fresh or stale: the caller decides which. No I/O; takes about 1 µs.
     pub fn get(&self, name: &TagKey) -> Option<TagRecord> {
         let key = key(name);
-        let table = self.inner.table.lock();
-        let slot = table.records.get(&key)?;
+        let index = self.inner.index.lock();
+        let slot = index.records.get(&key)?;
         Some(TagRecord {
             digest: slot.digest,
             media_type: slot.media_type.clone(),
@@ -243,7 +243,7 @@ impl TagStore {
     /// [`Error::Io`], [`Error::NoRoom`]; the previous record then stays.
     pub async fn put(&self, name: &TagKey, record: TagRecord) -> Result<(), Error> {
         let key = key(name);
-        if let Some(slot) = self.inner.table.lock().records.get_mut(&key)
+        if let Some(slot) = self.inner.index.lock().records.get_mut(&key)
             && slot.digest == record.digest
             && slot.media_type == record.media_type
             && slot.etag.as_deref() == record.etag.as_deref()
@@ -262,7 +262,7 @@ impl TagStore {
     /// [`Error::Io`]; the record then exists again after a restart.
     pub async fn remove(&self, name: &TagKey) -> Result<(), Error> {
         let key = key(name);
-        if !self.inner.table.lock().is_there(&key) {
+        if !self.inner.index.lock().contains(&key) {
             return Ok(());
         }
         self.change(key, Change::Remove).await
@@ -271,15 +271,11 @@ impl TagStore {
     /// Sends a change to the writer and waits until it is durable. Cancelling the future does not
     /// stop the change.
     async fn change(&self, key: Key, change: Change) -> Result<(), Error> {
-        let (answer, answered) = oneshot::channel();
-        let job = Job {
-            key,
-            change,
-            answer,
-        };
+        let (reply, reply_receiver) = oneshot::channel();
+        let job = Job { key, change, reply };
         let sent = self.queue.send(job).await.is_ok();
-        match answered.await {
-            Ok(answer) if sent => answer,
+        match reply_receiver.await {
+            Ok(reply) if sent => reply,
             // The writer panicked during this change, and has logged it.
             _ => {
                 let error = std::io::Error::other("the writer of tags failed");
@@ -297,7 +293,7 @@ impl TagStore {
         let inner = self.inner.clone();
         blocking(move || {
             let mut images = Vec::new();
-            let visit = |stored: Stored| {
+            let visit = |stored: TagFile| {
                 let text = stored.name.strip_prefix("manifest ");
                 let reference = text.and_then(|text| text.parse::<Reference>().ok());
                 images.extend(reference.filter(|it| matches!(it.target, Target::Tag(_))));
@@ -312,7 +308,7 @@ impl TagStore {
 
     /// Number of records.
     pub fn len(&self) -> usize {
-        self.inner.table.lock().records.len()
+        self.inner.index.lock().records.len()
     }
 
     /// Whether there are no records.
@@ -322,15 +318,15 @@ impl TagStore {
 
     /// Restores a later validation time from the catalog.
     pub(crate) fn restore(&self, key: &Key, validated: u64) {
-        if let Some(slot) = self.inner.table.lock().records.get_mut(key) {
+        if let Some(slot) = self.inner.index.lock().records.get_mut(key) {
             slot.validated = slot.validated.max(validated);
         }
     }
 
     /// All validation times, for a new catalog.
     pub(crate) fn take_all(&self) -> Vec<(Key, u64)> {
-        let mut table = self.inner.table.lock();
-        let all = table.records.iter_mut().map(|(key, slot)| {
+        let mut index = self.inner.index.lock();
+        let all = index.records.iter_mut().map(|(key, slot)| {
             slot.dirty = false;
             (*key, slot.validated)
         });
@@ -339,8 +335,8 @@ impl TagStore {
 
     /// Validation times that changed since the last call, for the catalog.
     pub(crate) fn take_dirty(&self) -> Vec<(Key, u64)> {
-        let mut table = self.inner.table.lock();
-        let dirty = table.records.iter_mut().filter_map(|(key, slot)| {
+        let mut index = self.inner.index.lock();
+        let dirty = index.records.iter_mut().filter_map(|(key, slot)| {
             std::mem::take(&mut slot.dirty).then_some((*key, slot.validated))
         });
         dirty.collect()
@@ -349,8 +345,8 @@ impl TagStore {
     /// Retries records that were unreadable at start. Blocks.
     pub(crate) fn retry_unreadable(&self) {
         let retried: Vec<Key> = {
-            let table = self.inner.table.lock();
-            table
+            let index = self.inner.index.lock();
+            index
                 .unreadable
                 .keys()
                 .take(RETRIES_PER_ROUND)
@@ -360,22 +356,22 @@ impl TagStore {
         for key in retried {
             let file = self.inner.file(&key);
             // The next start deletes a damaged file. Here, the writer may be replacing that file.
-            let Ok((len, stored)) = record::read::<Stored>(&file) else {
+            let Ok((len, stored)) = record::read::<TagFile>(&file) else {
                 continue;
             };
             let Some((stored_key, name, slot)) = stored.slot(len) else {
                 continue;
             };
-            let mut table = self.inner.table.lock();
+            let mut index = self.inner.index.lock();
             // The writer has replaced or removed the record meanwhile.
-            let Some(bytes) = table.unreadable.remove(&key).filter(|_| stored_key == key) else {
+            let Some(bytes) = index.unreadable.remove(&key).filter(|_| stored_key == key) else {
                 continue;
             };
             let after = slot.bytes;
-            table.insert(key, &name, slot);
+            index.insert(key, &name, slot);
             let mut state = self.inner.store.state.lock();
-            state.names = state.names + after - bytes;
-            state.unreadable_names = table.unreadable.len();
+            state.tag_bytes = state.tag_bytes + after - bytes;
+            state.unreadable_tags = index.unreadable.len();
             tracing::info!(file = %file.display(), "a record of a tag can be read again");
         }
     }

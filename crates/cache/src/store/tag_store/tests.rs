@@ -12,14 +12,14 @@ use pierhead_host::BackgroundTask;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::wait;
 
-use super::{QUEUE_LEN, Stored, TagKey, TagRecord};
+use super::{QUEUE_LEN, TagFile, TagKey, TagRecord};
 use crate::cache::Cache;
 use crate::config::Config;
-use crate::store::record::{self, Found};
+use crate::store::record::{self, LoadedRecord};
 use crate::tier::Step;
 
 /// Called before each change to the disk that the writer makes.
-pub(super) type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
+pub(super) type Hook = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
 /// Far longer than a working writer takes.
 const HANG: Duration = Duration::from_secs(60);
@@ -41,8 +41,8 @@ fn record(version: u8) -> TagRecord {
     }
 }
 
-fn watch(cache: &Cache, watch: impl Fn(Step<'_>) -> io::Result<()> + Send + Sync + 'static) {
-    *cache.tags().inner.watch.lock() = Some(Arc::new(watch));
+fn set_hook(cache: &Cache, hook: impl Fn(Step<'_>) -> io::Result<()> + Send + Sync + 'static) {
+    *cache.tags().inner.hook.lock() = Some(Arc::new(hook));
 }
 
 /// Blocks each sync of the folder, and counts the syncs.
@@ -67,7 +67,7 @@ impl Gate {
 }
 
 #[test]
-fn names_that_wait_hold_no_thread_and_share_one_sync() {
+fn waiting_tags_block_no_thread_and_share_one_sync() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -78,7 +78,7 @@ fn names_that_wait_hold_no_thread_and_share_one_sync() {
     runtime.block_on(async {
         let (cache, gate) = (open(folder.path()), Arc::<Gate>::default());
         let held = gate.clone();
-        watch(&cache, move |step| {
+        set_hook(&cache, move |step| {
             if matches!(step, Step::SyncFolder(_)) {
                 held.pass();
             }
@@ -118,21 +118,21 @@ fn names_that_wait_hold_no_thread_and_share_one_sync() {
 }
 
 #[tokio::test]
-async fn a_panic_of_the_writer_fails_one_batch_and_is_counted() {
+async fn a_panic_of_the_tag_writer_fails_one_batch_and_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
-    watch(&cache, |_| panic!("by intent"));
+    set_hook(&cache, |_| panic!("by intent"));
     let failed = cache.tags().put(&tag("a"), record(1)).await;
     assert!(failed.is_err_and(|error| error.is_storage()));
     assert_eq!(cache.stat().reserved, 0, "the batch gives its bytes back");
-    watch(&cache, |_| Ok(()));
+    set_hook(&cache, |_| Ok(()));
     cache.tags().put(&tag("a"), record(1)).await.unwrap();
     let panics = cache.store.config.rest.panics();
     assert_eq!(panics.counts(), [(BackgroundTask::TagWriter, 1)]);
 }
 
 #[tokio::test]
-async fn memory_follows_the_disk_after_a_failure_behind_the_rename() {
+async fn the_index_matches_the_files_after_a_failure_behind_the_rename() {
     for panics in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let cache = open(folder.path());
@@ -140,7 +140,7 @@ async fn memory_follows_the_disk_after_a_failure_behind_the_rename() {
             cache.tags().put(&tag(name), record(1)).await.unwrap();
         }
         // The files are renamed or deleted by then.
-        watch(&cache, move |step| match step {
+        set_hook(&cache, move |step| match step {
             Step::SyncFolder(_) if panics => panic!("by intent"),
             Step::SyncFolder(_) => Err(io::Error::other("by intent")),
             _ => Ok(()),
@@ -149,8 +149,8 @@ async fn memory_follows_the_disk_after_a_failure_behind_the_rename() {
             assert!(cache.tags().put(&tag(name), record(2)).await.is_err());
         }
         assert!(cache.tags().remove(&tag("removed")).await.is_err());
-        watch(&cache, |_| Ok(()));
-        // The writer has started over when it answers.
+        set_hook(&cache, |_| Ok(()));
+        // The writer has started over when it replies.
         cache.tags().put(&tag("other"), record(3)).await.unwrap();
         let known = |cache: &Cache| {
             let digest = |name| cache.tags().get(&tag(name)).map(|record| record.digest);
@@ -245,7 +245,7 @@ impl Disk {
 }
 
 #[tokio::test]
-async fn power_may_fail_between_any_two_steps() {
+async fn a_power_cut_between_any_two_steps_leaves_old_or_new_data() {
     let (folder, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let cache = open(folder.path());
     let disk = Arc::new(Mutex::new(Disk {
@@ -254,7 +254,7 @@ async fn power_may_fail_between_any_two_steps() {
         ..Disk::default()
     }));
     let watched = disk.clone();
-    watch(&cache, move |step| {
+    set_hook(&cache, move |step| {
         watched.lock().before(step);
         Ok(())
     });
@@ -298,9 +298,9 @@ async fn power_may_fail_between_any_two_steps() {
         let mut found = HashMap::new();
         let files = fs::read_dir(image).unwrap().map(|it| it.unwrap().path());
         let whole = files.filter(|path| path.extension().is_none()).count();
-        record::load(image, |record: Found<Stored>| match record {
-            Found::Whole(_, stored) => drop(found.insert(stored.name, stored.digest)),
-            Found::Unreadable(file) => panic!("step {step}: {}", file.path.display()),
+        record::load(image, |record: LoadedRecord<TagFile>| match record {
+            LoadedRecord::Whole(_, stored) => drop(found.insert(stored.name, stored.digest)),
+            LoadedRecord::Unreadable(file) => panic!("step {step}: {}", file.path.display()),
         })
         .unwrap();
         assert_eq!(

@@ -10,7 +10,7 @@ use std::time::Duration;
 use pierhead_host::{BackgroundTask, Panics};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Inner, Key, QUEUE_LEN, Stored, TagRecord};
+use super::{Inner, Key, QUEUE_LEN, TagFile, TagRecord};
 use crate::error::Error;
 use crate::store::Store;
 use crate::store::blocks::blocks;
@@ -30,7 +30,7 @@ const TASK: BackgroundTask = BackgroundTask::TagWriter;
 pub(super) struct Job {
     pub(super) key: Key,
     pub(super) change: Change,
-    pub(super) answer: oneshot::Sender<Result<(), Error>>,
+    pub(super) reply: oneshot::Sender<Result<(), Error>>,
 }
 
 pub(super) enum Change {
@@ -40,42 +40,42 @@ pub(super) enum Change {
 }
 
 /// The last change to one key, with all callers that wait for a change to it.
-struct Merged {
+struct MergedChange {
     key: Key,
     change: Change,
-    answers: Vec<oneshot::Sender<Result<(), Error>>>,
+    replies: Vec<oneshot::Sender<Result<(), Error>>>,
 }
 
-impl Merged {
-    fn answer(self, result: &Result<(), Error>) {
-        for answer in self.answers {
+impl MergedChange {
+    fn reply(self, result: &Result<(), Error>) {
+        for reply in self.replies {
             // The caller may have been cancelled.
-            let _ = answer.send(result.clone());
+            let _ = reply.send(result.clone());
         }
     }
 }
 
 /// A record to write, with the bytes reserved for it.
-struct Written<'a> {
+struct NewRecord<'a> {
     name: String,
     record: TagRecord,
-    bytes: Reserved<'a>,
+    bytes: ReservedBytes<'a>,
 }
 
 /// Reserved disk space. Dropping this releases it, also after an error or a panic.
-struct Reserved<'a> {
+struct ReservedBytes<'a> {
     store: &'a Store,
     bytes: u64,
 }
 
-impl Reserved<'_> {
+impl ReservedBytes<'_> {
     /// Passes the reservation to the caller.
     fn into_bytes(mut self) -> u64 {
         std::mem::take(&mut self.bytes)
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for ReservedBytes<'_> {
     fn drop(&mut self) {
         if self.bytes > 0 {
             self.store.release(self.bytes);
@@ -107,7 +107,7 @@ fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
         let in_doubt = std::mem::take(&mut *inner.in_doubt.lock());
         in_doubt
             .iter()
-            .for_each(|(key, is_removal)| inner.follow_disk(key, *is_removal));
+            .for_each(|(key, is_removal)| inner.reload(key, *is_removal));
     }
     while let Some(first) = jobs.blocking_recv() {
         let mut batch = vec![first];
@@ -122,20 +122,20 @@ fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
 }
 
 /// Merges several changes to one key: the last one wins.
-fn merge(batch: Vec<Job>) -> Vec<Merged> {
-    let mut merged: Vec<Merged> = Vec::with_capacity(batch.len());
-    let mut places = HashMap::new();
+fn merge(batch: Vec<Job>) -> Vec<MergedChange> {
+    let mut merged: Vec<MergedChange> = Vec::with_capacity(batch.len());
+    let mut tiers = HashMap::new();
     for job in batch {
-        let place = *places.entry(job.key).or_insert(merged.len());
-        match merged.get_mut(place) {
+        let position = *tiers.entry(job.key).or_insert(merged.len());
+        match merged.get_mut(position) {
             Some(merged) => {
                 merged.change = job.change;
-                merged.answers.push(job.answer);
+                merged.replies.push(job.reply);
             }
-            None => merged.push(Merged {
+            None => merged.push(MergedChange {
                 key: job.key,
                 change: job.change,
-                answers: vec![job.answer],
+                replies: vec![job.reply],
             }),
         }
     }
@@ -154,7 +154,7 @@ impl Inner {
     }
 
     /// Makes the changes durable, then visible, then replies to the callers.
-    fn write(&self, batch: Vec<Merged>) {
+    fn write(&self, batch: Vec<MergedChange>) {
         let failed = |error| Error::io("write a tag in", &self.folder, error);
         let (mut changes, mut waiting) = (Vec::new(), Vec::new());
         for mut merged in batch {
@@ -172,7 +172,7 @@ impl Inner {
                     // In this order, a panic releases the bytes before callers learn of it.
                     waiting.push((written, merged));
                 }
-                Err(error) => merged.answer(&Err(error)),
+                Err(error) => merged.reply(&Err(error)),
             }
         }
         let keys = waiting
@@ -180,7 +180,7 @@ impl Inner {
             .map(|(written, merged)| (merged.key, written.is_none()));
         *self.in_doubt.lock() = keys.collect();
         let done = record::change(&self.folder, &changes, |step| self.step(step));
-        let mut answers = Vec::with_capacity(waiting.len());
+        let mut replies = Vec::with_capacity(waiting.len());
         let mut newest = HashSet::new();
         for ((written, merged), done) in waiting.into_iter().zip(done) {
             let key = merged.key;
@@ -191,7 +191,7 @@ impl Inner {
                 }
                 Some(written) => {
                     drop(written);
-                    self.follow_disk(&key, false);
+                    self.reload(&key, false);
                 }
                 None => {
                     // The file may be deleted although the folder could not be synced.
@@ -199,18 +199,18 @@ impl Inner {
                     self.leave(&key, is_deleted);
                 }
             }
-            answers.push((merged, done.map_err(failed)));
+            replies.push((merged, done.map_err(failed)));
         }
         self.in_doubt.lock().clear();
-        self.keep_bound(&newest);
-        for (merged, done) in answers {
-            merged.answer(&done);
+        self.enforce_limits(&newest);
+        for (merged, done) in replies {
+            merged.reply(&done);
         }
     }
 
     /// The text of a record, with its disk space reserved.
-    fn prepare(&self, name: String, record: TagRecord) -> Result<(Written<'_>, Vec<u8>), Error> {
-        let stored = Stored {
+    fn prepare(&self, name: String, record: TagRecord) -> Result<(NewRecord<'_>, Vec<u8>), Error> {
+        let stored = TagFile {
             digest: record.digest,
             media_type: record.media_type.as_str().to_owned(),
             etag: record.etag.clone(),
@@ -221,11 +221,11 @@ impl Inner {
             .map_err(|error| Error::io("write a tag in", &self.folder, error))?;
         let bytes = blocks(text.len() as u64);
         self.store.reserve(bytes, 0)?;
-        let bytes = Reserved {
+        let bytes = ReservedBytes {
             store: &self.store,
             bytes,
         };
-        let written = Written {
+        let written = NewRecord {
             name: stored.name,
             record,
             bytes,
@@ -234,8 +234,8 @@ impl Inner {
     }
 
     /// Inserts a durable record into the index and the byte count.
-    fn enter(&self, key: Key, written: Written<'_>) {
-        let Written {
+    fn enter(&self, key: Key, written: NewRecord<'_>) {
+        let NewRecord {
             name,
             record,
             bytes,
@@ -250,33 +250,36 @@ impl Inner {
             validated: record.validated,
             dirty: true,
         };
-        let mut table = self.table.lock();
-        let replaced = table.insert(key, &name, slot);
+        let mut index = self.index.lock();
+        let replaced = index.insert(key, &name, slot);
         let mut state = self.store.state.lock();
         state.reserved -= bytes;
-        state.names = state.names + bytes - replaced;
-        state.unreadable_names = table.unreadable.len();
+        state.tag_bytes = state.tag_bytes + bytes - replaced;
+        state.unreadable_tags = index.unreadable.len();
     }
 
     /// Updates the index from the file after a failed change: the file may have the new contents
     /// already. Deletes the file of a new key.
-    fn follow_disk(&self, key: &Key, is_removal: bool) {
+    fn reload(&self, key: &Key, is_removal: bool) {
         let file = self.file(key);
-        if !self.table.lock().is_there(key) {
+        if !self.index.lock().contains(key) {
             let _ = std::fs::remove_file(file);
             return;
         }
-        let read = record::read::<Stored>(&file);
+        let read = record::read::<TagFile>(&file);
         match read.map(|(len, stored)| stored.slot(len)) {
             Ok(Some((stored_key, name, slot))) if stored_key == *key => {
-                let mut table = self.table.lock();
-                let is_same = table.records.get(key).is_some_and(|it| it.says_as(&slot));
+                let mut index = self.index.lock();
+                let is_same = index
+                    .records
+                    .get(key)
+                    .is_some_and(|it| it.is_same_tag(&slot));
                 if !is_same {
                     let bytes = slot.bytes;
-                    let replaced = table.insert(*key, &name, slot);
+                    let replaced = index.insert(*key, &name, slot);
                     let mut state = self.store.state.lock();
-                    state.names = state.names + bytes - replaced;
-                    state.unreadable_names = table.unreadable.len();
+                    state.tag_bytes = state.tag_bytes + bytes - replaced;
+                    state.unreadable_tags = index.unreadable.len();
                 }
             }
             Err(error) if is_removal && error.kind() == io::ErrorKind::NotFound => {
@@ -289,23 +292,25 @@ impl Inner {
 
     /// Removes a key from the index. A file that could not be deleted stays counted.
     fn leave(&self, key: &Key, is_deleted: bool) {
-        let mut table = self.table.lock();
-        let bytes = table.remove(key);
+        let mut index = self.index.lock();
+        let bytes = index.remove(key);
         let mut state = self.store.state.lock();
-        state.unreadable_names = table.unreadable.len();
+        state.unreadable_tags = index.unreadable.len();
         if is_deleted {
-            state.names -= bytes;
+            state.tag_bytes -= bytes;
         }
     }
 
     /// Deletes the records above the limits.
-    fn keep_bound(&self, newest: &HashSet<Key>) {
+    fn enforce_limits(&self, newest: &HashSet<Key>) {
         let leaving = {
-            let mut table = self.table.lock();
-            let len = table.records.len();
+            let mut index = self.index.lock();
+            let len = index.records.len();
             let over = {
                 let state = self.store.state.lock();
-                state.names.saturating_sub(state.capacity / CAPACITY_SHARE)
+                state
+                    .tag_bytes
+                    .saturating_sub(state.capacity / CAPACITY_SHARE)
             };
             let max = self.store.config.max_names.max(1);
             if len == 0 || (len <= max && over == 0) {
@@ -315,11 +320,11 @@ impl Inner {
             // runs rarely.
             let surplus = usize::try_from(over.div_ceil(blocks(1))).unwrap_or(len);
             let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
-            table.shed(surplus.min(len - 1), newest)
+            index.evict(surplus.min(len - 1), newest)
         };
         for (key, bytes) in leaving {
             match std::fs::remove_file(self.file(&key)) {
-                Ok(()) => self.store.state.lock().names -= bytes,
+                Ok(()) => self.store.state.lock().tag_bytes -= bytes,
                 Err(error) => {
                     tracing::warn!(%error, "cannot delete the record of a tag above the limits")
                 }
@@ -340,7 +345,7 @@ impl Inner {
 
     #[cfg(test)]
     fn step(&self, step: Step<'_>) -> io::Result<()> {
-        let watch = self.watch.lock().clone();
-        watch.map_or(Ok(()), |watch| watch(step))
+        let hook = self.hook.lock().clone();
+        hook.map_or(Ok(()), |hook| hook(step))
     }
 }

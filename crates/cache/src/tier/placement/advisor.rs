@@ -18,24 +18,24 @@ const MAX_LAYERS: usize = 256;
 const MAX_COUNTED: usize = 64 << 10;
 /// Average number of requests per counted blob, and minimum number of requests, after which all
 /// counts are halved. Blobs that are no longer requested thus lose their rank.
-const AGE: usize = 8;
-const MIN_AGE: usize = 1024;
+const REQUESTS_PER_BLOB: usize = 8;
+const MIN_REQUESTS: usize = 1024;
 
 /// The facts for the placement rules; see the head of this module. No I/O.
 #[derive(Default)]
 pub(crate) struct Advisor {
     placement: Placement,
     speeds: TierSpeeds,
-    lass: LayerAware,
+    layer_aware: LayerAware,
     /// Images by manifest digest.
     images: HashMap<Digest, Image>,
     /// Keys of `images`, the oldest first.
     order: VecDeque<Digest>,
     /// The latest image that contains a blob.
-    named: HashMap<Digest, Digest>,
+    image_of: HashMap<Digest, Digest>,
     requests: HashMap<Digest, u32>,
     /// Number of requests since all counts were halved.
-    since: usize,
+    requests_since_halving: usize,
 }
 
 struct Image {
@@ -77,7 +77,7 @@ impl Advisor {
         };
         let parts = image.layers.iter().map(|(layer, _)| *layer);
         for part in parts.chain([config.digest]) {
-            self.named.insert(part, digest);
+            self.image_of.insert(part, digest);
         }
         if self.images.insert(digest, image).is_none() {
             self.order.push_back(digest);
@@ -86,7 +86,7 @@ impl Advisor {
             && let Some(oldest) = self.order.pop_front()
         {
             self.images.remove(&oldest);
-            self.named.retain(|_, image| *image != oldest);
+            self.image_of.retain(|_, image| *image != oldest);
         }
     }
 
@@ -95,28 +95,31 @@ impl Advisor {
     pub(crate) fn arrived(&mut self, rate: f64) {
         if rate.is_finite() && rate > 0.0 {
             let link = self
-                .lass
+                .layer_aware
                 .pace
                 .map_or(rate, |pace| (3.0 * pace.link + rate) / 4.0);
             let disk = self.speeds.disk;
-            self.lass.pace = Some(FetchRate { link, disk });
+            self.layer_aware.pace = Some(FetchRate { link, disk });
         }
     }
 
     /// Sets the measured speeds of the tiers.
     pub(crate) fn measured(&mut self, speeds: TierSpeeds) {
         self.speeds = speeds;
-        if let Some(pace) = &mut self.lass.pace {
+        if let Some(pace) = &mut self.layer_aware.pace {
             pace.disk = speeds.disk;
         }
     }
 
     /// Counts a request for a blob; returns its number of requests.
     pub(crate) fn request(&mut self, digest: &Digest) -> u32 {
-        self.since += 1;
+        self.requests_since_halving += 1;
         let full = self.requests.len() >= MAX_COUNTED && !self.requests.contains_key(digest);
-        if full || self.since > MIN_AGE.max(AGE * self.requests.len()) {
-            self.since = 0;
+        if full
+            || self.requests_since_halving
+                > MIN_REQUESTS.max(REQUESTS_PER_BLOB * self.requests.len())
+        {
+            self.requests_since_halving = 0;
             self.requests.retain(|_, count| {
                 *count /= 2;
                 *count > 0
@@ -132,7 +135,7 @@ impl Advisor {
 
     /// The size of a blob, as the manifest of its image states it.
     pub(crate) fn expected(&self, digest: &Digest) -> Option<u64> {
-        let image = self.images.get(self.named.get(digest)?)?;
+        let image = self.images.get(self.image_of.get(digest)?)?;
         Some(image.blob(digest).1)
     }
 
@@ -146,11 +149,11 @@ impl Advisor {
         mut progress: impl FnMut(&Digest, u64) -> LayerProgress,
         floor: f64,
     ) -> Option<Decision> {
-        let image = self.images.get(self.named.get(digest)?)?;
+        let image = self.images.get(self.image_of.get(digest)?)?;
         let (index, bytes) = image.blob(digest);
         let arriving = index.map_or_else(
             || {
-                let pace = self.lass.pace?;
+                let pace = self.layer_aware.pace?;
                 pace.is_small(bytes).then_some(Destination::Fast)
             },
             |index| {
@@ -159,7 +162,7 @@ impl Advisor {
                     .iter()
                     .map(|(layer, size)| progress(layer, *size))
                     .collect();
-                Some(self.lass.place(&layers, index))
+                Some(self.layer_aware.place(&layers, index))
             },
         );
         let facts = BlobFacts {

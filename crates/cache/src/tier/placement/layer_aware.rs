@@ -33,16 +33,16 @@ pub struct FetchRate {
 }
 
 /// Safety factor for the disk's write time: the disk may be 10 % slower than measured.
-const CAUTION: f64 = 1.1;
+const WRITE_TIME_FACTOR: f64 = 1.1;
 /// Bytes of a layer that may still be unwritten when its last byte arrives: the ingest starts a
 /// sync after each such amount.
 pub(crate) const SYNC_INTERVAL: u64 = 4 << 20;
 /// Factor by which a pull may end later than its last byte. An extra 3 % of time often lets the
 /// disk store one more layer.
-const SLACK: f64 = 1.03;
+const END_TIME_FACTOR: f64 = 1.03;
 /// Number of seeks to make a layer durable: for the end of its content, the file's length, and its
 /// name.
-const PLACES: f64 = 3.0;
+const SEEKS_PER_LAYER: f64 = 3.0;
 
 /// Progress of a layer.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -91,21 +91,21 @@ impl LayerAware {
         };
         // Time at which each of the client's parallel fetches ends: first the running ones, then
         // the others in order.
-        let mut hands = vec![0.0_f64; self.parallel.max(1)];
+        let mut fetches = vec![0.0_f64; self.parallel.max(1)];
         let mut last: Option<(f64, usize)> = None;
         for running in [true, false] {
             for (index, layer) in layers.iter().enumerate() {
                 if layer.left() == 0 || layer.running != running {
                     continue;
                 }
-                let Some(hand) = hands.iter_mut().min_by(|a, b| a.total_cmp(b)) else {
+                let Some(fetch) = fetches.iter_mut().min_by(|a, b| a.total_cmp(b)) else {
                     continue;
                 };
-                *hand += seconds(layer);
+                *fetch += seconds(layer);
                 let later =
-                    last.is_none_or(|(end, at)| *hand > end || (*hand == end && index < at));
+                    last.is_none_or(|(end, at)| *fetch > end || (*fetch == end && index < at));
                 if later {
-                    last = Some((*hand, index));
+                    last = Some((*fetch, index));
                 }
             }
         }
@@ -146,22 +146,22 @@ impl LayerAware {
         });
         let mut waiting = order;
         // Index and remaining bytes of the running fetches.
-        let mut hands: Vec<(usize, f64)> = Vec::new();
+        let mut fetches: Vec<(usize, f64)> = Vec::new();
         let mut now = 0.0;
         loop {
             #[expect(clippy::cast_precision_loss, reason = "an expectation")]
-            while hands.len() < self.parallel.max(1)
+            while fetches.len() < self.parallel.max(1)
                 && let Some((index, layer)) = waiting.next()
             {
-                hands.push((index, layer.left() as f64));
+                fetches.push((index, layer.left() as f64));
             }
-            let Some(least) = hands.iter().map(|(_, left)| *left).reduce(f64::min) else {
+            let Some(least) = fetches.iter().map(|(_, left)| *left).reduce(f64::min) else {
                 return arrivals;
             };
-            #[expect(clippy::cast_precision_loss, reason = "a few hands")]
-            let share = link / hands.len() as f64;
+            #[expect(clippy::cast_precision_loss, reason = "a few fetches")]
+            let share = link / fetches.len() as f64;
             now += least / share;
-            hands.retain_mut(|(index, left)| {
+            fetches.retain_mut(|(index, left)| {
                 *left -= least;
                 let is_here = *left <= 0.0;
                 if is_here {
@@ -177,23 +177,23 @@ impl LayerAware {
     /// earliest, whichever are more. O(layers²).
     fn late(&self, layers: &[LayerProgress], pace: &FetchRate) -> Vec<bool> {
         let arrivals = self.arrivals(layers, pace.link);
-        let mut coming: Vec<Coming> = (0..layers.len())
+        let mut arriving_layers: Vec<ArrivingLayer> = (0..layers.len())
             .filter_map(|index| {
                 let (arrival, layer) = (arrivals[index]?, layers[index]);
-                Some(Coming {
+                Some(ArrivingLayer {
                     index,
                     arrival,
                     left: layer.size.min(layer.left().saturating_add(SYNC_INTERVAL)),
                 })
             })
             .collect();
-        coming.sort_by(|a, b| a.arrival.total_cmp(&b.arrival));
-        let end = SLACK * coming.last().map_or(0.0, |last| last.arrival);
-        coming.retain(|it| !pace.is_small(layers[it.index].size));
-        let first = pace.stored(&coming, end);
-        coming.sort_by_key(|it| std::cmp::Reverse(it.left));
-        let largest = pace.stored(&coming, end);
-        let bytes = |stored: &[Coming]| stored.iter().map(|it| it.left).sum::<u64>();
+        arriving_layers.sort_by(|a, b| a.arrival.total_cmp(&b.arrival));
+        let end = END_TIME_FACTOR * arriving_layers.last().map_or(0.0, |last| last.arrival);
+        arriving_layers.retain(|it| !pace.is_small(layers[it.index].size));
+        let first = pace.stored(&arriving_layers, end);
+        arriving_layers.sort_by_key(|it| std::cmp::Reverse(it.left));
+        let largest = pace.stored(&arriving_layers, end);
+        let bytes = |stored: &[ArrivingLayer]| stored.iter().map(|it| it.left).sum::<u64>();
         let stored = if bytes(&largest) > bytes(&first) {
             largest
         } else {
@@ -209,7 +209,7 @@ impl LayerAware {
 
 /// A layer that is not completely on the disk.
 #[derive(Clone, Copy)]
-struct Coming {
+struct ArrivingLayer {
     index: usize,
     /// Seconds from now until its last byte arrives.
     arrival: f64,
@@ -221,31 +221,31 @@ impl FetchRate {
     fn seconds(&self, bytes: u64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an expectation")]
         let bytes = bytes as f64;
-        bytes * self.disk.per_byte * CAUTION
+        bytes * self.disk.per_byte * WRITE_TIME_FACTOR
     }
 
     /// Whether the disk needs longer to seek than to write so many bytes. On the fast tier such a
     /// layer costs nearly nothing.
     pub(crate) fn is_small(&self, bytes: u64) -> bool {
-        self.seconds(bytes) < self.disk.latency * PLACES
+        self.seconds(bytes) < self.disk.latency * SEEKS_PER_LAYER
     }
 
     /// The layers that the disk can finish storing by `end`; adds each layer in turn if it still
     /// fits. The disk writes while layers arrive, and then has the unwritten end of each left. A
     /// layer ends with its own last bytes or with all bytes given to the disk before, whichever is
     /// later.
-    fn stored(&self, coming: &[Coming], end: f64) -> Vec<Coming> {
-        let mut stored: Vec<Coming> = Vec::new();
-        for one in coming {
+    fn stored(&self, arriving_layers: &[ArrivingLayer], end: f64) -> Vec<ArrivingLayer> {
+        let mut stored: Vec<ArrivingLayer> = Vec::new();
+        for one in arriving_layers {
             let at = stored.partition_point(|it| it.arrival <= one.arrival);
             stored.insert(at, *one);
-            let (mut given, mut places) = (0_u64, 0.0);
+            let (mut given, mut seek_seconds) = (0_u64, 0.0);
             let in_time = stored.iter().all(|it| {
                 given = given.saturating_add(it.left);
                 let alone = it.arrival + self.seconds(it.left.min(SYNC_INTERVAL));
-                let after = alone.max(self.seconds(given) + places);
-                places += self.disk.latency * PLACES;
-                after + self.disk.latency * PLACES <= end
+                let after = alone.max(self.seconds(given) + seek_seconds);
+                seek_seconds += self.disk.latency * SEEKS_PER_LAYER;
+                after + self.disk.latency * SEEKS_PER_LAYER <= end
             });
             if !in_time {
                 stored.remove(at);

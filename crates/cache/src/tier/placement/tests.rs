@@ -19,7 +19,7 @@ fn running(size: u64, landed: u64, rate: Option<f64>) -> LayerProgress {
 }
 
 #[test]
-fn the_largest_of_equals_in_speed_arrives_last_and_what_is_above_follows_it() {
+fn at_equal_speed_the_largest_layer_and_those_above_go_to_the_fast_tier() {
     let rule = LayerAware::default();
     let layers = [waiting(10), waiting(90), waiting(20)];
     assert_eq!(rule.last_downloading(&layers), Some(1));
@@ -31,7 +31,7 @@ fn the_largest_of_equals_in_speed_arrives_last_and_what_is_above_follows_it() {
 }
 
 #[test]
-fn progress_rate_and_the_clients_hands_decide_who_is_last() {
+fn progress_rate_and_parallel_fetches_determine_the_last_layer() {
     let rule = LayerAware::default();
     // The large one is nearly complete.
     assert_eq!(
@@ -59,7 +59,7 @@ fn progress_rate_and_the_clients_hands_decide_who_is_last() {
 }
 
 #[test]
-fn what_the_disk_has_stored_before_the_last_is_here_goes_there() {
+fn layers_that_the_disk_stores_before_the_last_one_arrives_go_to_the_disk() {
     const MB: u64 = 1_000_000;
     let rule = LayerAware {
         pace: Some(FetchRate {
@@ -105,7 +105,7 @@ fn what_the_disk_has_stored_before_the_last_is_here_goes_there() {
 }
 
 #[test]
-fn by_time_the_disk_has_as_many_bytes_as_it_can_have_stored() {
+fn the_disk_gets_as_many_bytes_as_it_can_store_in_time() {
     let rule = LayerAware {
         pace: Some(FetchRate {
             link: 250e6,
@@ -136,7 +136,7 @@ fn by_time_the_disk_has_as_many_bytes_as_it_can_have_stored() {
 }
 
 #[test]
-fn value_is_what_is_measured() {
+fn the_saving_per_byte_follows_the_measured_speeds() {
     let mut value = TierSpeeds::default();
     let small = value.saved_per_byte(64 << 10, 1.0);
     let large = value.saved_per_byte(64 << 20, 1.0);
@@ -163,14 +163,14 @@ fn value_is_what_is_measured() {
 }
 
 #[test]
-fn sharing_times_runs_knows_no_bytes() {
+fn the_rank_of_sharing_runs_ignores_sizes() {
     assert_eq!(SharingRuns.rank(3, 4.0), 12.0);
     assert_eq!(SharingRuns.rank(0, 4.0), 4.0);
     assert_eq!(SharingRuns.rank(9, f64::NAN), 0.0);
 }
 
 #[test]
-fn each_rule_decides_by_what_it_knows() {
+fn each_placement_rule_uses_its_own_facts() {
     let facts = BlobFacts {
         bytes: 1 << 20,
         demand: 1.0,
@@ -206,7 +206,7 @@ fn each_rule_decides_by_what_it_knows() {
 }
 
 #[test]
-fn names_are_read_as_they_are_written() {
+fn names_of_placements_survive_a_round_trip() {
     for placement in Placement::ALL {
         assert_eq!(placement.to_string().parse(), Ok(placement));
     }
@@ -220,7 +220,7 @@ fn names_are_read_as_they_are_written() {
 }
 
 #[test]
-fn for_value_an_image_that_has_it_counts_as_a_request_to_come() {
+fn for_value_an_image_counts_as_an_expected_request() {
     let of = |placement: Placement, demand, sharing| {
         let facts = BlobFacts {
             bytes: 10 << 20,
@@ -242,7 +242,7 @@ fn for_value_an_image_that_has_it_counts_as_a_request_to_come() {
 }
 
 #[test]
-fn the_margin_is_a_quarter_of_what_is_saved() {
+fn the_margin_is_a_quarter_of_the_saving() {
     let rule = Placement::Value;
     let of = |demand| {
         let facts = BlobFacts {
@@ -261,7 +261,7 @@ fn the_margin_is_a_quarter_of_what_is_saved() {
 
 proptest! {
     #[test]
-    fn lass_stages_a_run_that_ends_at_the_top_and_never_what_is_below(
+    fn lass_puts_the_upper_layers_on_the_fast_tier(
         layers in proptest::collection::vec((0_u64..1000, 0_u64..1000, any::<bool>()), 0..40),
         parallel in 0_usize..6,
     ) {
@@ -303,7 +303,7 @@ proptest! {
     }
 
     #[test]
-    fn speeds_stay_numbers(runs in proptest::collection::vec((any::<u64>(), any::<f64>()), 0..100)) {
+    fn measured_speeds_stay_finite(runs in proptest::collection::vec((any::<u64>(), any::<f64>()), 0..100)) {
         let mut speed = Speed::HARD_DISK;
         for (bytes, seconds) in runs {
             speed.observe_run(bytes, seconds);

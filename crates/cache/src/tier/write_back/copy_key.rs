@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_copies_of_a_blob_have_their_keys_and_lead_back_to_it() {
+    fn both_copies_of_a_blob_have_keys_that_lead_back_to_it() {
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
             let blob = Digest::of(algorithm, b"a blob");
             let (whole, hot) = (CopyKey::whole(&blob), CopyKey::hot(&blob));

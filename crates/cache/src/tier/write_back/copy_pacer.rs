@@ -25,16 +25,16 @@ const PAUSE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Remaining time for which the work on one blob yields to readers of the disk. Only time spent
 /// yielding counts, not time spent on a slow disk or a rate limit.
-pub(super) struct Patience(Duration);
+pub(super) struct YieldBudget(Duration);
 
-impl Default for Patience {
+impl Default for YieldBudget {
     /// Bounds the delay by readers that never pause.
     fn default() -> Self {
         Self(Duration::from_secs(10))
     }
 }
 
-impl Patience {
+impl YieldBudget {
     /// Until when to yield to a reader, at most until `quiet`; `None` when the time is used up.
     fn until(&self, now: Instant, quiet: Instant) -> Option<Instant> {
         let most = now.checked_add(self.0)?;
@@ -77,10 +77,10 @@ impl CopyPacer {
         {
             let wait = wait.min(left).min(PAUSE_CHECK_INTERVAL);
             let may = |state: &TierState| {
-                !state.stopped
+                !state.is_stopped
                     && state.flush_waiters == 0
                     && state.has_room()
-                    && !state.is_held(digest)
+                    && !state.is_blocked(digest)
             };
             if !may(&self.fast.state.lock()) {
                 return;
@@ -91,22 +91,22 @@ impl CopyPacer {
     }
 
     /// Yields the disk to its readers, unless half of the fast tier is dirty.
-    pub(super) fn give_way(&self, digest: &Digest, patience: &mut Patience) {
-        self.pause_while(|state| state.has_room() && !state.is_held(digest));
+    pub(super) fn yield_disk(&self, digest: &Digest, yield_budget: &mut YieldBudget) {
+        self.pause_while(|state| state.has_room() && !state.is_blocked(digest));
         self.yield_cpu(digest);
         while let Some(quiet) = self.disk.quiet_at() {
             let now = Instant::now();
             let calm = {
                 let state = self.fast.state.lock();
-                state.has_room() && !state.is_held(digest)
+                state.has_room() && !state.is_blocked(digest)
             };
-            let Some(until) = patience.until(now, quiet).filter(|_| calm) else {
+            let Some(until) = yield_budget.until(now, quiet).filter(|_| calm) else {
                 return;
             };
             self.fast.wait_until(until, |state| {
-                !state.stopped && state.flush_waiters == 0 && !state.is_held(digest)
+                !state.is_stopped && state.flush_waiters == 0 && !state.is_blocked(digest)
             });
-            patience.spend(now.elapsed());
+            yield_budget.spend(now.elapsed());
         }
     }
 
@@ -119,7 +119,7 @@ impl CopyPacer {
         };
         let due = begun.checked_add(due).unwrap_or(begun);
         self.fast.wait_until(due, |state| {
-            !state.stopped && !state.is_held(digest) && state.flush_waiters == 0
+            !state.is_stopped && !state.is_blocked(digest) && state.flush_waiters == 0
         });
     }
 
@@ -132,7 +132,7 @@ impl CopyPacer {
         digest: &Digest,
         slow: &dyn Blob,
         range: Range<u64>,
-        patience: &mut Patience,
+        yield_budget: &mut YieldBudget,
         mut put: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<bool> {
         let mut offset = range.start;
@@ -141,7 +141,7 @@ impl CopyPacer {
             if self.should_pause() {
                 return Ok(false);
             }
-            self.give_way(digest, patience);
+            self.yield_disk(digest, yield_budget);
             if self.fast.is_interrupted(digest) {
                 return Ok(false);
             }
@@ -164,13 +164,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_gives_way_for_so_long_in_all() {
+    fn the_time_to_yield_is_bounded() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let mut patience = Patience::default();
-        assert_eq!(patience.until(now, now + second), Some(now + second));
-        patience.spend(9 * second);
-        assert_eq!(patience.until(now, now + 5 * second), Some(now + second));
-        patience.spend(2 * second);
-        assert_eq!(patience.until(now, now + second), None);
+        let mut yield_budget = YieldBudget::default();
+        assert_eq!(yield_budget.until(now, now + second), Some(now + second));
+        yield_budget.spend(9 * second);
+        assert_eq!(
+            yield_budget.until(now, now + 5 * second),
+            Some(now + second)
+        );
+        yield_budget.spend(2 * second);
+        assert_eq!(yield_budget.until(now, now + second), None);
     }
 }

@@ -43,14 +43,14 @@ pub(super) struct FastCopies {
 }
 
 /// Prevents the write-back of a digest while it exists.
-pub(super) struct Hold {
+pub(super) struct WriteBackBlock {
     fast: Arc<FastCopies>,
     digest: Digest,
 }
 
-impl Drop for Hold {
+impl Drop for WriteBackBlock {
     fn drop(&mut self) {
-        self.fast.state.lock().let_go(&self.digest);
+        self.fast.state.lock().unblock_write_back(&self.digest);
         self.fast.changed.notify_all();
     }
 }
@@ -71,14 +71,14 @@ impl FastCopies {
 
     /// Prevents the write-back of a digest, and waits until a running one has stopped, which is
     /// soon.
-    pub(super) fn hold(self: &Arc<Self>, digest: &Digest) -> Hold {
+    pub(super) fn block_write_back(self: &Arc<Self>, digest: &Digest) -> WriteBackBlock {
         let mut state = self.state.lock();
-        state.hold(*digest);
+        state.block_write_back(*digest);
         self.changed.notify_all();
         self.changed
             .wait_while(&mut state, |state| state.writing_back == Some(*digest));
         drop(state);
-        Hold {
+        WriteBackBlock {
             fast: self.clone(),
             digest: *digest,
         }
@@ -119,13 +119,13 @@ impl FastCopies {
         }
         drop(guard);
         // A running write-back of this copy must stop: its copy on the disk would be damaged, too.
-        let _hold = self.hold(key.on_medium());
+        let _hold = self.block_write_back(key.on_medium());
         let _guard = self.key_locks.lock(*key);
         count(&self.counters.damaged, 1);
         self.has_failed();
         if hot.is_some() {
             // Prevents an immediate new copy: the medium may be defective there.
-            self.state.lock().known.forget(&key.as_hot());
+            self.state.lock().hot_ranges.forget(&key.as_hot());
         }
         // The disk has no other copy to read.
         if self.remove(key) == Some(false) {
@@ -138,7 +138,7 @@ impl FastCopies {
     /// `None` when there was no copy. A failing medium may show the copy again after a restart:
     /// then it is intact, or detected as damaged.
     pub(super) fn remove(&self, key: &CopyKey) -> Option<bool> {
-        let entry = self.state.lock().leave(key)?;
+        let entry = self.state.lock().remove(key)?;
         if let Err(error) = self.medium.remove(key.on_medium()) {
             tracing::warn!(digest = %key.on_medium(), %error, "cannot delete on the fast tier");
         }
@@ -163,7 +163,7 @@ impl FastCopies {
 
     /// Stages an empty copy, and deletes staged bytes that a crash left.
     pub(super) fn stage_copy(&self, key: &CopyKey) -> io::Result<Box<dyn Staged>> {
-        drop(self.state.lock().resume(key));
+        drop(self.state.lock().take_partial(key));
         let mut staged = self.medium.stage(key.on_medium())?;
         if let Err(error) = staged.clear() {
             // The room is released, so the staged bytes must go.
@@ -208,7 +208,7 @@ impl FastCopies {
         let removed = match victim {
             FastVictim::Partial(key) => {
                 // Another fill has resumed it meanwhile.
-                let Some(room) = self.state.lock().resume(key) else {
+                let Some(room) = self.state.lock().take_partial(key) else {
                     return;
                 };
                 let removed = self.medium.discard(key.on_medium());
@@ -220,7 +220,7 @@ impl FastCopies {
                     let mut state = self.state.lock();
                     let same = |entry: &Entry| entry.number == *number;
                     match state.entries.get(key).is_some_and(same) {
-                        true => state.leave(key),
+                        true => state.remove(key),
                         false => return,
                     }
                 };
@@ -255,8 +255,8 @@ impl FastCopies {
     /// thread evicts: the reader may have locks and must not wait for the medium.
     pub(super) fn reader_left(&self) {
         let mut state = self.state.lock();
-        if state.accounts.used() > state.limit {
-            state.is_over = true;
+        if state.totals.used() > state.limit {
+            state.needs_eviction = true;
             drop(state);
             self.changed.notify_all();
         }
@@ -286,15 +286,15 @@ impl FastCopies {
         loop {
             let ahead = moment.saturating_duration_since(Instant::now());
             let mut state = self.state.lock();
-            let waiting = |state: &mut TierState| wanted(state) && !state.is_over;
+            let waiting = |state: &mut TierState| wanted(state) && !state.needs_eviction;
             self.changed.wait_while_for(&mut state, waiting, ahead);
-            if !std::mem::take(&mut state.is_over) {
+            if !std::mem::take(&mut state.needs_eviction) {
                 return;
             }
-            let before = std::mem::replace(&mut state.busy, true);
+            let before = std::mem::replace(&mut state.is_busy, true);
             drop(state);
             self.keep_bound();
-            self.state.lock().busy = before;
+            self.state.lock().is_busy = before;
             self.changed.notify_all();
         }
     }
@@ -302,6 +302,6 @@ impl FastCopies {
     /// Whether work on a blob must stop: another operation needs the blob, or the tier is closing.
     pub(super) fn is_interrupted(&self, digest: &Digest) -> bool {
         let state = self.state.lock();
-        state.stopped || state.is_held(digest)
+        state.is_stopped || state.is_blocked(digest)
     }
 }

@@ -8,7 +8,7 @@ use pierhead_oci::Digest;
 
 use super::copy_key::CopyKey;
 use super::copy_pacer::PIECE;
-use super::fast_copies::{FastCopies, Hold};
+use super::fast_copies::{FastCopies, WriteBackBlock};
 use super::open::FastBlob;
 use super::room::Room;
 use super::slow_disk::SlowDisk;
@@ -25,20 +25,20 @@ pub(super) struct FastFill {
     disk: Arc<SlowDisk>,
     digest: Digest,
     hint: Hint,
-    place: Place,
+    state: FillState,
     /// Number of staged content bytes.
     len: u64,
     reader: Arc<SwitchReader>,
 }
 
-enum Place {
+enum FillState {
     Fast {
         staged: Box<dyn Staged>,
         room: Arc<Room>,
     },
     Disk(DiskFill),
     /// Committed, or lost during a failed move.
-    Nowhere,
+    Ended,
 }
 
 impl FastFill {
@@ -56,7 +56,7 @@ impl FastFill {
             disk,
             digest,
             hint,
-            place: Place::Fast { staged, room },
+            state: FillState::Fast { staged, room },
             len,
             reader,
         }
@@ -73,8 +73,8 @@ impl FastFill {
 
     /// Moves the fill to the disk, with the bytes staged so far.
     fn move_to_disk(&mut self) -> io::Result<&mut DiskFill> {
-        if !matches!(self.place, Place::Disk(_)) {
-            let fast = std::mem::replace(&mut self.place, Place::Nowhere);
+        if !matches!(self.state, FillState::Disk(_)) {
+            let fast = std::mem::replace(&mut self.state, FillState::Ended);
             let copied = self.copy_to_disk();
             drop(fast);
             // Also when the disk failed: the tier state has forgotten these bytes, so nothing else
@@ -82,11 +82,11 @@ impl FastFill {
             if let Err(error) = self.fast.medium.discard(&self.digest) {
                 tracing::warn!(digest = %self.digest, %error, "cannot delete on the fast tier");
             }
-            self.place = Place::Disk(copied?);
+            self.state = FillState::Disk(copied?);
             count(&self.fast.counters.moved, 1);
         }
-        match &mut self.place {
-            Place::Disk(disk) => Ok(disk),
+        match &mut self.state {
+            FillState::Disk(disk) => Ok(disk),
             _ => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
@@ -108,23 +108,25 @@ impl FastFill {
         bytes: u64,
         mut write: impl FnMut(&mut dyn Staged) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut place = std::mem::replace(&mut self.place, Place::Nowhere);
-        let done = match &mut place {
-            Place::Fast { staged, room } if self.fits(room, bytes) => match write(&mut **staged) {
-                Ok(()) => {
-                    room.set_dirty(self.len + bytes);
-                    count(&self.fast.counters.staged, bytes);
-                    true
+        let mut state = std::mem::replace(&mut self.state, FillState::Ended);
+        let done = match &mut state {
+            FillState::Fast { staged, room } if self.fits(room, bytes) => {
+                match write(&mut **staged) {
+                    Ok(()) => {
+                        room.set_dirty(self.len + bytes);
+                        count(&self.fast.counters.staged, bytes);
+                        true
+                    }
+                    Err(error) => {
+                        tracing::warn!(digest = %self.digest, %error, "the fast tier failed: this fill continues on the disk");
+                        self.fast.has_failed();
+                        false
+                    }
                 }
-                Err(error) => {
-                    tracing::warn!(digest = %self.digest, %error, "the fast tier failed: this fill continues on the disk");
-                    self.fast.has_failed();
-                    false
-                }
-            },
+            }
             _ => false,
         };
-        self.place = place;
+        self.state = state;
         if !done {
             write(&mut *self.move_to_disk()?.staged)?;
         }
@@ -162,21 +164,21 @@ impl Staged for FastFill {
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        match &self.place {
-            Place::Fast { staged, .. } => staged.early_sync(),
-            Place::Disk(disk) => disk.early_sync(),
-            Place::Nowhere => None,
+        match &self.state {
+            FillState::Fast { staged, .. } => staged.early_sync(),
+            FillState::Disk(disk) => disk.early_sync(),
+            FillState::Ended => None,
         }
     }
 
     fn clear(&mut self) -> io::Result<()> {
-        match &mut self.place {
-            Place::Fast { staged, room } => {
+        match &mut self.state {
+            FillState::Fast { staged, room } => {
                 staged.clear()?;
                 room.set_dirty(0);
             }
-            Place::Disk(disk) => disk.clear()?,
-            Place::Nowhere => return Err(io::ErrorKind::BrokenPipe.into()),
+            FillState::Disk(disk) => disk.clear()?,
+            FillState::Ended => return Err(io::ErrorKind::BrokenPipe.into()),
         }
         self.len = 0;
         Ok(())
@@ -196,16 +198,16 @@ impl Staged for FastFill {
         let bytes = self.len + Trailer::encoded_len(self.len, trailer.media_type());
         let taken = self.fast.footprint(self.len, trailer.media_type());
         let key = CopyKey::whole(&self.digest);
-        let place = std::mem::replace(&mut self.place, Place::Nowhere);
-        match place {
-            Place::Fast { staged, room } if self.fast.grow(&room, taken) => {
+        let state = std::mem::replace(&mut self.state, FillState::Ended);
+        match state {
+            FillState::Fast { staged, room } if self.fast.grow(&room, taken) => {
                 let guard = self.fast.key_locks.lock(key);
                 match staged.commit(trailer.clone()) {
                     Ok(blob) => {
                         room.resize(taken);
                         room.set_dirty(bytes);
                         let mut state = self.fast.state.lock();
-                        state.enter(key, room.clone(), self.hint.priority, false);
+                        state.insert(key, room.clone(), self.hint.priority, false);
                         drop(state);
                         self.fast.changed.notify_all();
                         return Ok(Arc::new(FastBlob::new(&self.fast, blob, room)));
@@ -219,11 +221,11 @@ impl Staged for FastFill {
                     }
                 }
             }
-            other => self.place = other,
+            other => self.state = other,
         }
         self.move_to_disk()?;
-        match std::mem::replace(&mut self.place, Place::Nowhere) {
-            Place::Disk(disk) => Box::new(disk).commit(trailer),
+        match std::mem::replace(&mut self.state, FillState::Ended) {
+            FillState::Disk(disk) => Box::new(disk).commit(trailer),
             _ => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
@@ -231,7 +233,9 @@ impl Staged for FastFill {
 
 impl Drop for FastFill {
     fn drop(&mut self) {
-        if let Place::Fast { staged, room } = std::mem::replace(&mut self.place, Place::Nowhere) {
+        if let FillState::Fast { staged, room } =
+            std::mem::replace(&mut self.state, FillState::Ended)
+        {
             drop(staged);
             room.resize(self.fast.medium.footprint(self.len));
             room.set_dirty(self.len);
@@ -239,7 +243,7 @@ impl Drop for FastFill {
             self.fast
                 .state
                 .lock()
-                .cut(CopyKey::whole(&self.digest), room);
+                .insert_partial(CopyKey::whole(&self.digest), room);
         }
     }
 }
@@ -250,12 +254,12 @@ pub(super) struct DiskFill {
     pub(super) staged: Box<dyn Staged>,
     fast: Arc<FastCopies>,
     digest: Digest,
-    _hold: Hold,
+    _hold: WriteBackBlock,
 }
 
 impl DiskFill {
     pub(super) fn new(fast: &Arc<FastCopies>, disk: &SlowDisk, digest: Digest) -> io::Result<Self> {
-        let hold = fast.hold(&digest);
+        let hold = fast.block_write_back(&digest);
         let staged = disk.tier.stage(&digest)?;
         fast.state.lock().on_disk.insert(digest);
         Ok(Self {
@@ -299,7 +303,7 @@ impl Staged for DiskFill {
         {
             let mut state = fast.state.lock();
             state.on_disk.remove(&digest);
-            state.known.look_at(&digest);
+            state.hot_ranges.queue_copy(&digest);
         }
         fast.changed.notify_all();
         // The fast tier may have an older copy with another media type.

@@ -10,7 +10,7 @@ use pierhead_oci::Digest;
 use super::copy_key::CopyKey;
 use super::hot_copy::HotCopies;
 use super::open::FastBlob;
-use super::spans::{Place, Spans};
+use super::spans::{Location, Spans};
 use super::stat::count;
 use crate::tier::{Blob, Extent, ReadAt, Trailer};
 
@@ -47,7 +47,7 @@ impl HotCopies {
         let (Some(at), Some(spans)) = (at, hot.and_then(|it| it.hot.as_ref())) else {
             return false;
         };
-        !state.has_whole(digest) && matches!(spans.place(at, u64::MAX), Place::Cold(_))
+        !state.has_whole(digest) && matches!(spans.locate(at, u64::MAX), Location::Cold(_))
     }
 }
 
@@ -62,11 +62,11 @@ struct HotBlob {
 }
 
 impl HotBlob {
-    fn place(&self, offset: u64) -> Place {
+    fn locate(&self, offset: u64) -> Location {
         let size = self.slow.trailer().size();
         match self.failed.load(Ordering::Relaxed) {
-            true => Place::Cold(size.saturating_sub(offset)),
-            false => self.spans.place(offset, size),
+            true => Location::Cold(size.saturating_sub(offset)),
+            false => self.spans.locate(offset, size),
         }
     }
 
@@ -81,8 +81,8 @@ impl HotBlob {
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            let (from, left) = match self.place(at) {
-                Place::Hot(inside, left) => {
+            let (from, left) = match self.locate(at) {
+                Location::Hot(inside, left) => {
                     let inside = self.spans.header_len() + inside;
                     (
                         Part {
@@ -93,8 +93,8 @@ impl HotBlob {
                     )
                 }
                 // Past the end, the disk reports the error.
-                Place::Cold(0) => (Part { copy: None, at }, u64::MAX),
-                Place::Cold(left) => (Part { copy: None, at }, left),
+                Location::Cold(0) => (Part { copy: None, at }, u64::MAX),
+                Location::Cold(left) => (Part { copy: None, at }, left),
             };
             let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(len - done);
             let part = done..done + wanted;
@@ -146,9 +146,9 @@ impl Blob for HotBlob {
     }
 
     fn extent(&self, offset: u64) -> Option<Extent<'_>> {
-        let (extent, left) = match self.place(offset) {
-            Place::Hot(at, left) => (self.copy.extent(self.spans.header_len() + at)?, left),
-            Place::Cold(left) => (self.slow.extent(offset)?, left),
+        let (extent, left) = match self.locate(offset) {
+            Location::Hot(at, left) => (self.copy.extent(self.spans.header_len() + at)?, left),
+            Location::Cold(left) => (self.slow.extent(offset)?, left),
         };
         Some(Extent {
             len: extent.len.min(left),

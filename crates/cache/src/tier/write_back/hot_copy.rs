@@ -11,7 +11,7 @@ use std::sync::Arc;
 use pierhead_oci::{Digest, MediaType};
 
 use super::copy_key::CopyKey;
-use super::copy_pacer::{CopyPacer, Patience};
+use super::copy_pacer::{CopyPacer, YieldBudget};
 use super::fast_copies::FastCopies;
 use super::hot_ranges::HotRange;
 use super::promote::Promoter;
@@ -36,14 +36,14 @@ pub(super) struct HotCopies {
 
 impl HotCopies {
     /// Sets the hot ranges of a blob, in bytes.
-    pub(super) fn learn(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
+    pub(super) fn set(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
         let Some(spans) = Spans::of(ranges) else {
             return;
         };
         let spans = Arc::new(spans);
         {
             let mut state = self.fast.state.lock();
-            state.known.learn(digest, HotRange { spans, priority });
+            state.hot_ranges.set(digest, HotRange { spans, priority });
             state.rank(&CopyKey::hot(&digest), priority);
         }
         self.fast.changed.notify_all();
@@ -52,7 +52,7 @@ impl HotCopies {
     /// Number and total bytes of the hot ranges of a blob; `None` when unknown.
     pub(super) fn ranges(&self, digest: &Digest) -> Option<(usize, u64)> {
         let state = self.fast.state.lock();
-        let hot_range = state.known.get(digest)?;
+        let hot_range = state.hot_ranges.get(digest)?;
         Some((hot_range.spans.runs(), hot_range.spans.bytes(u64::MAX)))
     }
 
@@ -60,14 +60,14 @@ impl HotCopies {
     /// blobs on the fast tier.
     pub(super) fn rank_hot(&self, digest: &Digest, priority: f64) {
         let mut state = self.fast.state.lock();
-        let Some(hot_range) = state.known.rank(digest, priority) else {
+        let Some(hot_range) = state.hot_ranges.rank(digest, priority) else {
             return;
         };
         let (key, bytes) = (CopyKey::hot(digest), hot_range.spans.bytes(u64::MAX));
         if state.has(&key) {
             state.rank(&key, priority);
         } else if !state.has(&CopyKey::whole(digest)) && state.floor(bytes) < priority {
-            state.known.look_at(digest);
+            state.hot_ranges.queue_copy(digest);
             drop(state);
             self.fast.changed.notify_all();
         }
@@ -75,7 +75,7 @@ impl HotCopies {
 
     /// Copies the hot chunks of a blob to the fast tier, and removes a whole copy of it. The caller
     /// has registered the digest as the current write-back.
-    pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
+    pub(super) fn make_copy(&self, digest: &Digest) -> io::Result<()> {
         if self.fast.has_failed() {
             return Ok(());
         }
@@ -85,7 +85,7 @@ impl HotCopies {
                 .entries
                 .get(&CopyKey::whole(digest))
                 .map(|it| (it.is_clean, it.number));
-            (state.known.get(digest).cloned(), whole)
+            (state.hot_ranges.get(digest).cloned(), whole)
         };
         // A dirty blob is visited again once the disk has it.
         let (Some(hot_range), None | Some((true, _))) = (hot_range, whole) else {
@@ -141,14 +141,14 @@ impl HotCopies {
             if floor > 0.0 && floor >= priority {
                 return Ok(false);
             }
-            Room::new(&state.accounts)
+            Room::new(&state.totals)
         };
         if !self.fast.grow(&room, need) {
             return Ok(false);
         }
         let mut staged = self.fast.stage_copy(&key)?;
         let mut sums = Sums::default();
-        let (mut written, mut patience) = (0_u64, Patience::default());
+        let (mut written, mut yield_budget) = (0_u64, YieldBudget::default());
         let mut copied = || -> io::Result<bool> {
             let mut put = |bytes: &[u8]| {
                 sums.update(written, bytes);
@@ -159,7 +159,7 @@ impl HotCopies {
             for range in spans.ranges(size) {
                 if !self
                     .pacer
-                    .copy_from_disk(digest, slow, range, &mut patience, &mut put)?
+                    .copy_from_disk(digest, slow, range, &mut yield_budget, &mut put)?
                 {
                     return Ok(false);
                 }
@@ -172,7 +172,7 @@ impl HotCopies {
             self.fast.medium.discard(key.on_medium())?;
             if self.pacer.should_pause() {
                 // Retried when the machine has resources again.
-                self.fast.state.lock().known.look_at(digest);
+                self.fast.state.lock().hot_ranges.queue_copy(digest);
             }
             return copied;
         }
@@ -181,7 +181,7 @@ impl HotCopies {
             .commit_copy(&key, staged, Trailer::new(content, media_type, sums))?;
         count(&self.fast.counters.staged, content);
         let mut state = self.fast.state.lock();
-        state.enter_hot(key, room, priority, spans.clone());
+        state.insert_hot(key, room, priority, spans.clone());
         Ok(true)
     }
 
@@ -194,8 +194,8 @@ impl HotCopies {
 
     /// As [`Self::remove`], for a damaged copy. Also forgets the ranges: on a defective part of the
     /// medium, the copy would be made again and again.
-    pub(super) fn give_up(&self, digest: &Digest) -> Option<bool> {
-        self.fast.state.lock().known.forget(digest);
+    pub(super) fn remove_damaged(&self, digest: &Digest) -> Option<bool> {
+        self.fast.state.lock().hot_ranges.forget(digest);
         self.remove(digest)
     }
 
@@ -222,7 +222,7 @@ fn is_copy(trailer: &Trailer) -> bool {
 
 /// Recognizes a copy of hot chunks that an earlier process left: `None` for any other value,
 /// otherwise its spans. `Some(None)` for a damaged copy, or one whose blob is gone.
-pub(super) fn found(medium: &dyn FastMedium, found: &Found) -> Option<Option<Arc<Spans>>> {
+pub(super) fn recognize(medium: &dyn FastMedium, found: &Found) -> Option<Option<Arc<Spans>>> {
     let copy = medium.open(&found.digest).ok()??;
     if !is_copy(copy.trailer()) {
         return None;

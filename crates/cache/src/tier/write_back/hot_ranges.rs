@@ -18,7 +18,7 @@ pub(super) struct HotRanges {
     /// Keys of `spans`, the least recently set first.
     order: VecDeque<Digest>,
     /// Blobs whose hot ranges are to be copied.
-    todo: VecDeque<Digest>,
+    queue: VecDeque<Digest>,
 }
 
 /// The hot ranges of one blob, and their priority.
@@ -29,7 +29,7 @@ pub(super) struct HotRange {
 }
 
 impl HotRanges {
-    pub(super) fn learn(&mut self, digest: Digest, hot_range: HotRange) {
+    pub(super) fn set(&mut self, digest: Digest, hot_range: HotRange) {
         if self.spans.insert(digest, hot_range).is_some() {
             self.order.retain(|it| *it != digest);
         }
@@ -40,7 +40,7 @@ impl HotRanges {
             self.spans.remove(&oldest);
             self.take(&oldest);
         }
-        self.look_at(&digest);
+        self.queue_copy(&digest);
     }
 
     pub(super) fn get(&self, digest: &Digest) -> Option<&HotRange> {
@@ -55,9 +55,9 @@ impl HotRanges {
     }
 
     /// Queues a blob with known hot ranges: the disk has it now, or it was requested.
-    pub(super) fn look_at(&mut self, digest: &Digest) {
-        if self.spans.contains_key(digest) && !self.todo.contains(digest) {
-            self.todo.push_back(*digest);
+    pub(super) fn queue_copy(&mut self, digest: &Digest) {
+        if self.spans.contains_key(digest) && !self.queue.contains(digest) {
+            self.queue.push_back(*digest);
         }
     }
 
@@ -68,18 +68,21 @@ impl HotRanges {
         self.take(digest);
     }
 
-    pub(super) fn is_done(&self) -> bool {
-        self.todo.is_empty()
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
     }
 
     /// The next queued blob that is not held.
-    pub(super) fn next(&self, is_held: impl Fn(&Digest) -> bool) -> Option<Digest> {
-        self.todo.iter().find(|digest| !is_held(digest)).copied()
+    pub(super) fn next(&self, is_blocked: impl Fn(&Digest) -> bool) -> Option<Digest> {
+        self.queue
+            .iter()
+            .find(|digest| !is_blocked(digest))
+            .copied()
     }
 
     /// Removes a blob from the queue.
     pub(super) fn take(&mut self, digest: &Digest) {
-        self.todo.retain(|it| it != digest);
+        self.queue.retain(|it| it != digest);
     }
 }
 
@@ -99,19 +102,19 @@ mod tests {
             spans: Arc::new(spans),
             priority: 1.0,
         };
-        known.learn(digest(seed), hot_range);
+        known.set(digest(seed), hot_range);
     }
 
     #[test]
-    fn what_is_forgotten_is_not_looked_at_and_what_is_said_again_is_new() {
+    fn dropped_hot_ranges_are_not_queued_and_ranges_set_again_are_newest() {
         let mut known = HotRanges::default();
         (0..MAX_KNOWN).for_each(|seed| learn(&mut known, seed));
         learn(&mut known, 0);
         (0..10).for_each(|seed| learn(&mut known, MAX_KNOWN + seed));
         assert!(known.get(&digest(0)).is_some(), "it was said anew");
         assert!(known.get(&digest(10)).is_none() && known.get(&digest(11)).is_some());
-        assert_eq!(known.todo.len(), MAX_KNOWN);
-        assert!(known.todo.iter().all(|it| known.get(it).is_some()));
+        assert_eq!(known.queue.len(), MAX_KNOWN);
+        assert!(known.queue.iter().all(|it| known.get(it).is_some()));
         assert_eq!(
             (known.order.len(), known.spans.len()),
             (MAX_KNOWN, MAX_KNOWN)

@@ -46,7 +46,7 @@ use self::slow_disk::SlowDisk;
 use self::stat::count;
 use self::tier_state::TierState;
 use self::write_back_thread::WriteBackThread;
-use super::{FastMedium, LayeredTier as _, Tier};
+use super::{FastMedium, MultiTier as _, Tier};
 use crate::tier::placement::{Destination, TierSpeeds};
 
 pub use self::stat::FastStat;
@@ -209,7 +209,7 @@ impl WriteBack {
     /// for them rank higher. The ranges of the latest 4096 blobs are remembered for blobs that
     /// arrive later. If more than 3/4 of the blob is hot, the whole blob is copied.
     pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
-        self.hot.learn(digest, ranges, priority);
+        self.hot.set(digest, ranges, priority);
     }
 
     /// Number and total bytes of the hot ranges of a blob; `None` when unknown.
@@ -227,7 +227,7 @@ impl WriteBack {
     /// to evict for it. The copy runs when no dirty blob waits. The queue drops its oldest entries
     /// at its maximum.
     pub fn promote(&self, digest: Digest, bytes: u64, priority: f64) {
-        self.promoter.want(digest, bytes, priority);
+        self.promoter.queue(digest, bytes, priority);
     }
 
     /// Measured speeds of both tiers; before a measurement, assumed ones.
@@ -266,12 +266,12 @@ impl WriteBack {
             free,
             limit: state.limit,
             most: self.options.most,
-            used: state.accounts.used(),
+            used: state.totals.used(),
             blobs: state.whole().count() as u64,
-            hot: state.copies().count() as u64,
-            hot_used: state.copies().map(|room| room.bytes()).sum(),
+            hot: state.hot_copies().count() as u64,
+            hot_used: state.hot_copies().map(|room| room.bytes()).sum(),
             dirty_blobs: state.queue.len() as u64,
-            dirty_bytes: state.accounts.dirty(),
+            dirty_bytes: state.totals.dirty(),
             failed: self.fast.failed.load(Ordering::Relaxed),
             ..self.fast.counters.read()
         }
@@ -282,7 +282,9 @@ impl WriteBack {
     /// rate-limited. Returns what is still dirty. Blocks.
     pub fn flush(&self, give_up: impl FnMut() -> bool) -> Dirty {
         self.wait_while(
-            |state| state.is_at_work() || !state.known.is_done() || !state.wanted.is_empty(),
+            |state| {
+                state.is_at_work() || !state.hot_ranges.is_idle() || !state.promotions.is_empty()
+            },
             give_up,
         )
     }
@@ -296,7 +298,7 @@ impl WriteBack {
         let mut state = self.fast.state.lock();
         state.flush_waiters += 1;
         self.fast.changed.notify_all();
-        while is_wanted(&state) && !state.stopped {
+        while is_wanted(&state) && !state.is_stopped {
             self.fast.changed.wait_for(&mut state, LOOK);
             // Without the lock: `give_up` may call this tier.
             let gives_up = MutexGuard::unlocked(&mut state, &mut give_up);

@@ -15,17 +15,17 @@ use crate::tier::{Blob, Extent, ReadAt, Trailer};
 pub(super) struct FastBlob {
     blob: Arc<dyn Blob>,
     /// Dropped after the blob: the room must not be released before the medium's space.
-    room: RoomOfReader,
+    room: ReaderRoom,
 }
 
-struct RoomOfReader {
+struct ReaderRoom {
     room: Option<Arc<Room>>,
     fast: Arc<FastCopies>,
 }
 
 impl FastBlob {
     pub(super) fn new(fast: &Arc<FastCopies>, blob: Arc<dyn Blob>, room: Arc<Room>) -> Self {
-        let room = RoomOfReader {
+        let room = ReaderRoom {
             room: Some(room),
             fast: fast.clone(),
         };
@@ -37,7 +37,7 @@ impl FastBlob {
     }
 }
 
-impl Drop for RoomOfReader {
+impl Drop for ReaderRoom {
     fn drop(&mut self) {
         self.room = None;
         self.fast.reader_left();
@@ -111,7 +111,7 @@ impl SlowBlob {
         }
     }
 
-    fn took(&self, offset: u64, len: u64, seconds: f64) {
+    fn observe(&self, offset: u64, len: u64, seconds: f64) {
         let (mut run, mut speed) = (self.run.lock(), self.disk.speed.lock());
         let follows = offset
             .checked_sub(run.end)
@@ -139,7 +139,7 @@ impl ReadAt for SlowBlob {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let begun = Instant::now();
         self.blob.read_at(offset, buf)?;
-        self.took(offset, buf.len() as u64, begun.elapsed().as_secs_f64());
+        self.observe(offset, buf.len() as u64, begun.elapsed().as_secs_f64());
         self.disk.was_read();
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use pierhead_oci::Digest;
 
 use super::copy_key::CopyKey;
-use super::copy_pacer::{CopyPacer, Patience};
+use super::copy_pacer::{CopyPacer, YieldBudget};
 use super::fast_copies::FastCopies;
 use super::room::Room;
 use super::slow_disk::SlowDisk;
@@ -30,18 +30,18 @@ pub(super) struct Promoter {
 impl Promoter {
     /// Queues the promotion of a requested blob of `bytes` that the fast tier lacks, if it is worth
     /// it.
-    pub(super) fn want(&self, digest: Digest, bytes: u64, priority: f64) {
+    pub(super) fn queue(&self, digest: Digest, bytes: u64, priority: f64) {
         let need = self.fast.footprint(bytes, None);
         let mut state = self.fast.state.lock();
-        let waits = state.wanted.iter().any(|(it, _)| *it == digest);
+        let waits = state.promotions.iter().any(|(it, _)| *it == digest);
         let is_here = state.has(&CopyKey::whole(&digest));
         let failed = self.fast.failed.load(Ordering::Relaxed);
         if waits || is_here || failed || !self.is_worth(&state, need, priority) {
             return;
         }
-        state.wanted.push_back((digest, priority));
-        if state.wanted.len() > MAX_WAITING {
-            state.wanted.pop_front();
+        state.promotions.push_back((digest, priority));
+        if state.promotions.len() > MAX_WAITING {
+            state.promotions.pop_front();
         }
         drop(state);
         self.fast.changed.notify_all();
@@ -71,7 +71,7 @@ impl Promoter {
             if is_here || !(is_free || self.is_worth(&state, need, priority)) {
                 return Ok(());
             }
-            Room::new(&state.accounts)
+            Room::new(&state.totals)
         };
         if !self.fast.grow(&room, need) {
             return Ok(());
@@ -79,10 +79,10 @@ impl Promoter {
         let mut staged = self.fast.stage_copy(&key)?;
         let range = 0..trailer.size();
         let put = |bytes: &[u8]| staged.write(&[bytes]);
-        let patience = &mut Patience::default();
+        let yield_budget = &mut YieldBudget::default();
         let copied = self
             .pacer
-            .copy_from_disk(digest, &*slow, range, patience, put);
+            .copy_from_disk(digest, &*slow, range, yield_budget, put);
         if !matches!(copied, Ok(true)) {
             drop(staged);
             self.fast.medium.discard(digest)?;
@@ -92,7 +92,7 @@ impl Promoter {
         let size = trailer.size();
         self.fast.commit_copy(&key, staged, trailer)?;
         count(&self.fast.counters.promoted, size);
-        self.fast.state.lock().enter(key, room, priority, true);
+        self.fast.state.lock().insert(key, room, priority, true);
         Ok(())
     }
 }

@@ -25,12 +25,12 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
     for found in copies {
         let key = CopyKey::found(found.digest);
         let is_clean = slow.contains(&found.digest);
-        if !is_clean && let Some(spans) = hot_copy::found(&*fast.medium, &found) {
+        if !is_clean && let Some(spans) = hot_copy::recognize(&*fast.medium, &found) {
             match spans.filter(|_| slow.contains(&key.as_hot())) {
                 Some(spans) => {
-                    let room = Room::new(&state.accounts);
+                    let room = Room::new(&state.totals);
                     room.resize(fast.medium.footprint(found.bytes));
-                    state.enter_hot(key, room, 0.0, spans);
+                    state.insert_hot(key, room, 0.0, spans);
                 }
                 None => fast.medium.remove(&found.digest)?,
             }
@@ -44,10 +44,10 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
         if state.on_disk.remove(&found.digest) {
             disk.discard(&found.digest)?;
         }
-        let room = Room::new(&state.accounts);
+        let room = Room::new(&state.totals);
         room.resize(fast.medium.footprint(found.bytes));
         room.set_dirty(found.bytes);
-        state.enter(key, room, 0.0, is_clean);
+        state.insert(key, room, 0.0, is_clean);
     }
     for found in cut {
         // Both tiers have a partial fill: that of the disk is newer.
@@ -56,10 +56,10 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
             fast.medium.discard(&found.digest)?;
             continue;
         }
-        let room = Room::new(&state.accounts);
+        let room = Room::new(&state.totals);
         room.resize(fast.medium.footprint(found.bytes));
         room.set_dirty(found.bytes);
-        state.cut(CopyKey::found(found.digest), room);
+        state.insert_partial(CopyKey::found(found.digest), room);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Sums over all reservations.
 #[derive(Default)]
-pub(super) struct Accounts {
+pub(super) struct RoomTotals {
     /// Reserved bytes of the fast tier, including deleted copies that readers have open.
     used: AtomicU64,
     /// Dirty bytes: those that are not on the disk yet.
@@ -14,12 +14,12 @@ pub(super) struct Accounts {
 
 /// A reservation. Dropping it releases its bytes.
 pub(super) struct Room {
-    accounts: Arc<Accounts>,
+    totals: Arc<RoomTotals>,
     bytes: AtomicU64,
     dirty: AtomicU64,
 }
 
-impl Accounts {
+impl RoomTotals {
     pub(super) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -31,9 +31,9 @@ impl Accounts {
 
 impl Room {
     /// A reservation of 0 bytes.
-    pub(super) fn new(accounts: &Arc<Accounts>) -> Arc<Self> {
+    pub(super) fn new(totals: &Arc<RoomTotals>) -> Arc<Self> {
         Arc::new(Self {
-            accounts: accounts.clone(),
+            totals: totals.clone(),
             bytes: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
         })
@@ -46,12 +46,12 @@ impl Room {
     /// Sets the size of the reservation. Before growing it, the caller checks the limit under the
     /// lock of the tier state.
     pub(super) fn resize(&self, bytes: u64) {
-        exchange(&self.bytes, &self.accounts.used, bytes);
+        exchange(&self.bytes, &self.totals.used, bytes);
     }
 
     /// Sets the dirty bytes of the reservation.
     pub(super) fn set_dirty(&self, bytes: u64) {
-        exchange(&self.dirty, &self.accounts.dirty, bytes);
+        exchange(&self.dirty, &self.totals.dirty, bytes);
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Spans {
 
 /// Where a byte of the blob can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum Location {
     /// In the copy on the fast tier: offset after the header, and number of hot bytes from there.
     Hot(u64, u64),
     /// Only on the disk: number of such bytes from there.
@@ -116,7 +116,7 @@ impl Spans {
     }
 
     /// Where a byte of a blob of `size` bytes can be read.
-    pub(super) fn place(&self, offset: u64, size: u64) -> Place {
+    pub(super) fn locate(&self, offset: u64, size: u64) -> Location {
         let chunk = offset / CHUNK_LEN;
         let behind = self
             .spans
@@ -127,14 +127,14 @@ impl Spans {
             if chunk < first + count {
                 let at = u64::from(before) * CHUNK_LEN + (offset - first * CHUNK_LEN);
                 let end = ((first + count) * CHUNK_LEN).min(size);
-                return Place::Hot(at, end.saturating_sub(offset));
+                return Location::Hot(at, end.saturating_sub(offset));
             }
         }
         let next = self
             .spans
             .get(behind)
             .map_or(size, |next| u64::from(next.first) * CHUNK_LEN);
-        Place::Cold(next.min(size).saturating_sub(offset))
+        Location::Cold(next.min(size).saturating_sub(offset))
     }
 
     /// Length of the header in bytes.
@@ -212,26 +212,26 @@ mod tests {
         );
         assert_eq!(spans.bytes(100 * CHUNK_LEN), 3 * CHUNK_LEN);
         assert_eq!(
-            spans.place(CHUNK_LEN + 7, 100 * CHUNK_LEN),
-            Place::Hot(CHUNK_LEN + 7, CHUNK_LEN - 7)
+            spans.locate(CHUNK_LEN + 7, 100 * CHUNK_LEN),
+            Location::Hot(CHUNK_LEN + 7, CHUNK_LEN - 7)
         );
         assert_eq!(
-            spans.place(2 * CHUNK_LEN, 100 * CHUNK_LEN),
-            Place::Cold(3 * CHUNK_LEN)
+            spans.locate(2 * CHUNK_LEN, 100 * CHUNK_LEN),
+            Location::Cold(3 * CHUNK_LEN)
         );
         assert_eq!(
-            spans.place(5 * CHUNK_LEN + 3, 100 * CHUNK_LEN),
-            Place::Hot(2 * CHUNK_LEN + 3, CHUNK_LEN - 3)
+            spans.locate(5 * CHUNK_LEN + 3, 100 * CHUNK_LEN),
+            Location::Hot(2 * CHUNK_LEN + 3, CHUNK_LEN - 3)
         );
         assert_eq!(
-            spans.place(6 * CHUNK_LEN, 100 * CHUNK_LEN),
-            Place::Cold(94 * CHUNK_LEN)
+            spans.locate(6 * CHUNK_LEN, 100 * CHUNK_LEN),
+            Location::Cold(94 * CHUNK_LEN)
         );
         let short = spans.within(5 * CHUNK_LEN + 10).unwrap();
         assert_eq!(short.bytes(5 * CHUNK_LEN + 10), 2 * CHUNK_LEN + 10);
         assert_eq!(
-            short.place(5 * CHUNK_LEN + 3, 5 * CHUNK_LEN + 10),
-            Place::Hot(2 * CHUNK_LEN + 3, 7)
+            short.locate(5 * CHUNK_LEN + 3, 5 * CHUNK_LEN + 10),
+            Location::Hot(2 * CHUNK_LEN + 3, 7)
         );
         assert_eq!(spans.within(2 * CHUNK_LEN).unwrap().runs(), 1);
         assert_eq!(Spans::of(&[7..7, 9..9]), None);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_joined_to_so_many() {
+    fn close_spans_are_joined_until_at_most_the_maximum_is_left() {
         // Gaps of two chunks: while they fit, no spans are joined.
         let apart = |count: usize| -> Vec<_> {
             let one = |nth: usize| 3 * nth as u64 * CHUNK_LEN..3 * nth as u64 * CHUNK_LEN + 1;
@@ -254,8 +254,9 @@ mod tests {
             let ranges = apart(count);
             let spans = Spans::of(&ranges).unwrap();
             assert!(spans.runs() <= MAX_SPANS, "{count}: {}", spans.runs());
-            let is_hot =
-                |range: &Range<u64>| matches!(spans.place(range.start, u64::MAX), Place::Hot(..));
+            let is_hot = |range: &Range<u64>| {
+                matches!(spans.locate(range.start, u64::MAX), Location::Hot(..))
+            };
             assert!(ranges.iter().all(is_hot), "{count}");
             // The encoding can be decoded.
             let of = digest(b"many");
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_a_header_is_seen() {
+    fn every_flipped_bit_of_a_header_is_detected() {
         let spans = Spans::of(&[0..1, 7 * CHUNK_LEN..9 * CHUNK_LEN]).unwrap();
         let of = digest(b"a");
         let bytes = spans.encode(&of, 20 * CHUNK_LEN);
@@ -292,12 +293,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_decoded_or_not(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn arbitrary_bytes_do_not_panic_the_decoder(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             let _ = Spans::decode(&digest(b""), &bytes);
         }
 
         #[test]
-        fn each_byte_has_one_place(
+        fn each_byte_is_in_one_place(
             ranges in proptest::collection::vec((0_u64..40 * CHUNK_LEN, 0_u64..3 * CHUNK_LEN), 1..20),
             size in 1_u64..50 * CHUNK_LEN,
         ) {
@@ -307,13 +308,13 @@ mod tests {
             };
             let (mut offset, mut hot) = (0, 0);
             while offset < size {
-                offset += match spans.place(offset, size) {
-                    Place::Hot(at, len) => {
+                offset += match spans.locate(offset, size) {
+                    Location::Hot(at, len) => {
                         prop_assert_eq!(at, hot);
                         hot += len;
                         len
                     }
-                    Place::Cold(len) => {
+                    Location::Cold(len) => {
                         let cold = offset..offset + len;
                         prop_assert!(ranges.iter().all(|it| it.is_empty() || it.end <= cold.start || it.start >= cold.end));
                         len

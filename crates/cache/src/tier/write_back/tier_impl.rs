@@ -12,14 +12,14 @@ use super::open::FastBlob;
 use super::room::Room;
 use super::{Hint, WriteBack, count};
 use crate::tier::placement::Destination;
-use crate::tier::{Blob, Found, LayeredTier, Staged, Tier};
+use crate::tier::{Blob, Found, MultiTier, Staged, Tier};
 
 impl WriteBack {
     /// Stages a fill on the fast tier; `None` when the tier has no room or fails.
     fn stage_fast(&self, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
         let key = CopyKey::whole(digest);
-        let cut = self.fast.state.lock().resume(&key);
-        let room = cut.unwrap_or_else(|| Room::new(&self.fast.state.lock().accounts));
+        let cut = self.fast.state.lock().take_partial(&key);
+        let room = cut.unwrap_or_else(|| Room::new(&self.fast.state.lock().totals));
         let expected = self.fast.footprint(hint.bytes, None).max(1);
         let staged = match self.fast.grow(&room, expected.max(room.bytes())) {
             true => self.fast.medium.stage(key.on_medium()),
@@ -49,7 +49,7 @@ impl Tier for WriteBack {
             };
             let hint = state.take_hint(digest).unwrap_or(default);
             let there = state.on_disk.contains(digest) || state.has(&CopyKey::whole(digest));
-            (hint, there, state.is_cut(digest))
+            (hint, there, state.has_partial(digest))
         };
         let fast = !there && (cut || hint.destination == Destination::Fast);
         let fast = fast && !self.fast.has_failed();
@@ -65,11 +65,11 @@ impl Tier for WriteBack {
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
         let key = CopyKey::whole(digest);
-        let _hold = self.fast.hold(digest);
+        let _hold = self.fast.block_write_back(digest);
         let _guard = self.fast.key_locks.lock(key);
         let (room, on_disk) = {
             let mut state = self.fast.state.lock();
-            (state.resume(&key), state.on_disk.remove(digest))
+            (state.take_partial(&key), state.on_disk.remove(digest))
         };
         if room.is_some() {
             self.fast.medium.discard(key.on_medium())?;
@@ -102,7 +102,7 @@ impl Tier for WriteBack {
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
-        let _hold = self.fast.hold(digest);
+        let _hold = self.fast.block_write_back(digest);
         {
             let key = CopyKey::whole(digest);
             let _guard = self.fast.key_locks.lock(key);
@@ -128,7 +128,7 @@ impl Tier for WriteBack {
 
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
         self.fast.medium.leftovers(&mut |found| {
-            if self.fast.state.lock().is_cut(&found.digest) {
+            if self.fast.state.lock().has_partial(&found.digest) {
                 visit(found);
             }
         })?;
@@ -142,28 +142,28 @@ impl Tier for WriteBack {
 
     /// Free bytes of the disk, less those of dirty blobs.
     fn free(&self) -> io::Result<u64> {
-        let dirty = self.fast.state.lock().accounts.dirty();
+        let dirty = self.fast.state.lock().totals.dirty();
         Ok(self.disk.tier.free()?.saturating_sub(dirty))
     }
 
-    fn layers(&self) -> Option<&dyn LayeredTier> {
+    fn multi_tier(&self) -> Option<&dyn MultiTier> {
         Some(self)
     }
 }
 
-impl LayeredTier for WriteBack {
+impl MultiTier for WriteBack {
     fn fall_back(&self, digest: &Digest, at: Option<u64>) -> io::Result<bool> {
         if self.hot.is_cold(digest, at) {
             return Ok(false);
         }
-        let _hold = self.fast.hold(digest);
+        let _hold = self.fast.block_write_back(digest);
         let whole = {
             let key = CopyKey::whole(digest);
             let _guard = self.fast.key_locks.lock(key);
             self.fast.remove(&key)
         };
         // The disk has the whole blob if hot ranges of it are here.
-        let Some(is_clean) = whole.or_else(|| self.hot.give_up(digest)) else {
+        let Some(is_clean) = whole.or_else(|| self.hot.remove_damaged(digest)) else {
             return Ok(false);
         };
         count(&self.fast.counters.damaged, 1);
@@ -173,7 +173,7 @@ impl LayeredTier for WriteBack {
     }
 
     fn close(&self) {
-        self.fast.state.lock().stopped = true;
+        self.fast.state.lock().is_stopped = true;
         self.fast.changed.notify_all();
         if let Some(thread) = self.thread.lock().take() {
             // A panic of the thread was logged.

@@ -7,7 +7,7 @@ use pierhead_oci::Digest;
 
 use super::copy_key::CopyKey;
 use super::hot_ranges::HotRanges;
-use super::room::{Accounts, Room};
+use super::room::{Room, RoomTotals};
 use super::spans::Spans;
 use crate::tier::placement::Destination;
 
@@ -81,7 +81,7 @@ pub(super) enum FastVictim {
 /// The state of the fast tier; see the head of this module.
 pub(super) struct TierState {
     pub(super) limit: u64,
-    pub(super) accounts: Arc<Accounts>,
+    pub(super) totals: Arc<RoomTotals>,
     pub(super) entries: HashMap<CopyKey, Entry>,
     /// Clean entries, the next to evict first.
     clean: BTreeSet<(Priority, u64, CopyKey)>,
@@ -92,21 +92,21 @@ pub(super) struct TierState {
     rooms: HashMap<CopyKey, (u64, Arc<Room>)>,
     /// Digests that are staged on the disk: their fills continue there.
     pub(super) on_disk: HashSet<Digest>,
-    /// Blobs that must not be written back now, with the number of [`Self::hold`] calls.
-    held: HashMap<Digest, usize>,
+    /// Blobs that must not be written back now, with the number of [`Self::block_write_back`] calls.
+    blocked: HashMap<Digest, usize>,
     /// The blob that is being written back or copied.
     pub(super) writing_back: Option<Digest>,
     /// Whether the write-back thread is working: on that blob, or on evictions after it.
-    pub(super) busy: bool,
+    pub(super) is_busy: bool,
     /// Whether a reader closed a copy above the limit and no eviction has run since.
-    pub(super) is_over: bool,
+    pub(super) needs_eviction: bool,
     /// Number of waiting flushes.
     pub(super) flush_waiters: usize,
-    pub(super) stopped: bool,
+    pub(super) is_stopped: bool,
     /// Hot ranges of blobs, and the queue of their copies.
-    pub(super) known: HotRanges,
+    pub(super) hot_ranges: HotRanges,
     /// Blobs that wait for promotion, with their priorities.
-    pub(super) wanted: VecDeque<(Digest, f64)>,
+    pub(super) promotions: VecDeque<(Digest, f64)>,
     hints: HashMap<Digest, Hint>,
     hinted: VecDeque<Digest>,
     numbers: u64,
@@ -116,21 +116,21 @@ impl TierState {
     pub(super) fn new(limit: u64) -> Self {
         Self {
             limit,
-            accounts: Arc::default(),
+            totals: Arc::default(),
             entries: HashMap::new(),
             clean: BTreeSet::new(),
             queue: BTreeMap::new(),
             partials: BTreeMap::new(),
             rooms: HashMap::new(),
             on_disk: HashSet::new(),
-            held: HashMap::new(),
+            blocked: HashMap::new(),
             writing_back: None,
-            busy: false,
-            is_over: false,
+            is_busy: false,
+            needs_eviction: false,
             flush_waiters: 0,
-            stopped: false,
-            known: HotRanges::default(),
-            wanted: VecDeque::new(),
+            is_stopped: false,
+            hot_ranges: HotRanges::default(),
+            promotions: VecDeque::new(),
             hints: HashMap::new(),
             hinted: VecDeque::new(),
             numbers: 0,
@@ -159,8 +159,8 @@ impl TierState {
     }
 
     /// Registers a committed copy, and replaces an older one of its key.
-    pub(super) fn enter(&mut self, key: CopyKey, room: Arc<Room>, priority: f64, is_clean: bool) {
-        self.leave(&key);
+    pub(super) fn insert(&mut self, key: CopyKey, room: Arc<Room>, priority: f64, is_clean: bool) {
+        self.remove(&key);
         let (number, priority) = (self.number(), Priority::new(priority));
         if is_clean {
             room.set_dirty(0);
@@ -179,14 +179,14 @@ impl TierState {
     }
 
     /// Registers a copy of the hot chunks of a blob that the disk has.
-    pub(super) fn enter_hot(
+    pub(super) fn insert_hot(
         &mut self,
         key: CopyKey,
         room: Arc<Room>,
         priority: f64,
         spans: Arc<Spans>,
     ) {
-        self.enter(key, room, priority, true);
+        self.insert(key, room, priority, true);
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.hot = Some(spans);
         }
@@ -210,13 +210,13 @@ impl TierState {
     }
 
     /// Rooms of the copies of hot chunks.
-    pub(super) fn copies(&self) -> impl Iterator<Item = &Room> {
+    pub(super) fn hot_copies(&self) -> impl Iterator<Item = &Room> {
         let copies = self.entries.values().filter(|entry| entry.hot.is_some());
         copies.map(|entry| &*entry.room)
     }
 
     /// Removes a copy. Its room stays reserved until its last reader is dropped.
-    pub(super) fn leave(&mut self, key: &CopyKey) -> Option<Entry> {
+    pub(super) fn remove(&mut self, key: &CopyKey) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
         if entry.is_clean {
             self.clean.remove(&(entry.priority, entry.number, *key));
@@ -237,7 +237,7 @@ impl TierState {
             entry.room.set_dirty(0);
             self.queue.remove(&number);
             self.clean.insert((entry.priority, number, key));
-            self.known.look_at(digest);
+            self.hot_ranges.queue_copy(digest);
         }
     }
 
@@ -267,28 +267,28 @@ impl TierState {
     }
 
     /// Removes and returns the room of a partial fill, to resume or delete it.
-    pub(super) fn resume(&mut self, key: &CopyKey) -> Option<Arc<Room>> {
+    pub(super) fn take_partial(&mut self, key: &CopyKey) -> Option<Arc<Room>> {
         let (number, room) = self.rooms.remove(key)?;
         self.partials.remove(&number);
         Some(room)
     }
 
     /// Registers a partial fill on the fast tier.
-    pub(super) fn cut(&mut self, key: CopyKey, room: Arc<Room>) {
-        self.resume(&key);
+    pub(super) fn insert_partial(&mut self, key: CopyKey, room: Arc<Room>) {
+        self.take_partial(&key);
         let number = self.number();
         self.partials.insert(number, key);
         self.rooms.insert(key, (number, room));
     }
 
     /// Whether the fast tier has a partial fill of the digest.
-    pub(super) fn is_cut(&self, digest: &Digest) -> bool {
+    pub(super) fn has_partial(&self, digest: &Digest) -> bool {
         self.rooms.contains_key(&CopyKey::whole(digest))
     }
 
     /// Number of bytes to evict before `more` bytes fit.
     fn short(&self, more: u64) -> u64 {
-        let used = self.accounts.used().saturating_add(more);
+        let used = self.totals.used().saturating_add(more);
         used.saturating_sub(self.limit)
     }
 
@@ -346,51 +346,53 @@ impl TierState {
         f64::INFINITY
     }
 
-    /// Prevents the write-back of a blob until [`TierState::let_go`] was called as often.
-    pub(super) fn hold(&mut self, digest: Digest) {
-        *self.held.entry(digest).or_insert(0) += 1;
+    /// Prevents the write-back of a blob until [`TierState::unblock_write_back`] was called as often.
+    pub(super) fn block_write_back(&mut self, digest: Digest) {
+        *self.blocked.entry(digest).or_insert(0) += 1;
     }
 
-    pub(super) fn let_go(&mut self, digest: &Digest) {
-        if let Some(count) = self.held.get_mut(digest) {
+    pub(super) fn unblock_write_back(&mut self, digest: &Digest) {
+        if let Some(count) = self.blocked.get_mut(digest) {
             *count -= 1;
             if *count == 0 {
-                self.held.remove(digest);
+                self.blocked.remove(digest);
             }
         }
     }
 
-    pub(super) fn is_held(&self, digest: &Digest) -> bool {
-        self.held.contains_key(digest)
+    pub(super) fn is_blocked(&self, digest: &Digest) -> bool {
+        self.blocked.contains_key(digest)
     }
 
     /// The next blob whose hot chunks are to be copied.
     pub(super) fn next_hot(&self) -> Option<Digest> {
-        self.known.next(|digest| self.is_held(digest))
+        self.hot_ranges.next(|digest| self.is_blocked(digest))
     }
 
     /// The next blob to promote.
-    pub(super) fn next_wanted(&self) -> Option<(Digest, f64)> {
-        let mut wanted = self.wanted.iter();
-        wanted.find(|(digest, _)| !self.is_held(digest)).copied()
+    pub(super) fn next_promotion(&self) -> Option<(Digest, f64)> {
+        let mut promotions = self.promotions.iter();
+        promotions
+            .find(|(digest, _)| !self.is_blocked(digest))
+            .copied()
     }
 
     /// The oldest dirty blob that may be written back.
     pub(super) fn next(&self) -> Option<(Digest, u64)> {
         let mut queue = self.queue.iter();
-        let (number, digest) = queue.find(|(_, digest)| !self.held.contains_key(*digest))?;
+        let (number, digest) = queue.find(|(_, digest)| !self.blocked.contains_key(*digest))?;
         Some((*digest, *number))
     }
 
     /// Whether write-back can wait: at most half of the tier is dirty, and no flush or shutdown
     /// waits.
     pub(super) fn has_room(&self) -> bool {
-        self.accounts.dirty() <= self.limit / 2 && self.flush_waiters == 0 && !self.stopped
+        self.totals.dirty() <= self.limit / 2 && self.flush_waiters == 0 && !self.is_stopped
     }
 
     /// Whether the write-back thread has work.
     pub(super) fn is_at_work(&self) -> bool {
-        self.busy || self.is_over || !self.queue.is_empty()
+        self.is_busy || self.needs_eviction || !self.queue.is_empty()
     }
 
     /// Whether there are dirty blobs.
@@ -401,7 +403,7 @@ impl TierState {
     pub(super) fn dirty(&self) -> Dirty {
         Dirty {
             blobs: self.queue.len() as u64,
-            bytes: self.accounts.dirty(),
+            bytes: self.totals.dirty(),
         }
     }
 }

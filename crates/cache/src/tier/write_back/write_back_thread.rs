@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pierhead_oci::Digest;
 
 use super::copy_key::CopyKey;
-use super::copy_pacer::{CopyPacer, PIECE, Patience};
+use super::copy_pacer::{CopyPacer, PIECE, YieldBudget};
 use super::fast_copies::FastCopies;
 use super::hot_copy::HotCopies;
 use super::promote::Promoter;
@@ -25,8 +25,8 @@ const SYNC_INTERVAL: u64 = 8 << 20;
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 /// The result of the write-back of one blob.
-enum WriteBackEnd {
-    Whole,
+enum WriteBackOutcome {
+    Complete,
     /// Another operation on the blob needs the disk, or the tier is closing.
     Interrupted,
 }
@@ -37,7 +37,7 @@ enum Work {
     /// Writes a dirty blob back: its digest, and its number in the tier state.
     WriteBack(Digest, u64),
     /// Copies the hot ranges of a blob from the disk to the fast tier.
-    KeepHot(Digest),
+    CopyHot(Digest),
     /// Copies a blob from the disk to the fast tier, with this priority.
     Promote(Digest, f64),
     /// Evicts blobs above the limit that can be evicted now.
@@ -45,20 +45,20 @@ enum Work {
 }
 
 /// Marks the end of the thread, also after a panic, so that no caller waits for it.
-struct Ended<'a>(&'a FastCopies);
+struct EndOfThread<'a>(&'a FastCopies);
 
-impl Drop for Ended<'_> {
+impl Drop for EndOfThread<'_> {
     fn drop(&mut self) {
         {
             let mut state = self.0.state.lock();
-            if !state.stopped {
+            if !state.is_stopped {
                 tracing::error!(
                     "pierhead has an internal error and no longer writes the fast tier back to the disk: blobs that only the fast tier has may be fetched again after a restart"
                 );
             }
-            state.stopped = true;
+            state.is_stopped = true;
             state.writing_back = None;
-            state.busy = false;
+            state.is_busy = false;
         }
         self.0.changed.notify_all();
     }
@@ -75,12 +75,12 @@ pub(super) struct WriteBackThread {
 impl WriteBackThread {
     /// Runs until the tier is closed.
     pub(super) fn run(self) {
-        let _ended = Ended(&self.fast);
+        let _end_of_thread = EndOfThread(&self.fast);
         let mut pause = RETRY_PAUSE.0;
         while let Some(work) = self.next() {
             let done = self.fast.guarded(|| match work {
                 Work::WriteBack(digest, number) => self.write_back_next(&digest, number),
-                Work::KeepHot(digest) => self.hot.keep(&digest),
+                Work::CopyHot(digest) => self.hot.make_copy(&digest),
                 Work::Promote(digest, priority) => self.promote(&digest, priority),
                 Work::MakeRoom => Ok(()),
             });
@@ -89,7 +89,7 @@ impl WriteBackThread {
             let failed = done.err();
             // The limit may have been reduced meanwhile.
             self.fast.keep_bound();
-            self.fast.state.lock().busy = false;
+            self.fast.state.lock().is_busy = false;
             self.fast.changed.notify_all();
             match (failed, work) {
                 (Some(error), Work::WriteBack(digest, _)) => {
@@ -100,13 +100,13 @@ impl WriteBackThread {
                 }
                 (None, Work::WriteBack(..)) => pause = RETRY_PAUSE.0,
                 // The next request queues it again.
-                (Some(error), Work::KeepHot(digest)) => {
+                (Some(error), Work::CopyHot(digest)) => {
                     tracing::warn!(%digest, %error, "cannot copy hot ranges to the fast tier");
                 }
                 (Some(error), Work::Promote(digest, _)) => {
                     tracing::warn!(%digest, %error, "cannot copy a blob to the fast tier");
                 }
-                (_, Work::KeepHot(_) | Work::Promote(..) | Work::MakeRoom) => {}
+                (_, Work::CopyHot(_) | Work::Promote(..) | Work::MakeRoom) => {}
             }
         }
     }
@@ -114,13 +114,13 @@ impl WriteBackThread {
     /// Waits after an error of the disk, and returns the next pause. A waiting flush shortens the
     /// pause: there may be room again.
     fn pause_after(&self, pause: Duration) -> Duration {
-        let calm = |state: &TierState| !state.stopped && state.flush_waiters == 0;
+        let calm = |state: &TierState| !state.is_stopped && state.flush_waiters == 0;
         self.fast.wait_until(Instant::now() + pause, calm);
         if calm(&self.fast.state.lock()) {
             return RETRY_PAUSE.1.min(pause * 2);
         }
         self.fast
-            .wait_until(Instant::now() + RETRY_PAUSE.0, |state| !state.stopped);
+            .wait_until(Instant::now() + RETRY_PAUSE.0, |state| !state.is_stopped);
         RETRY_PAUSE.0
     }
 
@@ -135,7 +135,7 @@ impl WriteBackThread {
 
     fn write_back_next(&self, digest: &Digest, number: u64) -> io::Result<()> {
         let ended = self.fast.guarded(|| self.write_back_one(digest));
-        if matches!(ended, Ok(WriteBackEnd::Whole)) {
+        if matches!(ended, Ok(WriteBackOutcome::Complete)) {
             self.fast.state.lock().mark_clean(digest, number);
             return Ok(());
         }
@@ -152,11 +152,11 @@ impl WriteBackThread {
     fn until_work(&self) -> MutexGuard<'_, TierState> {
         let mut state = self.fast.state.lock();
         self.fast.changed.wait_while(&mut state, |state| {
-            !state.stopped
-                && !state.is_over
+            !state.is_stopped
+                && !state.needs_eviction
                 && state.next().is_none()
                 && state.next_hot().is_none()
-                && state.next_wanted().is_none()
+                && state.next_promotion().is_none()
         });
         state
     }
@@ -166,35 +166,35 @@ impl WriteBackThread {
         drop(self.until_work());
         self.pacer.pause_while(TierState::has_room);
         let mut state = self.until_work();
-        if state.stopped {
+        if state.is_stopped {
             return None;
         }
-        state.busy = true;
-        if std::mem::take(&mut state.is_over) {
+        state.is_busy = true;
+        if std::mem::take(&mut state.needs_eviction) {
             return Some(Work::MakeRoom);
         }
         let work = match state.next() {
             Some((digest, number)) => Work::WriteBack(digest, number),
             None => match state.next_hot() {
-                Some(digest) => Work::KeepHot(digest),
+                Some(digest) => Work::CopyHot(digest),
                 None => {
-                    let (digest, priority) = state.next_wanted()?;
-                    state.wanted.retain(|(it, _)| *it != digest);
+                    let (digest, priority) = state.next_promotion()?;
+                    state.promotions.retain(|(it, _)| *it != digest);
                     Work::Promote(digest, priority)
                 }
             },
         };
-        if let Work::KeepHot(digest) = &work {
-            state.known.take(digest);
+        if let Work::CopyHot(digest) = &work {
+            state.hot_ranges.take(digest);
         }
-        if let Work::KeepHot(digest) | Work::Promote(digest, _) | Work::WriteBack(digest, _) = &work
+        if let Work::CopyHot(digest) | Work::Promote(digest, _) | Work::WriteBack(digest, _) = &work
         {
             state.writing_back = Some(*digest);
         }
         Some(work)
     }
 
-    fn write_back_one(&self, digest: &Digest) -> io::Result<WriteBackEnd> {
+    fn write_back_one(&self, digest: &Digest) -> io::Result<WriteBackOutcome> {
         let opened = {
             let key = CopyKey::whole(digest);
             let _guard = self.fast.key_locks.lock(key);
@@ -211,11 +211,11 @@ impl WriteBackThread {
         // An earlier write-back may have left an incomplete copy.
         staged.clear()?;
         let trailer = blob.trailer().clone();
-        let (begun, mut unsynced, mut patience) = (Instant::now(), 0, Patience::default());
+        let (begun, mut unsynced, mut yield_budget) = (Instant::now(), 0, YieldBudget::default());
         let mut buffer = vec![0; PIECE];
         while staged.size() < trailer.size() {
             if self.fast.is_interrupted(digest) {
-                return Ok(WriteBackEnd::Interrupted);
+                return Ok(WriteBackOutcome::Interrupted);
             }
             let offset = staged.size();
             let len = usize::try_from(trailer.size() - offset)
@@ -243,10 +243,10 @@ impl WriteBackThread {
                 unsynced = 0;
             }
             self.pacer.pace(digest, begun, staged.size());
-            self.pacer.give_way(digest, &mut patience);
+            self.pacer.yield_disk(digest, &mut yield_budget);
         }
         match staged.commit(trailer) {
-            Ok(_) => Ok(WriteBackEnd::Whole),
+            Ok(_) => Ok(WriteBackOutcome::Complete),
             Err(error) => {
                 let _ = self.disk.tier.remove(digest);
                 Err(error)
@@ -256,7 +256,7 @@ impl WriteBackThread {
 
     /// Removes a damaged blob whose only copy is on the fast tier. The next request fetches it
     /// again.
-    fn damaged(&self, digest: &Digest) -> io::Result<WriteBackEnd> {
+    fn damaged(&self, digest: &Digest) -> io::Result<WriteBackOutcome> {
         tracing::error!(%digest, "a blob on the fast tier is damaged: removed; the next request fetches it again");
         count(&self.fast.counters.damaged, 1);
         count(&self.fast.counters.corrupt, 1);
@@ -264,6 +264,6 @@ impl WriteBackThread {
         let key = CopyKey::whole(digest);
         let _guard = self.fast.key_locks.lock(key);
         self.fast.remove(&key);
-        Ok(WriteBackEnd::Interrupted)
+        Ok(WriteBackOutcome::Interrupted)
     }
 }

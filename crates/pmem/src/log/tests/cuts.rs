@@ -116,7 +116,7 @@ fn without_a_head(image: &ShadowMedium, random: &mut fastrand::Rng) -> ShadowMed
 }
 
 #[test]
-fn nothing_committed_is_lost_and_nothing_else_is_shown() {
+fn after_a_power_cut_exactly_the_committed_values_exist() {
     let begun = std::time::Instant::now();
     let mut images = 0;
     for seed in 0..WORKLOADS {
@@ -144,7 +144,7 @@ fn no_flush_and_no_fence_can_be_left_out() {
 }
 
 #[test]
-fn a_cut_log_goes_on_to_its_capacity() {
+fn a_log_is_usable_to_its_capacity_after_a_power_cut() {
     let medium = medium();
     let log = open(&medium);
     let mut random = fastrand::Rng::with_seed(1);

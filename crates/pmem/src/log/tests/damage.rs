@@ -23,7 +23,7 @@ fn filled() -> (Model, Vec<u8>) {
 }
 
 #[test]
-fn a_look_finds_what_an_opening_does_and_changes_nothing() {
+fn check_reports_the_result_of_open_and_changes_nothing() {
     let (model, bytes) = filled();
     let look = |bytes: &[u8]| {
         let medium = ShadowMedium::of(bytes.to_vec());
@@ -54,7 +54,7 @@ fn a_look_finds_what_an_opening_does_and_changes_nothing() {
 }
 
 #[test]
-fn a_flipped_bit_shows_nothing_wrong() {
+fn a_flipped_bit_yields_no_wrong_value() {
     let (model, bytes) = filled();
     let log = open(&ShadowMedium::of(bytes.clone()));
     // Bodies alone are not the log's to check.
@@ -133,7 +133,7 @@ fn left(log: &Log<ShadowMedium>) -> Vec<u8> {
 }
 
 #[test]
-fn a_damaged_record_costs_itself_alone() {
+fn a_damaged_record_loses_only_its_value() {
     let (medium, small) = spread();
     let mut bytes = medium.bytes();
     bytes[usize::try_from(small[1].start).unwrap() + 20] ^= 4;
@@ -143,7 +143,7 @@ fn a_damaged_record_costs_itself_alone() {
 }
 
 #[test]
-fn a_damaged_head_of_a_segment_costs_nothing() {
+fn a_damaged_head_of_a_segment_loses_no_value() {
     let (medium, small) = spread();
     let segment = usize::try_from(SEGMENT).unwrap();
     let shared = (usize::try_from(small[0].start).unwrap() - BASE) / segment;
@@ -171,7 +171,7 @@ fn a_damaged_head_of_a_segment_costs_nothing() {
 }
 
 #[test]
-fn a_line_that_cannot_be_read_costs_its_record_and_its_segment_is_left_alone() {
+fn an_unreadable_line_loses_its_record_and_retires_its_segment() {
     let (medium, small) = spread();
     let first = small[0].start;
     for (at, lost, dropped) in [
@@ -205,7 +205,7 @@ fn a_line_that_cannot_be_read_costs_its_record_and_its_segment_is_left_alone() {
 }
 
 #[test]
-fn a_line_that_rots_in_use_costs_its_value_alone() {
+fn a_line_that_becomes_unreadable_loses_only_its_value() {
     let (medium, small) = spread();
     let log = open(&medium);
     let segment = small[1].start / SEGMENT;
@@ -233,7 +233,7 @@ fn a_line_that_rots_in_use_costs_its_value_alone() {
 }
 
 #[test]
-fn a_segment_that_rots_while_it_is_appended_to_is_left_alone_then() {
+fn a_segment_that_becomes_unreadable_during_appends_is_retired() {
     for commits in [false, true] {
         let medium = medium();
         let log = open(&medium);
@@ -263,7 +263,7 @@ fn a_segment_that_rots_while_it_is_appended_to_is_left_alone_then() {
 }
 
 #[test]
-fn compaction_loses_what_it_cannot_read_and_nothing_else() {
+fn compaction_loses_only_unreadable_values() {
     let medium = medium();
     let log = open(&medium);
     // A third of each segment lives, the rest is written again and again.
@@ -288,7 +288,7 @@ fn compaction_loses_what_it_cannot_read_and_nothing_else() {
 }
 
 #[test]
-fn rot_is_counted() {
+fn corrupt_records_are_counted() {
     let (_, bytes) = filled();
     let log = open(&ShadowMedium::of(bytes.clone()));
     let body = log.get(b"a").unwrap().unwrap().extents()[0];
@@ -310,7 +310,7 @@ fn rot_is_counted() {
 }
 
 #[test]
-fn what_is_no_log_is_left_alone() {
+fn a_region_without_a_log_is_refused_and_left_alone() {
     let (_, bytes) = filled();
     let refused = |bytes: Vec<u8>, why: &str| {
         let medium = ShadowMedium::of(bytes.clone());
@@ -348,7 +348,7 @@ fn what_is_no_log_is_left_alone() {
 }
 
 #[test]
-fn an_earlier_log_is_not_believed() {
+fn records_of_an_earlier_log_are_ignored() {
     let (_, mut bytes) = filled();
     bytes[..BASE].fill(0);
     let (log, found) = Log::open(ShadowMedium::of(bytes), OPTIONS).unwrap();

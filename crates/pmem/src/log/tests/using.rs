@@ -13,7 +13,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_holds_what_a_map_holds(seed: u64) {
+    fn a_log_behaves_like_a_map(seed: u64) {
         let medium = medium();
         let model = Arc::new(Mutex::new(Model::default()));
         let mut driver = Driver::new(&medium, Arc::clone(&model), seed).unwrap();
@@ -37,7 +37,7 @@ proptest! {
 }
 
 #[test]
-fn half_dead_segments_are_emptied_for_new_values() {
+fn segments_with_dead_bytes_are_compacted_for_new_values() {
     let medium = medium();
     let log = open(&medium);
     let mut random = fastrand::Rng::with_seed(3);
@@ -63,7 +63,7 @@ fn half_dead_segments_are_emptied_for_new_values() {
 }
 
 #[test]
-fn a_value_that_is_moved_is_counted_once() {
+fn a_value_is_counted_once_during_compaction() {
     let medium = medium();
     let log = open(&medium);
     for round in 0..24u8 {
@@ -95,7 +95,7 @@ fn a_value_that_is_moved_is_counted_once() {
 }
 
 #[test]
-fn what_a_reader_holds_is_not_written_over() {
+fn bytes_that_a_reader_holds_are_not_overwritten() {
     let log = open(&medium());
     let mut random = fastrand::Rng::with_seed(4);
     let bytes = content(&mut random, 5000);
@@ -113,7 +113,7 @@ fn what_a_reader_holds_is_not_written_over() {
 }
 
 #[test]
-fn a_reader_behind_a_writer_outlives_it() {
+fn a_reader_of_an_uncommitted_value_outlives_its_writer() {
     let log = open(&medium());
     let mut writer = log.begin(b"key").unwrap();
     let partial = writer.reader();
@@ -180,7 +180,7 @@ impl Medium for Slow {
 }
 
 #[test]
-fn a_writer_goes_on_while_a_reader_behind_it_waits_for_the_medium() {
+fn a_writer_continues_while_a_reader_waits_for_the_medium() {
     let ((reads, begun), (done, written)) = (mpsc::channel(), mpsc::channel());
     let medium = Slow {
         medium: medium(),
@@ -205,7 +205,7 @@ fn a_writer_goes_on_while_a_reader_behind_it_waits_for_the_medium() {
 }
 
 #[test]
-fn a_dropped_writer_frees_its_space_at_once() {
+fn a_dropped_writer_releases_its_space_at_once() {
     let log = open(&medium());
     for _ in 0..200 {
         let mut writer = log.begin(b"key").unwrap();
@@ -218,7 +218,7 @@ fn a_dropped_writer_frees_its_space_at_once() {
 }
 
 #[test]
-fn the_limit_holds_until_something_is_removed() {
+fn the_limit_holds_until_a_value_is_removed() {
     let log = open(&medium());
     put(&log, b"first", &[1; 3000]).unwrap();
     put(&log, b"second", &[2; 3000]).unwrap();
@@ -237,7 +237,7 @@ fn the_limit_holds_until_something_is_removed() {
 }
 
 #[test]
-fn lengths_are_bounded() {
+fn lengths_of_keys_metas_and_values_are_bounded() {
     let log = open(&medium());
     assert!(matches!(
         log.begin(&[0; MAX_KEY_LEN + 1]),
@@ -259,7 +259,7 @@ fn lengths_are_bounded() {
 }
 
 #[test]
-fn threads_share_it() {
+fn threads_can_share_a_log() {
     let medium = medium();
     let log = open(&medium);
     std::thread::scope(|scope| {

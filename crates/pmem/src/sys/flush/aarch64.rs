@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_is_read_from_the_register() {
+    fn the_line_size_is_read_from_the_register() {
         // Registers of a Cortex-A72 and an A64FX, with lines of 64 and 256 bytes.
         assert_eq!(line(0x8444_c004), 64);
         assert_eq!(line(0x8646_c006), 256);

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_processor_has_can_be_run_on_any_range() {
+    fn the_flush_instruction_runs_on_any_range() {
         let Ok(lines) = CacheLines::detect() else {
             return;
         };

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_instruction_is_taken() {
+    fn the_best_instruction_is_chosen() {
         assert_eq!(best(CLWB | CLFLUSHOPT), Instruction::Clwb);
         assert_eq!(best(CLWB), Instruction::Clwb);
         assert_eq!(best(CLFLUSHOPT), Instruction::ClflushOpt);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_instruction_of_every_processor_runs() {
+    fn clflush_runs_on_every_cpu() {
         let bytes = [7_u8; 256];
         let (_, line) = detect().expect("an x86-64 always has one");
         // SAFETY: two lines from the array's start lie in it; clflush is everywhere.

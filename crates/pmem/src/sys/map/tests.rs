@@ -20,7 +20,7 @@ fn start(map: &Map) -> usize {
 }
 
 #[test]
-fn slots_are_free_again_once_unmapped() {
+fn slots_are_reusable_after_unmapping() {
     let file = file(4096);
     // Four times as many as there are slots.
     for _ in 0..4 * super::super::sigbus::MAX_REGIONS {
@@ -31,7 +31,7 @@ fn slots_are_free_again_once_unmapped() {
 }
 
 #[test]
-fn a_slot_that_failed_is_sound_for_its_next_owner() {
+fn a_failed_slot_is_intact_for_its_next_owner() {
     let file = file(8192);
     let mut first = Vec::new();
     for _ in 0..8 {
@@ -61,7 +61,7 @@ fn a_fault_marks_its_own_map_only() {
 }
 
 #[test]
-fn threads_that_fault_at_once_all_learn_it() {
+fn all_threads_that_fault_at_once_get_an_error() {
     let file = file(1 << 20);
     let map = map(&file, 1 << 20);
     map.save(0, &vec![7; 1 << 20]).expect("sound");
@@ -94,13 +94,13 @@ fn threads_that_fault_at_once_all_learn_it() {
 
 #[test]
 #[should_panic(expected = "of a map of")]
-fn nothing_outside_of_the_map_is_touched() {
+fn accesses_outside_of_the_map_panic() {
     let file = file(4096);
     let _ = map(&file, 4096).load(4090, &mut [0; 7]);
 }
 
 #[test]
-fn a_range_is_touched_page_by_page() {
+fn touch_checks_every_page_of_a_range() {
     let file = file(3 << 12);
     let map = map(&file, 3 << 12);
     file.set_len(2 << 12).expect("cut");
@@ -111,7 +111,7 @@ fn a_range_is_touched_page_by_page() {
 }
 
 #[test]
-fn neighbours_of_a_word_can_be_written_at_once() {
+fn bytes_of_one_word_can_be_written_by_several_threads() {
     let file = file(4096);
     let map = map(&file, 4096);
     std::thread::scope(|scope| {
@@ -135,7 +135,7 @@ proptest! {
 
     /// What a plain array would hold, for all lengths and places: words, strings, past the cache.
     #[test]
-    fn bytes_are_where_they_were_put(writes in proptest::collection::vec(
+    fn written_bytes_are_read_back_at_their_offsets(writes in proptest::collection::vec(
         (0_usize..30_000, prop_oneof![0_usize..20, 200_usize..300, 4000_usize..9000], any::<u8>()), 1..20,
     )) {
         const LEN: usize = 40_000;

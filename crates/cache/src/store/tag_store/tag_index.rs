@@ -7,20 +7,20 @@ use super::{Key, Slot, registry_of};
 
 /// Plain data; the caller has the lock.
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct TagIndex {
     pub(super) records: HashMap<Key, Slot>,
     /// Files that were unreadable at start, with their bytes on disk.
     pub(super) unreadable: HashMap<Key, u64>,
     /// Number of records by registry. Registries without records have no entry.
-    shares: HashMap<Arc<str>, usize>,
+    registry_counts: HashMap<Arc<str>, usize>,
     /// Configured registries. Each has a share of its own. All others have one share together,
     /// since clients can invent any number of registries.
     pub(super) configured: HashSet<String>,
 }
 
-impl Table {
+impl TagIndex {
     /// Whether a file of this key exists.
-    pub(super) fn is_there(&self, key: &Key) -> bool {
+    pub(super) fn contains(&self, key: &Key) -> bool {
         self.records.contains_key(key) || self.unreadable.contains_key(key)
     }
 
@@ -28,11 +28,14 @@ impl Table {
     pub(super) fn insert(&mut self, key: Key, name: &str, mut slot: Slot) -> u64 {
         let replaced = self.remove(&key);
         let registry = registry_of(name);
-        slot.registry = match self.shares.get_key_value(registry) {
+        slot.registry = match self.registry_counts.get_key_value(registry) {
             Some((known, _)) => known.clone(),
             None => registry.into(),
         };
-        *self.shares.entry(slot.registry.clone()).or_default() += 1;
+        *self
+            .registry_counts
+            .entry(slot.registry.clone())
+            .or_default() += 1;
         self.records.insert(key, slot);
         replaced
     }
@@ -43,10 +46,10 @@ impl Table {
         let Some(slot) = self.records.remove(key) else {
             return unreadable;
         };
-        if let Some(count) = self.shares.get_mut(&slot.registry) {
+        if let Some(count) = self.registry_counts.get_mut(&slot.registry) {
             *count -= 1;
             if *count == 0 {
-                self.shares.remove(&slot.registry);
+                self.registry_counts.remove(&slot.registry);
             }
         }
         unreadable + slot.bytes
@@ -59,13 +62,13 @@ impl Table {
     /// Removes `surplus` records and returns the bytes of each. Each record comes from the largest
     /// share, there from the registry with most records, and is the one with the oldest validation.
     /// Keys in `newest` count as the most recently validated.
-    pub(super) fn shed(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
-        let shares = self
-            .shares
+    pub(super) fn evict(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
+        let registry_counts = self
+            .registry_counts
             .iter()
             .map(|(registry, count)| (*count, registry.clone()));
         let (mut configured, mut others): (BinaryHeap<_>, BinaryHeap<_>) =
-            shares.partition(|(_, registry)| self.configured.contains(&**registry));
+            registry_counts.partition(|(_, registry)| self.configured.contains(&**registry));
         let mut all_others: usize = others.iter().map(|(count, _)| *count).sum();
         let mut quotas: HashMap<Arc<str>, usize> = HashMap::new();
         for _ in 0..surplus {
