@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use pierhead_cache::tier::{Blob, FastMedium, Found, Staged, Tier};
+use pierhead_cache::tier::{Blob, FastMedium, Staged, Tier, TierEntry};
 use pierhead_oci::Digest;
 use serde::Deserialize;
 
@@ -229,12 +229,12 @@ impl Tier for HotTier {
         self.below.remove(digest)
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.below.scan(visit)
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.below.leftovers(visit)
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
+        self.below.scan_staged(visit)
     }
 
     fn free(&self) -> io::Result<u64> {

@@ -126,7 +126,7 @@ impl Starts<'_> {
         if place == Place::Hot {
             setting.cache.set_tier_limit(limit).await;
             for layer in touched {
-                setting.cache.set_hot(layer.layer, &layer.ranges);
+                setting.cache.set_hot_ranges(layer.layer, &layer.ranges);
             }
             holds(&setting, touched.len() as u64).await?;
         }

@@ -154,7 +154,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
         let (log, _) = Log::open(Region::open(&config)?, pierhead_pmem::Options::default())?;
         let slow = Arc::new(DiskTier::new(&folder.path().join(format!("disk{round}")))?);
         let options = Options {
-            unhinted: Destination::Fast,
+            default_destination: Destination::Fast,
             write_back_rate: 1,
             ..Options::new(REGION)
         };
@@ -183,7 +183,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
             }
             staged.commit(trailer.clone())?;
             *least = least.min(begun.elapsed().as_secs_f64());
-            ensure!(both.holds(&digest), "it went to the disk");
+            ensure!(both.has_copy(&digest), "it went to the disk");
             // Its room is the next one's.
             both.remove(&digest)?;
         }

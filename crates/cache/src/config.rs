@@ -30,9 +30,9 @@ pub struct Config {
     /// Maximum number of tags. They also take at most 1/16 of the capacity. Beyond either limit,
     /// the cache drops the tags that an upstream confirmed the longest ago. A tag takes about 250
     /// bytes of memory and one small file.
-    pub max_names: usize,
+    pub max_tags: usize,
     /// Age at which partial fills are deleted.
-    pub leftover_age: Duration,
+    pub partial_ttl: Duration,
     /// How often access ticks are written to the catalog; a crash loses the order of the accesses
     /// since. The same round evicts blobs whose readers delayed their eviction.
     pub flush_interval: Duration,
@@ -45,7 +45,7 @@ pub struct Config {
     pub recorder: Option<Recorder>,
     /// Pauses the training of the policy and copies between the tiers. Copies continue while the
     /// fast tier is nearly full.
-    pub rest: BackgroundWork,
+    pub background: BackgroundWork,
 }
 
 impl fmt::Debug for Config {
@@ -69,13 +69,13 @@ impl Config {
             // Room for the manifests and configs of some hundred images. An idle process stays
             // below 12 MB.
             memory: 4 << 20,
-            max_names: 100_000,
-            leftover_age: Duration::from_secs(24 * 3600),
+            max_tags: 100_000,
+            partial_ttl: Duration::from_secs(24 * 3600),
             flush_interval: Duration::from_secs(30),
             policy_state_interval: Duration::from_secs(300),
             fast: None,
             recorder: None,
-            rest: BackgroundWork::default(),
+            background: BackgroundWork::default(),
         }
     }
 }

@@ -157,8 +157,8 @@ fn counted(cache: &Cache, tier: &MemoryTier) -> pierhead_cache::Stat {
         let before = cache.stat();
         let mut on_tier = 0;
         let mut add =
-            |found: pierhead_cache::tier::Found| on_tier += found.bytes.div_ceil(4096) * 4096;
-        tier.leftovers(&mut add).unwrap();
+            |found: pierhead_cache::tier::TierEntry| on_tier += found.bytes.div_ceil(4096) * 4096;
+        tier.scan_staged(&mut add).unwrap();
         tier.scan(&mut add).unwrap();
         let stat = cache.stat();
         // During an eviction the sums are not from one moment.

@@ -294,12 +294,12 @@ async fn only_recently_verified_bytes_may_be_sent_without_reading() {
     object.read_at(2 * CHUNK, 10).await.unwrap();
     assert_eq!(object.verified_len(0, u64::MAX), 0);
     assert_eq!(object.verified_len(2 * CHUNK + 1, u64::MAX), CHUNK - 1);
-    let granted = object.sendable(2 * CHUNK + 1, u64::MAX).unwrap();
+    let granted = object.verified_range(2 * CHUNK + 1, u64::MAX).unwrap();
     assert_eq!(
         (granted.offset(), granted.bytes()),
         (2 * CHUNK + 1, CHUNK - 1)
     );
-    assert!(granted.place().is_some());
+    assert!(granted.file_position().is_some());
     let path = file_of(folder.path(), &digest);
     let damage = |at| {
         use std::os::unix::fs::FileExt as _;
@@ -308,7 +308,10 @@ async fn only_recently_verified_bytes_may_be_sent_without_reading() {
     };
     damage(300_000);
     assert_eq!(object.verified_len(2 * CHUNK, 1), 0, "the file has changed");
-    assert!(granted.place().is_none(), "nor is what was granted before");
+    assert!(
+        granted.file_position().is_none(),
+        "nor is what was granted before"
+    );
     object.clone().read_at(2 * CHUNK, 10).await.unwrap();
     assert_eq!(object.verified_len(2 * CHUNK, u64::MAX), CHUNK);
     assert!(matches!(

@@ -26,16 +26,21 @@ const SIZE: usize = 40 * CHUNK + 123;
 /// Space of a copy besides its chunks: a header of one page, and a trailer.
 const BESIDE: u64 = 4096 + 1024;
 
-fn options(unhinted: Destination) -> Options {
+fn options(default_destination: Destination) -> Options {
     Options {
-        unhinted,
+        default_destination,
         ..Options::new(8 << 20)
     }
 }
 
-fn over(fast: &MemoryTier, disk: &Path, unhinted: Destination) -> WriteBack {
+fn over(fast: &MemoryTier, disk: &Path, default_destination: Destination) -> WriteBack {
     let disk = DiskTier::new(disk).unwrap();
-    WriteBack::open(Arc::new(fast.clone()), Arc::new(disk), options(unhinted)).unwrap()
+    WriteBack::open(
+        Arc::new(fast.clone()),
+        Arc::new(disk),
+        options(default_destination),
+    )
+    .unwrap()
 }
 
 fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) {
@@ -83,12 +88,12 @@ fn a_whole_copy_is_replaced_by_its_hot_ranges() {
     flush(&tier);
     assert_eq!((tier.stat().blobs, tier.stat().hot), (1, 0));
     let before = tier.open(&digest).unwrap().unwrap();
-    tier.set_hot(digest, &HOT, 1.0);
+    tier.set_hot_ranges(digest, &HOT, 1.0);
     flush(&tier);
     let stat = tier.stat();
     assert_eq!((stat.blobs, stat.hot, stat.dirty_blobs), (0, 1, 0));
     assert!((3 * C..3 * C + BESIDE).contains(&stat.hot_used), "{stat:?}");
-    assert!(!tier.holds(&digest));
+    assert!(!tier.has_copy(&digest));
     assert_eq!(
         read(&*before, 0..SIZE as u64),
         content[..],
@@ -109,7 +114,7 @@ fn a_whole_copy_is_replaced_by_its_hot_ranges() {
     assert_eq!(found, [digest]);
     // Setting the same ranges again changes nothing.
     let staged = tier.stat().staged;
-    tier.set_hot(digest, &HOT, 1.0);
+    tier.set_hot_ranges(digest, &HOT, 1.0);
     flush(&tier);
     assert_eq!(tier.stat().staged, staged);
 }
@@ -122,19 +127,19 @@ fn a_blob_with_mostly_hot_ranges_is_copied_whole() {
         let (digest, content) = blob(1, SIZE);
         commit(&tier, &digest, &content);
         flush(&tier);
-        tier.set_hot(digest, &[C..20 * C, 20 * C..33 * C], 1.0);
+        tier.set_hot_ranges(digest, &[C..20 * C, 20 * C..33 * C], 1.0);
         flush(&tier);
         let stat = tier.stat();
         assert_eq!((stat.blobs, stat.hot), (1, 0), "{at_first:?}");
-        assert!(tier.holds(&digest));
+        assert!(tier.has_copy(&digest));
         assert_eq!(all(&tier, &digest), content[..]);
         // Evicted whole copies return like copies of ranges.
         tier.set_limit(0);
-        assert!(!tier.holds(&digest));
+        assert!(!tier.has_copy(&digest));
         tier.set_limit(8 << 20);
         tier.rank_hot(&digest, 1.0);
         flush(&tier);
-        assert!(tier.holds(&digest));
+        assert!(tier.has_copy(&digest));
     }
 }
 
@@ -144,7 +149,7 @@ fn hot_ranges_are_read_from_the_fast_tier_and_others_from_the_disk() {
     let tier = over(&fast, disk.path(), Destination::Disk);
     let (digest, content) = blob(2, SIZE);
     commit(&tier, &digest, &content);
-    tier.set_hot(digest, &HOT, 1.0);
+    tier.set_hot_ranges(digest, &HOT, 1.0);
     flush(&tier);
     assert_eq!(tier.stat().hot, 1);
     let opened = tier.open(&digest).unwrap().unwrap();
@@ -175,7 +180,7 @@ fn both_parts_of_a_blob_have_extents_for_sendfile() {
     let (digest, content) = blob(3, SIZE);
     commit(&tier, &digest, &content);
     // Its last chunk is short.
-    tier.set_hot(digest, &[HOT[0].clone(), 40 * C..40 * C + 1], 1.0);
+    tier.set_hot_ranges(digest, &[HOT[0].clone(), 40 * C..40 * C + 1], 1.0);
     flush(&tier);
     assert_eq!(tier.stat().hot, 1);
     let opened = tier.open(&digest).unwrap().unwrap();
@@ -196,7 +201,7 @@ fn hot_ranges_that_are_set_early_apply_to_later_fills() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
     let tier = over(&fast, disk.path(), Destination::Disk);
     let (digest, content) = blob(4, SIZE);
-    tier.set_hot(digest, &HOT, 1.0);
+    tier.set_hot_ranges(digest, &HOT, 1.0);
     flush(&tier);
     assert_eq!(tier.stat().used, 0);
     let fast_one = Hint {
@@ -215,7 +220,7 @@ fn hot_ranges_that_are_set_early_apply_to_later_fills() {
         assert!(tier.open(&digest).unwrap().is_none());
     }
     // Nearly all chunks are hot: the whole blob is copied.
-    tier.set_hot(digest, &[0..C, 5 * C..40 * C], 1.0);
+    tier.set_hot_ranges(digest, &[0..C, 5 * C..40 * C], 1.0);
     commit(&tier, &digest, &content);
     flush(&tier);
     assert_eq!(tier.stat().hot, 0);
@@ -229,7 +234,7 @@ fn a_restart_finds_the_hot_copies_whose_blobs_are_on_the_disk() {
         let blobs = [blob(5, SIZE), blob(6, SIZE)];
         for (digest, content) in &blobs {
             commit(&tier, digest, content);
-            tier.set_hot(*digest, &HOT, 1.0);
+            tier.set_hot_ranges(*digest, &HOT, 1.0);
         }
         flush(&tier);
         let used = tier.stat().used;
@@ -251,7 +256,7 @@ fn a_restart_finds_the_hot_copies_whose_blobs_are_on_the_disk() {
         tier.scan(&mut |it| found.push(it.digest)).unwrap();
         assert_eq!(found, [*digest]);
         // Other ranges replace the recovered ones.
-        tier.set_hot(*digest, &[0..1, 9 * C..10 * C], 1.0);
+        tier.set_hot_ranges(*digest, &[0..1, 9 * C..10 * C], 1.0);
         flush(&tier);
         assert!(tier.stat().hot == 1 && tier.stat().used < used / 2);
         assert_eq!(all(&tier, digest), content[..]);
@@ -266,7 +271,7 @@ fn hot_copies_are_evicted_by_priority() {
     let blobs = [blob(7, SIZE), blob(8, SIZE), blob(9, SIZE)];
     for ((digest, content), worth) in blobs.iter().zip([2.0, 3.0, 1.0]) {
         commit(&tier, digest, content);
-        tier.set_hot(*digest, &HOT, worth);
+        tier.set_hot_ranges(*digest, &HOT, worth);
         flush(&tier);
     }
     // Room for two copies.
@@ -309,7 +314,7 @@ async fn a_damaged_hot_copy_is_removed_and_the_disk_is_read() {
     let fast = Arc::new(Faulty::new(Arc::new(MemoryTier::default())));
     let cache = cache(folder.path(), fast.clone());
     let (digest, content) = blob(10, SIZE);
-    cache.set_hot(digest, &HOT);
+    cache.set_hot_ranges(digest, &HOT);
     let (mut fill, tail) = lead(&cache, &digest).await;
     fill.begin(Some(SIZE as u64)).await.unwrap();
     fill.write(content.clone()).await.unwrap();

@@ -89,7 +89,7 @@ fn persistent_memory_conforms() {
 
 fn behind(fast: Arc<dyn FastMedium>, slow: Arc<dyn Tier>) -> WriteBack {
     let options = Options {
-        unhinted: Destination::Fast,
+        default_destination: Destination::Fast,
         ..Options::new(1 << 20)
     };
     WriteBack::open(fast, slow, options).unwrap()
@@ -190,7 +190,7 @@ fn committed_blobs_survive_a_power_cut_and_uncommitted_ones_do_not_appear() {
             .unwrap();
         assert_eq!(found, 3);
         after
-            .leftovers(&mut |found| panic!("{found:?} of another process"))
+            .scan_staged(&mut |found| panic!("{found:?} of another process"))
             .unwrap();
     }
 }
@@ -223,14 +223,14 @@ fn a_failed_medium_loses_no_blob() {
     tier.flush(|| false);
     let (digest, content) = blob(2, 300_000);
     let mut staged = tier.stage(&digest).unwrap();
-    assert!(has(&tier, 1, 100_000) && tier.holds(&blob(1, 100_000).0));
+    assert!(has(&tier, 1, 100_000) && tier.has_copy(&blob(1, 100_000).0));
     assert!(!tier.stat().failed);
     medium.fail_after(Some(0));
     assert!(staged.write(&[&content]).is_ok());
     staged.commit(Trailer::of(&content, None)).unwrap();
     assert!(has(&tier, 2, 300_000), "the fill went to the disk");
     assert!(has(&tier, 1, 100_000), "the disk's copy is read");
-    assert!(!tier.holds(&blob(1, 100_000).0));
+    assert!(!tier.has_copy(&blob(1, 100_000).0));
     let stat = tier.stat();
     assert!(stat.failed && stat.free == 0, "{stat:?}");
     // The next fill does not try the medium.
@@ -241,7 +241,7 @@ fn a_failed_medium_loses_no_blob() {
     // The disk is not read for copies that the tier cannot store.
     let calls = disk.calls();
     tier.promote(blob(3, 300_000).0, 300_000, 9.0);
-    tier.set_hot(blob(2, 300_000).0, std::slice::from_ref(&(0..70_000)), 9.0);
+    tier.set_hot_ranges(blob(2, 300_000).0, std::slice::from_ref(&(0..70_000)), 9.0);
     tier.flush(|| false);
     assert_eq!(disk.calls(), calls);
 }
@@ -294,7 +294,7 @@ fn a_reduced_limit_returns_memory_to_the_system() {
     let (log, _) = Log::open(Region::open(&config).unwrap(), options).unwrap();
     let fast = Arc::new(PmemTier::new(log, None));
     let options = Options {
-        unhinted: Destination::Fast,
+        default_destination: Destination::Fast,
         volatile: true,
         ..Options::new(3 << 20)
     };

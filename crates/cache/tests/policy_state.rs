@@ -181,7 +181,7 @@ async fn a_policy_is_not_trained_while_background_work_is_paused() {
     let (policy, rest) = (Watched::new(PolicyName::Lru), BackgroundWork::default());
     rest.set_paused(true);
     let mut config = Config::new(folder.path(), ROOMY);
-    (config.rest, config.flush_interval) = (rest.clone(), Duration::from_millis(1));
+    (config.background, config.flush_interval) = (rest.clone(), Duration::from_millis(1));
     let cache = Cache::open(config, Box::new(policy.clone())).unwrap();
     wait::until_async("three looks", || rest.pauses() >= 3).await;
     assert_eq!(policy.3.load(Ordering::Relaxed), 0);
@@ -426,7 +426,7 @@ async fn readers_that_joined_a_fill_count_as_hits() {
     fill.finish().await.unwrap();
     let seen: Vec<_> = std::mem::take(&mut *seen.lock().unwrap());
     let outcomes: Vec<_> = seen.iter().map(|(_, outcome)| *outcome).collect();
-    assert_eq!(outcomes, [Outcome::Kept, Outcome::Hit, Outcome::Hit]);
+    assert_eq!(outcomes, [Outcome::Miss, Outcome::Hit, Outcome::Hit]);
     for (access, _) in seen {
         assert_eq!((access.key, access.size, access.cost), (digest, ONE, 2.5));
     }
@@ -540,13 +540,13 @@ async fn bytes_of_other_components_count_in_the_write_budget() {
     let run = async || {
         let folder = tempfile::tempdir().unwrap();
         let cache = open_with_write_budget(folder.path(), 250_000);
-        cache.wrote(200_000);
+        cache.count_written(200_000);
         let mut found = vec![refused(&cache, (1, LEN), Some(LEN as u64)).await.into()];
         found.push(cache.may_write(false).into());
-        cache.wrote(50_000);
+        cache.count_written(50_000);
         found.push(cache.may_write(false).into());
         found.push(cache.may_write(true).into());
-        cache.wrote(16_000);
+        cache.count_written(16_000);
         found.push(cache.may_write(true).into());
         found.push(cache.eviction().written_today);
         cache.close().await;

@@ -50,7 +50,7 @@ fn on(folder: &Path, name: &str) -> PmemTier<Region> {
 
 fn staged() -> Options {
     Options {
-        unhinted: Destination::Fast,
+        default_destination: Destination::Fast,
         ..Options::new(4 << 20)
     }
 }
@@ -168,7 +168,7 @@ async fn a_restart_continues_the_write_back() {
             if round == 0 {
                 store(&cache, digest, content).await;
             }
-            assert!(tier.holds(digest));
+            assert!(tier.has_copy(digest));
             let object = cache.get(digest).await.unwrap().unwrap();
             assert_eq!(
                 read_all(&BlobReader::Stored(object)).await.unwrap(),

@@ -411,7 +411,7 @@ async fn tags_count_and_stay_within_their_share_of_the_capacity() {
 async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), common::ROOMY);
-    config.max_names = 50;
+    config.max_tags = 50;
     let cache = open_with(config.clone());
     let repository = |name: &str| name.parse().unwrap();
     let others = [
@@ -468,7 +468,7 @@ async fn tags_are_durable_and_bounded_and_a_validation_writes_no_file() {
 async fn a_registry_with_many_tags_loses_its_own_tags_first() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), common::ROOMY);
-    config.max_names = 50;
+    config.max_tags = 50;
     let of = |registry: &str, number: u64| {
         TagKey::Manifest(format!("{registry}/image:v{number}").parse().unwrap())
     };
@@ -524,7 +524,7 @@ async fn a_registry_with_many_tags_loses_its_own_tags_first() {
 async fn unconfigured_registries_have_one_share_of_the_tags_together() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), common::ROOMY);
-    config.max_names = 50;
+    config.max_tags = 50;
     let cache = open_with(config);
     let configured = ["good.example".parse().unwrap()];
     cache.tags().set_configured(&configured);

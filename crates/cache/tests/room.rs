@@ -154,7 +154,7 @@ async fn an_unknown_length_reserves_as_it_grows() {
     }
     assert!(matches!(written, Err(Error::NoRoom { .. })), "{written:?}");
     assert!(matches!(tail.committed().await, Err(Error::NoRoom { .. })));
-    tier.leftovers(&mut |found| panic!("{found:?} stays on a disk that is full"))
+    tier.scan_staged(&mut |found| panic!("{found:?} stays on a disk that is full"))
         .unwrap();
 }
 
@@ -218,7 +218,7 @@ async fn partial_fills_are_evicted_first() {
     store(&cache, &next, &next_content).await;
     assert!(cache.contains(&kept) && cache.contains(&next));
     assert_eq!(cache.stat().reserved, 0);
-    tier.leftovers(&mut |found| panic!("{found:?} should have made room"))
+    tier.scan_staged(&mut |found| panic!("{found:?} should have made room"))
         .unwrap();
     let (fill, _) = lead(&cache, &cut).await;
     assert_eq!(fill.offset(), 0);
@@ -239,7 +239,7 @@ async fn old_partial_fills_are_deleted() {
 
     let staged = common::walk(&folder.path().join("staging"));
     assert_eq!(staged.len(), 1);
-    let old = std::time::SystemTime::now() - 2 * config.leftover_age;
+    let old = std::time::SystemTime::now() - 2 * config.partial_ttl;
     std::fs::File::options()
         .write(true)
         .open(&staged[0].0)
@@ -347,7 +347,7 @@ async fn a_full_disk_during_a_fill_loses_no_other_blob() {
         assert!(!cache.contains(&digest));
         assert_eq!(cache.stat().reserved, 0);
         memory
-            .leftovers(&mut |found| panic!("{found:?} stays on a disk that is full"))
+            .scan_staged(&mut |found| panic!("{found:?} stays on a disk that is full"))
             .unwrap();
         assert_eq!(
             cache

@@ -34,7 +34,8 @@ async fn with_ten(folder: &tempfile::TempDir, tier: &MemoryTier) -> Cache {
 async fn landed(tier: &MemoryTier, bytes: u64) {
     let staged = || {
         let mut staged = 0;
-        tier.leftovers(&mut |found| staged += found.bytes).unwrap();
+        tier.scan_staged(&mut |found| staged += found.bytes)
+            .unwrap();
         staged
     };
     wait::until_async("the bytes of a fill", || staged() >= bytes).await;
@@ -112,7 +113,7 @@ async fn a_fill_fails_when_its_room_is_gone_later() {
             .await
             .is_err_and(|error| error.is_storage())
     );
-    tier.leftovers(&mut |found| panic!("{found:?} stays in a full cache"))
+    tier.scan_staged(&mut |found| panic!("{found:?} stays in a full cache"))
         .unwrap();
     assert_eq!(cache.stat().reserved, 0);
     assert!(cache.stat().blobs >= 9, "and no pin was touched");

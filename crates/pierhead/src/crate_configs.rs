@@ -159,7 +159,7 @@ impl fmt::Debug for BundleWriteBudget {
 
 impl pierhead_bundle_server::WriteBudget for BundleWriteBudget {
     fn wrote(&self, bytes: u64) {
-        self.0.wrote(bytes);
+        self.0.count_written(bytes);
     }
 
     fn may_write(&self, is_awaited: bool) -> bool {

@@ -43,7 +43,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, TierError> {
     // Headers and segment ends take about 1/32 of the log.
     let max_bytes = log.capacity() / 32 * 31;
     let options = Options {
-        most: max_bytes,
+        max_limit: max_bytes,
         volatile: !report.class.is_persistent(),
         write_back_rate: tier.write_back_rate.unwrap_or(0),
         damaged,

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pierhead_cache::tier::{Blob, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::{Blob, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
 
 use super::{Clock, DeviceModel, DevicePacer, Monotonic};
@@ -333,12 +333,12 @@ impl<C: Clock + 'static> Tier for ModelledDisk<C> {
         self.tier.remove(digest)
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.tier.scan(visit)
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.tier.leftovers(visit)
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
+        self.tier.scan_staged(visit)
     }
 
     fn free(&self) -> io::Result<u64> {

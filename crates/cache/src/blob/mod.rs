@@ -111,7 +111,7 @@ impl StoredBlob {
     }
 
     /// As [`StoredBlob::verified_len`], as a range to send; `None` when its length is 0.
-    pub fn sendable(&self, offset: u64, max: u64) -> Option<VerifiedRange> {
+    pub fn verified_range(&self, offset: u64, max: u64) -> Option<VerifiedRange> {
         let (len, identity) = self
             .verified_from(offset, max)
             .filter(|(len, _)| *len > 0)?;
@@ -245,7 +245,7 @@ impl VerifiedRange {
 
     /// File and position of the range. `None` once the blob is read from another copy: the verified
     /// copy may have become unreadable.
-    pub fn place(&self) -> Option<(&File, u64)> {
+    pub fn file_position(&self) -> Option<(&File, u64)> {
         let extent = self.stored.extent(self.offset)?;
         let same = Identity::of(&extent) == Some(self.identity) && extent.len >= self.len;
         same.then_some((extent.file, extent.at))

@@ -17,13 +17,13 @@ impl Cache {
     }
 
     /// Sets the hot ranges of a blob: the byte ranges that a container start reads. The fast tier
-    /// stores only these ([`WriteBack::set_hot`](crate::tier::WriteBack::set_hot)), ranked by saved
+    /// stores only these ([`WriteBack::set_hot_ranges`](crate::tier::WriteBack::set_hot_ranges)), ranked by saved
     /// seconds per byte. Does nothing without a fast tier. Does not block.
-    pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>]) {
+    pub fn set_hot_ranges(&self, digest: Digest, ranges: &[Range<u64>]) {
         let Some(placer) = &self.store.placer else {
             return;
         };
-        placer.set_hot(digest, ranges, &self.store.state);
+        placer.set_hot_ranges(digest, ranges, &self.store.state);
     }
 
     /// Changes the limit of the fast tier in bytes

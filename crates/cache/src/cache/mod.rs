@@ -106,7 +106,7 @@ impl Cache {
         let pins = Pins::open(&config.data)?;
         let disk = tier(&config).map_err(failed)?;
         let placer = config.fast.as_ref();
-        let placer = placer.map(|fast| Placer::new(fast, disk.clone(), &config.rest));
+        let placer = placer.map(|fast| Placer::new(fast, disk.clone(), &config.background));
         let placer = placer.transpose().map_err(failed)?;
         let tier = placer.as_ref().map_or(disk, Placer::tier);
         let ranking = Ranking::new(eviction.into(), config.recorder.clone(), now());
@@ -164,7 +164,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`].
     pub async fn peek(&self, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
-        if !self.holds(digest) {
+        if !self.is_stored(digest) {
             return Ok(None);
         }
         let (store, digest) = (self.store.clone(), *digest);
@@ -218,7 +218,7 @@ impl Cache {
     }
 
     /// Whether the blob is committed. No access, no I/O.
-    pub fn holds(&self, digest: &Digest) -> bool {
+    pub fn is_stored(&self, digest: &Digest) -> bool {
         self.store.state.lock().index.contains_key(digest)
     }
 
@@ -361,7 +361,7 @@ impl Cache {
             && !matches!(manifest.body, Body::Index { .. })
         {
             if let Some(placer) = &self.store.placer {
-                placer.image_came(digest, &manifest);
+                placer.add_image(digest, &manifest);
             }
             let parts = manifest.children().take(MAX_PARTS).map(|part| part.digest);
             self.store.state.lock().count_image(digest, parts);
@@ -434,8 +434,8 @@ impl Cache {
 
     /// Charges bytes that another component wrote to the same disk against the daily write budget
     /// ([`Eviction::daily_write_budget`](crate::store::ranking::Eviction)). Does not block.
-    pub fn wrote(&self, bytes: u64) {
-        self.store.wrote(bytes);
+    pub fn count_written(&self, bytes: u64) {
+        self.store.count_written(bytes);
     }
 
     /// Whether the daily write budget has bytes left for another component. `is_awaited`: a client
@@ -503,7 +503,7 @@ impl Cache {
 
     /// The counters of panics of background tasks.
     pub fn panics(&self) -> &Panics {
-        self.store.config.rest.panics()
+        self.store.config.background.panics()
     }
 
     /// Registers the metrics of the cache; the caller sets the prefix.

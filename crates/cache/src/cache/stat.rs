@@ -25,7 +25,7 @@ impl Cache {
     }
 
     /// One committed blob, as in [`Cache::list`]. No access, no I/O.
-    pub fn entry(&self, digest: &Digest) -> Option<BlobStat> {
+    pub fn blob_stat(&self, digest: &Digest) -> Option<BlobStat> {
         let state = self.store.state.lock();
         state.index.get(digest).map(|slot| BlobStat {
             digest: *digest,

@@ -95,7 +95,7 @@ impl FillWorker for Ingest {
             store: Arc::downgrade(&self.store),
             shared_fill: Arc::downgrade(&shared_fill),
         };
-        let panics = self.store.config.rest.panics();
+        let panics = self.store.config.background.panics();
         let _watch = panics.watch(BackgroundTask::CacheFill);
         if let Err(error) = self.rehash(&shared_fill) {
             return self.fail(&shared_fill, error, false);
@@ -250,7 +250,7 @@ impl Ingest {
             let watch = self
                 .store
                 .config
-                .rest
+                .background
                 .panics()
                 .watch(BackgroundTask::CacheFill);
             drop(shared_fill.runtime.spawn_blocking(move || {

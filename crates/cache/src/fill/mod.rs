@@ -47,7 +47,7 @@ impl Fill {
     /// Opens the staging file of a newly registered fill. A panic ends the fill like an error.
     /// Blocks.
     pub(crate) fn lead(store: Arc<Store>, shared_fill: &Arc<SharedFill>) -> Result<Self, Error> {
-        let panics = store.config.rest.panics();
+        let panics = store.config.background.panics();
         let led = panics.catch(BackgroundTask::CacheFill, || {
             Self::open(&store, shared_fill)
         });

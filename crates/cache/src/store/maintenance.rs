@@ -65,13 +65,13 @@ struct StopSignal {
 fn run(
     maintenance: &Weak<Maintenance>,
     stop: &StopSignal,
-    rest: &BackgroundWork,
+    background: &BackgroundWork,
     interval: Duration,
 ) {
     let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
     loop {
         // Postponed training counts as paused work.
-        let pause = rest.is_paused().then(|| rest.count_pause());
+        let pause = background.is_paused().then(|| background.count_pause());
         if !stop.wait(wait) {
             return;
         }
@@ -107,7 +107,7 @@ impl Maintenance {
         (catalog, policy_state): (Catalog, PolicyStateFile),
     ) -> std::io::Result<Arc<Self>> {
         let (interval, stop) = (store.config.flush_interval, Arc::<StopSignal>::default());
-        let rest = store.config.rest.clone();
+        let background = store.config.background.clone();
         let maintenance = Arc::new(Self {
             store,
             tags,
@@ -122,11 +122,11 @@ impl Maintenance {
             stop: stop.clone(),
         });
         let weak = Arc::downgrade(&maintenance);
-        let panics = rest.panics().clone();
+        let panics = background.panics().clone();
         std::thread::Builder::new()
             .name(TASK.name().into())
             .spawn(move || {
-                let work = || run(&weak, &stop, &rest, interval);
+                let work = || run(&weak, &stop, &background, interval);
                 panics.restart(TASK, work, |pause| stop.wait(pause));
             })?;
         Ok(maintenance)
@@ -135,9 +135,9 @@ impl Maintenance {
     /// Runs training that the policy has postponed, in small steps, since requests wait for the
     /// lock. Returns `false` when there was no access since `tick`, and updates `tick`.
     fn train(&self, tick: &mut u64) -> bool {
-        let rest = &self.store.config.rest;
+        let background = &self.store.config.background;
         for _ in 0..MAX_TRAIN_STEPS {
-            if rest.is_paused() || rest.cpu_wait(false).is_some() {
+            if background.is_paused() || background.cpu_wait(false).is_some() {
                 // Postponed training stays due, even without further requests.
                 return true;
             }
@@ -152,7 +152,7 @@ impl Maintenance {
 
     /// Deletes partial fills older than the configured age.
     fn expire(&self) {
-        let oldest = now().saturating_sub(self.store.config.leftover_age.as_secs());
+        let oldest = now().saturating_sub(self.store.config.partial_ttl.as_secs());
         let next = || self.store.state.lock().partials.pop_before(oldest);
         for (digest, partial) in std::iter::from_fn(next) {
             self.store.delete(Victim::Partial(digest, partial));

@@ -196,7 +196,7 @@ impl Store {
         match self.tier.open(digest) {
             Ok(Some(blob)) => {
                 if is_request && let Some(placer) = &self.placer {
-                    placer.requested(digest, blob.trailer().size(), &self.state);
+                    placer.count_request(digest, blob.trailer().size(), &self.state);
                 }
                 Ok(Some(self.register(digest, blob, |_| ())))
             }
@@ -286,7 +286,7 @@ impl Store {
         let _guard = self.digest_locks.lock(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
         if let Some(placer) = &self.placer {
-            placer.arrived(size, shared_fill.start, self.metrics.written_bytes.get());
+            placer.measure_link(size, shared_fill.start, self.metrics.written_bytes.get());
         }
         let begun = Instant::now();
         match staged.commit(trailer) {
@@ -354,7 +354,7 @@ impl Store {
             partial: self.state.lock().partials.remove(digest),
         };
         if let Some(placer) = &self.placer {
-            placer.place(digest, &self.state);
+            placer.choose_tier(digest, &self.state);
         }
         let own = match registration.partial {
             Some(other) if other.origin != origin => self.tier.discard(digest).map(|()| {

@@ -29,13 +29,13 @@ impl Placer {
     pub(crate) fn new(
         fast: &FastTier,
         disk: Arc<dyn Tier>,
-        rest: &BackgroundWork,
+        background: &BackgroundWork,
     ) -> std::io::Result<Self> {
         let options = Options {
             margin: fast.placement.margin(),
             ..fast.options
         };
-        let write_back = WriteBack::open_with(fast.tier.clone(), disk, options, rest)?;
+        let write_back = WriteBack::open_with(fast.tier.clone(), disk, options, background)?;
         Ok(Self {
             write_back: Arc::new(write_back),
             advisor: Mutex::new(Advisor::new(fast.placement)),
@@ -65,7 +65,12 @@ impl Placer {
 
     /// Sets the hot ranges of a blob: the byte ranges that a container start reads. They are ranked
     /// by saved seconds per byte.
-    pub(crate) fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], state: &Mutex<State>) {
+    pub(crate) fn set_hot_ranges(
+        &self,
+        digest: Digest,
+        ranges: &[Range<u64>],
+        state: &Mutex<State>,
+    ) {
         let advisor = self.advisor.lock();
         let sharing = state.lock().ranking.image_counts.count(&digest).into();
         let bytes = ranges
@@ -73,11 +78,11 @@ impl Placer {
             .map(|it| it.end.saturating_sub(it.start))
             .sum();
         let priority = advisor.hot_priority(&digest, (ranges.len(), bytes), sharing);
-        self.write_back.set_hot(digest, ranges, priority);
+        self.write_back.set_hot_ranges(digest, ranges, priority);
     }
 
     /// Chooses the tier for the fill of a digest.
-    pub(crate) fn place(&self, digest: &Digest, state: &Mutex<State>) {
+    pub(crate) fn choose_tier(&self, digest: &Digest, state: &Mutex<State>) {
         let advisor = self.advisor.lock();
         let Some(bytes) = advisor.expected(digest) else {
             return;
@@ -124,7 +129,7 @@ impl Placer {
 
     /// Measures the throughput of the link when a fill is complete. `begun`: when it started, and
     /// how many bytes all fills had written by then; `written`: how many they have written by now.
-    pub(crate) fn arrived(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
+    pub(crate) fn measure_link(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
         // A small fill measures the latency of the registry, not the throughput of the link.
         if size < MIN_MEASURED_FILL {
             return;
@@ -136,13 +141,13 @@ impl Placer {
     }
 
     /// Counts a request that opened a blob.
-    pub(crate) fn requested(&self, digest: &Digest, bytes: u64, state: &Mutex<State>) {
+    pub(crate) fn count_request(&self, digest: &Digest, bytes: u64, state: &Mutex<State>) {
         let mut advisor = self.advisor.lock();
         advisor.request(digest);
         advisor.measured(self.write_back.speeds());
         let sharing = state.lock().ranking.image_counts.count(digest).into();
         let priority = advisor.priority(digest, bytes, sharing);
-        if self.write_back.holds(digest) {
+        if self.write_back.has_copy(digest) {
             self.write_back.rank(digest, priority);
         } else if self.write_back.hot(digest).is_none() {
             self.write_back.promote(*digest, bytes, priority);
@@ -155,7 +160,7 @@ impl Placer {
     }
 
     /// Notes an image whose manifest was stored.
-    pub(crate) fn image_came(&self, digest: &Digest, manifest: &Manifest) {
+    pub(crate) fn add_image(&self, digest: &Digest, manifest: &Manifest) {
         self.advisor.lock().enter(*digest, manifest);
     }
 }

@@ -44,9 +44,9 @@ pub enum Outcome {
     /// The blob was stored.
     Hit,
     /// The blob was fetched and stored.
-    Kept,
+    Miss,
     /// The blob was fetched and not stored.
-    Passed,
+    Bypass,
 }
 
 /// Called with each request, under a lock on the thread that serves it: it must not block.

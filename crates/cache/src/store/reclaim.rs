@@ -63,7 +63,7 @@ impl Store {
             shared_fill.reserved_budget.store(bytes, Ordering::Relaxed);
         }
         if verdict.is_err() {
-            state.ranking.record(&access, Outcome::Passed);
+            state.ranking.record(&access, Outcome::Bypass);
         }
         drop(state);
         verdict.map_err(|refusal| self.refused(&shared_fill.digest, refusal))
@@ -91,7 +91,7 @@ impl Store {
     }
 
     /// Charges bytes that other components wrote to the same disk against the daily write budget.
-    pub(crate) fn wrote(&self, bytes: u64) {
+    pub(crate) fn count_written(&self, bytes: u64) {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
         state.ranking.admission.spend(bytes, tick);
@@ -150,7 +150,7 @@ impl Store {
     pub(crate) fn record_bypass(&self, shared_fill: &SharedFill, need: u64) {
         let mut state = self.state.lock();
         let access = state.miss_access(&shared_fill.digest, need, shared_fill.cost(), now());
-        state.ranking.record(&access, Outcome::Passed);
+        state.ranking.record(&access, Outcome::Bypass);
     }
 
     /// Changes the policy without losing a blob: the new policy receives all blobs in the order of

@@ -14,7 +14,7 @@ use crate::store::catalog::Catalog;
 use crate::store::origins::Origins;
 use crate::store::partials::Partial;
 use crate::store::state::{Slot, State};
-use crate::tier::{Found, Tier, Trailer, is_proven_damage};
+use crate::tier::{Tier, TierEntry, Trailer, is_proven_damage};
 
 /// Restores all blobs of the tier, in the order of their last accesses. A file whose length matches
 /// its catalog entry is not opened. Other files are opened for their trailers; they rank by their
@@ -32,7 +32,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
         let len = slot
             .size
             .saturating_add(Trailer::encoded_len(slot.size, slot.media_type.as_ref()));
-        let file = found.entry(digest).or_insert(Found {
+        let file = found.entry(digest).or_insert(TierEntry {
             digest,
             bytes: 0,
             modified: slot.accessed.into(),
@@ -53,10 +53,10 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     for (digest, slot) in known {
         state.restore(digest, slot);
     }
-    let mut unknown: Vec<Found> = found.into_values().collect();
+    let mut unknown: Vec<TierEntry> = found.into_values().collect();
     unknown.sort_unstable_by_key(|file| (file.modified, file.digest));
     for found in unknown {
-        let Found { digest, bytes, .. } = found;
+        let TierEntry { digest, bytes, .. } = found;
         match tier.open(&digest) {
             Ok(Some(blob)) => {
                 let media_type = blob.trailer().media_type().cloned();
@@ -82,7 +82,12 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
 }
 
 /// Restores a blob that only its file describes.
-fn restore_from_file(state: &mut State, found: &Found, size: u64, media_type: Option<MediaType>) {
+fn restore_from_file(
+    state: &mut State,
+    found: &TierEntry,
+    size: u64,
+    media_type: Option<MediaType>,
+) {
     let slot = Slot {
         size,
         tick: state.tick_after(),
@@ -116,7 +121,7 @@ impl Store {
             match self.tier.open(&digest) {
                 Ok(Some(blob)) => {
                     let trailer = blob.trailer();
-                    let found = Found {
+                    let found = TierEntry {
                         digest,
                         bytes: trailer.size(),
                         modified: now(),
@@ -150,7 +155,7 @@ impl Store {
 /// Restores staged bytes as partial fills. Deletes those without a known registry.
 pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
     let mut staged = HashMap::new();
-    tier.leftovers(&mut |found| {
+    tier.scan_staged(&mut |found| {
         staged.insert(found.digest, found);
     })?;
     let known = origins.load(|digest| staged.contains_key(digest))?;

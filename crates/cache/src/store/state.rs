@@ -203,7 +203,7 @@ impl State {
         self.insert_slot(digest, slot);
         self.changed.push(digest);
         self.ranking.insert(&access);
-        self.ranking.record(&access, Outcome::Kept);
+        self.ranking.record(&access, Outcome::Miss);
         for _ in 0..joined.min(MAX_COUNTED_READERS) {
             self.ranking.joined(&access);
         }

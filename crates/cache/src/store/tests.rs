@@ -8,7 +8,7 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 
 use crate::cache::Cache;
 use crate::config::Config;
-use crate::tier::{Blob, DiskTier, Found, Staged, Tier};
+use crate::tier::{Blob, DiskTier, Staged, Tier, TierEntry};
 
 /// A disk tier on which the first open fails as damaged.
 struct Damaged {
@@ -39,12 +39,12 @@ impl Tier for Damaged {
         self.disk.remove(digest)
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.disk.scan(visit)
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.disk.leftovers(visit)
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
+        self.disk.scan_staged(visit)
     }
 
     fn free(&self) -> io::Result<u64> {

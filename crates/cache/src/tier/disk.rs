@@ -15,7 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::page_cache::is_in_memory;
 use crate::regular_file;
 
-use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
+use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 
 /// Maximum number of pieces in one write; Linux accepts 1024 (`IOV_MAX`).
 const MAX_SLICES: usize = 512;
@@ -189,7 +189,7 @@ impl Tier for DiskTier {
         self.remove_file(&self.blob_path(digest))
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
             let folder = self.root.join("blobs").join(algorithm.as_str());
             for shard in entries(&folder)? {
@@ -221,7 +221,7 @@ impl Tier for DiskTier {
         Ok(())
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for (name, path) in files(&self.root.join("staging"))? {
             if let Ok(digest) = name.replacen('-', ":", 1).parse() {
                 visit(found(digest, &path));
@@ -271,11 +271,11 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 
 /// Metadata of a file, without opening it. Missing metadata counts as zero; opening the file later
 /// reports the error.
-fn found(digest: Digest, path: &Path) -> Found {
+fn found(digest: Digest, path: &Path) -> TierEntry {
     let about = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
     let modified = about.as_ref().ok().and_then(|it| it.modified().ok());
     let modified = modified.and_then(|it| it.duration_since(UNIX_EPOCH).ok());
-    Found {
+    TierEntry {
         digest,
         bytes: about.map_or(0, |it| it.len()),
         modified: modified.map_or(0, |since| since.as_secs()),

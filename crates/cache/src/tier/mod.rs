@@ -12,6 +12,6 @@ mod write_back;
 pub use disk::{DiskTier, Step};
 pub use pmem::PmemTier;
 pub use trailer::{CHUNK, Sums, Trailer};
-pub use traits::{Blob, Extent, FastMedium, Found, MultiTier, ReadAt, Staged, Tier};
+pub use traits::{Blob, Extent, FastMedium, MultiTier, ReadAt, Staged, Tier, TierEntry};
 pub(crate) use traits::{is_damage, is_proven_damage};
 pub use write_back::{Dirty, FastStat, Hint, Options, WriteBack};

@@ -11,7 +11,7 @@ use pierhead_oci::{Algorithm, Digest};
 use pierhead_pmem::{Class, Entry, Error, Log, Medium, UncommittedReader, Writer};
 
 use super::switch_reader::SwitchReader;
-use super::{Blob, CHUNK, Extent, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
+use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use crate::clock::now;
 use crate::page_cache::resident;
 
@@ -200,7 +200,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
             .map(|_| ())
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.0.log.entries(&mut |found| {
             // Keys of other lengths are skipped; pierhead writes none.
             let Some(digest) = digest(found.key) else {
@@ -208,7 +208,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
             };
             let entry = self.0.log.get(found.key).ok().flatten();
             let meta = entry.and_then(|entry| entry.meta().try_into().ok());
-            visit(Found {
+            visit(TierEntry {
                 digest,
                 bytes: found.len,
                 modified: meta.map_or(0, u64::from_le_bytes),
@@ -217,9 +217,9 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
         Ok(())
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for (digest, partial) in &*self.0.partials.lock() {
-            visit(Found {
+            visit(TierEntry {
                 digest: *digest,
                 bytes: partial.len,
                 modified: partial.modified,

@@ -29,9 +29,9 @@ pub trait Tier: Send + Sync {
     /// Deletes a committed blob; a missing one is no error.
     fn remove(&self, digest: &Digest) -> io::Result<()>;
     /// Visits every committed blob, in any order.
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()>;
     /// Visits all staged bytes, in any order.
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()>;
     /// Free bytes of the medium.
     fn free(&self) -> io::Result<u64>;
     /// The additional methods of a tier with several media; `None` for a single medium.
@@ -73,7 +73,7 @@ pub trait FastMedium: Tier {
 
 /// A blob or staged bytes that a scan of a tier found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct TierEntry {
     /// The digest of the blob.
     pub digest: Digest,
     /// Bytes on the medium, with the trailer.

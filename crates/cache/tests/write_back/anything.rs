@@ -124,6 +124,6 @@ proptest! {
         prop_assert_eq!((stat.used, stat.dirty_bytes, stat.dirty_blobs, stat.blobs), (0, 0, 0, 0));
         tier.close();
         fast.scan(&mut |found| panic!("{found:?} is left")).unwrap();
-        disk.leftovers(&mut |found| panic!("{found:?} is left")).unwrap();
+        disk.scan_staged(&mut |found| panic!("{found:?} is left")).unwrap();
     }
 }

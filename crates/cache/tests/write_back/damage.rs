@@ -41,7 +41,7 @@ async fn a_damaged_fast_copy_is_replaced_by_that_of_the_disk() {
     assert!(matches!(read, Err(Error::Corrupt { .. })), "{read:?}");
     let object = cache.get(&digest).await.unwrap().expect("the other copy");
     assert_eq!(read_all(&BlobReader::Stored(object)).await.unwrap(), bytes);
-    assert!(!tier.holds(&digest));
+    assert!(!tier.has_copy(&digest));
     assert_eq!((tier.stat().damaged, tier.stat().corrupt), (1, 1));
     cache.close().await;
 }
@@ -58,12 +58,12 @@ async fn damage_on_the_disk_does_not_remove_hot_copies() {
     let cache = cache_on(folder.path(), tier.clone());
     let (digest, bytes) = blob(1, 3_000_000);
     store(&cache, &digest, &bytes).await;
-    tier.set_hot(digest, std::slice::from_ref(&(0..100_000)), 1.0);
+    tier.set_hot_ranges(digest, std::slice::from_ref(&(0..100_000)), 1.0);
     let flushed = tier.clone();
     tokio::task::spawn_blocking(move || flush(&flushed))
         .await
         .unwrap();
-    assert_eq!((tier.stat().hot, tier.holds(&digest)), (1, false));
+    assert_eq!((tier.stat().hot, tier.has_copy(&digest)), (1, false));
     disk.corrupt(digest, 2_000_000);
     let object = cache.get(&digest).await.unwrap().unwrap();
     let read = read_all(&BlobReader::Stored(object)).await;

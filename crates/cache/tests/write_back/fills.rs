@@ -42,7 +42,7 @@ fn blobs_on_the_fast_tier_are_written_back_to_the_disk() {
     let stat = tier.stat();
     assert_eq!((stat.blobs, stat.dirty_blobs, stat.dirty_bytes), (1, 0, 0));
     assert_eq!(stat.written_back, 3_000_000);
-    assert!(tier.holds(&digest), "it stays until its room is needed");
+    assert!(tier.has_copy(&digest), "it stays until its room is needed");
     assert_eq!(tier.free().unwrap(), 1 << 30);
 }
 
@@ -95,7 +95,7 @@ fn a_blob_that_the_disk_cannot_open_is_stored_again() {
     let tier = WriteBack::open(fast, Arc::new(faulty), all_fast(ROOMY)).unwrap();
     let (digest, bytes) = blob(1, 100_000);
     commit(&tier, &digest, &bytes);
-    assert!(tier.holds(&digest));
+    assert!(tier.has_copy(&digest));
     assert_eq!(content(&tier, &digest).unwrap(), bytes);
 }
 
@@ -116,7 +116,7 @@ fn a_fill_that_fails_on_both_tiers_leaves_no_files() {
         let written = bytes.chunks(50_000).try_for_each(|it| staged.write(&[it]));
         assert_eq!(written.unwrap_err().raw_os_error(), Some(EIO), "{op:?}");
         drop(staged);
-        fast.leftovers(&mut |found| panic!("{found:?} would never leave"))
+        fast.scan_staged(&mut |found| panic!("{found:?} would never leave"))
             .unwrap();
         assert_eq!(tier.stat().used, 0);
     }

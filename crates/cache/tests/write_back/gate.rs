@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{
-    Blob, FastMedium, Found, Options, ReadAt, Staged, Tier, Trailer, WriteBack,
+    Blob, FastMedium, Options, ReadAt, Staged, Tier, TierEntry, Trailer, WriteBack,
 };
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::MemoryTier;
@@ -102,12 +102,12 @@ impl Tier for Gate {
         self.disk.remove(digest)
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.disk.scan(visit)
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.disk.leftovers(visit)
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
+        self.disk.scan_staged(visit)
     }
 
     fn free(&self) -> io::Result<u64> {
@@ -164,7 +164,7 @@ impl Staged for Gated {
 
 pub(crate) fn all_fast(limit: u64) -> Options {
     Options {
-        unhinted: Destination::Fast,
+        default_destination: Destination::Fast,
         ..Options::new(limit)
     }
 }

@@ -22,7 +22,7 @@ fn a_blob_that_ranks_above_all_its_victims_is_promoted() {
         let (digest, bytes) = &all[index];
         tier.promote(*digest, bytes.len() as u64, priority);
         flush(&tier);
-        let held = all.iter().map(|(digest, _)| tier.holds(digest));
+        let held = all.iter().map(|(digest, _)| tier.has_copy(digest));
         held.collect::<Vec<_>>()
     };
     assert_eq!(promote(0, 1.0), [true, false, false, false]);
@@ -60,11 +60,11 @@ fn a_blob_that_ranks_within_the_margin_is_not_promoted() {
     let promoted = |digest, priority| {
         tier.promote(digest, 100_000, priority);
         flush(&tier);
-        tier.holds(&digest)
+        tier.has_copy(&digest)
     };
     assert!(promoted(first, 0.25), "nothing leaves for it");
-    assert!(!promoted(second, 0.75) && tier.holds(&first));
-    assert!(promoted(second, 0.76) && !tier.holds(&first));
+    assert!(!promoted(second, 0.75) && tier.has_copy(&first));
+    assert!(promoted(second, 0.76) && !tier.has_copy(&first));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn removed_blobs_and_present_copies_are_not_promoted() {
     let (digest, bytes) = blob(1, 100_000);
     tier.promote(digest, 100_000, 1.0);
     flush(&tier);
-    assert!(!tier.holds(&digest));
+    assert!(!tier.has_copy(&digest));
     commit(&tier, &digest, &bytes);
     for _ in 0..2 {
         tier.promote(digest, 100_000, 1.0);
@@ -82,7 +82,7 @@ fn removed_blobs_and_present_copies_are_not_promoted() {
         assert_eq!(tier.stat().promoted, 100_000);
     }
     tier.remove(&digest).unwrap();
-    assert!(!tier.holds(&digest) && content(&tier, &digest).is_none());
+    assert!(!tier.has_copy(&digest) && content(&tier, &digest).is_none());
     assert_eq!(tier.stat().used, 0);
 }
 
@@ -96,10 +96,10 @@ fn a_blob_that_is_being_replaced_waits_for_promotion() {
     let replacing = tier.stage(&digest).unwrap();
     tier.promote(digest, 100_000, 2.0);
     tier.promote(other, 100_000, 1.0);
-    tier.flush(|| tier.holds(&other));
-    assert!(!tier.holds(&digest));
+    tier.flush(|| tier.has_copy(&other));
+    assert!(!tier.has_copy(&digest));
     drop(replacing);
     flush(&tier);
-    assert!(tier.holds(&digest), "nobody asked in vain");
+    assert!(tier.has_copy(&digest), "nobody asked in vain");
     assert_eq!(content(&tier, &digest).unwrap(), bytes);
 }

@@ -50,7 +50,7 @@ fn a_restart_finds_durable_blobs_and_continues_the_write_back() {
         assert_eq!(content(&tier, &only).is_some(), !volatile);
         assert_eq!(content(&tier, &both).unwrap(), bytes);
         let mut left = Vec::new();
-        tier.leftovers(&mut |found| left.push(found.digest))
+        tier.scan_staged(&mut |found| left.push(found.digest))
             .unwrap();
         // The staged bytes on the disk may be a partial fill: nothing marks them as an incomplete
         // write-back.

@@ -32,7 +32,9 @@ fn clean_blobs_with_the_lowest_priority_are_evicted_first() {
     assert!(tier.floor(100_000) == 1.0 && tier.floor(0) == 0.0);
     put(3, 0.5);
     let held = |all: &[(Digest, bytes::Bytes)]| -> Vec<_> {
-        all.iter().map(|(digest, _)| tier.holds(digest)).collect()
+        all.iter()
+            .map(|(digest, _)| tier.has_copy(digest))
+            .collect()
     };
     assert_eq!(held(&all), [true, false, true, true, false]);
     // Open blobs and dirty ones stay; so the third is evicted although it ranks higher.
@@ -42,7 +44,7 @@ fn clean_blobs_with_the_lowest_priority_are_evicted_first() {
     // Nothing is evictable: the next fill goes to the disk, and evicts nothing in vain.
     let (digest, bytes) = blob(9, 60_000);
     commit(&tier, &digest, &bytes);
-    assert!(disk.has(&digest) && !tier.holds(&digest));
+    assert!(disk.has(&digest) && !tier.has_copy(&digest));
     assert_eq!(held(&all), [true, false, false, true, true]);
     // A reduced limit: open copies count until they are closed.
     tier.rank(&all[0].0, 0.0);
@@ -81,7 +83,7 @@ fn nothing_is_evicted_for_a_blob_that_would_not_fit() {
     };
     tier.hint(large, hint);
     commit(&tier, &large, &third);
-    assert!(tier.holds(&idle) && tier.holds(&read) && disk.has(&large));
+    assert!(tier.has_copy(&idle) && tier.has_copy(&read) && disk.has(&large));
     assert_eq!(tier.stat().evicted, 0);
     drop(reader);
 }
@@ -98,10 +100,10 @@ fn an_open_copy_above_a_reduced_limit_is_evicted_after_its_last_reader() {
     let [first, last] = readers;
     drop(first);
     flush(&tier);
-    assert!(tier.holds(&digest) && tier.stat().used > 100_000);
+    assert!(tier.has_copy(&digest) && tier.stat().used > 100_000);
     drop(last);
     flush(&tier);
-    assert!(!tier.holds(&digest) && fast.open(&digest).unwrap().is_none());
+    assert!(!tier.has_copy(&digest) && fast.open(&digest).unwrap().is_none());
     assert_eq!((tier.stat().used, tier.stat().evicted), (0, 1));
     assert_eq!(content(&tier, &digest).unwrap(), bytes);
 }
@@ -126,7 +128,7 @@ fn an_open_copy_is_evicted_during_another_write_back() {
     });
     tier.set_limit(0);
     drop(reader);
-    wait::until("the end of what was read", || !tier.holds(&read));
+    wait::until("the end of what was read", || !tier.has_copy(&read));
     assert!(!disk.has(&long), "it was not waited for");
 }
 
@@ -134,17 +136,20 @@ fn an_open_copy_is_evicted_during_another_write_back() {
 fn a_limit_above_the_medium_size_still_evicts() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let small = Options {
-        most: 250_000,
+        max_limit: 250_000,
         ..all_fast(200_000)
     };
     let tier = over(&fast, &disk, small);
     tier.set_limit(u64::MAX);
-    assert_eq!((tier.stat().limit, tier.stat().most), (250_000, 250_000));
+    assert_eq!(
+        (tier.stat().limit, tier.stat().max_limit),
+        (250_000, 250_000)
+    );
     for nth in 1..4 {
         let (digest, bytes) = blob(nth, 100_000);
         commit(&tier, &digest, &bytes);
         flush(&tier);
-        assert!(tier.holds(&digest));
+        assert!(tier.has_copy(&digest));
     }
     assert_eq!((tier.stat().blobs, tier.stat().evicted), (2, 1));
 }

@@ -32,7 +32,7 @@ fn removing_and_replacing_stop_a_write_back() {
         "it did not go on to its end"
     );
     assert!(content(&tier, &digest).is_none() && !disk.has(&digest));
-    disk.leftovers(&mut |found| panic!("{found:?} is half a copy"))
+    disk.scan_staged(&mut |found| panic!("{found:?} is half a copy"))
         .unwrap();
     assert_eq!((tier.stat().used, tier.stat().dirty_bytes), (0, 0));
     let before = tier.stat().written_back;
@@ -42,7 +42,7 @@ fn removing_and_replacing_stop_a_write_back() {
     });
     commit(&tier, &digest, &bytes);
     assert!(
-        disk.has(&digest) && !tier.holds(&digest),
+        disk.has(&digest) && !tier.has_copy(&digest),
         "replaced where it stays"
     );
     assert_eq!(
@@ -133,7 +133,7 @@ fn a_promotion_releases_its_room_when_it_must_pause() {
     // The hot ranges stay queued.
     rest.set_paused(false);
     fast.hold_pieces(true);
-    tier.set_hot(hot, std::slice::from_ref(&(0..1_500_000)), 1.0);
+    tier.set_hot_ranges(hot, std::slice::from_ref(&(0..1_500_000)), 1.0);
     fast.until_a_piece();
     rest.set_paused(true);
     fast.hold_pieces(false);
@@ -244,7 +244,7 @@ fn a_panic_during_a_write_back_blocks_no_caller() {
         flush(&tier);
         assert_eq!(content(&disk, &kept).unwrap(), second, "{op:?}");
         assert!(!disk.has(&removed));
-        disk.leftovers(&mut |found| panic!("{found:?} is half a copy"))
+        disk.scan_staged(&mut |found| panic!("{found:?} is half a copy"))
             .unwrap();
         assert_eq!((tier.stat().dirty_blobs, tier.stat().dirty_bytes), (0, 0));
     }

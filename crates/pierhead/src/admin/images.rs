@@ -37,7 +37,7 @@ impl Admin {
             let entries: Vec<_> = cached
                 .digests
                 .iter()
-                .filter_map(|digest| self.cache.entry(digest))
+                .filter_map(|digest| self.cache.blob_stat(digest))
                 .collect();
             let platforms = cached.platforms.into_iter();
             images.push(Image {

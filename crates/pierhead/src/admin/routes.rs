@@ -275,7 +275,7 @@ impl Admin {
             used: fast.used,
             limit: fast.limit,
             ceiling: limit.ceiling(),
-            most: fast.most,
+            most: fast.max_limit,
             blobs: fast.blobs,
             hot: fast.hot,
             hot_used: fast.hot_used,

@@ -36,7 +36,7 @@ pub(super) async fn open_cache(
         let mut settings = pierhead_cache::Config::new(&config.data, provisional);
         settings.min_free = config.cache.min_free.resolve(space.total, 0);
         settings.memory = config.cache.memory;
-        settings.rest = background;
+        settings.background = background;
         settings.recorder = recorder;
         let eviction = crate_configs::eviction(&config, provisional);
         // Without its fast tier, pierhead serves from the disk: slow pulls are better than none.

@@ -60,7 +60,7 @@ impl TierLimit {
         metrics.set(&limit);
         Some(Self {
             cache: cache.clone(),
-            max: fast.most,
+            max: fast.max_limit,
             limit: Arc::new(Mutex::new(limit)),
             changing: Arc::default(),
             metrics,
@@ -148,7 +148,7 @@ mod tests {
         config.fast = Some(FastTier {
             tier: Arc::new(DiskTier::new(folders[1].path()).unwrap()),
             options: Options {
-                most: 3000,
+                max_limit: 3000,
                 ..Options::new(1600)
             },
             placement: Placement::default(),

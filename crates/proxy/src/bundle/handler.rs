@@ -422,7 +422,7 @@ impl BundleHandler<'_> {
             _ => {}
         }
         let cache = &self.context.cache;
-        if image.blobs.iter().all(|digest| cache.holds(digest)) {
+        if image.blobs.iter().all(|digest| cache.is_stored(digest)) {
             let of = bundle_server::Image {
                 manifest: image.digest,
                 repository: format!("{}/{}", self.registry, self.repository),

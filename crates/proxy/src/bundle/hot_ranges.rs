@@ -75,7 +75,7 @@ async fn report_one(library: BundleServer, cache: Cache, image: Digest) {
     match touched {
         Ok(Ok(layers)) => {
             for layer in layers {
-                cache.set_hot(layer.blob, &layer.ranges);
+                cache.set_hot_ranges(layer.blob, &layer.ranges);
             }
         }
         Ok(Err(Error::Stopped | Error::Missing(_))) => {}

@@ -73,7 +73,7 @@ async fn watch(context: &Arc<RequestContext>) {
 fn look(context: &RequestContext, library: &BundleServer) -> bool {
     let (complete, is_done) = context
         .pending_images
-        .take_complete(|blob| context.cache.holds(blob));
+        .take_complete(|blob| context.cache.is_stored(blob));
     for (manifest, pending) in complete {
         let image = Image {
             manifest,

@@ -76,7 +76,9 @@ fn whole(
     images.retain(|(digest, manifest)| {
         !matches!(manifest.body, Body::Index { .. })
             && library.state(digest) == State::Unknown
-            && manifest.children().all(|child| cache.holds(&child.digest))
+            && manifest
+                .children()
+                .all(|child| cache.is_stored(&child.digest))
     });
     let repository = format!("{}/{}", reference.registry, reference.repository);
     let image = |(manifest, _)| Image {

@@ -44,7 +44,7 @@ impl FileSource {
     /// The file in which byte `offset`, the first of the range, lies, and where; `None` when it is not the one that was checked.
     pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
-            Self::VerifiedRange(sendable) => sendable.place(),
+            Self::VerifiedRange(sendable) => sendable.file_position(),
             Self::SentFile(opened) => Some((opened.file(), offset)),
         }
     }

@@ -375,7 +375,7 @@ impl RequestHandler<'_> {
                 let client = ClientKey::of(self.peer.address);
                 image_watch::note(self.context, client, &document, reference);
             }
-            let representation = match document.object() {
+            let representation = match document.blob() {
                 _ if self.parts.method == Method::HEAD => {
                     Representation::head(Some(document.size()))
                 }

@@ -174,7 +174,7 @@ impl BlobSource {
         let left = self
             .end
             .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
-        object.sendable(self.offset, max.min(left))
+        object.verified_range(self.offset, max.min(left))
     }
 
     /// Those bytes have left.

@@ -102,7 +102,10 @@ impl CachedPlatform {
             .map(|child| child.digest)
             .chain([digest])
             .collect();
-        let present: Vec<BlobStat> = parts.iter().filter_map(|part| cache.entry(part)).collect();
+        let present: Vec<BlobStat> = parts
+            .iter()
+            .filter_map(|part| cache.blob_stat(part))
+            .collect();
         Self {
             platform: platform.or_else(|| of_config(cache, manifest)),
             manifest: digest,
@@ -194,7 +197,7 @@ fn manifest(cache: &Cache, digest: &Digest) -> Result<Option<Manifest>, String> 
     let Some(bytes) = bytes(cache, digest, Manifest::MAX_SIZE)? else {
         return Ok(None);
     };
-    let media_type = cache.entry(digest).and_then(|entry| entry.media_type);
+    let media_type = cache.blob_stat(digest).and_then(|entry| entry.media_type);
     let media_type = media_type.as_ref().map(MediaType::as_str);
     let parsed = Manifest::parse(bytes.into(), media_type).map_err(|error| error.to_string())?;
     Ok(Some(parsed))

@@ -31,11 +31,11 @@ pub(crate) async fn claim_of(
     let Some(owner) = context.fill_owners.enter(digest, registry) else {
         // Committed by the one before, maybe.
         let found = context.cache.get(digest).await?;
-        return Ok(found.map(ClaimResult::Object));
+        return Ok(found.map(ClaimResult::Stored));
     };
     Ok(Some(
         match context.cache.claim(digest, request.origin()).await? {
-            Claim::Hit(object) => ClaimResult::Object(object),
+            Claim::Hit(blob) => ClaimResult::Stored(blob),
             Claim::Follower(content) => {
                 let offer = owner.slot_offer(&request.client);
                 ClaimResult::Follower(content, offer)
@@ -50,7 +50,7 @@ pub(crate) async fn claim_of(
 
 /// As [`Claim`].
 pub(crate) enum ClaimResult {
-    Object(StoredBlob),
+    Stored(StoredBlob),
     /// With where to leave a turn for the fill, when it has none.
     Follower(BlobReader, Option<Sender<DownloadSlot>>),
     /// With what keeps other registries away until the fill has ended.
@@ -79,7 +79,7 @@ pub(crate) async fn claim(
     };
     Ok(match claim_of(context, request).await? {
         None => None,
-        Some(ClaimResult::Object(_)) if !context.may_share(&request.registry, &request.digest) => {
+        Some(ClaimResult::Stored(_)) if !context.may_share(&request.registry, &request.digest) => {
             None
         }
         Some(ClaimResult::Follower(..))
@@ -89,8 +89,8 @@ pub(crate) async fn claim(
         {
             None
         }
-        Some(ClaimResult::Object(object)) => {
-            Some((BlobReader::Stored(object), CacheOutcome::Hit, None))
+        Some(ClaimResult::Stored(blob)) => {
+            Some((BlobReader::Stored(blob), CacheOutcome::Hit, None))
         }
         Some(ClaimResult::Follower(content, offer)) => {
             // Whoever has no place to wait in waits along.

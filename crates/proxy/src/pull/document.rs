@@ -19,7 +19,7 @@ pub(crate) struct Document {
 pub(crate) enum DocumentContent {
     /// The disk would not take it, or it has just come.
     Bytes(Bytes),
-    Object(StoredBlob),
+    Stored(StoredBlob),
 }
 
 impl Document {
@@ -37,15 +37,15 @@ impl Document {
     pub(crate) fn size(&self) -> u64 {
         match &self.content {
             DocumentContent::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
-            DocumentContent::Object(object) => object.size(),
+            DocumentContent::Stored(blob) => blob.size(),
         }
     }
 
     /// The committed blob, unless the bytes are at hand.
-    pub(crate) fn object(&self) -> Option<&StoredBlob> {
+    pub(crate) fn blob(&self) -> Option<&StoredBlob> {
         match &self.content {
             DocumentContent::Bytes(_) => None,
-            DocumentContent::Object(object) => Some(object),
+            DocumentContent::Stored(blob) => Some(blob),
         }
     }
 
@@ -57,7 +57,7 @@ impl Document {
                 let end = offset.saturating_add(u64::try_from(max).unwrap_or(u64::MAX));
                 Ok(bytes.slice(at(offset)..at(end)))
             }
-            DocumentContent::Object(object) => object.read_at(offset, max).await,
+            DocumentContent::Stored(blob) => blob.read_at(offset, max).await,
         }
     }
 
@@ -65,7 +65,7 @@ impl Document {
     pub(crate) async fn bytes(&self, limit: usize) -> Result<Bytes, CacheError> {
         match &self.content {
             DocumentContent::Bytes(bytes) => Ok(bytes.clone()),
-            DocumentContent::Object(object) => object.read_all(limit).await,
+            DocumentContent::Stored(blob) => blob.read_all(limit).await,
         }
     }
 }

@@ -105,7 +105,7 @@ impl ListRequest<'_> {
         let range = find_page(document, page.n, page.last).await?;
         let before = format!(r#"{{"name":"{}","tags":["#, page.name);
         let next = range.next_after.as_deref().map(|last| link(page, last));
-        let body = match document.object() {
+        let body = match document.blob() {
             Some(object) if range.end - range.first > MAX_EAGER => {
                 let length =
                     range.end - range.first + as_u64(before.len()) + as_u64(LIST_END.len());
@@ -126,7 +126,7 @@ impl ListRequest<'_> {
         document: &Document,
         artifact_type: Option<&str>,
     ) -> Result<ReferrersPage, Error> {
-        let body = match (artifact_type, document.object()) {
+        let body = match (artifact_type, document.blob()) {
             (None, Some(object)) if document.size() > MAX_EAGER => {
                 let source = self.source(document, object);
                 ListBody::Long(Box::new(source), document.size())

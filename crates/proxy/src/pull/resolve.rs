@@ -157,18 +157,18 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
         if !context.may_share(registry_of(name), digest) {
             return None;
         }
-        let object = open(context, digest).await?;
+        let blob = open(context, digest).await?;
         // A blob without a type was never served as a manifest: the upstream must say what it is.
-        let media_type = object.media_type()?.clone();
+        let media_type = blob.media_type()?.clone();
         // Lists of tags have one, too.
         if !media_type.is_manifest() && !media_type.is_index() {
-            let bytes = object.read_all(Manifest::MAX_SIZE).await.ok()?;
+            let bytes = blob.read_all(Manifest::MAX_SIZE).await.ok()?;
             manifest_media_type(&bytes, media_type.clone()).ok()?;
         }
         let document = Document {
             digest: *digest,
             media_type,
-            content: DocumentContent::Object(object),
+            content: DocumentContent::Stored(blob),
         };
         return Some(CachedDocument {
             document,
@@ -182,13 +182,13 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
         etag,
         validated,
     } = context.cache.tags().get(name)?;
-    let object = open(context, &digest).await?;
+    let blob = open(context, &digest).await?;
     // It has a name since it came from there.
     context.record_origin(registry_of(name), repository_of(name), &digest);
     let document = Document {
         digest,
         media_type,
-        content: DocumentContent::Object(object),
+        content: DocumentContent::Stored(blob),
     };
     Some(CachedDocument {
         document,
@@ -203,7 +203,7 @@ async fn open(context: &RequestContext, digest: &Digest) -> Option<StoredBlob> {
         false => context.cache.get(digest).await,
     };
     match found {
-        Ok(object) => object,
+        Ok(blob) => blob,
         Err(error) => {
             tracing::warn!(%digest, %error, "a cached document cannot be opened");
             None
@@ -321,7 +321,7 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
     };
     let content = match stored {
         // Clients that take their time hold a file open, not megabytes.
-        Some(Ok(object)) if !is_small => DocumentContent::Object(object),
+        Some(Ok(blob)) if !is_small => DocumentContent::Stored(blob),
         stored => {
             if let Some(failed) = stored {
                 note(failed);

@@ -157,7 +157,7 @@ async fn claimed(
     left: &mut watch::Receiver<bool>,
 ) -> Result<(u64, u64), Error> {
     if context.is_operator
-        && let Some(entry) = context.cache.entry(&request.digest)
+        && let Some(entry) = context.cache.blob_stat(&request.digest)
     {
         return Ok((entry.size, 0));
     }
@@ -172,9 +172,9 @@ async fn claimed(
         }
     };
     match claimed {
-        ClaimResult::Object(object) => Ok((object.size(), 0)),
+        ClaimResult::Stored(blob) => Ok((blob.size(), 0)),
         ClaimResult::Follower(content, None) => tokio::select! {
-            object = fetch::committed(content) => Ok((object?.size(), 0)),
+            blob = fetch::committed(content) => Ok((blob?.size(), 0)),
             () = has_left(left) => Ok(ABANDONED),
         },
         ClaimResult::Follower(content, Some(offer)) => {
@@ -183,7 +183,7 @@ async fn claimed(
                 fetch::offer_slot(context, ticket, (request, DownloadWaiters::owner()), offer);
             let both = async { tokio::join!(fetch::committed(content), offered) };
             tokio::select! {
-                (object, ()) = both => Ok((object?.size(), 0)),
+                (blob, ()) = both => Ok((blob?.size(), 0)),
                 () = has_left(left) => Ok(ABANDONED),
             }
         }
@@ -216,17 +216,17 @@ async fn claimed(
                 (&slot, arrived),
                 &mut handed_over
             ));
-            let object = tokio::select! {
-                object = run.as_mut() => object,
+            let blob = tokio::select! {
+                blob = run.as_mut() => blob,
                 () = has_left(left) => {
                     slot.set_owner_waiting(false);
                     tokio::select! {
-                        object = run => object,
+                        blob = run => blob,
                         () = slot.yield_requested() => return Ok(ABANDONED),
                     }
                 }
             };
-            let size = object?.size();
+            let size = blob?.size();
             Ok((size, size.saturating_sub(staged)))
         }
     }

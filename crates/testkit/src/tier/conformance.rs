@@ -220,7 +220,7 @@ fn forgets_what_is_discarded(tier: &impl Tier) {
         .expect("what is not there is no error");
     drop(stage(tier, &digest, &content));
     tier.discard(&digest).expect("discards");
-    tier.leftovers(&mut |found| panic!("{found:?} is discarded"))
+    tier.scan_staged(&mut |found| panic!("{found:?} is discarded"))
         .expect("walks");
     assert_eq!(tier.stage(&digest).expect("stages").size(), 0);
 }
@@ -259,7 +259,7 @@ fn finds_all(tier: &impl Tier) {
     .expect("scans");
     assert_eq!(found, expected);
     let mut leftovers = Vec::new();
-    tier.leftovers(&mut |found| leftovers.push((found.digest, found.bytes)))
+    tier.scan_staged(&mut |found| leftovers.push((found.digest, found.bytes)))
         .expect("walks");
     assert_eq!(leftovers, [(staged, 100_000)]);
 }

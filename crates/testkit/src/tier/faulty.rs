@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use pierhead_cache::tier::{Blob, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::{Blob, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
 
 /// What can be made to fail.
@@ -183,12 +183,12 @@ impl Tier for Faulty {
         self.tier.remove(digest)
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.tier.scan(visit)
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.tier.leftovers(visit)
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
+        self.tier.scan_staged(visit)
     }
 
     fn free(&self) -> io::Result<u64> {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-use pierhead_cache::tier::{Blob, CHUNK, FastMedium, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::{Blob, CHUNK, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
 
 /// Blobs in memory; clones share them.
@@ -83,9 +83,9 @@ impl Tier for MemoryTier {
         Ok(())
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for (digest, (blob, modified)) in &*self.0.blobs.lock().expect("no panic inside") {
-            visit(Found {
+            visit(TierEntry {
                 digest: *digest,
                 bytes: blob.trailer.size() + blob.extra,
                 modified: *modified,
@@ -94,10 +94,10 @@ impl Tier for MemoryTier {
         Ok(())
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         for (digest, (bytes, modified)) in &*self.0.staged.lock().expect("no panic inside") {
             let len = bytes.0.read().expect("no panic inside").len();
-            visit(Found {
+            visit(TierEntry {
                 digest: *digest,
                 bytes: len as u64,
                 modified: *modified,

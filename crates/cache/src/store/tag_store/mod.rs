@@ -202,7 +202,7 @@ impl TagStore {
             state.tag_bytes = all;
             state.unreadable_tags = index.unreadable.len();
         }
-        let panics = store.config.rest.panics().clone();
+        let panics = store.config.background.panics().clone();
         let inner = Arc::new(Inner {
             folder,
             store,

@@ -127,7 +127,7 @@ async fn a_panic_of_the_tag_writer_fails_one_batch_and_is_counted() {
     assert_eq!(cache.stat().reserved, 0, "the batch gives its bytes back");
     set_hook(&cache, |_| Ok(()));
     cache.tags().put(&tag("a"), record(1)).await.unwrap();
-    let panics = cache.store.config.rest.panics();
+    let panics = cache.store.config.background.panics();
     assert_eq!(panics.counts(), [(BackgroundTask::TagWriter, 1)]);
 }
 

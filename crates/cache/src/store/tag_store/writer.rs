@@ -312,7 +312,7 @@ impl Inner {
                     .tag_bytes
                     .saturating_sub(state.capacity / CAPACITY_SHARE)
             };
-            let max = self.store.config.max_names.max(1);
+            let max = self.store.config.max_tags.max(1);
             if len == 0 || (len <= max && over == 0) {
                 return;
             }

@@ -19,7 +19,7 @@ use super::room::Room;
 use super::slow_disk::SlowDisk;
 use super::spans::Spans;
 use super::stat::count;
-use crate::tier::{Blob, FastMedium, Found, Sums, Trailer, is_damage};
+use crate::tier::{Blob, FastMedium, Sums, TierEntry, Trailer, is_damage};
 
 /// Maximum hot fraction of a blob. Above it, a copy of the hot chunks saves too little, and the
 /// whole blob is copied.
@@ -222,7 +222,7 @@ fn is_copy(trailer: &Trailer) -> bool {
 
 /// Recognizes a copy of hot chunks that an earlier process left: `None` for any other value,
 /// otherwise its spans. `Some(None)` for a damaged copy, or one whose blob is gone.
-pub(super) fn recognize(medium: &dyn FastMedium, found: &Found) -> Option<Option<Arc<Spans>>> {
+pub(super) fn recognize(medium: &dyn FastMedium, found: &TierEntry) -> Option<Option<Arc<Spans>>> {
     let copy = medium.open(&found.digest).ok()??;
     if !is_copy(copy.trailer()) {
         return None;

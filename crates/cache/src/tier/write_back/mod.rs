@@ -58,14 +58,14 @@ pub struct Options {
     /// Maximum bytes on the fast tier, contents and trailers.
     pub limit: u64,
     /// Upper bound of `limit` in bytes, also for later changes: the space of the medium.
-    pub most: u64,
+    pub max_limit: u64,
     /// Whether the fast tier loses its contents on a power loss. A restart then keeps only the
     /// blobs that the disk has, too.
     pub volatile: bool,
     /// Maximum bytes per second of write-back; 0: unlimited.
     pub write_back_rate: u64,
     /// The tier of a fill without a [`Hint`].
-    pub unhinted: Destination,
+    pub default_destination: Destination,
     /// Amount by which the priority of a promoted blob must exceed that of the blobs that are
     /// evicted for it.
     pub margin: f64,
@@ -78,10 +78,10 @@ impl Options {
     pub fn new(limit: u64) -> Self {
         Self {
             limit,
-            most: u64::MAX,
+            max_limit: u64::MAX,
             volatile: false,
             write_back_rate: 0,
-            unhinted: Destination::Disk,
+            default_destination: Destination::Disk,
             margin: 0.0,
             damaged: 0,
         }
@@ -136,7 +136,7 @@ impl WriteBack {
         options: Options,
         background: &BackgroundWork,
     ) -> io::Result<Self> {
-        let limit = options.limit.min(options.most);
+        let limit = options.limit.min(options.max_limit);
         let fast = Arc::new(FastCopies::new(fast, limit, background.panics().clone()));
         let disk = Arc::new(SlowDisk::new(slow));
         count(&fast.counters.damaged, options.damaged);
@@ -200,7 +200,7 @@ impl WriteBack {
     }
 
     /// Whether the fast tier has a copy of the whole blob.
-    pub fn holds(&self, digest: &Digest) -> bool {
+    pub fn has_copy(&self, digest: &Digest) -> bool {
         self.fast.state.lock().has_whole(digest)
     }
 
@@ -208,7 +208,7 @@ impl WriteBack {
     /// stores only the chunks of these ranges, in place of a whole copy, unless the blobs to evict
     /// for them rank higher. The ranges of the latest 4096 blobs are remembered for blobs that
     /// arrive later. If more than 3/4 of the blob is hot, the whole blob is copied.
-    pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
+    pub fn set_hot_ranges(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
         self.hot.set(digest, ranges, priority);
     }
 
@@ -238,13 +238,13 @@ impl WriteBack {
         }
     }
 
-    /// Changes the limit in bytes, at most [`Options::most`]: the medium would be full below a
+    /// Changes the limit in bytes, at most [`Options::max_limit`]: the medium would be full below a
     /// higher limit, so nothing would be evicted and every fill would go to the disk. A reduction
     /// evicts at once, lowest priority first. Dirty blobs are evicted after their write-back, and
     /// open ones after their last reader. Until then no new blob enters. Free memory returns to the
     /// operating system, unless the limit was raised. Blocks.
     pub fn set_limit(&self, limit: u64) {
-        let limit = limit.min(self.options.most);
+        let limit = limit.min(self.options.max_limit);
         let before = std::mem::replace(&mut self.fast.state.lock().limit, limit);
         self.fast.make_room(0);
         if limit <= before
@@ -265,7 +265,7 @@ impl WriteBack {
         FastStat {
             free,
             limit: state.limit,
-            most: self.options.most,
+            max_limit: self.options.max_limit,
             used: state.totals.used(),
             blobs: state.whole().count() as u64,
             hot: state.hot_copies().count() as u64,

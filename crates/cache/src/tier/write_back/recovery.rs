@@ -16,10 +16,10 @@ pub(super) fn recover(fast: &FastCopies, disk: &dyn Tier, is_volatile: bool) -> 
     disk.scan(&mut |found| {
         slow.insert(found.digest);
     })?;
-    fast.medium.leftovers(&mut |found| cut.push(found))?;
+    fast.medium.scan_staged(&mut |found| cut.push(found))?;
     copies.sort_unstable_by_key(|found| (found.modified, found.digest));
     let mut state = fast.state.lock();
-    disk.leftovers(&mut |found| {
+    disk.scan_staged(&mut |found| {
         state.on_disk.insert(found.digest);
     })?;
     for found in copies {

@@ -10,7 +10,7 @@ pub struct FastStat {
     /// Limit of `used` in bytes.
     pub limit: u64,
     /// Upper bound of [`Self::limit`] in bytes.
-    pub most: u64,
+    pub max_limit: u64,
     /// Reserved bytes: copies, fills, and deleted copies that readers have open.
     pub used: u64,
     /// Number of whole copies.

@@ -12,7 +12,7 @@ use super::open::FastBlob;
 use super::room::Room;
 use super::{Hint, WriteBack, count};
 use crate::tier::placement::Destination;
-use crate::tier::{Blob, Found, MultiTier, Staged, Tier};
+use crate::tier::{Blob, MultiTier, Staged, Tier, TierEntry};
 
 impl WriteBack {
     /// Stages a fill on the fast tier; `None` when the tier has no room or fails.
@@ -44,7 +44,7 @@ impl Tier for WriteBack {
         let (hint, there, cut) = {
             let mut state = self.fast.state.lock();
             let default = Hint {
-                destination: self.options.unhinted,
+                destination: self.options.default_destination,
                 ..Hint::default()
             };
             let hint = state.take_hint(digest).unwrap_or(default);
@@ -112,7 +112,7 @@ impl Tier for WriteBack {
         self.disk.tier.remove(digest)
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         let mut seen = HashSet::new();
         self.fast.medium.scan(&mut |found| {
             if self.fast.state.lock().has_whole(&found.digest) && seen.insert(found.digest) {
@@ -126,14 +126,14 @@ impl Tier for WriteBack {
         })
     }
 
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.fast.medium.leftovers(&mut |found| {
+    fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
+        self.fast.medium.scan_staged(&mut |found| {
             if self.fast.state.lock().has_partial(&found.digest) {
                 visit(found);
             }
         })?;
         // Other staged bytes on the disk are incomplete copies.
-        self.disk.tier.leftovers(&mut |found| {
+        self.disk.tier.scan_staged(&mut |found| {
             if self.fast.state.lock().on_disk.contains(&found.digest) {
                 visit(found);
             }

@@ -185,8 +185,8 @@ fn line(secret: &HashSecret, access: &Access<Digest>, outcome: Outcome) -> Recor
         shared: access.shared,
         outcome: match outcome {
             Outcome::Hit => RecordedOutcome::Hit,
-            Outcome::Kept => RecordedOutcome::Miss,
-            Outcome::Passed => RecordedOutcome::Passed,
+            Outcome::Miss => RecordedOutcome::Miss,
+            Outcome::Bypass => RecordedOutcome::Passed,
         },
     }
 }
