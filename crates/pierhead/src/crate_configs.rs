@@ -202,42 +202,42 @@ pub(crate) fn worker_threads(config: &Config, machine: &Machine) -> usize {
 pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
     pierhead_proxy::Config {
         default_upstream: config.default_upstream.clone(),
-        known: config.upstreams.keys().cloned().collect(),
+        upstreams: config.upstreams.keys().cloned().collect(),
         rules: config.access.clone(),
-        tag_freshness: config.tags.ttl,
-        answer_within: config.limits.response_timeout,
+        tags_ttl: config.tags.ttl,
+        response_timeout: config.limits.response_timeout,
         max_connections: config.limits.connections,
         limits: pierhead_proxy::Limits {
-            connections_per_client: pierhead_proxy::Limits::connections_of_one(
+            connections_per_client: pierhead_proxy::Limits::default_connections_per_client(
                 config.limits.connections,
             ),
-            fetches: config.limits.downloads,
-            fetches_per_client: (config.limits.downloads / 2).max(1),
-            fetches_per_registry: pierhead_proxy::Limits::fetches_of_one_registry(
+            downloads: config.limits.downloads,
+            downloads_per_client: (config.limits.downloads / 2).max(1),
+            downloads_per_registry: pierhead_proxy::Limits::default_downloads_per_registry(
                 config.limits.downloads,
             ),
-            answer_memory: config.limits.response_memory,
-            answer_memory_per_client: config.limits.response_memory / 2,
+            response_memory: config.limits.response_memory,
+            response_memory_per_client: config.limits.response_memory / 2,
             ..pierhead_proxy::Limits::default()
         },
         auth: auth(config),
-        drain: config.limits.shutdown_grace,
+        shutdown_grace: config.limits.shutdown_grace,
         ..pierhead_proxy::Config::default()
     }
 }
 
 fn auth(config: &Config) -> Auth {
-    let lifetime = config.auth.cache_ttl;
+    let cache_ttl = config.auth.cache_ttl;
     match (config.auth.mode, &config.auth.htpasswd) {
         (AuthMode::None, _) => Auth::Open,
         (AuthMode::Mtls, _) => Auth::Certificate,
         (AuthMode::PassThrough, _) => Auth::PassThrough {
-            lifetime,
+            cache_ttl,
             anonymous: config.auth.anonymous,
         },
         (AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd, Some(file)) => Auth::Htpasswd {
             file: file.clone(),
-            lifetime,
+            cache_ttl,
         },
         // `config::load` refuses this combination. `Certificate` denies every client of a listener without `tls.client_ca`.
         (AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd, None) => Auth::Certificate,

@@ -1,8 +1,8 @@
-//! Work that blocks, off the async threads.
+//! Runs blocking work outside of the async threads.
 
 use crate::error::Error;
 
-/// Runs `work` off the async threads; goes on to its end when nobody waits any more.
+/// Runs `work` on a thread that may block. The work continues to its end when the caller is cancelled.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {

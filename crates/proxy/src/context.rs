@@ -1,4 +1,4 @@
-//! What a request works with: plain data that imports no handler.
+//! The state that a request uses: plain data that imports no handler.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -67,7 +67,7 @@ pub(crate) struct RequestContext {
     shared: Arc<SharedState>,
     pub(crate) generation: Arc<ConfigGeneration>,
     pub(crate) client: Client,
-    /// Pass-through: the request acts with the credentials of a client, which may not read all of the cache.
+    /// Pass-through: the request uses the credentials of a client, which may not read the whole cache.
     acts_for_client: bool,
     /// An operator's command: reads count neither as hits nor as accesses.
     pub(crate) is_operator: bool,
@@ -83,7 +83,7 @@ impl Deref for RequestContext {
 
 /// Access rules and cached upstream responses of one configuration. Requests of another configuration never see them.
 pub(crate) struct ConfigGeneration {
-    /// `None`: everybody is let in.
+    /// `None`: clients need no credentials.
     access: Option<Arc<Authenticator>>,
     pub(crate) negative_cache: NegativeCache,
     pub(crate) document_requests: SharedRequests<TagKey, Result<(Document, CacheOutcome), Error>>,
@@ -91,7 +91,7 @@ pub(crate) struct ConfigGeneration {
     pub(crate) size_requests: SharedRequests<Subject, Result<Option<u64>, Error>>,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(crate) struct SharedState {
     pub(crate) cache: Cache,
     pub(crate) config: ArcSwap<Config>,
@@ -102,23 +102,23 @@ pub(crate) struct SharedState {
     pub(crate) log_dedup: LogDedup,
     /// Log dedup for refusals and failures.
     pub(crate) refusals: RefusalLog,
-    /// A permit to parse a large document in memory. Nobody holds one while it waits for an upstream.
+    /// Permits to parse a large document in memory. No task holds one while it waits for an upstream.
     pub(crate) parsing: Semaphore,
     pub(crate) limits: ResourceLimits,
     pub(crate) fill_owners: FillOwners,
     pub(crate) costs: DownloadCosts,
-    /// `None`: there are no bundles.
-    pub(crate) library: Option<BundleServer>,
-    /// Why there is no library, although the configuration wants one.
-    pub(crate) library_failure: OnceLock<String>,
+    /// `None`: bundles are off, or unavailable.
+    pub(crate) bundle_server: Option<BundleServer>,
+    /// Why bundles are unavailable although the configuration enables them.
+    pub(crate) bundle_server_failure: OnceLock<String>,
     pub(crate) background_pulls: BackgroundPulls,
     /// Passes the hot ranges of images to the fast tier of the cache.
     pub(crate) hot_ranges: HotRanges,
     pub(crate) pending_images: PendingImages,
     /// Slots for plans. Each plan has TOCs in memory.
-    pub(crate) planning: PlanSlots,
-    /// A permit to encode a record that no pack has.
-    pub(crate) making: Arc<Semaphore>,
+    pub(crate) plan_slots: PlanSlots,
+    /// Permits to encode a record that no pack has.
+    pub(crate) encoding: Arc<Semaphore>,
     /// `None` when no CPU quota bounds the process.
     pub(crate) pacer: Option<Arc<CpuPacer>>,
 }
@@ -163,12 +163,12 @@ impl RequestContext {
         }
     }
 
-    /// `None`: everybody is let in.
+    /// `None`: clients need no credentials.
     pub(crate) fn access(&self) -> Option<&Arc<Authenticator>> {
         self.generation.access.as_ref()
     }
 
-    /// A context that acts with the credentials of a client.
+    /// A context that uses the credentials of a client.
     pub(crate) fn for_client(&self, credentials: &ClientCredentials) -> Arc<Self> {
         Arc::new(Self {
             shared: self.shared.clone(),
@@ -197,7 +197,7 @@ impl RequestContext {
             .flatten()
     }
 
-    /// Whether content in the cache may answer for that registry.
+    /// Whether content in the cache may be served for that registry.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         !self.acts_for_client
             || self

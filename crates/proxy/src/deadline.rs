@@ -1,4 +1,4 @@
-//! How long an answer may take, and how long to wait for what.
+//! The deadline of one response, and how much of it a request may wait for an upstream.
 
 use std::time::Duration;
 
@@ -7,41 +7,42 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// By when an answer must leave, and when patience ends before that.
+/// The deadline of one response: a time limit from the start of the request.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
     started: Instant,
-    within: Duration,
+    limit: Duration,
 }
 
 impl Deadline {
-    pub(crate) fn new(within: Duration) -> Self {
+    pub(crate) fn new(limit: Duration) -> Self {
         Self {
             started: Instant::now(),
-            within,
+            limit,
         }
     }
 
-    /// The last moment to wait for an upstream when there is nothing else to answer with. A tenth of
-    /// the time is left to say so.
-    pub(crate) fn last(&self) -> Instant {
-        self.started + self.within * 9 / 10
+    /// Until when to wait for an upstream without a stale response: nine tenths of the limit. The rest is for the error.
+    pub(crate) fn wait_without_stale(&self) -> Instant {
+        self.started + self.limit * 9 / 10
     }
 
-    /// The last moment to wait for it when there is a stale answer, which may need a look upstream too.
-    pub(crate) fn patience(&self) -> Instant {
-        self.started + self.within * 3 / 5
+    /// Until when to wait for an upstream with a stale response: three fifths of the limit. The stale response may need
+    /// an upstream request, too.
+    pub(crate) fn wait_with_stale(&self) -> Instant {
+        self.started + self.limit * 3 / 5
     }
 
-    /// The end of it.
+    /// When the response must begin.
     pub(crate) fn end(&self) -> Instant {
-        self.started + self.within
+        self.started + self.limit
     }
 
-    pub(crate) fn slow(&self, registry: &Registry) -> Error {
+    /// The error of an upstream that did not respond in time.
+    pub(crate) fn upstream_timeout(&self, registry: &Registry) -> Error {
         Error::UpstreamTimeout {
             upstream: registry.to_string(),
-            limit: self.within,
+            limit: self.limit,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Why a request cannot be served; what that is in HTTP is for `respond` to say.
+//! The error type of the proxy. `http::respond` maps it to HTTP.
 
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
@@ -9,68 +9,70 @@ use pierhead_oci::{Digest, ParseError};
 
 use crate::limits::limit::Limit;
 
-/// Whose fault it is follows from the variant: the client's up to `TooManyLogins`, then the
-/// upstream's or ours. `Clone`, because one failed flight is reported to all who wait for it.
+/// Why pierhead cannot serve a request. Up to `TooManyLogins` the client caused the error, then the upstream or pierhead.
+/// `Clone`, because all waiters of a shared request get its error.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
     #[error(transparent)]
     Parse(#[from] ParseError),
-    #[error("ns is no registry: {0}")]
+    #[error("the parameter ns is not a registry: {0}")]
     Namespace(ParseError),
     #[error("pierhead is a pull-through cache and read-only: push to the registry itself")]
     ReadOnly,
     #[error("{name} may not be pulled here: {why}")]
     Forbidden { name: String, why: String },
-    #[error("a request over HTTP/1.1 has exactly one Host, a name or an address and maybe a port")]
+    #[error(
+        "an HTTP/1.1 request needs exactly one Host header: NAME or ADDRESS, with an optional :PORT"
+    )]
     Host,
-    #[error("log in first, with a user and password that are known here")]
+    #[error("log in with a user and password that pierhead knows")]
     LoginRequired,
     #[error(
-        "pierhead takes passwords over TLS or from this machine only: use https:// (tls.cert and tls.key in its configuration)"
+        "pierhead accepts passwords only over TLS or from this machine: use https:// (tls.cert and tls.key in its configuration)"
     )]
     InsecurePassword,
-    #[error("{upstream} does not let this login (or none) read that")]
+    #[error("{upstream} denies read access with these credentials (or without any)")]
     UpstreamDenied { upstream: String },
-    #[error("a client needs a certificate here (tls.client_ca)")]
+    #[error("present a client certificate (tls.client_ca)")]
     NoCertificate,
-    #[error("too many wrong logins from this address; try again later")]
+    #[error("too many failed logins from this address; try again later")]
     TooManyLogins,
     #[error(transparent)]
     Upstream(#[from] pierhead_remote::Error),
     #[error(transparent)]
     Cache(Box<pierhead_cache::Error>),
-    #[error("{upstream} gave no answer within {} ms, and nothing older is cached", limit.as_millis())]
+    #[error("{upstream} did not respond within {} ms, and no older response is cached", limit.as_millis())]
     UpstreamTimeout { upstream: String, limit: Duration },
-    #[error("no answer was ready in time; try again")]
+    #[error("no response was ready in time; try again")]
     Timeout,
     #[error("{upstream} is failing, and {missing} of this image is not cached")]
     BlobNotCached { upstream: String, missing: Digest },
-    #[error("the upstream's document is of no use: {0}")]
+    #[error("the upstream sent an invalid document: {0}")]
     Document(String),
-    #[error("the content ended at byte {at}, before its length")]
+    #[error("the content ended at byte {at}, before its announced length")]
     Truncated { at: u64 },
     #[error("{0}")]
     Limited(Limit),
-    #[error("a task of pierhead died; its log says why")]
+    #[error("a task of pierhead panicked; see the log of pierhead")]
     Internal,
-    #[error("this is asked by POST")]
+    #[error("use POST for this endpoint")]
     PostOnly,
     #[error("the body must be JSON, and its Content-Type application/json")]
     NotJson,
-    #[error("the body did not come in time")]
+    #[error("the body of the request did not arrive in time")]
     BodyTimeout,
     #[error("{0}")]
     BadRequest(String),
-    #[error("there are no bundles here (bundle.size = \"off\")")]
+    #[error("bundles are off (bundle.size = \"off\")")]
     NoBundles,
-    #[error("bundles cannot be had until pierhead restarts: {0}")]
+    #[error("bundles are unavailable until pierhead restarts: {0}")]
     BundlesUnavailable(String),
     #[error("{0}: pull its layers")]
     NotBundled(String),
-    #[error("not all of this image came from the registry that is meant: pull its layers")]
+    #[error("not all of this image came from the requested registry: pull its layers")]
     OriginUnproven,
-    #[error("no image that is meant has that file")]
+    #[error("none of the named images has that file")]
     NoSuchFile,
     #[error("{}", not_ready_text(_0))]
     NotReady(Progress),
@@ -78,23 +80,25 @@ pub(crate) enum Error {
     Pull(String),
     #[error(transparent)]
     Bundle(Arc<pierhead_toc::Error>),
-    #[error("cannot be read: {0}")]
+    #[error("cannot read the bundle: {0}")]
     BundleRead(String),
 }
 
 fn not_ready_text(progress: &Progress) -> String {
     let Progress { stage, done, total } = progress;
     match (stage, total) {
-        (Stage::Pull, 0) => "the image is being pulled; ask again".into(),
+        (Stage::Pull, 0) => "pierhead is pulling the image; try again".into(),
         (Stage::Pull, _) => {
-            format!("the image is being pulled, {done} of {total} bytes; ask again")
+            format!("pierhead is pulling the image, {done} of {total} bytes; try again")
         }
-        (Stage::Index, _) => format!("layers are being read, {done} of {total}; ask again"),
-        _ => "the image waits to be read; ask again".into(),
+        (Stage::Index, _) => {
+            format!("pierhead is indexing the image, {done} of {total} layers; try again")
+        }
+        _ => "the image waits for indexing; try again".into(),
     }
 }
 
-/// Kind of a refusal. Holds no client-chosen text, so the set is bounded.
+/// Kind of a refusal. It holds no text that a client chooses, so the number of kinds is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
     Error(Discriminant<Error>, Option<Detail>),
@@ -109,7 +113,7 @@ pub(crate) enum Detail {
     Limit(Limit),
 }
 
-/// Boxed, since it is four times as large as the others.
+/// Boxed, since a cache error is four times as large as the other variants.
 impl From<pierhead_cache::Error> for Error {
     fn from(error: pierhead_cache::Error) -> Self {
         Self::Cache(Box::new(error))
@@ -122,13 +126,13 @@ impl From<Limit> for Error {
     }
 }
 
-/// Whether a fill got something else than its digest or its announced size says.
+/// Whether a fill got bytes that do not match its digest or its announced size.
 pub(crate) fn is_wrong(error: &pierhead_cache::Error) -> bool {
     use pierhead_cache::Error::{WrongDigest, WrongSize};
     matches!(error, WrongDigest { .. } | WrongSize { .. })
 }
 
-/// What went wrong with all that it comes of, for the log: the text of one error leaves out its sources.
+/// The text of an error followed by the texts of its sources, for the log.
 pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -140,8 +144,8 @@ pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether the cache did as it was told, and would rather not keep it.
-pub(crate) fn is_passed_on(error: &pierhead_cache::Error) -> bool {
+/// Whether the admission policy of the cache refused the blob. The proxy then streams it without storing it.
+pub(crate) fn is_not_admitted(error: &pierhead_cache::Error) -> bool {
     matches!(error, pierhead_cache::Error::NotAdmitted { .. })
 }
 
@@ -156,22 +160,22 @@ impl Error {
         Cause::Error(discriminant(self), detail)
     }
 
-    /// Whether it is what the cache would rather not keep.
-    pub(crate) fn is_passed_on(&self) -> bool {
-        matches!(self, Self::Cache(error) if is_passed_on(error))
+    /// Whether the admission policy of the cache refused the blob.
+    pub(crate) fn is_not_admitted(&self) -> bool {
+        matches!(self, Self::Cache(error) if is_not_admitted(error))
     }
 
-    /// Whether it is our disk that failed: the bytes can still be had from the upstream.
+    /// Whether pierhead's own disk failed. The upstream can still deliver the bytes.
     pub(crate) fn is_storage(&self) -> bool {
         matches!(self, Self::Cache(error) if error.is_storage())
     }
 
-    /// Whether the upstream sent something else than was asked for.
+    /// Whether the upstream sent other content than pierhead requested.
     pub(crate) fn is_wrong_content(&self) -> bool {
         matches!(self, Self::Cache(error) if is_wrong(error))
     }
 
-    /// Whether an older answer is better than this: the upstream is in trouble, or we are.
+    /// Whether a stale response is better than this error: the upstream failed, or pierhead did.
     pub(crate) fn allows_stale(&self) -> bool {
         match self {
             Self::Upstream(error) => error.is_retryable(),
@@ -192,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_says_what_the_system_said() {
+    fn the_text_for_the_log_includes_the_error_of_the_system() {
         let error = pierhead_cache::Error::Io {
             action: "write",
             path: "blob".into(),

@@ -1,4 +1,4 @@
-//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+//! Properties of the parsers that hold for every input. The fuzz targets and the tests of the stored corpus call them.
 
 use std::future::Future;
 use std::task::{Context, Poll, Waker};
@@ -13,13 +13,13 @@ use crate::access::htpasswd::Users;
 use crate::access::rules::Pattern;
 use crate::config::Config;
 use crate::http::http1::head::{MAX_HEAD, RequestHead, parse};
-use crate::http::range::{Selection, is_known, select};
+use crate::http::range::{Selection, matches_etag, select};
 use crate::http::route::route;
 use crate::pull::document::Document;
 use crate::pull::lists::{TagPageRequest, filtered, link};
 use crate::pull::tag_page;
 
-/// The head of a request on a plain connection: what is taken for an ordinary one means one thing only.
+/// The head of a request: a head that the fast path takes is unambiguous.
 pub fn head(input: &[u8]) {
     let RequestHead::Simple(simple) = parse(input) else {
         return;
@@ -31,8 +31,8 @@ pub fn head(input: &[u8]) {
     let headers = &simple.parts.headers;
     assert!(!headers.contains_key("transfer-encoding") && !headers.contains_key("upgrade"));
     let lengths = headers.get_all("content-length");
-    assert!(lengths.iter().all(|length| length == "0"), "it has a body");
-    // It does not depend on what follows, nor on how the bytes came in.
+    assert!(lengths.iter().all(|length| length == "0"), "a body");
+    // The result does not depend on the bytes after the head, or on how the bytes arrive.
     assert!(matches!(parse(&input[..len]), RequestHead::Simple(again) if again.len == len));
     assert!(matches!(
         parse(&input[..len - 1]),
@@ -40,8 +40,7 @@ pub fn head(input: &[u8]) {
     ));
 }
 
-/// The headers that choose of a body: a line of `Range`, then maybe one of `If-Range` and one of
-/// `If-None-Match`.
+/// `Range`, `If-Range` and `If-None-Match`, one value per line of the input.
 pub fn range(input: &[u8]) {
     const TAG: &str = "\"sha256:aa\"";
     let mut headers = HeaderMap::new();
@@ -53,7 +52,7 @@ pub fn range(input: &[u8]) {
             headers.insert(name, value);
         }
     }
-    let _ = is_known(&headers, TAG.as_bytes());
+    let _ = matches_etag(&headers, TAG.as_bytes());
     for size in [0, 1, 2, 1000, u64::MAX] {
         match select(&headers, TAG.as_bytes(), size) {
             Selection::Part { first, last } => assert!(first <= last && last < size),
@@ -63,7 +62,7 @@ pub fn range(input: &[u8]) {
     }
 }
 
-/// A request's path and query: it names a repository of one registry, or is refused.
+/// Path and query of a request: they name a repository of one registry, or are refused.
 pub fn routed(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;
@@ -85,16 +84,20 @@ pub fn routed(input: &[u8]) {
     assert!(!both.split('/').any(climbs), "{both}");
 }
 
-/// A list that is kept, and in the first line the query of a client who wants a page of it.
+/// A page of a cached list. The first line of the input is the query, the rest is the list.
 pub fn lists(input: &[u8]) {
     let range = input.iter().position(|byte| *byte == b'\n');
     let (query, list) = range.map_or((&b""[..], input), |range| {
         (&input[..range], &input[range + 1..])
     });
-    if let Ok(kept) = filtered(list, "application/x") {
-        let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap_or_default();
-        let kept = kept["manifests"].as_array().expect("an index");
-        assert!(kept.iter().all(|it| it["artifactType"] == "application/x"));
+    if let Ok(index) = filtered(list, "application/x") {
+        let index: serde_json::Value = serde_json::from_slice(&index).unwrap_or_default();
+        let manifests = index["manifests"].as_array().expect("an index");
+        assert!(
+            manifests
+                .iter()
+                .all(|it| it["artifactType"] == "application/x")
+        );
     }
     let Ok(query) = std::str::from_utf8(query) else {
         return;
@@ -110,9 +113,10 @@ pub fn lists(input: &[u8]) {
         return;
     };
     assert!(range.first <= range.end && range.end <= document.size());
-    let run = at_once(tag_page::read(&document, &range, [b"[", b"]"])).expect("it is in memory");
+    let page = at_once(tag_page::read(&document, &range, [b"[", b"]"]));
+    let page = page.expect("a document in memory");
     assert_eq!(
-        u64::try_from(run.len()).ok(),
+        u64::try_from(page.len()).ok(),
         Some(range.end - range.first + 2)
     );
     if let Some(last) = &range.next_after {
@@ -128,15 +132,15 @@ pub fn lists(input: &[u8]) {
     }
 }
 
-/// What has nothing to wait for.
+/// The value of a future that is ready at once.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
-        Poll::Pending => panic!("it waits for something"),
+        Poll::Pending => panic!("the future is not ready"),
     }
 }
 
-/// The `Authorization` of a client: user and password, or nothing.
+/// The `Authorization` header of a client.
 pub fn authorization(input: &[u8]) {
     let Ok(header) = HeaderValue::from_bytes(input) else {
         return;
@@ -147,7 +151,7 @@ pub fn authorization(input: &[u8]) {
     }
 }
 
-/// A file of users: no error tells a hash.
+/// An htpasswd file: an error names a line of the file.
 pub fn htpasswd(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;
@@ -160,7 +164,7 @@ pub fn htpasswd(input: &[u8]) {
     }
 }
 
-/// A pattern of the lists of what is allowed: it is read as it is written.
+/// An access rule: writing and parsing it again gives the same rule.
 pub fn pattern(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;

@@ -1,8 +1,14 @@
-//! The Distribution API, pull side, over a cache and a registry client.
+//! The pull side of the OCI Distribution API, on top of the cache and the registry client.
 //!
-//! Layers, from the socket up: `http` (listener, TLS, HTTP/1.1 and HTTP/2, responses), `access` and `limits`
-//! (who may, and how much), `pull` (cache, shared downloads, upstream, stale) and `bundle` (the bundle extension).
-//! All of them work with `context`, which is plain data. Only `http::respond` maps errors to HTTP.
+//! Modules, from the socket up:
+//!
+//! - `http`: listener, TLS, HTTP/1.1, HTTP/2, responses
+//! - `access`: authentication and authorization of clients
+//! - `limits`: bounds on what one client, one registry and all together take
+//! - `pull`: cache hits, shared downloads, upstream requests, stale responses
+//! - `bundle`: the bundle extension
+//!
+//! All of them use `context`, which is plain data. Only `http::respond` maps errors to HTTP.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +30,7 @@ mod proxy;
 mod pull;
 mod refusal_log;
 mod shared_requests;
+mod ttl_cache;
 
 pub use access::htpasswd::check as check_htpasswd;
 pub use access::rules::{Pattern, Rules};

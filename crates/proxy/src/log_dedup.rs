@@ -1,70 +1,76 @@
-//! Log dedup: a line that was logged within the last minute is not logged again.
+//! Log dedup: pierhead does not log the same line again within a minute.
 
-use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hash};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use moka::sync::Cache;
 
-/// How long something is not said again.
-const LIFETIME: Duration = Duration::from_secs(60);
-/// At 32 bytes each; when there are more, they are all forgotten and said once more.
-const MAX_ENTRIES: usize = 8192;
+use crate::ttl_cache::ttl_cache;
 
-/// See the head of this module. Keeps keyed hashes, not what they are of.
-#[derive(Default)]
+/// How long the same line is not logged again.
+const LOG_DEDUP_TTL: Duration = Duration::from_secs(60);
+/// Maximum number of remembered lines, of about 200 bytes each. A line that the cache forgets early is logged once more.
+const MAX_LOGGED_LINES: u64 = 8192;
+
+/// The lines of the last minute, as keyed hashes.
 pub(crate) struct LogDedup {
-    keys: RandomState,
-    last_logged: Mutex<HashMap<u64, Instant>>,
+    hashes: RandomState,
+    logged: Cache<u64, ()>,
+}
+
+impl Default for LogDedup {
+    fn default() -> Self {
+        Self::with_ttl(LOG_DEDUP_TTL)
+    }
 }
 
 impl LogDedup {
-    /// Whether this is to be said now: it was not within the last minute.
-    pub(crate) fn is_new(&self, what: impl Hash) -> bool {
-        self.is_new_at(what, Instant::now())
+    fn with_ttl(ttl: Duration) -> Self {
+        Self {
+            hashes: RandomState::new(),
+            logged: ttl_cache(MAX_LOGGED_LINES, ttl),
+        }
     }
 
-    fn is_new_at(&self, what: impl Hash, now: Instant) -> bool {
-        let key = self.keys.hash_one(what);
-        let mut last_logged = self.last_logged.lock();
-        let is_recent = |logged: &Instant| now.saturating_duration_since(*logged) < LIFETIME;
-        if last_logged.get(&key).is_some_and(is_recent) {
-            return false;
-        }
-        if last_logged.len() >= MAX_ENTRIES {
-            last_logged.retain(|_, logged| is_recent(logged));
-            if last_logged.len() >= MAX_ENTRIES {
-                last_logged.clear();
-            }
-        }
-        last_logged.insert(key, now);
-        true
+    /// Whether to log `line` now. Only one of several concurrent callers with the same line gets `true`.
+    pub(crate) fn is_new(&self, line: impl Hash) -> bool {
+        let entry = self.logged.entry(self.hashes.hash_one(line));
+        entry.or_insert(()).is_fresh()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
-    fn the_same_is_said_once_a_minute() {
-        let (logged, now) = (LogDedup::default(), Instant::now());
-        assert!(logged.is_new_at(("a", 1), now) && logged.is_new_at(("a", 2), now));
-        assert!(!logged.is_new_at(("a", 1), now));
-        assert!(!logged.is_new_at(("a", 1), now + LIFETIME / 2));
+    fn the_same_line_is_logged_once_in_the_period() {
+        let ttl = Duration::from_millis(200);
+        let (dedup, start) = (LogDedup::with_ttl(ttl), Instant::now());
+        assert!(dedup.is_new(("a", 1)) && dedup.is_new(("a", 2)));
+        let mut repeats = 0;
+        while !dedup.is_new(("a", 1)) {
+            repeats += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(repeats > 0);
         assert!(
-            logged.is_new_at(("a", 1), now + LIFETIME),
-            "counted from when it was said"
+            start.elapsed() >= ttl,
+            "the period begins with the line that was logged"
         );
+        assert!(start.elapsed() < 10 * ttl, "a repeat does not extend it");
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
-        let (logged, now) = (LogDedup::default(), Instant::now());
-        for nth in 0..3 * MAX_ENTRIES {
-            assert!(logged.is_new_at(nth, now));
-            assert!(logged.last_logged.lock().len() <= MAX_ENTRIES);
+    fn the_number_of_remembered_lines_is_bounded() {
+        let dedup = LogDedup::default();
+        for nth in 0..3 * MAX_LOGGED_LINES {
+            assert!(dedup.is_new(nth));
         }
+        dedup.logged.run_pending_tasks();
+        assert!(dedup.logged.entry_count() <= MAX_LOGGED_LINES);
     }
 }

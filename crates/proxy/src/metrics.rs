@@ -1,4 +1,4 @@
-//! What the proxy counts. Labels are bounded: never a digest, a name, a tag or an address.
+//! Metrics of the proxy. Labels are bounded: never a digest, a name, a tag or an address.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::limits::limit::Limit;
 
-/// Which part of the API was asked.
+/// The endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EndpointKind {
     Base,
@@ -82,16 +82,16 @@ impl EncodeLabelValue for EndpointKind {
     }
 }
 
-/// Where an answer came from: the `X-Cache` header says the same.
+/// Where a response came from. The `X-Cache` header has the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CacheOutcome {
-    /// The cache, as the upstream has it.
+    /// The cache, with a fresh response.
     Hit,
-    /// The upstream, now.
+    /// The upstream.
     Miss,
-    /// The cache, since the upstream could not be asked.
+    /// The cache, with a stale response, since the upstream failed.
     Stale,
-    /// Neither: answered by the proxy itself.
+    /// Neither: the proxy itself made the response.
     None,
 }
 
@@ -127,11 +127,11 @@ impl EncodeLabelValue for CacheOutcome {
 struct RequestLabels {
     endpoint: EndpointKind,
     cache: CacheOutcome,
-    /// The class, spelled as by the counter of requests to upstreams.
+    /// The status class, with the same values as for requests to upstreams.
     status: &'static str,
 }
 
-/// By the status's first digit.
+/// Status classes, by the first digit of the status.
 const STATUS_CLASSES: [&str; CLASSES] = ["other", "1xx", "2xx", "3xx", "4xx", "5xx"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -143,8 +143,8 @@ const KINDS: usize = 10;
 const OUTCOMES: usize = 4;
 const CLASSES: usize = 6;
 
-/// What answers are like: each of these has a series from the start, so that its first increase is seen.
-const USUAL: [(CacheOutcome, usize); 6] = [
+/// Usual kinds of responses. Each has a series from the start, so that queries see its first increase.
+const USUAL_RESPONSES: [(CacheOutcome, usize); 6] = [
     (CacheOutcome::Hit, 2),
     (CacheOutcome::Miss, 2),
     (CacheOutcome::Stale, 2),
@@ -153,24 +153,24 @@ const USUAL: [(CacheOutcome, usize); 6] = [
     (CacheOutcome::None, 5),
 ];
 
-/// A metric an endpoint, found by its number: looking it up by its label costs ten times as much as
-/// counting, and a request counts five times.
+/// One metric for each endpoint, in an array. A lookup by label costs ten times as much as counting, and each request
+/// counts five times.
 #[derive(Clone)]
-struct PerKind<M> {
+struct PerEndpoint<M> {
     family: Family<EndpointLabels, M>,
-    found: [M; KINDS],
+    by_kind: [M; KINDS],
 }
 
-impl<M: Clone + 'static> PerKind<M> {
+impl<M: Clone + 'static> PerEndpoint<M> {
     fn new(new: fn() -> M) -> Self {
         let family = Family::new_with_constructor(new);
-        let found = EndpointKind::ALL
+        let by_kind = EndpointKind::ALL
             .map(|endpoint| family.get_or_create_owned(&EndpointLabels { endpoint }));
-        Self { family, found }
+        Self { family, by_kind }
     }
 
     fn of(&self, kind: EndpointKind) -> &M {
-        &self.found[kind as usize]
+        &self.by_kind[kind as usize]
     }
 }
 
@@ -179,32 +179,35 @@ struct LimitLabels {
     limit: Limit,
 }
 
-/// A value, registered by whoever shows metrics.
+/// The metrics of one proxy.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     requests: Family<RequestLabels, Counter>,
-    found: [[[OnceLock<Counter>; CLASSES]; OUTCOMES]; KINDS],
-    bytes_out: PerKind<Counter>,
-    first_byte: PerKind<Histogram>,
-    total: PerKind<Histogram>,
+    /// The counters of `requests`, for a lookup without labels.
+    request_counters: [[[OnceLock<Counter>; CLASSES]; OUTCOMES]; KINDS],
+    bytes_out: PerEndpoint<Counter>,
+    first_byte: PerEndpoint<Histogram>,
+    total: PerEndpoint<Histogram>,
     pub(crate) connections: Gauge,
     pub(crate) accepted: Counter,
     pub(crate) refused: Counter,
-    /// Closed so that a client with fewer could connect.
+    /// Connections that were closed for a client with fewer connections.
     pub(crate) displaced: Counter,
     limited: Family<LimitLabels, Counter>,
-    pub(crate) gone: Counter,
+    /// Responses that the client did not read to the end.
+    pub(crate) cancelled: Counter,
     pub(crate) stalled: Counter,
-    pub(crate) cut: Counter,
+    /// Responses whose content failed.
+    pub(crate) aborted: Counter,
     /// Seconds.
-    pub(crate) quota_waited: Counter<f64, AtomicU64>,
+    pub(crate) cpu_pacer_waited: Counter<f64, AtomicU64>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let requests = Family::default();
         for endpoint in EndpointKind::ALL {
-            for (cache, class) in USUAL {
+            for (cache, class) in USUAL_RESPONSES {
                 let labels = RequestLabels {
                     endpoint,
                     cache,
@@ -219,31 +222,33 @@ impl Default for Metrics {
         }
         Self {
             requests,
-            found: Default::default(),
-            bytes_out: PerKind::new(Counter::default),
-            // 1 ms to 8 s: a warm answer takes microseconds, the limit of an answer is 5 s.
-            first_byte: PerKind::new(|| Histogram::new([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 8.0])),
+            request_counters: Default::default(),
+            bytes_out: PerEndpoint::new(Counter::default),
+            // 1 ms to 8 s: a hit takes microseconds, and the default of `limits.response_timeout` is 5 s.
+            first_byte: PerEndpoint::new(|| {
+                Histogram::new([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 8.0])
+            }),
             // 1 ms to 10 min: a layer of gigabytes over a slow uplink.
-            total: PerKind::new(|| Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0])),
+            total: PerEndpoint::new(|| Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0])),
             connections: Gauge::default(),
             accepted: Counter::default(),
             refused: Counter::default(),
             displaced: Counter::default(),
             limited,
-            gone: Counter::default(),
+            cancelled: Counter::default(),
             stalled: Counter::default(),
-            cut: Counter::default(),
-            quota_waited: Counter::default(),
+            aborted: Counter::default(),
+            cpu_pacer_waited: Counter::default(),
         }
     }
 }
 
 impl Metrics {
-    /// A request was answered so.
-    pub(crate) fn answered(&self, kind: EndpointKind, outcome: CacheOutcome, status: StatusCode) {
+    /// Counts one response.
+    pub(crate) fn responded(&self, kind: EndpointKind, outcome: CacheOutcome, status: StatusCode) {
         let class = usize::from(status.as_u16() / 100);
         let class = if class < CLASSES { class } else { 0 };
-        self.found[kind as usize][outcome as usize][class]
+        self.request_counters[kind as usize][outcome as usize][class]
             .get_or_init(|| {
                 let labels = RequestLabels {
                     endpoint: kind,
@@ -255,22 +260,22 @@ impl Metrics {
             .inc();
     }
 
-    /// Bytes of content were handed over.
+    /// Counts bytes of content that were handed to the socket.
     pub(crate) fn sent(&self, kind: EndpointKind, bytes: u64) {
         self.bytes_out.of(kind).inc_by(bytes);
     }
 
-    /// The first byte of an answer's content was handed over after so many seconds.
+    /// Records the seconds from the head of a request to the first byte of its response.
     pub(crate) fn first_byte(&self, kind: EndpointKind, seconds: f64) {
         self.first_byte.of(kind).observe(seconds);
     }
 
-    /// An answer ended after so many seconds.
+    /// Records the seconds from the head of a request to the end of its response.
     pub(crate) fn ended(&self, kind: EndpointKind, seconds: f64) {
         self.total.of(kind).observe(seconds);
     }
 
-    /// Somebody was refused or cut for the sake of that limit.
+    /// Counts a request that was refused, or a connection that was aborted, because of that limit.
     pub(crate) fn limited(&self, limit: Limit) {
         self.limited.get_or_create(&LimitLabels { limit }).inc();
     }
@@ -278,7 +283,7 @@ impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "requests",
-            "Requests answered, by endpoint, by where the answer came from, by status class",
+            "Responses, by endpoint, by origin (hit, miss, stale or none), by status class",
             self.requests.clone(),
         );
         registry.register_with_unit(
@@ -289,13 +294,13 @@ impl Metrics {
         );
         registry.register_with_unit(
             "first_byte",
-            "From the request's head to the answer's first byte",
+            "From the request's head to the first byte of the response",
             Unit::Seconds,
             self.first_byte.family.clone(),
         );
         registry.register_with_unit(
             "response",
-            "From the request's head to the answer's last byte",
+            "From the request's head to the last byte of the response",
             Unit::Seconds,
             self.total.family.clone(),
         );
@@ -311,39 +316,39 @@ impl Metrics {
         );
         registry.register(
             "connections_refused",
-            "Connections over the limit, answered 503 or closed",
+            "Connections over the limit, which got 503 or were closed",
             self.refused.clone(),
         );
         registry.register(
             "connections_displaced",
-            "Idle or half-sent connections closed so that a client with fewer could connect",
+            "Idle or half-sent connections closed for a client with fewer connections",
             self.displaced.clone(),
         );
         registry.register(
             "limited",
-            "Requests refused and connections cut, by the limit that was reached",
+            "Requests refused and connections aborted, by the limit that was reached",
             self.limited.clone(),
         );
         registry.register(
-            "clients_gone",
-            "Answers that a client left before their end",
-            self.gone.clone(),
+            "responses_cancelled",
+            "Responses that the client did not read to the end",
+            self.cancelled.clone(),
         );
         registry.register(
             "clients_stalled",
-            "Connections cut because the client took nothing for too long",
+            "Connections aborted because the client stopped reading",
             self.stalled.clone(),
         );
         registry.register(
             "responses_aborted",
-            "Answers cut because their content failed on the way",
-            self.cut.clone(),
+            "Responses aborted because reading their content failed",
+            self.aborted.clone(),
         );
         registry.register_with_unit(
             "cpu_pacer_waited",
-            "Time that pieces of blobs, each by itself, waited for CPU time within the cgroup's quota",
+            "Sum of the times that single pieces of blobs waited for CPU time within the cgroup's quota",
             Unit::Seconds,
-            self.quota_waited.clone(),
+            self.cpu_pacer_waited.clone(),
         );
     }
 }

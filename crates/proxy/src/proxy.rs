@@ -1,4 +1,4 @@
-//! The proxy as the binary sees it.
+//! `Proxy`: the interface of this crate for the `pierhead` binary.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -36,12 +36,14 @@ use crate::pull::fill_owner::FillOwners;
 use crate::pull::warm::{self, Progress};
 use crate::refusal_log::RefusalLog;
 
-/// Documents are up to 4 MiB and take more in memory when parsed: so many at once.
-const PARSING: usize = 2;
-
-/// Plans made at once; and records that no pack has, each up to 4 MiB and a core's work.
-const PLANNING: usize = 2;
-const MAKING: usize = 2;
+/// Maximum number of large documents that are parsed at the same time. A document has up to 4 MiB, and takes more memory
+/// when parsed.
+const MAX_PARSING: usize = 2;
+/// Maximum number of bundle plans that are computed at the same time.
+const MAX_PLANNING: usize = 2;
+/// Maximum number of records (frames that no pack has) that are encoded at the same time. A record has up to 4 MiB and
+/// occupies one core.
+const MAX_ENCODING: usize = 2;
 
 /// The proxy; clones share everything.
 #[derive(Clone)]
@@ -54,77 +56,84 @@ impl Proxy {
         self.0.current()
     }
 
-    /// Wires a cache and a client together. Reads the file of users when there is one, which blocks.
+    /// A proxy without bundles. Blocks when it has to read an htpasswd file.
     pub fn new(cache: Cache, client: Client, config: Config) -> Self {
-        Self::with_library(cache, client, config, None)
+        Self::with_bundle_server(cache, client, config, None)
     }
 
-    /// The same with bundles, if there is a library: what is pulled is offered to it.
-    pub fn with_library(
+    /// A proxy that offers pulled images to `bundle_server`. Blocks like [`Proxy::new`].
+    pub fn with_bundle_server(
         cache: Cache,
         client: Client,
         config: Config,
-        library: Option<BundleServer>,
+        bundle_server: Option<BundleServer>,
     ) -> Self {
         let limits = ResourceLimits::new(config.limits.clone());
         let access_metrics = access::metrics::AccessMetrics::default();
         let metrics = Arc::<crate::metrics::Metrics>::default();
         let threads = Handle::try_current().map_or(1, |handle| handle.metrics().num_workers());
-        let pacer = |quota| Arc::new(CpuPacer::new(quota, threads, metrics.quota_waited.clone()));
+        let pacer = |budget| {
+            Arc::new(CpuPacer::new(
+                budget,
+                threads,
+                metrics.cpu_pacer_waited.clone(),
+            ))
+        };
         let access = Authenticator::new(&config.auth, &access_metrics, cache.panics());
         cache.tags().set_configured(config.configured());
         let shared = SharedState {
             client,
             access_metrics,
             cache,
-            pacer: config.quota.clone().map(pacer),
+            pacer: config.cpu_budget.clone().map(pacer),
             config: ArcSwap::from_pointee(config),
             metrics,
             log_dedup: LogDedup::default(),
             refusals: RefusalLog::default(),
-            parsing: Semaphore::new(PARSING),
+            parsing: Semaphore::new(MAX_PARSING),
             limits,
             fill_owners: FillOwners::default(),
             costs: DownloadCosts::default(),
-            library,
-            library_failure: OnceLock::new(),
+            bundle_server,
+            bundle_server_failure: OnceLock::new(),
             pending_images: PendingImages::default(),
             background_pulls: BackgroundPulls::default(),
             hot_ranges: HotRanges::default(),
-            planning: PlanSlots::new(PLANNING),
-            making: Arc::new(Semaphore::new(MAKING)),
+            plan_slots: PlanSlots::new(MAX_PLANNING),
+            encoding: Arc::new(Semaphore::new(MAX_ENCODING)),
         };
         let shared = Arc::new(shared);
         Self(CurrentContext::new(shared, access))
     }
 
-    /// Says why bundles cannot be had although the configuration wants them. Requests for bundles then get this text and 503.
-    /// Only the first call counts.
-    pub fn set_library_failure(&self, why: String) {
-        let _ = self.0.shared.library_failure.set(why);
+    /// Sets why bundles are unavailable although the configuration enables them. Requests for bundles then get this text
+    /// and 503. Only the first call counts.
+    pub fn set_bundle_server_failure(&self, why: String) {
+        let _ = self.0.shared.bundle_server_failure.set(why);
     }
 
-    /// What of the cache a library reads.
+    /// The blobs of the cache, as a bundle server reads them.
     pub fn blobs(cache: &Cache) -> Arc<dyn pierhead_toc::Blobs> {
         Arc::new(CacheBlobs(cache.clone()))
     }
 
-    /// Tells the cache what starts read of the images that were traced before this one began, for its fast tier: one after another, at the
-    /// pace of work that can wait. Returns when that is done.
-    pub async fn tell_hot(&self) {
-        if let Some(library) = self.0.shared.library.clone() {
+    /// Passes the hot ranges of all images with a trace to the cache, for its fast tier. Runs as background work, and
+    /// returns at the end.
+    pub async fn report_hot_ranges(&self) {
+        if let Some(bundle_server) = self.0.shared.bundle_server.clone() {
             let cache = self.0.shared.cache.clone();
-            self.0.shared.hot_ranges.report_all(library, cache).await;
+            let hot_ranges = &self.0.shared.hot_ranges;
+            hot_ranges.report_all(bundle_server, cache).await;
         }
     }
 
-    /// Offers the library what was cached before it knew of it (while there were no bundles, or in another process's days),
-    /// at the pace of work that can wait. Returns when that is done.
+    /// Offers all cached images to the bundle server, since it may not know them: bundles were off, or the process ended
+    /// before it indexed them. Runs as background work, and returns at the end.
     pub async fn offer_stored(&self) {
-        if let Some(library) = &self.0.shared.library {
-            let offered = offer_stored(library, &self.0.shared.cache).await;
+        if let Some(bundle_server) = &self.0.shared.bundle_server {
+            let offered = offer_stored(bundle_server, &self.0.shared.cache).await;
             if let Err(error) = offered {
-                tracing::warn!(error = %with_sources(&error), "what is cached is bundled when it is asked for");
+                tracing::warn!(error = %with_sources(&error), "cannot list the cached images: each is indexed when a client requests its bundle");
             }
         }
     }
@@ -139,7 +148,7 @@ impl Proxy {
             Authenticator::new(&config.auth, &shared.access_metrics, shared.cache.panics())
         } else {
             if let Some(access) = old.access() {
-                access.look_again();
+                access.recheck_file();
             }
             old.access().cloned()
         };
@@ -148,11 +157,11 @@ impl Proxy {
         shared.config.store(Arc::new(config));
     }
 
-    /// Serves until `stop` resolves, then drains: no new connections, requests under way may finish
-    /// within the configured time. HTTP/1.1 and HTTP/2; TLS when given.
+    /// Serves HTTP/1.1 and HTTP/2, over TLS if `tls` is set, until `stop` resolves. Then it accepts no further connections,
+    /// and requests in progress may take [`Config::shutdown_grace`].
     ///
     /// # Errors
-    /// TLS files that cannot be used; the message names the file.
+    /// A TLS file is unusable. The message names the file.
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -162,10 +171,11 @@ impl Proxy {
         listener::serve(self.0.clone(), listener, tls, stop).await
     }
 
-    /// Pulls an image (of an index: those platforms that are named, all when none) into the cache, as a client would.
+    /// Pulls an image into the cache, as a client does. Of an index it pulls the images for `platforms`, or all images
+    /// when `platforms` is empty.
     ///
     /// # Errors
-    /// A text for people: what failed, at which upstream.
+    /// A message that names the failure and the upstream.
     pub async fn warm(
         &self,
         reference: &Reference,
@@ -173,9 +183,9 @@ impl Proxy {
         progress: impl FnMut(Progress) + Send,
     ) -> Result<Progress, String> {
         let started = Instant::now();
-        let own = self.0.shared.limits.own();
-        let (context, goes_on) = (self.0.current().for_operator(), std::future::pending());
-        let warmed = warm::warm(&context, &own, reference, platforms, goes_on, progress).await;
+        let operator = self.0.shared.limits.operator();
+        let (context, never) = (self.0.current().for_operator(), std::future::pending());
+        let warmed = warm::warm(&context, &operator, reference, platforms, never, progress).await;
         let seconds = download_log::seconds(started);
         match &warmed {
             Ok(Progress { blobs, bytes, .. }) => {
@@ -191,26 +201,26 @@ impl Proxy {
     /// Describes a cached image. Counts neither as a hit nor as an access.
     ///
     /// # Errors
-    /// A text for people: the image is not in the cache.
+    /// A message that says that the image is not in the cache.
     pub async fn cached(&self, reference: &Reference) -> Result<CachedImage, String> {
         let (cache, reference) = (self.0.shared.cache.clone(), reference.clone());
         blocking(move || CachedImage::read(&cache, &reference)).await
     }
 
-    /// The tags and digests to delete when an image is removed. `known`: all images with a tag.
+    /// The tags and digests to delete when an image is removed. `tagged`: all images with a tag.
     ///
     /// # Errors
-    /// A text for people: the image is not in the cache.
+    /// A message that says that the image is not in the cache.
     pub async fn removal(
         &self,
         reference: &Reference,
-        known: Vec<Reference>,
+        tagged: Vec<Reference>,
     ) -> Result<Removal, String> {
         let (cache, reference) = (self.0.shared.cache.clone(), reference.clone());
-        blocking(move || Removal::of(&cache, &reference, &known)).await
+        blocking(move || Removal::of(&cache, &reference, &tagged)).await
     }
 
-    /// Registers the metrics of the proxy; the caller gives the prefix.
+    /// Registers the metrics of the proxy. The registry of the caller adds the prefix.
     pub fn register(&self, registry: &mut Metrics) {
         self.0.shared.metrics.register(registry);
         self.0.shared.access_metrics.register(registry);
@@ -232,7 +242,7 @@ mod tests {
     use crate::pull::negative_cache::Subject;
 
     #[tokio::test]
-    async fn requests_behind_a_reload_share_what_it_made_and_nothing_of_those_before() {
+    async fn requests_after_a_reload_share_a_new_context_without_earlier_errors() {
         let data = tempfile::tempdir().unwrap();
         let config = pierhead_cache::Config::new(data.path(), 1 << 20);
         let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
@@ -242,8 +252,8 @@ mod tests {
         proxy.reload(Config::default());
         let new = proxy.current();
         assert!(!Arc::ptr_eq(&old, &new));
-        assert!(Arc::ptr_eq(&new, &proxy.current()), "made once");
-        // A request of the old configuration learns that the upstream refuses its credentials.
+        assert!(Arc::ptr_eq(&new, &proxy.current()), "one context");
+        // The upstream denies a request of the old configuration.
         let registry: Registry = "example.com".parse().unwrap();
         let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"a");
         let subject = || Subject::Blob(registry.clone(), "app".parse().unwrap(), digest);
@@ -253,7 +263,7 @@ mod tests {
         };
         old.generation
             .negative_cache
-            .failed(&registry, subject(), &denied);
+            .record_failure(&registry, subject(), &denied);
         assert!(old.generation.negative_cache.error(&subject()).is_some());
         assert!(new.generation.negative_cache.error(&subject()).is_none());
     }

@@ -18,19 +18,20 @@ use tokio::time::Instant;
 
 use crate::error::Cause;
 
-/// How long repeats are only counted.
+/// The window of an entry: how long repeats are only counted.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Maximum number of entries, of about 400 bytes each.
 const MAX_ENTRIES: usize = 1024;
 /// Maximum number of images with a line of their own, for one window, cause, client and registry.
-const MAX_IMAGES: usize = 8;
-/// Bytes of an error's text in the line with the count.
-const MAX_TEXT: usize = 256;
+const MAX_LOGGED_IMAGES: usize = 8;
+/// Maximum bytes of an error's text in the line with the count.
+const MAX_ERROR_BYTES: usize = 256;
 
 /// Decides which refusals are logged. Clones share one table. Takes a lock, so only refusals may use it.
 #[derive(Clone, Default)]
 pub(crate) struct RefusalLog(Arc<RefusalTable>);
 
+/// This is no general cache, since the count of an entry must not get lost.
 #[derive(Default)]
 struct RefusalTable {
     hashes: RandomState,
@@ -42,7 +43,7 @@ pub(crate) struct Refusal<'a> {
     /// The message of the line, such as `pull refused`.
     pub(crate) event: &'static str,
     pub(crate) cause: Cause,
-    /// `None` when it concerns the registry and not a client.
+    /// `None`: the refusal concerns the registry and not a client.
     pub(crate) client: Option<IpAddr>,
     pub(crate) registry: Option<&'a Registry>,
 }
@@ -57,7 +58,7 @@ struct Key {
 
 struct Entry {
     until: Instant,
-    /// Keyed hashes.
+    /// Keyed hashes of the images that were logged.
     images: Vec<u64>,
     repeats: u64,
     client: Option<IpAddr>,
@@ -91,7 +92,7 @@ impl RefusalLog {
         match entries.get_mut(&key) {
             Some(entry) if !is_over(entry) => {
                 let is_known = entry.images.contains(&image);
-                if !is_known && entry.images.len() < MAX_IMAGES {
+                if !is_known && entry.images.len() < MAX_LOGGED_IMAGES {
                     entry.images.push(image);
                     return true;
                 }
@@ -139,8 +140,8 @@ impl RefusalLog {
 }
 
 fn bounded(mut text: String) -> String {
-    if text.len() > MAX_TEXT {
-        text.truncate(text.floor_char_boundary(MAX_TEXT));
+    if text.len() > MAX_ERROR_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_ERROR_BYTES));
         text.push('…');
     }
     text
@@ -202,33 +203,37 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        assert!(again(), "another window");
+        assert!(again(), "the next window");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn some_images_are_named_and_the_rest_is_counted() {
+    async fn a_few_images_are_logged_and_the_others_are_counted() {
         let log = RefusalLog::default();
         let one = registry(1);
         let named = (0..1000)
             .filter(|image| log.is_new(&refusal(client(1), &one), image, &Error::Timeout))
             .count();
-        assert_eq!(named, MAX_IMAGES);
+        assert_eq!(named, MAX_LOGGED_IMAGES);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_table_and_its_lines_are_bounded() {
         let log = RefusalLog::default();
-        let long = "x".repeat(4 * MAX_TEXT);
+        let long = "x".repeat(4 * MAX_ERROR_BYTES);
         let mut lines = 0;
         for nth in 0..3 * MAX_ENTRIES {
             let of = registry(nth);
             lines += usize::from(log.is_new(&refusal(client(1), &of), nth, &long));
             assert!(log.lock().len() <= MAX_ENTRIES + 1);
         }
-        assert_eq!(lines, MAX_ENTRIES + MAX_IMAGES);
-        assert!(log.lock().values().all(|it| it.error.len() <= MAX_TEXT + 3));
+        assert_eq!(lines, MAX_ENTRIES + MAX_LOGGED_IMAGES);
+        assert!(
+            log.lock()
+                .values()
+                .all(|it| it.error.len() <= MAX_ERROR_BYTES + 3)
+        );
         tokio::time::sleep(WINDOW + Duration::from_millis(1)).await;
         assert!(log.is_new(&refusal(client(2), &registry(0)), 0, &long));
-        assert_eq!(log.lock().len(), 1, "what has ended gives way");
+        assert_eq!(log.lock().len(), 1, "expired entries make room");
     }
 }

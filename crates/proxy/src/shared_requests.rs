@@ -11,17 +11,17 @@ use tokio::sync::watch;
 
 use crate::limits::limit::Limit;
 
-/// Shared requests at once: each holds a connection to an upstream, which may be one that answers nothing, and
-/// goes on when its client has left.
+/// Maximum number of shared requests in progress. Each holds a connection to an upstream, which may never respond, and
+/// continues after its clients left.
 pub(crate) const MAX_SHARED_REQUESTS: usize = 512;
 
-/// Shared requests under way, by their key. Each is a task of its own, so a caller that leaves cancels nothing.
+/// Shared requests in progress, by key. Each runs in its own task, so a caller that leaves cancels nothing.
 pub(crate) struct SharedRequests<K, V> {
-    under_way: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
+    in_progress: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
     panics: Panics,
 }
 
-/// A wait for one flight's answer.
+/// A wait for the result of one shared request.
 pub(crate) struct PendingResponse<V>(watch::Receiver<Option<V>>);
 
 impl<K, V> SharedRequests<K, V>
@@ -29,18 +29,18 @@ where
     K: Eq + Hash + Clone + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// `panics` counts the flights that die.
+    /// `panics` counts the shared requests that panic.
     pub(crate) fn new(panics: Panics) -> Self {
         Self {
-            under_way: Arc::default(),
+            in_progress: Arc::default(),
             panics,
         }
     }
 
-    /// Joins the flight under way, or starts `make`'s.
+    /// Joins the request in progress under `key`, or starts the one that `make` returns.
     ///
     /// # Errors
-    /// When [`MAX_SHARED_REQUESTS`] others are under way, or `make` says that another limit is reached.
+    /// [`MAX_SHARED_REQUESTS`] others are in progress, or `make` returns that another limit is reached.
     pub(crate) fn join<F>(
         &self,
         key: &K,
@@ -49,48 +49,48 @@ where
     where
         F: Future<Output = V> + Send + 'static,
     {
-        let mut under_way = self.under_way.lock();
-        if let Some(answer) = under_way.get(key) {
-            return Ok(PendingResponse(answer.clone()));
+        let mut in_progress = self.in_progress.lock();
+        if let Some(result) = in_progress.get(key) {
+            return Ok(PendingResponse(result.clone()));
         }
-        if under_way.len() >= MAX_SHARED_REQUESTS {
-            return Err(Limit::Fetches);
+        if in_progress.len() >= MAX_SHARED_REQUESTS {
+            return Err(Limit::UpstreamRequests);
         }
         let request = make()?;
         let (sender, receiver) = watch::channel(None);
-        under_way.insert(key.clone(), receiver.clone());
-        let entry = InFlightEntry {
-            under_way: self.under_way.clone(),
+        in_progress.insert(key.clone(), receiver.clone());
+        let entry = InProgressEntry {
+            in_progress: self.in_progress.clone(),
             key: key.clone(),
         };
         let watch = self.panics.watch(BackgroundTask::SharedRequest);
         tokio::spawn(async move {
             let _watch = watch;
-            let answer = request.await;
-            // Off the list first: whoever comes now starts anew and does not get an old answer.
+            let result = request.await;
+            // Before the result is sent: a caller that comes now starts a new request and gets no old result.
             drop(entry);
-            sender.send_replace(Some(answer));
+            sender.send_replace(Some(result));
         });
         Ok(PendingResponse(receiver))
     }
 }
 
 impl<V: Clone> PendingResponse<V> {
-    /// The answer; `None` when the flight's task died. Cancel safe.
-    pub(crate) async fn answer(mut self) -> Option<V> {
+    /// The result; `None` when the task of the request panicked. Cancel safe.
+    pub(crate) async fn result(mut self) -> Option<V> {
         self.0.wait_for(Option::is_some).await.ok()?.clone()
     }
 }
 
-/// Takes the key off the list also when the flight panics or is aborted.
-struct InFlightEntry<K: Eq + Hash, V> {
-    under_way: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
+/// Removes the key, also when the request panics or is aborted.
+struct InProgressEntry<K: Eq + Hash, V> {
+    in_progress: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
     key: K,
 }
 
-impl<K: Eq + Hash, V> Drop for InFlightEntry<K, V> {
+impl<K: Eq + Hash, V> Drop for InProgressEntry<K, V> {
     fn drop(&mut self) {
-        self.under_way.lock().remove(&self.key);
+        self.in_progress.lock().remove(&self.key);
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn those_who_ask_meanwhile_share_one_flight() {
+    async fn concurrent_callers_share_one_request() {
         let (requests, count, gate) = (
             SharedRequests::new(Panics::default()),
             Arc::new(AtomicU32::new(0)),
@@ -123,37 +123,40 @@ mod tests {
         let waiters: Vec<_> = (0..100).map(|_| join()).collect();
         gate.add_permits(1);
         for waiter in waiters {
-            assert_eq!(waiter.answer().await, Some(0));
+            assert_eq!(waiter.result().await, Some(0));
         }
-        assert_eq!(join().answer().await, Some(1), "a later one flies again");
+        let later = join().result().await;
+        assert_eq!(later, Some(1), "a later caller starts a new request");
     }
 
     #[tokio::test]
-    async fn one_that_leaves_cancels_nothing() {
+    async fn a_caller_that_leaves_cancels_nothing() {
         let (requests, gate) = (
             SharedRequests::new(Panics::default()),
             Arc::new(Semaphore::new(0)),
         );
         let request = |gate: Arc<Semaphore>| async move { gate.acquire().await.is_ok() };
         drop(requests.join(&1, || Ok(request(gate.clone()))));
-        let second = requests.join(&1, || Ok(async { unreachable!("the first is under way") }));
+        let second = requests.join(&1, || {
+            Ok(async { unreachable!("the first is in progress") })
+        });
         gate.add_permits(1);
-        assert_eq!(second.unwrap().answer().await, Some(true));
+        assert_eq!(second.unwrap().result().await, Some(true));
     }
 
     #[tokio::test]
-    async fn a_flight_that_dies_is_off_the_list() {
+    async fn a_request_that_panics_is_counted_and_the_next_one_starts_anew() {
         let panics = Panics::default();
         let requests: SharedRequests<u8, u8> = SharedRequests::new(panics.clone());
-        let died = requests.join(&1, || Ok(async { panic!("on purpose") }));
-        assert_eq!(died.unwrap().answer().await, None);
+        let panicked = requests.join(&1, || Ok(async { panic!("on purpose") }));
+        assert_eq!(panicked.unwrap().result().await, None);
         let next = requests.join(&1, || Ok(async { 7 })).unwrap();
-        assert_eq!(next.answer().await, Some(7));
+        assert_eq!(next.result().await, Some(7));
         assert_eq!(panics.counts(), [(BackgroundTask::SharedRequest, 1)]);
     }
 
     #[tokio::test]
-    async fn their_number_is_bounded_and_those_under_way_can_be_joined() {
+    async fn the_number_of_requests_is_bounded_and_all_in_progress_can_be_joined() {
         let (requests, gate) = (
             SharedRequests::new(Panics::default()),
             Arc::new(Semaphore::new(0)),
@@ -169,6 +172,6 @@ mod tests {
         );
         let joined = requests.join(&0, || Ok(request(gate.clone()))).unwrap();
         gate.add_permits(1);
-        assert_eq!(joined.answer().await, Some(true));
+        assert_eq!(joined.result().await, Some(true));
     }
 }

@@ -54,7 +54,7 @@ async fn users_of_a_file_are_let_in_and_their_passwords_go_nowhere() {
     .unwrap();
     let auth = Auth::Htpasswd {
         file,
-        lifetime: Duration::from_secs(60),
+        cache_ttl: Duration::from_secs(60),
     };
     let stage = Plan::default()
         .config(|config| config.auth = auth)
@@ -94,7 +94,7 @@ async fn the_body_of_a_client_without_a_login_is_not_awaited() {
     std::fs::write(&file, users).unwrap();
     let auth = Auth::Htpasswd {
         file,
-        lifetime: Duration::from_secs(60),
+        cache_ttl: Duration::from_secs(60),
     };
     let stage = Plan::default()
         .config(|config| config.auth = auth)
@@ -137,7 +137,7 @@ async fn private(plan: Plan) -> Stage {
     };
     let mut plan = plan.config(|config| {
         config.auth = Auth::PassThrough {
-            lifetime: Duration::from_secs(60),
+            cache_ttl: Duration::from_secs(60),
             anonymous: true,
         };
     });
@@ -249,13 +249,13 @@ async fn a_verdict_outlives_the_upstream_until_it_ends_and_none_means_no() {
 #[tokio::test]
 async fn a_verdict_ends() {
     let mut plan = Plan::default();
-    plan.config.tag_freshness = Duration::from_secs(600);
+    plan.config.tags_ttl = Duration::from_secs(600);
     let stage = private(plan).await;
     let image = stage.push(1, &[1000]);
     let config = pierhead_proxy::Config {
         default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
         auth: Auth::PassThrough {
-            lifetime: Duration::from_millis(1),
+            cache_ttl: Duration::from_millis(1),
             anonymous: true,
         },
         ..pierhead_proxy::Config::default()
@@ -283,7 +283,7 @@ async fn nobody_is_asked_about_what_is_denied() {
     let mut config = pierhead_proxy::Config {
         default_upstream: registry.parse().unwrap(),
         auth: Auth::PassThrough {
-            lifetime: Duration::from_secs(60),
+            cache_ttl: Duration::from_secs(60),
             anonymous: true,
         },
         ..pierhead_proxy::Config::default()
@@ -527,7 +527,7 @@ async fn a_reload_gives_no_credentials_to_an_open_listener() {
 #[tokio::test]
 async fn a_request_that_was_let_in_before_a_reload_gets_no_credentials_of_it() {
     let stage = Plan::default()
-        .config(|config| config.limits.fetches_per_client = 1)
+        .config(|config| config.limits.downloads_per_client = 1)
         .open()
         .await;
     stage

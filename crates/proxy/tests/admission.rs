@@ -66,8 +66,8 @@ async fn open_closed() -> Stage {
 /// Each client has one fetch at a time, and nothing is let in.
 async fn open_by_turns() -> Stage {
     let plan = Plan::default().config(|config| {
-        config.limits.fetches_per_client = 1;
-        config.answer_within = Duration::from_secs(60);
+        config.limits.downloads_per_client = 1;
+        config.response_timeout = Duration::from_secs(60);
     });
     behind(Closed, plan.open().await).await
 }

@@ -178,9 +178,11 @@ async fn a_pull_by_layers_is_indexed_unasked() {
     let image = tree(2);
     stage.upstream.push("app", "1", &image.image);
     stage.pull(&image.image).await;
-    let library = stage.library.clone().unwrap();
-    eventually(async || library.state(&image.image.root) == pierhead_bundle_server::State::Ready)
-        .await;
+    let bundle_server = stage.bundle_server.clone().unwrap();
+    eventually(async || {
+        bundle_server.state(&image.image.root) == pierhead_bundle_server::State::Ready
+    })
+    .await;
     let answer = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
     assert_eq!(answer.status, 200);
 }
@@ -194,7 +196,7 @@ async fn a_pull_by_layers_counts_for_the_client_that_pulled() {
         ..Plan::default()
     };
     let stage = bundles(plan).open().await;
-    let library = stage.library.clone().unwrap();
+    let bundle_server = stage.bundle_server.clone().unwrap();
     let pulled = [(2, 31), (2, 32), (2, 33), (3, 34)].map(|(client, seed)| (client, tree(seed)));
     for (client, TreeImage { image, .. }) in &pulled {
         stage.upstream.push("app", "1", image);
@@ -209,10 +211,10 @@ async fn a_pull_by_layers_counts_for_the_client_that_pulled() {
             assert_eq!(stage.get(&blob_path(&blob.digest)).await.status, 200);
         }
         // It waits in the queue before the next one is pulled.
-        eventually(async || library.state(&image.root) != State::Unknown).await;
+        eventually(async || bundle_server.state(&image.root) != State::Unknown).await;
     }
     rest.set_paused(false);
-    let is_ready = |image: &TreeImage| library.state(&image.image.root) == State::Ready;
+    let is_ready = |image: &TreeImage| bundle_server.state(&image.image.root) == State::Ready;
     let [_, _, (_, last), (_, other)] = &pulled;
     eventually(async || is_ready(last)).await;
     // Clients take turns: the other one's image is not behind all three.
@@ -251,11 +253,14 @@ async fn what_was_cached_before_there_were_bundles_is_indexed_unasked() {
     })
     .open()
     .await;
-    let library = stage.library.clone().unwrap();
+    let bundle_server = stage.bundle_server.clone().unwrap();
     soon(stage.proxy.offer_stored()).await;
-    assert_eq!(library.state(&image.image.root), State::Ready);
-    assert_eq!(library.state(&absent.image.root), State::Unknown);
-    let states = index.documents.iter().map(|it| library.state(&it.digest));
+    assert_eq!(bundle_server.state(&image.image.root), State::Ready);
+    assert_eq!(bundle_server.state(&absent.image.root), State::Unknown);
+    let states = index
+        .documents
+        .iter()
+        .map(|it| bundle_server.state(&it.digest));
     let ready = states.filter(|state| *state == State::Ready).count();
     assert_eq!(ready, 2, "one for each platform");
     let want = image.image.root.to_string();
@@ -483,6 +488,23 @@ async fn traces_are_taken_of_images_that_are_here() {
     let ask = json!({"want": "1", "start_order": true});
     let order = stage.ask(post(BUNDLE, &ask)).await.json();
     assert_eq!(order["source"]["clients"], 1, "{order}");
+    // A second upload of the same client replaces its first one; another client adds a vote.
+    let trace = json!({"image": "1", "files": paths(&image)});
+    let again = stage.ask(post(TRACE, &trace)).await;
+    assert_eq!(again.json(), json!({"matched": 2, "clients": 1}));
+    let body = trace.to_string();
+    let upload = format!(
+        "POST {TRACE} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = from(&stage, 2).await;
+    soon(stream.write_all(upload.as_bytes())).await.unwrap();
+    let mut response = String::new();
+    soon(stream.read_to_string(&mut response)).await.unwrap();
+    assert!(response.contains(r#""clients":2"#), "{response}");
+    let line = lines.with("client=127.0.0.2");
+    assert_eq!(line.len(), 1, "{}", lines.text());
+    assert!(line[0].contains("entries=2 matched=2"), "{}", line[0]);
     let absent = post(TRACE, &json!({"image": "absent", "files": files}));
     assert_eq!(stage.ask(absent).await.status, 404);
 }
@@ -523,7 +545,7 @@ async fn what_a_traced_start_reads_is_all_that_stays_on_the_fast_tier() {
     stage.cache.set_tier_limit(0).await;
     eventually(async || fast().hot == 0).await;
     stage.cache.set_tier_limit(64 << 20).await;
-    stage.proxy.tell_hot().await;
+    stage.proxy.report_hot_ranges().await;
     eventually(async || fast().hot == 1).await;
 }
 
@@ -622,8 +644,8 @@ async fn hostile_questions_are_refused() {
 #[tokio::test]
 async fn a_body_that_comes_byte_by_byte_is_cut() {
     let short = Duration::from_millis(300);
-    let whole: fn(&mut Config, Duration) = |config, limit| config.client_head = limit;
-    let each_step: fn(&mut Config, Duration) = |config, limit| config.client_stall = limit;
+    let whole: fn(&mut Config, Duration) = |config, limit| config.client_head_timeout = limit;
+    let each_step: fn(&mut Config, Duration) = |config, limit| config.client_stall_timeout = limit;
     let by_length = format!("{POSTED}content-length: 100000\r\n\r\n");
     let chunked = format!("{CHUNKED}\r\n");
     for (limit, head, piece) in [
@@ -725,7 +747,7 @@ async fn bundles_that_could_not_be_opened_are_no_missing_endpoint() {
     let image = tree(11);
     stage.upstream.push("app", "1", &image.image);
     let why = "read plans: Permission denied".to_owned();
-    stage.proxy.set_library_failure(why.clone());
+    stage.proxy.set_bundle_server_failure(why.clone());
     let refused = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
     assert_eq!((refused.status, &*code(&refused)), (503, "UNSUPPORTED"));
     let message = refused.json()["errors"][0]["message"].to_string();
@@ -760,7 +782,7 @@ async fn planning_counts_for_the_client_and_what_is_planned_does_not() {
         default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
         ..Config::default()
     };
-    config.limits.fetches_per_client = 0;
+    config.limits.downloads_per_client = 0;
     stage.proxy.reload(config);
     let have = json!({"want": "2", "have": [old.image.root.to_string()]});
     let refused = stage.ask(post(BUNDLE, &have)).await;
@@ -790,7 +812,7 @@ async fn shared(other: &FakeRegistry) -> Stage {
     };
     let mut plan = bundles(Plan::default()).config(|config| {
         config.auth = Auth::PassThrough {
-            lifetime: std::time::Duration::from_secs(60),
+            cache_ttl: std::time::Duration::from_secs(60),
             anonymous: true,
         };
     });

@@ -348,7 +348,7 @@ async fn several_accept_lines_and_encodings_change_nothing() {
 #[tokio::test]
 async fn clients_that_take_nothing_are_cut() {
     let stage = Plan::default()
-        .config(|config| config.client_stall = Duration::from_millis(200))
+        .config(|config| config.client_stall_timeout = Duration::from_millis(200))
         .open()
         .await;
     // More than the kernel buffers on both sides of a loopback connection.
@@ -444,7 +444,7 @@ async fn a_drain_lets_requests_finish() {
 #[tokio::test]
 async fn a_drain_ends() {
     let mut stage = Plan::default()
-        .config(|config| config.drain = Duration::from_millis(100))
+        .config(|config| config.shutdown_grace = Duration::from_millis(100))
         .open()
         .await;
     let digest = stage.upstream.put_blob("app", random_bytes(7, 2_000_000));

@@ -98,12 +98,12 @@ async fn ready(stage: &Stage, connection: &mut Connection, image: &TreeImage, ta
 async fn a_plan_without_descriptors_fails_alone() {
     let _turn = TURN.lock().await;
     let stage = stage().await;
-    let library = stage.library.clone().unwrap();
+    let bundle_server = stage.bundle_server.clone().unwrap();
     let [old, new] = [1, 2].map(|seed| Image::tree(seed, &TreeOptions::default()));
     let mut connection = Connection::open(stage.addr).await.unwrap();
     ready(&stage, &mut connection, &old, "1").await;
     ready(&stage, &mut connection, &new, "2").await;
-    eventually(async || library.stat().jobs == 0).await;
+    eventually(async || bundle_server.stat().jobs == 0).await;
     let question = json!({
         "want": new.image.root.to_string(),
         "have": [old.image.root.to_string()],
@@ -115,7 +115,7 @@ async fn a_plan_without_descriptors_fails_alone() {
         drop(exhausted);
         for image in [&old, &new] {
             // Nothing is made anew for want of descriptors.
-            assert_eq!(library.state(&image.image.root), State::Ready);
+            assert_eq!(bundle_server.state(&image.image.root), State::Ready);
         }
         // What is planned is all that is asked for here.
         let planned = ask(&mut connection, BUNDLE, &json!({"want": "2"})).await;
@@ -136,11 +136,11 @@ async fn a_plan_without_descriptors_fails_alone() {
 async fn what_reads_a_table_without_descriptors_fails_alone() {
     let _turn = TURN.lock().await;
     let stage = stage().await;
-    let library = stage.library.clone().unwrap();
+    let bundle_server = stage.bundle_server.clone().unwrap();
     let image = Image::tree(3, &TreeOptions::default());
     let mut connection = Connection::open(stage.addr).await.unwrap();
     ready(&stage, &mut connection, &image, "1").await;
-    eventually(async || library.stat().jobs == 0).await;
+    eventually(async || bundle_server.stat().jobs == 0).await;
     let root = image.image.root.to_string();
     let files = image
         .tree
@@ -152,7 +152,7 @@ async fn what_reads_a_table_without_descriptors_fails_alone() {
         (BUNDLE, json!({"want": root, "start_order": true})),
     ] {
         is_refused(&without_descriptors(&mut connection, path, &question).await);
-        assert_eq!(library.state(&image.image.root), State::Ready);
+        assert_eq!(bundle_server.state(&image.image.root), State::Ready);
         let answer = ask(&mut connection, path, &question).await;
         assert_eq!(answer.status, 200, "{answer:?}");
     }

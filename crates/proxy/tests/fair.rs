@@ -154,8 +154,8 @@ async fn a_connection_that_is_being_answered_is_not_closed_for_another() {
 async fn a_head_that_is_never_ended_has_a_deadline() {
     let stage = Plan::default()
         .config(|config| {
-            config.client_head = Duration::from_millis(200);
-            config.client_stall = Duration::from_millis(200);
+            config.client_head_timeout = Duration::from_millis(200);
+            config.client_stall_timeout = Duration::from_millis(200);
         })
         .open()
         .await;
@@ -212,8 +212,8 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
     };
     let stage = plan
         .config(|config| {
-            config.limits.fetches_per_registry = 32;
-            config.answer_within = Duration::from_secs(2);
+            config.limits.downloads_per_registry = 32;
+            config.response_timeout = Duration::from_secs(2);
         })
         .open()
         .await;
@@ -287,8 +287,8 @@ async fn request_bodies_of_two_clients_leave_memory_to_others() {
         };
         let stage = plan
             .config(|config| {
-                config.limits.answer_memory = 4 << 20;
-                config.limits.answer_memory_per_client = 2 << 20;
+                config.limits.response_memory = 4 << 20;
+                config.limits.response_memory_per_client = 2 << 20;
             })
             .open()
             .await;
@@ -325,7 +325,7 @@ async fn request_bodies_of_two_clients_leave_memory_to_others() {
         }
         eventually(async || {
             let answer = ask_bundle(&stage, 4).await;
-            assert!(!answer.contains("answer_memory"), "{head} {answer:.300}");
+            assert!(!answer.contains("response_memory"), "{head} {answer:.300}");
             answer.starts_with("HTTP/1.1 200")
         })
         .await;
@@ -360,7 +360,7 @@ async fn clients_that_left_slow_bundles_leave_places_to_others() {
         )
         .await;
         assert!(answer.starts_with("HTTP/1.1 503"), "{answer:.300}");
-        places += u32::from(answer.contains("is being pulled"));
+        places += u32::from(answer.contains("is pulling the image"));
     }
     eventually(async || {
         let answer = ask_bundle(&stage, 20).await;
@@ -385,9 +385,9 @@ async fn a_download_that_nobody_waits_for_yields_and_is_resumed() {
     };
     let stage = plan
         .config(|config| {
-            config.limits.fetches_per_registry = 2;
-            config.known = vec!["slow.test".parse().unwrap()];
-            config.answer_within = Duration::from_secs(20);
+            config.limits.downloads_per_registry = 2;
+            config.upstreams = vec!["slow.test".parse().unwrap()];
+            config.response_timeout = Duration::from_secs(20);
         })
         .open()
         .await;

@@ -10,7 +10,7 @@ use pierhead_cache::TagKey;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::random_bytes;
-use pierhead_testkit::registry::{Fault, Gate, Settings};
+use pierhead_testkit::registry::{Authority, FakeRegistry, Fault, Gate, Settings};
 use stage::{Plan, Stage, blob_path, code, each, eventually, soon};
 
 const MANIFEST: &str = "/v2/app/manifests/1";
@@ -38,7 +38,7 @@ fn impatient() -> Plan {
         header_timeout: Duration::from_secs(3),
         ..Plan::default()
     };
-    plan.config(|config| config.answer_within = Duration::from_secs(2))
+    plan.config(|config| config.response_timeout = Duration::from_secs(2))
 }
 
 #[tokio::test]
@@ -480,6 +480,37 @@ async fn without_room_a_wrong_digest_is_cut_too() {
 }
 
 #[tokio::test]
+async fn pulls_work_again_after_an_expired_certificate_is_replaced() {
+    let authority = Arc::new(Authority::new());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), authority.pem()).unwrap();
+    let registry = || {
+        FakeRegistry::builder()
+            .tls()
+            .authority(Arc::clone(&authority))
+    };
+    let plan = Plan {
+        upstream: registry().tls_expired(),
+        upstream_ca: Some(file.path().to_owned()),
+        ..impatient()
+    };
+    let stage = plan.open().await;
+    let image = stage.push(33, &[5000]);
+    let refused = stage.get(MANIFEST).await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.body).contains("certificate"),
+        "{refused:?}"
+    );
+    // The same address presents a valid certificate.
+    stage.upstream.stop().await;
+    let valid = soon(registry().start_at(stage.upstream.addr())).await;
+    valid.push("app", "1", &image);
+    eventually(async || stage.get(MANIFEST).await.status == 200).await;
+    stage.pull(&image).await;
+}
+
+#[tokio::test]
 async fn rot_is_refetched_unseen() {
     let stage = Stage::open().await;
     let bytes = random_bytes(29, 2_000_000);
@@ -514,7 +545,7 @@ fn damage(data: &std::path::Path, digest: &pierhead_oci::Digest, offset: usize) 
 #[tokio::test]
 async fn a_dead_token_server_is_no_refusal() {
     let plan = Plan {
-        upstream: pierhead_testkit::registry::FakeRegistry::builder().token_auth(),
+        upstream: FakeRegistry::builder().token_auth(),
         ..impatient().always_stale()
     };
     let stage = plan.open().await;

@@ -168,7 +168,7 @@ async fn a_closure_is_all_that_an_image_is_made_of() {
 #[tokio::test]
 async fn hostile_documents_do_no_harm() {
     let stage = Plan::default()
-        .config(|config| config.answer_within = std::time::Duration::from_secs(2))
+        .config(|config| config.response_timeout = std::time::Duration::from_secs(2))
         .open()
         .await;
     for hostile in hostile::documents() {
@@ -216,7 +216,7 @@ async fn towers_of_indexes_end() {
 #[tokio::test]
 async fn an_index_that_contains_itself_is_walked_once() {
     let stage = Plan::default()
-        .config(|config| config.answer_within = std::time::Duration::from_secs(2))
+        .config(|config| config.response_timeout = std::time::Duration::from_secs(2))
         .open()
         .await;
     let (first, (claimed, second)) = hostile::cycle();
@@ -254,7 +254,7 @@ async fn what_is_removed_leaves_what_others_use() {
     // The other tag uses all blobs.
     let tag = stage.reference(":1");
     let removal = stage.proxy.removal(&tag, known().await).await.unwrap();
-    assert_eq!(removal.names, [stage.reference(":1")]);
+    assert_eq!(removal.tags, [stage.reference(":1")]);
     assert_eq!(removal.digests, []);
     // Removal by digest deletes both tags.
     let by_digest = stage.reference(&format!("@{}", one.root));
@@ -263,7 +263,7 @@ async fn what_is_removed_leaves_what_others_use() {
         .removal(&by_digest, known().await)
         .await
         .unwrap();
-    assert_eq!(removal.names.len(), 2);
+    assert_eq!(removal.tags.len(), 2);
     let mut gone = removal.digests.clone();
     let mut all: Vec<_> = one.digests().collect();
     gone.sort();

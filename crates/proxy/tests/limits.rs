@@ -87,9 +87,9 @@ async fn begin(stage: &Stage, last: u8, digest: &Digest) -> (String, TcpStream) 
 async fn all_clients_together_start_no_more_downloads_than_the_configuration_allows() {
     let stage = Plan::default()
         .config(|config| {
-            config.limits.fetches = 2;
-            config.limits.fetches_per_registry = 2;
-            config.answer_within = Duration::from_secs(60);
+            config.limits.downloads = 2;
+            config.limits.downloads_per_registry = 2;
+            config.response_timeout = Duration::from_secs(60);
         })
         .open()
         .await;
@@ -110,8 +110,8 @@ async fn all_clients_together_start_no_more_downloads_than_the_configuration_all
 async fn a_client_that_wants_many_cold_blobs_leaves_fetches_to_others() {
     let stage = Plan::default()
         .config(|config| {
-            config.limits.fetches_per_client = 2;
-            config.answer_within = Duration::from_secs(60);
+            config.limits.downloads_per_client = 2;
+            config.response_timeout = Duration::from_secs(60);
         })
         .open()
         .await;
@@ -161,8 +161,8 @@ async fn a_client_that_wants_many_cold_blobs_leaves_fetches_to_others() {
 async fn questions_for_sizes_wait_in_the_same_queue() {
     let stage = Plan::default()
         .config(|config| {
-            config.limits.fetches_per_client = 1;
-            config.answer_within = Duration::from_secs(60);
+            config.limits.downloads_per_client = 1;
+            config.response_timeout = Duration::from_secs(60);
         })
         .open()
         .await;
@@ -202,7 +202,7 @@ async fn questions_for_sizes_wait_in_the_same_queue() {
 #[tokio::test]
 async fn those_who_ask_for_one_size_share_a_question() {
     let stage = Plan::default()
-        .config(|config| config.limits.fetches_per_client = 1)
+        .config(|config| config.limits.downloads_per_client = 1)
         .open()
         .await;
     let gate = Gate::new();
@@ -262,7 +262,7 @@ async fn heads_that_are_too_long_are_refused() {
         let answer = stage.ask(request).await;
         assert_eq!(answer.status, 431);
         let text = String::from_utf8_lossy(&answer.body);
-        assert!(text.contains("too many or too long"), "{text}");
+        assert!(text.contains("too many headers"), "{text}");
     }
     let uri = stage.get(&format!("/v2/?x={}", "x".repeat(300))).await;
     assert_eq!(uri.status, 414);
@@ -327,8 +327,8 @@ async fn answers_that_nobody_reads_do_not_fill_the_memory() {
     let frame = 128 << 10;
     let stage = Plan::default()
         .config(|config| {
-            config.limits.answer_memory = 3 * frame;
-            config.limits.answer_memory_per_client = 2 * frame;
+            config.limits.response_memory = 3 * frame;
+            config.limits.response_memory_per_client = 2 * frame;
         })
         .open()
         .await;
@@ -418,8 +418,8 @@ async fn a_registry_that_drips_is_the_trouble_of_those_who_name_it() {
 async fn one_registry_does_not_take_all_fetches() {
     let slow = FakeRegistry::builder().start().await;
     let mut plan = Plan::default().config(|config| {
-        config.limits.fetches_per_registry = 2;
-        config.answer_within = Duration::from_secs(60);
+        config.limits.downloads_per_registry = 2;
+        config.response_timeout = Duration::from_secs(60);
     });
     plan.others = vec![("slow.test", slow.url())];
     let stage = plan.open().await;
@@ -447,7 +447,7 @@ async fn one_registry_does_not_take_all_fetches() {
 #[tokio::test]
 async fn a_client_that_reads_a_byte_at_a_time_is_cut() {
     let stage = Plan::default()
-        .config(|config| config.client_stall = Duration::from_millis(300))
+        .config(|config| config.client_stall_timeout = Duration::from_millis(300))
         .open()
         .await;
     let digest = stage.upstream.put_blob("app", random_bytes(4, 32 << 20));
@@ -473,7 +473,7 @@ async fn a_download_that_is_shared_waits_for_nobody_who_could_begin_it() {
         ..Plan::default()
     };
     let stage = plan
-        .config(|config| config.limits.fetches_per_client = 1)
+        .config(|config| config.limits.downloads_per_client = 1)
         .open()
         .await;
     let gate = Gate::new();

@@ -184,8 +184,10 @@ async fn a_client_that_leaves_in_the_middle_is_let_go() {
         let mut some = [0; 5000];
         soon(stream.read_exact(&mut some)).await.unwrap();
     }
-    eventually(async || metric(&stage, "connections 0") && metric(&stage, "clients_gone_total 5"))
-        .await;
+    eventually(async || {
+        metric(&stage, "connections 0") && metric(&stage, "responses_cancelled_total 5")
+    })
+    .await;
     assert!(stage.get(&blob_path(&digest)).await.body == bytes);
 }
 
@@ -198,7 +200,7 @@ async fn a_client_that_leaves_before_its_answer_is_let_go() {
         ..Plan::default()
     };
     let stage = plan
-        .config(|config| config.answer_within = patience)
+        .config(|config| config.response_timeout = patience)
         .open()
         .await;
     let digest = stage.upstream.put_blob("app", random_bytes(8, 1000));
@@ -244,7 +246,7 @@ async fn a_drain_lets_a_file_finish_and_closes() {
 #[tokio::test]
 async fn the_end_of_a_drain_cuts_a_file() {
     let mut stage = Plan::default()
-        .config(|config| config.drain = Duration::from_millis(100))
+        .config(|config| config.shutdown_grace = Duration::from_millis(100))
         .open()
         .await;
     let (digest, bytes) = warm(&stage, 10, LARGE).await;

@@ -48,7 +48,7 @@ impl Asked {
     async fn stage(&self) -> Stage {
         let quota = self.quota();
         let stage = Plan::default()
-            .config(|config| config.quota = Some(quota))
+            .config(|config| config.cpu_budget = Some(quota))
             .open()
             .await;
         self.take();

@@ -5,6 +5,9 @@ mod stage;
 
 use std::time::Duration;
 
+use pierhead_cache::{TagKey, TagRecord};
+use pierhead_oci::{Algorithm, Digest, MediaType};
+use pierhead_proxy::Config;
 use pierhead_testkit::http::{End, Request};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Fault, Gate};
@@ -107,4 +110,61 @@ async fn a_reader_that_finds_no_room_does_not_wait_for_the_next_bytes_of_the_fil
     assert_eq!((got.status, got.end), (200, End::Clean));
     assert!(got.body == bytes);
     gate.release();
+}
+
+/// At the start and after a reload, each configured registry has its own share of the tags.
+#[tokio::test]
+async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
+    let plan = Plan {
+        max_tags: Some(64),
+        ..Plan::default()
+    };
+    let stage = plan.open().await;
+    let tags = stage.cache.tags();
+    let digest = Digest::of(Algorithm::Sha256, b"a manifest");
+    let put = async |registry: &str, tag: usize, validated: u64| {
+        let reference = format!("{registry}/app:{tag}").parse().unwrap();
+        let record = TagRecord {
+            digest,
+            media_type: MediaType::new(MediaType::OCI_MANIFEST).unwrap(),
+            etag: None,
+            validated,
+        };
+        tags.put(&TagKey::Manifest(reference), record)
+            .await
+            .unwrap();
+    };
+    let count = |registry: &str| {
+        let is_there = |tag: &usize| {
+            let reference = format!("{registry}/app:{tag}").parse().unwrap();
+            tags.get(&TagKey::Manifest(reference)).is_some()
+        };
+        (0..20).filter(is_there).count()
+    };
+    // The tags of the configured registry are the oldest ones.
+    let default = stage.upstream.addr().to_string();
+    for tag in 0..20 {
+        put(&default, tag, 1).await;
+    }
+    for nth in 0..100 {
+        put(&format!("flood{nth}.example"), 1, 1000 + nth).await;
+    }
+    assert_eq!(count(&default), 20, "at the start");
+    let config = Config {
+        default_upstream: default.parse().unwrap(),
+        upstreams: vec!["later.example".parse().unwrap()],
+        ..Config::default()
+    };
+    stage.proxy.reload(config);
+    for tag in 0..20 {
+        put("later.example", tag, 2).await;
+    }
+    for nth in 100..200 {
+        put(&format!("flood{nth}.example"), 1, 1000 + nth).await;
+    }
+    assert_eq!(
+        (count(&default), count("later.example")),
+        (20, 20),
+        "after a reload"
+    );
 }

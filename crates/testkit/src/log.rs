@@ -1,14 +1,19 @@
 //! Captures the log of the code under test, in the daemon's text format.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use tracing::Subscriber;
 use tracing::subscriber::DefaultGuard;
+use tracing::{Dispatch, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Captures the log of this thread, from level info on, until dropped. Includes tasks of a current-thread runtime.
 pub fn capture() -> Lines {
+    // `tracing` caches for each callsite whether any subscriber wants its events. While the process has a single
+    // subscriber, it asks the one of the thread that reaches the callsite first, which may have none. A second
+    // subscriber makes it ask all of them.
+    static SECOND: OnceLock<Dispatch> = OnceLock::new();
+    SECOND.get_or_init(|| Dispatch::new(subscriber(&Text::default())));
     let text = Text::default();
     let guard = tracing::subscriber::set_default(subscriber(&text));
     Lines {
@@ -82,5 +87,21 @@ impl<'a> MakeWriter<'a> for Text {
 
     fn make_writer(&'a self) -> Self {
         self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_captured_after_a_thread_without_capture_wrote_it_first() {
+        fn log() {
+            tracing::info!("the line");
+        }
+        let lines = capture();
+        std::thread::spawn(log).join().expect("no panic");
+        log();
+        assert_eq!(lines.with("the line").len(), 1);
     }
 }

@@ -214,7 +214,7 @@ fn podman_authenticates_by_client_certificate() -> Result<()> {
         assert_eq!(pulled.is_ok(), expected, "{client}: {pulled:?}");
     }
     for told in [
-        "showed no certificate",
+        "presented no certificate",
         "none of the names in tls.client_names",
     ] {
         pierhead

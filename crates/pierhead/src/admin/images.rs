@@ -88,7 +88,7 @@ impl Admin {
                 format!("{image} is not in the cache: `pierhead cache ls` lists the images"),
             )
         })?;
-        for name in &removal.names {
+        for name in &removal.tags {
             let removed = self
                 .cache
                 .tags()
@@ -102,7 +102,7 @@ impl Admin {
         tracing::info!(%image, freed_bytes = freed, "image removed");
         Ok(json(&Removed {
             image,
-            names: removal.names.iter().map(ToString::to_string).collect(),
+            names: removal.tags.iter().map(ToString::to_string).collect(),
             freed,
         }))
     }

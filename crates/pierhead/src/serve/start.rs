@@ -54,16 +54,16 @@ pub(super) async fn start(
         Err(why) => (None, Some(why)),
     };
     let settings = pierhead_proxy::Config {
-        quota: cpu_budget,
+        cpu_budget,
         ..crate_configs::proxy(&config)
     };
     let proxy = {
         let (cache, client, bundle_server) = (cache.clone(), client.clone(), bundle_server.clone());
-        move || Proxy::with_library(cache, client, settings, bundle_server)
+        move || Proxy::with_bundle_server(cache, client, settings, bundle_server)
     };
     let proxy = tokio::task::spawn_blocking(proxy).await?;
     if let Some(why) = bundle_failure {
-        proxy.set_library_failure(why);
+        proxy.set_bundle_server_failure(why);
     }
 
     let (is_stopping, stopping) = watch::channel(false);
@@ -109,7 +109,7 @@ pub(super) async fn start(
     let hot_ranges_proxy = proxy.clone();
     background_tasks.spawn(BackgroundTask::HotRanges, move || {
         let proxy = hot_ranges_proxy.clone();
-        async move { proxy.tell_hot().await }
+        async move { proxy.report_hot_ranges().await }
     });
     let stored_images_proxy = proxy.clone();
     background_tasks.spawn(BackgroundTask::StoredImages, move || {

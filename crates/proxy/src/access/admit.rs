@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::refusal_log::Refusal;
 
-/// Lets a request in or says why not; with whose eyes to look, when they are the client's own. Costs one
-/// comparison while everybody is let in.
+/// Admits a request, or returns why not. With pass-through, returns the context that uses the client's credentials.
+/// Costs one comparison when clients need no credentials.
 pub(crate) async fn admit(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -26,8 +26,8 @@ pub(crate) async fn admit(
     let Some(access) = context.access() else {
         return Ok(None);
     };
-    match access.at_once(peer, request) {
-        Some(verdict) => verdict.map(|()| None),
+    match access.cached_decision(peer, request) {
+        Some(decision) => decision.map(|()| None),
         None => {
             let access = access.clone();
             Box::pin(async move {
@@ -37,7 +37,7 @@ pub(crate) async fn admit(
                             pass_through.admit(context, peer, request, endpoint, deadline);
                         client_context.await.map(Some)
                     }
-                    _ => access.ask(context, peer, request).await.map(|()| None),
+                    _ => access.decide(context, peer, request).await.map(|()| None),
                 }
             })
             .await
@@ -45,8 +45,8 @@ pub(crate) async fn admit(
     }
 }
 
-/// Checks who sends a request before its body is read. Pass-through only checks that there is a login, if one is needed:
-/// the body names the image that the upstream is asked about.
+/// Authenticates a client before its request body is read. Pass-through only checks that the request has credentials, if
+/// it needs any: the body names the image for which the upstream decides.
 pub(crate) async fn admit_body(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -58,20 +58,20 @@ pub(crate) async fn admit_body(
     if let Authenticator::PassThrough(pass_through) = &**access {
         return pass_through.credentials(peer, request).map(drop);
     }
-    let Some(verdict) = access.at_once(peer, request) else {
-        let deadline = Deadline::new(context.config.load().answer_within);
-        let asked = Box::pin(access.ask(context, peer, request));
-        return match tokio::time::timeout_at(deadline.end(), asked).await {
-            Ok(verdict) => verdict,
+    let Some(decision) = access.cached_decision(peer, request) else {
+        let deadline = Deadline::new(context.config.load().response_timeout);
+        let decision = Box::pin(access.decide(context, peer, request));
+        return match tokio::time::timeout_at(deadline.end(), decision).await {
+            Ok(decision) => decision,
             Err(_) => Err(Error::Timeout),
         };
     };
-    verdict
+    decision
 }
 
 /// Logs no user name, since users type passwords into the wrong field.
-fn note_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
-    let event = "a login was refused";
+fn log_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
+    let event = "login refused";
     let refusal = Refusal {
         event,
         cause: error.cause(),
@@ -84,8 +84,8 @@ fn note_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
 }
 
 impl Authenticator {
-    /// The verdict that [`Self::at_once`] does not know.
-    async fn ask(
+    /// The decision that [`Self::cached_decision`] does not have.
+    async fn decide(
         &self,
         context: &RequestContext,
         peer: &Peer,
@@ -97,11 +97,11 @@ impl Authenticator {
                     .headers
                     .get(AUTHORIZATION)
                     .ok_or(Error::LoginRequired)?;
-                let verdict = logins.ask(header, peer.address).await;
-                if let Err(error @ Error::LoginRequired) = &verdict {
-                    note_refused_login(context, peer.address, error);
+                let decision = logins.decide(header, peer.address).await;
+                if let Err(error @ Error::LoginRequired) = &decision {
+                    log_refused_login(context, peer.address, error);
                 }
-                verdict
+                decision
             }
             Self::Certificate => Err(Error::NoCertificate),
             Self::PassThrough(_) | Self::DenyAll => Err(Error::Internal),

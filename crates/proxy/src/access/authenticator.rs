@@ -1,7 +1,7 @@
-//! Client authentication and authorization, cached.
+//! Authenticates clients by the configured method, with cached decisions.
 //!
-//! Clients need no credentials unless the configuration demands them. A cached decision costs one keyed
-//! hash and one table lookup.
+//! Clients need no credentials unless the configuration requires them. A cached decision costs one keyed hash and one
+//! table lookup.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ use crate::config::Auth;
 use crate::error::Error;
 use crate::http::peer::{Channel, Peer};
 
-/// One configured way of asking.
+/// The configured method of authentication.
 pub(crate) enum Authenticator {
     Certificate,
     Htpasswd(HtpasswdAuth),
     PassThrough(PassThrough),
-    /// Something is missing without which nobody can be told from anybody.
+    /// Denies all requests, since the system has no random numbers for keyed hashes.
     DenyAll,
 }
 
 impl Authenticator {
-    /// `None`: everybody is let in. Reads files, so it blocks; one that cannot be read lets nobody in.
+    /// `None`: clients need no credentials. Reads files, so it blocks. Denies all requests when it cannot read a file.
     pub(crate) fn new(auth: &Auth, metrics: &AccessMetrics, panics: &Panics) -> Option<Arc<Self>> {
         Self::with(auth, metrics, panics, KeyedHasher::new).map(Arc::new)
     }
@@ -38,10 +38,10 @@ impl Authenticator {
         panics: &Panics,
         hasher: impl FnOnce() -> Option<KeyedHasher>,
     ) -> Option<Self> {
-        let sealed = |make: &dyn Fn(KeyedHasher) -> Self| {
+        let with_hasher = |make: &dyn Fn(KeyedHasher) -> Self| {
             hasher().map_or_else(
                 || {
-                    tracing::error!("the system gives no random numbers: nobody is let in");
+                    tracing::error!("the system has no random numbers: all clients are refused");
                     Self::DenyAll
                 },
                 make,
@@ -51,21 +51,21 @@ impl Authenticator {
             Auth::Open => return None,
             Auth::Certificate => Self::Certificate,
             Auth::PassThrough {
-                lifetime,
+                cache_ttl,
                 anonymous,
-            } => sealed(&|hasher| {
+            } => with_hasher(&|hasher| {
                 Self::PassThrough(PassThrough::new(
-                    *lifetime,
+                    *cache_ttl,
                     *anonymous,
                     hasher,
                     metrics.clone(),
                     panics.clone(),
                 ))
             }),
-            Auth::Htpasswd { file, lifetime } => sealed(&|hasher| {
+            Auth::Htpasswd { file, cache_ttl } => with_hasher(&|hasher| {
                 Self::Htpasswd(HtpasswdAuth::new(
                     file.clone(),
-                    *lifetime,
+                    *cache_ttl,
                     hasher,
                     metrics.clone(),
                     panics.clone(),
@@ -74,26 +74,30 @@ impl Authenticator {
         })
     }
 
-    /// Files are looked at before the next verdict.
-    pub(crate) fn look_again(&self) {
+    /// Reads the htpasswd file again before the next decision, if it changed.
+    pub(crate) fn recheck_file(&self) {
         if let Self::Htpasswd(logins) = self {
-            logins.look_again();
+            logins.recheck_file();
         }
     }
 
-    /// The verdict, where it is known without waiting. No allocation.
-    pub(crate) fn at_once(&self, peer: &Peer, request: &Parts) -> Option<Result<(), Error>> {
+    /// The decision, if it is known without waiting. No allocation.
+    pub(crate) fn cached_decision(
+        &self,
+        peer: &Peer,
+        request: &Parts,
+    ) -> Option<Result<(), Error>> {
         match self {
             Self::Certificate if peer.channel == Channel::Certified => Some(Ok(())),
             Self::Certificate => Some(Err(Error::NoCertificate)),
-            // Where a certificate is optional, it says who one is as well as a password does.
+            // With optional certificates, a certificate is as good as a password.
             Self::Htpasswd(_) if peer.channel == Channel::Certified => Some(Ok(())),
             Self::Htpasswd(_) if !peer.is_private() => Some(Err(Error::InsecurePassword)),
             Self::DenyAll => Some(Err(Error::Internal)),
             Self::PassThrough(_) => None,
             Self::Htpasswd(logins) => match request.headers.get(AUTHORIZATION) {
                 None => Some(Err(Error::LoginRequired)),
-                Some(header) => logins.known(header).then_some(Ok(())),
+                Some(header) => logins.is_known_right(header).then_some(Ok(())),
             },
         }
     }
@@ -115,9 +119,9 @@ mod tests {
         Peer { channel, ..peer }
     }
 
-    fn request(login: bool) -> Parts {
+    fn request(has_credentials: bool) -> Parts {
         let mut request = http::Request::get("/v2/");
-        if login {
+        if has_credentials {
             request = request.header(AUTHORIZATION, "Basic YW5uOnB3");
         }
         request.body(()).unwrap().into_parts().0
@@ -126,18 +130,19 @@ mod tests {
     fn htpasswd() -> Arc<Authenticator> {
         let auth = Auth::Htpasswd {
             file: "/absent/users".into(),
-            lifetime: Duration::from_secs(60),
+            cache_ttl: Duration::from_secs(60),
         };
         Authenticator::new(&auth, &AccessMetrics::default(), &Panics::default()).unwrap()
     }
 
-    /// The challenge goes with `Login`, so it must not arise where a password could be read on the way.
+    /// Over plain TCP from another machine, the response must not be `LoginRequired`: it has a challenge, which makes
+    /// clients send a password.
     #[test]
-    fn passwords_travel_over_tls_or_within_this_machine_only() {
+    fn passwords_are_accepted_over_tls_or_from_this_machine_only() {
         let access = htpasswd();
-        let (lifetime, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
+        let (cache_ttl, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
         let pass_through = PassThrough::new(
-            lifetime,
+            cache_ttl,
             true,
             hasher,
             AccessMetrics::default(),
@@ -145,42 +150,48 @@ mod tests {
         );
         for address in ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"] {
             let plain = peer(address, Channel::Plain);
-            for login in [true, false] {
-                let verdict = access.at_once(&plain, &request(login));
+            for has_credentials in [true, false] {
+                let decision = access.cached_decision(&plain, &request(has_credentials));
                 assert!(
-                    matches!(verdict, Some(Err(Error::InsecurePassword))),
-                    "{address} {login}"
+                    matches!(decision, Some(Err(Error::InsecurePassword))),
+                    "{address} {has_credentials}"
                 );
             }
             assert!(matches!(
-                pass_through.of(&plain, &request(true)),
+                pass_through.credentials_of(&plain, &request(true)),
                 Err(Error::InsecurePassword)
             ));
-            assert!(matches!(pass_through.of(&plain, &request(false)), Ok(None)));
+            assert!(matches!(
+                pass_through.credentials_of(&plain, &request(false)),
+                Ok(None)
+            ));
             let tls = peer(address, Channel::Tls);
             assert!(matches!(
-                access.at_once(&tls, &request(false)),
+                access.cached_decision(&tls, &request(false)),
                 Some(Err(Error::LoginRequired))
             ));
             assert!(
-                access.at_once(&tls, &request(true)).is_none(),
-                "it is looked at"
+                access.cached_decision(&tls, &request(true)).is_none(),
+                "the password is verified"
             );
-            assert!(matches!(pass_through.of(&tls, &request(true)), Ok(Some(_))));
+            assert!(matches!(
+                pass_through.credentials_of(&tls, &request(true)),
+                Ok(Some(_))
+            ));
         }
         for address in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             let here = peer(address, Channel::Plain);
             assert!(matches!(
-                access.at_once(&here, &request(false)),
+                access.cached_decision(&here, &request(false)),
                 Some(Err(Error::LoginRequired))
             ));
         }
     }
 
     #[test]
-    fn without_random_numbers_nobody_is_let_in() {
+    fn all_clients_are_refused_without_random_numbers() {
         let pass_through = Auth::PassThrough {
-            lifetime: Duration::from_secs(60),
+            cache_ttl: Duration::from_secs(60),
             anonymous: true,
         };
         let access = Authenticator::with(
@@ -191,10 +202,13 @@ mod tests {
         )
         .unwrap();
         for channel in [Channel::Plain, Channel::Tls, Channel::Certified] {
-            let verdict = access.at_once(&peer("127.0.0.1", channel), &request(true));
-            assert!(matches!(verdict, Some(Err(Error::Internal))), "{channel:?}");
+            let decision = access.cached_decision(&peer("127.0.0.1", channel), &request(true));
+            assert!(
+                matches!(decision, Some(Err(Error::Internal))),
+                "{channel:?}"
+            );
         }
-        // Nothing is remembered about these.
+        // These methods cache no decisions, so they need no hasher.
         let with = |auth| {
             Authenticator::with(auth, &AccessMetrics::default(), &Panics::default(), || None)
         };
@@ -206,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_as_good_as_a_password_and_nothing_else_is_as_good_as_a_certificate() {
+    fn a_certificate_replaces_a_password_and_a_password_does_not_replace_a_certificate() {
         let certified = peer("192.0.2.7", Channel::Certified);
         assert!(matches!(
-            htpasswd().at_once(&certified, &request(false)),
+            htpasswd().cached_decision(&certified, &request(false)),
             Some(Ok(()))
         ));
         let access = Authenticator::new(
@@ -219,13 +233,13 @@ mod tests {
         )
         .unwrap();
         assert!(matches!(
-            access.at_once(&certified, &request(false)),
+            access.cached_decision(&certified, &request(false)),
             Some(Ok(()))
         ));
         for channel in [Channel::Plain, Channel::Tls] {
-            let verdict = access.at_once(&peer("127.0.0.1", channel), &request(true));
+            let decision = access.cached_decision(&peer("127.0.0.1", channel), &request(true));
             assert!(
-                matches!(verdict, Some(Err(Error::NoCertificate))),
+                matches!(decision, Some(Err(Error::NoCertificate))),
                 "{channel:?}"
             );
         }

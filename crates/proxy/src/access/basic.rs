@@ -1,18 +1,18 @@
-//! `Authorization: Basic` (RFC 7617) to a user and a password.
+//! Parses `Authorization: Basic` (RFC 7617) into a user and a password.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderValue;
 use zeroize::Zeroizing;
 
-/// User and password; wiped on drop.
+/// User and password. The memory is zeroed on drop.
 pub(crate) struct Basic {
     plain: Zeroizing<String>,
     colon: usize,
 }
 
 impl Basic {
-    /// `None` when it is another scheme, no base64, no text, or has no colon.
+    /// `None` for another scheme, invalid base64, invalid UTF-8, or a text without colon.
     pub(crate) fn parse(header: &HeaderValue) -> Option<Self> {
         let text = std::str::from_utf8(header.as_bytes()).ok()?;
         let (scheme, encoded) = text.split_once(' ')?;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_send() {
+    fn basic_credentials_are_parsed_and_others_are_not() {
         let parse = |text: &str| {
             let basic = Basic::parse(&HeaderValue::from_str(text).unwrap())?;
             Some(format!("{}|{}", basic.user(), basic.password()))

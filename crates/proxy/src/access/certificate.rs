@@ -1,4 +1,4 @@
-//! Clients' certificates: beyond a chain that holds, a name that is expected and a date that has not passed.
+//! Verifies client certificates: a name that the configuration allows, and the dates of a resumed session.
 
 use std::sync::Arc;
 
@@ -10,44 +10,44 @@ use rustls::{
 };
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
-/// Why a certificate that its authority vouches for is refused all the same.
+/// The chain of the certificate is valid, but the configuration allows none of its names.
 #[derive(Debug, thiserror::Error)]
 #[error("the client's certificate has none of the names in tls.client_names")]
 struct NameMismatch;
 
-/// Asks another verifier first, then for the name.
+/// Verifies the chain by another verifier, then the names.
 #[derive(Debug)]
 pub(crate) struct NameVerifier {
     pub(crate) chain: Arc<dyn ClientCertVerifier>,
-    /// Common names, or alternative names of the kinds DNS, URI and e-mail.
+    /// Allowed names: common names, or alternative names of the kinds DNS, URI and e-mail.
     pub(crate) names: Vec<String>,
 }
 
 impl NameVerifier {
-    fn is_expected(&self, certificate: &CertificateDer<'_>) -> bool {
+    fn is_allowed(&self, certificate: &CertificateDer<'_>) -> bool {
         let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
             return false;
         };
-        let expected = |name: &str| self.names.iter().any(|one| one == name);
-        // Names that cannot be read are not the same as none: its common name does not stand in for them.
+        let is_allowed = |name: &str| self.names.iter().any(|allowed| allowed == name);
+        // Malformed alternative names do not count as absent, so the common name must not replace them.
         let Ok(alternatives) = certificate.subject_alternative_name() else {
             return false;
         };
         let alternatives = alternatives
             .iter()
             .flat_map(|extension| &extension.value.general_names);
-        let named = alternatives.clone().any(|name| match name {
+        let has_alternative_name = alternatives.clone().any(|name| match name {
             GeneralName::DNSName(name) | GeneralName::URI(name) | GeneralName::RFC822Name(name) => {
-                expected(name)
+                is_allowed(name)
             }
             _ => false,
         });
-        // A common name counts only where there are no others (RFC 6125, section 6.4.4).
-        let common = || {
+        // A common name counts only without alternative names (RFC 6125, section 6.4.4).
+        let has_common_name = || {
             let mut names = certificate.subject().iter_common_name();
-            names.any(|name| name.as_str().is_ok_and(expected))
+            names.any(|name| name.as_str().is_ok_and(is_allowed))
         };
-        named || (alternatives.count() == 0 && common())
+        has_alternative_name || (alternatives.count() == 0 && has_common_name())
     }
 }
 
@@ -73,7 +73,7 @@ impl ClientCertVerifier for NameVerifier {
         let verified = self
             .chain
             .verify_client_cert(certificate, intermediates, now)?;
-        if self.is_expected(certificate) {
+        if self.is_allowed(certificate) {
             return Ok(verified);
         }
         Err(CertificateError::Other(OtherError(Arc::new(NameMismatch))).into())
@@ -104,8 +104,8 @@ impl ClientCertVerifier for NameVerifier {
     }
 }
 
-/// Whether the dates of these certificates include now. A resumed session is not verified again, and its
-/// ticket lives for hours: this ends it when the certificate ends.
+/// Whether these certificates are valid now. TLS does not verify a resumed session again, and its ticket is valid for
+/// hours. This check refuses it once the certificate has expired.
 pub(crate) fn is_current(certificates: &[CertificateDer<'_>]) -> bool {
     certificates.iter().all(|certificate| {
         X509Certificate::from_der(certificate)
@@ -140,39 +140,39 @@ mod tests {
     }
 
     #[test]
-    fn names_are_compared_whole() {
+    fn a_name_is_allowed_only_as_a_whole() {
         let by_name = certificate(|params| {
             params.subject_alt_names =
                 vec![rcgen::SanType::DnsName("node1.example".try_into().unwrap())];
             params.distinguished_name.push(DnType::CommonName, "common");
         });
-        assert!(named(&["x", "node1.example"]).is_expected(&by_name));
+        assert!(named(&["x", "node1.example"]).is_allowed(&by_name));
         for other in ["node1", "node1.example.org", "NODE1", "", "common"] {
-            assert!(!named(&[other]).is_expected(&by_name), "{other}");
+            assert!(!named(&[other]).is_allowed(&by_name), "{other}");
         }
         let common = certificate(|params| {
             params.distinguished_name = rcgen::DistinguishedName::new();
             params.distinguished_name.push(DnType::CommonName, "common");
         });
-        assert!(named(&["common"]).is_expected(&common));
-        assert!(!named(&["other"]).is_expected(&common));
-        assert!(!named(&["common"]).is_expected(&CertificateDer::from(vec![0x30])));
+        assert!(named(&["common"]).is_allowed(&common));
+        assert!(!named(&["other"]).is_allowed(&common));
+        assert!(!named(&["common"]).is_allowed(&CertificateDer::from(vec![0x30])));
     }
 
     #[test]
-    fn alternative_names_that_cannot_be_read_leave_no_name() {
-        let odd = certificate(|params| {
+    fn a_certificate_with_malformed_alternative_names_has_no_allowed_name() {
+        let malformed = certificate(|params| {
             params.distinguished_name.push(DnType::CommonName, "common");
-            // A number instead of the list.
+            // An integer in place of the list of names.
             let names = rcgen::CustomExtension::from_oid_content(&[2, 5, 29, 17], vec![2, 1, 7]);
             params.custom_extensions = vec![names];
         });
-        assert!(X509Certificate::from_der(&odd).is_ok());
-        assert!(!named(&["common"]).is_expected(&odd));
+        assert!(X509Certificate::from_der(&malformed).is_ok());
+        assert!(!named(&["common"]).is_allowed(&malformed));
     }
 
     #[test]
-    fn the_chain_is_asked_first() {
+    fn an_allowed_name_does_not_replace_a_valid_chain() {
         let stranger = certificate(|params| {
             params.distinguished_name.push(DnType::CommonName, "common");
         });
@@ -181,10 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_has_ended_is_not_current() {
-        let good = certificate(|_| ());
-        let ended = certificate(|params| params.not_after = rcgen::date_time_ymd(2020, 1, 1));
-        assert!(is_current(&[]) && is_current(std::slice::from_ref(&good)));
-        assert!(!is_current(&[good, ended]));
+    fn an_expired_certificate_is_not_current() {
+        let valid = certificate(|_| ());
+        let expired = certificate(|params| params.not_after = rcgen::date_time_ymd(2020, 1, 1));
+        assert!(is_current(&[]) && is_current(std::slice::from_ref(&valid)));
+        assert!(!is_current(&[valid, expired]));
     }
 }

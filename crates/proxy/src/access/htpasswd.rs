@@ -1,4 +1,4 @@
-//! Files of users and bcrypt hashes, as `htpasswd -B` writes them.
+//! Parses htpasswd files (users and bcrypt hashes, as `htpasswd -B` writes them) and verifies passwords.
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -7,45 +7,46 @@ use std::path::Path;
 use pierhead_remote::open_file;
 use zeroize::Zeroizing;
 
-/// 10 000 users with long names.
-const MAX_FILE: u64 = 1 << 20;
-/// Each step doubles the time: 12 is about 0.2 s on a server's core. A login that takes seconds would keep
-/// all others waiting.
+/// Maximum bytes of a file: 10 000 users with long names.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Accepted costs of bcrypt. Each step doubles the time: cost 12 takes about 0.2 s on a server's core. A hash that takes
+/// seconds would delay all other logins.
 const COSTS: std::ops::RangeInclusive<u32> = 4..=14;
-/// For a file without users.
+/// Cost of the hash for unknown users when the file has no users.
 const DEFAULT_COST: u32 = 10;
-/// Longest password that is looked at. Only 72 bytes of it count, as everywhere with bcrypt.
-const MAX_PASSWORD: usize = 1024;
+/// Maximum bytes of a password. bcrypt uses only the first 72 of them.
+const MAX_PASSWORD_BYTES: usize = 1024;
 
 /// The users of one file.
 #[derive(Clone)]
 pub(crate) struct Users {
     hashes: HashMap<String, Zeroizing<String>>,
-    /// A hash of no password, as costly as the costliest of the file: who is unknown takes as long to refuse.
-    nobody: String,
+    /// A hash that no password matches, with the highest cost of the file. So a login of an unknown user takes as long as
+    /// one of a known user.
+    unknown_user_hash: String,
 }
 
-/// What is wrong with the file, with its path and line.
+/// Checks an htpasswd file.
 ///
 /// # Errors
-/// For people; no hash is in it.
+/// A message with the path, the line and the problem. It contains no hash.
 pub fn check(path: &Path) -> Result<(), String> {
     Users::read(path).map(drop)
 }
 
 impl Users {
-    /// Nobody.
+    /// No users.
     pub(crate) fn none() -> Self {
         Self::of(HashMap::new(), DEFAULT_COST)
     }
 
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let mut text = Zeroizing::new(String::new());
-        let read =
-            open_file(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+        let read = open_file(path)
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
         match read {
             Err(error) => Err(format!("cannot read {}: {error}", path.display())),
-            Ok(_) if text.len() as u64 > MAX_FILE => {
+            Ok(_) if text.len() as u64 > MAX_FILE_BYTES => {
                 Err(format!("{} is larger than 1 MiB", path.display()))
             }
             Ok(_) => Self::parse(&text)
@@ -53,7 +54,7 @@ impl Users {
         }
     }
 
-    /// Never panics. The error has the line, from 1.
+    /// Never panics. The error has the line number, from 1.
     pub(crate) fn parse(text: &str) -> Result<Self, (usize, String)> {
         let mut hashes = HashMap::new();
         let mut highest = 0;
@@ -71,7 +72,7 @@ impl Users {
                 highest.max(cost(hash).map_err(|why| wrong(format!("user {user:?}: {why}")))?);
             let hash = Zeroizing::new(hash.to_owned());
             if hashes.insert(user.to_owned(), hash).is_some() {
-                return Err(wrong(format!("user {user:?} is here twice: keep one line")));
+                return Err(wrong(format!("user {user:?} has two lines: keep one")));
             }
         }
         let highest = if hashes.is_empty() {
@@ -85,7 +86,7 @@ impl Users {
     fn of(hashes: HashMap<String, Zeroizing<String>>, cost: u32) -> Self {
         Self {
             hashes,
-            nobody: format!("$2b${cost:02}${}", ".".repeat(22 + 31)),
+            unknown_user_hash: format!("$2b${cost:02}${}", ".".repeat(22 + 31)),
         }
     }
 
@@ -95,20 +96,20 @@ impl Users {
 
     /// Takes tens of milliseconds of a core, also for a user that does not exist.
     pub(crate) fn verify(&self, user: &str, password: &str) -> bool {
-        let hash = self.hashes.get(user);
-        let tried = hash.map_or(self.nobody.as_str(), |hash| hash.as_str());
-        let sane = password.len() <= MAX_PASSWORD && !password.contains('\0');
-        let password = if sane { password } else { "" };
-        let matches = bcrypt::verify(password, tried).unwrap_or(false);
-        matches && sane && hash.is_some()
+        let user_hash = self.hashes.get(user);
+        let hash = user_hash.map_or(self.unknown_user_hash.as_str(), |hash| hash.as_str());
+        let is_allowed = password.len() <= MAX_PASSWORD_BYTES && !password.contains('\0');
+        let password = if is_allowed { password } else { "" };
+        let matches = bcrypt::verify(password, hash).unwrap_or(false);
+        matches && is_allowed && user_hash.is_some()
     }
 }
 
-/// The cost of a bcrypt hash, or why it is none.
+/// The cost of a bcrypt hash, or why the text is not a bcrypt hash.
 fn cost(hash: &str) -> Result<u32, String> {
     let refused = |kind: &str| {
         Err(format!(
-            "{kind} is refused, only bcrypt is strong enough: write the line with `htpasswd -B`"
+            "{kind} is refused, since only bcrypt is strong enough: write the line with `htpasswd -B`"
         ))
     };
     let rest = ["$2y$", "$2b$", "$2a$"]
@@ -125,13 +126,13 @@ fn cost(hash: &str) -> Result<u32, String> {
     let alphabet = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'/');
     if cost.len() != 2 || tail.len() != 53 || !tail.bytes().all(alphabet) {
         return Err(
-            "the bcrypt hash is damaged: write the line anew with `htpasswd -B`".to_owned(),
+            "the bcrypt hash is damaged: write the line again with `htpasswd -B`".to_owned(),
         );
     }
     match cost.parse() {
         Ok(cost) if COSTS.contains(&cost) => Ok(cost),
         _ => Err(format!(
-            "the cost {cost} of its hash is out of range: use {} to {} (`htpasswd -B -C 10`)",
+            "the cost {cost} of the hash is out of range: use {} to {} (`htpasswd -B -C 10`)",
             COSTS.start(),
             COSTS.end()
         )),
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_in_place_of_the_file_is_not_waited_for() {
+    fn a_pipe_in_place_of_the_file_is_an_error_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_told_apart() {
+    fn a_password_is_right_for_its_own_user_only() {
         let text = format!("# people\n\n{}{}", line("ann", "one:two"), line("bob", "é"));
         let users = Users::parse(&text).unwrap();
         assert_eq!(users.len(), 2);
@@ -176,32 +177,32 @@ mod tests {
         assert!(!Users::none().verify("ann", "one:two"));
     }
 
-    /// As `htpasswd -nbB -C 5 user pass` of Apache writes it.
+    /// The line that `htpasswd -nbB -C 5 user pass` of Apache writes.
     #[test]
-    fn what_apache_writes() {
+    fn a_line_of_apache_is_accepted() {
         let hash = bcrypt::hash("pass", 5).unwrap().replacen("$2b$", "$2y$", 1);
         let users = Users::parse(&format!("user:{hash}\r\n")).unwrap();
         assert!(users.verify("user", "pass") && !users.verify("user", "Pass"));
     }
 
-    /// Time cannot be measured in a test; that the same work is done can be seen.
+    /// The test compares the work, since it cannot measure time.
     #[test]
-    fn nobody_costs_as_much_as_the_costliest() {
+    fn an_unknown_user_costs_as_much_as_the_highest_cost() {
         let costly = bcrypt::hash("x", 6).unwrap();
         let users = Users::parse(&format!("{}b:{costly}\n", line("a", "x"))).unwrap();
-        assert!(users.nobody.starts_with("$2b$06$"));
+        assert!(users.unknown_user_hash.starts_with("$2b$06$"));
         assert!(
-            matches!(bcrypt::verify("", &users.nobody), Ok(false)),
-            "it is really computed"
+            matches!(bcrypt::verify("", &users.unknown_user_hash), Ok(false)),
+            "bcrypt computes it"
         );
         assert!(matches!(
-            bcrypt::verify("", &Users::none().nobody),
+            bcrypt::verify("", &Users::none().unknown_user_hash),
             Ok(false)
         ));
     }
 
     #[test]
-    fn mistakes_are_named_with_their_line_and_without_the_hash() {
+    fn an_error_names_its_line_and_not_the_hash() {
         let good = line("a", "x");
         for (bad, expected) in [
             ("b:$apr1$salt$s3cret", "user \"b\": MD5 is refused"),
@@ -214,7 +215,7 @@ mod tests {
             ("b:$2y$10$s3cret", "user \"b\": the bcrypt hash is damaged"),
             ("nothing s3cret", "write USER:HASH"),
             (":s3cret", "write USER:HASH"),
-            (good.trim_end(), "user \"a\" is here twice"),
+            (good.trim_end(), "user \"a\" has two lines"),
         ] {
             let (line, why) = Users::parse(&format!("{good}# s3cret\n{bad}\n"))
                 .err()

@@ -1,4 +1,4 @@
-//! Users of an htpasswd file: verdicts in memory, bcrypt behind a bound, the file followed as it changes.
+//! Authenticates by an htpasswd file: caches decisions, bounds concurrent bcrypt hashes, and follows changes of the file.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -10,26 +10,28 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
+use moka::sync::Cache;
 use pierhead_host::{BackgroundTask, Panics};
 use pierhead_remote::{KeyedHash, KeyedHasher};
 use tokio::sync::Semaphore;
 
+use crate::access::MAX_CACHED_DECISIONS;
 use crate::access::basic::Basic;
 use crate::access::htpasswd::Users;
-use crate::access::metrics::{AccessMetrics, Verdict};
+use crate::access::metrics::{AccessMetrics, AuthResult};
 use crate::access::throttle::Throttle;
-use crate::access::ttl_table::TtlTable;
 use crate::error::Error;
 use crate::shared_requests::SharedRequests;
+use crate::ttl_cache::ttl_cache;
 
-/// How often the file is looked at, at most; and only when a client asks.
-const LOOK: Duration = Duration::from_secs(1);
-/// Hashes computed at once: each takes a core for tens of milliseconds, and pulls need cores too.
-const TURNS: usize = 2;
-/// How long a wrong login is known to be wrong: a client that repeats it costs no hash.
-const WRONG: Duration = Duration::from_secs(10);
+/// Minimum interval between two checks of whether the file changed. Only a request with credentials starts a check.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of concurrent bcrypt hashes. Each takes a core for tens of milliseconds, and pulls need cores, too.
+const MAX_HASHING: usize = 2;
+/// How long pierhead remembers wrong credentials. A client that repeats them costs no hash.
+const WRONG_CREDENTIALS_TTL: Duration = Duration::from_secs(10);
 
-/// What a file looks like from outside.
+/// Device, inode, size and modification time of the file; `None` without file.
 type FileStamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// Clones share everything.
@@ -38,26 +40,55 @@ pub(crate) struct HtpasswdAuth(Arc<State>);
 
 struct State {
     file: PathBuf,
-    lifetime: Duration,
-    users: ArcSwap<(Users, FileStamp)>,
+    cache_ttl: Duration,
+    /// The file as it was last read. A changed file replaces it, with all cached decisions.
+    users: ArcSwap<UsersFile>,
     hasher: KeyedHasher,
-    right: TtlTable<KeyedHash, ()>,
-    wrong: TtlTable<KeyedHash, ()>,
     throttle: Throttle,
-    turns: Semaphore,
+    hashing: Semaphore,
     shared_requests: SharedRequests<KeyedHash, Result<(), Error>>,
-    born: Instant,
-    /// Milliseconds after `born` at which the file is to be looked at again.
+    created: Instant,
+    /// Milliseconds after `created` at which the next check of the file is due.
     due: AtomicU64,
     metrics: AccessMetrics,
     panics: Panics,
+}
+
+/// One version of the file, and the decisions that were made by it.
+struct UsersFile {
+    stamp: FileStamp,
+    users: Users,
+    /// Keyed hashes of `Authorization` headers with right and wrong credentials.
+    right: Cache<KeyedHash, ()>,
+    wrong: Cache<KeyedHash, ()>,
+}
+
+impl UsersFile {
+    fn new(stamp: FileStamp, users: Users, cache_ttl: Duration) -> Self {
+        Self {
+            stamp,
+            users,
+            right: ttl_cache(MAX_CACHED_DECISIONS, cache_ttl),
+            wrong: ttl_cache(MAX_CACHED_DECISIONS, WRONG_CREDENTIALS_TTL.min(cache_ttl)),
+        }
+    }
+
+    /// The same users and decisions for a file that changed and cannot be read.
+    fn with_stamp(&self, stamp: FileStamp) -> Self {
+        Self {
+            stamp,
+            users: self.users.clone(),
+            right: self.right.clone(),
+            wrong: self.wrong.clone(),
+        }
+    }
 }
 
 impl HtpasswdAuth {
     /// Reads the file, which blocks.
     pub(crate) fn new(
         file: PathBuf,
-        lifetime: Duration,
+        cache_ttl: Duration,
         hasher: KeyedHasher,
         metrics: AccessMetrics,
         panics: Panics,
@@ -66,43 +97,48 @@ impl HtpasswdAuth {
         let users = read(&file).unwrap_or_else(Users::none);
         Self(Arc::new(State {
             file,
-            lifetime,
-            users: ArcSwap::from_pointee((users, stamp)),
+            cache_ttl,
+            users: ArcSwap::from_pointee(UsersFile::new(stamp, users, cache_ttl)),
             hasher,
-            right: TtlTable::default(),
-            wrong: TtlTable::default(),
             throttle: Throttle::default(),
-            turns: Semaphore::new(TURNS),
+            hashing: Semaphore::new(MAX_HASHING),
             shared_requests: SharedRequests::new(panics.clone()),
-            born: Instant::now(),
+            created: Instant::now(),
             due: AtomicU64::new(0),
             metrics,
             panics,
         }))
     }
 
-    /// Whether this header was found right lately. About a microsecond.
-    pub(crate) fn known(&self, header: &HeaderValue) -> bool {
-        !self.0.is_due() && self.0.right.get(&self.0.keyed_hash(header)).is_some()
+    /// Whether a recent decision found these credentials right. Takes about a microsecond.
+    pub(crate) fn is_known_right(&self, header: &HeaderValue) -> bool {
+        let state = &self.0;
+        !state.is_due()
+            && state
+                .users
+                .load()
+                .right
+                .contains_key(&state.keyed_hash(header))
     }
 
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn recheck_file(&self) {
         self.0.due.store(0, Ordering::Relaxed);
     }
 
-    /// The verdict, from the file. All who bring the same header share one hash.
-    pub(crate) async fn ask(&self, header: &HeaderValue, address: IpAddr) -> Result<(), Error> {
-        if self.0.take_look() {
+    /// Verifies credentials by the file. Concurrent requests with the same header share one bcrypt hash.
+    pub(crate) async fn decide(&self, header: &HeaderValue, address: IpAddr) -> Result<(), Error> {
+        if self.0.take_check() {
             let state = self.0.clone();
-            // After a panic the users that are known stay.
-            let _ = self.0.blocking(move || state.look()).await;
+            // After a panic, the users that were read before remain valid.
+            let _ = self.0.blocking(move || state.check_file()).await;
         }
         let state = &self.0;
         let keyed_hash = state.keyed_hash(header);
-        if state.right.get(&keyed_hash).is_some() {
+        let users = state.users.load_full();
+        if users.right.contains_key(&keyed_hash) {
             return Ok(());
         }
-        if state.wrong.get(&keyed_hash).is_some() {
+        if users.wrong.contains_key(&keyed_hash) {
             return Err(Error::LoginRequired);
         }
         let Some(basic) = Basic::parse(header) else {
@@ -113,14 +149,14 @@ impl HtpasswdAuth {
             Ok(async move { state.verify(keyed_hash, basic, address).await })
         });
         match pending {
-            Ok(pending) => pending.answer().await.unwrap_or(Err(Error::Internal)),
+            Ok(pending) => pending.result().await.unwrap_or(Err(Error::Internal)),
             Err(limit) => Err(limit.into()),
         }
     }
 }
 
 impl State {
-    /// Does `work` on a thread that may block; `None` when it panics, which is counted.
+    /// Runs `work` on a thread that may block. Returns `None` and counts it when `work` panics.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -137,17 +173,17 @@ impl State {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     fn is_due(&self) -> bool {
         self.now() >= self.due.load(Ordering::Relaxed)
     }
 
-    /// Whether it is due, and this caller is the one who looks.
-    fn take_look(&self) -> bool {
+    /// Whether a check of the file is due and falls to this caller.
+    fn take_check(&self) -> bool {
         let (now, due) = (self.now(), self.due.load(Ordering::Relaxed));
-        let next = now + u64::try_from(LOOK.as_millis()).unwrap_or(u64::MAX);
+        let next = now + u64::try_from(FILE_CHECK_INTERVAL.as_millis()).unwrap_or(u64::MAX);
         now >= due
             && self
                 .due
@@ -155,25 +191,23 @@ impl State {
                 .is_ok()
     }
 
-    fn look(&self) {
+    /// Reads the file again if it changed.
+    fn check_file(&self) {
         let stamp = stamp(&self.file);
-        if self.users.load().1 == stamp {
+        let old = self.users.load_full();
+        if old.stamp == stamp {
             return;
         }
-        // A file that makes no sense (half written, say) changes nothing; it is read again when it changes.
-        // One that is gone has no users: whoever takes it away wants nobody let in.
+        // An unreadable file, such as one that is half written, keeps the users until it changes again. A file that was
+        // deleted has no users, so all clients are refused.
         let Some(users) = read(&self.file) else {
-            let old = self.users.load_full();
-            // The old users under the new stamp, so that the mistake is told once.
-            let kept = Users::clone(&old.0);
-            self.users.store(Arc::new((kept, stamp)));
+            // With the new stamp, so that the error is logged once.
+            self.users.store(Arc::new(old.with_stamp(stamp)));
             return;
         };
         tracing::info!(file = %self.file.display(), users = users.len(), "users changed");
-        self.users.store(Arc::new((users, stamp)));
-        // After the store: see `verify`.
-        self.right.clear();
-        self.wrong.clear();
+        let new = UsersFile::new(stamp, users, self.cache_ttl);
+        self.users.store(Arc::new(new));
     }
 
     async fn verify(
@@ -183,32 +217,26 @@ impl State {
         address: IpAddr,
     ) -> Result<(), Error> {
         if !self.throttle.charge(address, Instant::now()) {
-            self.metrics.count(Verdict::Throttled);
+            self.metrics.count(AuthResult::Throttled);
             return Err(Error::TooManyLogins);
         }
-        let Ok(_turn) = self.turns.acquire().await else {
+        let Ok(_permit) = self.hashing.acquire().await else {
             return Err(Error::Internal);
         };
+        // The decision is cached for this version of the file only. The file may change during the hash.
         let users = self.users.load_full();
         let verified = self.blocking({
             let users = users.clone();
-            move || users.0.verify(basic.user(), basic.password())
+            move || users.users.verify(basic.user(), basic.password())
         });
-        let right = verified.await.ok_or(Error::Internal)?;
-        let (table, lifetime) = match right {
-            true => (&self.right, self.lifetime),
-            false => (&self.wrong, WRONG.min(self.lifetime)),
-        };
-        // The file may have changed meanwhile, and the tables been cleared.
-        table.insert_if(keyed_hash, (), lifetime, || {
-            Arc::ptr_eq(&users, &self.users.load())
-        });
-        if right {
+        if verified.await.ok_or(Error::Internal)? {
+            users.right.insert(keyed_hash, ());
             self.throttle.refund(address);
-            self.metrics.count(Verdict::Granted);
+            self.metrics.count(AuthResult::Granted);
             return Ok(());
         }
-        self.metrics.count(Verdict::Denied);
+        users.wrong.insert(keyed_hash, ());
+        self.metrics.count(AuthResult::Denied);
         Err(Error::LoginRequired)
     }
 }
@@ -218,22 +246,24 @@ fn stamp(file: &Path) -> FileStamp {
     Some((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()))
 }
 
-/// `None`: the file is there, but of no use.
+/// `None`: the file exists, but is unreadable or malformed.
 fn read(file: &Path) -> Option<Users> {
     match Users::read(file) {
         Ok(users) => Some(users),
-        Err(_) if is_gone(file) => {
-            tracing::warn!(file = %file.display(), "there is no file of users: nobody is let in until there is");
+        Err(_) if is_absent(file) => {
+            tracing::warn!(file = %file.display(), "auth.htpasswd does not exist: all clients are refused until it does");
             Some(Users::none())
         }
         Err(error) => {
-            tracing::error!("users cannot be read, those known so far stay: {error}");
+            tracing::error!(
+                "cannot read auth.htpasswd, so the users that were read before remain valid: {error}"
+            );
             None
         }
     }
 }
 
-fn is_gone(file: &Path) -> bool {
+fn is_absent(file: &Path) -> bool {
     std::fs::metadata(file).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
@@ -241,7 +271,7 @@ fn is_gone(file: &Path) -> bool {
 mod tests {
     use super::*;
 
-    const HERE: [u8; 4] = [192, 0, 2, 1];
+    const CLIENT: [u8; 4] = [192, 0, 2, 1];
 
     fn header(user: &str, password: &str) -> HeaderValue {
         use base64::Engine as _;
@@ -253,7 +283,7 @@ mod tests {
         let lines = users
             .iter()
             .map(|(user, password)| format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap()));
-        // As a whole, by another inode.
+        // Replaces the file by one with another inode.
         let next = file.with_extension("next");
         std::fs::write(&next, lines.collect::<String>()).unwrap();
         std::fs::rename(next, file).unwrap();
@@ -263,10 +293,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("users");
         write(&file, users);
-        let (lifetime, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
+        let (cache_ttl, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
         let logins = HtpasswdAuth::new(
             file.clone(),
-            lifetime,
+            cache_ttl,
             hasher,
             AccessMetrics::default(),
             Panics::default(),
@@ -275,66 +305,94 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_right_login_is_known_from_then_on() {
+    async fn right_credentials_are_cached() {
         let (logins, _, _folder) = open(&[("ann", "pw")]);
         let right = header("ann", "pw");
-        assert!(!logins.known(&right));
-        assert!(logins.ask(&right, HERE.into()).await.is_ok());
-        assert!(logins.known(&right));
+        assert!(!logins.is_known_right(&right));
+        assert!(logins.decide(&right, CLIENT.into()).await.is_ok());
+        assert!(logins.is_known_right(&right));
         for wrong in [
             header("ann", "px"),
             header("bob", "pw"),
             HeaderValue::from_static("Bearer x"),
         ] {
             assert!(matches!(
-                logins.ask(&wrong, HERE.into()).await,
+                logins.decide(&wrong, CLIENT.into()).await,
                 Err(Error::LoginRequired)
             ));
-            assert!(!logins.known(&wrong));
+            assert!(!logins.is_known_right(&wrong));
         }
     }
 
     #[tokio::test]
-    async fn a_changed_file_ends_what_was_known() {
+    async fn a_changed_file_invalidates_cached_decisions() {
         let (logins, file, _folder) = open(&[("ann", "pw"), ("bob", "pw")]);
         let (ann, bob) = (header("ann", "pw"), header("bob", "pw"));
         for one in [&ann, &bob] {
-            assert!(logins.ask(one, HERE.into()).await.is_ok());
+            assert!(logins.decide(one, CLIENT.into()).await.is_ok());
         }
         write(&file, &[("bob", "pw")]);
-        logins.look_again();
-        assert!(!logins.known(&ann), "not before the file was looked at");
-        assert!(logins.ask(&ann, HERE.into()).await.is_err());
-        assert!(logins.ask(&bob, HERE.into()).await.is_ok());
-        // A broken file keeps those who were there.
+        logins.recheck_file();
+        assert!(
+            !logins.is_known_right(&ann),
+            "not before a check of the file"
+        );
+        assert!(logins.decide(&ann, CLIENT.into()).await.is_err());
+        assert!(logins.decide(&bob, CLIENT.into()).await.is_ok());
+        // A malformed file keeps the users.
         std::fs::write(&file, "bob:plain\n").unwrap();
-        logins.look_again();
-        assert!(logins.ask(&bob, HERE.into()).await.is_ok());
-        assert!(logins.ask(&ann, HERE.into()).await.is_err());
+        logins.recheck_file();
+        assert!(logins.decide(&bob, CLIENT.into()).await.is_ok());
+        assert!(logins.decide(&ann, CLIENT.into()).await.is_err());
     }
 
+    /// A decision that is made while the file changes counts for the old version of the file only.
     #[tokio::test]
-    async fn a_file_that_is_gone_has_no_users() {
+    async fn a_decision_by_an_old_file_does_not_outlive_it() {
         let (logins, file, _folder) = open(&[("ann", "pw")]);
         let ann = header("ann", "pw");
-        assert!(logins.ask(&ann, HERE.into()).await.is_ok());
-        std::fs::remove_file(&file).unwrap();
-        logins.look_again();
-        assert!(logins.ask(&ann, HERE.into()).await.is_err());
-        write(&file, &[("ann", "pw")]);
-        logins.look_again();
-        assert!(logins.ask(&ann, HERE.into()).await.is_ok());
+        let state = &logins.0;
+        let all = u32::try_from(MAX_HASHING).unwrap();
+        let hashing = state.hashing.acquire_many(all).await.unwrap();
+        let pending = tokio::spawn({
+            let (logins, ann) = (logins.clone(), ann.clone());
+            async move { logins.decide(&ann, CLIENT.into()).await }
+        });
+        while !state.throttle.has_charged(CLIENT.into()) {
+            tokio::task::yield_now().await;
+        }
+        let old = state.users.load_full();
+        write(&file, &[("bob", "pw")]);
+        state.check_file();
+        old.right.insert(state.keyed_hash(&ann), ());
+        drop(hashing);
+        assert!(pending.await.unwrap().is_err());
+        assert!(!logins.is_known_right(&ann));
+        assert!(logins.decide(&ann, CLIENT.into()).await.is_err());
     }
 
     #[tokio::test]
-    async fn guesses_are_bounded_and_the_right_login_is_not_one() {
+    async fn a_deleted_file_has_no_users() {
+        let (logins, file, _folder) = open(&[("ann", "pw")]);
+        let ann = header("ann", "pw");
+        assert!(logins.decide(&ann, CLIENT.into()).await.is_ok());
+        std::fs::remove_file(&file).unwrap();
+        logins.recheck_file();
+        assert!(logins.decide(&ann, CLIENT.into()).await.is_err());
+        write(&file, &[("ann", "pw")]);
+        logins.recheck_file();
+        assert!(logins.decide(&ann, CLIENT.into()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn guesses_are_bounded_and_right_credentials_are_no_guess() {
         let (logins, _, _folder) = open(&[("ann", "pw")]);
         let known = header("ann", "pw");
-        assert!(logins.ask(&known, HERE.into()).await.is_ok());
+        assert!(logins.decide(&known, CLIENT.into()).await.is_ok());
         let mut refused = 0;
         for n in 0..15 {
             match logins
-                .ask(&header("ann", &n.to_string()), HERE.into())
+                .decide(&header("ann", &n.to_string()), CLIENT.into())
                 .await
             {
                 Err(Error::LoginRequired) => {}
@@ -343,30 +401,30 @@ mod tests {
             }
         }
         assert_eq!(refused, 5);
-        // The same wrong one again costs nothing and is no new guess; who is known is not locked out.
+        // The same wrong credentials again cost no hash and are no new guess. Right credentials still work.
         assert!(matches!(
-            logins.ask(&header("ann", "0"), HERE.into()).await,
+            logins.decide(&header("ann", "0"), CLIENT.into()).await,
             Err(Error::LoginRequired)
         ));
-        assert!(logins.ask(&known, HERE.into()).await.is_ok());
+        assert!(logins.decide(&known, CLIENT.into()).await.is_ok());
         assert!(
             logins
-                .ask(&header("ann", "y"), [192, 0, 2, 2].into())
+                .decide(&header("ann", "y"), [192, 0, 2, 2].into())
                 .await
                 .is_err()
         );
     }
 
     #[tokio::test]
-    async fn panics_of_logins_are_counted() {
+    async fn panics_of_decisions_are_counted() {
         let (logins, _, _folder) = open(&[("ann", "pw")]);
         let state = &logins.0;
         assert_eq!(state.blocking(|| panic!("by intent")).await, None::<()>);
         let keyed_hash = state.keyed_hash(&header("ann", "pw"));
-        let died = state
+        let panicked = state
             .shared_requests
             .join(&keyed_hash, || Ok(async { panic!("by intent") }));
-        assert!(died.unwrap().answer().await.is_none());
+        assert!(panicked.unwrap().result().await.is_none());
         assert_eq!(
             state.panics.counts(),
             [
@@ -374,21 +432,26 @@ mod tests {
                 (BackgroundTask::SharedRequest, 1)
             ]
         );
-        assert!(logins.ask(&header("ann", "pw"), HERE.into()).await.is_ok());
+        assert!(
+            logins
+                .decide(&header("ann", "pw"), CLIENT.into())
+                .await
+                .is_ok()
+        );
     }
 
     #[tokio::test]
-    async fn many_with_one_login_cost_one_hash() {
+    async fn concurrent_requests_with_the_same_credentials_cost_one_hash() {
         let (logins, _, _folder) = open(&[("ann", "pw")]);
         let right = header("ann", "pw");
         let all = (0..100).map(|_| {
             let (logins, right) = (logins.clone(), right.clone());
-            tokio::spawn(async move { logins.ask(&right, HERE.into()).await })
+            tokio::spawn(async move { logins.decide(&right, CLIENT.into()).await })
         });
         for one in all.collect::<Vec<_>>() {
             assert!(
                 one.await.unwrap().is_ok(),
-                "a burst is not taken for guesses"
+                "a burst does not count as guesses"
             );
         }
     }

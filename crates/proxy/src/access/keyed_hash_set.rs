@@ -1,21 +1,22 @@
-//! A bounded set of facts, each as a keyed hash.
+//! A bounded set of facts, such as "this registry has this blob". It holds a keyed hash of each fact.
 
 use std::collections::HashSet;
 
 use parking_lot::Mutex;
 use pierhead_remote::KeyedHash;
 
-/// Facts a set; 16 bytes each, so some 2 MB when full.
-const MAX_ENTRIES: usize = 1 << 16;
+/// Maximum number of facts: about 2 MB when full, with 16 bytes for each fact.
+const MAX_FACTS: usize = 1 << 16;
 
-/// Losing a fact costs asking an upstream anew, so when there are too many, all go.
+/// Empties itself when it is full. A lost fact costs one upstream request. A general cache would take ten times the
+/// memory for each fact.
 #[derive(Default)]
 pub(crate) struct KeyedHashSet(Mutex<HashSet<[u8; 16]>>);
 
 impl KeyedHashSet {
     pub(crate) fn insert(&self, hash: &KeyedHash) {
         let mut facts = self.0.lock();
-        if facts.len() >= MAX_ENTRIES {
+        if facts.len() >= MAX_FACTS {
             facts.clear();
         }
         facts.insert(short(hash));
@@ -42,7 +43,7 @@ mod tests {
     #[test]
     fn facts_are_bounded() {
         let (hasher, known) = (KeyedHasher::new().unwrap(), KeyedHashSet::default());
-        for n in 0..=MAX_ENTRIES {
+        for n in 0..=MAX_FACTS {
             let hash = hasher.hash(&[&n.to_be_bytes()]);
             assert!(!known.contains(&hash));
             known.insert(&hash);

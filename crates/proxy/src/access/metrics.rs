@@ -1,4 +1,4 @@
-//! What the check of clients counts.
+//! Metrics of client authentication.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// How a question about a client ended.
+/// How the check of a client ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Verdict {
+pub(crate) enum AuthResult {
     Granted,
     Denied,
-    /// Too many wrong ones from that address.
+    /// Too many failed logins from that address.
     Throttled,
-    /// Nobody could be asked.
+    /// The upstream did not decide.
     Unknown,
 }
 
-impl EncodeLabelValue for Verdict {
+impl EncodeLabelValue for AuthResult {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
         let name = match self {
             Self::Granted => "granted",
@@ -32,10 +32,10 @@ impl EncodeLabelValue for Verdict {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AuthenticationLabels {
-    result: Verdict,
+    result: AuthResult,
 }
 
-/// A value, registered by whoever shows metrics.
+/// Counts checks of clients.
 #[derive(Clone)]
 pub(crate) struct AccessMetrics {
     authentications: Family<AuthenticationLabels, Counter>,
@@ -45,10 +45,10 @@ impl Default for AccessMetrics {
     fn default() -> Self {
         let authentications = Family::default();
         for result in [
-            Verdict::Granted,
-            Verdict::Denied,
-            Verdict::Throttled,
-            Verdict::Unknown,
+            AuthResult::Granted,
+            AuthResult::Denied,
+            AuthResult::Throttled,
+            AuthResult::Unknown,
         ] {
             drop(authentications.get_or_create(&AuthenticationLabels { result }));
         }
@@ -60,12 +60,12 @@ impl AccessMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "authentications",
-            "Questions who a client is or what it may, beyond those whose answer was known",
+            "Checks of clients' credentials, by htpasswd or an upstream, without cached decisions",
             self.authentications.clone(),
         );
     }
 
-    pub(crate) fn count(&self, result: Verdict) {
+    pub(crate) fn count(&self, result: AuthResult) {
         self.authentications
             .get_or_create(&AuthenticationLabels { result })
             .inc();

@@ -1,5 +1,8 @@
 //! Client authentication and authorization, with cached decisions.
 
+/// Maximum number of cached decisions of one kind, of about 200 bytes each.
+const MAX_CACHED_DECISIONS: u64 = 4096;
+
 pub(crate) mod admit;
 pub(crate) mod authenticator;
 pub(crate) mod basic;
@@ -11,5 +14,4 @@ pub(crate) mod metrics;
 pub(crate) mod pass_through;
 pub(crate) mod rules;
 pub(crate) mod throttle;
-pub(crate) mod ttl_table;
 pub(crate) mod upstream_check;

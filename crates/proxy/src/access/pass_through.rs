@@ -1,10 +1,11 @@
-//! Pass-through: a client may read what an upstream lets the client's own login read, and nothing else.
+//! Pass-through: a client may read exactly what the upstream lets the client's own credentials read.
 //!
-//! Two questions, since all clients share one cache and anybody may name any registry:
-//! 1. May this login read that repository? The upstream says so, by a HEAD with that login.
-//! 2. Is what we hold that repository's? A registry that merely *claims* to hold a digest is believed for
-//!    its own bytes only: content counts as a registry's once all of it came from there. Else whoever runs
-//!    a registry and learns a digest could read a stranger's blob here.
+//! All clients share one cache, and a client may name any registry. So two invariants hold:
+//!
+//! 1. The upstream confirmed that these credentials may read that repository, by a HEAD request with them.
+//! 2. Cached content counts as content of a registry only when all its bytes came from that registry. A registry that
+//!    merely *claims* to have a digest is not enough: an attacker who runs a registry and knows a digest could read
+//!    the private blob of another registry.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,85 +13,92 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::request::Parts;
+use moka::sync::Cache;
 use parking_lot::Mutex;
 use pierhead_cache::Fill;
 use pierhead_host::Panics;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{AccessDecision, ClientCredentials, KeyedHash, KeyedHasher};
 
+use crate::access::MAX_CACHED_DECISIONS;
 use crate::access::basic::Basic;
 use crate::access::keyed_hash_set::KeyedHashSet;
 use crate::access::metrics::AccessMetrics;
-use crate::access::ttl_table::TtlTable;
 use crate::error::Error;
 use crate::http::peer::Peer;
 use crate::shared_requests::SharedRequests;
+use crate::ttl_cache::ttl_cache;
+
+/// Maximum time that pierhead remembers a denial. Rights are often granted right after a denied pull.
+const DENIED_TTL: Duration = Duration::from_secs(60);
 
 /// Clones share everything.
 #[derive(Clone)]
 pub(crate) struct PassThrough(pub(super) Arc<State>);
 
 pub(super) struct State {
-    pub(super) lifetime: Duration,
     pub(super) anonymous: bool,
     pub(super) hasher: KeyedHasher,
-    pub(super) granted: TtlTable<KeyedHash, ()>,
-    pub(super) denied: TtlTable<KeyedHash, ()>,
+    pub(super) granted: Cache<KeyedHash, ()>,
+    pub(super) denied: Cache<KeyedHash, ()>,
     pub(super) shared_requests:
         SharedRequests<KeyedHash, Result<AccessDecision, pierhead_remote::Error>>,
-    /// Which content a repository holds, as the registry says.
-    pub(super) holds: KeyedHashSet,
-    /// From which registry all bytes of a content have come.
+    /// Facts "this repository has this digest", according to the registry.
+    pub(super) repository_contents: KeyedHashSet,
+    /// Facts "all bytes of this digest came from this registry".
     origins: KeyedHashSet,
-    /// Fills that hold nothing but what their registry sends.
+    /// Number of running fills, by digest, whose bytes all come from one registry.
     single_origin: Mutex<HashMap<Digest, usize>>,
     pub(super) metrics: AccessMetrics,
 }
 
-/// While this lives, a fill is known to hold nothing but what its registry sends.
+/// Marks a fill whose bytes all come from one registry, until dropped.
 pub(crate) struct SingleOriginFill(PassThrough, Digest);
 
 impl PassThrough {
     pub(crate) fn new(
-        lifetime: Duration,
+        cache_ttl: Duration,
         anonymous: bool,
         hasher: KeyedHasher,
         metrics: AccessMetrics,
         panics: Panics,
     ) -> Self {
         Self(Arc::new(State {
-            lifetime,
             anonymous,
             hasher,
-            granted: TtlTable::default(),
-            denied: TtlTable::default(),
+            granted: ttl_cache(MAX_CACHED_DECISIONS, cache_ttl),
+            denied: ttl_cache(MAX_CACHED_DECISIONS, DENIED_TTL.min(cache_ttl)),
             shared_requests: SharedRequests::new(panics),
-            holds: KeyedHashSet::default(),
+            repository_contents: KeyedHashSet::default(),
             origins: KeyedHashSet::default(),
             single_origin: Mutex::default(),
             metrics,
         }))
     }
 
-    /// Who the client says it is, and in whose name upstreams are asked for it.
+    /// The credentials of a request, and the credentials to use for it at upstreams.
     pub(super) fn credentials(
         &self,
         peer: &Peer,
         request: &Parts,
     ) -> Result<(Option<Basic>, ClientCredentials), Error> {
-        let login = self.of(peer, request)?;
-        let credentials = match &login {
+        let basic = self.credentials_of(peer, request)?;
+        let credentials = match &basic {
             Some(basic) => ClientCredentials::basic(basic.user(), basic.password()),
             None if self.0.anonymous => ClientCredentials::anonymous(),
             None if !peer.is_private() => return Err(Error::InsecurePassword),
             None => return Err(Error::LoginRequired),
         };
-        Ok((login, credentials))
+        Ok((basic, credentials))
     }
 
-    /// Who the client says it is. Nobody, when it says nothing, or nothing in a form that means nobody: podman
-    /// sends an empty user and password when it has none.
-    pub(crate) fn of(&self, peer: &Peer, request: &Parts) -> Result<Option<Basic>, Error> {
+    /// The credentials of a request. `None` without `Authorization` header, or with an empty user and password, which
+    /// podman sends when it has no credentials.
+    pub(crate) fn credentials_of(
+        &self,
+        peer: &Peer,
+        request: &Parts,
+    ) -> Result<Option<Basic>, Error> {
         let Some(header) = request.headers.get(AUTHORIZATION) else {
             return Ok(None);
         };
@@ -104,13 +112,15 @@ impl PassThrough {
         }
     }
 
+    /// The fact that all bytes of that digest came from that registry.
     fn origin(&self, registry: &Registry, digest: &Digest) -> KeyedHash {
         let digest = digest.to_string();
         let parts = [b"origin", registry.as_str().as_bytes(), digest.as_bytes()];
         self.0.hasher.hash(&parts)
     }
 
-    pub(super) fn holding(
+    /// The fact that the repository has that digest.
+    pub(super) fn repository_content(
         &self,
         registry: &Registry,
         repository: &Repository,
@@ -119,7 +129,7 @@ impl PassThrough {
         let digest = digest.to_string();
         let (registry, repository) = (registry.as_str(), repository.as_str());
         let parts = [
-            b"holds",
+            b"content",
             registry.as_bytes(),
             repository.as_bytes(),
             digest.as_bytes(),
@@ -127,7 +137,7 @@ impl PassThrough {
         self.0.hasher.hash(&parts)
     }
 
-    /// All bytes of that content came from that registry, out of that repository.
+    /// Records that all bytes of that digest came from that repository.
     pub(crate) fn record_origin(
         &self,
         registry: &Registry,
@@ -136,18 +146,18 @@ impl PassThrough {
     ) {
         self.0.origins.insert(&self.origin(registry, digest));
         self.0
-            .holds
-            .insert(&self.holding(registry, repository, digest));
+            .repository_contents
+            .insert(&self.repository_content(registry, repository, digest));
     }
 
-    /// Whether content in our cache may answer for that registry.
+    /// Whether cached content may be served for that registry.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         self.0.origins.contains(&self.origin(registry, digest))
     }
 
-    /// Makes a fill hold nothing but what comes now: what is staged may be of another registry, and those
-    /// who read the fill would get it without having been let in there.
-    pub(crate) async fn begin(
+    /// Discards the staged bytes of a fill, which may come from another registry. Readers of the fill may have no right
+    /// to read them.
+    pub(crate) async fn begin_single_origin(
         &self,
         fill: &mut Fill,
     ) -> Result<SingleOriginFill, pierhead_cache::Error> {
@@ -159,7 +169,7 @@ impl PassThrough {
         Ok(SingleOriginFill(self.clone(), digest))
     }
 
-    /// Whether the fill under way may be read by those who mean its registry.
+    /// Whether all bytes of the running fill come from one registry, so that clients of that registry may read it.
     pub(crate) fn is_single_origin(&self, digest: &Digest) -> bool {
         self.single_origin().contains_key(digest)
     }
@@ -188,22 +198,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn panics_of_questions_to_upstreams_are_counted() {
-        let (lifetime, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
+    async fn panics_of_upstream_checks_are_counted() {
+        let (cache_ttl, hasher) = (Duration::from_secs(60), KeyedHasher::new().unwrap());
         let panics = Panics::default();
         let pass_through = PassThrough::new(
-            lifetime,
+            cache_ttl,
             true,
             hasher,
             AccessMetrics::default(),
             panics.clone(),
         );
-        let keyed_hash = pass_through.0.hasher.hash(&[b"question"]);
-        let died = pass_through
+        let keyed_hash = pass_through.0.hasher.hash(&[b"check"]);
+        let panicked = pass_through
             .0
             .shared_requests
             .join(&keyed_hash, || Ok(async { panic!("by intent") }));
-        assert!(died.unwrap().answer().await.is_none());
+        assert!(panicked.unwrap().result().await.is_none());
         assert_eq!(panics.counts(), [(BackgroundTask::SharedRequest, 1)]);
     }
 }

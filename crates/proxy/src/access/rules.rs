@@ -1,4 +1,4 @@
-//! Which registries and repositories may be asked for: lists of patterns, as the operator wrote them.
+//! Access rules: lists of patterns for the registries and repositories that clients may pull.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,44 +7,42 @@ use pierhead_oci::{Registry, Repository};
 
 use crate::error::Error;
 
-/// Longer ones are refused: no name is as long.
-const MAX_LEN: usize = 512;
+/// Maximum bytes of a pattern. The longest name is shorter.
+const MAX_PATTERN_BYTES: usize = 512;
 
-/// What may be pulled. `Default` allows everything.
+/// Access rules. `Default` allows everything.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Only what fits one of these; empty: everything.
+    /// Unless empty, a repository must match one of these patterns.
     pub allow: Vec<Pattern>,
-    /// Nothing that fits one of these, allowed or not.
+    /// A repository that matches one of these patterns is denied, even if it is allowed.
     pub deny: Vec<Pattern>,
 }
 
 impl Rules {
-    /// Whether that repository may be asked for.
-    ///
-    /// Costs nothing where there are no rules; else some hundred nanoseconds a pattern.
+    /// Whether clients may pull from that repository. Costs some hundred nanoseconds per pattern.
     pub(crate) fn check(&self, registry: &Registry, repository: &Repository) -> Result<(), Error> {
         let (registry, repository) = (registry.as_str(), repository.as_str());
-        let fits = |pattern: &&Pattern| pattern.fits(registry, repository);
+        let matches = |pattern: &&Pattern| pattern.matches(registry, repository);
         let refused = |why: String| Error::Forbidden {
             name: format!("{registry}/{repository}"),
             why,
         };
-        if let Some(pattern) = self.deny.iter().find(fits) {
+        if let Some(pattern) = self.deny.iter().find(matches) {
             return Err(refused(format!(
                 "access.deny has {:?}",
                 pattern.to_string()
             )));
         }
-        if self.allow.is_empty() || self.allow.iter().any(|pattern| fits(&pattern)) {
+        if self.allow.is_empty() || self.allow.iter().any(|pattern| matches(&pattern)) {
             return Ok(());
         }
-        Err(refused("nothing in access.allow fits it".to_owned()))
+        Err(refused("no pattern in access.allow matches it".to_owned()))
     }
 }
 
-/// `REGISTRY` or `REGISTRY/REPOSITORY`, in which `*` stands for any run of characters but `/`, and `**`
-/// for any run at all. A registry alone means all of it.
+/// `REGISTRY` or `REGISTRY/REPOSITORY`. `*` matches any run of characters without `/`, and `**` any run of characters.
+/// A registry alone matches all its repositories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     registry: String,
@@ -53,8 +51,8 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// `registry` and `repository` in their canonical form.
-    fn fits(&self, registry: &str, repository: &str) -> bool {
+    /// `registry` and `repository` must be in their canonical form.
+    fn matches(&self, registry: &str, repository: &str) -> bool {
         glob(&self.registry, registry)
             && self
                 .repository
@@ -66,13 +64,13 @@ impl Pattern {
 impl FromStr for Pattern {
     type Err = String;
 
-    /// A text for people says what is wrong, and what would do.
+    /// The error is a message with the problem and a pattern that works.
     fn from_str(text: &str) -> Result<Self, String> {
         let allowed =
             |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-:/*[]".contains(c);
-        if text.is_empty() || text.len() > MAX_LEN || !text.chars().all(allowed) {
+        if text.is_empty() || text.len() > MAX_PATTERN_BYTES || !text.chars().all(allowed) {
             return Err(format!(
-                "{text:?} is no pattern: write such as \"docker.io/library/*\" or \"ghcr.io/owner/**\""
+                "{text:?} is not a pattern: write, for example, \"docker.io/library/*\" or \"ghcr.io/owner/**\""
             ));
         }
         let (registry, repository) = match text.split_once('/') {
@@ -80,16 +78,16 @@ impl FromStr for Pattern {
             None => (text, None),
         };
         let is_hub = |registry: &Registry| registry.is_docker_hub();
-        let hub = glob(registry, Registry::DOCKER_HUB);
+        let matches_hub = glob(registry, Registry::DOCKER_HUB);
         let registry = match registry.contains('*') {
             true => registry.to_owned(),
-            // As requests name it, whichever of its names the operator prefers.
+            // Docker Hub has several names. Requests use the canonical one.
             false => registry
                 .parse::<Registry>()
                 .map_err(|error| format!("{text:?}: {error}"))?
                 .to_string(),
         };
-        let named_hub = registry.parse().is_ok_and(|registry| is_hub(&registry));
+        let names_hub = registry.parse().is_ok_and(|registry| is_hub(&registry));
         let Some(repository) = repository else {
             return Ok(Self {
                 registry,
@@ -102,14 +100,14 @@ impl FromStr for Pattern {
             ));
         }
         let repository = match repository {
-            // On Docker Hub every name has two parts: a rule that never fits protects nobody.
-            name if (named_hub || hub) && !name.contains('/') && !name.contains("**") => {
+            // On Docker Hub every name has two parts. A rule with one part would never match, so it is refused.
+            name if (names_hub || matches_hub) && !name.contains('/') && !name.contains("**") => {
                 if name.contains('*') {
                     return Err(format!(
-                        "{text:?} fits nothing of Docker Hub, where every name has two parts: write {registry}/library/{name} or {registry}/**"
+                        "{text:?} matches nothing on Docker Hub, where every name has two parts: write {registry}/library/{name} or {registry}/**"
                     ));
                 }
-                match named_hub {
+                match names_hub {
                     true => format!("library/{name}"),
                     false => name.to_owned(),
                 }
@@ -132,12 +130,12 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Whether all of `text` fits. In time of pattern times text, whatever they are.
+/// Whether `pattern` matches all of `text`. Takes at most time in proportion to the product of their lengths.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
-    // Where to go back to: behind the last `*` and the last `**`, with how much they have taken so far. A
-    // `**` can take whatever a later `*` cannot, so that these two are all that has to be remembered.
+    // Where to backtrack: the positions after the last `*` and the last `**`, and the ends of the text that they matched.
+    // A `**` matches whatever a later `*` cannot, so no earlier position is necessary.
     let mut star: Option<(usize, usize)> = None;
     let mut deep: Option<(usize, usize)> = None;
     loop {
@@ -198,8 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn what_patterns_fit() {
-        for (pattern, fits, not) in [
+    fn a_pattern_matches_its_names_and_no_others() {
+        for (pattern, matching, others) in [
             (
                 "ghcr.io",
                 &["ghcr.io/a", "ghcr.io/a/b/c"][..],
@@ -247,37 +245,37 @@ mod tests {
             ),
         ] {
             let only = rules(&[pattern], &[]);
-            for name in fits {
+            for name in matching {
                 assert!(allows(&only, name), "{pattern} {name}");
             }
-            for name in not {
+            for name in others {
                 assert!(!allows(&only, name), "{pattern} {name}");
             }
         }
     }
 
     #[test]
-    fn a_refusal_names_its_key_and_denial_wins() {
+    fn a_refusal_names_its_key_and_a_denial_has_precedence() {
         let both = rules(&["docker.io/**"], &["docker.io/evil/**"]);
         assert!(allows(&both, "docker.io/library/redis"));
-        let told = |name: &str| {
+        let refusal = |name: &str| {
             let (registry, repository) = name.split_once('/').unwrap();
             let checked = both.check(&registry.parse().unwrap(), &repository.parse().unwrap());
             checked.unwrap_err().to_string()
         };
         assert_eq!(
-            told("docker.io/evil/x"),
+            refusal("docker.io/evil/x"),
             "docker.io/evil/x may not be pulled here: access.deny has \"docker.io/evil/**\""
         );
         assert_eq!(
-            told("ghcr.io/a"),
-            "ghcr.io/a may not be pulled here: nothing in access.allow fits it"
+            refusal("ghcr.io/a"),
+            "ghcr.io/a may not be pulled here: no pattern in access.allow matches it"
         );
         assert!(allows(&Rules::default(), "ghcr.io/a"));
     }
 
     #[test]
-    fn patterns_that_protect_nobody_are_refused() {
+    fn patterns_that_never_match_are_refused() {
         for text in [
             "",
             "docker.io/*",
@@ -294,7 +292,7 @@ mod tests {
         }
     }
 
-    /// As the words of the documentation, letter by letter.
+    /// The definition of a pattern, implemented character by character without regard to time.
     fn naive(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern, text) {
             ([b'*', b'*', rest @ ..], _) => {
@@ -314,12 +312,12 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn globs_mean_what_is_written(pattern in "[ab/*]{0,10}", text in "[ab/]{0,12}") {
+        fn glob_agrees_with_the_definition(pattern in "[ab/*]{0,10}", text in "[ab/]{0,12}") {
             prop_assert_eq!(glob(&pattern, &text), naive(pattern.as_bytes(), text.as_bytes()));
         }
 
         #[test]
-        fn a_name_fits_itself_and_hostile_patterns_end(text in "[a-z0-9._-]{1,20}(/[a-z0-9._-]{1,10}){0,4}") {
+        fn a_name_matches_itself_and_hostile_patterns_terminate(text in "[a-z0-9._-]{1,20}(/[a-z0-9._-]{1,10}){0,4}") {
             prop_assert!(glob(&text, &text));
             prop_assert!(glob("**", &text));
             let hostile = "*a".repeat(200) + "!";
@@ -336,11 +334,11 @@ mod tests {
             let (allow, deny): (Vec<_>, Vec<_>) = (parse(&allow), parse(&deny));
             let lenient = Rules { allow: allow.clone(), deny: Vec::new() };
             let strict = Rules { allow, deny: deny.clone() };
-            let fits = deny.iter().any(|pattern| {
+            let is_denied = deny.iter().any(|pattern| {
                 let (registry, repository) = name.split_once('/').unwrap();
-                pattern.fits(registry, repository)
+                pattern.matches(registry, repository)
             });
-            prop_assert_eq!(allows(&strict, &name), allows(&lenient, &name) && !fits);
+            prop_assert_eq!(allows(&strict, &name), allows(&lenient, &name) && !is_denied);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How often one address may guess.
+//! Limits how many wrong passwords one address may try: ten at once, then ten a minute.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,58 +6,69 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// What one guess costs, and how much may be owed: ten at once, then ten a minute.
-const GUESS: Duration = Duration::from_secs(6);
-const CREDIT: Duration = Duration::from_secs(60);
-/// Addresses remembered.
-const MAX_ENTRIES: usize = 4096;
+/// Delay that each guess adds.
+const GUESS_DELAY: Duration = Duration::from_secs(6);
+/// Maximum delay of one address. Above it, pierhead refuses a guess.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+/// Maximum number of addresses with a delay.
+const MAX_THROTTLED_ADDRESSES: usize = 4096;
 
-/// Each address owes [`GUESS`] for each guess; time pays the debt.
+/// When the delay of each address ends. Each guess adds [`GUESS_DELAY`]. This is no general cache, since the addresses
+/// with the longest delays must stay when the table is full.
 #[derive(Default)]
 pub(crate) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
 
 impl Throttle {
-    /// Charges one guess before it is looked at, so that many at once are no way around it. `false`:
-    /// too much is owed, and nothing was charged.
+    /// Adds the delay of one guess, before the password is verified, so that concurrent guesses count, too. Returns
+    /// `false` and adds nothing when the delay would exceed [`MAX_DELAY`].
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
-        let mut paid = self.0.lock();
+        let mut delays = self.0.lock();
         let network = network(address);
-        if paid.len() >= MAX_ENTRIES && !paid.contains_key(&network) {
-            make_room(&mut paid, now);
+        if delays.len() >= MAX_THROTTLED_ADDRESSES && !delays.contains_key(&network) {
+            make_room(&mut delays, now);
         }
-        let until = paid.entry(network).or_insert(now);
-        let next = (*until).max(now) + GUESS;
-        if next > now + CREDIT {
+        let end = delays.entry(network).or_insert(now);
+        let next = (*end).max(now) + GUESS_DELAY;
+        if next > now + MAX_DELAY {
             return false;
         }
-        *until = next;
+        *end = next;
         true
     }
 
-    /// It was no guess: the login was right.
+    /// Removes the delay of one guess, since its password was right.
     pub(crate) fn refund(&self, address: IpAddr) {
-        let mut paid = self.0.lock();
-        if let Some(until) = paid.get_mut(&network(address)) {
-            *until = until.checked_sub(GUESS).unwrap_or(*until);
+        let mut delays = self.0.lock();
+        if let Some(end) = delays.get_mut(&network(address)) {
+            *end = end.checked_sub(GUESS_DELAY).unwrap_or(*end);
         }
     }
+
+    /// Whether the address has a delay, or had one.
+    #[cfg(test)]
+    pub(crate) fn has_charged(&self, address: IpAddr) -> bool {
+        self.0.lock().contains_key(&network(address))
+    }
 }
 
-/// Forgets those who owe nothing; when all owe, the half that owes least: an army of addresses that guess
-/// once each is no way to be forgiven.
-fn make_room(paid: &mut HashMap<IpAddr, Instant>, now: Instant) {
-    paid.retain(|_, until| *until > now);
-    if paid.len() < MAX_ENTRIES {
+/// Removes the addresses whose delay has ended. If all have a delay, removes the half with the shortest delays. So many
+/// addresses with one guess each cannot displace an address with many guesses.
+fn make_room(delays: &mut HashMap<IpAddr, Instant>, now: Instant) {
+    delays.retain(|_, end| *end > now);
+    if delays.len() < MAX_THROTTLED_ADDRESSES {
         return;
     }
-    let mut debts: Vec<_> = paid.iter().map(|(who, until)| (*until, *who)).collect();
-    let (least, _, _) = debts.select_nth_unstable(MAX_ENTRIES / 2);
-    for (_, who) in least {
-        paid.remove(who);
+    let mut ends: Vec<_> = delays
+        .iter()
+        .map(|(address, end)| (*end, *address))
+        .collect();
+    let (shortest, _, _) = ends.select_nth_unstable(MAX_THROTTLED_ADDRESSES / 2);
+    for (_, address) in shortest {
+        delays.remove(address);
     }
 }
 
-/// Who has one IPv6 address has a /64 of them.
+/// The address, or the /64 of an IPv6 address: one machine may use all addresses of its /64.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -79,37 +90,37 @@ mod tests {
         assert_eq!((0..20).filter(|_| throttle.charge(one, now)).count(), 10);
         assert!(throttle.charge(other, now));
         assert!(throttle.charge("::ffff:192.0.2.2".parse().unwrap(), now));
-        assert!(!throttle.charge(one, now + GUESS / 2));
-        assert!(throttle.charge(one, now + GUESS));
-        assert!(!throttle.charge(one, now + GUESS));
+        assert!(!throttle.charge(one, now + GUESS_DELAY / 2));
+        assert!(throttle.charge(one, now + GUESS_DELAY));
+        assert!(!throttle.charge(one, now + GUESS_DELAY));
         throttle.refund(one);
-        assert!(throttle.charge(one, now + GUESS));
+        assert!(throttle.charge(one, now + GUESS_DELAY));
         assert_eq!(
             (0..20)
-                .filter(|_| throttle.charge(one, now + 30 * GUESS))
+                .filter(|_| throttle.charge(one, now + 30 * GUESS_DELAY))
                 .count(),
             10
         );
     }
 
     #[test]
-    fn a_network_of_ipv6_is_one_client_and_all_are_bounded() {
+    fn an_ipv6_network_is_one_client_and_the_number_of_addresses_is_bounded() {
         let (throttle, now) = (Throttle::default(), Instant::now());
         let of = |text: String| text.parse::<IpAddr>().unwrap();
         let let_in = (0..20).filter(|n| throttle.charge(of(format!("2001:db8::{n:x}")), now));
         assert_eq!(let_in.count(), 10);
-        for n in 0..2 * MAX_ENTRIES {
+        for n in 0..2 * MAX_THROTTLED_ADDRESSES {
             throttle.charge(of(format!("10.0.{}.{}", n / 256, n % 256)), now);
         }
-        assert!(throttle.0.lock().len() <= MAX_ENTRIES);
+        assert!(throttle.0.lock().len() <= MAX_THROTTLED_ADDRESSES);
     }
 
     #[test]
-    fn a_crowd_buys_nobody_off() {
+    fn many_addresses_do_not_displace_an_address_with_many_guesses() {
         let (throttle, now) = (Throttle::default(), Instant::now());
         let guesser: IpAddr = "192.0.2.1".parse().unwrap();
         while throttle.charge(guesser, now) {}
-        for n in 0..3 * MAX_ENTRIES {
+        for n in 0..3 * MAX_THROTTLED_ADDRESSES {
             let one = format!("10.0.{}.{}", n / 256, n % 256);
             assert!(throttle.charge(one.parse().unwrap(), now), "a newcomer");
             assert!(!throttle.charge(guesser, now), "after {n}");

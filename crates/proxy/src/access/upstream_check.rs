@@ -1,14 +1,13 @@
-//! Pass-through, at the upstream: asks whether a client's own credentials may read a repository.
+//! Pass-through: checks at the upstream whether a client's own credentials may read a repository.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::request::Parts;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
 use pierhead_remote::{AccessDecision, ClientCredentials, KeyedHash, Resource};
 
 use crate::access::basic::Basic;
-use crate::access::metrics::Verdict;
+use crate::access::metrics::AuthResult;
 use crate::access::pass_through::PassThrough;
 use crate::context::RequestContext;
 use crate::deadline::Deadline;
@@ -17,10 +16,7 @@ use crate::http::peer::Peer;
 use crate::http::route::route;
 use crate::refusal_log::Refusal;
 
-/// How long a "no" counts at most: rights are often given right after they were missed.
-const DENIED: Duration = Duration::from_secs(60);
-
-/// What is asked for, as far as it matters here.
+/// The part of a repository that a request reads.
 enum RequestedPart {
     Tag(Target),
     Document(Digest),
@@ -29,7 +25,7 @@ enum RequestedPart {
 }
 
 impl PassThrough {
-    /// Lets a request in: what it may use asks upstreams in the client's name.
+    /// Admits a request. Returns a context that uses the client's credentials for upstream requests.
     pub(crate) async fn admit(
         &self,
         context: &Arc<RequestContext>,
@@ -38,9 +34,9 @@ impl PassThrough {
         endpoint: &Endpoint,
         deadline: Deadline,
     ) -> Result<Arc<RequestContext>, Error> {
-        let (login, credentials) = self.credentials(peer, request)?;
+        let (basic, credentials) = self.credentials(peer, request)?;
         if let Some((name, part)) = part(endpoint) {
-            // Nobody is asked, in whosoever's name, about what the operator does not want pulled.
+            // The access rules come first: no upstream gets a request about a repository that they deny.
             let (registry, repository) = {
                 let config = context.config.load();
                 let (registry, repository) = route(name, request.uri.query(), &config)?;
@@ -49,22 +45,22 @@ impl PassThrough {
             };
             let check = AccessCheck {
                 pass_through: self,
-                login: login.as_ref(),
+                basic: basic.as_ref(),
                 registry,
                 repository,
                 part,
             };
-            let until = deadline.last();
-            match tokio::time::timeout_at(until, check.verdict(context, peer, &credentials)).await {
-                Ok(verdict) => verdict?,
-                Err(_) => return Err(deadline.slow(&check.registry)),
+            let until = deadline.wait_without_stale();
+            match tokio::time::timeout_at(until, check.decide(context, peer, &credentials)).await {
+                Ok(decision) => decision?,
+                Err(_) => return Err(deadline.upstream_timeout(&check.registry)),
             }
         }
         Ok(context.for_client(&credentials))
     }
 }
 
-/// `None`: nothing of an upstream is in the answer.
+/// `None`: the response contains no content of an upstream.
 fn part(endpoint: &Endpoint) -> Option<(&Name, RequestedPart)> {
     Some(match endpoint {
         Endpoint::Manifest { name, target } => match target {
@@ -79,23 +75,23 @@ fn part(endpoint: &Endpoint) -> Option<(&Name, RequestedPart)> {
     })
 }
 
-/// One question.
+/// The check of one request.
 struct AccessCheck<'a> {
     pass_through: &'a PassThrough,
-    login: Option<&'a Basic>,
+    basic: Option<&'a Basic>,
     registry: Registry,
     repository: Repository,
     part: RequestedPart,
 }
 
 impl AccessCheck<'_> {
-    /// Stands for the right of this login to that repository, or to a part of it: some registries hand out
-    /// blobs to whoever knows a digest, or lists to everybody, and that says nothing of the rest.
+    /// Identifies the right of these credentials to read the repository, or a part of it. Some registries serve blobs to
+    /// all clients that know a digest, or lists to all clients. That gives no right to the rest of the repository.
     fn right(&self, scope: &str) -> KeyedHash {
-        let (user, password) = self.login.map_or(("", ""), |it| (it.user(), it.password()));
+        let (user, password) = self.basic.map_or(("", ""), |it| (it.user(), it.password()));
         self.pass_through.0.hasher.hash(&[
             b"right",
-            if self.login.is_some() { b"1" } else { b"0" },
+            if self.basic.is_some() { b"1" } else { b"0" },
             user.as_bytes(),
             password.as_bytes(),
             self.registry.as_str().as_bytes(),
@@ -113,58 +109,59 @@ impl AccessCheck<'_> {
         }
     }
 
-    async fn verdict(
+    async fn decide(
         &self,
         context: &Arc<RequestContext>,
         peer: &Peer,
         credentials: &ClientCredentials,
     ) -> Result<(), Error> {
         let state = &self.pass_through.0;
-        let whole = self.right("");
-        // The right that an answer to this wish would show.
+        let repository_right = self.right("");
+        // The right that a positive response to this request proves.
         let right = match &self.part {
             RequestedPart::Blob(digest) => self.right(&digest.to_string()),
             RequestedPart::Tags => self.right("lists"),
-            RequestedPart::Tag(_) | RequestedPart::Document(_) => whole,
+            RequestedPart::Tag(_) | RequestedPart::Document(_) => repository_right,
         };
         let content = match &self.part {
             RequestedPart::Blob(digest) | RequestedPart::Document(digest) => Some(digest),
             RequestedPart::Tag(_) | RequestedPart::Tags => None,
         };
-        let holding = content.map(|digest| {
+        let fact = content.map(|digest| {
             self.pass_through
-                .holding(&self.registry, &self.repository, digest)
+                .repository_content(&self.registry, &self.repository, digest)
         });
-        let is_held = holding.is_none_or(|holding| state.holds.contains(&holding));
-        let is_granted = state.granted.get(&whole).is_some() || state.granted.get(&right).is_some();
-        if is_held && is_granted {
+        let is_in_repository = fact.is_none_or(|fact| state.repository_contents.contains(&fact));
+        let is_granted =
+            state.granted.contains_key(&repository_right) || state.granted.contains_key(&right);
+        if is_in_repository && is_granted {
             return Ok(());
         }
-        if !is_granted && state.denied.get(&right).is_some() {
+        if !is_granted && state.denied.contains_key(&right) {
             return Err(self.refused(peer));
         }
         let pending = state.shared_requests.join(&self.key(&right), || {
-            let ticket = context.limits.queue(&peer.client)?;
-            let question = self.question(context.for_client(credentials), credentials.clone());
+            let permit = context.limits.upstream_permit(&peer.client)?;
+            let request =
+                self.upstream_request(context.for_client(credentials), credentials.clone());
             Ok(async move {
-                // The place in the queue is kept until the answer is there.
-                let _ticket = ticket;
-                question.await
+                let _permit = permit;
+                request.await
             })
         });
-        match pending?.answer().await.ok_or(Error::Internal)? {
+        match pending?.result().await.ok_or(Error::Internal)? {
             Ok(AccessDecision::Granted) => {
-                state.metrics.count(Verdict::Granted);
-                state.granted.insert(right, (), state.lifetime);
-                if let Some(holding) = &holding {
-                    state.holds.insert(holding);
+                state.metrics.count(AuthResult::Granted);
+                state.granted.insert(right, ());
+                if let Some(fact) = &fact {
+                    state.repository_contents.insert(fact);
                 }
                 Ok(())
             }
             Ok(AccessDecision::Denied) => {
-                state.metrics.count(Verdict::Denied);
-                state.denied.insert(right, (), DENIED.min(state.lifetime));
-                let (error, event) = (self.refused(peer), "the upstream refused a client's login");
+                state.metrics.count(AuthResult::Denied);
+                state.denied.insert(right, ());
+                let (error, event) = (self.refused(peer), "upstream denied a client's credentials");
                 let refusal = Refusal {
                     event,
                     cause: error.cause(),
@@ -181,13 +178,13 @@ impl AccessCheck<'_> {
             }
             .into()),
             Err(error) => {
-                state.metrics.count(Verdict::Unknown);
+                state.metrics.count(AuthResult::Unknown);
                 Err(error.into())
             }
         }
     }
 
-    /// Those who ask the same in the same name share one question.
+    /// Requests with the same credentials for the same part share one upstream request.
     fn key(&self, right: &KeyedHash) -> KeyedHash {
         let part = match &self.part {
             RequestedPart::Tag(target) => format!("tag {target}"),
@@ -198,10 +195,10 @@ impl AccessCheck<'_> {
         self.pass_through
             .0
             .hasher
-            .hash(&[b"question", right, part.as_bytes()])
+            .hash(&[b"request", right, part.as_bytes()])
     }
 
-    fn question(
+    fn upstream_request(
         &self,
         context: Arc<RequestContext>,
         credentials: ClientCredentials,
@@ -217,7 +214,7 @@ impl AccessCheck<'_> {
             let wanted = match (&target, &blob) {
                 (Some(target), _) => Resource::Manifest(target),
                 (None, Some(digest)) => Resource::Blob(digest),
-                // A list is the only way to learn who may read lists.
+                // Only a request for a list shows whether the credentials may read lists.
                 (None, None) => return context.client.may_list(&registry, &repository).await,
             };
             context

@@ -2,13 +2,12 @@
 //!
 //! 1. At most [`MAX_PULLS`] pulls have a slot, and [`MAX_PER_CLIENT`] of one client.
 //! 2. A quarter of the slots is reserved for configured registries.
-//! 3. One slot is reserved for clients without a pull. The same holds for the slots that unconfigured registries may
-//!    use.
-//! 4. A pull goes on when its client leaves. A request asks for it again every second. When no request did so within
-//!    [`YIELD_AFTER`], the pull yields its slot to another pull. The client with most pulls yields first.
-//! 5. A pull that no request asked for within [`MAX_UNASKED`] loses its slot, too.
-//! 6. A pull without a slot begins no download. Its running downloads end as those of a client that left: they yield to
-//!    other downloads, and their bytes stay staged.
+//! 3. One slot is reserved for clients without a pull. So is one of the slots that unconfigured registries may use.
+//! 4. A pull continues when its client leaves. A waiting client repeats its request every second. When no request came
+//!    within [`YIELD_AFTER`], the pull yields its slot to another pull. The client with most pulls yields first.
+//! 5. When no request came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot in any case.
+//! 6. A pull without a slot begins no download. Its running downloads yield to other downloads, as those of a client that
+//!    left. Their bytes stay staged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,9 +23,9 @@ use crate::error::Error;
 use crate::limits::held_slots::{HeldSlots, ReachedBound, SlotBounds, SlotHolder};
 use crate::limits::limit::Limit;
 
-/// Maximum number of pulls at once. Each has three downloads.
+/// Maximum number of running pulls. Each has three downloads.
 const MAX_PULLS: usize = 8;
-/// Maximum number of pulls of one client. Its downloads count as those that the client asks for itself.
+/// Maximum number of pulls of one client. Their downloads count as downloads of that client.
 const MAX_PER_CLIENT: usize = 3;
 const BOUNDS: SlotBounds = SlotBounds {
     all: MAX_PULLS,
@@ -34,16 +33,17 @@ const BOUNDS: SlotBounds = SlotBounds {
     // For clients without a pull.
     min_share: 1,
 };
-/// A client waits for a pull that it asked for within this time. Clients ask again every second.
+/// Time without a request after which a pull yields its slot. Waiting clients repeat their request every second.
 const YIELD_AFTER: Duration = Duration::from_secs(30);
-/// A pull ends when no request asked for it within this time.
-const MAX_UNASKED: Duration = Duration::from_secs(600);
-/// For how long a failure is told to those who ask, before another pull is begun.
+/// Time without a request after which a pull loses its slot.
+const UNREQUESTED_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long requests get the error of a failed pull, before another pull starts.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// Failures that are remembered.
+/// Maximum number of pulls and remembered failures.
 const MAX_FAILED: usize = 256;
 
-/// By where they are pulled from: what one registry sends slowly, or not at all, is not told of another.
+/// Running and failed pulls, by reference: the same digest at another registry is another pull. This is no general cache,
+/// since a running pull has no TTL, and an image is either running or failed.
 #[derive(Clone, Default)]
 pub(crate) struct BackgroundPulls(Arc<Mutex<PullTable>>);
 
@@ -59,13 +59,13 @@ enum PullState {
     Failed(String, Instant),
 }
 
-/// A pull with a slot. Dropping this tells its task that it lost the slot.
+/// A pull with a slot. Dropping this notifies its task that it lost the slot.
 struct RunningPull {
     id: u64,
     holder: SlotHolder,
     progress: Progress,
-    /// When a request asked for it last.
-    last_asked: Instant,
+    /// Time of the last request for it.
+    last_request: Instant,
     _slot: oneshot::Sender<()>,
 }
 
@@ -87,20 +87,20 @@ impl PullTable {
         }
     }
 
-    /// The limit that stops `holder` from pulling another image; `None` when it may. Computed as if the pull of `without`
-    /// had ended.
+    /// The limit that stops `holder` from pulling another image. `None`: it may pull one. Computed as if the pull of
+    /// `without` had ended.
     fn obstacle(&self, holder: SlotHolder, without: Option<SlotHolder>) -> Option<Limit> {
         let reached = self.held.obstacle(holder, BOUNDS, without);
         reached.map(|bound| match bound {
-            ReachedBound::PerClient => Limit::FetchesPerClient,
-            ReachedBound::All => Limit::Fetches,
+            ReachedBound::PerClient => Limit::DownloadsPerClient,
+            ReachedBound::All => Limit::UpstreamRequests,
         })
     }
 
     /// The pull that yields its slot to one of `holder`.
     fn yielding(&self, holder: SlotHolder) -> Option<Reference> {
         let idle = self.running().filter(|(_, it)| {
-            it.last_asked.elapsed() >= YIELD_AFTER
+            it.last_request.elapsed() >= YIELD_AFTER
                 && self.obstacle(holder, Some(it.holder)).is_none()
         });
         let idle = idle.map(|(_, it)| (it.id, it.holder.client));
@@ -110,7 +110,7 @@ impl PullTable {
         Some(image.clone())
     }
 
-    /// Replaces the state of `image`; `None` forgets it. Frees the slot of its running pull.
+    /// Replaces or removes the state of `image`. Frees the slot of its running pull.
     fn set(&mut self, image: &Reference, state: Option<PullState>) {
         let old = match state {
             Some(state) => self.by_image.insert(image.clone(), state),
@@ -127,7 +127,7 @@ impl BackgroundPulls {
         self.0.lock()
     }
 
-    /// Takes a slot for a pull, unless the pull runs already.
+    /// Takes a slot for a pull, unless the image is already being pulled.
     pub(crate) fn begin(
         &self,
         holder: SlotHolder,
@@ -136,7 +136,7 @@ impl BackgroundPulls {
         let mut table = self.table();
         match table.by_image.get_mut(reference) {
             Some(PullState::Running(running)) => {
-                running.last_asked = Instant::now();
+                running.last_request = Instant::now();
                 return Ok(PullStart::Running(running.progress));
             }
             Some(PullState::Failed(why, at)) if at.elapsed() < FAILURE_TTL => {
@@ -159,7 +159,7 @@ impl BackgroundPulls {
             id,
             holder,
             progress: JUST_STARTED,
-            last_asked: Instant::now(),
+            last_request: Instant::now(),
             _slot: held,
         };
         table.set(reference, Some(PullState::Running(running)));
@@ -173,7 +173,7 @@ impl BackgroundPulls {
     }
 }
 
-/// Nothing is known of it yet.
+/// The progress of a pull that has just started.
 pub(crate) const JUST_STARTED: Progress = Progress {
     stage: Stage::Pull,
     done: 0,
@@ -186,7 +186,7 @@ pub(crate) enum PullStart {
     Started(PullSlot, oneshot::Receiver<()>),
 }
 
-/// The slot of one pull, which ends when this is dropped. Does nothing once the pull has lost its slot.
+/// The slot of one pull. Dropping this releases it, unless the pull has already lost it.
 pub(crate) struct PullSlot {
     pulls: BackgroundPulls,
     pub(crate) image: Reference,
@@ -200,21 +200,21 @@ impl PullSlot {
         }
     }
 
-    /// Resolves when no request asked for this pull within [`MAX_UNASKED`].
-    pub(crate) async fn unasked(&self) {
+    /// Resolves when no request for this pull came within [`UNREQUESTED_TIMEOUT`].
+    pub(crate) async fn unrequested(&self) {
         loop {
-            let last_asked = self
+            let last_request = self
                 .pulls
                 .table()
                 .get_mut(&self.image, self.id)
-                .map(|it| it.last_asked);
-            let Some(last_asked) = last_asked else {
+                .map(|it| it.last_request);
+            let Some(last_request) = last_request else {
                 return std::future::pending().await;
             };
-            if last_asked.elapsed() >= MAX_UNASKED {
+            if last_request.elapsed() >= UNREQUESTED_TIMEOUT {
                 return;
             }
-            tokio::time::sleep_until(last_asked + MAX_UNASKED).await;
+            tokio::time::sleep_until(last_request + UNREQUESTED_TIMEOUT).await;
         }
     }
 
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_share_the_places_of_pulls() {
+    async fn clients_share_the_slots_of_pulls() {
         let (pulls, [one, two, three, four, five]) = (BackgroundPulls::default(), clients());
         let unconfigured = (
             greedy(&pulls, &one, 0, false),
@@ -306,20 +306,27 @@ mod tests {
             unconfigured.1.len(),
             unconfigured.2.len(),
         );
-        assert_eq!(counts, (3, 2, 1), "a quarter is kept, and one of the rest");
+        assert_eq!(
+            counts,
+            (3, 2, 1),
+            "a quarter is reserved, and one of the rest"
+        );
         assert_eq!(
             refused(&pulls, &one, 40, false),
-            Some(Limit::FetchesPerClient)
+            Some(Limit::DownloadsPerClient)
         );
-        // Requests for a pull under way need no slot.
+        // Requests for a running pull need no slot.
         let again = begin(&pulls, &four, 0, false);
         assert!(matches!(again, Ok(PullStart::Running(_))));
-        assert_eq!(refused(&pulls, &four, 40, false), Some(Limit::Fetches));
+        assert_eq!(
+            refused(&pulls, &four, 40, false),
+            Some(Limit::UpstreamRequests)
+        );
         let configured = greedy(&pulls, &four, 50, true);
         assert_eq!(
             configured.len(),
             1,
-            "one is kept for clients without a pull"
+            "one is reserved for clients without a pull"
         );
         let last = greedy(&pulls, &five, 60, true);
         assert_eq!(last.len(), 1);
@@ -328,18 +335,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pull_that_no_client_waits_for_yields_its_place() {
+    async fn a_pull_without_waiting_clients_yields_its_slot() {
         let (pulls, [one, two, three, four, five]) = (BackgroundPulls::default(), clients());
         let mut most = greedy(&pulls, &one, 0, false);
         let mut some = greedy(&pulls, &two, 10, false);
         let mut few = greedy(&pulls, &three, 20, false);
         tokio::time::sleep(YIELD_AFTER / 2).await;
-        // A request still waits for the oldest.
+        // A client still waits for the oldest pull.
         assert!(begin(&pulls, &two, 0, false).is_ok());
-        assert_eq!(refused(&pulls, &four, 30, false), Some(Limit::Fetches));
+        assert_eq!(
+            refused(&pulls, &four, 30, false),
+            Some(Limit::UpstreamRequests)
+        );
         tokio::time::sleep(YIELD_AFTER / 2).await;
-        let placed = begin(&pulls, &four, 30, false);
-        assert!(matches!(placed, Ok(PullStart::Started(..))));
+        let started = begin(&pulls, &four, 30, false);
+        assert!(matches!(started, Ok(PullStart::Started(..))));
         let mut is_lost = |(_, lost): &mut (PullSlot, oneshot::Receiver<()>)| {
             lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
         };
@@ -347,7 +357,7 @@ mod tests {
         assert_eq!(lost, [false, true, false]);
         let mut others = some.iter_mut().chain(&mut few);
         assert!(!others.any(is_lost));
-        // The end of a pull without a slot takes no slot from its successor.
+        // The end of a pull without a slot does not release the slot of its successor.
         let again = begin(&pulls, &five, 1, false);
         assert!(
             matches!(again, Ok(PullStart::Started(..))),
@@ -361,15 +371,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pull_ends_when_no_request_asks_for_it() {
+    async fn a_pull_ends_when_no_request_for_it_comes() {
         let (pulls, [one]) = (BackgroundPulls::default(), clients());
         let Ok(PullStart::Started(slot, _lost)) = begin(&pulls, &one, 0, false) else {
             panic!("there are free slots");
         };
-        let begun = Instant::now();
-        tokio::time::sleep(MAX_UNASKED / 2).await;
+        let started = Instant::now();
+        tokio::time::sleep(UNREQUESTED_TIMEOUT / 2).await;
         assert!(begin(&pulls, &one, 0, false).is_ok());
-        slot.unasked().await;
-        assert!(begun.elapsed() >= MAX_UNASKED + MAX_UNASKED / 2);
+        slot.unrequested().await;
+        assert!(started.elapsed() >= UNREQUESTED_TIMEOUT + UNREQUESTED_TIMEOUT / 2);
     }
 }

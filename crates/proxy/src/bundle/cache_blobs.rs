@@ -1,4 +1,4 @@
-//! The cache as the library of layers sees it: blobs to be read, without a say in what is evicted.
+//! Gives the bundle server read access to the blobs of the cache. Its reads do not count as accesses for eviction.
 
 use std::io;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use pierhead_cache::{BackgroundReader, Cache, Error};
 use pierhead_oci::Digest;
 use pierhead_toc::{Blob, Blobs};
 
-/// See the head of this module.
+/// The blobs of a cache.
 pub(crate) struct CacheBlobs(pub(crate) Cache);
 
 struct CacheBlob(BackgroundReader);
@@ -15,7 +15,7 @@ struct CacheBlob(BackgroundReader);
 impl Blobs for CacheBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let failed = |error| match &error {
-            // With the code of the system, which tells a lack of descriptors from a damaged file.
+            // Keeps the error code of the system, which distinguishes a lack of file descriptors from a damaged file.
             Error::Io { source, .. } if let Some(code) = source.raw_os_error() => {
                 io::Error::from_raw_os_error(code)
             }
@@ -49,14 +49,14 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let config = Config::new(data.path(), 1 << 20);
         let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
-        // More than the cache holds in memory.
+        // Larger than the blobs that the cache keeps in memory.
         let content = Bytes::from(vec![7; 100_000]);
         let digest = Digest::of(Algorithm::Sha256, &content);
         let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
         drop(cache.put(&digest, &media_type, content).await.unwrap());
         let blobs = CacheBlobs(cache);
         assert!(blobs.open(&digest).unwrap().is_some());
-        let file = blob_file(data.path(), &digest.to_string()[7..]).expect("it is on disk");
+        let file = blob_file(data.path(), &digest.to_string()[7..]).expect("a file");
         std::fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(&file, &file).unwrap();
         let failed = blobs.open(&digest).map(|it| it.is_some()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Answers of the extension: which image is meant, whether it may be had, what of it leaves.
+//! Handles requests of the bundle extension: finds the image, checks access, and responds.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,33 +28,33 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::http::body::Body;
 use crate::http::peer::Peer;
-use crate::http::range::is_known;
+use crate::http::range::matches_etag;
 use crate::http::respond;
 use crate::metrics::CacheOutcome;
 use crate::pull::document::MAX_EAGER;
 use crate::pull::manifest::manifest;
 use crate::refusal_log::Refusal;
 
-/// The answer to `_oci/ext/discover`.
+/// The response to `_oci/ext/discover`.
 pub(crate) const EXTENSIONS: &str = concat!(
     r#"{"extensions":[{"name":"_pierhead","description":"Delta bundles of unmodified images: only the file contents "#,
     r#"that a worker lacks.","url":"docs/formats/bundle.md","endpoints":["_pierhead/bundle","_pierhead/file","#,
     r#""_pierhead/trace"]}]}"#
 );
 
-/// Images of `have` that a client of pass-through is asked about upstream: each may be a question there.
-const MAX_CHECKED: usize = 16;
-/// Unknown images that a header of the answer names; the bundle names those that are known.
-const MAX_NAMED: usize = 16;
+/// Maximum number of base images that pass-through checks for one request. Each may need an upstream request.
+const MAX_CHECKED_BASES: usize = 16;
+/// Maximum number of unknown base images in the header of a response. The bundle names the known ones.
+const MAX_NAMED_BASES: usize = 16;
 
-/// It has just been queued.
+/// The progress of work that waits in a queue.
 const QUEUED: Progress = Progress {
     stage: Stage::Wait,
     done: 0,
     total: 0,
 };
 
-/// One question, by somebody who may pull the manifest that it names.
+/// One request of a client that may pull the manifest of the image.
 pub(crate) struct BundleHandler<'a> {
     pub(crate) context: &'a Arc<RequestContext>,
     pub(crate) peer: &'a Peer,
@@ -65,7 +65,7 @@ pub(crate) struct BundleHandler<'a> {
     pub(crate) deadline: Deadline,
 }
 
-/// An image that was found.
+/// The image of a request.
 struct ResolvedImage {
     digest: Digest,
     /// Config and layers.
@@ -76,91 +76,102 @@ struct ResolvedImage {
 type HandlerResult = Result<(Response<Body>, CacheOutcome), Error>;
 
 impl BundleHandler<'_> {
-    pub(crate) async fn answer(&self, bundle_request: BundleRequest) -> HandlerResult {
-        let Some(library) = &self.context.library else {
-            let failure = self.context.library_failure.get();
+    pub(crate) async fn handle(&self, bundle_request: BundleRequest) -> HandlerResult {
+        let Some(bundle_server) = &self.context.bundle_server else {
+            let failure = self.context.bundle_server_failure.get();
             return Err(failure.map_or(Error::NoBundles, |why| {
                 Error::BundlesUnavailable(why.clone())
             }));
         };
         match bundle_request {
             BundleRequest::Other => Err(Error::Internal),
-            BundleRequest::Bundle(ask, target) => {
+            BundleRequest::Bundle(query, target) => {
                 let started = Instant::now();
-                let result = self.bundle(library, &ask, target).await;
-                self.log(&ask, &result, started);
+                let result = self.bundle(bundle_server, &query, target).await;
+                self.log(&query, &result, started);
                 result
             }
-            BundleRequest::File(content, image) => self.file(library, content, image).await,
-            BundleRequest::Trace(trace, target) => self.trace(library, trace, target).await,
+            BundleRequest::File(file, image) => self.file(bundle_server, file, image).await,
+            BundleRequest::Trace(trace, target) => self.trace(bundle_server, trace, target).await,
         }
     }
 
-    async fn trace(&self, library: &BundleServer, trace: Trace, target: Target) -> HandlerResult {
+    /// Records the trace of a container start.
+    async fn trace(
+        &self,
+        bundle_server: &BundleServer,
+        trace: Trace,
+        target: Target,
+    ) -> HandlerResult {
         let image = self.image(target, trace.platform.as_deref()).await?;
-        self.ready(library, &image).await?;
+        self.ready(bundle_server, &image).await?;
         let client = self.client();
-        let (noting, entries) = (library.clone(), trace.files.len());
-        // Takes a planning slot, since it reads a whole table.
-        let noted =
-            self.in_planning_slot(move || noting.trace(client, &image.digest, &trace.files));
-        let noted = noted.await?.map_err(bundle_error)?;
+        let (server, entries) = (bundle_server.clone(), trace.files.len());
+        // In a planning slot, since it reads a whole TOC.
+        let recorded =
+            self.in_planning_slot(move || server.trace(client, &image.digest, &trace.files));
+        let recorded = recorded.await?.map_err(bundle_error)?;
         tracing::info!(
             registry = %self.registry,
             repository = %self.repository,
             image = %image.digest,
             client = %self.peer.address,
             entries,
-            matched = noted.matched,
+            matched = recorded.matched,
             "trace"
         );
-        if noted.matched == 0 {
+        if recorded.matched == 0 {
             return Err(Error::BadRequest(format!(
                 "none of the {entries} entries of this trace is a file of {}",
                 image.digest
             )));
         }
-        if noted.is_new {
-            let (library, cache) = (library.clone(), self.context.cache.clone());
-            self.context.hot_ranges.report(library, cache, image.digest);
+        if recorded.is_new {
+            let (bundle_server, cache) = (bundle_server.clone(), self.context.cache.clone());
+            self.context
+                .hot_ranges
+                .report(bundle_server, cache, image.digest);
         }
         let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         let report = TraceReport {
-            matched: count(noted.matched),
-            clients: count(noted.clients),
+            matched: count(recorded.matched),
+            clients: count(recorded.clients),
         };
         self.json(&report, CacheOutcome::None)
     }
 
     /// Responds with the start order of an image.
-    async fn start_order(&self, library: &BundleServer, image: &ResolvedImage) -> HandlerResult {
-        let (of, digest) = (library.clone(), image.digest);
-        // It reads a whole table and programs of the image, as a plan does.
-        let order = self.in_planning_slot(move || of.start_order(&digest));
+    async fn start_order(
+        &self,
+        bundle_server: &BundleServer,
+        image: &ResolvedImage,
+    ) -> HandlerResult {
+        let (server, digest) = (bundle_server.clone(), image.digest);
+        // In a planning slot, since it reads a whole TOC and programs of the image.
+        let order = self.in_planning_slot(move || server.start_order(&digest));
         let order = order.await?.map_err(bundle_error)?;
         self.json(&order, image.outcome)
     }
 
-    /// Waits for a planning slot and runs `work` in it, which may block.
-    ///
-    /// A client that leaves while it waits runs nothing. Work that has begun runs to its end, and keeps the slot.
+    /// Waits for a planning slot and runs `work`, which may block, in it. When the client leaves during the wait, `work`
+    /// does not run. Once `work` runs, it keeps the slot to its end.
     ///
     /// # Errors
-    /// [`Error::NotReady`] when the deadline of the request comes first: the client asks again.
+    /// [`Error::NotReady`] when the deadline of the request comes first. The client then requests again.
     async fn in_planning_slot<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let ticket = self.context.limits.queue(&self.peer.client)?;
+        let permit = self.context.limits.upstream_permit(&self.peer.client)?;
         let work = async {
-            let slot = self.context.planning.acquire(self.client()).await;
+            let slot = self.context.plan_slots.acquire(self.client()).await;
             blocking(move || {
-                let _held = (slot, ticket);
+                let _guards = (slot, permit);
                 work()
             })
             .await
         };
-        let done = tokio::time::timeout_at(self.deadline.last(), work).await;
+        let done = tokio::time::timeout_at(self.deadline.wait_without_stale(), work).await;
         done.unwrap_or(Err(Error::NotReady(QUEUED)))
     }
 
@@ -174,58 +185,59 @@ impl BundleHandler<'_> {
 
     async fn bundle(
         &self,
-        library: &BundleServer,
-        ask: &BundleQuery,
+        bundle_server: &BundleServer,
+        query: &BundleQuery,
         target: Target,
     ) -> HandlerResult {
-        let image = self.image(target, ask.platform.as_deref()).await?;
-        self.ready(library, &image).await?;
-        if ask.start_order {
-            return self.start_order(library, &image).await;
+        let image = self.image(target, query.platform.as_deref()).await?;
+        self.ready(bundle_server, &image).await?;
+        if query.start_order {
+            return self.start_order(bundle_server, &image).await;
         }
-        let mut have = Vec::with_capacity(ask.have.len());
-        let mut asked = 0;
-        for digest in &ask.have {
-            let is_known = library.state(digest) == State::Ready
-                && (!self.acts_for_client() || asked < MAX_CHECKED)
-                && self.may_have(library, digest, &mut asked).await;
-            let has_layers = ask.have_layers.contains(digest);
-            have.push(bundle_server::RequestBase {
+        let mut base_images = Vec::with_capacity(query.have.len());
+        let mut checked = 0;
+        for digest in &query.have {
+            let is_known = bundle_server.state(digest) == State::Ready
+                && (!self.acts_for_client() || checked < MAX_CHECKED_BASES)
+                && self.may_use_base(bundle_server, digest, &mut checked).await;
+            let has_layers = query.have_layers.contains(digest);
+            base_images.push(bundle_server::RequestBase {
                 manifest: *digest,
                 is_known,
                 has_layers,
             });
         }
-        let named = have
+        let unknown_bases = base_images
             .iter()
-            .filter(|have| !have.is_known)
-            .take(MAX_NAMED)
-            .map(|have| have.manifest.to_string())
+            .filter(|base| !base.is_known)
+            .take(MAX_NAMED_BASES)
+            .map(|base| base.manifest.to_string())
             .collect::<Vec<_>>()
             .join(", ");
-        let (bundle, is_new) = match self.plan(library, image.digest, have, ask).await? {
+        let planned = self.plan(bundle_server, image.digest, base_images, query);
+        let (bundle, is_new) = match planned.await? {
             Err(pierhead_toc::Error::Missing(_)) => {
-                // What it is made of has left since: it says how far it is from here.
-                self.ready(library, &image).await?;
+                // A blob of the image was evicted since the check above. This returns the progress of the new pull.
+                self.ready(bundle_server, &image).await?;
                 return Err(Error::NotReady(QUEUED));
             }
             other => other.map_err(bundle_error)?,
         };
         let etag = bundle.etag().to_owned();
-        let part = ask.part.as_ref().filter(|it| it.etag == etag);
+        let part = query.part.as_ref().filter(|it| it.etag == etag);
         let mut builder = respond::respond(StatusCode::OK, image.outcome).header(ETAG, &etag);
-        if !named.is_empty() {
-            builder = builder.header(UNKNOWN_BASE_IMAGES, named);
+        if !unknown_bases.is_empty() {
+            builder = builder.header(UNKNOWN_BASE_IMAGES, unknown_bases);
         }
-        if part.is_none() && is_known(&self.parts.headers, etag.as_bytes()) {
+        if part.is_none() && matches_etag(&self.parts.headers, etag.as_bytes()) {
             let builder = builder.status(StatusCode::NOT_MODIFIED);
             return Ok((respond::finish(builder, Body::empty()), image.outcome));
         }
         let range = part.map(|part| (part.first, part.end.unwrap_or(u32::MAX)));
-        let share = ask.share;
-        // Of one that was planned for this question, nobody has been given the other pieces.
-        let pieces = ask.pieces && !is_new;
-        // It looks at packs, which somebody may be about to delete or to write out.
+        let share = query.share;
+        // No other connection has a piece of a bundle that was planned for this request.
+        let pieces = query.pieces && !is_new;
+        // Blocks, since it waits for the lock of packs that are deleted or written.
         let stream = blocking(move || match share {
             Some(share) => bundle.share(share, pieces),
             None => bundle.stream(range),
@@ -240,65 +252,67 @@ impl BundleHandler<'_> {
         ))
     }
 
-    /// Finds what was planned, or what somebody goes on with, or plans it when it is this client's turn, and says so: of many
-    /// shares that are asked for at once, the first takes a turn.
+    /// Finds the plan of the bundle, also a superseded one that the client resumes. Otherwise makes a plan in a planning
+    /// slot. Returns whether the plan is new. Of concurrent requests for shares, only the first share makes a plan.
     async fn plan(
         &self,
-        library: &BundleServer,
+        bundle_server: &BundleServer,
         want: Digest,
-        have: Vec<bundle_server::RequestBase>,
-        ask: &BundleQuery,
+        base_images: Vec<bundle_server::RequestBase>,
+        query: &BundleQuery,
     ) -> Result<Result<(bundle_server::Bundle, bool), pierhead_toc::Error>, Error> {
-        let (of, layers) = (library.clone(), ask.layers);
-        let etag = ask.part.as_ref().map(|part| part.etag.clone());
-        let (have, found) = blocking(move || {
-            let found = of.planned(&want, &have, layers);
+        let (server, layers) = (bundle_server.clone(), query.layers);
+        let etag = query.part.as_ref().map(|part| part.etag.clone());
+        let (base_images, found) = blocking(move || {
+            let found = server.planned(&want, &base_images, layers);
             let is_other = |bundle: &Option<bundle_server::Bundle>, etag: &str| {
                 bundle.as_ref().is_none_or(|bundle| bundle.etag() != etag)
             };
             let found = match (found, etag) {
                 (Ok(found), Some(etag)) if is_other(&found, &etag) => {
-                    let earlier = of.superseded(&want, &have, layers, &etag);
-                    earlier.map(|earlier| earlier.or(found))
+                    let superseded = server.superseded(&want, &base_images, layers, &etag);
+                    superseded.map(|superseded| superseded.or(found))
                 }
                 (found, _) => found,
             };
-            (have, found)
+            (base_images, found)
         })
         .await?;
         if let Some(found) = found.transpose() {
             return Ok(found.map(|found| (found, false)));
         }
-        if ask.share.is_some_and(|Share(nth, _)| nth > 0) {
+        if query.share.is_some_and(|Share(nth, _)| nth > 0) {
             return Err(Error::NotReady(QUEUED));
         }
-        let (library, client) = (library.clone(), self.client());
-        // Planned to its end, so that whoever comes back finds it.
-        let plan = self.in_planning_slot(move || library.bundle_for(client, &want, &have, layers));
-        Ok(plan.await?.map(|made| (made, true)))
+        let (bundle_server, client) = (bundle_server.clone(), self.client());
+        // The plan is made to its end, so that the next request finds it.
+        let plan = self.in_planning_slot(move || {
+            bundle_server.bundle_for(client, &want, &base_images, layers)
+        });
+        Ok(plan.await?.map(|bundle| (bundle, true)))
     }
 
     async fn file(
         &self,
-        library: &BundleServer,
-        content: FileDigest,
+        bundle_server: &BundleServer,
+        file: FileDigest,
         image: Digest,
     ) -> HandlerResult {
         let image = self.image(Target::Digest(image), None).await?;
-        self.ready(library, &image).await?;
-        let of = library.clone();
-        let stream = blocking(move || of.file(&image.digest, &content)).await?;
+        self.ready(bundle_server, &image).await?;
+        let server = bundle_server.clone();
+        let stream = blocking(move || server.file(&image.digest, &file)).await?;
         let stream = stream.map_err(bundle_error)?.ok_or(Error::NoSuchFile)?;
-        let etag = format!("\"{content}\"");
+        let etag = format!("\"{file}\"");
         let mut builder = respond::respond(StatusCode::OK, CacheOutcome::Hit)
             .header(ETAG, &etag)
-            .header(respond::DOCKER_CONTENT_DIGEST, content.to_string());
-        if is_known(&self.parts.headers, etag.as_bytes()) {
+            .header(respond::DOCKER_CONTENT_DIGEST, file.to_string());
+        if matches_etag(&self.parts.headers, etag.as_bytes()) {
             builder = builder.status(StatusCode::NOT_MODIFIED);
             return Ok((respond::finish(builder, Body::empty()), CacheOutcome::Hit));
         }
         let builder = builder.header(CONTENT_TYPE, "application/octet-stream");
-        let body = self.stream(stream, content.to_string());
+        let body = self.stream(stream, file.to_string());
         Ok((
             with_length(builder, body, &self.parts.method),
             CacheOutcome::Hit,
@@ -307,11 +321,11 @@ impl BundleHandler<'_> {
 
     fn stream(&self, stream: Stream, name: String) -> Body {
         let length = stream.len();
-        let records = RecordStream::new(stream, self.context.making.clone(), name);
+        let records = RecordStream::new(stream, self.context.encoding.clone(), name);
         Body::records(records, length)
     }
 
-    /// The image that is meant, as a client that pulls it would find it.
+    /// The image of the request, resolved as for a pull.
     async fn image(
         &self,
         mut target: Target,
@@ -321,14 +335,14 @@ impl BundleHandler<'_> {
             let reference = self.reference(target);
             let (document, outcome) =
                 manifest(self.context, &self.peer.client, &reference, self.deadline).await?;
-            // Large ones are in memory one after the other.
-            let mut turn = None;
+            // The permit bounds the number of large documents in memory.
+            let mut permit = None;
             if document.size() > MAX_EAGER {
-                turn = self.context.parsing.acquire().await.ok();
+                permit = self.context.parsing.acquire().await.ok();
             }
             let bytes = document.bytes(Manifest::MAX_SIZE).await?;
             let parsed = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
-            drop(turn);
+            drop(permit);
             let Document::Index { .. } = parsed.body else {
                 return Ok(ResolvedImage {
                     digest: document.digest,
@@ -336,9 +350,8 @@ impl BundleHandler<'_> {
                     outcome,
                 });
             };
-            let platform = platform.ok_or_else(|| {
-                Error::BadRequest("this is an index: say which platform is meant".into())
-            })?;
+            let platform = platform
+                .ok_or_else(|| Error::BadRequest("this is an index: name a platform".into()))?;
             let platform: Platform = platform.parse()?;
             let child = parsed
                 .choose(&platform)
@@ -357,7 +370,7 @@ impl BundleHandler<'_> {
         }
     }
 
-    /// Asks as for a pull of that manifest of this repository.
+    /// Checks access as for a pull of that manifest of this repository.
     async fn may_pull(&self, target: Target) -> Result<(), Error> {
         let name = self.name.clone();
         self.admit(Endpoint::Manifest { name, target }).await
@@ -375,7 +388,7 @@ impl BundleHandler<'_> {
         admitted.map(drop)
     }
 
-    /// The client on whose behalf the library works.
+    /// The client that the work of the bundle server counts for.
     fn client(&self) -> ClientKey {
         ClientKey::of(self.peer.address)
     }
@@ -384,8 +397,9 @@ impl BundleHandler<'_> {
         self.context.client_pass_through().is_some()
     }
 
-    /// What is made of blobs that came from another registry is not this one's: see `access::pass_through`.
-    async fn may_have_blobs(&self, blobs: &[Digest]) -> Result<(), Error> {
+    /// With pass-through, checks that the client may read each blob, and that the blob came from this registry. See
+    /// `access::pass_through`.
+    async fn check_blobs(&self, blobs: &[Digest]) -> Result<(), Error> {
         if !self.acts_for_client() {
             return Ok(());
         }
@@ -400,35 +414,45 @@ impl BundleHandler<'_> {
         Ok(())
     }
 
-    async fn may_have(&self, library: &BundleServer, digest: &Digest, asked: &mut usize) -> bool {
+    /// Whether the client may use that base image. With pass-through, counts the check in `checked`.
+    async fn may_use_base(
+        &self,
+        bundle_server: &BundleServer,
+        digest: &Digest,
+        checked: &mut usize,
+    ) -> bool {
         if !self.acts_for_client() {
             return true;
         }
-        *asked += 1;
-        let Some(blobs) = library.blobs(digest) else {
+        *checked += 1;
+        let Some(blobs) = bundle_server.blobs(digest) else {
             return false;
         };
         self.context.may_share(&self.registry, digest)
             && self.may_pull(Target::Digest(*digest)).await.is_ok()
-            && self.may_have_blobs(&blobs).await.is_ok()
+            && self.check_blobs(&blobs).await.is_ok()
     }
 
-    /// Returns when the image can be bundled, or says how far it is.
-    async fn ready(&self, library: &BundleServer, image: &ResolvedImage) -> Result<(), Error> {
-        match library.awaited_by(self.client(), &image.digest) {
-            State::Ready => return self.may_have_blobs(&image.blobs).await,
+    /// Succeeds when the image is indexed. Otherwise starts what is missing, and returns the progress as an error.
+    async fn ready(
+        &self,
+        bundle_server: &BundleServer,
+        image: &ResolvedImage,
+    ) -> Result<(), Error> {
+        match bundle_server.awaited_by(self.client(), &image.digest) {
+            State::Ready => return self.check_blobs(&image.blobs).await,
             State::Refused(why) => return Err(Error::NotBundled(why)),
             State::Working(progress) => return Err(Error::NotReady(progress)),
             _ => {}
         }
         let cache = &self.context.cache;
         if image.blobs.iter().all(|digest| cache.is_stored(digest)) {
-            let of = bundle_server::Image {
+            let offered = bundle_server::Image {
                 manifest: image.digest,
                 repository: format!("{}/{}", self.registry, self.repository),
             };
-            library.offer_for(self.client(), of);
-            library.awaited_by(self.client(), &image.digest);
+            bundle_server.offer_for(self.client(), offered);
+            bundle_server.awaited_by(self.client(), &image.digest);
             return Err(Error::NotReady(QUEUED));
         }
         let reference = self.reference(Target::Digest(image.digest));
@@ -436,8 +460,8 @@ impl BundleHandler<'_> {
         Err(Error::NotReady(progress))
     }
 
-    /// The one line of a bundle.
-    fn log(&self, ask: &BundleQuery, result: &HandlerResult, started: Instant) {
+    /// Logs a request for a bundle as one line.
+    fn log(&self, query: &BundleQuery, result: &HandlerResult, started: Instant) {
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
         let Self {
@@ -445,10 +469,10 @@ impl BundleHandler<'_> {
             repository,
             ..
         } = self;
-        let (want, have) = (&*ask.want, ask.have.len());
+        let (want, have) = (&*query.want, query.have.len());
         match result {
-            Ok(_) if ask.share.is_some_and(|Share(nth, _)| nth > 0) => {
-                tracing::debug!(%registry, %repository, want, %client, share = ?ask.share, "share of a bundle");
+            Ok(_) if query.share.is_some_and(|Share(nth, _)| nth > 0) => {
+                tracing::debug!(%registry, %repository, want, %client, share = ?query.share, "share of a bundle");
             }
             Ok((response, _)) => {
                 let status = response.status().as_u16();
@@ -456,7 +480,7 @@ impl BundleHandler<'_> {
                 let etag = response.headers().get(ETAG).and_then(|it| it.to_str().ok());
                 tracing::info!(%registry, %repository, want, have, %client, status, bytes, etag, duration_ms, "bundle");
             }
-            // A client asks again every second.
+            // At level debug, since a client repeats the request every second.
             Err(error @ Error::NotReady(_)) => {
                 tracing::debug!(%registry, %repository, want, %client, %error, "bundle not ready");
             }
@@ -517,44 +541,50 @@ mod tests {
     use crate::proxy::Proxy;
 
     #[tokio::test]
-    async fn work_waits_for_a_planning_slot_until_the_deadline_and_no_longer() {
-        let within = std::time::Duration::from_millis(50);
-        let (result, waited) = order_while_slots_are_held(within, false).await;
+    async fn work_waits_for_a_planning_slot_until_the_deadline_of_the_request() {
+        let limit = std::time::Duration::from_millis(50);
+        let (result, waited) = start_order_without_free_slot(limit, false).await;
         assert!(matches!(result, Err(Error::NotReady(_))), "{result:?}");
-        assert!(waited >= within / 2, "{waited:?}");
+        assert!(waited >= limit / 2, "{waited:?}");
     }
 
     #[tokio::test]
-    async fn the_order_of_a_start_waits_for_a_planning_slot() {
-        let within = std::time::Duration::from_secs(60);
-        let (result, _) = order_while_slots_are_held(within, true).await;
+    async fn a_request_for_a_start_order_waits_for_a_planning_slot() {
+        let limit = std::time::Duration::from_secs(60);
+        let (result, _) = start_order_without_free_slot(limit, true).await;
         assert!(matches!(result, Err(Error::Bundle(_))), "{result:?}");
     }
 
-    /// Asks for the order of an unknown image while other clients hold all planning slots, and frees them if told so.
-    async fn order_while_slots_are_held(
-        within: std::time::Duration,
-        frees: bool,
+    /// Requests the start order of an unknown image while other clients hold all planning slots. `releases`: they then
+    /// release the slots.
+    async fn start_order_without_free_slot(
+        limit: std::time::Duration,
+        releases: bool,
     ) -> (Result<(), Error>, std::time::Duration) {
         let data = tempfile::tempdir().unwrap();
         let config = pierhead_cache::Config::new(data.path(), 1 << 20);
         let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
         let client = pierhead_remote::Client::new(pierhead_remote::Config::default()).unwrap();
         let config = bundle_server::Config::new(data.path(), 64 << 20, 16 << 20);
-        let library = BundleServer::open(config, Proxy::blobs(&cache)).unwrap();
-        let proxy = Proxy::with_library(cache, client, Config::default(), Some(library.clone()));
+        let bundle_server = BundleServer::open(config, Proxy::blobs(&cache)).unwrap();
+        let proxy = Proxy::with_bundle_server(
+            cache,
+            client,
+            Config::default(),
+            Some(bundle_server.clone()),
+        );
         let context = proxy.current();
         let address = ([10, 0, 0, 1], 1).into();
         let client = Arc::new(ClientUsage::operator());
         let (parts, ()) = http::Request::new(()).into_parts();
-        let asked = BundleHandler {
+        let handler = BundleHandler {
             context: &context,
-            peer: &Peer::refused(address, client, Limit::Fetches),
+            peer: &Peer::refused(address, client, Limit::UpstreamRequests),
             parts: &parts,
             name: &"app".parse().unwrap(),
             registry: "registry.example".parse().unwrap(),
             repository: "app".parse().unwrap(),
-            deadline: Deadline::new(within),
+            deadline: Deadline::new(limit),
         };
         let image = ResolvedImage {
             digest: Digest::of(Algorithm::Sha256, b"no image"),
@@ -562,22 +592,22 @@ mod tests {
             outcome: CacheOutcome::Hit,
         };
         let other = |nth| ClientKey::of([10, 0, 0, nth].into());
-        let mut held = [
-            context.planning.acquire(other(2)).await,
-            context.planning.acquire(other(3)).await,
+        let mut slots = [
+            context.plan_slots.acquire(other(2)).await,
+            context.plan_slots.acquire(other(3)).await,
         ];
-        let mut order = pin!(asked.start_order(&library, &image));
+        let mut order = pin!(handler.start_order(&bundle_server, &image));
         let poll = order.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(poll.is_pending());
-        assert_eq!(context.planning.waiting(), 1);
-        if frees {
-            held.iter_mut().for_each(|slot| drop(slot.take()));
+        assert_eq!(context.plan_slots.waiting(), 1);
+        if releases {
+            slots.iter_mut().for_each(|slot| drop(slot.take()));
         }
         let started = Instant::now();
-        let limit = std::time::Duration::from_secs(20);
-        let result = tokio::time::timeout(limit, order).await;
-        let result = result.expect("it ends by its deadline").map(drop);
-        library.close();
+        let test_limit = std::time::Duration::from_secs(20);
+        let result = tokio::time::timeout(test_limit, order).await;
+        let result = result.expect("the handler keeps its deadline").map(drop);
+        bundle_server.close();
         (result, started.elapsed())
     }
 }

@@ -1,4 +1,4 @@
-//! From traces to the fast tier: what a start reads of an image's layers is said to the cache in ranges of blobs.
+//! Passes the hot ranges of traced images (the parts of layers that container starts read) to the fast tier of the cache.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,24 +13,25 @@ use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;
 
-/// Images that are looked at after a start of this process: the cache remembers some thousand layers.
+/// Maximum number of images that are reported after a start of the process. The cache remembers a few thousand layers.
 const MAX_IMAGES: usize = 256;
 
-/// Looks at one image at a time, whoever sends how many traces. Clones share everything.
+/// Reports the hot ranges of one image at a time. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct HotRanges(Arc<State>);
 
 struct State {
-    /// Images that wait for their turn.
+    /// Images that wait for their report.
     waiting: Mutex<HashSet<Digest>>,
-    turn: Semaphore,
+    /// One permit.
+    reporting: Semaphore,
 }
 
 impl Default for HotRanges {
     fn default() -> Self {
         Self(Arc::new(State {
             waiting: Mutex::default(),
-            turn: Semaphore::new(1),
+            reporting: Semaphore::new(1),
         }))
     }
 }
@@ -40,47 +41,47 @@ impl HotRanges {
         self.0.waiting.lock()
     }
 
-    /// Of an image that was traced, behind everybody's back. Nothing without a fast tier.
-    pub(crate) fn report(&self, library: BundleServer, cache: Cache, image: Digest) {
+    /// Reports the hot ranges of a traced image, in the background. Does nothing without a fast tier.
+    pub(crate) fn report(&self, bundle_server: BundleServer, cache: Cache, image: Digest) {
         if cache.tier().is_some() && self.waiting().insert(image) {
             let hot_ranges = self.clone();
             tokio::spawn(async move {
                 let _watch = cache.panics().watch(BackgroundTask::HotRanges);
-                let _turn = hot_ranges.0.turn.acquire().await;
-                // A trace that comes from here on is another one.
+                let _permit = hot_ranges.0.reporting.acquire().await;
+                // A trace that arrives from here on needs a report of its own.
                 hot_ranges.waiting().remove(&image);
-                report_one(library, cache, image).await;
+                report_one(bundle_server, cache, image).await;
             });
         }
     }
 
-    /// Of those that were traced before this process began.
-    pub(crate) async fn report_all(&self, library: BundleServer, cache: Cache) {
+    /// Reports the hot ranges of all images that were traced before the process started.
+    pub(crate) async fn report_all(&self, bundle_server: BundleServer, cache: Cache) {
         if cache.tier().is_none() {
             return;
         }
-        let looking = library.clone();
-        let traced = blocking(move || looking.traced_images())
+        let server = bundle_server.clone();
+        let traced = blocking(move || server.traced_images())
             .await
             .unwrap_or_default();
         for image in traced.into_iter().take(MAX_IMAGES) {
-            let _turn = self.0.turn.acquire().await;
-            report_one(library.clone(), cache.clone(), image).await;
+            let _permit = self.0.reporting.acquire().await;
+            report_one(bundle_server.clone(), cache.clone(), image).await;
         }
     }
 }
 
-async fn report_one(library: BundleServer, cache: Cache, image: Digest) {
-    let touched = blocking(move || library.hot_ranges(&image)).await;
-    match touched {
+async fn report_one(bundle_server: BundleServer, cache: Cache, image: Digest) {
+    let hot_ranges = blocking(move || bundle_server.hot_ranges(&image)).await;
+    match hot_ranges {
         Ok(Ok(layers)) => {
             for layer in layers {
                 cache.set_hot_ranges(layer.blob, &layer.ranges);
             }
         }
         Ok(Err(Error::Stopped | Error::Missing(_))) => {}
-        Ok(Err(error)) => tracing::warn!(%image, %error, "what a start reads is not known"),
-        // It was told by whoever panicked.
+        Ok(Err(error)) => tracing::warn!(%image, %error, "cannot read the hot ranges of an image"),
+        // The panic hook has logged the panic.
         Err(_) => {}
     }
 }

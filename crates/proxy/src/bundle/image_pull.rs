@@ -13,7 +13,7 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::held_slots::SlotHolder;
 use crate::pull::warm;
 
-/// How far the pull of that image (by digest) is; begun when there is none.
+/// The progress of the pull of that image (by digest). Starts a pull if none runs.
 pub(crate) fn progress(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -21,7 +21,7 @@ pub(crate) fn progress(
 ) -> Result<Progress, Error> {
     let holder = SlotHolder {
         client: client.key,
-        is_configured: context.config.load().names(&reference.registry),
+        is_configured: context.config.load().is_configured(&reference.registry),
     };
     let (slot, lost) = match context.background_pulls.begin(holder, reference)? {
         PullStart::Running(progress) => return Ok(progress),
@@ -41,13 +41,13 @@ pub(crate) fn progress(
         let left = async {
             tokio::select! {
                 _ = lost => {}
-                () = slot.unasked() => slot.leave(),
+                () = slot.unrequested() => slot.leave(),
             }
-            tracing::info!(%reference, "an image for a bundle is not pulled on: no request waits for it");
+            tracing::info!(%reference, "pull for a bundle stopped: no request waits for the image");
         };
         let pulled = warm::warm(&context, &client, reference, &[], left, report).await;
         if let Err(why) = pulled {
-            tracing::info!(%reference, why, "an image for a bundle could not be pulled");
+            tracing::info!(%reference, why, "pull for a bundle failed");
             slot.failed(why);
         }
     }));

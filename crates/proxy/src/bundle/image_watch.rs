@@ -1,4 +1,4 @@
-//! Watches images that clients pull, and offers each to the library once all of its blobs are cached.
+//! Watches images that clients pull, and offers each to the bundle server once all of its blobs are cached.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,21 +11,22 @@ use crate::bundle::pending_images::PendingImage;
 use crate::context::RequestContext;
 use crate::pull::document::{Document, MAX_EAGER};
 
-/// How often they are looked for, while there are any.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which pending images are checked, while there are any.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The manifest was handed out to `client`, which asks for the blobs next. Below a microsecond when it is known.
-pub(crate) fn note(
+/// Adds an image whose manifest `client` got, since the client requests its blobs next. Takes less than a microsecond for a
+/// known image.
+pub(crate) fn add(
     context: &Arc<RequestContext>,
     client: ClientKey,
     document: &Document,
     reference: &Reference,
 ) {
-    let Some(library) = &context.library else {
+    let Some(bundle_server) = &context.bundle_server else {
         return;
     };
     let is_image = document.media_type.is_manifest() && document.size() <= MAX_EAGER;
-    if !is_image || library.state(&document.digest) != State::Unknown {
+    if !is_image || bundle_server.state(&document.digest) != State::Unknown {
         return;
     }
     if context.pending_images.contains(&document.digest) {
@@ -56,21 +57,21 @@ pub(crate) fn note(
     });
 }
 
-/// Looks until nothing is awaited, unless somebody else does.
+/// Watches the pending images until none is left, unless another task does.
 async fn watch(context: &Arc<RequestContext>) {
-    let Some(library) = &context.library else {
+    let Some(bundle_server) = &context.bundle_server else {
         return;
     };
     if !context.pending_images.begin_watch() {
         return;
     }
-    while !look(context, library) {
-        tokio::time::sleep(LOOK_INTERVAL).await;
+    while !offer_complete(context, bundle_server) {
+        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }
 
-/// Offers what is whole; `true` when nothing is awaited any more, and nobody watches from now on.
-fn look(context: &RequestContext, library: &BundleServer) -> bool {
+/// Offers the images whose blobs are all cached. Returns whether no image is left, which ends the watch.
+fn offer_complete(context: &RequestContext, bundle_server: &BundleServer) -> bool {
     let (complete, is_done) = context
         .pending_images
         .take_complete(|blob| context.cache.is_stored(blob));
@@ -79,7 +80,7 @@ fn look(context: &RequestContext, library: &BundleServer) -> bool {
             manifest,
             repository: pending.repository,
         };
-        library.offer_for(pending.client, image);
+        bundle_server.offer_for(pending.client, image);
     }
     is_done
 }

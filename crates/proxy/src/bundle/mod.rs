@@ -1,7 +1,7 @@
-//! The bundle extension: what a worker lacks of an image in one answer, single files ahead of it, traces of starts.
+//! The bundle extension: bundles of the file contents that a worker lacks, single files, and traces of container starts.
 //!
-//! Whoever may pull an image's manifest and layers may have what is in them, and nobody else: each question is put to
-//! `access` as the pulls that it stands for.
+//! A client may read the contents of an image exactly when it may pull its manifest and layers. So `access` checks each
+//! request as a pull of these.
 
 pub(crate) mod background_pulls;
 pub(crate) mod cache_blobs;

@@ -1,4 +1,4 @@
-//! Images that are being pulled: offered to the library once all of their blobs are here.
+//! Images whose blobs clients are pulling. Once all blobs are cached, the image goes to the bundle server.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use parking_lot::{Mutex, MutexGuard};
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 
-/// Maximum number of images that are looked for. Beyond it, the client with most images loses its oldest.
+/// Maximum number of pending images. Above it, the client with most images loses its oldest one.
 const MAX_IMAGES: usize = 256;
-/// Whoever pulls so slowly asks again.
-const MAX_WAIT: Duration = Duration::from_secs(3600);
+/// Time after which a pending image is dropped. A later pull adds it again.
+const PENDING_TTL: Duration = Duration::from_secs(3600);
 
-/// See the head of this module.
+/// The pending images. This is no general cache, since a client with many images must not displace those of others.
 #[derive(Default)]
 pub(crate) struct PendingImages(Mutex<PendingTable>);
 
@@ -23,7 +23,7 @@ struct PendingTable {
 }
 
 pub(crate) struct PendingImage {
-    /// Who pulls it. Its indexing counts for this client.
+    /// The client that pulls the image. The indexing counts for this client.
     pub(crate) client: ClientKey,
     pub(crate) repository: String,
     pub(crate) blobs: Vec<Digest>,
@@ -42,14 +42,14 @@ impl PendingImages {
             for it in table.images.values() {
                 *clients.entry(it.client).or_default() += 1;
             }
-            let most = clients.values().copied().max();
+            let largest = clients.values().copied().max();
             let images = table.images.iter();
-            let leaving = images
-                .filter(|(_, it)| clients.get(&it.client).copied() == most)
+            let oldest = images
+                .filter(|(_, it)| clients.get(&it.client).copied() == largest)
                 .min_by_key(|(_, it)| it.since)
                 .map(|(digest, _)| *digest);
-            if let Some(leaving) = leaving {
-                table.images.remove(&leaving);
+            if let Some(oldest) = oldest {
+                table.images.remove(&oldest);
             }
         }
         table.images.insert(digest, image);
@@ -59,25 +59,25 @@ impl PendingImages {
         self.table().images.contains_key(digest)
     }
 
-    /// Whether the caller has to watch from now on: nobody else does.
+    /// Whether the caller must watch the images, since no other task does.
     pub(crate) fn begin_watch(&self) -> bool {
         !std::mem::replace(&mut self.table().is_watched, true)
     }
 
-    /// Takes the images whose blobs are all at hand, and forgets those that are too slow. Also returns whether no image is left, which
-    /// ends the watch.
+    /// Takes the images whose blobs are all cached, and drops those that are older than [`PENDING_TTL`]. Also returns whether
+    /// no image is left, which ends the watch.
     pub(crate) fn take_complete(
         &self,
-        is_at_hand: impl Fn(&Digest) -> bool,
+        is_cached: impl Fn(&Digest) -> bool,
     ) -> (Vec<(Digest, PendingImage)>, bool) {
         let mut table = self.table();
         let complete = table
             .images
-            .extract_if(|_, image| image.blobs.iter().all(&is_at_hand))
+            .extract_if(|_, image| image.blobs.iter().all(&is_cached))
             .collect();
         table
             .images
-            .retain(|_, image| image.since.elapsed() < MAX_WAIT);
+            .retain(|_, image| image.since.elapsed() < PENDING_TTL);
         table.is_watched = !table.images.is_empty();
         (complete, !table.is_watched)
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_with_many_arrivals_loses_its_own() {
+    fn a_client_with_too_many_images_loses_its_own() {
         let pending_images = PendingImages::default();
         let client = |nth: u8| ClientKey::of([10, 0, 0, nth].into());
         let digest = |text: String| {

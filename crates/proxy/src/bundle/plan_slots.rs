@@ -1,4 +1,4 @@
-//! Slots for making plans. Clients take turns, and one client never holds all slots.
+//! Planning slots: bound the number of concurrent plans, and share them fairly between clients.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use tokio::sync::oneshot;
 
 type SlotShare = FairShare<ClientKey, oneshot::Sender<PlanSlot>>;
 
-/// See the head of this module. Clones share everything.
+/// The planning slots. One client never holds all of them. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct PlanSlots(Arc<Mutex<SlotShare>>);
 
-/// The right to make a plan, until this is dropped.
+/// The right to make a plan. Dropping this releases it.
 pub(crate) struct PlanSlot {
     slots: PlanSlots,
     client: ClientKey,
@@ -31,13 +31,13 @@ impl PlanSlots {
     pub(crate) async fn acquire(&self, client: ClientKey) -> Option<PlanSlot> {
         let (sender, receiver) = oneshot::channel();
         let waiter = self.share().wait(&client, sender);
-        let _place = QueuePosition(self, client, waiter);
+        let _position = QueuePosition(self, client, waiter);
         self.grant();
-        // Never an error: only its own waiter drops a sender.
+        // Never an error: only the drop of this future drops the sender.
         receiver.await.ok()
     }
 
-    /// Requests that wait for a slot.
+    /// Number of requests that wait for a slot.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.share().waiting()
@@ -48,8 +48,8 @@ impl PlanSlots {
         loop {
             let granted = {
                 let mut share = self.share();
-                let most = share.capacity().saturating_sub(1).max(1);
-                share.next(|_, held, _| held < most)
+                let per_client = share.capacity().saturating_sub(1).max(1);
+                share.next(|_, held, _| held < per_client)
             };
             let Some((client, sender)) = granted else {
                 return;
@@ -68,7 +68,7 @@ impl Drop for PlanSlot {
     }
 }
 
-/// A position in the queue.
+/// A position in the queue. Dropping this leaves the queue.
 struct QueuePosition<'a>(&'a PlanSlots, ClientKey, WaiterId);
 
 impl Drop for QueuePosition<'_> {
@@ -97,10 +97,10 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_requests_of_one_client_delay_another_one_by_none() {
+    fn a_thousand_requests_of_one_client_do_not_delay_another_client() {
         let slots = PlanSlots::new(2);
         let mut first = pin!(slots.acquire(client(1)));
-        let first = poll(first.as_mut()).expect("it is free");
+        let first = poll(first.as_mut()).expect("a slot is free");
         let mut waiting: Vec<_> = (0..1000)
             .map(|_| Box::pin(slots.acquire(client(1))))
             .collect();
@@ -109,22 +109,18 @@ mod tests {
         }
         let mut other = pin!(slots.acquire(client(2)));
         let other = poll(other.as_mut()).expect("a slot is left for another client");
-        // A third client waits only for the next free slot, not behind the thousand.
+        // A third client gets the next free slot, before the thousand requests.
         let mut third = pin!(slots.acquire(client(3)));
         assert!(poll(third.as_mut()).is_none());
         drop(other);
         assert!(poll(third.as_mut()).is_some());
         drop(first);
         let next = waiting.iter_mut().filter_map(|it| poll(it.as_mut()));
-        assert_eq!(
-            next.count(),
-            1000,
-            "each was dropped as soon as it was there"
-        );
+        assert_eq!(next.count(), 1000, "each slot is dropped at once");
     }
 
     #[test]
-    fn who_leaves_keeps_neither_a_place_nor_a_slot() {
+    fn a_request_that_is_cancelled_keeps_neither_position_nor_slot() {
         let slots = PlanSlots::new(1);
         let mut first = pin!(slots.acquire(client(1)));
         let first = poll(first.as_mut());
@@ -136,7 +132,7 @@ mod tests {
         let mut granted = Box::pin(slots.acquire(client(2)));
         assert!(poll(granted.as_mut()).is_none());
         drop(first);
-        assert_eq!(slots.share().held(), 1, "it has it before it looks");
+        assert_eq!(slots.share().held(), 1, "granted before the next poll");
         drop(granted);
         assert_eq!(slots.share().held(), 0);
     }

@@ -1,4 +1,4 @@
-//! The bytes of a bundle or a file on their way out: ranges of files, and bytes that are made as the client takes them.
+//! The bytes of a bundle or a file for a response: ranges of packs, and records that are encoded as the client takes them.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::limits::memory::FRAME_BYTES;
 
-/// See the head of this module.
+/// The body of a response with a bundle or a file.
 pub(crate) struct RecordStream {
-    /// `None` once it has ended, or while a thread makes the next piece of it.
+    /// `None`: the stream has ended, or a thread encodes its next piece.
     stream: Option<Stream>,
-    /// What is left of the range that is being sent.
+    /// The rest of the range that is being sent.
     range: Option<FileRange>,
-    /// Bytes that were made and are handed on in frames.
-    made: Bytes,
-    /// How many pieces may be made at once, over all answers: each takes a core and a frame's memory.
-    making: Arc<Semaphore>,
+    /// Encoded bytes, which are sent in frames.
+    encoded: Bytes,
+    /// Permits to encode a piece, shared by all responses. A piece takes a core and the memory of a frame.
+    encoding: Arc<Semaphore>,
     name: String,
     offset: u64,
 }
@@ -32,33 +32,33 @@ pub(crate) struct FileRange {
 }
 
 impl RecordStream {
-    pub(crate) fn new(stream: Stream, making: Arc<Semaphore>, name: String) -> Self {
+    pub(crate) fn new(stream: Stream, encoding: Arc<Semaphore>, name: String) -> Self {
         Self {
             stream: Some(stream),
             range: None,
-            made: Bytes::new(),
-            making,
+            encoded: Bytes::new(),
+            encoding,
             name,
             offset: 0,
         }
     }
 
-    /// Of what, for the log.
+    /// Name of the content, for the log.
     pub(crate) fn name(&self) -> String {
         self.name.clone()
     }
 
-    /// How far the reader is.
+    /// Offset of the next byte.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Of the range that comes next, up to `max` bytes that are in memory.
+    /// The start of the next range, at most `max` bytes, that is in the page cache.
     pub(crate) fn resident_range(&self, max: u64) -> Option<FileRange> {
-        /// What a socket takes in one call.
-        const AT_ONCE: u64 = 2 << 20;
-        let range = self.range.as_ref().filter(|_| self.made.is_empty())?;
-        let len = range.len.min(max).min(AT_ONCE);
+        /// Maximum bytes that a socket takes in one call.
+        const MAX_SENT: u64 = 2 << 20;
+        let range = self.range.as_ref().filter(|_| self.encoded.is_empty())?;
+        let len = range.len.min(max).min(MAX_SENT);
         let len = pierhead_cache::resident(range.file.file(), range.offset..range.offset + len);
         (len > 0).then(|| FileRange {
             len,
@@ -66,7 +66,7 @@ impl RecordStream {
         })
     }
 
-    /// Those bytes have left.
+    /// Skips bytes that were sent from the file.
     pub(crate) fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
         if let Some(range) = &mut self.range {
@@ -79,26 +79,27 @@ impl RecordStream {
         }
     }
 
-    /// Takes the next piece if nothing has to be made for it, so that a range is at hand before it is asked for.
+    /// Takes the next piece if it needs no encoding, so that `resident_range` finds it.
     pub(crate) fn take_ready(&mut self) {
-        if self.range.is_some() || !self.made.is_empty() {
+        if self.range.is_some() || !self.encoded.is_empty() {
             return;
         }
         match self.stream.as_mut().and_then(Stream::next_ready) {
             Some(Piece::File { file, offset, len }) => {
                 self.range = Some(FileRange { file, offset, len });
             }
-            Some(Piece::Bytes(bytes)) => self.made = bytes.into(),
+            Some(Piece::Bytes(bytes)) => self.encoded = bytes.into(),
             None => {}
         }
     }
 
-    /// The next bytes, at most [`FRAME_BYTES`]; empty at the end. Not cancel safe: a body that is not polled on is dropped.
+    /// The next bytes, at most [`FRAME_BYTES`]. Empty at the end. Not cancel safe, since a dropped future loses the stream.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             self.take_ready();
-            if !self.made.is_empty() {
-                let bytes = self.made.split_to(self.made.len().min(FRAME_BYTES));
+            if !self.encoded.is_empty() {
+                let len = self.encoded.len().min(FRAME_BYTES);
+                let bytes = self.encoded.split_to(len);
                 self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
                 return Ok(bytes);
             }
@@ -111,7 +112,7 @@ impl RecordStream {
             let Some(mut stream) = self.stream.take() else {
                 return Ok(Bytes::new());
             };
-            let permit = self.making.clone().acquire_owned().await;
+            let permit = self.encoding.clone().acquire_owned().await;
             let (stream, piece) = blocking(move || {
                 let _permit = permit;
                 let piece = stream.next_piece();
@@ -120,7 +121,7 @@ impl RecordStream {
             .await?;
             match piece.map_err(|error| Error::BundleRead(error.to_string()))? {
                 None => return Ok(Bytes::new()),
-                Some(Piece::Bytes(bytes)) => self.made = bytes.into(),
+                Some(Piece::Bytes(bytes)) => self.encoded = bytes.into(),
                 Some(Piece::File { file, offset, len }) => {
                     self.range = Some(FileRange { file, offset, len });
                 }
@@ -130,7 +131,7 @@ impl RecordStream {
     }
 }
 
-/// Reads the start of a range; the caller does not wait on the medium.
+/// Reads the start of a range. Blocks.
 fn read(range: &FileRange) -> std::io::Result<Bytes> {
     use std::os::unix::fs::FileExt as _;
     let len = usize::try_from(range.len)

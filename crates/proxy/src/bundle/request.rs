@@ -1,4 +1,4 @@
-//! What a request to the extension wants, read before anybody is asked whether it may have it.
+//! Parses a request of the bundle extension, before the access check.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -9,9 +9,9 @@ use pierhead_toc::FileDigest;
 use crate::error::Error;
 use crate::http::request_body;
 
-/// See the head of this module.
+/// A parsed request.
 pub(crate) enum BundleRequest {
-    /// Another endpoint's matter.
+    /// A request to another endpoint.
     Other,
     Bundle(BundleQuery, Target),
     File(FileDigest, Digest),
@@ -19,7 +19,7 @@ pub(crate) enum BundleRequest {
 }
 
 impl BundleRequest {
-    /// Of one of the extension's endpoints.
+    /// Parses a request to an endpoint of the extension.
     pub(crate) fn of(
         endpoint: &Endpoint,
         is_post: bool,
@@ -30,10 +30,8 @@ impl BundleRequest {
             if is_post {
                 return Err(Error::ReadOnly);
             }
-            let content = FileDigest::try_from(digest);
-            return match content {
-                Ok(content) => Ok(Self::File(content, *image)),
-                // No content has a name of that kind.
+            return match FileDigest::try_from(digest) {
+                Ok(file) => Ok(Self::File(file, *image)),
                 Err(_) => Err(ParseError::DigestAlgorithm.into()),
             };
         }
@@ -47,9 +45,9 @@ impl BundleRequest {
         let malformed = |error: pierhead_toc::Error| Error::BadRequest(error.to_string());
         Ok(match endpoint {
             Endpoint::Bundle { .. } => {
-                let ask = BundleQuery::parse(body).map_err(malformed)?;
-                let target = ask.want.parse()?;
-                Self::Bundle(ask, target)
+                let query = BundleQuery::parse(body).map_err(malformed)?;
+                let target = query.want.parse()?;
+                Self::Bundle(query, target)
             }
             _ => {
                 let trace = Trace::parse(body).map_err(malformed)?;
@@ -59,7 +57,7 @@ impl BundleRequest {
         })
     }
 
-    /// The pull that whoever asks must be let in to.
+    /// The pull that the client must have the right to.
     pub(crate) fn as_pull(&self, endpoint: &Endpoint) -> Option<Endpoint> {
         let target = match self {
             Self::Other => return None,

@@ -1,4 +1,4 @@
-//! Images that the cache had before the library knew of any: offered to it after the start, one at a time.
+//! Offers cached images to the bundle server after the start, one at a time. It may not know them yet.
 
 use std::time::Duration;
 
@@ -8,48 +8,48 @@ use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 
 use crate::blocking::blocking;
 use crate::pull::document::MAX_EAGER;
-use crate::pull::manifest::runs;
+use crate::pull::manifest::is_image;
 
-/// Images that are offered, at most: those that were asked for last.
+/// Maximum number of images that are offered: those whose tags were confirmed last.
 const MAX_IMAGES: usize = 256;
-/// Tags that they are chosen from; the file of each is read.
+/// Maximum number of tags that are considered. The file of each is read.
 const MAX_TAGS: usize = 10_000;
-/// Images of an index that are looked for, at most.
+/// Maximum number of images of an index that are considered.
 const MAX_PLATFORMS: usize = 64;
-/// How often it is looked whether the one that was offered last is done.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval at which the state of the last offered image is checked.
+const STATE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Offers every image that a tag names, that is all here and that the library does not know. Returns when they are
-/// done: whatever is pulled meanwhile waits for one of them at most.
-pub(crate) async fn offer(library: &BundleServer, cache: &Cache) -> Result<(), Error> {
+/// Offers each tagged image that is completely cached and that the bundle server does not know. Returns when all are
+/// indexed. One at a time, so that an image that a client pulls meanwhile waits for at most one of them.
+pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result<(), Error> {
     let mut tags = Vec::new();
     for reference in cache.tags().images(MAX_TAGS).await? {
         if let Some(record) = cache.tags().get(&TagKey::Manifest(reference.clone())) {
             tags.push((reference, record));
         }
     }
-    // Older ones first: what comes later in a repository is an update of what came before.
+    // Older tags first, since a later image of a repository is an update of an earlier one.
     tags.sort_unstable_by_key(|(_, record)| record.validated);
     let old = tags.len().saturating_sub(MAX_IMAGES);
     let mut left = MAX_IMAGES;
     for (reference, record) in tags.drain(old..) {
-        let looking = (library.clone(), cache.clone());
-        let whole = blocking(move || whole(&looking.0, &looking.1, &reference, &record)).await;
-        for image in whole.unwrap_or_default().into_iter().take(left) {
+        let (server, source) = (bundle_server.clone(), cache.clone());
+        let images = blocking(move || new_images(&server, &source, &reference, &record)).await;
+        for image in images.unwrap_or_default().into_iter().take(left) {
             left -= 1;
             let manifest = image.manifest;
-            library.offer(image);
-            while let State::Working(_) = library.state(&manifest) {
-                tokio::time::sleep(LOOK_INTERVAL).await;
+            bundle_server.offer(image);
+            while let State::Working(_) = bundle_server.state(&manifest) {
+                tokio::time::sleep(STATE_CHECK_INTERVAL).await;
             }
         }
     }
     Ok(())
 }
 
-/// The images behind a tag that are all here and not known yet.
-fn whole(
-    library: &BundleServer,
+/// The images of a tag that are completely cached and that the bundle server does not know.
+fn new_images(
+    bundle_server: &BundleServer,
     cache: &Cache,
     reference: &Reference,
     record: &TagRecord,
@@ -66,7 +66,7 @@ fn whole(
             images.extend(
                 manifests
                     .iter()
-                    .filter(|child| runs(child))
+                    .filter(|child| is_image(child))
                     .take(MAX_PLATFORMS)
                     .filter_map(image),
             );
@@ -75,10 +75,8 @@ fn whole(
     }
     images.retain(|(digest, manifest)| {
         !matches!(manifest.body, Body::Index { .. })
-            && library.state(digest) == State::Unknown
-            && manifest
-                .children()
-                .all(|child| cache.is_stored(&child.digest))
+            && bundle_server.state(digest) == State::Unknown
+            && manifest.children().all(|child| cache.is_stored(&child.digest))
     });
     let repository = format!("{}/{}", reference.registry, reference.repository);
     let image = |(manifest, _)| Image {
@@ -88,11 +86,12 @@ fn whole(
     images.into_iter().map(image).collect()
 }
 
-/// A manifest of the cache, as nobody's access; `None` for one that is large, as nobody bundles it unasked.
+/// A cached manifest, read without counting as an access. `None` also for a large manifest, which is indexed only on
+/// request.
 fn read(cache: &Cache, digest: &Digest, media_type: &MediaType) -> Option<Manifest> {
-    let held = cache.open_for_background(digest).ok()??;
-    let size = usize::try_from(held.size()).ok();
-    let mut bytes = vec![0; size.filter(|_| held.size() <= MAX_EAGER)?];
-    held.read_at(0, &mut bytes).ok()?;
+    let blob = cache.open_for_background(digest).ok()??;
+    let size = usize::try_from(blob.size()).ok();
+    let mut bytes = vec![0; size.filter(|_| blob.size() <= MAX_EAGER)?];
+    blob.read_at(0, &mut bytes).ok()?;
     Manifest::parse(bytes.into(), Some(media_type.as_str())).ok()
 }

@@ -1,4 +1,4 @@
-//! The body of an answer: nothing, a few bytes, or a stream of frames read as the client takes them.
+//! The body of a response: bytes, or a stream of frames that are read as the client takes them.
 
 use std::fs::File;
 use std::future::{Future, poll_fn};
@@ -21,10 +21,10 @@ use crate::limits::memory::MemoryReservation;
 use crate::metrics::{EndpointKind, Metrics};
 use crate::pull::blob::BlobSource;
 
-/// What leaves next, for a socket that can send files.
+/// The next piece of a body, for a socket that can use `sendfile`.
 pub(crate) enum BodyPiece {
     Bytes(Bytes),
-    /// A range of a file that can leave as it is.
+    /// A range of a file, for `sendfile`.
     File {
         file: FileSource,
         offset: u64,
@@ -32,25 +32,26 @@ pub(crate) enum BodyPiece {
     },
 }
 
-/// What holds a file that is sent from.
+/// The file that `sendfile` sends from.
 pub(crate) enum FileSource {
-    /// A range of a committed blob, checked already.
+    /// A verified range of a stored blob.
     VerifiedRange(VerifiedRange),
-    /// A pack, whose records are checked by who gets them.
+    /// A pack. The worker verifies its records.
     SentFile(SentFile),
 }
 
 impl FileSource {
-    /// The file in which byte `offset`, the first of the range, lies, and where; `None` when it is not the one that was checked.
+    /// The file that holds byte `offset`, the first byte of the range, and the position of this byte in the file. `None`:
+    /// the file is no longer the one that was verified.
     pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
-            Self::VerifiedRange(sendable) => sendable.file_position(),
+            Self::VerifiedRange(range) => range.file_position(),
             Self::SentFile(opened) => Some((opened.file(), offset)),
         }
     }
 }
 
-/// What a stream reads from.
+/// The source of a stream.
 enum BodyReader {
     Blob(BlobSource),
     Records(RecordStream),
@@ -64,12 +65,13 @@ impl BodyReader {
         }
     }
 
-    fn sendable(&self, max: u64) -> Option<BodyPiece> {
+    /// The next range that `sendfile` can send, of at most `max` bytes.
+    fn file_range(&self, max: u64) -> Option<BodyPiece> {
         Some(match self {
             Self::Blob(source) => {
-                let sendable = source.verified_range(max)?;
-                let (offset, len) = (sendable.offset(), sendable.bytes());
-                let file = FileSource::VerifiedRange(sendable);
+                let range = source.verified_range(max)?;
+                let (offset, len) = (range.offset(), range.bytes());
+                let file = FileSource::VerifiedRange(range);
                 BodyPiece::File { file, offset, len }
             }
             Self::Records(records) => {
@@ -109,23 +111,23 @@ impl BodyReader {
     }
 }
 
-/// What of an answer is or will be in memory.
+/// The memory that a body needs while it is sent.
 pub(crate) enum MemoryNeed {
-    /// All of it.
+    /// All its bytes.
     Bytes(usize),
-    /// Frames, one after the other.
+    /// One frame at a time.
     Stream,
-    /// As of a stream, where files cannot be sent as they are.
+    /// None with `sendfile`, else one frame at a time.
     File,
 }
 
-/// See the head of this module.
+/// The body of a response.
 pub(crate) struct Body {
     content: BodyContent,
-    /// Set once the answer is on its way; says what became of it when dropped.
+    /// Set when the response begins. Its drop counts and logs how the response ended.
     account: Option<ResponseAccount>,
     /// Protects the connection from being closed for another client.
-    answering: Option<ResponseInProgress>,
+    in_progress: Option<ResponseInProgress>,
 }
 
 enum BodyContent {
@@ -133,26 +135,26 @@ enum BodyContent {
     Stream(BodyStream),
 }
 
-/// Reads the next frame only when asked for it. A failure is an error frame, so that the connection
-/// is cut: a body is never ended cleanly when it is wrong.
+/// Reads the next frame when the connection polls for it. A failure is an error frame, which aborts the connection: an
+/// incomplete body never ends cleanly.
 struct BodyStream {
     state: StreamState,
-    /// `None` when the size is known at the end only.
+    /// Remaining bytes. `None`: the size is known only at the end.
     remaining: Option<u64>,
     progress: Option<BodyProgress>,
-    /// Where each piece passes, if it has to.
+    /// Delays each piece of a long body.
     pacer: Option<Arc<CpuPacer>>,
-    /// Only bytes that were looked at may leave: the file could not be sent as it is.
-    copy: bool,
-    held: Option<Arc<MemoryReservation>>,
-    /// What was read when it failed, for the log.
-    blob: Option<String>,
+    /// `sendfile` failed once. From then on, all bytes are read and verified.
+    copies_only: bool,
+    reservation: Option<Arc<MemoryReservation>>,
+    /// Name of the content whose read failed, for the log.
+    failed_content: Option<String>,
 }
 
 impl BodyContent {
-    fn blob(&self) -> &str {
+    fn failed_content(&self) -> &str {
         match self {
-            Self::Stream(stream) => stream.blob.as_deref().unwrap_or_default(),
+            Self::Stream(stream) => stream.failed_content.as_deref().unwrap_or_default(),
             Self::Bytes(_) => "",
         }
     }
@@ -162,7 +164,7 @@ type PendingRead = Pin<Box<dyn Future<Output = (Box<BodyReader>, Result<Bytes, E
 
 enum StreamState {
     Idle(Box<BodyReader>),
-    /// One allocation a frame; a boxed future is what lets an async read be polled from here.
+    /// A boxed future, so that `poll_frame` can poll an async read. Costs one allocation per frame.
     Reading(PendingRead),
     Done,
 }
@@ -176,11 +178,11 @@ impl Body {
         Self {
             content: BodyContent::Bytes(bytes),
             account: None,
-            answering: None,
+            in_progress: None,
         }
     }
 
-    /// What `source` gives; `length` bytes when that is known.
+    /// The bytes of `source`, `length` in number if known.
     pub(crate) fn stream(source: Box<BlobSource>, length: Option<u64>) -> Self {
         Self::reader(BodyReader::Blob(*source), length)
     }
@@ -198,16 +200,16 @@ impl Body {
                 remaining: length,
                 progress: None,
                 pacer: None,
-                copy: false,
-                held: None,
-                blob: None,
+                copies_only: false,
+                reservation: None,
+                failed_content: None,
             }),
             account: None,
-            answering: None,
+            in_progress: None,
         }
     }
 
-    /// What of it is or will be in memory.
+    /// The memory that the body needs while it is sent.
     pub(crate) fn memory_need(&self) -> MemoryNeed {
         match &self.content {
             BodyContent::Bytes(bytes) => MemoryNeed::Bytes(bytes.len()),
@@ -219,16 +221,16 @@ impl Body {
         }
     }
 
-    /// Lets `held` count for as long as anything of it is in memory.
-    pub(crate) fn held(mut self, held: Arc<MemoryReservation>) -> Self {
+    /// Keeps the reservation while any byte of the body is in memory.
+    pub(crate) fn with_reservation(mut self, reservation: Arc<MemoryReservation>) -> Self {
         match &mut self.content {
-            BodyContent::Bytes(bytes) => *bytes = held.attach(std::mem::take(bytes)),
-            BodyContent::Stream(stream) => stream.held = Some(held),
+            BodyContent::Bytes(bytes) => *bytes = reservation.attach(std::mem::take(bytes)),
+            BodyContent::Stream(stream) => stream.reservation = Some(reservation),
         }
         self
     }
 
-    /// Counts what becomes of the answer, watches whether its client takes it, and lets what is long wait at `pacer`.
+    /// Counts how the response ends, watches whether the client reads it, and delays long bodies by `pacer`.
     pub(crate) fn accounted(
         mut self,
         account: ResponseAccount,
@@ -248,12 +250,15 @@ impl Body {
     }
 
     /// Marks a response in progress until this whole body is sent.
-    pub(crate) fn answering(mut self, answering: Option<ResponseInProgress>) -> Self {
-        self.answering = answering;
+    pub(crate) fn with_response_in_progress(
+        mut self,
+        in_progress: Option<ResponseInProgress>,
+    ) -> Self {
+        self.in_progress = in_progress;
         self
     }
 
-    /// Where a piece of a file passes before it is sent. Bytes have passed when they are handed over.
+    /// The pacer for pieces that `sendfile` sends. [`Body::piece`] has already delayed pieces of bytes.
     pub(crate) fn pacer(&self) -> Option<&CpuPacer> {
         match &self.content {
             BodyContent::Stream(stream) => stream.pacer.as_deref(),
@@ -261,8 +266,8 @@ impl Body {
         }
     }
 
-    /// The next piece; `None` at the end. What is said to be a file's is still to be sent: see
-    /// [`Body::sent`] and [`Body::copy`]. Cancel safe.
+    /// The next piece; `None` at the end. After a piece of a file, call [`Body::file_sent`] or [`Body::copy_only`]. Cancel
+    /// safe.
     pub(crate) async fn piece(&mut self) -> Option<Result<BodyPiece, Error>> {
         if let BodyContent::Stream(stream) = &self.content
             && let Some(file) = stream.file()
@@ -273,8 +278,8 @@ impl Body {
         Some(frame.map(BodyPiece::Bytes))
     }
 
-    /// Takes note of bytes that were sent from the file.
-    pub(crate) fn sent(&mut self, bytes: u64) {
+    /// Records bytes that `sendfile` sent.
+    pub(crate) fn file_sent(&mut self, bytes: u64) {
         if let BodyContent::Stream(stream) = &mut self.content
             && let StreamState::Idle(reader) = &mut stream.state
         {
@@ -288,10 +293,10 @@ impl Body {
         }
     }
 
-    /// From now on bytes only, which are checked one by one.
-    pub(crate) fn copy(&mut self) {
+    /// Returns no further piece of a file. All further bytes are read and verified.
+    pub(crate) fn copy_only(&mut self) {
         if let BodyContent::Stream(stream) = &mut self.content {
-            stream.copy = true;
+            stream.copies_only = true;
         }
     }
 
@@ -308,8 +313,8 @@ impl Body {
         if let Some(account) = &mut this.account {
             match &next {
                 Some(Ok(bytes)) => account.sent(u64::try_from(bytes.len()).unwrap_or(u64::MAX)),
-                Some(Err(error)) => account.failed(error, this.content.blob()),
-                None => account.complete = true,
+                Some(Err(error)) => account.failed(error, this.content.failed_content()),
+                None => account.is_complete = true,
             }
         }
         Poll::Ready(next)
@@ -350,25 +355,25 @@ impl http_body::Body for Body {
 }
 
 impl BodyStream {
-    /// The next range that can leave from a file.
+    /// The next range that `sendfile` can send.
     fn file(&self) -> Option<BodyPiece> {
         let StreamState::Idle(source) = &self.state else {
             return None;
         };
-        if self.copy {
+        if self.copies_only {
             return None;
         }
-        let most = if self.pacer.is_some() {
+        let max = if self.pacer.is_some() {
             PIECE_BYTES
         } else {
             u64::MAX
         };
-        source.sendable(self.remaining?.min(most))
+        source.file_range(self.remaining?.min(max))
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         if let Some(progress) = &self.progress {
-            progress.client_took_it();
+            progress.frame_taken();
         }
         loop {
             match std::mem::replace(&mut self.state, StreamState::Done) {
@@ -389,13 +394,13 @@ impl BodyStream {
                         self.state = StreamState::Reading(read);
                         return Poll::Pending;
                     };
-                    return Poll::Ready(self.take(source, bytes));
+                    return Poll::Ready(self.frame_read(source, bytes));
                 }
             }
         }
     }
 
-    fn take(
+    fn frame_read(
         &mut self,
         source: Box<BodyReader>,
         bytes: Result<Bytes, Error>,
@@ -403,14 +408,14 @@ impl BodyStream {
         let bytes = match bytes {
             Ok(bytes) => bytes,
             Err(error) => {
-                self.blob = Some(source.name());
+                self.failed_content = Some(source.name());
                 return Some(Err(error));
             }
         };
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         match &mut self.remaining {
             Some(remaining) if bytes.is_empty() || length > *remaining => {
-                self.blob = Some(source.name());
+                self.failed_content = Some(source.name());
                 return Some(Err(Error::Truncated {
                     at: source.offset(),
                 }));
@@ -420,29 +425,29 @@ impl BodyStream {
             None => {}
         }
         if let Some(progress) = &self.progress {
-            progress.wait_for_client();
+            progress.frame_sent();
         }
         self.state = StreamState::Idle(source);
-        Some(Ok(match &self.held {
-            Some(held) => held.attach(bytes),
+        Some(Ok(match &self.reservation {
+            Some(reservation) => reservation.attach(bytes),
             None => bytes,
         }))
     }
 }
 
-/// What becomes of one answer, for the metrics and the log.
+/// Counts and logs how one response ends.
 pub(crate) struct ResponseAccount {
     metrics: Arc<Metrics>,
     kind: EndpointKind,
     started: Instant,
     expected: Option<u64>,
     sent: u64,
-    complete: bool,
-    failed: bool,
+    is_complete: bool,
+    has_failed: bool,
 }
 
 impl ResponseAccount {
-    /// `expected`: bytes that the body will have, `None` when that is not known.
+    /// `expected`: bytes of the body, if known.
     pub(crate) fn new(
         metrics: Arc<Metrics>,
         kind: EndpointKind,
@@ -455,8 +460,8 @@ impl ResponseAccount {
             started,
             expected,
             sent: 0,
-            complete: false,
-            failed: false,
+            is_complete: false,
+            has_failed: false,
         }
     }
 
@@ -469,24 +474,24 @@ impl ResponseAccount {
         self.metrics.sent(self.kind, bytes);
     }
 
-    /// `blob`: of which, for whoever has to find it.
-    fn failed(&mut self, error: &Error, blob: &str) {
-        self.failed = true;
-        self.metrics.cut.inc();
-        tracing::warn!(endpoint = ?self.kind, blob, sent = self.sent, %error, "answer cut");
+    /// `content`: the name of the content whose read failed.
+    fn failed(&mut self, error: &Error, content: &str) {
+        self.has_failed = true;
+        self.metrics.aborted.inc();
+        tracing::warn!(endpoint = ?self.kind, content, sent = self.sent, %error, "response aborted");
     }
 }
 
 impl Drop for ResponseAccount {
     fn drop(&mut self) {
-        let complete = self.complete || self.expected == Some(self.sent);
+        let complete = self.is_complete || self.expected == Some(self.sent);
         self.metrics
             .ended(self.kind, self.started.elapsed().as_secs_f64());
-        if !complete && !self.failed {
-            // Clients close connections in the middle of bodies as a matter of course: no error.
-            self.metrics.gone.inc();
+        if !complete && !self.has_failed {
+            // Not an error: clients regularly close connections in the middle of a body.
+            self.metrics.cancelled.inc();
         }
         let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::debug!(endpoint = ?self.kind, bytes = self.sent, complete, duration_ms, "answer ended");
+        tracing::debug!(endpoint = ?self.kind, bytes = self.sent, complete, duration_ms, "response ended");
     }
 }

@@ -1,7 +1,7 @@
-//! Whether the clients of a connection take what is handed to them.
+//! Detects clients that stop reading their responses over HTTP/2.
 //!
-//! The socket shows a client that stops reading, except over HTTP/2: there a stream waits for its
-//! window while the socket is idle. So each body also notes whose turn it is.
+//! Over HTTP/1.1, the socket shows that a client stops reading. Over HTTP/2, a stream may wait for its window while the
+//! socket is idle. So each body also records since when it has waited for its client.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ struct WaitingBodies {
     since: HashMap<u64, Instant>,
 }
 
-/// Whose turn it is in one body; dropping it ends the matter.
+/// Records whether one body waits for its client. Dropping it removes the record.
 pub(crate) struct BodyProgress {
     progress: Arc<ClientProgress>,
     key: u64,
@@ -32,7 +32,7 @@ impl ClientProgress {
         self.waiting.lock()
     }
 
-    /// A new body, which does not wait for the client yet.
+    /// A record for a new body, which does not wait for the client.
     pub(crate) fn body(self: &Arc<Self>) -> BodyProgress {
         let mut waiting = self.lock();
         waiting.next += 1;
@@ -52,20 +52,20 @@ impl ClientProgress {
 }
 
 impl BodyProgress {
-    /// The client took what was handed over: we are reading on.
-    pub(crate) fn client_took_it(&self) {
+    /// Records that the client took the last frame, so the body does not wait.
+    pub(crate) fn frame_taken(&self) {
         self.progress.lock().since.remove(&self.key);
     }
 
-    /// A frame was handed over.
-    pub(crate) fn wait_for_client(&self) {
+    /// Records that the body waits for the client to take a frame.
+    pub(crate) fn frame_sent(&self) {
         self.progress.lock().since.insert(self.key, Instant::now());
     }
 }
 
 impl Drop for BodyProgress {
     fn drop(&mut self) {
-        self.client_took_it();
+        self.frame_taken();
     }
 }
 
@@ -78,13 +78,13 @@ mod tests {
         let progress = Arc::new(ClientProgress::default());
         let (one, two) = (progress.body(), progress.body());
         assert!(!progress.is_stalled(Duration::ZERO));
-        one.wait_for_client();
-        two.wait_for_client();
+        one.frame_sent();
+        two.frame_sent();
         std::thread::yield_now();
         assert!(
             progress.is_stalled(Duration::ZERO) && !progress.is_stalled(Duration::from_secs(60))
         );
-        one.client_took_it();
+        one.frame_taken();
         drop(two);
         assert!(!progress.is_stalled(Duration::ZERO));
     }

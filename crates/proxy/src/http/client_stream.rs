@@ -1,8 +1,9 @@
-//! The connection that hyper serves: gives back the bytes that were read before, checks line ends, and times out.
+//! Wraps the stream that hyper serves: replays the bytes that were already read, checks line ends, and applies timeouts.
 //!
 //! 1. The bytes that the HTTP/1 loop has read come first.
 //! 2. Each byte passes the [`LineEndChecker`] before hyper gets it.
-//! 3. A write of which the client takes nothing for `limit` fails. So does a read before the first request.
+//! 3. A write fails when the client reads nothing for `limit`. A read fails when the first request does not arrive for
+//!    `limit`.
 
 use std::io;
 use std::pin::Pin;
@@ -17,19 +18,19 @@ use tokio::time::{Instant, Sleep};
 use crate::http::line_ends::LineEndChecker;
 use crate::limits::connections::{ConnectionActivity, ResponseInProgress};
 
-/// Length of the HTTP/2 preface. After as many bytes hyper knows the protocol, and times reads itself.
+/// Bytes of the HTTP/2 preface. After as many bytes, hyper knows the protocol and applies its own read timeouts.
 const PREFACE: usize = 24;
 
-/// See the head of this module. Wraps a socket or a TLS stream.
+/// Wraps a socket or a TLS stream for hyper.
 pub(crate) struct ClientStream<S> {
     io: S,
-    /// Bytes that were read before.
+    /// Bytes that the HTTP/1 loop has read.
     front: Bytes,
     checker: LineEndChecker,
     limit: Duration,
     read: usize,
     read_timeout: Option<Pin<Box<Sleep>>>,
-    /// Made at the first write that has to wait: most connections never do.
+    /// Created at the first write that has to wait. Most connections have none.
     write_timeout: Option<Pin<Box<Sleep>>>,
     is_write_waiting: bool,
     activity: Arc<ConnectionActivity>,
@@ -38,7 +39,7 @@ pub(crate) struct ClientStream<S> {
 }
 
 impl<S> ClientStream<S> {
-    /// `front`: the bytes of `io` that were read before.
+    /// `front`: the bytes of `io` that the HTTP/1 loop has read.
     pub(crate) fn new(
         (front, io): (Bytes, S),
         checker: LineEndChecker,
@@ -74,13 +75,13 @@ impl<S> ClientStream<S> {
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
         if !self.is_write_waiting {
             self.is_write_waiting = true;
-            self.in_progress = self.activity.hold();
+            self.in_progress = self.activity.mark_unread_response();
             sleep.as_mut().reset(Instant::now() + self.limit);
         }
         match sleep.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the client takes nothing",
+                "the client does not read its response",
             ))),
             Poll::Pending => Poll::Pending,
         }
@@ -143,7 +144,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         {
             Poll::Ready(()) => Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the client says nothing",
+                "the client sends no request",
             ))),
             Poll::Pending => Poll::Pending,
         }
@@ -206,13 +207,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_that_nobody_takes_fails() {
+    async fn a_write_that_the_client_does_not_read_fails() {
         let (mut client, server) = tokio::io::duplex(8);
         let mut server = wrap(server, "", 1000);
         let writer = tokio::spawn(async move { server.write_all(&[0; 1000]).await });
         let mut some = [0; 100];
         client.read_exact(&mut some).await.unwrap();
-        // The clock jumps: whoever waits for anything but the limit would wait for ever.
+        // The paused clock jumps to the next timer. A wait for anything else would never end.
         let error = writer.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_ends_only_a_connection_that_never_spoke() {
+    async fn a_read_times_out_only_before_the_first_request() {
         let (mut client, server) = tokio::io::duplex(64);
         let mut server = wrap(server, "", 1000);
         let mut some = [0; 64];
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hyper_gets_no_more_of_a_head_than_it_may_have() {
+    async fn hyper_gets_a_head_up_to_its_limit_only() {
         let long = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1500));
         let bad = "GET / HTTP/1.1\nhost: a\r\n\r\n";
         for text in [format!("{long}{bad}"), "a".repeat(100_000)] {
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_that_were_read_before_come_first_and_are_checked() {
+    async fn bytes_of_the_http1_loop_come_first_and_are_checked() {
         let rest: &[u8] = b"host: a\r\n\r\n";
         let mut reader = wrap(rest, "GET / HTTP/1.1\n", 1000);
         let mut seen = String::new();

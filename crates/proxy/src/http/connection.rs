@@ -1,9 +1,8 @@
-//! One connection from its first byte to its last.
+//! Serves one connection: TLS handshake, then [`http1`] or hyper.
 //!
-//! Over plain TCP a loop of our own ([`http1`]) answers the ordinary requests, since only the owner of
-//! the socket can send a file without reading it. All others go through hyper, which must also be what
-//! answers bytes that are no HTTP: dockerd 29 tries TLS on a plain port first and falls back only if the
-//! answer begins with `HTTP/`.
+//! Over plain TCP, [`http1`] serves the common requests, since only the owner of the socket can use `sendfile`. hyper
+//! serves all others. hyper also responds to bytes that are not HTTP: dockerd 29 tries TLS on a plain port first, and
+//! falls back only when the response begins with `HTTP/`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use crate::http::peer::{Channel, Peer};
 use crate::http::phase::{ListenerState, SHORT_TIMEOUT, displaced};
 use crate::http::{http1, hyper_server, tls};
 
-/// Serves one client until it leaves, breaks the rules, or we stop.
+/// Serves one client until it leaves, exceeds a limit, or pierhead stops.
 pub(crate) async fn serve(
     state: ListenerState,
     stream: TcpStream,
@@ -25,9 +24,9 @@ pub(crate) async fn serve(
     tls: Option<Arc<ServerConfig>>,
     peer: Peer,
 ) {
-    // Heads and bodies are written as a whole; waiting for more would only delay their last piece.
+    // pierhead writes heads and bodies as a whole. Nagle's algorithm would delay the last segment.
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%address, %error, "no TCP_NODELAY");
+        tracing::debug!(%address, %error, "cannot set TCP_NODELAY");
     }
     let Some(tls) = tls else {
         return http1::serve(state, stream, address, peer).await;
@@ -42,16 +41,12 @@ pub(crate) async fn serve(
                 hyper_server::http(state, Bytes::new(), stream, Peer { channel, ..peer }).await
             }
             None => {
-                let why = "the client's certificate has ended";
-                tls::note(
-                    &state.current.shared.refusals,
-                    address,
-                    why,
-                    &"its session was resumed",
-                );
+                let why = "the client's certificate has expired";
+                let log = &state.current.shared.refusals;
+                tls::log_failure(log, address, why, &"the client resumed a session");
             }
         },
-        Ok(Err(error)) => tls::refused(&state.current.shared.refusals, address, &error),
+        Ok(Err(error)) => tls::log_error(&state.current.shared.refusals, address, &error),
         Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
     }
 }

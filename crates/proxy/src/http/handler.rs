@@ -35,18 +35,18 @@ use crate::pull::document::MAX_EAGER;
 use crate::pull::{lists, manifest};
 use crate::refusal_log::Refusal;
 
-/// Answers one request, within the configured time: a body's bytes may come later, its head does not.
-/// `question` is the body of the request, or why there is none.
-pub(crate) async fn answer(
+/// Responds to one request. The head of the response is ready within the configured time; the bytes of its body may come
+/// later. `body` is the body of the request, or why reading it failed.
+pub(crate) async fn handle(
     context: &Arc<RequestContext>,
     peer: &Peer,
     request: &Parts,
     body: Result<Bytes, Error>,
 ) -> Response<Body> {
     let started = Instant::now();
-    let deadline = Deadline::new(context.config.load().answer_within);
-    let (answering, over) = match peer.activity.begin() {
-        Ok(answering) => (Some(answering), None),
+    let deadline = Deadline::new(context.config.load().response_timeout);
+    let (in_progress, exceeded) = match peer.activity.begin() {
+        Ok(in_progress) => (Some(in_progress), None),
         Err(limit) => (None, Some(limit)),
     };
     let mut handler = RequestHandler {
@@ -54,33 +54,33 @@ pub(crate) async fn answer(
         peer,
         parts: request,
         body: &body,
-        over,
+        exceeded,
         deadline,
         kind: EndpointKind::Other,
         outcome: CacheOutcome::None,
     };
-    let response = match tokio::time::timeout_at(deadline.end(), handler.answer()).await {
+    let response = match tokio::time::timeout_at(deadline.end(), handler.handle()).await {
         Ok(Ok(response)) => {
-            match admit_memory(&context.limits, peer, handler.parts.version, response) {
+            match reserve_memory(&context.limits, peer, handler.parts.version, response) {
                 Ok(response) => response,
-                Err(limit) => handler.failed(&limit.into()),
+                Err(limit) => handler.error_response(&limit.into()),
             }
         }
-        Ok(Err(error)) => handler.failed(&error),
-        // The disk, or something that should have kept the deadline by itself.
-        Err(_) => handler.failed(&Error::Timeout),
+        Ok(Err(error)) => handler.error_response(&error),
+        // The disk hangs, or a part of the handler misses its own deadline.
+        Err(_) => handler.error_response(&Error::Timeout),
     };
     let RequestHandler { kind, outcome, .. } = handler;
-    context.metrics.answered(kind, outcome, response.status());
+    context.metrics.responded(kind, outcome, response.status());
     let expected = response.body().size_hint().exact();
     let account = ResponseAccount::new(context.metrics.clone(), kind, started, expected);
     response.map(|body| {
         let body = body.accounted(account, &peer.progress, context.pacer.as_ref());
-        body.answering(answering)
+        body.with_response_in_progress(in_progress)
     })
 }
 
-/// Whether that has the characters of a host and its port only (RFC 3986, 3.2.2 and 3.2.3).
+/// Whether the text has only characters of a host and port (RFC 3986, sections 3.2.2 and 3.2.3).
 fn is_host(text: &[u8]) -> bool {
     text.iter()
         .all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte))
@@ -91,23 +91,23 @@ struct RequestHandler<'a> {
     peer: &'a Peer,
     parts: &'a Parts,
     body: &'a Result<Bytes, Error>,
-    /// The limit that the connection exceeds, if any.
-    over: Option<Limit>,
+    /// The limit that this response would exceed, if any.
+    exceeded: Option<Limit>,
     deadline: Deadline,
-    /// Which endpoint, as far as it was understood.
+    /// `Other` until the path is parsed.
     kind: EndpointKind,
     outcome: CacheOutcome,
 }
 
 impl RequestHandler<'_> {
-    fn failed(&mut self, error: &Error) -> Response<Body> {
+    fn error_response(&mut self, error: &Error) -> Response<Body> {
         self.outcome = CacheOutcome::None;
         if let Error::Limited(limit) = error {
             self.context.metrics.limited(*limit);
         }
         tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
         let mut response = respond::error(self.kind, &self.parts.method, error);
-        // As for a head that the parser refuses: such a client gets no second answer on this connection.
+        // Closes the connection, as the parser does after a head that it refuses.
         let is_head = matches!(error, Error::Limited(Limit::Headers | Limit::Uri));
         if is_head && self.parts.version < Version::HTTP_2 {
             let headers = response.headers_mut();
@@ -116,13 +116,13 @@ impl RequestHandler<'_> {
         response
     }
 
-    async fn answer(&mut self) -> Result<Response<Body>, Error> {
-        if let Some(limit) = self.peer.over.or(self.over) {
+    async fn handle(&mut self) -> Result<Response<Body>, Error> {
+        if let Some(limit) = self.peer.exceeded.or(self.exceeded) {
             return Err(limit.into());
         }
         head::check(&self.context.config.load().limits, self.parts)?;
         let Parts { method, uri, .. } = self.parts;
-        // Two, or one that can be read in two ways, would let a filter before us and us disagree on who is meant.
+        // With two hosts, or an ambiguous one, a filter in front of pierhead could see another host than pierhead.
         let mut hosts = self.parts.headers.get_all(HOST).iter();
         let (host, more) = (hosts.next(), hosts.next());
         let is_one = self.parts.version != Version::HTTP_11 || (host.is_some() && more.is_none());
@@ -135,7 +135,7 @@ impl RequestHandler<'_> {
         }
         let path = if path == "/v2" { "/v2/" } else { path };
         let endpoint = match Endpoint::parse(path, query) {
-            // Whoever pushes learns that nobody can, whatever he names.
+            // A push gets this error whatever its path is.
             Err(_) if method == Method::POST => return Err(Error::ReadOnly),
             endpoint => endpoint?,
         };
@@ -147,10 +147,10 @@ impl RequestHandler<'_> {
             (_, true) => return Err(Error::ReadOnly),
             _ => BundleRequest::Other,
         };
-        // Whoever may pull the manifest of an image may have what is in it.
+        // A client that may pull the manifest of an image may read the contents of the image, too.
         let as_pull = bundle_request.as_pull(&endpoint);
-        let asked = as_pull.as_ref().unwrap_or(&endpoint);
-        let admitted = admit(self.context, self.peer, self.parts, asked, self.deadline).await?;
+        let checked = as_pull.as_ref().unwrap_or(&endpoint);
+        let admitted = admit(self.context, self.peer, self.parts, checked, self.deadline).await?;
         let Some(client_context) = admitted else {
             return self.serve(endpoint, bundle_request).await;
         };
@@ -162,12 +162,12 @@ impl RequestHandler<'_> {
         let result = Box::pin(handler.serve(endpoint, bundle_request)).await;
         (self.kind, self.outcome) = (handler.kind, handler.outcome);
         result.map(|response| match is_base {
-            true => invite(response, self.peer),
+            true => with_challenge(response, self.peer),
             false => response,
         })
     }
 
-    /// What was asked for, to somebody who was let in.
+    /// Serves an admitted request.
     async fn serve(
         &mut self,
         endpoint: Endpoint,
@@ -175,14 +175,16 @@ impl RequestHandler<'_> {
     ) -> Result<Response<Body>, Error> {
         let (method, query) = (&self.parts.method, self.parts.uri.query());
         match endpoint {
-            // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
+            // 200 even when upstreams are down, since podman drops a mirror whose base fails.
             Endpoint::Base => Ok(self.constant("{}")),
-            Endpoint::Discover { .. } => Ok(self.constant(match self.context.library.is_some() {
-                true => EXTENSIONS,
-                false => r#"{"extensions":[]}"#,
-            })),
+            Endpoint::Discover { .. } => {
+                Ok(self.constant(match self.context.bundle_server.is_some() {
+                    true => EXTENSIONS,
+                    false => r#"{"extensions":[]}"#,
+                }))
+            }
             Endpoint::Bundle { name } | Endpoint::Trace { name } | Endpoint::File { name, .. } => {
-                let (registry, repository) = self.place(&name)?;
+                let (registry, repository) = self.route(&name)?;
                 let handler = BundleHandler {
                     context: self.context,
                     peer: self.peer,
@@ -192,13 +194,13 @@ impl RequestHandler<'_> {
                     repository,
                     deadline: self.deadline,
                 };
-                // Large, and not on the way of a pull.
-                let (response, outcome) = Box::pin(handler.answer(bundle_request)).await?;
+                // Boxed, since this future is large and pulls do not need it.
+                let (response, outcome) = Box::pin(handler.handle(bundle_request)).await?;
                 self.outcome = outcome;
                 Ok(response)
             }
             Endpoint::Manifest { name, target } => {
-                let (registry, repository) = self.place(&name)?;
+                let (registry, repository) = self.route(&name)?;
                 self.manifest(Reference {
                     registry,
                     repository,
@@ -207,7 +209,7 @@ impl RequestHandler<'_> {
                 .await
             }
             Endpoint::Blob { name, digest } => {
-                let (registry, repository) = self.place(&name)?;
+                let (registry, repository) = self.route(&name)?;
                 self.blob(BlobRequest {
                     registry,
                     repository,
@@ -217,15 +219,15 @@ impl RequestHandler<'_> {
                 .await
             }
             Endpoint::Tags { name, n, last } => {
-                let (registry, repository) = self.place(&name)?;
+                let (registry, repository) = self.route(&name)?;
                 let page = lists::TagPageRequest {
                     name: &name,
                     query,
                     n,
                     last: last.as_deref(),
                 };
-                let asked = self.list(registry, repository);
-                let (page, outcome) = lists::tags(&asked, page).await?;
+                let list_request = self.list_request(registry, repository);
+                let (page, outcome) = lists::tags(&list_request, page).await?;
                 self.outcome = outcome;
                 let mut builder = respond::respond(StatusCode::OK, outcome);
                 if let Some(next) = page.next {
@@ -238,10 +240,10 @@ impl RequestHandler<'_> {
                 digest,
                 artifact_type,
             } => {
-                let (registry, repository) = self.place(&name)?;
+                let (registry, repository) = self.route(&name)?;
                 let filter = artifact_type.as_ref().map(MediaType::as_str);
-                let asked = self.list(registry, repository);
-                let (list, outcome) = lists::referrers(&asked, digest, filter).await?;
+                let list_request = self.list_request(registry, repository);
+                let (list, outcome) = lists::referrers(&list_request, digest, filter).await?;
                 self.outcome = outcome;
                 let mut builder = respond::respond(StatusCode::OK, outcome);
                 if filter.is_some() {
@@ -276,7 +278,7 @@ impl RequestHandler<'_> {
         self.context.refusals.is_new(&refusal, image, error)
     }
 
-    fn list(&self, registry: Registry, repository: Repository) -> lists::ListRequest<'_> {
+    fn list_request(&self, registry: Registry, repository: Repository) -> lists::ListRequest<'_> {
         lists::ListRequest {
             context: self.context,
             client: &self.peer.client,
@@ -286,15 +288,15 @@ impl RequestHandler<'_> {
         }
     }
 
-    /// Whom the request means, and what of it.
-    fn place(&self, name: &Name) -> Result<(Registry, Repository), Error> {
+    /// The registry and repository of the request, if the access rules allow them.
+    fn route(&self, name: &Name) -> Result<(Registry, Repository), Error> {
         let config = self.context.config.load();
         let (registry, repository) = route(name, self.parts.uri.query(), &config)?;
         config
             .rules
             .check(&registry, &repository)
             .inspect_err(|error| {
-                // The blobs of an image whose manifest was refused are not asked for.
+                // One line per pull: clients request no blobs after a refused manifest.
                 if self.kind == EndpointKind::Manifest
                     && self.is_new("pull refused", &registry, &repository, error)
                 {
@@ -318,18 +320,18 @@ impl RequestHandler<'_> {
     async fn manifest(&mut self, reference: Reference) -> Result<Response<Body>, Error> {
         let started = Instant::now();
         let result = self.document(&reference).await;
-        // A u128 would be a string in JSON.
+        // As `u64`, since the log writes a `u128` as a JSON string.
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
-        // The one line of a pull.
+        // One log line per pull.
         match &result {
             Ok((response, digest)) => {
                 let (cache, status) = (self.outcome.header(), response.status().as_u16());
                 let Parts { method, uri, .. } = self.parts;
-                // Formatting and writing a line costs as much as all the rest of a hit.
-                let is_news = self.outcome != CacheOutcome::Hit
+                // Formatting and writing a line costs as much as the rest of a hit.
+                let is_new = self.outcome != CacheOutcome::Hit
                     || (self.context.log_dedup).is_new((client, method, uri, digest, status));
-                if is_news {
+                if is_new {
                     tracing::info!(%reference, %digest, %client, cache, status, duration_ms, "pull");
                 } else {
                     tracing::debug!(%reference, %digest, %client, cache, status, duration_ms, "pull");
@@ -339,7 +341,7 @@ impl RequestHandler<'_> {
             Err(error) => {
                 let status = respond::status(EndpointKind::Manifest, error).0;
                 let (code, error) = (status.as_u16(), tracing::field::display(error));
-                // Clients ask for what does not exist as a matter of course; a 5xx is trouble.
+                // Clients regularly request images that do not exist. A 5xx needs attention.
                 if status.is_server_error() {
                     tracing::warn!(%reference, %client, status = code, error, duration_ms, "pull refused");
                 } else {
@@ -373,17 +375,18 @@ impl RequestHandler<'_> {
             };
             if self.parts.method == Method::GET {
                 let client = ClientKey::of(self.peer.address);
-                image_watch::note(self.context, client, &document, reference);
+                image_watch::add(self.context, client, &document, reference);
             }
-            let representation = match document.blob() {
+            let representation = match document.stored_blob() {
                 _ if self.parts.method == Method::HEAD => {
                     Representation::head(Some(document.size()))
                 }
-                // Small ones are read before the head leaves, so that rot is mended unseen.
-                Some(object) if document.size() > MAX_EAGER => Representation::of(
-                    BlobSource::of(self.context.clone(), blob_request(), object.clone()),
+                Some(blob) if document.size() > MAX_EAGER => Representation::of(
+                    BlobSource::of(self.context.clone(), blob_request(), blob.clone()),
                     Some(document.size()),
                 ),
+                // A small document is read before the head is sent. If it is damaged, pierhead fetches it again, and the
+                // client notices nothing.
                 _ => match document
                     .bytes(usize::try_from(document.size()).unwrap_or(usize::MAX))
                     .await
@@ -412,7 +415,7 @@ impl RequestHandler<'_> {
         let digest = blob_request.digest;
         let (registry, client) = (blob_request.registry.clone(), blob_request.client.clone());
         let found = async {
-            if self.parts.method == Method::HEAD && !self.context.is_at_hand(&blob_request) {
+            if self.parts.method == Method::HEAD && !self.context.is_available(&blob_request) {
                 let size = self.context.size_upstream(&blob_request).await?;
                 return Ok::<_, Error>((Representation::head(size), CacheOutcome::Miss));
             }
@@ -429,12 +432,12 @@ impl RequestHandler<'_> {
             ))
         };
         let (representation, outcome) =
-            match tokio::time::timeout_at(self.deadline.last(), found).await {
+            match tokio::time::timeout_at(self.deadline.wait_without_stale(), found).await {
                 Ok(found) => found?,
                 // When a limit delayed the request, the error names the limit and not the registry.
                 Err(_) => match self.context.limits.why_waiting(&client, &registry, &digest) {
                     Some(limit) => return Err(limit.into()),
-                    None => return Err(self.deadline.slow(&registry)),
+                    None => return Err(self.deadline.upstream_timeout(&registry)),
                 },
             };
         self.outcome = outcome;
@@ -449,8 +452,8 @@ impl RequestHandler<'_> {
     }
 }
 
-/// Podman sends a login when the answer to its ping, though it be 200, says how.
-pub(crate) fn invite(mut response: Response<Body>, peer: &Peer) -> Response<Body> {
+/// Adds the challenge to the response of `/v2/`. podman sends credentials only after a challenge, also with status 200.
+pub(crate) fn with_challenge(mut response: Response<Body>, peer: &Peer) -> Response<Body> {
     if peer.is_private() {
         let challenge = HeaderValue::from_static(CHALLENGE);
         response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
@@ -458,12 +461,11 @@ pub(crate) fn invite(mut response: Response<Body>, peer: &Peer) -> Response<Body
     response
 }
 
-/// Over HTTP/2 a stream that is not read holds one frame in its send buffer, one behind it, and what
-/// is on its way between.
+/// Number of frames that an unread HTTP/2 stream holds: one in the send buffer, one waiting for it, one in between.
 const H2_FRAMES: usize = 3;
 
-/// Counts what this answer will hold in memory.
-fn admit_memory(
+/// Reserves the memory that the response needs.
+fn reserve_memory(
     limits: &ResourceLimits,
     peer: &Peer,
     version: Version,
@@ -476,10 +478,10 @@ fn admit_memory(
     let bytes = match response.body().memory_need() {
         MemoryNeed::Bytes(bytes) if bytes < MAX_UNCOUNTED => return Ok(response),
         MemoryNeed::Bytes(bytes) => bytes,
-        // Frames until the file has been looked at; they are counted as they come.
+        // Bytes that `sendfile` cannot send count when they are read.
         MemoryNeed::File if peer.sends_files => 0,
         MemoryNeed::File | MemoryNeed::Stream => frames * FRAME_BYTES,
     };
-    let held = limits.reserve_shared(&peer.client, bytes)?;
-    Ok(response.map(|body| body.held(held)))
+    let reservation = limits.reserve_shared(&peer.client, bytes)?;
+    Ok(response.map(|body| body.with_reservation(reservation)))
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::config::Config;
 use crate::http::client_stream::ClientStream;
-use crate::http::handler::answer;
+use crate::http::handler::handle;
 use crate::http::line_ends::{self, LineEndChecker};
 use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
@@ -24,16 +24,17 @@ use crate::http::request_body;
 use crate::limits::head;
 use crate::limits::limit::Limit;
 
-/// HTTP/2: how long silence may last until the client is asked whether it is there.
-const SILENCE: Duration = Duration::from_secs(60);
-/// HTTP/2: windows for what clients send (bodies of questions only), streams at once, and what is buffered of
-/// each stream on its way out.
-const WINDOW: u32 = 64 << 10;
-/// Clients use 3 to 6 at once, and each that is not read holds about 300 KiB here.
-const STREAMS: u32 = 16;
+/// HTTP/2: idle time after which hyper sends a PING to the client.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(60);
+/// HTTP/2: bytes of the receive windows. Clients send only small request bodies.
+const RECEIVE_WINDOW: u32 = 64 << 10;
+/// HTTP/2: maximum number of concurrent streams. Clients use 3 to 6. A stream that the client does not read holds about
+/// 300 KiB.
+const MAX_STREAMS: u32 = 16;
+/// HTTP/2: bytes of each stream that hyper buffers for sending.
 const SEND_BUFFER: usize = 128 << 10;
 
-/// Serves one client through hyper. `front`: the bytes of `stream` that were read before.
+/// Serves one client through hyper. `front`: the bytes of `stream` that the HTTP/1 loop has read.
 pub(crate) async fn http<S>(state: ListenerState, front: Bytes, stream: S, peer: Peer)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -41,8 +42,8 @@ where
     let ListenerState { current, mut phase } = state;
     let shared = current.shared.clone();
     let config = shared.config.load_full();
-    let stall = config.client_stall;
-    let (address, progress, over) = (peer.address, peer.progress.clone(), peer.over);
+    let stall = config.client_stall_timeout;
+    let (address, progress, exceeded) = (peer.address, peer.progress.clone(), peer.exceeded);
     let activity = peer.activity.clone();
     let peer = Arc::new(Peer {
         sends_files: false,
@@ -55,12 +56,12 @@ where
             let is_last = line_ends::ends_unknown(&parts.headers);
             // The body has its own time limit.
             peer.activity.request_began();
-            let question = match peer.over {
+            let body = match peer.exceeded {
                 None => request_body::read(&context, &peer, &parts, body).await,
                 Some(_) => Ok(Bytes::new()),
             };
-            let mut response = answer(&context, &peer, &parts, question).await;
-            if (peer.over.is_some() || is_last) && parts.version < Version::HTTP_2 {
+            let mut response = handle(&context, &peer, &parts, body).await;
+            if (peer.exceeded.is_some() || is_last) && parts.version < Version::HTTP_2 {
                 response
                     .headers_mut()
                     .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -73,11 +74,11 @@ where
     let stream = ClientStream::new((front, stream), checker, stall, activity.clone());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     // Periodic check for stalled and silent clients; `is_stalled` and `idle` hold the limits.
-    let head = config.client_head;
+    let head = config.client_head_timeout;
     let period = stall.min(head).max(Duration::from_millis(100));
     let mut tick = tokio::time::interval(period);
     let mut until = pin!(tokio::time::sleep(SHORT_TIMEOUT));
-    // A connection that was accepted just before the stop must see it too.
+    // A connection that was accepted just before the shutdown must see this phase, too.
     phase.mark_changed();
     loop {
         tokio::select! {
@@ -92,18 +93,18 @@ where
             }
             changed = phase.changed() => match (changed, *phase.borrow()) {
                 (Ok(()), Phase::Serving) => {}
-                (Ok(()), Phase::Draining) => connection.as_mut().graceful_shutdown(),
-                // A listener that is gone leaves nobody who could wait for the drain.
-                (Ok(()), Phase::Cut) | (Err(_), _) => return,
+                (Ok(()), Phase::Shutdown) => connection.as_mut().graceful_shutdown(),
+                // Without a listener, no task waits for the end of this connection.
+                (Ok(()), Phase::Abort) | (Err(_), _) => return,
             },
             _ = tick.tick() => {
                 if progress.is_stalled(4 * stall) {
                     shared.metrics.stalled.inc();
                     shared.metrics.limited(Limit::Stalled);
-                    tracing::debug!(%address, "client takes nothing: connection cut");
+                    tracing::debug!(%address, "client does not read its response: connection aborted");
                     return;
                 }
-                // hyper limits the time of a head only over HTTP/1.1.
+                // hyper limits the time of a head over HTTP/1.1 only.
                 match activity.idle() {
                     Some(idle) if idle > head + period => {
                         tracing::debug!(%address, "idle client: connection closed");
@@ -114,12 +115,12 @@ where
                 }
             }
             () = activity.closed() => return displaced(address),
-            () = until.as_mut(), if over.is_some() => return,
+            () = until.as_mut(), if exceeded.is_some() => return,
         }
     }
 }
 
-/// The limit that hyper kept by itself: it has answered 431 or 414, or the client has not moved.
+/// The limit that hyper or [`ClientStream`] applied: hyper responded 431 or 414, or the client stalled.
 fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
     let hyper = error.downcast_ref::<hyper::Error>();
     if hyper.is_some_and(hyper::Error::is_parse_too_large) {
@@ -135,19 +136,18 @@ fn builder(config: &Config) -> Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(config.client_head)
-        // It buffers no more of a body than this before it asks for another frame, so that a slow
-        // client holds one frame and not three.
+        .header_read_timeout(config.client_head_timeout)
         .max_headers(head::parser_count(&config.limits))
+        // hyper also buffers at most this much of a body, so that a slow client holds one frame and not three.
         .max_buf_size(head);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(SILENCE)
+        .keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(SHORT_TIMEOUT)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(RECEIVE_WINDOW)
+        .initial_connection_window_size(RECEIVE_WINDOW)
+        .max_concurrent_streams(MAX_STREAMS)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX));
     builder

@@ -4,10 +4,10 @@
 //! smuggling). This filter therefore turns each bare LF of a head into a NUL. A NUL is invalid in a head, so hyper
 //! responds 400 and closes the connection.
 //!
-//! hyper reads ahead, and so may accept a head above its limit. The filter passes at most that many bytes of a head.
-//! hyper then responds 431 and closes the connection.
+//! hyper reads ahead, so it may accept a head above its limit. The filter passes at most that many bytes of a head. hyper
+//! then responds 431 and closes the connection.
 //!
-//! Bodies pass unchanged. A single `Content-Length` tells where a body ends. After any other body the connection
+//! Bodies pass unchanged. A single `Content-Length` determines where a body ends. After any other body the connection
 //! closes: see [`ends_unknown`].
 
 use http::HeaderMap;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_are_passed_as_they_are_and_heads_behind_them_are_not() {
+    fn bodies_pass_unchanged_and_heads_after_them_are_checked() {
         let post = "POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n\n{}\n";
         assert_eq!(seen(&format!("{post}{post}")), format!("{post}{post}"));
         let bad = "GET / HTTP/1.1\nhost: a\r\n\r\n";
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn http_2_is_passed_as_it_is() {
+    fn http_2_passes_unchanged() {
         let text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\n\n";
         assert_eq!(seen(text), text);
     }

@@ -1,4 +1,4 @@
-//! The accept loop: limits, and the drain at the end.
+//! The accept loop: accepts or refuses connections, and ends them at shutdown.
 
 use std::future::Future;
 use std::io;
@@ -18,12 +18,15 @@ use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase};
 use crate::http::tls::ReloadingTls;
 
-/// Connections over the limit that are told so at the same time; more are closed without a word.
+/// Maximum number of connections over the limit that get a 503 at the same time. Further ones are closed without response.
 const MAX_REFUSALS: usize = 64;
-/// After an accept that failed for want of files or memory: others may give some back.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Delay after an accept that failed for lack of file descriptors or memory.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Accepts until `stop`, then drains. Returns when the last connection is gone.
+/// Accepts connections until `stop`, then gives requests in progress [`Config::shutdown_grace`]. Returns when the last
+/// connection is closed.
+///
+/// [`Config::shutdown_grace`]: crate::config::Config::shutdown_grace
 pub(crate) async fn serve(
     current: CurrentContext,
     listener: TcpListener,
@@ -53,25 +56,25 @@ pub(crate) async fn serve(
             () = stop.as_mut() => break,
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => acceptor.take(stream, address),
-                Err(error) if is_of_the_connection(&error) => {}
+                Err(error) if is_client_gone(&error) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept");
-                    tokio::time::sleep(ACCEPT_RETRY).await;
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },
         }
     }
     drop(listener);
-    // Its receiver goes too, so that the channel closes with the last connection.
+    // Drops its receiver, too, so that the channel closes with the last connection.
     drop(acceptor);
-    phase.send_replace(Phase::Draining);
-    let drain = current.shared.config.load().drain;
-    if tokio::time::timeout(drain, phase.closed()).await.is_err() {
+    phase.send_replace(Phase::Shutdown);
+    let grace = current.shared.config.load().shutdown_grace;
+    if tokio::time::timeout(grace, phase.closed()).await.is_err() {
         tracing::warn!(
             connections = phase.receiver_count(),
-            "connections cut after the drain time"
+            "connections aborted after limits.shutdown_grace"
         );
-        phase.send_replace(Phase::Cut);
+        phase.send_replace(Phase::Abort);
         phase.closed().await;
     }
     Ok(())
@@ -112,7 +115,7 @@ impl Acceptor {
         let (state, tls) = (self.state.clone(), self.tls.clone());
         let watch = shared.cache.panics().watch(BackgroundTask::Connection);
         tokio::spawn(async move {
-            let _kept = (open, connected, refusal, watch);
+            let _guards = (open, connected, refusal, watch);
             let tls = match tls {
                 Some(reloading) => Some(reloading.current().await),
                 None => None,
@@ -122,7 +125,7 @@ impl Acceptor {
     }
 }
 
-/// One open connection in the metrics of all listeners.
+/// Counts one open connection in the metrics, until dropped.
 struct OpenConnection(Arc<SharedState>);
 
 impl OpenConnection {
@@ -138,8 +141,8 @@ impl Drop for OpenConnection {
     }
 }
 
-/// The client was gone before it was accepted: nothing of ours.
-fn is_of_the_connection(error: &io::Error) -> bool {
+/// Whether the client closed the connection before pierhead accepted it.
+fn is_client_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted

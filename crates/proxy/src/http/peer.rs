@@ -1,4 +1,4 @@
-//! The client of one connection, as its requests see it.
+//! The client of one connection: its address, its limits, and whether the connection is private.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::connections::ConnectionActivity;
 use crate::limits::limit::Limit;
 
-/// Who asks.
+/// The client of one connection.
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
-    /// What it takes in all its connections.
+    /// The resources that the client uses over all its connections.
     pub(crate) client: Arc<ClientUsage>,
-    /// Whether this connection waits for its client.
+    /// Whether this connection is idle.
     pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) channel: Channel,
     pub(crate) progress: Arc<ClientProgress>,
-    /// This connection is over that limit: everything is answered 503.
-    pub(crate) over: Option<Limit>,
-    /// Committed blobs leave from their file, past our memory.
+    /// The limit that this connection exceeds. If set, each request gets 503.
+    pub(crate) exceeded: Option<Limit>,
+    /// Whether the connection sends stored blobs by `sendfile`, without memory of the process.
     pub(crate) sends_files: bool,
 }
 
@@ -39,32 +39,32 @@ impl Peer {
             activity,
             channel: Channel::Plain,
             progress: Arc::default(),
-            over: None,
+            exceeded: None,
             sends_files: false,
         }
     }
 
-    /// For a connection that only gets the refusal of its limit.
+    /// For a connection that only gets the error of its limit.
     pub(crate) fn refused(address: SocketAddr, client: Arc<ClientUsage>, limit: Limit) -> Self {
         let activity = Arc::new(ConnectionActivity::uncounted(client.clone()));
         Self {
-            over: Some(limit),
+            exceeded: Some(limit),
             ..Self::new(address, client, activity)
         }
     }
 }
 
-/// What stands between a client and us.
+/// The transport between a client and pierhead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Channel {
     Plain,
     Tls,
-    /// TLS, and the client showed a certificate that was found good.
+    /// TLS with a verified client certificate.
     Certified,
 }
 
 impl Channel {
-    /// `None`: the session was resumed, and the certificate that it began with has ended.
+    /// `None`: the client resumed a session whose certificate has expired.
     pub(crate) fn of(connection: &ServerConnection) -> Option<Self> {
         match connection.peer_certificates() {
             Some(certificates) => certificate::is_current(certificates).then_some(Self::Certified),
@@ -74,13 +74,13 @@ impl Channel {
 }
 
 impl Peer {
-    /// Whether a password may travel: nobody but the two of us can read it.
+    /// Whether the connection may carry a password: it uses TLS, or stays on this machine.
     pub(crate) fn is_private(&self) -> bool {
         self.channel != Channel::Plain || is_loopback(self.address)
     }
 }
 
-/// Also when written as an IPv6 address that carries an IPv4 one.
+/// Whether the address is a loopback address, also in its IPv4-mapped IPv6 form.
 fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }

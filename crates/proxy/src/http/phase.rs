@@ -1,4 +1,4 @@
-//! What all connections of one listener share: the current context, and the phase of the shutdown.
+//! The state that all connections of one listener share: the current context, and the phase of the shutdown.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use tokio::sync::watch;
 
 use crate::context::CurrentContext;
 
-/// Handshake, and what a connection over the limit may take to get its 503.
+/// Time limit of a TLS handshake, and of the 503 on a connection over the limit.
 pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a listener is in its life; each connection watches it.
+/// The phase of a listener. Each connection watches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Serving,
-    /// Requests under way may finish.
-    Draining,
-    /// They had their time.
-    Cut,
+    /// The listener accepts no connections. Requests in progress continue.
+    Shutdown,
+    /// The grace period is over. All connections end now.
+    Abort,
 }
 
-/// What all connections of one listener share.
+/// The state that all connections of one listener share.
 #[derive(Clone)]
 pub(crate) struct ListenerState {
     pub(crate) current: CurrentContext,
@@ -29,5 +29,5 @@ pub(crate) struct ListenerState {
 
 /// Logs that a connection was closed for another client.
 pub(crate) fn displaced(address: impl Display) {
-    tracing::debug!(%address, "idle connection closed: another client, which has fewer, connects");
+    tracing::debug!(%address, "idle connection closed for a client with fewer connections");
 }

@@ -1,51 +1,50 @@
-//! The `Range`, `If-Range` and `If-None-Match` request headers, after RFC 9110, sections 13 and 14.
+//! Evaluates the request headers `Range`, `If-Range` and `If-None-Match` (RFC 9110, sections 13 and 14).
 
 use http::HeaderMap;
 use http::header::{IF_NONE_MATCH, IF_RANGE, RANGE};
 
-/// Which bytes of a representation are to leave.
+/// The bytes of a representation that a request selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Selection {
-    /// All of it: 200.
+    /// All bytes: status 200.
     Whole,
-    /// From `first` up to and with `last`: 206.
+    /// The bytes from `first` to `last`, inclusive: status 206.
     Part {
         /// Offset of the first byte.
         first: u64,
         /// Offset of the last byte, below the size.
         last: u64,
     },
-    /// None of it is there: 416.
+    /// The range is outside of the representation: status 416.
     Unsatisfiable,
 }
 
-/// What `headers` select of a representation of `size` bytes whose entity tag is `etag` (with quotes).
+/// The bytes that `headers` select of a representation of `size` bytes with the entity tag `etag` (with quotes).
 ///
-/// Several ranges at once, other units and what is no range at all select everything: RFC 9110 lets
-/// a server ignore the header, and every client can read a 200. A range that ends before it begins may
-/// be ignored or refused; registries refuse it, and so the OCI conformance tests expect.
+/// Several ranges, other units and malformed ranges select everything: RFC 9110 lets a server ignore the header, and every
+/// client can read a 200. A range that ends before it begins is unsatisfiable, as the OCI conformance tests expect.
 pub(crate) fn select(headers: &HeaderMap, etag: &[u8], size: u64) -> Selection {
     let mut values = headers.get_all(RANGE).iter();
     let (Some(range), None) = (values.next(), values.next()) else {
         return Selection::Whole;
     };
-    // Weak tags and dates never match: our tags are strong and there is no Last-Modified.
+    // Weak tags and dates never match: pierhead sends strong tags and no Last-Modified.
     if headers
         .get(IF_RANGE)
         .is_some_and(|tag| tag.as_bytes() != etag)
     {
         return Selection::Whole;
     }
-    // An empty representation has no satisfiable range, but clients that send `bytes=0-` with every
-    // request mean "all", as Go's file server also takes it.
+    // An empty representation has no satisfiable range. But some clients send `bytes=0-` with every request, and Go's file
+    // server responds 200, too.
     match range.to_str().ok().and_then(parse) {
         Some(spec) if size > 0 => spec.within(size),
         _ => Selection::Whole,
     }
 }
 
-/// Whether the client says that it has this very content.
-pub(crate) fn is_known(headers: &HeaderMap, etag: &[u8]) -> bool {
+/// Whether `If-None-Match` matches `etag`, so that the client already has the representation.
+pub(crate) fn matches_etag(headers: &HeaderMap, etag: &[u8]) -> bool {
     let tags = headers
         .get_all(IF_NONE_MATCH)
         .iter()
@@ -97,7 +96,7 @@ fn parse(text: &str) -> Option<Spec> {
     }
 }
 
-/// Digits only: `u64::from_str` would take a plus sign. A number over 64 bits is beyond every content.
+/// Accepts digits only, since `u64::from_str` accepts a plus sign. A number over 64 bits becomes `u64::MAX`.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_and_several_ranges_select_everything() {
+    fn malformed_and_multiple_ranges_select_everything() {
         for range in [
             "bytes=",
             "bytes=-",
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn if_range_must_be_the_very_tag() {
+    fn if_range_selects_a_part_only_with_the_same_strong_tag() {
         for (tag, selection) in [
             (TAG, Selection::Part { first: 2, last: 9 }),
             ("\"sha256:bb\"", Selection::Whole),
@@ -179,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn if_none_match_takes_lists_weak_tags_and_the_star() {
-        for (value, known) in [
+    fn if_none_match_accepts_lists_weak_tags_and_the_star() {
+        for (value, matches) in [
             (TAG, true),
             ("W/\"sha256:aa\"", true),
             ("*", true),
@@ -190,8 +189,9 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(IF_NONE_MATCH, value.parse().unwrap());
-            assert_eq!(is_known(&headers, TAG.as_bytes()), known, "{value}");
+            let matched = matches_etag(&headers, TAG.as_bytes());
+            assert_eq!(matched, matches, "{value}");
         }
-        assert!(!is_known(&HeaderMap::new(), TAG.as_bytes()));
+        assert!(!matches_etag(&HeaderMap::new(), TAG.as_bytes()));
     }
 }

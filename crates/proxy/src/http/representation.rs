@@ -1,4 +1,4 @@
-//! One representation on its way out: conditional requests, ranges and the headers of content.
+//! Builds the response for a representation (RFC 9110): conditional requests, ranges, headers.
 
 use bytes::Bytes;
 use http::header::{
@@ -9,20 +9,20 @@ use pierhead_oci::Digest;
 
 use crate::error::Error;
 use crate::http::body::Body;
-use crate::http::range::{Selection, is_known, select};
+use crate::http::range::{Selection, matches_etag, select};
 use crate::http::respond::{self, DOCKER_CONTENT_DIGEST};
 use crate::metrics::CacheOutcome;
 use crate::pull::blob::BlobSource;
 
-/// See the head of this module.
+/// A document, blob or list to respond with.
 pub(crate) struct Representation {
-    /// `None` when it will be known at the end only.
+    /// `None`: the size is known only at the end of the content.
     size: Option<u64>,
     content: Content,
 }
 
 enum Content {
-    /// Of a HEAD: the headers of a GET, and nothing else.
+    /// For a HEAD request: the headers of a GET without content.
     None,
     Bytes(Bytes),
     Source(Box<BlobSource>),
@@ -50,7 +50,7 @@ impl Representation {
         }
     }
 
-    /// The answer that the request's headers ask for. Never content-encoded: digests are of these bytes.
+    /// Responds according to the request's headers. Never content-encoded, since the digest is of these bytes.
     pub(crate) async fn respond(
         self,
         headers: &HeaderMap,
@@ -59,14 +59,14 @@ impl Representation {
         outcome: CacheOutcome,
     ) -> Result<Response<Body>, Error> {
         let tag = Bytes::from(format!("\"{digest}\""));
-        let known = headers.contains_key(IF_NONE_MATCH) && is_known(headers, &tag);
+        let is_not_modified = headers.contains_key(IF_NONE_MATCH) && matches_etag(headers, &tag);
         let selection = match (self.size, &self.content) {
-            // Range is defined for GET only, and unknown sizes have no end to count from.
+            // RFC 9110 defines Range for GET only. A range of an unknown size cannot be resolved.
             (_, Content::None) | (None, _) => Selection::Whole,
             (Some(size), _) => select(headers, &tag, size),
         };
         let (status, selection) = match selection {
-            _ if known => (StatusCode::NOT_MODIFIED, None),
+            _ if is_not_modified => (StatusCode::NOT_MODIFIED, None),
             Selection::Whole => (StatusCode::OK, Some(selection)),
             Selection::Part { .. } => (StatusCode::PARTIAL_CONTENT, Some(selection)),
             Selection::Unsatisfiable => (StatusCode::RANGE_NOT_SATISFIABLE, Some(selection)),
@@ -76,10 +76,11 @@ impl Representation {
             Some(Selection::Unsatisfiable) => Some(0),
             _ => self.size,
         };
-        // Not by a builder, which is moved about for each header.
-        let mut all = respond::headers(outcome);
-        if let Err(error) = self.describe(&mut all, tag, content_type, selection, length) {
-            return Ok(respond::broken(&error));
+        // Without a response builder, which is moved for each header.
+        let mut response_headers = respond::headers(outcome);
+        let added = self.add_headers(&mut response_headers, tag, content_type, selection, length);
+        if let Err(error) = added {
+            return Ok(respond::internal_error(&error));
         }
         let body = match (self.content, selection) {
             (Content::None, _) | (_, None | Some(Selection::Unsatisfiable)) => Body::empty(),
@@ -94,13 +95,13 @@ impl Representation {
             (Content::Source(source), _) => Body::stream(source, length),
         };
         let mut response = Response::new(body);
-        (*response.status_mut(), *response.headers_mut()) = (status, all);
+        (*response.status_mut(), *response.headers_mut()) = (status, response_headers);
         Ok(response)
     }
 
-    /// Adds the headers of what was selected (`None`: the client has it), of which `length` bytes leave.
-    /// They are constants and values that were validated, so it does not fail.
-    fn describe(
+    /// Adds the headers for the selected bytes, `length` in number. `selection` is `None` when the client already has the
+    /// representation. Does not fail, since all parts are constants or validated values.
+    fn add_headers(
         &self,
         headers: &mut HeaderMap,
         tag: Bytes,
@@ -108,7 +109,7 @@ impl Representation {
         selection: Option<Selection>,
         length: Option<u64>,
     ) -> Result<(), http::Error> {
-        // Both share one allocation.
+        // ETag and digest share one allocation.
         let digest = tag.slice(1..tag.len() - 1);
         let digest = HeaderValue::from_maybe_shared(digest)?;
         headers.insert(DOCKER_CONTENT_DIGEST, digest);

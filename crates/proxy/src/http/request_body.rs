@@ -1,4 +1,4 @@
-//! The bodies of requests: only two endpoints take one, and it is small.
+//! Reads request bodies within limits of memory and time. Only the bundle and trace endpoints accept a body.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,26 +23,25 @@ use crate::limits::limit::Limit;
 use crate::limits::memory::{MAX_UNCOUNTED, MemoryReservation};
 use crate::limits::resource_limits::ResourceLimits;
 
-/// Most bytes of a body.
-pub(crate) const MAX: usize = MAX_DOCUMENT;
+/// Maximum bytes of a body.
+pub(crate) const MAX_BODY: usize = MAX_DOCUMENT;
 
-/// Bytes that are counted at once, and that must arrive within `client_stall`.
-const STEP: usize = 16 << 10;
+/// Bytes that pierhead reserves in one step, and that must arrive within `client_stall_timeout`.
+const STEP_BYTES: usize = 16 << 10;
 
-/// Whether a POST to that path may have a body. Nothing is decoded: whoever writes it in another way is read by hyper,
-/// or refused.
-pub(crate) fn takes(path: &str) -> bool {
+/// Whether a POST to that path may have a body. Does not decode the path: hyper serves other spellings, or refuses them.
+pub(crate) fn accepts_body(path: &str) -> bool {
     path.ends_with("/_pierhead/bundle") || path.ends_with("/_pierhead/trace")
 }
 
-/// A length in digits only.
+/// Parses a `Content-Length` that consists of digits only.
 pub(crate) fn length(value: &HeaderValue) -> Option<usize> {
     let text = value.to_str().ok()?;
-    let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_plain.then(|| text.parse().ok()).flatten()
+    let has_digits_only = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    has_digits_only.then(|| text.parse().ok()).flatten()
 }
 
-/// Whether it is said to be JSON: what a page of another origin cannot send without asking first.
+/// Whether the content type is JSON. A web page of another origin cannot send this type without a CORS preflight.
 pub(crate) fn is_json(parts: &Parts) -> bool {
     let value = parts.headers.get(CONTENT_TYPE);
     let value = value.and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -50,19 +49,19 @@ pub(crate) fn is_json(parts: &Parts) -> bool {
     essence.trim().eq_ignore_ascii_case(JSON)
 }
 
-/// A body on its way: bounds its memory and its time.
+/// Limits the memory and the time of a body that arrives.
 ///
-/// 1. Memory is counted in steps, when the bytes arrive, and not when the head announces them.
-/// 2. Each step must arrive within `client_stall`, and the whole body within `client_head`.
+/// 1. Memory is reserved in steps, when the bytes arrive, and not when the head announces them.
+/// 2. Each step must arrive within `client_stall_timeout`, and the whole body within `client_head_timeout`.
 pub(crate) struct BodyLimits<'a> {
     limits: &'a ResourceLimits,
     client: &'a Arc<ClientUsage>,
-    held: Option<MemoryReservation>,
-    /// Bytes that are counted.
-    counted: usize,
-    /// Bytes of the whole body at most.
-    len: usize,
-    /// Bytes that must have arrived by `step_end`.
+    reservation: Option<MemoryReservation>,
+    /// Bytes that are reserved, or too few to count.
+    reserved: usize,
+    /// Maximum bytes of the whole body.
+    max_len: usize,
+    /// Number of bytes that must have arrived by `step_end`.
     step: usize,
     step_end: Instant,
     end: Instant,
@@ -70,49 +69,49 @@ pub(crate) struct BodyLimits<'a> {
 }
 
 impl<'a> BodyLimits<'a> {
-    /// A body of at most `len` bytes begins now.
-    pub(crate) fn new(shared: &'a SharedState, peer: &'a Peer, len: usize) -> Self {
+    /// Limits of a body of at most `max_len` bytes that begins now.
+    pub(crate) fn new(shared: &'a SharedState, peer: &'a Peer, max_len: usize) -> Self {
         let config = shared.config.load();
-        let (now, stall) = (Instant::now(), config.client_stall);
+        let (now, stall) = (Instant::now(), config.client_stall_timeout);
         Self {
             limits: &shared.limits,
             client: &peer.client,
-            held: None,
-            counted: MAX_UNCOUNTED,
-            len,
-            step: STEP,
+            reservation: None,
+            reserved: MAX_UNCOUNTED,
+            max_len,
+            step: STEP_BYTES,
             step_end: now + stall,
-            end: now + config.client_head,
+            end: now + config.client_head_timeout,
             stall,
         }
     }
 
-    /// `bytes` of the body have arrived in all.
+    /// Records that `bytes` of the body have arrived in total.
     pub(crate) fn arrived(&mut self, bytes: usize) -> Result<(), Limit> {
         if bytes >= self.step {
-            self.step = bytes + STEP;
+            self.step = bytes + STEP_BYTES;
             self.step_end = Instant::now() + self.stall;
         }
-        if bytes <= self.counted {
+        if bytes <= self.reserved {
             return Ok(());
         }
         // Doubles, so that a body is copied a constant number of times.
-        let counted = bytes.max(2 * self.counted).next_multiple_of(STEP);
-        let counted = counted.min(self.len).max(bytes);
-        match &mut self.held {
-            Some(held) => self.limits.grow(held, counted - self.counted)?,
-            none => *none = Some(self.limits.reserve(self.client, counted)?),
+        let reserved = bytes.max(2 * self.reserved).next_multiple_of(STEP_BYTES);
+        let reserved = reserved.min(self.max_len).max(bytes);
+        match &mut self.reservation {
+            Some(reservation) => self.limits.grow(reservation, reserved - self.reserved)?,
+            none => *none = Some(self.limits.reserve(self.client, reserved)?),
         }
-        self.counted = counted;
+        self.reserved = reserved;
         Ok(())
     }
 
-    /// Makes room for `more` bytes in `buffer`. The new buffer has the counted bytes, or `more` beyond its contents; during
-    /// the copy the old one exists, too. `BytesMut::reserve` would double the buffer without counting it.
+    /// Makes room for `more` bytes in `buffer`. The new buffer has the reserved size, or `more` bytes beyond its contents.
+    /// During the copy the old buffer exists, too. `BytesMut::reserve` would double the buffer without reserving memory.
     pub(crate) fn make_room(&self, buffer: &mut BytesMut, more: usize) {
         let len = buffer.len() + more;
         if buffer.capacity() < len {
-            let mut larger = BytesMut::with_capacity(len.max(self.counted));
+            let mut larger = BytesMut::with_capacity(len.max(self.reserved));
             larger.extend_from_slice(buffer);
             *buffer = larger;
         }
@@ -123,16 +122,16 @@ impl<'a> BodyLimits<'a> {
         self.step_end.min(self.end)
     }
 
-    /// The body, counted until its last reference is gone.
-    pub(crate) fn whole(self, body: Bytes) -> Bytes {
-        match self.held {
-            Some(held) => Arc::new(held).attach(body),
+    /// Attaches the reservation to the whole body, until its last reference is dropped.
+    pub(crate) fn attach_to(self, body: Bytes) -> Bytes {
+        match self.reservation {
+            Some(reservation) => Arc::new(reservation).attach(body),
             None => body,
         }
     }
 }
 
-/// Reads the body of a request that may have one, from a client that proves who it is; of all others nothing.
+/// Authenticates the client, then reads the body of a request that may have one. Reads nothing of all other requests.
 pub(crate) async fn read<B>(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -142,15 +141,15 @@ pub(crate) async fn read<B>(
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
-    if parts.method != Method::POST || !takes(parts.uri.path()) {
+    if parts.method != Method::POST || !accepts_body(parts.uri.path()) {
         return Ok(Bytes::new());
     }
     let len = match parts.headers.get(CONTENT_LENGTH) {
-        Some(said) => length(said).unwrap_or(usize::MAX),
-        // In chunks: it may become as long as any.
-        None => MAX,
+        Some(value) => length(value).unwrap_or(usize::MAX),
+        // A chunked body has no announced length.
+        None => MAX_BODY,
     };
-    if len > MAX {
+    if len > MAX_BODY {
         return Err(Limit::Body.into());
     }
     admit_body(context, peer, parts).await?;
@@ -160,13 +159,13 @@ where
     loop {
         let frame = match tokio::time::timeout_at(body_limits.due(), body.frame()).await {
             Err(_) => return Err(Error::BodyTimeout),
-            Ok(None) => return Ok(body_limits.whole(bytes.freeze())),
+            Ok(None) => return Ok(body_limits.attach_to(bytes.freeze())),
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(error))) if error.is::<LengthLimitError>() => {
                 return Err(Limit::Body.into());
             }
             Ok(Some(Err(_))) => {
-                let why = "the body is cut, or its chunks are malformed";
+                let why = "the body of the request is incomplete, or its chunks are malformed";
                 return Err(Error::BadRequest(why.into()));
             }
         };
@@ -184,7 +183,7 @@ mod tests {
     use crate::limits::limit::Limit;
 
     #[test]
-    fn a_body_takes_no_more_memory_than_is_counted() {
+    fn a_body_takes_no_more_memory_than_is_reserved() {
         let data = tempfile::tempdir().unwrap();
         let config = pierhead_cache::Config::new(data.path(), 1 << 20);
         let policy = Box::new(pierhead_eviction::Lru::default());
@@ -193,15 +192,18 @@ mod tests {
         let proxy = crate::proxy::Proxy::new(cache, remote, crate::config::Config::default());
         let context = proxy.current();
         let client = context.limits.client([10, 0, 0, 1].into());
-        let peer = Peer::refused(([10, 0, 0, 1], 1).into(), client, Limit::Fetches);
-        let mut body_limits = BodyLimits::new(&context, &peer, MAX);
+        let peer = Peer::refused(([10, 0, 0, 1], 1).into(), client, Limit::UpstreamRequests);
+        let mut body_limits = BodyLimits::new(&context, &peer, MAX_BODY);
         let mut bytes = BytesMut::new();
         for frame in [100, 5_000, 16_000, 60_000, 7, 16_384, 300_000] {
             body_limits.arrived(bytes.len() + frame).unwrap();
             body_limits.make_room(&mut bytes, frame);
             bytes.extend_from_slice(&vec![7; frame]);
-            let (capacity, counted) = (bytes.capacity(), body_limits.counted);
-            assert!(capacity <= counted, "{capacity} bytes, {counted} counted");
+            let (capacity, reserved) = (bytes.capacity(), body_limits.reserved);
+            assert!(
+                capacity <= reserved,
+                "{capacity} bytes, {reserved} reserved"
+            );
         }
         assert!(bytes.iter().all(|byte| *byte == 7));
     }

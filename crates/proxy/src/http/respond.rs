@@ -1,4 +1,4 @@
-//! The only map from errors to HTTP, and the headers that every answer has.
+//! Maps errors to HTTP responses, and adds the headers that every response has.
 
 use std::time::Duration;
 
@@ -26,16 +26,16 @@ pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-
 pub(crate) const JSON: &str = "application/json";
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 
-/// Sent over TLS or to this machine only: what asks for a login arises nowhere else.
+/// Sent only over TLS or to this machine, since clients respond to it with a password.
 pub(crate) const CHALLENGE: &str = r#"Basic realm="pierhead", charset="UTF-8""#;
 
-/// When to come back after a failure of the upstream, unless it said so itself.
-const RETRY: Duration = Duration::from_secs(5);
+/// `Retry-After` for a failure of the upstream, unless the upstream sent one.
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Headers that an answer with content has, so that their table need not grow.
+/// Number of headers of a response with content. The initial capacity of the header map.
 const HEADERS: usize = 8;
 
-/// The headers of every answer.
+/// The headers of every response.
 pub(crate) fn headers(outcome: CacheOutcome) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(HEADERS);
     headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
@@ -45,7 +45,7 @@ pub(crate) fn headers(outcome: CacheOutcome) -> HeaderMap {
     headers
 }
 
-/// The start of an answer.
+/// A response builder with these headers.
 pub(crate) fn respond(status: StatusCode, outcome: CacheOutcome) -> http::response::Builder {
     let mut builder = Response::builder().status(status);
     if let Some(all) = builder.headers_mut() {
@@ -54,20 +54,22 @@ pub(crate) fn respond(status: StatusCode, outcome: CacheOutcome) -> http::respon
     builder
 }
 
-/// Ends a builder. Its parts are constants and values that were validated, so it does not fail.
+/// Adds the body. Does not fail, since all parts are constants or validated values.
 pub(crate) fn finish(builder: http::response::Builder, body: Body) -> Response<Body> {
-    builder.body(body).unwrap_or_else(|error| broken(&error))
+    builder
+        .body(body)
+        .unwrap_or_else(|error| internal_error(&error))
 }
 
-/// For what does not happen.
-pub(crate) fn broken(error: &http::Error) -> Response<Body> {
-    tracing::error!(%error, "an answer could not be built");
+/// The response when building another one failed, which does not happen.
+pub(crate) fn internal_error(error: &http::Error) -> Response<Body> {
+    tracing::error!(%error, "cannot build a response");
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
     response
 }
 
-/// A whole small answer; a HEAD gets its headers only.
+/// A response of `bytes`. A HEAD request gets the headers only.
 pub(crate) fn whole(
     builder: http::response::Builder,
     method: &Method,
@@ -85,7 +87,7 @@ pub(crate) fn whole(
     finish(builder, Body::bytes(bytes))
 }
 
-/// The same, of a text that need not be in memory.
+/// As [`whole`], for a list that may be on disk.
 pub(crate) fn text(
     builder: http::response::Builder,
     method: &Method,
@@ -107,9 +109,9 @@ pub(crate) fn text(
     }
 }
 
-/// The answer to a request that cannot be served: the spec's error body, and a status that makes
-/// clients do the right thing. Never 429 (podman stalls, containerd insists), and a challenge only where a
-/// login of our own is meant and may travel.
+/// The response of an error: the error body of the specification, and a status to which clients react properly. Never 429,
+/// since podman stalls and containerd retries at once. A challenge only for pierhead's own logins, over a private
+/// connection.
 pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Response<Body> {
     let (status, code) = status(kind, error);
     let mut builder = respond(status, CacheOutcome::None);
@@ -140,8 +142,8 @@ pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Respo
     response
 }
 
-/// The status line truncates longer texts; the body has the whole text.
-const MAX_REASON: usize = 300;
+/// Maximum characters of the cause in the status line. The body has the whole text.
+const MAX_REASON_CHARS: usize = 300;
 
 /// Writes the cause into the status line. Docker, podman and skopeo print the status line of a 5xx and not its body.
 /// HTTP/2 has no status line.
@@ -150,7 +152,7 @@ fn reason(status: StatusCode, cause: &str) -> Option<ReasonPhrase> {
         true => c,
         false => ' ',
     };
-    let cause = cause.chars().take(MAX_REASON).map(printable);
+    let cause = cause.chars().take(MAX_REASON_CHARS).map(printable);
     let text: String = [status.canonical_reason()?, ": "]
         .into_iter()
         .flat_map(str::chars)
@@ -164,7 +166,7 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
         Error::Parse(ParseError::Digest | ParseError::DigestAlgorithm) => {
             (StatusCode::BAD_REQUEST, ErrorCode::DigestInvalid)
         }
-        // A tag that cannot exist does not exist; the conformance suite asks so.
+        // An invalid tag does not exist. The conformance suite requires 404.
         Error::Parse(ParseError::Tag) => (StatusCode::NOT_FOUND, ErrorCode::ManifestUnknown),
         Error::Parse(ParseError::Endpoint) => (StatusCode::NOT_FOUND, ErrorCode::NameUnknown),
         Error::Host | Error::Parse(ParseError::Query(_)) => {
@@ -194,8 +196,8 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
             ErrorCode::Unsupported,
         ),
         Error::Upstream(RemoteError::NotFound { .. }) => (StatusCode::NOT_FOUND, unknown(kind)),
-        // Also for a 401: a challenge of ours would lead clients to send credentials, and all of them
-        // fall back to the origin after a 403.
+        // 403 also for a 401 of the upstream: a challenge of pierhead would make clients send credentials. After a 403,
+        // all clients fall back to the origin.
         Error::Forbidden { .. }
         | Error::Upstream(
             RemoteError::Denied { .. }
@@ -237,7 +239,7 @@ fn unknown(kind: EndpointKind) -> ErrorCode {
 
 fn retry_after(error: &Error) -> Duration {
     match error {
-        // Upstreams say hours; a client that comes back earlier costs them nothing: we ask once.
+        // Upstreams may send hours. A client that retries earlier costs the upstream nothing, since pierhead itself waits.
         Error::Upstream(RemoteError::RateLimited {
             retry_after: Some(after),
             ..
@@ -247,6 +249,6 @@ fn retry_after(error: &Error) -> Duration {
         Error::Upstream(RemoteError::Down { retry_after, .. }) => {
             (*retry_after).max(Duration::from_secs(1))
         }
-        _ => RETRY,
+        _ => RETRY_AFTER_FAILURE,
     }
 }

@@ -1,19 +1,17 @@
-//! Which registry a request means: `?ns=`, else the first path segment, else the default upstream.
+//! Determines the registry of a request: `?ns=`, else the first path segment, else the default upstream.
 
 use pierhead_oci::{Endpoint, Name, ParseError, Registry, Repository};
 
 use crate::config::Config;
 use crate::error::Error;
 
-/// The registry and the repository in it that a request means.
+/// The registry and the repository of a request. `name` comes from the path, `query` is the raw query. Precedence:
 ///
-/// `name` is the one of the path, `query` the request's query as it came. Precedence:
-/// 1. `?ns=<registry>`: what containerd, BuildKit and dockerd 29 send to a mirror;
-/// 2. the first path segment, when it is a registry that the configuration names or has the form of
-///    one: what podman, crane and people write;
-/// 3. the default upstream: what dockerd up to 28 means.
+/// 1. `?ns=REGISTRY`, which containerd, BuildKit and dockerd 29 send to a mirror.
+/// 2. The first path segment, if it is a configured registry or has the form of a registry. podman and crane use this.
+/// 3. The default upstream, for dockerd up to version 28.
 ///
-/// Docker Hub keeps its official images under `library/`, so a bare name there gets it.
+/// Official images of Docker Hub are in `library/`, so a name with one part gets this prefix.
 pub(crate) fn route(
     name: &Name,
     query: Option<&str>,
@@ -22,9 +20,10 @@ pub(crate) fn route(
     let namespace = Endpoint::namespace(query).map_err(Error::Namespace)?;
     let (registry, repository) = match namespace {
         Some(registry) => {
-            let whole = name.whole().cloned();
-            let both = ParseError::Repository("it names a registry, and ns names one too");
-            (registry, whole.ok_or(both)?)
+            let repository = name.whole().cloned();
+            let two_registries =
+                ParseError::Repository("it contains a registry, and so does the parameter ns");
+            (registry, repository.ok_or(two_registries)?)
         }
         None => leading_registry(name, config)
             .unwrap_or_else(|| (config.default_upstream.clone(), name.repository().clone())),
@@ -35,8 +34,8 @@ pub(crate) fn route(
 
 fn leading_registry(name: &Name, config: &Config) -> Option<(Registry, Repository)> {
     let (registry, repository) = name.split_first()?;
-    let is_meant = name.registry().is_some() || config.known.contains(&registry);
-    is_meant.then_some((registry, repository))
+    let is_registry = name.registry().is_some() || config.upstreams.contains(&registry);
+    is_registry.then_some((registry, repository))
 }
 
 #[cfg(test)]
@@ -45,7 +44,7 @@ mod tests {
 
     fn routed(name: &str, query: Option<&str>) -> Result<String, Error> {
         let config = Config {
-            known: vec!["corp".parse().unwrap()],
+            upstreams: vec!["corp".parse().unwrap()],
             ..Config::default()
         };
         route(&name.parse().unwrap(), query, &config)
@@ -53,8 +52,8 @@ mod tests {
     }
 
     #[test]
-    fn the_routing_table() {
-        for (name, query, means) in [
+    fn names_and_namespaces_are_routed() {
+        for (name, query, expected) in [
             ("library/redis", None, "docker.io library/redis"),
             ("redis", None, "docker.io library/redis"),
             ("docker.io/library/redis", None, "docker.io library/redis"),
@@ -66,7 +65,7 @@ mod tests {
             ("localhost:5000/app", None, "localhost:5000 app"),
             ("corp/app", None, "corp app"),
             ("owner/app", None, "docker.io owner/app"),
-            // One segment is never a registry: there would be no repository.
+            // A single segment is never a registry, since there would be no repository.
             ("a.b", None, "docker.io library/a.b"),
             (
                 "library/redis",
@@ -81,16 +80,16 @@ mod tests {
                 "docker.io library/redis",
             ),
             ("app", Some("ns="), "docker.io library/app"),
-            // ns wins over a segment that looks like a registry.
+            // ns has precedence over a segment with the form of a registry.
             ("quay.io/app", Some("ns=ghcr.io"), "ghcr.io quay.io/app"),
             ("app/x", Some("nsx=quay.io"), "docker.io app/x"),
         ] {
-            assert_eq!(routed(name, query).unwrap(), means, "{name} {query:?}");
+            assert_eq!(routed(name, query).unwrap(), expected, "{name} {query:?}");
         }
     }
 
     #[test]
-    fn a_namespace_that_is_no_registry_is_refused() {
+    fn a_namespace_that_is_not_a_registry_is_refused() {
         for query in [
             "ns=http://ghcr.io",
             "ns=a/b",

@@ -1,4 +1,4 @@
-//! TLS from files that may change while we serve: each change is taken up without a restart.
+//! TLS configuration from files. pierhead applies changes of the files without a restart.
 
 use std::fs::Metadata;
 use std::net::SocketAddr;
@@ -22,22 +22,22 @@ use crate::config::Tls;
 use crate::error::Cause;
 use crate::refusal_log::{Refusal, RefusalLog};
 
-/// How often the files are looked at, at most; and only when a client connects.
-const LOOK: Duration = Duration::from_secs(1);
+/// Minimum interval between two checks of whether the files changed. Only a new connection starts a check.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The current configuration, kept up with the files.
+/// The TLS configuration of the current files.
 pub(crate) struct ReloadingTls {
     files: Tls,
     current: ArcSwap<ServerConfig>,
-    seen: Mutex<SeenFiles>,
+    last_check: Mutex<FileCheck>,
 }
 
-struct SeenFiles {
+struct FileCheck {
     at: Instant,
     stamps: Vec<Option<FileStamp>>,
 }
 
-/// What changes when a file is written or replaced.
+/// Identifies one version of a file. It changes when the file is written or replaced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -49,79 +49,80 @@ struct FileStamp {
 impl ReloadingTls {
     /// Reads the files. Blocks.
     pub(crate) fn new(files: Tls) -> io::Result<Self> {
-        // Stamps first: a file that changes in between is read again.
+        // Before `load`: a file that changes in between is read again.
         let stamps = stamps(&files);
         let current = ArcSwap::from_pointee(load(&files)?);
         Ok(Self {
             files,
             current,
-            seen: Mutex::new(SeenFiles {
+            last_check: Mutex::new(FileCheck {
                 at: Instant::now(),
                 stamps,
             }),
         })
     }
 
-    /// The configuration for a connection that just came. Looks at the files now and then; when they do
-    /// not make sense (half written, say) the old one stays in use and the log says why.
+    /// The configuration for a new connection. Checks the files if a check is due. When they are unusable, such as half
+    /// written, the previous configuration stays in use, and the log has the error.
     pub(crate) async fn current(self: &Arc<Self>) -> Arc<ServerConfig> {
-        if self.is_due() {
+        if self.take_check() {
             let this = self.clone();
-            let looked = tokio::task::spawn_blocking(move || this.look()).await;
-            if let Err(error) = looked {
-                tracing::error!(%error, "looking at the TLS files died");
+            let checked = tokio::task::spawn_blocking(move || this.check_files()).await;
+            if let Err(error) = checked {
+                tracing::error!(%error, "the check of the TLS files panicked");
             }
         }
         self.current.load_full()
     }
 
-    fn is_due(&self) -> bool {
-        let mut seen = self.seen.lock();
-        let due = seen.at.elapsed() >= LOOK;
-        if due {
-            seen.at = Instant::now();
+    /// Whether a check of the files is due and falls to this caller.
+    fn take_check(&self) -> bool {
+        let mut last_check = self.last_check.lock();
+        let is_due = last_check.at.elapsed() >= FILE_CHECK_INTERVAL;
+        if is_due {
+            last_check.at = Instant::now();
         }
-        due
+        is_due
     }
 
-    fn look(&self) {
+    /// Loads the files again if they changed.
+    fn check_files(&self) {
         let stamps = stamps(&self.files);
         {
-            let mut seen = self.seen.lock();
-            if seen.stamps == stamps {
+            let mut last_check = self.last_check.lock();
+            if last_check.stamps == stamps {
                 return;
             }
-            seen.stamps = stamps;
+            last_check.stamps = stamps;
         }
         match load(&self.files) {
             Ok(config) => {
                 self.current.store(Arc::new(config));
-                tracing::info!(certificate = %self.files.certificate.display(), "TLS files changed and were taken up");
+                tracing::info!(certificate = %self.files.certificate.display(), "TLS files changed");
             }
             Err(error) => {
-                tracing::error!(%error, "TLS files changed but cannot be used: the old ones stay in use")
+                tracing::error!(%error, "TLS files changed but are unusable: the previous ones stay in use")
             }
         }
     }
 }
 
-/// Says in the log why a handshake failed: what an operator can mend as it is, the noise of scanners at a
-/// lower level.
-pub(crate) fn refused(log: &RefusalLog, address: SocketAddr, error: &io::Error) {
+/// Logs why a handshake failed. Failures that an operator can fix have level info, others (such as scanners) debug.
+pub(crate) fn log_error(log: &RefusalLog, address: SocketAddr, error: &io::Error) {
     let inner = error.get_ref().and_then(|error| error.downcast_ref());
     let why = match inner {
         Some(rustls::Error::NoCertificatesPresented) => {
-            "the client showed no certificate, and tls.client_ca asks for one"
+            "the client presented no certificate, and tls.client_ca requires one"
         }
         Some(rustls::Error::InvalidCertificate(why)) => match why {
             CertificateError::UnknownIssuer => {
-                "the client's certificate is of none of the authorities in tls.client_ca"
+                "no authority in tls.client_ca issued the client's certificate"
             }
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                "the client's certificate has ended"
+                "the client's certificate has expired"
             }
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                "the client's certificate is not valid yet: are both clocks right?"
+                "the client's certificate is not valid yet: check both clocks"
             }
             CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
                 "the client's certificate is not for clients (extended key usage clientAuth)"
@@ -129,16 +130,16 @@ pub(crate) fn refused(log: &RefusalLog, address: SocketAddr, error: &io::Error) 
             CertificateError::Other(_) => {
                 "the client's certificate has none of the names in tls.client_names"
             }
-            _ => "the client's certificate is not good",
+            _ => "the client's certificate is invalid",
         },
         Some(rustls::Error::AlertReceived(_)) => "the client rejects the server's certificate",
         _ => return tracing::debug!(%address, %error, "TLS handshake failed"),
     };
-    note(log, address, why, error);
+    log_failure(log, address, why, error);
 }
 
-/// One line for each reason and client, and the count of its repeats.
-pub(crate) fn note(
+/// Logs a failed handshake once for each reason and client, and counts its repeats.
+pub(crate) fn log_failure(
     log: &RefusalLog,
     address: SocketAddr,
     why: &'static str,
@@ -207,9 +208,9 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
         .with_single_cert(certificates, key)
         .map_err(|error| unusable(&files.certificate, error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // Clients that connect anew for each request resume from a ticket: no state here, no key exchange anew.
-    // The key of tickets is made here and not kept: whoever is no longer let in by new files has an old ticket
-    // only. What has no tickets (TLS 1.2 by session ID) is remembered for 256 sessions, rustls's default.
+    // Clients that open a connection for each request resume their session by a ticket, without state on the server and
+    // without a key exchange. The ticket key changes with the files, so tickets of refused clients become invalid. For
+    // TLS 1.2 by session ID, rustls remembers 256 sessions by default.
     config.ticketer = ring::Ticketer::new().map_err(io::Error::other)?;
     Ok(config)
 }
@@ -225,7 +226,7 @@ fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| unusable(path, error))?;
     if certificates.is_empty() {
-        return Err(unusable(path, "no certificate in it"));
+        return Err(unusable(path, "it contains no certificate"));
     }
     Ok(certificates)
 }
@@ -241,9 +242,9 @@ fn unusable(path: &Path, why: impl std::fmt::Display) -> io::Error {
 mod tests {
     use super::*;
 
-    /// It would be waited for by all who connect.
+    /// A read from the pipe would block all new connections.
     #[test]
-    fn a_pipe_in_place_of_a_file_is_not_waited_for() {
+    fn a_pipe_in_place_of_a_file_is_an_error_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);

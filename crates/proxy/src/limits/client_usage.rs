@@ -1,32 +1,32 @@
-//! One client, as far as an address tells clients apart.
+//! The resources that one client uses now. An address identifies a client.
 
 use std::sync::atomic::AtomicUsize;
 
 use pierhead_host::ClientKey;
 
-/// What it takes at the moment. Held by its connections and by what goes on for it.
+/// The resources that one client uses now. Its connections and its background tasks share this value.
 #[derive(Debug)]
 pub(crate) struct ClientUsage {
     pub(crate) key: ClientKey,
-    /// Connections that are being answered.
-    pub(super) answered: AtomicUsize,
-    /// Downloads and questions to upstreams that are under way or wait, by its request.
+    /// Number of connections with a response in progress.
+    pub(super) responding: AtomicUsize,
+    /// Number of downloads and upstream requests of this client that run or wait.
     pub(super) upstream_requests: AtomicUsize,
-    /// Bytes of its answers in memory.
-    pub(super) held: AtomicUsize,
+    /// Bytes of responses to this client in memory.
+    pub(super) response_bytes: AtomicUsize,
 }
 
 impl ClientUsage {
     pub(crate) fn new(key: ClientKey) -> Self {
         Self {
             key,
-            answered: AtomicUsize::new(0),
+            responding: AtomicUsize::new(0),
             upstream_requests: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
+            response_bytes: AtomicUsize::new(0),
         }
     }
 
-    /// Acts for no client.
+    /// The usage of the operator, who acts for no client.
     pub(crate) fn operator() -> Self {
         Self::new(ClientKey::OPERATOR)
     }

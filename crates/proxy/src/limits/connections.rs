@@ -3,8 +3,8 @@
 //! 1. A connection with a response in progress is never closed for another.
 //! 2. The configuration bounds the connections of one client, by default to an eighth of all. For one more, the client
 //!    loses its connection that has been idle longest.
-//! 3. When all slots are in use, the client with most connections loses the one that has been idle longest. It loses
-//!    none to a client that has as many.
+//! 3. When all slots are in use, the client with most connections loses the one that has been idle longest. A client with
+//!    as many connections displaces none.
 //! 4. An eighth of all slots is reserved for clients that have less than an eighth of all in responses. When no other
 //!    slot is left, a new request of any other client gets 503.
 
@@ -48,7 +48,7 @@ impl Default for OpenConnections {
 struct ConnectionTotals {
     capacity: AtomicUsize,
     /// Connections with a response in progress.
-    answered: AtomicUsize,
+    responding: AtomicUsize,
 }
 
 /// One open connection, counted until this is dropped.
@@ -61,7 +61,7 @@ pub(crate) struct ConnectionSlot {
     pub(crate) has_displaced: bool,
 }
 
-/// Whether a connection waits for its client or is being answered.
+/// Whether a connection is idle or has a response in progress.
 #[derive(Debug)]
 pub(crate) struct ConnectionActivity {
     client: Arc<ClientUsage>,
@@ -73,7 +73,7 @@ pub(crate) struct ConnectionActivity {
 
 #[derive(Debug)]
 struct ActivityState {
-    answers: usize,
+    responses_in_progress: usize,
     /// End of the last response.
     idle_since: Instant,
     is_closed: bool,
@@ -190,7 +190,7 @@ impl ConnectionActivity {
             client,
             totals,
             state: Mutex::new(ActivityState {
-                answers: 0,
+                responses_in_progress: 0,
                 idle_since: Instant::now(),
                 is_closed: false,
             }),
@@ -198,7 +198,7 @@ impl ConnectionActivity {
         }
     }
 
-    /// For a connection that only gets a refusal.
+    /// Of a connection that pierhead refuses.
     pub(crate) fn uncounted(client: Arc<ClientUsage>) -> Self {
         Self::new(client, None)
     }
@@ -209,7 +209,7 @@ impl ConnectionActivity {
 
     fn idle_since(&self) -> Option<Instant> {
         let state = self.lock();
-        (state.answers == 0 && !state.is_closed).then_some(state.idle_since)
+        (state.responses_in_progress == 0 && !state.is_closed).then_some(state.idle_since)
     }
 
     /// How long the connection has waited for a request since its last response; `None` during a response.
@@ -225,7 +225,7 @@ impl ConnectionActivity {
     /// Closes the connection unless a response is in progress.
     fn close(&self) -> bool {
         let mut state = self.lock();
-        if state.answers > 0 || state.is_closed {
+        if state.responses_in_progress > 0 || state.is_closed {
             return false;
         }
         state.is_closed = true;
@@ -242,14 +242,14 @@ impl ConnectionActivity {
     pub(crate) fn begin(self: &Arc<Self>) -> Result<ResponseInProgress, Limit> {
         let state = self.lock();
         // A connection with a response in progress already has its slot.
-        if state.answers == 0 && self.leaves_no_share() {
+        if state.responses_in_progress == 0 && self.leaves_no_share() {
             return Err(Limit::Connections);
         }
         self.count(state).ok_or(Limit::Connections)
     }
 
-    /// The same for response bytes that wait for the client; `None` when the connection was closed.
-    pub(crate) fn hold(self: &Arc<Self>) -> Option<ResponseInProgress> {
+    /// Marks response bytes that wait for the client. `None`: the connection was closed.
+    pub(crate) fn mark_unread_response(self: &Arc<Self>) -> Option<ResponseInProgress> {
         self.count(self.lock())
     }
 
@@ -258,8 +258,8 @@ impl ConnectionActivity {
         let Some(totals) = &self.totals else {
             return false;
         };
-        let own = self.client.answered.load(Ordering::Relaxed);
-        let all = totals.answered.load(Ordering::Relaxed);
+        let own = self.client.responding.load(Ordering::Relaxed);
+        let all = totals.responding.load(Ordering::Relaxed);
         leaves_no_share(own, all, totals.capacity.load(Ordering::Relaxed))
     }
 
@@ -270,10 +270,10 @@ impl ConnectionActivity {
         if state.is_closed {
             return None;
         }
-        state.answers += 1;
-        if let (1, Some(totals)) = (state.answers, &self.totals) {
-            totals.answered.fetch_add(1, Ordering::Relaxed);
-            self.client.answered.fetch_add(1, Ordering::Relaxed);
+        state.responses_in_progress += 1;
+        if let (1, Some(totals)) = (state.responses_in_progress, &self.totals) {
+            totals.responding.fetch_add(1, Ordering::Relaxed);
+            self.client.responding.fetch_add(1, Ordering::Relaxed);
         }
         Some(ResponseInProgress(self.clone()))
     }
@@ -282,12 +282,12 @@ impl ConnectionActivity {
 impl Drop for ResponseInProgress {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        state.answers -= 1;
-        if state.answers == 0 {
+        state.responses_in_progress -= 1;
+        if state.responses_in_progress == 0 {
             state.idle_since = Instant::now();
             if let Some(totals) = &self.0.totals {
-                totals.answered.fetch_sub(1, Ordering::Relaxed);
-                self.0.client.answered.fetch_sub(1, Ordering::Relaxed);
+                totals.responding.fetch_sub(1, Ordering::Relaxed);
+                self.0.client.responding.fetch_sub(1, Ordering::Relaxed);
             }
         }
     }
@@ -340,40 +340,40 @@ mod tests {
         let [one] = clients();
         let mut host = Host::new(100);
         host.per_client = 2;
-        let kept = host.fill(&one, 2);
-        let answers: Vec<_> = kept.iter().map(|it| it.activity.begin()).collect();
+        let open = host.fill(&one, 2);
+        let responses: Vec<_> = open.iter().map(|it| it.activity.begin()).collect();
         for _ in 0..3 {
             assert_eq!(host.connect(&one).err(), Some(Limit::ConnectionsPerClient));
         }
-        drop(answers);
+        drop(responses);
         assert!(host.connect(&one).is_ok());
-        drop(kept);
-        let open = host.connections.lock();
-        assert_eq!((open.share.held(), open.by_client.len()), (0, 0));
+        drop(open);
+        let counted = host.connections.lock();
+        assert_eq!((counted.share.held(), counted.by_client.len()), (0, 0));
     }
 
     #[test]
-    fn a_client_at_its_cap_loses_its_own_longest_idle_connection() {
+    fn a_client_at_its_limit_loses_its_own_longest_idle_connection() {
         let ([one, two], mut host) = (clients(), Host::new(100));
         host.per_client = 3;
         let other = host.fill(&two, 1);
         let held = host.fill(&one, 3);
-        let _answer = held[0].activity.begin().ok().unwrap();
+        let _response = held[0].activity.begin().ok().unwrap();
         let newest = host.connect(&one).ok().unwrap();
         assert!(newest.has_displaced);
         let closed: Vec<_> = held.iter().map(is_closed).collect();
         assert_eq!(closed, [false, true, false]);
-        assert!(!is_closed(&other[0]), "nobody else loses one");
+        assert!(!is_closed(&other[0]), "other clients lose none");
         drop(held);
         assert_eq!(host.connections.lock().share.held(), 2);
     }
 
     #[test]
-    fn a_connection_that_is_being_answered_takes_further_requests() {
+    fn a_connection_with_a_response_in_progress_takes_further_requests() {
         let ([one], host) = (clients(), Host::new(64));
         let open = host.fill(&one, 64);
-        let _answers: Vec<_> = open.iter().map(|it| it.activity.begin()).collect();
-        assert!(open[0].activity.begin().is_ok(), "a stream of HTTP/2");
+        let _responses: Vec<_> = open.iter().map(|it| it.activity.begin()).collect();
+        assert!(open[0].activity.begin().is_ok(), "a second HTTP/2 stream");
     }
 
     #[test]
@@ -381,7 +381,7 @@ mod tests {
         let ([one, two, three], host) = (clients(), Host::new(16));
         let (most, some) = (host.fill(&one, 10), host.fill(&two, 6));
         // The connections that were idle longest have just received a request.
-        let _answering: Vec<_> = most[..3].iter().map(|it| it.activity.begin()).collect();
+        let _responses: Vec<_> = most[..3].iter().map(|it| it.activity.begin()).collect();
         let newcomer = host.connect(&three).ok().unwrap();
         assert!(newcomer.has_displaced);
         let closed = |all: &[ConnectionSlot]| all.iter().filter(|it| is_closed(it)).count();
@@ -389,44 +389,50 @@ mod tests {
         assert!(is_closed(&most[3]));
         assert!(
             most[3].activity.begin().is_err(),
-            "nothing is answered there"
+            "a closed connection takes no request"
         );
-        // Its end does not release the slot a second time.
-        let kept = most
+        // The end of the closed connection does not release the slot a second time.
+        let open = most
             .into_iter()
             .filter(|it| !is_closed(it))
             .collect::<Vec<_>>();
         assert_eq!(host.connections.lock().share.held(), 16);
         drop((newcomer, some));
-        assert_eq!(host.connections.lock().share.held(), kept.len());
+        assert_eq!(host.connections.lock().share.held(), open.len());
     }
 
     #[test]
-    fn nobody_loses_one_to_a_client_that_has_as_many() {
+    fn a_client_with_as_many_connections_displaces_none() {
         let ([one, two, three], host) = (clients(), Host::new(4));
-        let _kept = (host.fill(&one, 2), host.fill(&two, 2));
+        let _open = (host.fill(&one, 2), host.fill(&two, 2));
         assert_eq!(host.connect(&one).err(), Some(Limit::Connections));
         let third = host.connect(&three).ok().unwrap();
         assert!(third.has_displaced && host.connect(&three).is_err());
     }
 
     #[test]
-    fn a_connection_that_is_being_answered_is_kept() {
+    fn a_connection_with_a_response_in_progress_is_not_closed() {
         let ([one, two, three], host) = (clients(), Host::new(4));
         let (most, idle) = (host.fill(&one, 3), host.fill(&two, 1));
-        let answers: Vec<_> = most.iter().map(|it| it.activity.hold()).collect();
+        let responses: Vec<_> = most
+            .iter()
+            .map(|it| it.activity.mark_unread_response())
+            .collect();
         let newcomer = host.connect(&three).ok().unwrap();
-        assert!(is_closed(&idle[0]), "the next that has an idle one yields");
-        let answer = newcomer.activity.hold();
+        assert!(
+            is_closed(&idle[0]),
+            "the next client with an idle one loses it"
+        );
+        let response = newcomer.activity.mark_unread_response();
         assert_eq!(host.connect(&two).err(), Some(Limit::Connections));
-        drop(answers);
+        drop(responses);
         assert!(host.connect(&two).is_ok());
         assert!(is_closed(&most[0]) && !is_closed(&most[1]));
-        drop(answer);
+        drop(response);
     }
 
     #[test]
-    fn two_clients_whose_answers_take_all_leave_an_eighth_to_others() {
+    fn two_clients_with_all_responses_leave_an_eighth_to_others() {
         let ([one, two, three], host) = (clients(), Host::new(64));
         let open = (host.fill(&one, 32), host.fill(&two, 32));
         let begin = |all: &[ConnectionSlot]| -> Vec<_> {
@@ -434,30 +440,30 @@ mod tests {
                 .filter_map(|it| it.activity.begin().ok())
                 .collect()
         };
-        let answers = (begin(&open.0), begin(&open.1));
-        assert_eq!((answers.0.len(), answers.1.len()), (32, 24));
+        let responses = (begin(&open.0), begin(&open.1));
+        assert_eq!((responses.0.len(), responses.1.len()), (32, 24));
         let others = host.fill(&three, 8);
         assert_eq!(begin(&others).len(), 8);
         assert_eq!(host.connect(&three).err(), Some(Limit::Connections));
-        drop(answers);
+        drop(responses);
         let totals = &host.connections.totals;
-        assert_eq!(totals.answered.load(Ordering::Relaxed), 0);
-        assert_eq!(one.answered.load(Ordering::Relaxed), 0);
+        assert_eq!(totals.responding.load(Ordering::Relaxed), 0);
+        assert_eq!(one.responding.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn the_time_for_a_request_begins_anew_with_its_body() {
+    fn the_idle_time_restarts_with_the_body_of_a_request() {
         let ([one], host) = (clients(), Host::new(2));
         let open = host.fill(&one, 2);
         let before = open[0].activity.idle_since().unwrap();
         open[0].activity.request_began();
         assert!(open[0].activity.idle_since().unwrap() > before);
         assert!(host.connections.lock().close_idle(&one.key));
-        assert!(is_closed(&open[1]), "the other has waited longer");
+        assert!(is_closed(&open[1]), "the other has been idle longer");
     }
 
     #[tokio::test]
-    async fn whoever_serves_a_closed_connection_is_woken() {
+    async fn the_task_that_serves_a_closed_connection_wakes_up() {
         let ([one, two], host) = (clients(), Host::new(2));
         let most = host.fill(&one, 2);
         let newcomer = host.connect(&two);

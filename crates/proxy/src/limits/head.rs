@@ -1,15 +1,15 @@
-//! A request's head: length of its URI, number and length of its headers.
+//! Limits of a request's head: length of the URI, number and length of the headers.
 //!
-//! What parses heads needs a bound of its own, and says 431 or 414 without a body when that is passed.
-//! It is twice the configured one, so that what is a little too long is told which key to raise.
+//! The HTTP parsers need bounds of their own, and respond 431 or 414 without a body above them. Their bounds are twice the
+//! configured ones. So a request that is a little too long gets a response that names the limit.
 
 use http::request::Parts;
 
 use crate::config::Limits;
 use crate::limits::limit::Limit;
 
-/// hyper's buffer for a head is its buffer for writing too, and must not be smaller than this.
-const LEAST_BUFFER: usize = 32 << 10;
+/// Minimum bytes of hyper's buffer for a head. hyper also writes through this buffer.
+const MIN_HEAD_BUFFER: usize = 32 << 10;
 
 /// Whether the head is within the limits. No allocation.
 pub(crate) fn check(limits: &Limits, head: &Parts) -> Result<(), Limit> {
@@ -17,7 +17,7 @@ pub(crate) fn check(limits: &Limits, head: &Parts) -> Result<(), Limit> {
     if uri > limits.uri {
         return Err(Limit::Uri);
     }
-    // Its colon, space and line end count too: that is what came.
+    // 4 bytes for the colon, the space and the line end.
     let bytes = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         name.as_str().len() + value.len() + 4
     };
@@ -29,14 +29,14 @@ pub(crate) fn check(limits: &Limits, head: &Parts) -> Result<(), Limit> {
     Ok(())
 }
 
-/// Headers that a parser lets through.
+/// Maximum number of headers that a parser accepts.
 pub(crate) fn parser_count(limits: &Limits) -> usize {
     2 * limits.headers
 }
 
-/// Bytes of a head that a parser lets through.
+/// Maximum bytes of a head that a parser accepts.
 pub(crate) fn parser_bytes(limits: &Limits) -> usize {
-    (2 * (limits.header_size + limits.uri)).max(LEAST_BUFFER)
+    (2 * (limits.header_size + limits.uri)).max(MIN_HEAD_BUFFER)
 }
 
 #[cfg(test)]

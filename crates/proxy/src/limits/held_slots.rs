@@ -1,11 +1,11 @@
-//! Counts the slots that running work holds, and tells which bound stops a client from taking another slot.
+//! Counts the slots that running work holds, and decides whether a client may take another slot.
 //!
 //! Downloads and background pulls share this mechanism:
 //!
 //! 1. The bounds limit the slots: in total, and for one client.
 //! 2. A quarter of all slots is reserved for configured registries.
-//! 3. A share of all slots is reserved for clients that hold less than that share. The same holds for the slots that
-//!    unconfigured registries may use.
+//! 3. A share of all slots is reserved for clients that hold less than that share. A share of the slots for unconfigured
+//!    registries is reserved in the same way.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ pub(crate) struct SlotCounts {
     by_client: HashMap<ClientKey, usize>,
 }
 
-/// The client that a slot counts for, and whether the configuration names the registry.
+/// The client that holds a slot, and whether its registry is configured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotHolder {
     pub(crate) client: ClientKey,
@@ -74,8 +74,8 @@ impl SlotCounts {
         }
     }
 
-    /// Whether `client` gets none of `capacity` slots, of which an eighth and at least `min_share` is reserved for clients
-    /// that hold less. Computed as if the slot `without`, which is of this kind, were free.
+    /// Whether `client` gets none of `capacity` slots. An eighth of them, and at least `min_share`, is reserved for clients
+    /// that hold less. Computed as if the slot `without` were free. `without` must be counted here.
     pub(crate) fn leave_no_share(
         &self,
         client: &ClientKey,
@@ -104,8 +104,8 @@ impl HeldSlots {
         }
     }
 
-    /// The bound that stops `holder` from taking another slot; `None` when it may. Computed as if the slot `without` were
-    /// free.
+    /// The bound that stops `holder` from taking another slot. `None`: it may take one. Computed as if the slot `without`
+    /// were free.
     pub(crate) fn obstacle(
         &self,
         holder: SlotHolder,
@@ -130,7 +130,7 @@ impl HeldSlots {
         is_full.then_some(ReachedBound::All)
     }
 
-    /// The slot that yields first: of the client that holds most, the oldest one. Ids grow with time.
+    /// The slot that yields first: the oldest one of the client that holds most. Ids grow with time.
     pub(crate) fn yields_first(&self, idle: impl Iterator<Item = (u64, ClientKey)>) -> Option<u64> {
         idle.max_by_key(|(id, client)| (self.all.of(client), Reverse(*id)))
             .map(|(id, _)| id)

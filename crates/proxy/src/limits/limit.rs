@@ -1,4 +1,4 @@
-//! The limits that a request or a connection can reach, and what the client reads about them.
+//! The limits that a request or a connection can reach, with their metric labels and error messages.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 pub(crate) enum Limit {
     Connections,
     ConnectionsPerClient,
-    BytesInFlight,
-    BytesPerClient,
-    FetchesPerClient,
-    FetchesPerRegistry,
+    ResponseMemory,
+    ResponseMemoryPerClient,
+    DownloadsPerClient,
+    DownloadsPerRegistry,
     Downloads,
-    Fetches,
+    UpstreamRequests,
     Headers,
     Uri,
     Body,
@@ -25,12 +25,12 @@ impl Limit {
     pub(crate) const ALL: [Self; 12] = [
         Self::Connections,
         Self::ConnectionsPerClient,
-        Self::BytesInFlight,
-        Self::BytesPerClient,
-        Self::FetchesPerClient,
-        Self::FetchesPerRegistry,
+        Self::ResponseMemory,
+        Self::ResponseMemoryPerClient,
+        Self::DownloadsPerClient,
+        Self::DownloadsPerRegistry,
         Self::Downloads,
-        Self::Fetches,
+        Self::UpstreamRequests,
         Self::Headers,
         Self::Uri,
         Self::Body,
@@ -41,12 +41,12 @@ impl Limit {
         match self {
             Self::Connections => "connections",
             Self::ConnectionsPerClient => "connections_per_client",
-            Self::BytesInFlight => "response_memory",
-            Self::BytesPerClient => "response_memory_per_client",
-            Self::FetchesPerClient => "downloads_per_client",
-            Self::FetchesPerRegistry => "downloads_per_registry",
+            Self::ResponseMemory => "response_memory",
+            Self::ResponseMemoryPerClient => "response_memory_per_client",
+            Self::DownloadsPerClient => "downloads_per_client",
+            Self::DownloadsPerRegistry => "downloads_per_registry",
             Self::Downloads => "downloads",
-            Self::Fetches => "fetches",
+            Self::UpstreamRequests => "upstream_requests",
             Self::Headers => "headers",
             Self::Uri => "uri",
             Self::Body => "body",
@@ -55,7 +55,7 @@ impl Limit {
     }
 }
 
-/// What the client is told: which limit, and what an operator can do about it.
+/// The message for the client: the limit, and what an operator can change.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -65,28 +65,26 @@ impl fmt::Display for Limit {
             Self::ConnectionsPerClient => {
                 "this address has its maximum number of connections, and all are in use: raise limits.connections (one address gets an eighth of them), or use fewer"
             }
-            Self::BytesInFlight => {
-                "too many bytes wait for clients to take them: raise limits.memory, or try again"
+            Self::ResponseMemory => {
+                "too many response bytes wait for clients to read them: raise limits.memory, or try again"
             }
-            Self::BytesPerClient => {
-                "too many bytes wait for this address to take them: raise limits.memory (one address gets half of what responses have), or try again"
+            Self::ResponseMemoryPerClient => {
+                "too many response bytes wait for this address to read them: raise limits.memory (one address gets half of the memory for responses), or try again"
             }
-            Self::FetchesPerClient => {
+            Self::DownloadsPerClient => {
                 "this address waits for too many downloads: raise limits.downloads (one address gets half of them), or try again"
             }
-            Self::FetchesPerRegistry => {
+            Self::DownloadsPerRegistry => {
                 "all download slots of this registry are in use: raise limits.downloads (one registry gets three quarters of them), or try again"
             }
             Self::Downloads => {
-                "all download slots are in use, so the registry was not asked: raise limits.downloads, or try again"
+                "all download slots are in use, so pierhead sent no request to the registry: raise limits.downloads, or try again"
             }
-            Self::Fetches => "too many requests wait for upstreams; try again",
-            Self::Headers => {
-                "the request's headers are too many or too long"
-            }
+            Self::UpstreamRequests => "too many requests wait for upstreams; try again",
+            Self::Headers => "the request has too many headers, or its headers are too long",
             Self::Uri => "the path is too long",
             Self::Body => "the body of the request is longer than 1 MiB",
-            Self::Stalled => "the client takes nothing",
+            Self::Stalled => "the client does not read its response",
         })
     }
 }

@@ -1,5 +1,5 @@
-//! Bytes of answers in memory: counted from before the head leaves until the last reference is gone. Bodies of requests
-//! count, too, as they arrive.
+//! Limits the bytes of responses in memory. They count from before the head is sent until the last reference is dropped.
+//! Request bodies count, too, as they arrive.
 //!
 //! 1. The configuration bounds the bytes: in total, and for one client.
 //! 2. An eighth of all is reserved for clients that hold less than an eighth.
@@ -13,13 +13,14 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::limit::Limit;
 use crate::limits::share::{SHARE_DIVISOR, leaves_no_room};
 
-/// Answers and request bodies below this are not counted: there is at most one a connection or stream, and those are.
+/// Maximum bytes of a response or request body that does not count. There is at most one per connection or stream, and
+/// the number of those is limited.
 pub(crate) const MAX_UNCOUNTED: usize = 4 << 10;
 
-/// Bytes a frame at most: what one stream holds at a time, beside what hyper and the kernel buffer.
+/// Maximum bytes of a frame. One stream holds one frame, in addition to the buffers of hyper and the kernel.
 pub(crate) const FRAME_BYTES: usize = 128 << 10;
 
-/// Bytes that are counted for all clients.
+/// The bytes that are reserved for all clients.
 #[derive(Default)]
 pub(crate) struct Memory(AtomicUsize);
 
@@ -31,32 +32,32 @@ pub(crate) struct MemoryBounds {
 }
 
 impl Memory {
-    /// Counts `bytes` that are about to be held for `client`.
+    /// Reserves `bytes` for `client`.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         client: &Arc<ClientUsage>,
         bytes: usize,
         bounds: MemoryBounds,
     ) -> Result<MemoryReservation, Limit> {
-        let held = MemoryReservation {
+        let reservation = MemoryReservation {
             memory: self.clone(),
             client: client.clone(),
             bytes,
         };
         let all = self.0.fetch_add(bytes, Ordering::Relaxed);
-        let own = client.held.fetch_add(bytes, Ordering::Relaxed);
-        // Whoever is refused is counted off again by the drop.
+        let own = client.response_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // On an error, the drop of the reservation releases the bytes.
         if own.saturating_add(bytes) > bounds.per_client {
-            return Err(Limit::BytesPerClient);
+            return Err(Limit::ResponseMemoryPerClient);
         }
         if leaves_no_room((own, all), bytes, bounds.all, bounds.all / SHARE_DIVISOR) {
-            return Err(Limit::BytesInFlight);
+            return Err(Limit::ResponseMemory);
         }
-        Ok(held)
+        Ok(reservation)
     }
 }
 
-/// So many bytes, counted until this is dropped.
+/// Reserved bytes. Dropping this releases them.
 pub(crate) struct MemoryReservation {
     memory: Arc<Memory>,
     client: Arc<ClientUsage>,
@@ -64,17 +65,19 @@ pub(crate) struct MemoryReservation {
 }
 
 impl MemoryReservation {
-    /// Counts `bytes` more for the same client.
+    /// Extends the reservation by `bytes`.
     pub(crate) fn grow(&mut self, bytes: usize, bounds: MemoryBounds) -> Result<(), Limit> {
         let mut more = self.memory.reserve(&self.client, bytes, bounds)?;
         self.bytes += std::mem::take(&mut more.bytes);
         Ok(())
     }
 
-    /// Counts more, whatever the limits: of a stream that nobody thought would hold anything.
+    /// Reserves further bytes regardless of the limits, for a stream that reserved none at its start.
     fn reserve_unbounded(&self, bytes: usize) -> Self {
         self.memory.0.fetch_add(bytes, Ordering::Relaxed);
-        self.client.held.fetch_add(bytes, Ordering::Relaxed);
+        self.client
+            .response_bytes
+            .fetch_add(bytes, Ordering::Relaxed);
         Self {
             memory: self.memory.clone(),
             client: self.client.clone(),
@@ -82,8 +85,8 @@ impl MemoryReservation {
         }
     }
 
-    /// The same bytes, which keep this until the last reference to them is gone: also in the queues of
-    /// whoever writes them to the socket.
+    /// Attaches the reservation to `bytes`: it lasts until the last reference to them is dropped, also in the write
+    /// queues of hyper.
     pub(crate) fn attach(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let _reservation = match self.bytes {
             0 => Arc::new(self.reserve_unbounded(bytes.len())),
@@ -99,7 +102,9 @@ impl MemoryReservation {
 impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.memory.0.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.client.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.client
+            .response_bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -121,24 +126,24 @@ mod tests {
 
     fn limits() -> ResourceLimits {
         ResourceLimits::new(crate::config::Limits {
-            answer_memory: 100,
-            answer_memory_per_client: 60,
+            response_memory: 100,
+            response_memory_per_client: 60,
             ..crate::config::Limits::default()
         })
     }
 
     #[test]
-    fn bytes_count_for_all_and_for_one_until_the_last_reference() {
+    fn bytes_count_in_total_and_per_client_until_the_last_reference_is_dropped() {
         let limits = limits();
         let [one, two] = ["10.0.0.1", "10.0.0.2"].map(|it| limits.client(it.parse().unwrap()));
         let held = limits.reserve_shared(&one, 60).unwrap();
         assert_eq!(
             limits.reserve_shared(&one, 1).err(),
-            Some(Limit::BytesPerClient)
+            Some(Limit::ResponseMemoryPerClient)
         );
         assert_eq!(
             limits.reserve_shared(&two, 41).err(),
-            Some(Limit::BytesInFlight)
+            Some(Limit::ResponseMemory)
         );
         let mut frame = held.attach(Bytes::from_static(b"abc"));
         drop(held);
@@ -147,7 +152,7 @@ mod tests {
         assert_eq!(&rest[..], b"bc");
         assert!(
             limits.reserve_shared(&one, 1).is_err(),
-            "a part of it still waits"
+            "one reference remains"
         );
         drop(rest);
         assert!(limits.reserve_shared(&one, 60).is_ok());
@@ -157,8 +162,8 @@ mod tests {
     #[test]
     fn two_clients_leave_an_eighth_to_others() {
         let limits = ResourceLimits::new(crate::config::Limits {
-            answer_memory: 80,
-            answer_memory_per_client: 80,
+            response_memory: 80,
+            response_memory_per_client: 80,
             ..crate::config::Limits::default()
         });
         let [one, two, three] =
@@ -168,12 +173,12 @@ mod tests {
         for greedy in [&one, &two] {
             assert_eq!(
                 limits.reserve_shared(greedy, 1).err(),
-                Some(Limit::BytesInFlight)
+                Some(Limit::ResponseMemory)
             );
         }
         let mut held = limits.reserve(&three, 4).unwrap();
         assert!(limits.grow(&mut held, 6).is_ok());
-        assert_eq!(limits.grow(&mut held, 1), Err(Limit::BytesInFlight));
+        assert_eq!(limits.grow(&mut held, 1), Err(Limit::ResponseMemory));
         drop(held);
         assert_eq!(limits.memory.0.load(Ordering::Relaxed), 70);
     }

@@ -1,4 +1,4 @@
-//! Limits what one client, one registry or all together may take.
+//! Limits the resources that one client, one registry or all together take.
 //!
 //! Each limit has one name, which the response, the metric and the documentation share.
 

@@ -1,4 +1,4 @@
-//! The counts of all that is limited, under the bounds of the configuration.
+//! Counts all limited resources, and applies the configured bounds.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,26 +10,28 @@ use pierhead_oci::{Digest, Registry};
 use crate::config;
 use crate::limits::client_usage::ClientUsage;
 use crate::limits::connections::{ConnectionSlot, Connections};
-use crate::limits::downloads::{Download, DownloadBounds, DownloadSlot, DownloadSlots, Ticket};
+use crate::limits::downloads::{
+    Download, DownloadBounds, DownloadSlot, DownloadSlots, UpstreamPermit,
+};
 use crate::limits::limit::Limit;
 use crate::limits::memory::{Memory, MemoryBounds, MemoryReservation};
 use crate::limits::weak_table::WeakTable;
 
-/// The counts of all that is limited. The bounds may change while the daemon runs.
+/// The counts of all limited resources. A reload changes the bounds.
 pub(crate) struct ResourceLimits {
     bounds: ArcSwap<config::Limits>,
     clients: WeakTable<ClientKey, ClientUsage>,
     connections: Arc<Connections>,
     pub(crate) downloads: Arc<DownloadSlots>,
     pub(crate) memory: Arc<Memory>,
-    /// Whoever acts for no client: an operator who warms the cache.
-    own: Arc<ClientUsage>,
+    /// Usage of the operator, who acts for no client: `cache warm`.
+    operator: Arc<ClientUsage>,
 }
 
 impl ResourceLimits {
     pub(crate) fn new(bounds: config::Limits) -> Self {
         Self {
-            own: Arc::new(ClientUsage::operator()),
+            operator: Arc::new(ClientUsage::operator()),
             bounds: ArcSwap::from_pointee(bounds),
             clients: WeakTable::default(),
             connections: Arc::default(),
@@ -43,19 +45,20 @@ impl ResourceLimits {
         self.bounds.store(Arc::new(bounds));
     }
 
-    /// The counts of whoever has this address. To be called once a connection: it takes a lock.
+    /// The counts of the client with this address. Takes a lock, so call it once per connection.
     pub(crate) fn client(&self, address: IpAddr) -> Arc<ClientUsage> {
         let key = ClientKey::of(address);
         self.clients.get(&key, || ClientUsage::new(key))
     }
 
-    /// For what no client asked for: only the limits of upstreams apply.
-    pub(crate) fn own(&self) -> Arc<ClientUsage> {
-        self.own.clone()
+    /// The counts of the operator. Only the limits of upstreams apply.
+    pub(crate) fn operator(&self) -> Arc<ClientUsage> {
+        self.operator.clone()
     }
 
-    /// Counts a connection of `client`, of at most `all`. Closes an idle one of the client with most connections when all are
-    /// in use, or one of the client's own at its limit. Fails with the limit when there is none to close.
+    /// Counts a connection of `client`, of at most `all`. When all are in use, closes an idle one of the client with most
+    /// connections. At the client's own limit, closes an idle one of this client. Fails with the limit when there is no
+    /// idle connection to close.
     pub(crate) fn connect(
         &self,
         client: &Arc<ClientUsage>,
@@ -65,7 +68,7 @@ impl ResourceLimits {
         self.connections.admit(client, all, per_client)
     }
 
-    /// Counts `bytes` that are about to be held for `client`.
+    /// Reserves `bytes` of response memory for `client`.
     pub(crate) fn reserve_shared(
         &self,
         client: &Arc<ClientUsage>,
@@ -74,7 +77,7 @@ impl ResourceLimits {
         self.reserve(client, bytes).map(Arc::new)
     }
 
-    /// The same, for what grows by [`Self::grow`].
+    /// As [`Self::reserve_shared`], for a reservation that [`Self::grow`] extends.
     pub(crate) fn reserve(
         &self,
         client: &Arc<ClientUsage>,
@@ -83,7 +86,7 @@ impl ResourceLimits {
         self.memory.reserve(client, bytes, self.memory_bounds())
     }
 
-    /// Counts `bytes` more for the same client.
+    /// Extends a reservation by `bytes`.
     pub(crate) fn grow(&self, held: &mut MemoryReservation, bytes: usize) -> Result<(), Limit> {
         held.grow(bytes, self.memory_bounds())
     }
@@ -91,36 +94,39 @@ impl ResourceLimits {
     fn memory_bounds(&self) -> MemoryBounds {
         let bounds = self.bounds.load();
         MemoryBounds {
-            all: bounds.answer_memory,
-            per_client: bounds.answer_memory_per_client,
+            all: bounds.response_memory,
+            per_client: bounds.response_memory_per_client,
         }
     }
 
-    /// A place in the queue of `client`.
-    pub(crate) fn queue(&self, client: &Arc<ClientUsage>) -> Result<Ticket, Limit> {
-        Ticket::take(client, self.bounds.load().fetches_per_client)
+    /// Counts an upstream request of `client` that waits or runs.
+    pub(crate) fn upstream_permit(
+        &self,
+        client: &Arc<ClientUsage>,
+    ) -> Result<UpstreamPermit, Limit> {
+        UpstreamPermit::acquire(client, self.bounds.load().downloads_per_client)
     }
 
     /// The download slots that the configuration allows.
-    pub(crate) fn max_fetches(&self) -> usize {
-        self.bounds.load().fetches.max(1)
+    pub(crate) fn max_downloads(&self) -> usize {
+        self.bounds.load().downloads.max(1)
     }
 
     /// Waits for one of `all` download slots. Cancel safe.
     pub(crate) async fn acquire_download(
         &self,
-        ticket: Ticket,
+        permit: UpstreamPermit,
         download: Download,
         all: usize,
     ) -> DownloadSlot {
         let bounds = self.bounds.load();
         self.downloads.set_bounds(DownloadBounds {
             all,
-            per_client: bounds.fetches_per_client,
-            per_registry: bounds.fetches_per_registry,
+            per_client: bounds.downloads_per_client,
+            per_registry: bounds.downloads_per_registry,
         });
         drop(bounds);
-        self.downloads.acquire(ticket, download).await
+        self.downloads.acquire(permit, download).await
     }
 
     /// The limit that delays the downloads of `client`; `None` when none of them waits.

@@ -3,13 +3,13 @@
 /// This fraction (1/n) of each shared resource is reserved for clients that hold less than it.
 pub(crate) const SHARE_DIVISOR: usize = 8;
 
-/// Whether a client with `own` slots gets none of the free ones: none is free, or all free ones are reserved.
+/// Whether a client with `own` slots gets no further one: none is free, or all free ones are reserved.
 pub(crate) fn leaves_no_share(own: usize, held: usize, all: usize) -> bool {
     leaves_no_room((own, held), 1, all, all / SHARE_DIVISOR)
 }
 
-/// Whether a client with `own` units of the `held` ones gets no `more`: not all of them are free, or they are reserved.
-/// The last `share` of `all` units is reserved for clients that hold less than `share`.
+/// Whether a client with `own` of the `held` units gets no `more` units: too few are free, or they are reserved. The
+/// last `share` of `all` units is reserved for clients that hold less than `share`.
 pub(crate) fn leaves_no_room(
     (own, held): (usize, usize),
     more: usize,

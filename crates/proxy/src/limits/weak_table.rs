@@ -1,4 +1,4 @@
-//! Values that live as long as somebody holds them, found by key.
+//! A map of shared values. An entry ends when the last user of its value drops it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,23 +6,24 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Entries that may be dead before anybody looks for them.
+/// Number of dead entries that the table may hold in addition to as many as it has live ones.
 const SLACK: usize = 64;
 
-/// As large as twice what is in use, at most.
+/// Holds weak references, at most [`SLACK`] more than twice as many as values in use. This is no general cache: time and
+/// capacity must not end an entry in use, since its counts are limits.
 pub(crate) struct WeakTable<K, V>(Mutex<Entries<K, V>>);
 
 struct Entries<K, V> {
     map: HashMap<K, Weak<V>>,
-    /// Swept when it has grown to this.
-    sweep: usize,
+    /// Number of entries at which the next insertion removes the dead ones.
+    sweep_at: usize,
 }
 
 impl<K, V> Default for WeakTable<K, V> {
     fn default() -> Self {
         Self(Mutex::new(Entries {
             map: HashMap::new(),
-            sweep: SLACK,
+            sweep_at: SLACK,
         }))
     }
 }
@@ -34,13 +35,13 @@ impl<K: Eq + Hash + Clone, V> WeakTable<K, V> {
         if let Some(found) = entries.map.get(key).and_then(Weak::upgrade) {
             return found;
         }
-        if entries.map.len() >= entries.sweep {
+        if entries.map.len() >= entries.sweep_at {
             entries.map.retain(|_, value| value.strong_count() > 0);
-            entries.sweep = 2 * entries.map.len() + SLACK;
+            entries.sweep_at = 2 * entries.map.len() + SLACK;
         }
-        let made = Arc::new(make());
-        entries.map.insert(key.clone(), Arc::downgrade(&made));
-        made
+        let value = Arc::new(make());
+        entries.map.insert(key.clone(), Arc::downgrade(&value));
+        value
     }
 }
 
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_finds_what_is_in_use_and_forgets_the_rest() {
+    fn values_in_use_are_shared_and_others_are_dropped() {
         let table = WeakTable::default();
         let one = table.get(&1, || "one");
         assert!(Arc::ptr_eq(&one, &table.get(&1, || "another")));

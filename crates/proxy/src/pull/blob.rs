@@ -1,7 +1,7 @@
-//! The bytes of one blob for one reader, from wherever they can be had.
+//! Reads the bytes of one blob for one client: from the cache, from a running fill, or from the upstream.
 //!
-//! A reader starts at the cache: on a committed blob, or on the fill under way. When rot, a full disk
-//! or somebody else's failed fill gets in its way it goes on elsewhere from its offset, unseen.
+//! A source starts with the stored blob or the running fill. When that fails (a corrupt blob, a full disk, a failed fill of
+//! another client), it continues elsewhere from its offset. The client notices nothing.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use pierhead_cache::{BlobReader, Error as CacheError, StoredBlob, VerifiedRange}
 use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
-use crate::error::{Error, is_passed_on};
+use crate::error::{Error, is_not_admitted};
 use crate::limits::memory::FRAME_BYTES;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
@@ -18,29 +18,29 @@ use crate::pull::claim::claim;
 use crate::pull::direct_download::{DirectDownload, ReadPosition};
 use crate::pull::fetch::HandedOverStream;
 
-/// How often one reader may change its source: more is a disk or an upstream beyond help.
+/// Maximum number of times that one client's read continues elsewhere. After more, disk or upstream do not recover.
 const MAX_SOURCE_CHANGES: u32 = 4;
 
-/// A part of a blob up to this size that is still coming waits until all of it is known good: nobody
-/// could tell that it is wrong, since a part has no digest. Of a larger one it leaves as it comes.
+/// Maximum bytes of a blob whose range is sent only after the whole blob is verified. A range has no digest, so the client
+/// cannot verify it. A range of a larger blob is sent as it arrives.
 const MAX_VERIFIED_FIRST: u64 = 8 << 20;
 
-/// See the head of this module.
+/// The bytes of one blob for one client.
 pub(crate) struct BlobSource {
     context: Arc<RequestContext>,
     request: BlobRequest,
     active: ActiveSource,
     start: u64,
     offset: u64,
-    /// Where to stop; `None` at the end of the content.
+    /// Offset at which to stop. `None`: at the end of the blob.
     end: Option<u64>,
-    /// Nothing leaves before the digest has matched.
+    /// No byte is sent before the digest matches.
     verified_first: bool,
-    /// What leaves before it and behind it.
+    /// Bytes that are sent before and after the blob.
     before: Bytes,
-    behind: Bytes,
+    after: Bytes,
     changes: u32,
-    /// What was opened for the fill that this reader began, in case it is not let in.
+    /// The upstream stream of the fill that this source started, in case the cache does not admit the blob.
     handed_over: Option<oneshot::Receiver<HandedOverStream>>,
 }
 
@@ -50,31 +50,30 @@ enum ActiveSource {
 }
 
 impl BlobSource {
-    /// Finds the blob: in the cache, in a fill under way, or by starting one. The outcome says which.
-    /// Cancel safe: a fill that was started goes on.
+    /// Finds the blob in the cache or in a running fill, or starts a fill. Cancel safe: a fill that was started continues.
     pub(crate) async fn find(
         context: &Arc<RequestContext>,
         request: BlobRequest,
     ) -> Result<(Self, CacheOutcome), Error> {
-        let mut storable = true;
+        let mut is_storable = true;
         if !context.cache.contains(&request.digest) {
             if let Some(error) = context.generation.negative_cache.error(&request.subject()) {
                 return Err(error.into());
             }
-            storable = !context
+            is_storable = !context
                 .generation
                 .negative_cache
                 .is_unstorable(&request.digest);
         }
-        let claimed = match storable {
+        let claimed = match is_storable {
             true => Some(claim(context, &request).await),
             false => None,
         };
         let mut handed_over = None;
         let (active, outcome) = match claimed {
-            Some(Ok(Some((content, outcome, stream)))) => {
+            Some(Ok(Some((reader, outcome, stream)))) => {
                 handed_over = stream;
-                (ActiveSource::Cache(content), outcome)
+                (ActiveSource::Cache(reader), outcome)
             }
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
@@ -91,16 +90,12 @@ impl BlobSource {
         Ok((source, outcome))
     }
 
-    /// Of an object that is open already.
-    pub(crate) fn of(
-        context: Arc<RequestContext>,
-        request: BlobRequest,
-        object: StoredBlob,
-    ) -> Self {
+    /// The source of an open blob.
+    pub(crate) fn of(context: Arc<RequestContext>, request: BlobRequest, blob: StoredBlob) -> Self {
         Self::new(
             context,
             request,
-            ActiveSource::Cache(BlobReader::Stored(object)),
+            ActiveSource::Cache(BlobReader::Stored(blob)),
         )
     }
 
@@ -114,19 +109,19 @@ impl BlobSource {
             end: None,
             verified_first: false,
             before: Bytes::new(),
-            behind: Bytes::new(),
+            after: Bytes::new(),
             changes: 0,
             handed_over: None,
         }
     }
 
-    /// Puts other bytes around what is read. To be called before the first read; `behind` needs an end
-    /// that is known, by [`BlobSource::in_range`].
-    pub(crate) fn surround(&mut self, before: Bytes, behind: Bytes) {
-        (self.before, self.behind) = (before, behind);
+    /// Puts other bytes around the blob. Call it before the first read, and after [`BlobSource::in_range`], since `after`
+    /// needs a known end.
+    pub(crate) fn surround(&mut self, before: Bytes, after: Bytes) {
+        (self.before, self.after) = (before, after);
     }
 
-    /// Of which blob, for the log.
+    /// Name of the blob, for the log.
     pub(crate) fn name(&self) -> String {
         let BlobRequest {
             registry,
@@ -137,13 +132,13 @@ impl BlobSource {
         format!("{registry}/{repository}@{digest}")
     }
 
-    /// Reads only `[first, end)`. To be called before the first read.
+    /// Reads only `[first, end)`. Call it before the first read.
     pub(crate) async fn in_range(mut self, first: u64, end: u64) -> Result<Self, Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
         let size = match &self.active {
             ActiveSource::Cache(BlobReader::Stored(_)) => None,
-            // What fails here fails at the first read again, where there is a way out.
+            // A failure here happens again at the first read, which handles it.
             ActiveSource::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
             ActiveSource::Upstream(direct) => direct.size(),
         };
@@ -157,15 +152,15 @@ impl BlobSource {
         Ok(self)
     }
 
-    /// Whether all of it lies in the file of a committed blob.
+    /// Whether the whole blob is in one file of the cache.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(&self.active, ActiveSource::Cache(BlobReader::Stored(object)) if object.extent(0).is_some())
+        matches!(&self.active, ActiveSource::Cache(BlobReader::Stored(blob)) if blob.extent(0).is_some())
     }
 
-    /// Of what comes next, up to `max` bytes that need not be read: they lie in the file of a committed
-    /// blob, are known good and in memory. Whoever sends them says so by [`BlobSource::advance`].
+    /// The next verified bytes in a file of the cache, at most `max`, that are in the page cache. After sending them, call
+    /// [`BlobSource::advance`].
     pub(crate) fn verified_range(&self, max: u64) -> Option<VerifiedRange> {
-        let ActiveSource::Cache(BlobReader::Stored(object)) = &self.active else {
+        let ActiveSource::Cache(BlobReader::Stored(blob)) = &self.active else {
             return None;
         };
         if !self.before.is_empty() {
@@ -174,33 +169,33 @@ impl BlobSource {
         let left = self
             .end
             .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
-        object.verified_range(self.offset, max.min(left))
+        blob.verified_range(self.offset, max.min(left))
     }
 
-    /// Those bytes have left.
+    /// Skips bytes that were sent from the file.
     pub(crate) fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
     }
 
-    /// How far the reader is.
+    /// Offset of the next byte.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Total bytes of the blob, as soon as that is known; `None` when it will be known at the end only.
+    /// Waits for the size of the blob. `None`: the size is known only at the end.
     pub(crate) async fn size(&mut self) -> Result<Option<u64>, Error> {
         loop {
             match &self.active {
                 ActiveSource::Upstream(direct) => return Ok(direct.size()),
-                ActiveSource::Cache(content) => match content.size().await {
+                ActiveSource::Cache(reader) => match reader.size().await {
                     Ok(size) => return Ok(size),
-                    Err(error) => self.change(error).await?,
+                    Err(error) => self.change_source(error).await?,
                 },
             }
         }
     }
 
-    /// The next bytes, at most [`FRAME_BYTES`]; empty at the end.
+    /// The next bytes, at most [`FRAME_BYTES`]. Empty at the end.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             let left = self
@@ -211,14 +206,14 @@ impl BlobSource {
                 return Ok(std::mem::take(&mut self.before));
             }
             if max == 0 {
-                return Ok(std::mem::take(&mut self.behind));
+                return Ok(std::mem::take(&mut self.after));
             }
             let bytes = match &mut self.active {
-                ActiveSource::Cache(content) => {
-                    match read(content, self.verified_first, self.offset, max).await {
+                ActiveSource::Cache(reader) => {
+                    match read(reader, self.verified_first, self.offset, max).await {
                         Ok(bytes) => bytes,
                         Err(error) => {
-                            self.change(error).await?;
+                            self.change_source(error).await?;
                             continue;
                         }
                     }
@@ -237,37 +232,37 @@ impl BlobSource {
         }
     }
 
-    /// Goes on elsewhere after `error`, or says that there is nowhere to go.
-    async fn change(&mut self, error: CacheError) -> Result<(), Error> {
+    /// Continues elsewhere after `error`, or returns the error if that is impossible.
+    async fn change_source(&mut self, error: CacheError) -> Result<(), Error> {
         self.changes += 1;
         if self.changes > MAX_SOURCE_CHANGES {
             return Err(error.into());
         }
-        tracing::debug!(digest = %self.request.digest, offset = self.offset, %error, "a reader changes its source");
+        tracing::debug!(digest = %self.request.digest, offset = self.offset, %error, "blob read continues elsewhere");
         let nothing_sent = self.offset == self.start;
-        // A fetch whose fill has failed otherwise has nothing to pass on, and may learn of it late.
-        if !is_passed_on(&error) {
+        // Only a fill that the cache does not admit hands its stream over.
+        if !is_not_admitted(&error) {
             self.handed_over = None;
         }
         self.active = match error {
-            error if error.is_storage() => self.direct().await?,
-            // The leftovers of an earlier fill may have been what was wrong; they are gone now.
+            error if error.is_storage() => self.download_directly().await?,
+            // The staged bytes of an earlier fill may have been corrupt. The cache has deleted them.
             CacheError::WrongDigest { resumed: true, .. } | CacheError::Restarted
                 if nothing_sent =>
             {
-                self.again().await?
+                self.claim_again().await?
             }
-            // It may have been damaged on the way, and podman has no second try of its own.
+            // The bytes may have been damaged in transit, and podman does not retry.
             CacheError::WrongDigest { .. } | CacheError::WrongSize { .. }
                 if nothing_sent && self.changes == 1 =>
             {
-                self.again().await?
+                self.claim_again().await?
             }
-            // What came is wrong, and some of it may have left already.
+            // Corrupt bytes may have been sent.
             CacheError::WrongDigest { .. }
             | CacheError::WrongSize { .. }
             | CacheError::Restarted => return Err(error.into()),
-            // Whoever led asked another repository, which need not say anything of ours.
+            // The fill used another repository. Its failure may not apply to the requested one.
             CacheError::Abandoned(_) => match self
                 .context
                 .generation
@@ -275,31 +270,31 @@ impl BlobSource {
                 .error(&self.request.subject())
             {
                 Some(upstream) => return Err(upstream.into()),
-                None => self.again().await?,
+                None => self.claim_again().await?,
             },
-            // Rot has been taken out of the cache already: this claim fetches anew.
-            _ => self.again().await?,
+            // The cache has deleted the corrupt blob, so this claim starts a fill.
+            _ => self.claim_again().await?,
         };
         Ok(())
     }
 
-    async fn again(&mut self) -> Result<ActiveSource, Error> {
+    async fn claim_again(&mut self) -> Result<ActiveSource, Error> {
         match claim(&self.context, &self.request).await {
-            Ok(Some((content, _, handed_over))) => {
+            Ok(Some((reader, _, handed_over))) => {
                 self.handed_over = handed_over;
-                Ok(ActiveSource::Cache(content))
+                Ok(ActiveSource::Cache(reader))
             }
-            Ok(None) => self.direct().await,
-            Err(error) if error.is_storage() => self.direct().await,
+            Ok(None) => self.download_directly().await,
+            Err(error) if error.is_storage() => self.download_directly().await,
             Err(error) => Err(error),
         }
     }
 
-    async fn direct(&mut self) -> Result<ActiveSource, Error> {
+    async fn download_directly(&mut self) -> Result<ActiveSource, Error> {
         let Self { start, offset, .. } = *self;
         if let Some(handed_over) = self.handed_over.take()
-            && DirectDownload::takes_all(start)
-            // The fill has ended, or will in a moment.
+            && DirectDownload::reads_from_start(start)
+            // The fill has ended, or ends at once.
             && let Ok(handed_over) = handed_over.await
         {
             let direct =
@@ -314,13 +309,13 @@ impl BlobSource {
 }
 
 async fn read(
-    content: &BlobReader,
+    reader: &BlobReader,
     verified_first: bool,
     offset: u64,
     max: usize,
 ) -> Result<Bytes, CacheError> {
-    if let (true, BlobReader::Tail(tail)) = (verified_first, content) {
+    if let (true, BlobReader::Tail(tail)) = (verified_first, reader) {
         tail.committed().await?;
     }
-    content.read_at(offset, max).await
+    reader.read_at(offset, max).await
 }

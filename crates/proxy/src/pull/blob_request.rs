@@ -1,4 +1,4 @@
-//! A request for one blob: where it comes from, and for which client.
+//! `BlobRequest`: one blob of one repository, for one client.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use pierhead_oci::{Digest, Registry, Repository};
 use crate::limits::client_usage::ClientUsage;
 use crate::pull::negative_cache::Subject;
 
-/// Which blob of which repository: who is asked for it when the cache lacks it.
+/// A request for one blob of one repository.
 #[derive(Clone, Debug)]
 pub(crate) struct BlobRequest {
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
-    /// For whom: upstream fetches are counted.
+    /// The client that upstream requests count for.
     pub(crate) client: Arc<ClientUsage>,
 }
 

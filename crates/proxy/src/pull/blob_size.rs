@@ -1,4 +1,4 @@
-//! The size of a blob that the cache lacks.
+//! Gets the size of a blob that the cache lacks from the upstream.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::pull::blob_request::BlobRequest;
 
 impl RequestContext {
-    /// Whether the cache has that blob, or is getting it from the registry that is meant.
-    pub(crate) fn is_at_hand(&self, request: &BlobRequest) -> bool {
+    /// Whether the cache has that blob for this registry, or fills it from this registry.
+    pub(crate) fn is_available(&self, request: &BlobRequest) -> bool {
         self.cache.contains(&request.digest)
             && self.may_share(&request.registry, &request.digest)
             && !self
@@ -16,8 +16,8 @@ impl RequestContext {
                 .is_owned_by_another(&request.digest, &request.registry)
     }
 
-    /// The size of a blob that the cache lacks, from its upstream: one question however many ask.
-    /// Cancel safe: a question that was asked goes on.
+    /// The size of a blob that the cache lacks. Concurrent requests share one upstream request. Cancel safe: a running
+    /// upstream request continues.
     pub(crate) async fn size_upstream(
         self: &Arc<Self>,
         request: &BlobRequest,
@@ -27,32 +27,36 @@ impl RequestContext {
             return Err(error.into());
         }
         let pending = self.generation.size_requests.join(&subject, || {
-            // A registry that answers nothing holds a socket for each question. It takes no turn: it is short, and
-            // would wait for downloads that take minutes.
-            let place = self.limits.queue(&request.client)?;
+            // Counted, since each request to a silent registry holds a socket. Without a download slot, since a short
+            // request must not wait for downloads that take minutes.
+            let permit = self.limits.upstream_permit(&request.client)?;
             let (context, request) = (self.clone(), request.clone());
             Ok(async move {
-                let _place = place;
-                context.ask_size(&request).await
+                let _permit = permit;
+                context.request_size(&request).await
             })
         });
-        pending?.answer().await.ok_or(Error::Internal)?
+        pending?.result().await.ok_or(Error::Internal)?
     }
 
-    async fn ask_size(&self, request: &BlobRequest) -> Result<Option<u64>, Error> {
+    async fn request_size(&self, request: &BlobRequest) -> Result<Option<u64>, Error> {
         match self
             .client
             .blob_size(&request.registry, &request.repository, &request.digest)
             .await
         {
             Ok(size) => {
-                self.generation.negative_cache.answered(&request.registry);
+                self.generation
+                    .negative_cache
+                    .record_response(&request.registry);
                 Ok(size)
             }
             Err(error) => {
-                self.generation
-                    .negative_cache
-                    .failed(&request.registry, request.subject(), &error);
+                self.generation.negative_cache.record_failure(
+                    &request.registry,
+                    request.subject(),
+                    &error,
+                );
                 Err(error.into())
             }
         }

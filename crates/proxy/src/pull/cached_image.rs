@@ -27,13 +27,13 @@ pub struct CachedImage {
 /// What the cache has of an image for one platform.
 #[derive(Clone, Debug)]
 pub struct CachedPlatform {
-    /// `None` when neither the index nor the config names it.
+    /// `None`: neither the index nor the config names a platform.
     pub platform: Option<Platform>,
-    /// Its manifest.
+    /// Digest of the manifest.
     pub manifest: Digest,
     /// Cached bytes of manifest, config and layers.
     pub size: u64,
-    /// Whether nothing is missing.
+    /// Whether all parts are cached.
     pub is_complete: bool,
     /// Last access to any part of it, in seconds since 1970.
     pub accessed: u64,
@@ -43,7 +43,7 @@ impl CachedImage {
     /// Reads the manifests of a cached image. Blocks.
     ///
     /// # Errors
-    /// A text for people: the image is not in the cache, or its root cannot be read.
+    /// A message: the image is not in the cache, or its root is unreadable.
     pub(crate) fn read(cache: &Cache, reference: &Reference) -> Result<Self, String> {
         let root = match &reference.target {
             Target::Digest(digest) => Some(*digest),
@@ -107,7 +107,7 @@ impl CachedPlatform {
             .filter_map(|part| cache.blob_stat(part))
             .collect();
         Self {
-            platform: platform.or_else(|| of_config(cache, manifest)),
+            platform: platform.or_else(|| platform_of_config(cache, manifest)),
             manifest: digest,
             size: present.iter().map(|entry| entry.size).sum(),
             is_complete: present.len() == parts.len(),
@@ -123,8 +123,8 @@ impl CachedPlatform {
 /// What removing an image frees.
 #[derive(Clone, Debug)]
 pub struct Removal {
-    /// The tags to remove: the named tag, or for a digest all its tags in that repository.
-    pub names: Vec<Reference>,
+    /// The tags to remove: the requested tag, or for a digest all its tags in that repository.
+    pub tags: Vec<Reference>,
     /// Digests that no other cached image uses.
     pub digests: Vec<Digest>,
 }
@@ -133,29 +133,30 @@ impl Removal {
     /// Finds the digests that only this image uses. Reads every manifest in the cache. Blocks.
     ///
     /// # Errors
-    /// As [`CachedImage::read`]; a name cannot be listed.
+    /// As [`CachedImage::read`].
     pub(crate) fn of(
         cache: &Cache,
         reference: &Reference,
-        known: &[Reference],
+        all_tags: &[Reference],
     ) -> Result<Self, String> {
         let image = CachedImage::read(cache, reference)?;
         let is_by_digest = matches!(reference.target, Target::Digest(_));
-        let mut names = Vec::new();
-        let mut tagged = HashSet::new();
-        for name in known {
-            let Some(record) = cache.tags().get(&TagKey::Manifest(name.clone())) else {
+        let mut removed_tags = Vec::new();
+        let mut still_tagged = HashSet::new();
+        for tag in all_tags {
+            let Some(record) = cache.tags().get(&TagKey::Manifest(tag.clone())) else {
                 continue;
             };
-            let is_same =
-                (&name.registry, &name.repository) == (&reference.registry, &reference.repository);
-            let goes = name == reference || is_by_digest && is_same && record.digest == image.root;
-            match goes {
-                true => names.push(name.clone()),
-                false => drop(tagged.insert(record.digest)),
+            let is_same_repository =
+                (&tag.registry, &tag.repository) == (&reference.registry, &reference.repository);
+            let is_removed = tag == reference
+                || is_by_digest && is_same_repository && record.digest == image.root;
+            match is_removed {
+                true => removed_tags.push(tag.clone()),
+                false => drop(still_tagged.insert(record.digest)),
             }
         }
-        // Every manifest in the cache, and what it points to.
+        // Every manifest in the cache, with the digests that it references.
         let mut manifests = HashMap::new();
         let mut after = None;
         loop {
@@ -174,7 +175,7 @@ impl Removal {
         }
         // Other images use every digest that a remaining manifest reaches.
         let own: HashSet<_> = image.digests.iter().copied().collect();
-        let stays = |digest: &&Digest| !own.contains(digest) || tagged.contains(digest);
+        let stays = |digest: &&Digest| !own.contains(digest) || still_tagged.contains(digest);
         let mut next: Vec<Digest> = manifests.keys().filter(stays).copied().collect();
         let mut used: HashSet<Digest> = next.iter().copied().collect();
         while let Some(digest) = next.pop() {
@@ -186,13 +187,13 @@ impl Removal {
         }
         let digests = image.digests.into_iter();
         Ok(Self {
-            names,
+            tags: removed_tags,
             digests: digests.filter(|digest| !used.contains(digest)).collect(),
         })
     }
 }
 
-/// A manifest of the cache; `None` when it is not there.
+/// A cached manifest. `None`: it is not cached.
 fn manifest(cache: &Cache, digest: &Digest) -> Result<Option<Manifest>, String> {
     let Some(bytes) = bytes(cache, digest, Manifest::MAX_SIZE)? else {
         return Ok(None);
@@ -203,17 +204,18 @@ fn manifest(cache: &Cache, digest: &Digest) -> Result<Option<Manifest>, String> 
     Ok(Some(parsed))
 }
 
-fn bytes(cache: &Cache, digest: &Digest, most: usize) -> Result<Option<Vec<u8>>, String> {
-    let held = cache
+/// The bytes of a cached blob of at most `max` bytes. `None`: it is not cached.
+fn bytes(cache: &Cache, digest: &Digest, max: usize) -> Result<Option<Vec<u8>>, String> {
+    let blob = cache
         .open_for_background(digest)
         .map_err(|error| error.to_string())?;
-    let Some(held) = held else { return Ok(None) };
-    let size = usize::try_from(held.size())
+    let Some(blob) = blob else { return Ok(None) };
+    let size = usize::try_from(blob.size())
         .ok()
-        .filter(|size| *size <= most);
-    let size = size.ok_or_else(|| format!("more than {most} bytes"))?;
+        .filter(|size| *size <= max);
+    let size = size.ok_or_else(|| format!("more than {max} bytes"))?;
     let mut bytes = vec![0; size];
-    held.read_at(0, &mut bytes)
+    blob.read_at(0, &mut bytes)
         .map_err(|error| error.to_string())?;
     Ok(Some(bytes))
 }
@@ -226,7 +228,7 @@ struct Config {
     variant: Option<String>,
 }
 
-fn of_config(cache: &Cache, manifest: &Manifest) -> Option<Platform> {
+fn platform_of_config(cache: &Cache, manifest: &Manifest) -> Option<Platform> {
     let Body::Image { config, .. } = &manifest.body else {
         return None;
     };

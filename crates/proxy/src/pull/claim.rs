@@ -1,4 +1,4 @@
-//! Who gets a blob how: from the cache, by a fill under way, or as the one that fills it.
+//! Claims a blob for a request: a stored blob, a follower of a running fill, or the leader that fills it.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::fetch::{self, HandedOverStream};
 use crate::pull::fill_owner::FillOwner;
 
-/// Fills at once: each holds a staged file open while it waits for its turn at the upstream, and goes on
-/// when its client has left.
+/// Maximum number of running fills. Each holds a staged file open while it waits for a download slot, and continues after
+/// its client leaves.
 const MAX_FILLS: u64 = 512;
 
-/// What a claim found, or `None` when another registry is filling this digest: nobody who does not mean
-/// that registry waits for it, or believes it.
+/// Claims the blob. `None`: another registry fills this digest. Only clients of that registry may wait for its fill or
+/// trust its bytes.
 pub(crate) async fn claim_of(
     context: &RequestContext,
     request: &BlobRequest,
@@ -29,35 +29,36 @@ pub(crate) async fn claim_of(
         registry, digest, ..
     } = request;
     let Some(owner) = context.fill_owners.enter(digest, registry) else {
-        // Committed by the one before, maybe.
+        // An earlier fill may have stored it.
         let found = context.cache.get(digest).await?;
         return Ok(found.map(ClaimResult::Stored));
     };
     Ok(Some(
         match context.cache.claim(digest, request.origin()).await? {
             Claim::Hit(blob) => ClaimResult::Stored(blob),
-            Claim::Follower(content) => {
+            Claim::Follower(reader) => {
                 let offer = owner.slot_offer(&request.client);
-                ClaimResult::Follower(content, offer)
+                ClaimResult::Follower(reader, offer)
             }
-            Claim::Leader(fill, content) => {
+            Claim::Leader(fill, reader) => {
                 owner.begin();
-                ClaimResult::Leader(fill, content, owner)
+                ClaimResult::Leader(fill, reader, owner)
             }
         },
     ))
 }
 
-/// As [`Claim`].
+/// A [`Claim`] of the cache, with the state of the proxy for its fill.
 pub(crate) enum ClaimResult {
     Stored(StoredBlob),
-    /// With where to leave a turn for the fill, when it has none.
+    /// The sender takes a download slot for the fill, if the fill has none.
     Follower(BlobReader, Option<Sender<DownloadSlot>>),
-    /// With what keeps other registries away until the fill has ended.
+    /// The owner keeps other registries away until the fill has ended.
     Leader(Fill, BlobReader, FillOwner),
 }
 
-/// One claim; the fetch of a leader is a task of its own, and may have something to pass on. `None` as of [`claim_of`].
+/// Claims the blob for a client. As leader, starts the download in its own task, which may hand over its stream. `None` as
+/// in [`claim_of`], or when pass-through forbids the content.
 pub(crate) async fn claim(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
@@ -70,12 +71,12 @@ pub(crate) async fn claim(
     Error,
 > {
     if !context.cache.contains(&request.digest) && context.cache.stat().fills >= MAX_FILLS {
-        return Err(Limit::Fetches.into());
+        return Err(Limit::UpstreamRequests.into());
     }
-    // Taken before it is known who leads: whoever follows a fill that has its turn gives it back at once.
-    let ticket = match context.cache.contains(&request.digest) {
+    // Acquired before the claim. A follower of a fill that has a download slot releases it at once.
+    let permit = match context.cache.contains(&request.digest) {
         true => None,
-        false => Some(context.limits.queue(&request.client)?),
+        false => Some(context.limits.upstream_permit(&request.client)?),
     };
     Ok(match claim_of(context, request).await? {
         None => None,
@@ -89,42 +90,41 @@ pub(crate) async fn claim(
         {
             None
         }
-        Some(ClaimResult::Stored(blob)) => {
-            Some((BlobReader::Stored(blob), CacheOutcome::Hit, None))
-        }
-        Some(ClaimResult::Follower(content, offer)) => {
-            // Whoever has no place to wait in waits along.
+        Some(ClaimResult::Stored(blob)) => Some((BlobReader::Stored(blob), CacheOutcome::Hit, None)),
+        Some(ClaimResult::Follower(reader, offer)) => {
+            // A follower without a permit waits for the slot of the others.
             if let Some(offer) = offer
-                && let Ok(ticket) = ticket.map_or_else(|| context.limits.queue(&request.client), Ok)
+                && let Ok(permit) =
+                    permit.map_or_else(|| context.limits.upstream_permit(&request.client), Ok)
             {
                 let (context, request) = (context.clone(), request.clone());
-                let waiters = content
+                let waiters = reader
                     .readers()
                     .map_or_else(DownloadWaiters::owner, DownloadWaiters::readers);
                 tokio::spawn(async move {
-                    fetch::offer_slot(&context, ticket, (&request, waiters), offer).await;
+                    fetch::offer_slot(&context, permit, (&request, waiters), offer).await;
                 });
             }
-            Some((content, CacheOutcome::Miss, None))
+            Some((reader, CacheOutcome::Miss, None))
         }
-        Some(ClaimResult::Leader(mut fill, content, owner)) => {
+        Some(ClaimResult::Leader(mut fill, reader, owner)) => {
             let single_origin = match context.client_pass_through() {
-                Some(pass_through) => Some(pass_through.begin(&mut fill).await?),
+                Some(pass_through) => Some(pass_through.begin_single_origin(&mut fill).await?),
                 None => None,
             };
-            let ticket = match ticket {
-                Some(ticket) => ticket,
-                // Evicted, or failed, since we looked. The fill is given up when there is no place.
-                None => context.limits.queue(&request.client)?,
+            let permit = match permit {
+                Some(permit) => permit,
+                // The blob was evicted since the check above. Without a permit, the fill is cancelled.
+                None => context.limits.upstream_permit(&request.client)?,
             };
             let handed_over = fetch::start(
                 context.clone(),
                 request.clone(),
                 fill,
                 (owner, single_origin),
-                ticket,
+                permit,
             );
-            Some((content, CacheOutcome::Miss, Some(handed_over)))
+            Some((reader, CacheOutcome::Miss, Some(handed_over)))
         }
     })
 }

@@ -1,4 +1,4 @@
-//! The bytes of one blob straight from the upstream, past a cache that does not take them.
+//! Downloads one blob from the upstream directly to one client, without storing it.
 
 use std::sync::Arc;
 
@@ -15,42 +15,42 @@ use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::fetch::{self, HandedOverStream};
 
-/// A reader of a part that begins no later than this takes the bytes before it too, so that what it gets can be
-/// held against the digest. For later ones that would cost more than they ask for: only their client can verify.
+/// Maximum start of a range for which pierhead also downloads the bytes before it, to verify the digest. For a range that
+/// starts later, this costs too much, and only the client can verify it.
 const MAX_HASHED_PREFIX: u64 = 8 << 20;
 
-/// Where a reader is, and where it began: at 0 when it wants the whole blob.
+/// Where a read started (0 for a whole blob), and where it is now.
 pub(crate) struct ReadPosition {
     pub(crate) start: u64,
     pub(crate) offset: u64,
 }
 
-/// Straight from the upstream, past a disk that would not take it.
+/// A running download for one client.
 pub(crate) struct DirectDownload {
     stream: BlobStream,
-    /// Bytes before the reader's offset, to be thrown away.
+    /// Number of bytes before the client's offset, which are hashed and discarded.
     skip: u64,
-    /// The next bytes, held back until more come or the digest is known good.
-    held: Bytes,
-    /// Taken at the end. `None` of a part that begins late.
+    /// The last bytes that arrived. They are sent when more arrive, or when the digest matches.
+    withheld: Bytes,
+    /// Taken at the end. `None`: the range starts after [`MAX_HASHED_PREFIX`].
     hasher: Option<Hasher>,
-    ended: bool,
-    /// What is held back for a part that is verified first.
-    counted: Option<Arc<MemoryReservation>>,
+    has_ended: bool,
+    /// Memory of a range that is verified before it is sent.
+    reservation: Option<Arc<MemoryReservation>>,
     slot: DownloadSlot,
     download: DownloadLog<'static>,
 }
 
 impl DirectDownload {
-    /// Opens it for a reader. Of a whole blob the bytes that have left are taken once more: it is not ended
-    /// cleanly unless it was held against the digest from its first byte.
+    /// Opens a download. For a whole blob, it starts at 0 even when the client already has some bytes: the response ends
+    /// cleanly only when the digest of all bytes matches.
     pub(crate) async fn open(
         context: &RequestContext,
         request: &BlobRequest,
         position: ReadPosition,
     ) -> Result<Box<Self>, Error> {
-        let ticket = context.limits.queue(&request.client)?;
-        let slot = fetch::acquire_slot(context, ticket, request, DownloadWaiters::owner()).await;
+        let permit = context.limits.upstream_permit(&request.client)?;
+        let slot = fetch::acquire_slot(context, permit, request, DownloadWaiters::owner()).await;
         Self::open_in(slot, context, request, position).await
     }
 
@@ -80,16 +80,17 @@ impl DirectDownload {
         {
             Ok(stream) => stream,
             Err(error) => {
-                context
-                    .generation
-                    .negative_cache
-                    .failed(registry, request.subject(), &error);
+                context.generation.negative_cache.record_failure(
+                    registry,
+                    request.subject(),
+                    &error,
+                );
                 let error = error.into();
                 download.failed(&error);
                 return Err(error);
             }
         };
-        context.generation.negative_cache.answered(registry);
+        context.generation.negative_cache.record_response(registry);
         let skip = offset
             .checked_sub(stream.offset())
             .ok_or(Error::Truncated { at: offset })?;
@@ -100,7 +101,7 @@ impl DirectDownload {
         Ok(Self::of(stream, hasher, skip, (slot, download)))
     }
 
-    /// Goes on with what was opened for a fill that was not let in, for a reader at `offset`.
+    /// Continues with the stream of a fill that the cache did not admit, for a read at `offset`.
     pub(crate) fn handed_over(
         context: &RequestContext,
         handed_over: HandedOverStream,
@@ -113,16 +114,16 @@ impl DirectDownload {
         Self::of(stream, hasher, offset, (slot, download))
     }
 
-    /// For a reader of the part from `first`, before it reads anything. What began at 0 goes on when those bytes are
-    /// wanted, too. Else it is given up, and the part is asked for in the same turn: to wait for another one while
-    /// this is held could be to wait for oneself.
+    /// Moves the download to the range from `first`, before the first read. A download from 0 continues when the range needs
+    /// the bytes before it. Otherwise the range is requested in the same download slot. A wait for another slot while this
+    /// one is held could deadlock.
     pub(crate) async fn part(
         mut self: Box<Self>,
         context: &RequestContext,
         request: &BlobRequest,
         first: u64,
     ) -> Result<Box<Self>, Error> {
-        if self.hasher.is_some() && Self::takes_all(first) {
+        if self.hasher.is_some() && Self::reads_from_start(first) {
             self.skip = first;
             return Ok(self);
         }
@@ -135,8 +136,8 @@ impl DirectDownload {
         Self::open_in(slot, context, request, position).await
     }
 
-    /// Whether a reader that began there wants all bytes from the first.
-    pub(crate) fn takes_all(start: u64) -> bool {
+    /// Whether a read that starts there downloads the bytes from 0.
+    pub(crate) fn reads_from_start(start: u64) -> bool {
         start <= MAX_HASHED_PREFIX
     }
 
@@ -150,43 +151,43 @@ impl DirectDownload {
         Box::new(Self {
             stream,
             skip,
-            held: Bytes::new(),
+            withheld: Bytes::new(),
             hasher,
-            ended: false,
-            counted: None,
+            has_ended: false,
+            reservation: None,
             slot,
             download,
         })
     }
 
-    /// Total bytes of the blob; `None` when the upstream does not say.
+    /// Size of the blob, if the upstream sent it.
     pub(crate) fn size(&self) -> Option<u64> {
         self.stream.size()
     }
 
-    /// Whether the digest has matched.
+    /// Whether the digest matched.
     pub(crate) fn is_verified(&self) -> bool {
-        self.ended
+        self.has_ended
     }
 
-    /// Takes the next `len` bytes and all that is behind them: none of them leaves before the digest has matched.
+    /// Reads the blob to its end and keeps the next `len` bytes. None of them is sent before the digest matches.
     pub(crate) async fn verify(
         &mut self,
         context: &RequestContext,
         request: &BlobRequest,
         len: usize,
     ) -> Result<(), Error> {
-        self.counted = Some(context.limits.reserve_shared(&request.client, len)?);
+        self.reservation = Some(context.limits.reserve_shared(&request.client, len)?);
         let mut part = BytesMut::with_capacity(len);
-        while !self.ended {
-            let bytes = self.arrive(context, request).await?;
+        while !self.has_ended {
+            let bytes = self.receive(context, request).await?;
             part.extend_from_slice(&bytes[..bytes.len().min(len - part.len())]);
         }
-        self.held = part.freeze();
+        self.withheld = part.freeze();
         Ok(())
     }
 
-    /// Up to `max` bytes. What is held back leaves when more has come, and last when the hash matched.
+    /// Up to `max` bytes. The last bytes are returned only after the digest matched.
     pub(crate) async fn next(
         &mut self,
         context: &RequestContext,
@@ -194,27 +195,27 @@ impl DirectDownload {
         max: usize,
     ) -> Result<Bytes, Error> {
         loop {
-            if self.held.len() > max || (self.ended && !self.held.is_empty()) {
-                let max = max.min(self.held.len());
-                return Ok(self.held.split_to(max));
+            if self.withheld.len() > max || (self.has_ended && !self.withheld.is_empty()) {
+                let max = max.min(self.withheld.len());
+                return Ok(self.withheld.split_to(max));
             }
-            if self.ended {
+            if self.has_ended {
                 return Ok(Bytes::new());
             }
-            let bytes = self.arrive(context, request).await?;
-            if self.ended {
+            let bytes = self.receive(context, request).await?;
+            if self.has_ended {
                 continue;
             }
             // At most `max`, by the first test of the loop.
-            let ready = std::mem::replace(&mut self.held, bytes);
+            let ready = std::mem::replace(&mut self.withheld, bytes);
             if !ready.is_empty() {
                 return Ok(ready);
             }
         }
     }
 
-    /// The next bytes from the reader's offset on; none at the end, when the digest has matched.
-    async fn arrive(
+    /// The next bytes from the client's offset on. Empty at the end, when the digest matched.
+    async fn receive(
         &mut self,
         context: &RequestContext,
         request: &BlobRequest,
@@ -223,7 +224,7 @@ impl DirectDownload {
             let mut bytes = match self.stream.next().await {
                 Some(Ok(bytes)) => bytes,
                 Some(Err(error)) => {
-                    context.generation.negative_cache.failed(
+                    context.generation.negative_cache.record_failure(
                         &request.registry,
                         request.subject(),
                         &error,
@@ -233,11 +234,11 @@ impl DirectDownload {
                     return Err(error);
                 }
                 None => {
-                    let checked = self.check(context, request);
-                    checked.inspect_err(|error| self.download.failed(error))?;
+                    let verified = self.verify_digest(context, request);
+                    verified.inspect_err(|error| self.download.failed(error))?;
                     self.download.from(self.stream.address());
                     self.download.streamed();
-                    self.ended = true;
+                    self.has_ended = true;
                     return Ok(Bytes::new());
                 }
             };
@@ -256,7 +257,11 @@ impl DirectDownload {
         }
     }
 
-    fn check(&mut self, context: &RequestContext, request: &BlobRequest) -> Result<(), Error> {
+    fn verify_digest(
+        &mut self,
+        context: &RequestContext,
+        request: &BlobRequest,
+    ) -> Result<(), Error> {
         let expected = &request.digest;
         match self.hasher.take().map(Hasher::finish) {
             Some(actual) if actual != *expected => {

@@ -1,13 +1,13 @@
-//! Small documents of an upstream: manifests, tag lists, referrers lists.
+//! `Document`: a manifest, tag list or referrers list, in memory or in the cache.
 
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, StoredBlob};
 use pierhead_oci::{Digest, MediaType};
 
-/// Documents up to so many bytes are read whole before their head leaves.
+/// Maximum bytes of a document that is read as a whole before the head of the response is sent.
 pub(crate) const MAX_EAGER: u64 = 128 << 10;
 
-/// One document, ready to leave. Cheap to clone.
+/// One document to respond with. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Document {
     pub(crate) digest: Digest,
@@ -17,13 +17,13 @@ pub(crate) struct Document {
 
 #[derive(Clone)]
 pub(crate) enum DocumentContent {
-    /// The disk would not take it, or it has just come.
+    /// The document has just arrived, or the disk refused it.
     Bytes(Bytes),
     Stored(StoredBlob),
 }
 
 impl Document {
-    /// One that is in memory.
+    /// A document in memory.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of(bytes: Bytes) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Document {
         }
     }
 
-    /// Bytes of it.
+    /// Number of bytes.
     pub(crate) fn size(&self) -> u64 {
         match &self.content {
             DocumentContent::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
@@ -41,15 +41,15 @@ impl Document {
         }
     }
 
-    /// The committed blob, unless the bytes are at hand.
-    pub(crate) fn blob(&self) -> Option<&StoredBlob> {
+    /// The stored blob, unless the bytes are in memory.
+    pub(crate) fn stored_blob(&self) -> Option<&StoredBlob> {
         match &self.content {
             DocumentContent::Bytes(_) => None,
             DocumentContent::Stored(blob) => Some(blob),
         }
     }
 
-    /// Up to `max` bytes (and at most 128 KiB) from `offset`; fewer only at its end.
+    /// Up to `max` bytes (and at most 128 KiB) from `offset`. Fewer only at the end of the document.
     pub(crate) async fn part(&self, offset: u64, max: usize) -> Result<Bytes, CacheError> {
         match &self.content {
             DocumentContent::Bytes(bytes) => {
@@ -61,7 +61,7 @@ impl Document {
         }
     }
 
-    /// All of it, when it is at most `limit` bytes.
+    /// All bytes, if there are at most `limit`.
     pub(crate) async fn bytes(&self, limit: usize) -> Result<Bytes, CacheError> {
         match &self.content {
             DocumentContent::Bytes(bytes) => Ok(bytes.clone()),

@@ -1,4 +1,4 @@
-//! How long clients would wait for what is not in the cache: a + b · size, learned for each registry.
+//! Estimates how long a client waits for a blob that is not cached: a + b · size, learned for each registry.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,37 +7,40 @@ use parking_lot::Mutex;
 use pierhead_cache::Access;
 use pierhead_oci::Registry;
 
-/// Registries that something is known of; beyond it the one that was asked the longest ago is forgotten.
+/// Maximum number of registries with a model. Above it, the model that was used least recently is dropped.
 const MAX_REGISTRIES: usize = 256;
 
-/// What is assumed of a registry before anything was measured: seconds to the first byte, and seconds a byte.
+/// Assumed seconds to the first byte, before the first measurement of a registry.
 const ASSUMED_FIRST_BYTE: f64 = Access::<()>::ROUND_TRIP;
+/// Assumed seconds per byte, before the first measurement of a registry.
 const ASSUMED_PER_BYTE: f64 = Access::<()>::PER_MEGABYTE / 1e6;
 
-/// No registry costs more than so many times what is assumed of a distant one: whoever may name any registry could
-/// raise what it keeps above all else, by one that drips.
+/// Maximum cost of a registry, as a multiple of the assumed cost. Without it, a client could use a slow registry of its own
+/// to make its blobs more valuable than all others.
 const MAX_COST_FACTOR: f64 = 4.0;
 
-/// The assumed rate counts as so many bytes measured.
+/// Weight of the assumed rate, as a number of measured bytes.
 const ASSUMED_BYTES: f64 = 4e6;
-/// Of measured bytes the last ones count: a link that has changed is known after about so many.
+/// Maximum weight of all measured bytes. The model follows a changed link after about as many bytes.
 const MAX_WEIGHED_BYTES: f64 = 256e6;
-/// Bytes that come along with the head tell nothing of the rate.
+/// Minimum bytes for a measurement of the rate. Fewer bytes arrive together with the head.
 const MIN_RATE_BYTES: u64 = 64 << 10;
-/// One measurement says no more than that it is so many times faster or slower: a stalled fetch is no rule.
+/// Maximum factor between a measurement and the model. It bounds the effect of one stalled download.
 const MAX_OUTLIER: f64 = 8.0;
-/// The least weight of a new time to the first byte.
+/// Minimum weight of a new time to the first byte.
 const MIN_WEIGHT: f64 = 1.0 / 16.0;
 
-/// See the head of this module. Learned anew after a restart; what each blob cost is kept with the blob.
+/// The models of all registries. A restart forgets them, but each cached blob keeps its cost. This is no general cache,
+/// since a model learns from each download and does not expire.
 #[derive(Default)]
 pub(crate) struct DownloadCosts(Mutex<HashMap<Registry, CostModel>>);
 
 struct CostModel {
     /// Seconds to the first byte.
     first: f64,
-    fetches: f64,
-    /// Of the bytes below, decayed alike.
+    /// Number of downloads.
+    downloads: f64,
+    /// Seconds that `bytes` took. Both decay alike.
     seconds: f64,
     bytes: f64,
     used: Instant,
@@ -47,7 +50,7 @@ impl CostModel {
     fn new(used: Instant) -> Self {
         Self {
             first: ASSUMED_FIRST_BYTE,
-            fetches: 0.0,
+            downloads: 0.0,
             seconds: ASSUMED_BYTES * ASSUMED_PER_BYTE,
             bytes: ASSUMED_BYTES,
             used,
@@ -59,21 +62,20 @@ impl CostModel {
     }
 
     fn learn(&mut self, first: f64, body: f64, bytes: u64) {
-        // Of samples that keep to the bound, any mean does.
-        let about = |sample: f64, known: f64, most: f64| {
+        let bounded = |sample: f64, model: f64, max: f64| {
             sample
-                .clamp(known / MAX_OUTLIER, known * MAX_OUTLIER)
-                .min(most)
+                .clamp(model / MAX_OUTLIER, model * MAX_OUTLIER)
+                .min(max)
         };
-        // The assumption weighs as much as one fetch.
-        self.fetches += 1.0;
-        let weight = (1.0 / (1.0 + self.fetches)).max(MIN_WEIGHT);
-        self.first +=
-            (about(first, self.first, ASSUMED_FIRST_BYTE * MAX_COST_FACTOR) - self.first) * weight;
+        // The assumed value weighs as much as one download.
+        self.downloads += 1.0;
+        let weight = (1.0 / (1.0 + self.downloads)).max(MIN_WEIGHT);
+        let max = ASSUMED_FIRST_BYTE * MAX_COST_FACTOR;
+        self.first += (bounded(first, self.first, max) - self.first) * weight;
         if bytes >= MIN_RATE_BYTES {
             let bytes = bytes as f64;
-            let most = bytes * ASSUMED_PER_BYTE * MAX_COST_FACTOR;
-            self.seconds += about(body, bytes * self.per_byte(), most);
+            let max = bytes * ASSUMED_PER_BYTE * MAX_COST_FACTOR;
+            self.seconds += bounded(body, bytes * self.per_byte(), max);
             self.bytes += bytes;
             let decay = (MAX_WEIGHED_BYTES / self.bytes).min(1.0);
             (self.seconds, self.bytes) = (self.seconds * decay, self.bytes * decay);
@@ -82,8 +84,8 @@ impl CostModel {
 }
 
 impl DownloadCosts {
-    /// Seconds until a client would have `size` bytes of that registry.
-    // A rank needs no more precision than a float has.
+    /// Seconds until a client has `size` bytes of that registry.
+    // The eviction policy needs no more precision than `f32`.
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) fn estimate(&self, registry: &Registry, size: u64) -> f32 {
         let models = self.0.lock();
@@ -95,7 +97,7 @@ impl DownloadCosts {
         (first + per_byte * size as f64) as f32
     }
 
-    /// A fetch took so long to its first byte, and then waited so long for the other `bytes`.
+    /// Records a download: the time to its first byte, and the time that the other `bytes` took.
     pub(crate) fn learn(&self, registry: &Registry, first: Duration, body: Duration, bytes: u64) {
         let now = Instant::now();
         let mut models = self.0.lock();
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn each_registry_is_known_by_what_was_measured() {
+    fn each_registry_has_its_own_measured_costs() {
         let (costs, near, far) = (DownloadCosts::default(), registry(1), registry(2));
         assert!((costs.estimate(&near, MB) - 1.38).abs() < 1e-5, "assumed");
         let ms = Duration::from_millis;
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn one_stalled_fetch_is_no_rule_and_a_small_one_says_nothing_of_the_rate() {
+    fn one_stalled_download_changes_little_and_a_small_one_does_not_change_the_rate() {
         let (costs, registry) = (DownloadCosts::default(), registry(1));
         let ms = Duration::from_millis;
         for _ in 0..50 {
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_that_drips_is_worth_no_more_than_a_few_of_the_assumed_ones() {
+    fn the_cost_of_a_slow_registry_is_bounded() {
         let (costs, registry) = (DownloadCosts::default(), registry(1));
         let ms = Duration::from_millis;
         for _ in 0..100 {
@@ -165,7 +167,7 @@ mod tests {
             let [cost, prior] = [costs.estimate(&registry, size), Access::<()>::prior(size)];
             assert!(cost > prior * 3.0 && cost < prior * 4.01, "{size}: {cost}");
         }
-        // And is known again by what it does soon after.
+        // The costs recover soon after the registry becomes faster.
         for _ in 0..200 {
             costs.learn(&registry, ms(100), ms(1000), 10 * MB);
         }
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn registries_are_forgotten_before_they_are_too_many() {
+    fn the_number_of_registries_is_bounded() {
         let costs = DownloadCosts::default();
         let ms = Duration::from_millis;
         for number in 0..MAX_REGISTRIES + 10 {

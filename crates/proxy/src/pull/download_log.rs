@@ -28,7 +28,7 @@ enum DownloadOutcome {
     Stored,
     Streamed,
     Failed(Cause, String),
-    /// Another [`DownloadLog`] goes on with the stream.
+    /// Another [`DownloadLog`] continues with the stream.
     HandedOver,
 }
 
@@ -49,7 +49,7 @@ impl<'a> DownloadLog<'a> {
         }
     }
 
-    /// Which address of the upstream sends.
+    /// Sets the address of the upstream that sends.
     pub(crate) fn from(&mut self, address: &str) {
         self.address = Some(address.to_owned());
     }
@@ -62,15 +62,15 @@ impl<'a> DownloadLog<'a> {
         self.end = DownloadOutcome::Stored;
     }
 
-    /// To a client, past the cache.
+    /// The blob went to a client without being stored.
     pub(crate) fn streamed(&mut self) {
         self.end = DownloadOutcome::Streamed;
     }
 
     pub(crate) fn failed(&mut self, error: &Error) {
-        // A refusal to store is no failure: the client gets the blob by a download with its own line.
+        // A refusal to store is not a failure: the client gets the blob by a download with its own line.
         let is_refused = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::TooLarge { .. }));
-        self.end = match error.is_passed_on() || is_refused {
+        self.end = match error.is_not_admitted() || is_refused {
             true => DownloadOutcome::HandedOver,
             false => DownloadOutcome::Failed(error.cause(), with_sources(error)),
         };
@@ -89,7 +89,7 @@ impl Drop for DownloadLog<'_> {
         let seconds = seconds(self.started);
         let outcome = match &self.end {
             DownloadOutcome::HandedOver => return,
-            // Nothing was downloaded.
+            // No byte arrived.
             DownloadOutcome::Cancelled if bytes == 0 => return,
             DownloadOutcome::Cancelled if self.slot.is_some_and(DownloadSlot::is_yielding) => {
                 "paused"
@@ -114,7 +114,7 @@ impl Drop for DownloadLog<'_> {
     }
 }
 
-/// For the field `seconds` of a line: to the millisecond.
+/// The value of the field `seconds` of a log line, rounded to milliseconds.
 pub(crate) fn seconds(since: Instant) -> f64 {
     (since.elapsed().as_secs_f64() * 1000.0).round() / 1000.0
 }

@@ -1,4 +1,4 @@
-//! Fetching one blob from the upstream into its fill: the leader's work, as a task of its own.
+//! Downloads one blob from the upstream into its fill, in a task of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 
 use crate::access::pass_through::SingleOriginFill;
 use crate::context::RequestContext;
-use crate::error::{is_passed_on, is_wrong};
-use crate::limits::downloads::{Download, DownloadSlot, DownloadWaiters, Ticket};
+use crate::error::{is_not_admitted, is_wrong};
+use crate::limits::downloads::{Download, DownloadSlot, DownloadWaiters, UpstreamPermit};
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::download_log::DownloadLog;
 use crate::pull::fill_owner::FillOwner;
@@ -24,18 +24,18 @@ pub(crate) fn start(
     request: BlobRequest,
     fill: Fill,
     (owner, single_origin): (FillOwner, Option<SingleOriginFill>),
-    ticket: Ticket,
+    permit: UpstreamPermit,
 ) -> oneshot::Receiver<HandedOverStream> {
     let (pass, handed_over) = oneshot::channel();
     tokio::spawn(async move {
         // Dropping the fill fails its readers. The next request fetches the digest again.
         let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
         let waiters = DownloadWaiters::readers(fill.readers());
-        let slot = acquire_slot_for_fill(&context, (&request, waiters), ticket, &owner).await;
+        let slot = acquire_slot_for_fill(&context, (&request, waiters), permit, &owner).await;
         let mut stream = None;
         let fill = (fill, AdmissionMode::IfAdmitted);
         let arrived = AtomicU64::new(0);
-        // How it ended is known to the fill's readers; nobody else waits.
+        // The readers of the fill get its result. No other task waits for it.
         tokio::select! {
             _ = run(&context, &request, fill, (&slot, &arrived), &mut stream) => {}
             () = slot.yield_requested() => {}
@@ -45,45 +45,45 @@ pub(crate) fn start(
             && slot.is_of(&request.client)
         {
             slot.set_owner_waiting(true);
-            // Nobody takes it when the client has left.
+            // Fails when the client has left.
             let _ = pass.send(HandedOverStream { stream, slot });
         }
-        // In this order: no other registry may fill the digest while the fill counts as of a single origin.
+        // In this order: no other registry may fill the digest while the fill is marked as single-origin.
         drop(single_origin);
         drop(owner);
     });
     handed_over
 }
 
-/// What was opened for a fill that was not let in, from its first byte: for whoever began it, so that no second
-/// request is made.
+/// The stream of a fill that the cache did not admit, from its first byte. The client that started the fill continues with
+/// it, without a second upstream request.
 pub(crate) struct HandedOverStream {
     pub(crate) stream: BlobStream,
     pub(crate) slot: DownloadSlot,
 }
 
-/// Waits for a slot to download a blob. `waiters`: who waits for its bytes. Cancel safe.
+/// Waits for a slot to download a blob. Cancel safe.
 pub(crate) async fn acquire_slot(
     context: &RequestContext,
-    ticket: Ticket,
+    permit: UpstreamPermit,
     request: &BlobRequest,
     waiters: DownloadWaiters,
 ) -> DownloadSlot {
     let download = Download {
         registry: request.registry.clone(),
         digest: request.digest,
-        is_configured: context.config.load().names(&request.registry),
+        is_configured: context.config.load().is_configured(&request.registry),
         waiters,
     };
-    let all = context.limits.max_fetches();
-    context.limits.acquire_download(ticket, download, all).await
+    let all = context.limits.max_downloads();
+    context.limits.acquire_download(permit, download, all).await
 }
 
 /// Waits for the first slot that the fill gets: one of the client that started it, or of a client that waits for it.
 pub(crate) async fn acquire_slot_for_fill(
     context: &RequestContext,
     (request, waiters): (&BlobRequest, DownloadWaiters),
-    ticket: Ticket,
+    permit: UpstreamPermit,
     owner: &FillOwner,
 ) -> DownloadSlot {
     let mut offered = owner.take_slot_offers(&request.client);
@@ -94,9 +94,9 @@ pub(crate) async fn acquire_slot_for_fill(
         }
     };
     tokio::select! {
-        slot = acquire_slot(context, ticket, request, waiters.clone()) => slot,
+        slot = acquire_slot(context, permit, request, waiters.clone()) => slot,
         Some(slot) = other => {
-            // The slot was acquired for another waiter of the fill, which may leave.
+            // The slot belongs to another waiter of the fill, which may leave.
             slot.set_waiters(waiters);
             slot
         }
@@ -106,12 +106,12 @@ pub(crate) async fn acquire_slot_for_fill(
 /// Waits for a slot on behalf of another client's fill, until that fill has one.
 pub(crate) async fn offer_slot(
     context: &RequestContext,
-    ticket: Ticket,
+    permit: UpstreamPermit,
     (request, waiters): (&BlobRequest, DownloadWaiters),
     fill: Sender<DownloadSlot>,
 ) {
     tokio::select! {
-        slot = acquire_slot(context, ticket, request, waiters) => {
+        slot = acquire_slot(context, permit, request, waiters) => {
             // The fill may have a slot by now. Dropping this one releases it.
             let _ = fill.try_send(slot);
         }
@@ -119,27 +119,27 @@ pub(crate) async fn offer_slot(
     }
 }
 
-/// Whether the admission is asked.
+/// Whether the admission policy decides about storing the blob.
 #[derive(Clone, Copy)]
 pub(crate) enum AdmissionMode {
-    /// A client wants the bytes.
+    /// For a pull of a client.
     IfAdmitted,
-    /// Somebody asked for it to be kept.
+    /// For a warm or a bundle, which need the blob in the cache.
     Always,
 }
 
 impl AdmissionMode {
-    fn tell(self, fill: &mut Fill) {
+    fn apply_to(self, fill: &mut Fill) {
         if matches!(self, Self::Always) {
             fill.insist();
         }
     }
 }
 
-/// Fetches the whole blob in that slot, and commits it. `arrived` counts bytes on arrival. `passed` gets the stream when
-/// the cache refuses to store the blob.
+/// Downloads the whole blob in that slot, and commits it. `arrived` counts bytes on arrival. `handed_over` gets the stream
+/// when the cache does not admit the blob.
 ///
-/// Not cancel safe in one respect: when dropped, the fill ends for its readers. What is staged stays.
+/// Dropping the future fails the readers of the fill. Its staged bytes stay.
 pub(crate) async fn run(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
@@ -148,42 +148,43 @@ pub(crate) async fn run(
     handed_over: &mut Option<BlobStream>,
 ) -> Result<StoredBlob, crate::error::Error> {
     let resumed = fill.offset() > 0;
-    admission.tell(&mut fill);
-    match into(context, request, fill, (slot, arrived), handed_over).await {
-        // The leftovers of an earlier fill may be what was wrong, and they are gone now.
+    admission.apply_to(&mut fill);
+    match download_into(context, request, fill, (slot, arrived), handed_over).await {
+        // The staged bytes of an earlier fill may have been corrupt. The cache has deleted them.
         Err(error) if resumed && error.is_wrong_content() => {
             match context
                 .cache
                 .claim(&request.digest, request.origin())
                 .await?
             {
-                Claim::Leader(mut fill, content) => {
-                    // Nobody reads this one, so it must not count as a reader.
-                    drop(content);
-                    admission.tell(&mut fill);
-                    // The readers of the first fill now wait for this one.
+                Claim::Leader(mut fill, reader) => {
+                    // Dropped, since it must not count as a reader.
+                    drop(reader);
+                    admission.apply_to(&mut fill);
+                    // The readers of the first fill wait for this one.
                     slot.set_readers(fill.readers());
-                    into(context, request, fill, (slot, arrived), handed_over).await
+                    download_into(context, request, fill, (slot, arrived), handed_over).await
                 }
-                Claim::Hit(object) => Ok(object),
-                Claim::Follower(content) => committed(content).await,
+                Claim::Hit(blob) => Ok(blob),
+                Claim::Follower(reader) => committed(reader).await,
             }
         }
         ended => ended,
     }
 }
 
-/// Waits for somebody else's fill.
+/// Waits until the blob that `reader` reads is stored.
 pub(crate) async fn committed(
-    content: pierhead_cache::BlobReader,
+    reader: pierhead_cache::BlobReader,
 ) -> Result<StoredBlob, crate::error::Error> {
-    match content {
-        pierhead_cache::BlobReader::Stored(object) => Ok(object),
+    match reader {
+        pierhead_cache::BlobReader::Stored(blob) => Ok(blob),
         pierhead_cache::BlobReader::Tail(tail) => Ok(tail.committed().await?),
     }
 }
 
-async fn into(
+/// Downloads the blob into `fill`, commits it, and records how that ended.
+async fn download_into(
     context: &RequestContext,
     request: &BlobRequest,
     mut fill: Fill,
@@ -195,27 +196,27 @@ async fn into(
     let bytes = (arrived, &mut download);
     let failed = match transfer(context, request, &mut fill, bytes, handed_over).await {
         Ok(sources) => match fill.finish().await {
-            Ok(object) => {
+            Ok(blob) => {
                 download.stored();
                 context
                     .generation
                     .negative_cache
-                    .answered(&request.registry);
+                    .record_response(&request.registry);
                 if is_whole {
                     context.record_origin(&request.registry, &request.repository, &request.digest);
                 }
-                return Ok(object);
+                return Ok(blob);
             }
             Err(error) => {
-                // Whoever asks again gets it from an address that has not lied, where there is one.
-                let mut elsewhere = false;
-                // Bytes of an earlier fill may have been wrong, so no address is to blame.
-                if is_wrong(&error) && !is_leftover(&error) {
+                // Whether another address of the upstream may have the right bytes.
+                let mut has_other_address = false;
+                // Staged bytes of an earlier fill may have been corrupt. Then no address caused the mismatch.
+                if is_wrong(&error) && !has_staged_bytes(&error) {
                     sources.report_mismatch();
                     let (registry, digest) = (&request.registry, &request.digest);
-                    elsewhere = !context.client.all_mismatched(registry, digest);
+                    has_other_address = !context.client.all_mismatched(registry, digest);
                 }
-                note(context, request, &error, elsewhere);
+                record_cache_error(context, request, &error, has_other_address);
                 let error = error.into();
                 download.failed(&error);
                 return Err(error);
@@ -223,15 +224,14 @@ async fn into(
         },
         Err(failed) => failed,
     };
-    // First the note, then the news: readers that wake up look for the note.
+    // Recorded before the fill ends, since its readers then look into the negative cache.
     match &failed {
-        crate::error::Error::Upstream(error) => {
-            context
-                .generation
-                .negative_cache
-                .failed(&request.registry, request.subject(), error)
-        }
-        crate::error::Error::Cache(error) => note(context, request, error, false),
+        crate::error::Error::Upstream(error) => context.generation.negative_cache.record_failure(
+            &request.registry,
+            request.subject(),
+            error,
+        ),
+        crate::error::Error::Cache(error) => record_cache_error(context, request, error, false),
         _ => {}
     }
     download.failed(&failed);
@@ -252,12 +252,12 @@ async fn transfer(
         digest,
         ..
     } = request;
-    let mut asked = Instant::now();
+    let mut waiting_since = Instant::now();
     let mut stream = context
         .client
         .blob(registry, repository, digest, fill.offset())
         .await?;
-    let head = asked.elapsed();
+    let head = waiting_since.elapsed();
     download.from(stream.address());
     if stream.offset() != fill.offset() {
         fill.restart().await?;
@@ -266,21 +266,21 @@ async fn transfer(
         fill.set_cost(context.costs.estimate(registry, size));
     }
     if let Err(error) = fill.begin(stream.size()).await {
-        if is_passed_on(&error) && stream.offset() == 0 {
+        if is_not_admitted(&error) && stream.offset() == 0 {
             *handed_over = Some(stream);
         }
         return Err(error.into());
     }
-    // What disk, eviction and pacer take is not the upstream's time.
+    // Only the waits for the upstream count as its time, without disk, eviction and pacer.
     let (mut first, mut waited, mut rest) = (None, Duration::ZERO, 0);
-    asked = Instant::now();
+    waiting_since = Instant::now();
     let mut since_pause = 0;
     while let Some(bytes) = stream.next().await {
         let bytes = bytes?;
         if first.is_none() {
-            first = Some(head + asked.elapsed());
+            first = Some(head + waiting_since.elapsed());
         } else {
-            waited += asked.elapsed();
+            waited += waiting_since.elapsed();
             rest += u64::try_from(bytes.len()).unwrap_or(0);
         }
         download.received(bytes.len());
@@ -292,38 +292,44 @@ async fn transfer(
             since_pause = 0;
             pacer.pass().await;
         }
-        asked = Instant::now();
+        waiting_since = Instant::now();
     }
     if let Some(first) = first {
         context.costs.learn(registry, first, waited, rest);
     }
-    // The last address, when several sent parts.
+    // The last address, if several sent parts.
     download.from(stream.address());
     Ok(stream.sources())
 }
 
-/// Whether bytes of an earlier fill may have caused the mismatch.
-fn is_leftover(error: &CacheError) -> bool {
+/// Whether staged bytes of an earlier fill may have caused the mismatch.
+fn has_staged_bytes(error: &CacheError) -> bool {
     matches!(error, CacheError::WrongDigest { resumed: true, .. })
 }
 
-/// `elsewhere`: another address may have what this one has not.
-fn note(context: &RequestContext, request: &BlobRequest, error: &CacheError, elsewhere: bool) {
+/// Records a failure of the fill in the negative cache. A mismatch does not count while another address of the upstream may
+/// have the right bytes.
+fn record_cache_error(
+    context: &RequestContext,
+    request: &BlobRequest,
+    error: &CacheError,
+    has_other_address: bool,
+) {
     let BlobRequest {
         registry,
         repository,
         digest,
         ..
     } = request;
-    // Not let in this time; the next request may be what tips the scale.
-    if is_passed_on(error) {
-        tracing::debug!(%registry, %repository, %digest, %error, "passed on");
+    // Not recorded: the policy may admit the blob at the next request.
+    if is_not_admitted(error) {
+        tracing::debug!(%registry, %repository, %digest, %error, "blob streamed without storing it");
         return;
     }
     if error.is_storage() {
-        context.generation.negative_cache.refused_by_disk(*digest);
+        context.generation.negative_cache.record_unstorable(*digest);
     }
-    if is_wrong(error) && !is_leftover(error) && !elsewhere {
+    if is_wrong(error) && !has_staged_bytes(error) && !has_other_address {
         let mismatch = pierhead_remote::Error::Protocol {
             upstream: registry.to_string(),
             what: error.to_string(),
@@ -331,7 +337,7 @@ fn note(context: &RequestContext, request: &BlobRequest, error: &CacheError, els
         context
             .generation
             .negative_cache
-            .mismatched(request.subject(), mismatch);
+            .record_mismatch(request.subject(), mismatch);
     }
 }
 
@@ -347,7 +353,7 @@ mod tests {
     use crate::proxy::Proxy;
 
     #[tokio::test]
-    async fn a_restarted_fill_that_nobody_reads_yields_its_slot() {
+    async fn a_restarted_fill_without_readers_yields_its_slot() {
         let upstream = FakeRegistry::builder().start().await;
         let image = Image::random(1, &[1 << 20]);
         upstream.push("app", "1", &image);
@@ -364,7 +370,7 @@ mod tests {
         remote.upstreams.insert(registry.clone(), entry);
         let remote = Remote::new(remote).unwrap();
         let limits = Limits {
-            fetches: 1,
+            downloads: 1,
             ..Limits::default()
         };
         let config = Config {
@@ -388,10 +394,10 @@ mod tests {
         let claim = || async {
             match cache.claim(&one.digest, one.origin()).await.unwrap() {
                 Claim::Leader(fill, _) => fill,
-                _ => panic!("nobody else fills it"),
+                _ => panic!("the blob is neither stored nor being filled"),
             }
         };
-        // An earlier fill left wrong bytes.
+        // An earlier fill leaves corrupt bytes.
         let mut fill = claim().await;
         let size = u64::try_from(blob.bytes.len()).ok();
         fill.begin(size).await.unwrap();
@@ -403,8 +409,8 @@ mod tests {
         upstream.inject(Fault::GateBody(1, first.clone()).on_blobs().times(1));
         upstream.inject(Fault::GateBody(1, restarted.clone()).on_blobs().skip(1));
         let waiters = DownloadWaiters::owner_and(fill.readers());
-        let ticket = context.limits.queue(&one.client).unwrap();
-        let slot = acquire_slot(&context, ticket, &one, waiters).await;
+        let permit = context.limits.upstream_permit(&one.client).unwrap();
+        let slot = acquire_slot(&context, permit, &one, waiters).await;
         // The operator's client leaves before the restart.
         slot.set_owner_waiting(false);
         let (arrived, mut handed_over) = (AtomicU64::new(0), None);
@@ -415,8 +421,8 @@ mod tests {
             first.reached(1).await;
             first.release();
             restarted.reached(1).await;
-            let ticket = context.limits.queue(&two.client).unwrap();
-            let slot = acquire_slot(&context, ticket, &two, DownloadWaiters::owner());
+            let permit = context.limits.upstream_permit(&two.client).unwrap();
+            let slot = acquire_slot(&context, permit, &two, DownloadWaiters::owner());
             slot.await
         };
         tokio::select! {

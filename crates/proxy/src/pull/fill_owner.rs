@@ -1,8 +1,9 @@
-//! Which registry owns the fill of a digest.
+//! Fill owners: the registry that fills a digest, and the download slots that clients offer to the fill.
 //!
-//! 1. A client can name any registry for any digest. So clients share a fill only when they name the same registry, and
-//!    a registry that sends wrong bytes, or sends slowly, harms only the clients that named it.
-//! 2. A fill without a slot takes the first slot that any of its clients gets. So no client delays the fill for others.
+//! 1. A client can name any registry for any digest. So clients share a fill only when they name the same registry. A
+//!    registry that sends corrupt bytes, or sends slowly, harms only the clients that named it.
+//! 2. A fill without a download slot takes the first slot that any of its clients gets. So no client delays the fill for
+//!    others.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,18 +20,18 @@ type OwnerTable = Arc<Mutex<HashMap<Digest, OwnedFill>>>;
 
 struct OwnedFill {
     registry: Registry,
-    /// Those who are about to claim, and the one whose fill is under way.
-    by: usize,
+    /// Number of requests that are about to claim the digest, plus one for the running fill.
+    owners: usize,
     offers: SlotOffers,
 }
 
-/// Where those who share a fill leave a turn for it.
+/// The channel through which clients that share a fill offer it a download slot.
 struct SlotOffers {
-    /// Closed as soon as the fill has its turn.
+    /// Closed as soon as the fill has a slot.
     sender: Sender<DownloadSlot>,
-    /// Until somebody fills.
+    /// Taken by the fill.
     receiver: Option<Receiver<DownloadSlot>>,
-    /// Whose turn is waited for already: one place in its queue is enough.
+    /// Clients that already wait for a slot for this fill. Each needs only one place in its queue.
     clients: Vec<Arc<ClientUsage>>,
 }
 
@@ -53,29 +54,28 @@ impl SlotOffers {
     }
 }
 
-/// See the head of this module.
+/// The fill owners of all digests.
 #[derive(Default)]
 pub(crate) struct FillOwners(OwnerTable);
 
-/// For as long as this lives, nobody else's registry fills this digest. To be held from before the
-/// claim until its fill has ended.
+/// Keeps other registries from filling this digest, until dropped. Hold it from before the claim until the fill has ended.
 pub(crate) struct FillOwner {
     table: OwnerTable,
     digest: Digest,
 }
 
 impl FillOwners {
-    /// Enters `registry` as the one that fills `digest`, beside others who mean the same one; `None`
-    /// when another registry does.
+    /// Enters `registry` as the one that fills `digest`. Several requests may enter the same registry. `None`: another
+    /// registry fills it.
     pub(crate) fn enter(&self, digest: &Digest, registry: &Registry) -> Option<FillOwner> {
         let mut table = self.0.lock();
         match table.entry(*digest) {
             Entry::Occupied(owned) if owned.get().registry != *registry => return None,
-            Entry::Occupied(mut owned) => owned.get_mut().by += 1,
+            Entry::Occupied(mut owned) => owned.get_mut().owners += 1,
             Entry::Vacant(free) => {
                 free.insert(OwnedFill {
                     registry: registry.clone(),
-                    by: 1,
+                    owners: 1,
                     offers: SlotOffers::new(),
                 });
             }
@@ -96,8 +96,8 @@ impl FillOwners {
 }
 
 impl FillOwner {
-    /// For the one that fills, as soon as it knows: those who wait for it may leave turns from now on, also when
-    /// the fill before this one had the last place for them.
+    /// Opens the channel for offers to a new fill. An earlier fill may have taken the previous receiver. The leader calls
+    /// this at once.
     pub(crate) fn begin(&self) {
         self.with_offers(|offers| {
             if offers.receiver.is_none() {
@@ -107,7 +107,7 @@ impl FillOwner {
         });
     }
 
-    /// For the one that fills: where turns of those who wait for it arrive. To be dropped when it has one.
+    /// The receiver of slots that other clients offer to this fill. Drop it when the fill has a slot.
     pub(crate) fn take_slot_offers(
         &self,
         client: &Arc<ClientUsage>,
@@ -118,18 +118,18 @@ impl FillOwner {
         })
     }
 
-    /// For one that waits for a fill: where to leave a turn of `client`. `None` when the fill has one, or
-    /// somebody waits for this client's already.
+    /// The sender for a slot that `client`, a follower, offers to the fill. `None`: the fill has a slot, or another task
+    /// already waits for a slot of this client.
     pub(crate) fn slot_offer(&self, client: &Arc<ClientUsage>) -> Option<Sender<DownloadSlot>> {
         self.with_offers(|offers| {
             (!offers.sender.is_closed() && offers.is_new(client)).then(|| offers.sender.clone())
         })
     }
 
-    fn with_offers<T>(&self, look: impl FnOnce(&mut SlotOffers) -> Option<T>) -> Option<T> {
+    fn with_offers<T>(&self, action: impl FnOnce(&mut SlotOffers) -> Option<T>) -> Option<T> {
         let mut table = self.table.lock();
-        // It is there for as long as this lives.
-        look(&mut table.get_mut(&self.digest)?.offers)
+        // The entry exists while `self` does.
+        action(&mut table.get_mut(&self.digest)?.offers)
     }
 }
 
@@ -137,8 +137,8 @@ impl Drop for FillOwner {
     fn drop(&mut self) {
         let mut table = self.table.lock();
         if let Entry::Occupied(mut owned) = table.entry(self.digest) {
-            owned.get_mut().by -= 1;
-            if owned.get().by == 0 {
+            owned.get_mut().owners -= 1;
+            if owned.get().owners == 0 {
                 owned.remove();
             }
         }
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_offers_one_turn_to_each_fill_that_has_none() {
+    fn a_client_offers_one_slot_to_each_fill_without_slot() {
         let fill_owners = FillOwners::default();
         let digest = Digest::of(Algorithm::Sha256, b"a");
         let registry: Registry = "one.example".parse().unwrap();
@@ -160,20 +160,26 @@ mod tests {
         let owner = fill_owners.enter(&digest, &registry).unwrap();
         let offers = owner.take_slot_offers(&one);
         assert!(offers.is_some());
-        assert!(owner.slot_offer(&one).is_none(), "it waits for its own");
+        assert!(
+            owner.slot_offer(&one).is_none(),
+            "the leader waits for its own slot"
+        );
         assert!(owner.slot_offer(&two).is_some());
-        assert!(owner.slot_offer(&two).is_none(), "one place is enough");
+        assert!(
+            owner.slot_offer(&two).is_none(),
+            "one offer for each client"
+        );
         drop(offers);
         let three = Arc::new(ClientUsage::operator());
-        assert!(owner.slot_offer(&three).is_none(), "the fill has begun");
-        // Another fill before the last of those who meant the first has left: it has no turn before it asks for one.
+        assert!(owner.slot_offer(&three).is_none(), "the fill has a slot");
+        // A second fill begins while an owner of the first one remains. The second fill has no slot yet.
         owner.begin();
         assert!(owner.slot_offer(&one).is_some());
         assert!(owner.take_slot_offers(&two).is_some());
     }
 
     #[test]
-    fn one_registry_leads_until_its_last_one_leaves() {
+    fn a_registry_owns_a_digest_until_its_last_owner_is_dropped() {
         let fill_owners = FillOwners::default();
         let digest = Digest::of(Algorithm::Sha256, b"a");
         let [one, two]: [Registry; 2] =

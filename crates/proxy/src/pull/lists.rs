@@ -1,4 +1,4 @@
-//! Tag lists and referrers lists: cached whole, paged and filtered here.
+//! Responds with tag lists and referrers lists: pages and filters the cached lists.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,30 +20,30 @@ use crate::pull::document::{Document, MAX_EAGER};
 use crate::pull::resolve::resolve;
 use crate::pull::tag_page::{self, find_page};
 
-/// What stands behind the last tag of an answer.
+/// The end of a response, after the last tag.
 const LIST_END: &[u8] = b"]}";
 
-/// Which part of a tag list is asked for.
+/// The page of a tag list that a client requests.
 pub(crate) struct TagPageRequest<'a> {
-    /// As the client wrote it: the answer's `name` and `Link` are in its words.
+    /// The name as the client wrote it. `name` and `Link` of the response use it.
     pub(crate) name: &'a oci::Name,
-    /// The request's query: `ns` must be in the `Link` too.
+    /// The query of the request. The `Link` needs its `ns`.
     pub(crate) query: Option<&'a str>,
     pub(crate) n: Option<u32>,
     pub(crate) last: Option<&'a str>,
 }
 
-/// The text of an answer.
+/// The body of a response with a list.
 pub(crate) enum ListBody {
     Whole(Bytes),
-    /// So many bytes, read as the client takes them.
+    /// A body of this length, which is read from the disk as the client takes it.
     Long(Box<BlobSource>, u64),
 }
 
 /// A page of tags.
 pub(crate) struct TagPage {
     pub(crate) body: ListBody,
-    /// The value of `Link`, when there is more.
+    /// The value of `Link`, if a further page exists.
     pub(crate) next: Option<String>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct ReferrersPage {
     pub(crate) media_type: MediaType,
 }
 
-/// Who wants a list of which repository.
+/// A request for a list of a repository.
 pub(crate) struct ListRequest<'a> {
     pub(crate) context: &'a Arc<RequestContext>,
     pub(crate) client: &'a Arc<ClientUsage>,
@@ -71,7 +71,7 @@ pub(crate) async fn tags(
     let (document, outcome) = list.resolve(&name).await?;
     match list.page(&document, &page).await {
         Ok(tags) => Ok((tags, outcome)),
-        // It was damaged, which took it out of the cache: this asks the upstream.
+        // The list was damaged, and the cache deleted it. So this requests it from the upstream.
         Err(_) => {
             let (document, outcome) = list.resolve(&name).await?;
             Ok((list.page(&document, &page).await?, outcome))
@@ -79,7 +79,7 @@ pub(crate) async fn tags(
     }
 }
 
-/// The complete list, or those of one artifact type.
+/// The complete list, or the referrers of one artifact type.
 pub(crate) async fn referrers(
     list: &ListRequest<'_>,
     digest: Digest,
@@ -105,11 +105,11 @@ impl ListRequest<'_> {
         let range = find_page(document, page.n, page.last).await?;
         let before = format!(r#"{{"name":"{}","tags":["#, page.name);
         let next = range.next_after.as_deref().map(|last| link(page, last));
-        let body = match document.blob() {
-            Some(object) if range.end - range.first > MAX_EAGER => {
+        let body = match document.stored_blob() {
+            Some(blob) if range.end - range.first > MAX_EAGER => {
                 let length =
                     range.end - range.first + as_u64(before.len()) + as_u64(LIST_END.len());
-                let source = self.source(document, object);
+                let source = self.source(document, blob);
                 let mut source = source.in_range(range.first, range.end).await?;
                 source.surround(before.into(), Bytes::from_static(LIST_END));
                 ListBody::Long(Box::new(source), length)
@@ -126,14 +126,14 @@ impl ListRequest<'_> {
         document: &Document,
         artifact_type: Option<&str>,
     ) -> Result<ReferrersPage, Error> {
-        let body = match (artifact_type, document.blob()) {
-            (None, Some(object)) if document.size() > MAX_EAGER => {
-                let source = self.source(document, object);
+        let body = match (artifact_type, document.stored_blob()) {
+            (None, Some(blob)) if document.size() > MAX_EAGER => {
+                let source = self.source(document, blob);
                 ListBody::Long(Box::new(source), document.size())
             }
             (None, _) => ListBody::Whole(document.bytes(Manifest::MAX_SIZE).await?),
             (Some(artifact_type), _) => {
-                // Not held while the upstream is asked, which may take its time.
+                // Taken only now, so that no permit is held during an upstream request.
                 let _permit = match document.size() > MAX_EAGER {
                     true => self.context.parsing.acquire().await.ok(),
                     false => None,
@@ -150,18 +150,19 @@ impl ListRequest<'_> {
         })
     }
 
-    fn source(&self, document: &Document, object: &StoredBlob) -> BlobSource {
+    fn source(&self, document: &Document, blob: &StoredBlob) -> BlobSource {
         let request = BlobRequest {
             registry: self.registry.clone(),
             repository: self.repository.clone(),
             digest: document.digest,
             client: self.client.clone(),
         };
-        BlobSource::of(self.context.clone(), request, object.clone())
+        BlobSource::of(self.context.clone(), request, blob.clone())
     }
 }
 
-/// Tags need no escaping in a query, by their grammar; one that does is not followed further.
+/// The value of `Link` for the next page. By their grammar, tags need no escaping in a query. Other characters are
+/// dropped.
 pub(crate) fn link(page: &TagPageRequest<'_>, last: &str) -> String {
     let last: String = last
         .chars()
@@ -169,14 +170,14 @@ pub(crate) fn link(page: &TagPageRequest<'_>, last: &str) -> String {
         .collect();
     let name = page.name;
     let n = page.n.unwrap_or_default();
-    // As it was understood, not as it was written: that may hold anything.
+    // The parsed namespace, since the raw query may contain any characters.
     let namespace = Endpoint::namespace(page.query).ok().flatten();
     let namespace = namespace.map(|registry| format!("&ns={registry}"));
     let namespace = namespace.unwrap_or_default();
     format!("</v2/{name}/tags/list?n={n}&last={last}{namespace}>; rel=\"next\"")
 }
 
-/// An index, as far as a filtered one keeps it. What is kept is kept as it was written.
+/// The fields of an index that a filtered index has. Their values stay as they were written.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FilteredIndex<'a> {
@@ -198,14 +199,14 @@ struct ArtifactTypeOnly<'a> {
 }
 
 pub(crate) fn filtered(document: &[u8], artifact_type: &str) -> Result<Bytes, Error> {
-    let broken = |error: serde_json::Error| Error::Document(format!("referrers list: {error}"));
-    // An index made for one request: it is not content-addressed, so writing it anew changes no digest.
-    let mut index: FilteredIndex<'_> = serde_json::from_slice(document).map_err(broken)?;
+    let malformed = |error: serde_json::Error| Error::Document(format!("referrers list: {error}"));
+    // The response is not content-addressed, so encoding the index again changes no digest.
+    let mut index: FilteredIndex<'_> = serde_json::from_slice(document).map_err(malformed)?;
     index.manifests.retain(|manifest| {
         serde_json::from_str::<ArtifactTypeOnly<'_>>(manifest.get())
             .is_ok_and(|it| it.artifact_type.as_deref() == Some(artifact_type))
     });
-    Ok(serde_json::to_vec(&index).map_err(broken)?.into())
+    Ok(serde_json::to_vec(&index).map_err(malformed)?.into())
 }
 
 fn as_u64(length: usize) -> u64 {
@@ -216,7 +217,7 @@ fn as_u64(length: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// The stored list of `tags`, cut and read as a client would get it.
+    /// A page of the stored list of `tags`, and its `Link`.
     async fn paged(tags: &str, n: Option<u32>, last: Option<&str>) -> (String, Option<String>) {
         let name = "docker.io/library/redis".parse().unwrap();
         let page = TagPageRequest {
@@ -262,11 +263,11 @@ mod tests {
             (body(r#""d","e""#), None),
             "the last page has no link"
         );
-        let gone = page(None, Some("bb")).await;
+        let deleted = page(None, Some("bb")).await;
         assert_eq!(
-            gone,
+            deleted,
             (body(r#""c","d","e""#), None),
-            "a tag that is gone still orders"
+            "a page may begin after a deleted tag"
         );
         assert_eq!(page(Some(0), None).await, (body(""), None));
         assert_eq!(page(Some(u32::MAX), Some("zz")).await, (body(""), None));
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_client_crate_did_not_write_is_no_list() {
+    async fn a_malformed_stored_list_is_an_error() {
         for stored in ["[", "{}", r#"{"tags":["a"]"#, r#"{"tags":["a\"b"]}"#] {
             let document = Document::of(stored.into());
             let range = find_page(&document, Some(9), None).await;
@@ -307,10 +308,10 @@ mod tests {
     #[test]
     fn the_filter_keeps_one_artifact_type() {
         let index = br#"{"schemaVersion":2,"manifests":[{"artifactType":"a","size":1},{"artifactType":"b"},{},7],"annotations":{"k":"v"}}"#;
-        let kept: serde_json::Value =
+        let index_of_type: serde_json::Value =
             serde_json::from_slice(&filtered(index, "a").unwrap()).unwrap();
         assert_eq!(
-            kept,
+            index_of_type,
             serde_json::json!({"schemaVersion":2,"manifests":[{"artifactType":"a","size":1}],"annotations":{"k":"v"}})
         );
         assert!(filtered(b"{", "a").is_err());

@@ -1,4 +1,4 @@
-//! Manifests: documents that are handed out only when what they name can be had.
+//! Serves manifests. While the upstream fails, only manifests whose blobs are cached.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::pull::document::{Document, MAX_EAGER};
 use crate::pull::negative_cache::Subject;
 use crate::pull::resolve::resolve;
 
-/// Images of an index that are looked for in the cache, at most: real ones have a dozen.
+/// Maximum number of images of an index that are looked up in the cache. Real indexes have about 12.
 const MAX_IMAGES: usize = 64;
 
-/// The manifest or index of that reference. Some clients (podman) fail a pull for good when a blob of
-/// a manifest that they got is missing, while all fall back to the origin when the manifest is. So
-/// while the upstream fails, a manifest must be backed by the cache.
+/// The manifest or index of that reference. All clients fall back to the origin when a manifest fails. But some (podman)
+/// fail the pull when a blob fails after its manifest. So while the upstream fails, a manifest is served only if its blobs
+/// are cached.
 pub(crate) async fn manifest(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -40,12 +40,13 @@ pub(crate) async fn manifest(
                 .negative_cache
                 .is_failing(&reference.registry))
     {
-        backed(context, reference, &document, deadline).await?;
+        check_blobs(context, reference, &document, deadline).await?;
     }
     Ok((document, outcome))
 }
 
-async fn backed(
+/// Fails when a blob of the manifest is neither cached nor available from the upstream.
+async fn check_blobs(
     context: &RequestContext,
     reference: &Reference,
     document: &Document,
@@ -56,18 +57,18 @@ async fn backed(
         Some(missing) => missing,
     };
     let MissingPart::Blob(digest) = missing else {
-        return Err(unbacked(reference, missing));
+        return Err(not_cached(reference, missing));
     };
-    // The upstream may be back, or refuse manifests only (Docker Hub's rate limit): one HEAD tells.
+    // The upstream may work again, or refuse manifests only (Docker Hub's rate limit). A HEAD of the blob shows it.
     let size = context
         .client
         .blob_size(&reference.registry, &reference.repository, &digest);
-    match tokio::time::timeout_at(deadline.last(), size).await {
+    match tokio::time::timeout_at(deadline.wait_without_stale(), size).await {
         Ok(Ok(_)) => {
             context
                 .generation
                 .negative_cache
-                .answered(&reference.registry);
+                .record_response(&reference.registry);
             return Ok(());
         }
         Ok(Err(error)) => {
@@ -79,14 +80,14 @@ async fn backed(
             context
                 .generation
                 .negative_cache
-                .failed(&reference.registry, subject, &error);
+                .record_failure(&reference.registry, subject, &error);
         }
         Err(_) => {}
     }
-    Err(unbacked(reference, missing))
+    Err(not_cached(reference, missing))
 }
 
-fn unbacked(reference: &Reference, missing: MissingPart) -> Error {
+fn not_cached(reference: &Reference, missing: MissingPart) -> Error {
     let (MissingPart::Blob(missing) | MissingPart::Manifest(missing)) = missing;
     Error::BlobNotCached {
         upstream: reference.registry.to_string(),
@@ -94,27 +95,28 @@ fn unbacked(reference: &Reference, missing: MissingPart) -> Error {
     }
 }
 
-/// What of an image is neither cached nor on its way.
+/// A part of an image that is neither cached nor being filled.
 #[derive(Clone, Copy)]
 enum MissingPart {
     Blob(Digest),
-    /// Of a platform; whoever has no manifest of it has no blobs of it either.
+    /// The manifest of a platform. Its blobs are not cached either.
     Manifest(Digest),
 }
 
-/// The first thing that an image lacks. For which platform an index is asked is not told, so it passes
-/// when one of its images is here whole: the machines of one host are of one kind, and what they do not
-/// run is not here at all. Whoever wants another one of it gets a 503 for that image's manifest. To refuse the index
-/// for its sake would refuse it to everybody, as no host holds all platforms, and the registry that the client
-/// would fall back to is the one that fails.
+/// The first part that an image lacks.
+///
+/// An index lacks nothing when one of its images is cached as a whole. The request does not name a platform, but all
+/// machines of one host usually run the same one, and other platforms are not cached at all. A client of another platform
+/// gets 503 for the manifest of its image. A 503 for the index would fail all clients, since no cache has all platforms and
+/// the registry, to which they fall back, fails.
 async fn missing(context: &RequestContext, document: &Document) -> Option<MissingPart> {
-    // Large ones are in memory one after the other.
-    let mut turn = None;
+    // The permit bounds the number of large documents in memory.
+    let mut permit = None;
     if document.size() > MAX_EAGER {
-        turn = context.parsing.acquire().await.ok();
+        permit = context.parsing.acquire().await.ok();
     }
     let bytes = document.bytes(Manifest::MAX_SIZE).await.ok()?;
-    // What cannot be parsed names nothing that we could look for.
+    // A document that is not a manifest names no blobs.
     let manifest = Manifest::parse(bytes, Some(document.media_type.as_str())).ok()?;
     if !matches!(manifest.body, Body::Index { .. }) {
         return missing_blob(context, &manifest).map(MissingPart::Blob);
@@ -122,11 +124,11 @@ async fn missing(context: &RequestContext, document: &Document) -> Option<Missin
     let mut missing = None;
     for child in manifest
         .children()
-        .filter(|child| runs(child))
+        .filter(|child| is_image(child))
         .take(MAX_IMAGES)
     {
-        if child.size > MAX_EAGER && turn.is_none() {
-            turn = context.parsing.acquire().await.ok();
+        if child.size > MAX_EAGER && permit.is_none() {
+            permit = context.parsing.acquire().await.ok();
         }
         match image(context, child).await {
             None => missing = missing.or(Some(MissingPart::Manifest(child.digest))),
@@ -136,11 +138,11 @@ async fn missing(context: &RequestContext, document: &Document) -> Option<Missin
     missing
 }
 
-/// A child of an index as the cache has it. An index in an index passes for an image without blobs.
+/// The cached manifest of a child of an index. A nested index counts as an image without blobs.
 async fn image(context: &RequestContext, child: &Descriptor) -> Option<Manifest> {
-    let object = context.cache.peek(&child.digest).await.ok()??;
-    // What the index claims of its size decided whether this is in memory alone.
-    let bytes = object
+    let blob = context.cache.peek(&child.digest).await.ok()??;
+    // At most the size that the index announces, since that size decided about the permit.
+    let bytes = blob
         .read_all(usize::try_from(child.size).ok()?)
         .await
         .ok()?;
@@ -158,15 +160,15 @@ fn missing_blob(context: &RequestContext, manifest: &Manifest) -> Option<Digest>
         .find(|digest| !context.cache.contains(digest))
 }
 
-/// Whether an entry of an index is an image: BuildKit's attestations are of no platform.
-pub(crate) fn runs(child: &Descriptor) -> bool {
+/// Whether an entry of an index is an image. BuildKit's attestations have the platform `unknown`.
+pub(crate) fn is_image(child: &Descriptor) -> bool {
     child
         .platform
         .as_ref()
         .is_none_or(|platform| platform.os != "unknown")
 }
 
-/// Foreign layers come from where they say, never from a registry.
+/// Whether a registry serves this blob. Clients get foreign layers from the URLs in the manifest.
 pub(crate) fn is_distributable(descriptor: &Descriptor) -> bool {
     let media_type = descriptor.media_type.as_str();
     !media_type.contains(".nondistributable.") && !media_type.contains(".foreign.")

@@ -1,4 +1,4 @@
-//! The media type of a manifest, from its own fields.
+//! Determines the media type of a manifest, from its own fields if possible.
 
 use bytes::Bytes;
 use pierhead_oci::{Manifest, MediaType};
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
-/// The fields of a manifest that tell what it is.
+/// The fields of a manifest that determine its type.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Head {
@@ -14,20 +14,23 @@ struct Head {
     media_type: Option<String>,
 }
 
-/// Of which media type a manifest is: what it says itself, whoever sent it; only when it says nothing, what its
-/// sender said and its form bears out. One digest has one type then, and no registry can give the content of
-/// another a type of its choice.
+/// The media type of a manifest:
+///
+/// 1. The `mediaType` field of the manifest.
+/// 2. Without such a field, the `Content-Type` of the response, if the fields of the manifest fit it.
+///
+/// So each digest has one type, and no registry can give another type to the content of another registry.
 ///
 /// # Errors
-/// It is no manifest: not of the form that its type asks for, or nothing about it says that it is one.
+/// The document is not a manifest: its fields do not fit its type, or it has neither `mediaType` nor `schemaVersion`.
 pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<MediaType, Error> {
-    let refused = |why: String| Error::Document(format!("what came as a manifest is none: {why}"));
-    // A struct could be read from a list, too.
+    let refused = |why: String| Error::Document(format!("not a manifest: {why}"));
+    // serde also reads a struct from a JSON array.
     if !bytes.trim_ascii_start().starts_with(b"{") {
-        return Err(refused("it is no JSON object".into()));
+        return Err(refused("not a JSON object".into()));
     }
     let head: Head = serde_json::from_slice(bytes).map_err(|error| {
-        // It can quote the document.
+        // Truncated, since the message may quote the document.
         refused(error.to_string().chars().take(200).collect())
     })?;
     let own = match head.media_type.as_deref() {
@@ -36,7 +39,7 @@ pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<Medi
             Some(MediaType::new(text).ok_or_else(|| refused("its mediaType is malformed".into()))?)
         }
     };
-    let says_so = own.is_some() || head.schema_version.is_some();
+    let has_type_field = own.is_some() || head.schema_version.is_some();
     let media_type = own.unwrap_or(sent);
     let is_known = media_type.is_manifest() || media_type.is_index();
     let parsed = Manifest::parse(bytes.clone(), is_known.then(|| media_type.as_str()));
@@ -44,8 +47,8 @@ pub(crate) fn manifest_media_type(bytes: &Bytes, sent: MediaType) -> Result<Medi
         Ok(manifest) if head.media_type.is_none_or(|own| own.is_empty()) => Ok(manifest.media_type),
         Ok(_) => Ok(media_type),
         Err(error) if is_known => Err(refused(error.to_string())),
-        // Of another kind: schema 1, an artifact manifest.
-        Err(_) if says_so => Ok(media_type),
+        // Another kind of manifest, such as schema 1 or an artifact manifest.
+        Err(_) if has_type_field => Ok(media_type),
         Err(_) => Err(refused("neither a mediaType nor a schemaVersion".into())),
     }
 }

@@ -1,4 +1,4 @@
-//! Pulls: documents and blobs from the cache, from the upstream, or stale.
+//! Gets documents and blobs for requests: from the cache, from the upstream, or stale.
 
 pub(crate) mod blob;
 pub(crate) mod blob_request;

@@ -1,32 +1,34 @@
 //! Negative cache: recent upstream errors, blobs that the disk refused, and upstreams that fail.
 //!
-//! Its memory is bounded and its entries are short-lived. A lost entry costs one more request.
+//! Its memory is bounded and its entries are short-lived. A lost entry costs one more upstream request.
 
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use moka::Expiry;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
 use pierhead_cache::TagKey;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{Error, Fault};
 
-/// How long "there is no such thing" and "you may not" are believed: long enough to take the sting out
-/// of a client that asks in a loop, short enough that somebody who just pushed does not notice.
-const REFUSAL_TTL: Duration = Duration::from_secs(5);
-/// How long a failure of the upstream is believed. A retry may help, so only a burst is spared.
-const FAILURE_TTL: Duration = Duration::from_secs(1);
-/// How long a blob that the disk did not take is streamed past it.
-const UNSTORABLE_TTL: Duration = Duration::from_secs(10);
-/// Entries a table; at some 300 bytes each about 1 MB in the worst case.
-const MAX_ENTRIES: usize = 4096;
+use crate::ttl_cache::ttl_cache;
 
-/// What an answer was about.
+/// How long "not found" and "denied" are served from this cache. This slows down a client that repeats a request in a
+/// loop, and is too short to be noticed by a user who has just pushed.
+const REFUSAL_TTL: Duration = Duration::from_secs(5);
+/// How long a failure of the upstream is served from this cache. A retry may help, so only a burst is answered from it.
+const FAILURE_TTL: Duration = Duration::from_secs(1);
+/// How long a blob that the disk refused is streamed without storing it.
+const UNSTORABLE_TTL: Duration = Duration::from_secs(10);
+/// Maximum number of entries of each table, of about 400 bytes: at most 2 MB per table.
+const MAX_NEGATIVE_ENTRIES: u64 = 4096;
+
+/// The subject of an upstream request.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Subject {
     /// A manifest, a tag list, a referrers list.
     Name(TagKey),
-    /// A blob as seen in one repository: another may have it.
+    /// A blob in one repository. Another repository may have it although this one has not.
     Blob(Registry, Repository, Digest),
 }
 
@@ -39,13 +41,44 @@ impl Subject {
     }
 }
 
-/// See the head of this module.
-#[derive(Default)]
+/// An error and how long it is served from this cache.
+#[derive(Clone)]
+struct CachedError {
+    error: Error,
+    ttl: Duration,
+}
+
+/// Each error has its own TTL, which begins anew when a later error replaces it.
+struct ErrorExpiry;
+
+impl Expiry<Subject, CachedError> for ErrorExpiry {
+    fn expire_after_create(
+        &self,
+        _: &Subject,
+        cached: &CachedError,
+        _: Instant,
+    ) -> Option<Duration> {
+        Some(cached.ttl)
+    }
+
+    fn expire_after_update(
+        &self,
+        _: &Subject,
+        cached: &CachedError,
+        _: Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        Some(cached.ttl)
+    }
+}
+
+/// Recent failures of upstream requests and of the disk.
 pub(crate) struct NegativeCache {
-    errors: Mutex<TtlEntries<Subject, Error>>,
-    mismatches: Mutex<TtlEntries<Subject, Error>>,
-    unstorable: Mutex<TtlEntries<Digest, ()>>,
-    failing: Mutex<TtlEntries<Registry, ()>>,
+    errors: Cache<Subject, CachedError>,
+    mismatches: Cache<Subject, Error>,
+    unstorable: Cache<Digest, ()>,
+    /// Upstreams whose last exchange failed. An entry does not expire: only a response shows that the upstream works.
+    failing: Cache<Registry, ()>,
     /// Each client has its own rights at upstreams, so a refusal to one client does not apply to others.
     is_personal: bool,
 }
@@ -54,115 +87,85 @@ impl NegativeCache {
     /// `is_personal`: upstreams respond by the rights of each client.
     pub(crate) fn new(is_personal: bool) -> Self {
         Self {
+            errors: Cache::builder()
+                .max_capacity(MAX_NEGATIVE_ENTRIES)
+                .eviction_policy(EvictionPolicy::lru())
+                .expire_after(ErrorExpiry)
+                .build(),
+            mismatches: ttl_cache(MAX_NEGATIVE_ENTRIES, FAILURE_TTL),
+            unstorable: ttl_cache(MAX_NEGATIVE_ENTRIES, UNSTORABLE_TTL),
+            failing: Cache::builder()
+                .max_capacity(MAX_NEGATIVE_ENTRIES)
+                .eviction_policy(EvictionPolicy::lru())
+                .build(),
             is_personal,
-            ..Self::default()
         }
     }
 
-    /// Takes note of how an exchange with `registry` about `subject` failed.
-    pub(crate) fn failed(&self, registry: &Registry, subject: Subject, error: &Error) {
-        let of_a_login = matches!(error, Error::Denied { .. } | Error::RateLimited { .. });
-        if of_a_login && self.is_personal {
-            self.answered(registry);
+    /// Records that an exchange with `registry` about `subject` failed.
+    pub(crate) fn record_failure(&self, registry: &Registry, subject: Subject, error: &Error) {
+        let is_about_credentials =
+            matches!(error, Error::Denied { .. } | Error::RateLimited { .. });
+        if is_about_credentials && self.is_personal {
+            self.record_response(registry);
             return;
         }
-        let lifetime = match error.fault() {
+        let ttl = match error.fault() {
             Fault::Upstream => {
-                // Without an end: only an answer of the upstream shows that it is back.
-                lock(&self.failing).insert(registry.clone(), (), Duration::MAX);
+                self.failing.insert(registry.clone(), ());
                 FAILURE_TTL
             }
             Fault::Request => {
-                self.answered(registry);
+                self.record_response(registry);
                 REFUSAL_TTL
             }
             Fault::Policy => REFUSAL_TTL,
         };
-        // The client knows by itself when to ask an upstream again that is down.
-        let lifetime = match error {
-            Error::Down { retry_after, .. } => lifetime.min(*retry_after),
-            _ => lifetime,
+        // The upstream client itself decides when to probe an upstream that is down.
+        let ttl = match error {
+            Error::Down { retry_after, .. } => ttl.min(*retry_after),
+            _ => ttl,
         };
-        lock(&self.errors).insert(subject, error.clone(), lifetime);
+        let error = error.clone();
+        self.errors.insert(subject, CachedError { error, ttl });
     }
 
-    /// The upstream sent other content than it was asked for. That is believed for a moment whatever
-    /// else it answers: containerd comes back at once for the rest of a body that was cut for it, four
-    /// times, and falls back only when it is refused.
-    pub(crate) fn mismatched(&self, subject: Subject, error: Error) {
-        lock(&self.mismatches).insert(subject, error, FAILURE_TTL);
+    /// Records that the upstream sent content with another digest. Other responses of the upstream do not lift this
+    /// error: containerd requests the rest of an aborted body at once, up to four times, and falls back to the registry
+    /// only after an error.
+    pub(crate) fn record_mismatch(&self, subject: Subject, error: Error) {
+        self.mismatches.insert(subject, error);
     }
 
-    /// The upstream answered sensibly.
-    pub(crate) fn answered(&self, registry: &Registry) {
-        lock(&self.failing).entries.remove(registry);
+    /// Records that the upstream responded, so that it does not fail any more.
+    pub(crate) fn record_response(&self, registry: &Registry) {
+        self.failing.invalidate(registry);
     }
 
     /// Whether the last exchange with this upstream failed by its own fault.
     pub(crate) fn is_failing(&self, registry: &Registry) -> bool {
-        lock(&self.failing).entries.contains_key(registry)
+        self.failing.contains_key(registry)
     }
 
-    /// The error that was seen for this a moment ago. A failure of the upstream is forgotten as soon as
-    /// the upstream has answered anything: a client that just got a manifest is not refused its blobs.
+    /// The recent error about `subject`. After any response of the upstream, its earlier failures no longer count: a
+    /// client that got a manifest must also get its blobs.
     pub(crate) fn error(&self, subject: &Subject) -> Option<Error> {
-        if let Some(error) = lock(&self.mismatches).get(subject) {
+        if let Some(error) = self.mismatches.get(subject) {
             return Some(error);
         }
-        let error = lock(&self.errors).get(subject)?;
-        let holds = error.fault() != Fault::Upstream || self.is_failing(subject.registry());
-        holds.then_some(error)
+        let CachedError { error, .. } = self.errors.get(subject)?;
+        let is_current = error.fault() != Fault::Upstream || self.is_failing(subject.registry());
+        is_current.then_some(error)
     }
 
-    /// The disk did not take this blob.
-    pub(crate) fn refused_by_disk(&self, digest: Digest) {
-        lock(&self.unstorable).insert(digest, (), UNSTORABLE_TTL);
+    /// Records that the disk refused this blob.
+    pub(crate) fn record_unstorable(&self, digest: Digest) {
+        self.unstorable.insert(digest, ());
     }
 
-    /// Whether the disk refused it a moment ago.
+    /// Whether the disk refused this blob recently.
     pub(crate) fn is_unstorable(&self, digest: &Digest) -> bool {
-        lock(&self.unstorable).get(digest).is_some()
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
-
-struct TtlEntries<K, V> {
-    /// `None` = for good.
-    entries: HashMap<K, (V, Option<Instant>)>,
-}
-
-impl<K, V> Default for TtlEntries<K, V> {
-    fn default() -> Self {
-        Self {
-            entries: HashMap::new(),
-        }
-    }
-}
-
-impl<K: Eq + Hash, V: Clone> TtlEntries<K, V> {
-    fn insert(&mut self, key: K, value: V, lifetime: Duration) {
-        if self.entries.len() >= MAX_ENTRIES && !self.entries.contains_key(&key) {
-            let now = Instant::now();
-            self.entries
-                .retain(|_, (_, until)| until.is_some_and(|until| until > now));
-            if self.entries.len() >= MAX_ENTRIES {
-                self.entries.clear();
-            }
-        }
-        self.entries
-            .insert(key, (value, Instant::now().checked_add(lifetime)));
-    }
-
-    fn get(&mut self, key: &K) -> Option<V> {
-        let (value, until) = self.entries.get(key)?;
-        if until.is_none_or(|until| until > Instant::now()) {
-            return Some(value.clone());
-        }
-        self.entries.remove(key);
-        None
+        self.unstorable.contains_key(digest)
     }
 }
 
@@ -170,7 +173,7 @@ pub(crate) fn registry_of(name: &TagKey) -> &Registry {
     match name {
         TagKey::Manifest(reference) => &reference.registry,
         TagKey::Tags(registry, _) | TagKey::Referrers(registry, _, _) => registry,
-        _ => unreachable!("every kind of name is listed"),
+        _ => unreachable!("TagKey has no other variant"),
     }
 }
 
@@ -184,41 +187,55 @@ mod tests {
         ))
     }
 
+    /// The error of an upstream that the client asks again after that time.
+    fn down_for(retry_after: Duration) -> Error {
+        Error::Down {
+            upstream: "example.com".into(),
+            since: Duration::ZERO,
+            retry_after,
+            what: "refused".into(),
+        }
+    }
+
     #[test]
-    fn an_upstream_fails_until_it_answers() {
-        let (negative_cache, registry) = (NegativeCache::default(), "example.com".parse().unwrap());
+    fn an_upstream_counts_as_failing_until_it_responds() {
+        let (negative_cache, registry) =
+            (NegativeCache::new(false), "example.com".parse().unwrap());
         let down = Error::Status {
             upstream: "example.com".into(),
             status: 500,
         };
-        negative_cache.failed(&registry, subject("a"), &down);
+        negative_cache.record_failure(&registry, subject("a"), &down);
         assert!(
             negative_cache.is_failing(&registry) && negative_cache.error(&subject("a")).is_some()
         );
         assert!(negative_cache.error(&subject("b")).is_none());
-        negative_cache.failed(
+        negative_cache.record_failure(
             &registry,
             subject("b"),
             &Error::NotFound {
                 upstream: "example.com".into(),
             },
         );
-        assert!(!negative_cache.is_failing(&registry), "a 404 is an answer");
-        assert!(negative_cache.error(&subject("a")).is_none(), "it is back");
+        assert!(!negative_cache.is_failing(&registry), "a 404 is a response");
+        assert!(
+            negative_cache.error(&subject("a")).is_none(),
+            "the upstream responds again"
+        );
         assert!(matches!(
             negative_cache.error(&subject("b")),
             Some(Error::NotFound { .. })
         ));
-        negative_cache.mismatched(subject("c"), down);
-        negative_cache.answered(&registry);
+        negative_cache.record_mismatch(subject("c"), down);
+        negative_cache.record_response(&registry);
         assert!(
             negative_cache.error(&subject("c")).is_some(),
-            "it goes on lying"
+            "a mismatch stays"
         );
     }
 
     #[test]
-    fn what_one_login_is_refused_says_nothing_of_others() {
+    fn a_refusal_to_one_client_does_not_apply_to_others() {
         let registry = "example.com".parse().unwrap();
         let upstream = || "example.com".to_owned();
         let refusals = [
@@ -233,24 +250,42 @@ mod tests {
         ];
         for error in &refusals {
             let negative_cache = NegativeCache::new(true);
-            negative_cache.failed(&registry, subject("a"), error);
+            negative_cache.record_failure(&registry, subject("a"), error);
             assert!(negative_cache.error(&subject("a")).is_none(), "{error}");
             assert!(!negative_cache.is_failing(&registry), "{error}");
             let negative_cache = NegativeCache::new(false);
-            negative_cache.failed(&registry, subject("a"), error);
+            negative_cache.record_failure(&registry, subject("a"), error);
             assert!(negative_cache.error(&subject("a")).is_some(), "{error}");
         }
     }
 
     #[test]
-    fn what_is_remembered_ends_and_is_bounded() {
-        let mut table = TtlEntries::default();
-        table.insert(0, (), Duration::ZERO);
-        assert!(table.get(&0).is_none() && table.entries.is_empty());
-        for key in 0..3 * MAX_ENTRIES {
-            table.insert(key, (), Duration::MAX);
-            assert!(table.entries.len() <= MAX_ENTRIES);
+    fn errors_expire_and_their_number_is_bounded() {
+        let negative_cache = NegativeCache::new(false);
+        let registry = "example.com".parse().unwrap();
+        let down = down_for(Duration::ZERO);
+        negative_cache.record_failure(&registry, subject("a"), &down);
+        assert!(negative_cache.error(&subject("a")).is_none());
+        let not_found = Error::NotFound {
+            upstream: "example.com".into(),
+        };
+        for nth in 0..3 * MAX_NEGATIVE_ENTRIES {
+            negative_cache.record_failure(&registry, subject(&nth.to_string()), &not_found);
         }
-        assert!(table.get(&(3 * MAX_ENTRIES - 1)).is_some());
+        let last = subject(&(3 * MAX_NEGATIVE_ENTRIES - 1).to_string());
+        assert!(negative_cache.error(&last).is_some());
+        negative_cache.errors.run_pending_tasks();
+        assert!(negative_cache.errors.entry_count() <= MAX_NEGATIVE_ENTRIES);
+    }
+
+    #[test]
+    fn an_error_that_replaces_another_has_its_own_ttl() {
+        let (negative_cache, registry) =
+            (NegativeCache::new(false), "example.com".parse().unwrap());
+        let long = down_for(Duration::from_secs(60));
+        negative_cache.record_failure(&registry, subject("a"), &long);
+        assert!(negative_cache.error(&subject("a")).is_some());
+        negative_cache.record_failure(&registry, subject("a"), &down_for(Duration::ZERO));
+        assert!(negative_cache.error(&subject("a")).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Small documents of an upstream: manifests, tag lists, referrers lists; fresh, revalidated or stale.
+//! Resolves the name of a manifest, tag list or referrers list to a document: from the cache, revalidated, or stale.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::context::RequestContext;
 use crate::deadline::Deadline;
-use crate::error::{Error, is_passed_on, with_sources};
+use crate::error::{Error, is_not_admitted, with_sources};
 use crate::limits::client_usage::ClientUsage;
 use crate::metrics::CacheOutcome;
 use crate::pull::document::{Document, DocumentContent, MAX_EAGER};
@@ -19,29 +19,25 @@ use crate::pull::manifest_type::manifest_media_type;
 use crate::pull::negative_cache::{Subject, registry_of};
 use crate::refusal_log::Refusal;
 
-/// Documents below this never take room in the client crate.
-const MAX_UNCOPIED: usize = 16 << 10;
+/// Bytes from which on a document is copied. Below it, the registry client reserves no memory for a document.
+const MIN_COPIED: usize = 16 << 10;
 
-/// While the upstream is known to be failing, a client with a stale answer waiting for it waits no
-/// longer than this for the upstream to show that it is back.
+/// Maximum time that a request with a stale response waits for a failing upstream.
 const FAILING_UPSTREAM_WAIT: Duration = Duration::from_millis(500);
 
-/// What is cached under a name.
+/// The document that the cache has for a name.
 struct CachedDocument {
     document: Document,
     etag: Option<String>,
-    /// Seconds since 1970; `None` = for good: a digest names one content for ever.
+    /// Seconds since 1970. `None`: always fresh, since a digest names the same content for ever.
     validated: Option<u64>,
 }
 
 impl CachedDocument {
-    fn is_fresh(&self, freshness: Duration) -> bool {
-        // A clock that was put back makes it stale, not fresh for years.
-        self.validated.is_none_or(|at| {
-            now()
-                .checked_sub(at)
-                .is_some_and(|age| age < freshness.as_secs())
-        })
+    fn is_fresh(&self, ttl: Duration) -> bool {
+        // A clock that was set back makes the document stale, and not fresh for years.
+        self.validated
+            .is_none_or(|at| now().checked_sub(at).is_some_and(|age| age < ttl.as_secs()))
     }
 }
 
@@ -51,9 +47,9 @@ fn now() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// The document of that name: while fresh from the cache without a word to the upstream, else
-/// revalidated, by one request however many ask; stale when the upstream is in trouble or slow.
-/// Cancel safe: a revalidation that was started goes on.
+/// The document of that name. A fresh one comes from the cache without an upstream request. Otherwise all concurrent
+/// requests share one revalidation. When the upstream fails or is slow, the stale document is returned. Cancel safe: a
+/// revalidation in progress continues.
 pub(crate) async fn resolve(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -61,9 +57,9 @@ pub(crate) async fn resolve(
     deadline: Deadline,
 ) -> Result<(Document, CacheOutcome), Error> {
     let cached = cached(context, name).await;
-    let freshness = context.config.load().tag_freshness;
+    let ttl = context.config.load().tags_ttl;
     let stale = match cached {
-        Some(cached) if cached.is_fresh(freshness) => {
+        Some(cached) if cached.is_fresh(ttl) => {
             return Ok((cached.document, CacheOutcome::Hit));
         }
         other => other.map(|cached| cached.document),
@@ -73,25 +69,25 @@ pub(crate) async fn resolve(
         .negative_cache
         .error(&Subject::Name(name.clone()))
     {
-        // Who wants every answer fresh wants a "there is none" fresh too.
-        let is_believed = error.fault() == Fault::Upstream || !freshness.is_zero();
-        if is_believed {
+        // With tags.ttl = 0, every "not found" comes from the upstream, too.
+        let is_current = error.fault() == Fault::Upstream || !ttl.is_zero();
+        if is_current {
             return stale_or(context, name, stale, error.into());
         }
     }
     let registry = registry_of(name);
     let until = match &stale {
         Some(_) if context.generation.negative_cache.is_failing(registry) => deadline
-            .patience()
+            .wait_with_stale()
             .min(Instant::now() + FAILING_UPSTREAM_WAIT),
-        Some(_) => deadline.patience(),
-        None => deadline.last(),
+        Some(_) => deadline.wait_with_stale(),
+        None => deadline.wait_without_stale(),
     };
     let pending = context.generation.document_requests.join(name, || {
-        let place = context.limits.queue(client)?;
+        let permit = context.limits.upstream_permit(client)?;
         let (context, name) = (context.clone(), name.clone());
         Ok(async move {
-            let _place = place;
+            let _permit = permit;
             refresh(&context, &name).await
         })
     });
@@ -99,11 +95,11 @@ pub(crate) async fn resolve(
         Ok(pending) => pending,
         Err(limit) => return stale_or(context, name, stale, limit.into()),
     };
-    match tokio::time::timeout_at(until, pending.answer()).await {
-        Ok(Some(Ok(answer))) => Ok(answer),
+    match tokio::time::timeout_at(until, pending.result()).await {
+        Ok(Some(Ok(document))) => Ok(document),
         Ok(Some(Err(error))) => stale_or(context, name, stale, error),
         Ok(None) => stale_or(context, name, stale, Error::Internal),
-        Err(_) => stale_or(context, name, stale, deadline.slow(registry)),
+        Err(_) => stale_or(context, name, stale, deadline.upstream_timeout(registry)),
     }
 }
 
@@ -135,7 +131,7 @@ fn repository_of(name: &TagKey) -> &Repository {
     match name {
         TagKey::Manifest(reference) => &reference.repository,
         TagKey::Tags(_, repository) | TagKey::Referrers(_, repository, _) => repository,
-        _ => unreachable!("every kind of name is listed"),
+        _ => unreachable!("TagKey has no other variant"),
     }
 }
 
@@ -147,7 +143,7 @@ fn image_of(name: &TagKey) -> String {
     }
 }
 
-/// What the cache has under that name. A failing disk counts as having nothing.
+/// The cached document of that name. `None` also when the disk fails.
 async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocument> {
     if let TagKey::Manifest(Reference {
         target: Target::Digest(digest),
@@ -158,9 +154,9 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
             return None;
         }
         let blob = open(context, digest).await?;
-        // A blob without a type was never served as a manifest: the upstream must say what it is.
+        // A blob without a media type was never served as a manifest. The upstream must send its type.
         let media_type = blob.media_type()?.clone();
-        // Lists of tags have one, too.
+        // Tag lists have a media type, too.
         if !media_type.is_manifest() && !media_type.is_index() {
             let bytes = blob.read_all(Manifest::MAX_SIZE).await.ok()?;
             manifest_media_type(&bytes, media_type.clone()).ok()?;
@@ -183,7 +179,7 @@ async fn cached(context: &RequestContext, name: &TagKey) -> Option<CachedDocumen
         validated,
     } = context.cache.tags().get(name)?;
     let blob = open(context, &digest).await?;
-    // It has a name since it came from there.
+    // The document has this name because it came from this registry.
     context.record_origin(registry_of(name), repository_of(name), &digest);
     let document = Document {
         digest,
@@ -205,26 +201,26 @@ async fn open(context: &RequestContext, digest: &Digest) -> Option<StoredBlob> {
     match found {
         Ok(blob) => blob,
         Err(error) => {
-            tracing::warn!(%digest, %error, "a cached document cannot be opened");
+            tracing::warn!(%digest, %error, "cannot open a cached document");
             None
         }
     }
 }
 
-/// One exchange with the upstream: the flight that all who ask for `name` share.
+/// One upstream request, which all concurrent requests for `name` share.
 async fn refresh(
     context: &RequestContext,
     name: &TagKey,
 ) -> Result<(Document, CacheOutcome), Error> {
-    // Whoever looked just before another flight landed finds its answer here.
+    // Another shared request may have ended since the caller looked into the cache.
     let cached = cached(context, name).await;
     let cached = match cached {
-        Some(cached) if cached.is_fresh(context.config.load().tag_freshness) => {
+        Some(cached) if cached.is_fresh(context.config.load().tags_ttl) => {
             return Ok((cached.document, CacheOutcome::Hit));
         }
         other => other,
     };
-    let known = cached
+    let validators = cached
         .as_ref()
         .map_or_else(Validators::default, |cached| Validators {
             digest: Some(cached.document.digest),
@@ -232,39 +228,40 @@ async fn refresh(
         });
     let registry = registry_of(name);
     let fetched = match name {
-        TagKey::Manifest(reference) => context.client.manifest(reference, &known).await,
+        TagKey::Manifest(reference) => context.client.manifest(reference, &validators).await,
         TagKey::Tags(registry, repository) => {
-            context.client.tags(registry, repository, &known).await
+            context.client.tags(registry, repository, &validators).await
         }
         TagKey::Referrers(registry, repository, digest) => {
             context
                 .client
-                .referrers(registry, repository, digest, &known)
+                .referrers(registry, repository, digest, &validators)
                 .await
         }
-        _ => unreachable!("every kind of name is listed"),
+        _ => unreachable!("TagKey has no other variant"),
     };
     let fetched = match fetched {
         Ok(fetched) => fetched,
         Err(error) => {
-            context
-                .generation
-                .negative_cache
-                .failed(registry, Subject::Name(name.clone()), &error);
+            context.generation.negative_cache.record_failure(
+                registry,
+                Subject::Name(name.clone()),
+                &error,
+            );
             if matches!(error, pierhead_remote::Error::NotFound { .. }) {
-                note(context.cache.tags().remove(name).await);
+                log_failure(context.cache.tags().remove(name).await);
             }
             return Err(error.into());
         }
     };
-    context.generation.negative_cache.answered(registry);
+    context.generation.negative_cache.record_response(registry);
     match (fetched, cached) {
         (DocumentResponse::NotModified, Some(CachedDocument { document, etag, .. })) => {
-            remember(context, name, &document, etag).await;
+            store_tag(context, name, &document, etag).await;
             Ok((document, CacheOutcome::Hit))
         }
         (DocumentResponse::NotModified, None) => Err(Error::Document(
-            "unchanged, though nothing was known".into(),
+            "status 304 without a conditional request".into(),
         )),
         (
             DocumentResponse::Document {
@@ -290,13 +287,13 @@ async fn refresh(
                 },
             )
             .await;
-            remember(context, name, &document, etag).await;
+            store_tag(context, name, &document, etag).await;
             Ok((document, CacheOutcome::Miss))
         }
     }
 }
 
-/// Puts it into the cache; what the disk does not take is served from memory all the same.
+/// Stores the document in the cache. A document that the disk refuses stays in memory.
 async fn store(context: &RequestContext, registry: &Registry, document: Document) -> Document {
     let DocumentContent::Bytes(bytes) = &document.content else {
         return document;
@@ -304,7 +301,7 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
     let bytes = bytes.clone();
     let is_small = u64::try_from(bytes.len()).is_ok_and(|size| size <= MAX_EAGER);
     let cost = context.costs.estimate(registry, document.size());
-    // While another registry fills this very digest nothing of ours waits for it.
+    // Does not wait while another registry fills the same digest.
     let stored = match context.fill_owners.enter(&document.digest, registry) {
         Some(_owner) => Some(
             context
@@ -320,16 +317,16 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
         None => None,
     };
     let content = match stored {
-        // Clients that take their time hold a file open, not megabytes.
+        // So a slow client holds an open file, and not megabytes of memory.
         Some(Ok(blob)) if !is_small => DocumentContent::Stored(blob),
         stored => {
-            if let Some(failed) = stored {
-                note(failed);
+            if let Some(stored) = stored {
+                log_failure(stored);
             }
-            // A copy, as what the client crate handed over may take of its room until it is dropped,
-            // and clients are slow.
+            // Copied, since the bytes of the registry client hold its memory reservation until they are dropped, and
+            // clients are slow.
             DocumentContent::Bytes(match bytes.len() {
-                0..MAX_UNCOPIED => bytes,
+                0..MIN_COPIED => bytes,
                 _ => Bytes::copy_from_slice(&bytes),
             })
         }
@@ -340,7 +337,8 @@ async fn store(context: &RequestContext, registry: &Registry, document: Document
     }
 }
 
-async fn remember(
+/// Stores which digest the upstream has for that name. A digest needs no such record.
+async fn store_tag(
     context: &RequestContext,
     name: &TagKey,
     document: &Document,
@@ -361,16 +359,18 @@ async fn remember(
         etag,
         validated: now(),
     };
-    note(context.cache.tags().put(name, record).await);
+    log_failure(context.cache.tags().put(name, record).await);
 }
 
-fn note<T>(stored: Result<T, CacheError>) {
+fn log_failure<T>(stored: Result<T, CacheError>) {
     match stored {
         Ok(_) => {}
-        // Once the bytes of a day are spent that is every document until the next.
-        Err(error) if is_passed_on(&error) => tracing::debug!(%error, "a document is passed on"),
+        // At level debug: after the daily write budget is spent, this happens to every document.
+        Err(error) if is_not_admitted(&error) => {
+            tracing::debug!(%error, "document served without storing it");
+        }
         Err(error) => {
-            tracing::warn!(error = %with_sources(&error), "a document was not stored");
+            tracing::warn!(error = %with_sources(&error), "cannot store a document");
         }
     }
 }

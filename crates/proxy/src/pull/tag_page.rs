@@ -1,49 +1,50 @@
-//! Pages of a stored tag list, as ranges of its bytes: a list of megabytes is never whole in memory.
+//! Finds a page of a stored tag list as a range of its bytes, so that a list of megabytes is never in memory as a whole.
 //!
-//! The client crate writes such a list (`{"name":"…","tags":["…","…"]}`, sorted, without a space), so a
-//! page of it is a run of its bytes between two others.
+//! The registry client writes the list (`{"name":"…","tags":["…","…"]}`, sorted, without spaces). So a page is a
+//! contiguous range of its bytes.
 
 use bytes::Bytes;
 
 use crate::error::Error;
 use crate::pull::document::Document;
 
-/// What stands before the first tag of a stored list, behind the name.
+/// The bytes between the name of a stored list and its first tag.
 const TAGS: &[u8] = br#""tags":["#;
-/// A repository's name, and what stands around it.
-const MAX_START: usize = 512;
-/// Longer is no tag.
+/// Maximum bytes of a list before its first tag: the name of the repository and its punctuation.
+const MAX_LIST_START: usize = 512;
+/// Maximum bytes of a tag.
 const MAX_TAG: usize = 256;
-/// Bytes that are looked at together.
-const BLOCK: usize = 128 << 10;
+/// Bytes that are read and scanned at once.
+const BLOCK_BYTES: usize = 128 << 10;
 
-/// A run of the stored list.
+/// A page as a range of bytes of the stored list.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PageRange {
-    /// Its first byte, and the one behind its last.
+    /// Offset of the first byte.
     pub(crate) first: u64,
+    /// Offset after the last byte.
     pub(crate) end: u64,
-    /// The last tag in it, when there are more behind it.
+    /// The last tag of the page, if a further page exists.
     pub(crate) next_after: Option<String>,
 }
 
-fn broken() -> Error {
-    Error::Document("the stored tag list is not as it was written".into())
+fn malformed() -> Error {
+    Error::Document("the stored tag list is malformed".into())
 }
 
-/// The tags behind `last`, at most `n` of them. Reads what stands before them, a block at a time.
+/// The page of at most `n` tags after the tag `last`. Reads the list from its start to the end of the page, in blocks.
 pub(crate) async fn find_page(
     document: &Document,
     n: Option<u32>,
     last: Option<&str>,
 ) -> Result<PageRange, Error> {
     let size = document.size();
-    let start = document.part(0, MAX_START).await?;
+    let start = document.part(0, MAX_LIST_START).await?;
     let found = start.windows(TAGS.len()).position(|it| it == TAGS);
-    let start = found.ok_or_else(broken)? + TAGS.len();
+    let start = found.ok_or_else(malformed)? + TAGS.len();
     let (start, close) = (as_u64(start), size.saturating_sub(2));
     if &document.part(close, 2).await?[..] != b"]}" || close < start {
-        return Err(broken());
+        return Err(malformed());
     }
     let all = PageRange {
         first: start,
@@ -59,19 +60,19 @@ pub(crate) async fn find_page(
         first: None,
         end: start,
         tag: Vec::with_capacity(MAX_TAG),
-        inside: false,
+        is_inside: false,
         opened: start,
     };
     let mut at = start;
     while at < close {
-        let block = document.part(at, BLOCK).await?;
+        let block = document.part(at, BLOCK_BYTES).await?;
         let within = usize::try_from(close - at).unwrap_or(usize::MAX);
         let block = &block[..within.min(block.len())];
         if block.is_empty() {
-            return Err(broken());
+            return Err(malformed());
         }
-        if scan.take(block, at)? {
-            let last = String::from_utf8(scan.tag).map_err(|_| broken())?;
+        if scan.scan(block, at)? {
+            let last = String::from_utf8(scan.tag).map_err(|_| malformed())?;
             return Ok(PageRange {
                 first: scan.first.unwrap_or(start),
                 end: scan.end,
@@ -93,29 +94,29 @@ pub(crate) async fn find_page(
     })
 }
 
-/// Where a look through the tags is.
+/// The state of a scan through the tags.
 struct TagScan<'a> {
     last: Option<&'a [u8]>,
-    /// Tags that the page may still have.
+    /// Number of tags that still fit on the page.
     left: u32,
-    /// Where the page begins.
+    /// Offset of the first tag of the page.
     first: Option<u64>,
-    /// Behind the last tag of the page.
+    /// Offset after the last tag of the page.
     end: u64,
-    /// The tag that is being read; the last one of the page once it is full.
+    /// The current tag. Once the page is full, its last tag.
     tag: Vec<u8>,
-    inside: bool,
-    /// Where that tag's quote stands.
+    is_inside: bool,
+    /// Offset of the opening quote of the current tag.
     opened: u64,
 }
 
 impl TagScan<'_> {
-    /// Looks at the bytes from `at`; whether there is a tag behind a full page.
-    fn take(&mut self, block: &[u8], at: u64) -> Result<bool, Error> {
+    /// Scans the bytes from offset `at`. Returns whether a tag follows the full page.
+    fn scan(&mut self, block: &[u8], at: u64) -> Result<bool, Error> {
         for (offset, byte) in block.iter().enumerate() {
             match byte {
-                b'"' if self.inside => {
-                    self.inside = false;
+                b'"' if self.is_inside => {
+                    self.is_inside = false;
                     let is_of_page = self.last.is_none_or(|last| &*self.tag > last);
                     if is_of_page && self.left > 0 {
                         self.first.get_or_insert(self.opened);
@@ -127,14 +128,14 @@ impl TagScan<'_> {
                     if self.left == 0 && self.first.is_some() {
                         return Ok(true);
                     }
-                    self.inside = true;
+                    self.is_inside = true;
                     self.opened = at + as_u64(offset);
                     self.tag.clear();
                 }
-                b'\\' => return Err(broken()),
-                byte if self.inside => {
+                b'\\' => return Err(malformed()),
+                byte if self.is_inside => {
                     if self.tag.len() == MAX_TAG {
-                        return Err(broken());
+                        return Err(malformed());
                     }
                     self.tag.push(*byte);
                 }
@@ -145,26 +146,26 @@ impl TagScan<'_> {
     }
 }
 
-/// The run itself, between what stands before and behind it, when that is at most `limit` bytes.
+/// Reads a page, and puts `before` and `after` around it.
 pub(crate) async fn read(
     document: &Document,
     range: &PageRange,
-    [before, behind]: [&[u8]; 2],
+    [before, after]: [&[u8]; 2],
 ) -> Result<Bytes, Error> {
     let length = usize::try_from(range.end - range.first).unwrap_or(usize::MAX);
-    let mut page = Vec::with_capacity(before.len() + length + behind.len());
+    let mut page = Vec::with_capacity(before.len() + length + after.len());
     page.extend_from_slice(before);
     let mut at = range.first;
     while at < range.end {
         let left = usize::try_from(range.end - at).unwrap_or(usize::MAX);
-        let part = document.part(at, left.min(BLOCK)).await?;
+        let part = document.part(at, left.min(BLOCK_BYTES)).await?;
         if part.is_empty() {
-            return Err(broken());
+            return Err(malformed());
         }
         page.extend_from_slice(&part);
         at += as_u64(part.len());
     }
-    page.extend_from_slice(behind);
+    page.extend_from_slice(after);
     Ok(page.into())
 }
 

@@ -1,4 +1,4 @@
-//! Warming: pulls whole images into the cache in advance. A cached blob that an operator warms again counts as no hit.
+//! Pulls whole images into the cache in advance (`cache warm`, and pulls for bundles).
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::pin;
@@ -21,33 +21,34 @@ use crate::pull::claim::{ClaimResult, claim_of};
 use crate::pull::fetch::{self, AdmissionMode};
 use crate::pull::manifest::{is_distributable, manifest};
 
-/// Blobs fetched at once: what docker and containerd do.
+/// Maximum number of blobs that one image downloads at the same time, as in docker and containerd.
 const MAX_PARALLEL: usize = 3;
-/// Manifests and blobs of one image. An index of 20 platforms has some hundreds.
+/// Maximum number of manifests and blobs of one image. An index of 20 platforms has a few hundred.
 const MAX_PARTS: usize = 10_000;
-/// How often a warm joins the fill of a client again after one that was not let in: clients that come just before
-/// it each time are no reason to give up, and none to go on for ever.
-const MAX_JOINS: usize = 8;
-/// How often progress within large blobs is reported.
+/// Maximum number of further claims after a fill of a client that the cache did not admit. A client may start its fill
+/// first each time.
+const MAX_FURTHER_CLAIMS: usize = 8;
+/// Interval of progress reports within large blobs.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What [`Proxy::warm`](crate::Proxy::warm) reports as it goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Blobs done, of `blobs`.
+    /// Number of blobs that are done.
     pub done: u64,
-    /// Blobs in all, as far as known.
+    /// Number of all blobs, as far as known.
     pub blobs: u64,
-    /// Bytes done, of `bytes`.
+    /// Number of bytes that are done.
     pub bytes_done: u64,
-    /// Bytes in all, as far as known.
+    /// Number of all bytes, as far as known.
     pub bytes: u64,
 }
 
-/// See [`Proxy::warm`](crate::Proxy::warm)(crate::proxy::Proxy::warm). All of it counts for `client`. When dropped, fetches of its own end; what is staged stays.
+/// Pulls an image into the cache: see [`Proxy::warm`](crate::Proxy::warm). All downloads count for `client`. Dropping the
+/// future ends its own downloads. Their staged bytes stay.
 ///
-/// When `left` resolves, nobody waits for the image any more. No further download begins. A running download goes on until
-/// another download needs its slot, and in any case while a client reads it.
+/// `left` resolves when no client waits for the image any more. Then no further download begins. A running download
+/// continues until another download needs its slot, and in any case while a client reads it.
 pub(crate) async fn warm(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -69,7 +70,7 @@ pub(crate) async fn warm(
         blobs: count(blobs.len()),
         ..Progress::default()
     };
-    // Sizes are what somebody wrote: they are summed, never believed.
+    // The sizes come from the manifest, so they may be wrong. They only serve as a sum for the report.
     progress.bytes = blobs
         .iter()
         .fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
@@ -94,15 +95,15 @@ pub(crate) async fn warm(
             let left = left_by_all.clone();
             running.spawn(async move {
                 let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
-                one(&context, request, &arrived, left).await
+                pull_blob(&context, request, &arrived, left).await
             });
         }
         tokio::select! {
             ended = running.join_next() => match ended {
                 None => break,
-                Some(Ok(Ok((size, fetched)))) => {
+                Some(Ok(Ok((size, counted)))) => {
                     progress.done += 1;
-                    settled += size.saturating_sub(fetched);
+                    settled += size.saturating_sub(counted);
                 }
                 Some(Ok(Err((digest, error)))) => return Err(format!("{reference}: blob {digest}: {error}")),
                 Some(Err(error)) => return Err(format!("{reference}: {error}")),
@@ -120,37 +121,37 @@ pub(crate) async fn warm(
     Ok(progress)
 }
 
-/// Resolves when nobody waits for the image any more.
+/// Resolves when no client waits for the image any more.
 async fn has_left(left: &mut watch::Receiver<bool>) {
     if left.wait_for(|it| *it).await.is_err() {
         std::future::pending().await
     }
 }
 
-/// What a blob counts for that nobody waits for any more.
+/// The progress of a blob after all clients left: size, and bytes that `arrived` has counted.
 const ABANDONED: (u64, u64) = (0, 0);
 
-/// Gets one blob; its size, and how many bytes of that were counted while they came.
-async fn one(
+/// Pulls one blob. Returns its size, and how many of its bytes `arrived` has counted.
+async fn pull_blob(
     context: &Arc<RequestContext>,
     request: BlobRequest,
     arrived: &AtomicU64,
     mut left: watch::Receiver<bool>,
 ) -> Result<(u64, u64), (Digest, Error)> {
-    let mut got = claimed(context, &request, arrived, &mut left).await;
-    // The fills of clients that it joined were not let in: its own will be.
-    for _ in 0..MAX_JOINS {
-        match &got {
-            Err(error) if error.is_passed_on() => {
-                got = claimed(context, &request, arrived, &mut left).await;
+    let mut result = claim_blob(context, &request, arrived, &mut left).await;
+    // The cache did not admit the fill of a client. A fill of this function is always admitted.
+    for _ in 0..MAX_FURTHER_CLAIMS {
+        match &result {
+            Err(error) if error.is_not_admitted() => {
+                result = claim_blob(context, &request, arrived, &mut left).await;
             }
             _ => break,
         }
     }
-    got.map_err(|error| (request.digest, error))
+    result.map_err(|error| (request.digest, error))
 }
 
-async fn claimed(
+async fn claim_blob(
     context: &Arc<RequestContext>,
     request: &BlobRequest,
     arrived: &AtomicU64,
@@ -164,7 +165,7 @@ async fn claimed(
     let claimed = loop {
         match claim_of(context, request).await? {
             Some(claimed) => break claimed,
-            // Another registry fills it; what comes of that is the same, if anything.
+            // Waits while another registry fills the same digest.
             None => tokio::select! {
                 () = tokio::time::sleep(REPORT_INTERVAL) => {}
                 () = has_left(left) => return Ok(ABANDONED),
@@ -173,30 +174,30 @@ async fn claimed(
     };
     match claimed {
         ClaimResult::Stored(blob) => Ok((blob.size(), 0)),
-        ClaimResult::Follower(content, None) => tokio::select! {
-            blob = fetch::committed(content) => Ok((blob?.size(), 0)),
+        ClaimResult::Follower(reader, None) => tokio::select! {
+            blob = fetch::committed(reader) => Ok((blob?.size(), 0)),
             () = has_left(left) => Ok(ABANDONED),
         },
-        ClaimResult::Follower(content, Some(offer)) => {
-            let ticket = context.limits.queue(&request.client)?;
+        ClaimResult::Follower(reader, Some(offer)) => {
+            let permit = context.limits.upstream_permit(&request.client)?;
             let offered =
-                fetch::offer_slot(context, ticket, (request, DownloadWaiters::owner()), offer);
-            let both = async { tokio::join!(fetch::committed(content), offered) };
+                fetch::offer_slot(context, permit, (request, DownloadWaiters::owner()), offer);
+            let both = async { tokio::join!(fetch::committed(reader), offered) };
             tokio::select! {
                 (blob, ()) = both => Ok((blob?.size(), 0)),
                 () = has_left(left) => Ok(ABANDONED),
             }
         }
-        ClaimResult::Leader(fill, content, owner) => {
-            // Only clients count as readers.
-            drop(content);
+        ClaimResult::Leader(fill, reader, owner) => {
+            // Dropped, since only clients may count as readers.
+            drop(reader);
             let readers = fill.readers();
-            let ticket = context.limits.queue(&request.client)?;
+            let permit = context.limits.upstream_permit(&request.client)?;
             let slot = {
                 let mut slot = pin!(fetch::acquire_slot_for_fill(
                     context,
                     (request, DownloadWaiters::owner_and(readers.clone())),
-                    ticket,
+                    permit,
                     &owner
                 ));
                 tokio::select! {
@@ -232,7 +233,7 @@ async fn claimed(
     }
 }
 
-/// The blobs of an image, without repetition; its manifests are in the cache when this returns.
+/// The distinct blobs of an image. Pulls its manifests into the cache.
 async fn blobs(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,
@@ -242,14 +243,14 @@ async fn blobs(
     let mut walk = Walk::new(reference);
     let mut blobs = Vec::new();
     while let Some((reference, depth)) = walk.next() {
-        let deadline = Deadline::new(context.config.load().answer_within);
+        let deadline = Deadline::new(context.config.load().response_timeout);
         let (document, _) = manifest(context, client, &reference, deadline).await?;
         let bytes = document.bytes(Manifest::MAX_SIZE).await?;
         let manifest = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
         walk.seen.insert(document.digest);
         match &manifest.body {
             Body::Index { manifests, .. } => {
-                for child in chosen(manifests, platforms)? {
+                for child in select_platforms(manifests, platforms)? {
                     walk.descend(child.digest, depth)?;
                 }
             }
@@ -265,7 +266,7 @@ async fn blobs(
     Ok(blobs)
 }
 
-/// A walk through manifests that ends, whatever they say: each is visited once, depth and number are bounded.
+/// A walk through the manifests of an image. It visits each once, and bounds their depth and number.
 struct Walk {
     origin: Reference,
     next: VecDeque<(Target, usize)>,
@@ -296,7 +297,7 @@ impl Walk {
         ))
     }
 
-    /// Notes a part; `false` when it is known already.
+    /// Adds a part. `false`: the walk already has it.
     fn enter(&mut self, digest: Digest) -> Result<bool, Error> {
         if self.seen.len() >= MAX_PARTS {
             return Err(Error::Document(format!("more than {MAX_PARTS} parts")));
@@ -304,7 +305,7 @@ impl Walk {
         Ok(self.seen.insert(digest))
     }
 
-    /// Notes a child manifest, to be visited later.
+    /// Adds a child manifest to visit later.
     fn descend(&mut self, digest: Digest, depth: usize) -> Result<bool, Error> {
         if !self.enter(digest)? {
             return Ok(false);
@@ -320,8 +321,8 @@ impl Walk {
     }
 }
 
-/// The entries that those platforms run; all when none is named. Indexes within an index always.
-fn chosen<'a>(
+/// The entries of an index for `platforms`, or all entries when `platforms` is empty. Nested indexes are always included.
+fn select_platforms<'a>(
     entries: &'a [Descriptor],
     platforms: &[Platform],
 ) -> Result<Vec<&'a Descriptor>, Error> {
@@ -329,17 +330,19 @@ fn chosen<'a>(
         return Ok(entries.iter().collect());
     }
     let nested = entries.iter().filter(|entry| entry.media_type.is_index());
-    let mut chosen: Vec<_> = nested.collect();
+    let mut selected: Vec<_> = nested.collect();
     for platform in platforms {
         match platform.choose(entries) {
-            Some(entry) => chosen.push(entry),
-            None if chosen.is_empty() => {
-                return Err(Error::Document(format!("nothing for {platform} in it")));
+            Some(entry) => selected.push(entry),
+            None if selected.is_empty() => {
+                return Err(Error::Document(format!(
+                    "the index has no image for {platform}"
+                )));
             }
             None => {}
         }
     }
-    Ok(chosen)
+    Ok(selected)
 }
 
 fn count(n: usize) -> u64 {
@@ -357,7 +360,7 @@ mod tests {
     use crate::proxy::Proxy;
 
     #[tokio::test]
-    async fn an_image_that_nobody_waits_for_begins_no_further_download() {
+    async fn an_image_without_waiting_clients_begins_no_further_download() {
         let upstream = FakeRegistry::builder().start().await;
         let image = Image::random(1, &[1000; 6]);
         upstream.push("app", "1", &image);
@@ -376,7 +379,7 @@ mod tests {
         remote.upstreams.insert(registry.parse().unwrap(), entry);
         let remote = Remote::new(remote).unwrap();
         let context = Proxy::new(cache.clone(), remote, Config::default()).current();
-        let (client, reference) = (context.limits.own(), format!("{registry}/app:1"));
+        let (client, reference) = (context.limits.operator(), format!("{registry}/app:1"));
         let reference = reference.parse().unwrap();
         let (leave, left) = tokio::sync::oneshot::channel();
         let left = async { left.await.unwrap_or_default() };
@@ -391,6 +394,6 @@ mod tests {
         warmed.unwrap();
         let blobs = image.blobs.iter();
         let stored = blobs.filter(|blob| cache.contains(&blob.digest)).count();
-        assert_eq!(stored, MAX_PARALLEL, "those that ran go on");
+        assert_eq!(stored, MAX_PARALLEL, "running downloads continue");
     }
 }

@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub(crate) struct Stage {
     /// The client of the proxy, for a reload, and what it was made with.
     pub(crate) client: Client,
     pub(crate) remote: pierhead_remote::Config,
-    pub(crate) library: Option<BundleServer>,
+    pub(crate) bundle_server: Option<BundleServer>,
     pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<std::io::Result<()>>>,
@@ -48,7 +49,11 @@ pub(crate) struct Plan {
     pub(crate) capacity: u64,
     /// Larger blobs are not stored; 0: no limit.
     pub(crate) max_blob: u64,
+    /// Maximum number of tags in the cache; `None`: the default.
+    pub(crate) max_tags: Option<usize>,
     pub(crate) tls: Option<Tls>,
+    /// File with the certificate authority of the upstream; `None`: the system's authorities.
+    pub(crate) upstream_ca: Option<PathBuf>,
     /// Other upstreams, by the name that clients mean them by and where they are.
     pub(crate) others: Vec<(&'static str, String)>,
     /// What the client crate waits for a head: more than any test holds one back, unless it says so.
@@ -74,7 +79,9 @@ impl Default for Plan {
             config: Config::default(),
             capacity: ROOM,
             max_blob: 0,
+            max_tags: None,
             tls: None,
+            upstream_ca: None,
             others: Vec::new(),
             header_timeout: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(20),
@@ -100,7 +107,7 @@ impl Plan {
 
     /// Every tag is stale at once, so that each request for one asks the upstream.
     pub(crate) fn always_stale(self) -> Self {
-        self.config(|config| config.tag_freshness = Duration::ZERO)
+        self.config(|config| config.tags_ttl = Duration::ZERO)
     }
 
     pub(crate) fn tls(mut self, tls: Tls) -> Self {
@@ -117,6 +124,7 @@ impl Plan {
             trusted_hosts: [upstream.token_addr(), upstream.cdn_addr()]
                 .map(|addr| format!("http://{addr}"))
                 .to_vec(),
+            ca: self.upstream_ca,
             ..Upstream::default()
         };
         remote.upstreams.insert(registry, entry);
@@ -133,6 +141,7 @@ impl Plan {
         let data = self.data.unwrap_or_else(|| tempfile::tempdir().unwrap());
         let mut config = pierhead_cache::Config::new(data.path(), self.capacity);
         config.max_blob = self.max_blob;
+        config.max_names = self.max_tags.unwrap_or(config.max_names);
         let fast = tempfile::tempdir().unwrap();
         config.fast = (self.fast > 0).then(|| FastTier {
             tier: Arc::new(DiskTier::new(fast.path()).unwrap()),
@@ -145,13 +154,14 @@ impl Plan {
         let client = Client::new(remote.clone()).unwrap();
         let mut config = self.config;
         config.default_upstream = upstream.addr().to_string().parse().unwrap();
-        let library = self.bundles.then(|| {
+        let bundle_server = self.bundles.then(|| {
             let mut config = pierhead_bundle_server::Config::new(data.path(), 256 << 20, 32 << 20);
             (config.cpu_percent, config.optimized_level) = (100, 3);
             config.background = self.rest;
             BundleServer::open(config, Proxy::blobs(&cache)).unwrap()
         });
-        let proxy = Proxy::with_library(cache.clone(), client.clone(), config, library.clone());
+        let proxy =
+            Proxy::with_bundle_server(cache.clone(), client.clone(), config, bundle_server.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -170,7 +180,7 @@ impl Plan {
             proxy,
             client,
             remote,
-            library,
+            bundle_server,
             addr,
             stop: Some(stop),
             served: Some(served),
@@ -183,8 +193,8 @@ impl Plan {
 /// Its threads work in the folder that goes next.
 impl Drop for Stage {
     fn drop(&mut self) {
-        if let Some(library) = &self.library {
-            library.close();
+        if let Some(bundle_server) = &self.bundle_server {
+            bundle_server.close();
         }
     }
 }

@@ -108,9 +108,9 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     assert_eq!(config.cache.daily_write_budget, 16 << 30);
     assert!(config.bundle.size.is_some());
     let limits = crate_configs::proxy(&config).limits;
-    assert_eq!(limits.fetches_per_registry, 24, "three quarters");
+    assert_eq!(limits.downloads_per_registry, 24, "three quarters");
     assert_eq!(
-        limits.answer_memory_per_client,
+        limits.response_memory_per_client,
         config.limits.response_memory / 2
     );
     let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();

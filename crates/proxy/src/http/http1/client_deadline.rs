@@ -1,4 +1,4 @@
-//! The time limits of one connection, kept by one timer however many requests come.
+//! The time limits for the client of one connection, with a single timer for all requests.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
@@ -8,79 +8,80 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// Until when the other side must have moved. Whoever waits for it sets the limit, [`ClientDeadline::late`]
-/// watches. Setting it touches no timer: a request costs two stores.
+/// The time until which the client must send or read bytes. Code that waits for the client sets it, and
+/// [`ClientDeadline::missed`] watches it. Setting it touches no timer: a request costs two atomic stores.
 pub(crate) struct ClientDeadline {
     start: Instant,
-    /// Milliseconds since `start`; [`FREE`] while it is our turn.
+    /// Milliseconds since `start`, or [`NO_DEADLINE`].
     due: AtomicU64,
-    /// Whether it is for taking bytes that the other side has to move.
-    taking: AtomicBool,
-    /// Set once, when we are about to stop.
-    draining: AtomicBool,
+    /// Whether the client must read bytes, not send them.
+    is_for_reading: AtomicBool,
+    /// Set once, when the shutdown begins.
+    is_shutdown: AtomicBool,
 }
 
-const FREE: u64 = u64::MAX;
+/// No deadline: pierhead does not wait for the client.
+const NO_DEADLINE: u64 = u64::MAX;
 
 impl ClientDeadline {
     pub(crate) fn new() -> Self {
         Self {
             start: Instant::now(),
-            due: AtomicU64::new(FREE),
-            taking: AtomicBool::new(false),
-            draining: AtomicBool::new(false),
+            due: AtomicU64::new(NO_DEADLINE),
+            is_for_reading: AtomicBool::new(false),
+            is_shutdown: AtomicBool::new(false),
         }
     }
 
-    /// The other side has to say something within `limit`.
-    pub(crate) fn must_speak(&self, limit: Duration) {
+    /// The client must send bytes within `limit`.
+    pub(crate) fn must_send(&self, limit: Duration) {
         self.set(limit, false);
     }
 
-    /// The other side has to take something within `limit`.
-    pub(crate) fn must_take(&self, limit: Duration) {
+    /// The client must read bytes within `limit`.
+    pub(crate) fn must_read(&self, limit: Duration) {
         self.set(limit, true);
     }
 
-    fn set(&self, limit: Duration, taking: bool) {
+    fn set(&self, limit: Duration, is_for_reading: bool) {
         let due = (self.start.elapsed() + limit).as_millis();
-        self.taking.store(taking, Ordering::Relaxed);
-        self.due
-            .store(u64::try_from(due).unwrap_or(FREE - 1), Ordering::Relaxed);
+        let due = u64::try_from(due).unwrap_or(NO_DEADLINE - 1);
+        self.is_for_reading.store(is_for_reading, Ordering::Relaxed);
+        self.due.store(due, Ordering::Relaxed);
     }
 
-    /// It is our turn, which has limits of its own.
-    pub(crate) fn free(&self) {
-        self.due.store(FREE, Ordering::Relaxed);
+    /// Clears the deadline, since pierhead works and does not wait for the client.
+    pub(crate) fn clear(&self) {
+        self.due.store(NO_DEADLINE, Ordering::Relaxed);
     }
 
-    pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+    pub(crate) fn begin_shutdown(&self) {
+        self.is_shutdown.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+    pub(crate) fn is_shutdown(&self) -> bool {
+        self.is_shutdown.load(Ordering::Relaxed)
     }
 
-    /// Whether the limit that was set last is one for taking bytes.
-    pub(crate) fn is_taking(&self) -> bool {
-        self.taking.load(Ordering::Relaxed)
+    /// Whether the deadline that was set last is for reading bytes.
+    pub(crate) fn is_for_reading(&self) -> bool {
+        self.is_for_reading.load(Ordering::Relaxed)
     }
 
-    /// Resolves when the other side is late, at the latest one `period` (the shortest limit) after that.
-    pub(crate) async fn late(&self, mut sleep: Pin<&mut Sleep>, period: Duration) {
+    /// Resolves when the client misses the deadline, at most one `period` (the shortest limit) later.
+    pub(crate) async fn missed(&self, mut sleep: Pin<&mut Sleep>, period: Duration) {
         poll_fn(|context| {
             loop {
                 ready!(sleep.as_mut().poll(context));
                 let now = Instant::now();
                 let due = self.due.load(Ordering::Relaxed);
-                let due = (due != FREE).then(|| self.start + Duration::from_millis(due));
+                let due = (due != NO_DEADLINE).then(|| self.start + Duration::from_millis(due));
                 if due.is_some_and(|due| due <= now) {
                     return std::task::Poll::Ready(());
                 }
-                // A shorter limit may be set before this one is over.
-                let look = now + period;
-                sleep.as_mut().reset(due.map_or(look, |due| due.min(look)));
+                // An earlier deadline may be set before this one passes.
+                let next = now + period;
+                sleep.as_mut().reset(due.map_or(next, |due| due.min(next)));
             }
         })
         .await;

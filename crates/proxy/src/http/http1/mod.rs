@@ -1,7 +1,7 @@
-//! HTTP/1.1 fast path: serves common requests with `sendfile`, hands all others to hyper.
+//! HTTP/1.1 fast path: serves common requests with `sendfile`, and hands all others to hyper.
 //!
-//! Responses come from [`answer`], as they do for hyper. [`head`] tells which requests the fast path takes.
-//! The first other request hands its connection, with the bytes that were read, over to hyper for good.
+//! Responses come from [`handle`], as they do for hyper. [`head`] decides which requests the fast path takes. At the first
+//! other request, the connection moves to hyper, with the bytes that were read. It stays there.
 
 mod client_deadline;
 pub(crate) mod head;
@@ -28,7 +28,7 @@ use crate::access::admit::admit_body;
 use crate::context::RequestContext;
 use crate::error::Error;
 use crate::http::body::{Body, BodyPiece};
-use crate::http::handler::answer;
+use crate::http::handler::handle;
 use crate::http::http1::client_deadline::ClientDeadline;
 use crate::http::http1::head::{RequestHead, SimpleRequest};
 use crate::http::http1::response_head::{DateHeader, Framing};
@@ -39,18 +39,18 @@ use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
 use crate::http::request_body::BodyLimits;
 use crate::limits::limit::Limit;
 
-/// Bytes that a client who takes them as fast as they come gets before others have their turn: about a
-/// millisecond. A turn costs a wake-up of another thread, so that each MiB is too often.
+/// Bytes that a fast client gets before the task yields to others: about a millisecond of work. A yield wakes another
+/// thread, so a yield at each MiB costs too much.
 const BURST_BYTES: u64 = 4 << 20;
 
-/// How a conversation of ours ends.
-enum ConnectionEnd {
-    Over,
-    /// The client wants something that is hyper's matter.
-    Other(TcpStream, Bytes),
+/// How the fast path ends.
+enum FastPathEnd {
+    Closed,
+    /// The client sent a request for hyper.
+    Hyper(TcpStream, Bytes),
 }
 
-/// Serves one client until it leaves, breaks the rules, or we stop.
+/// Serves one client until it leaves, exceeds a limit, or pierhead stops.
 pub(crate) async fn serve(
     mut state: ListenerState,
     stream: TcpStream,
@@ -62,10 +62,10 @@ pub(crate) async fn serve(
         ..peer
     };
     let config = state.current.shared.config.load_full();
-    let (head, stall) = (config.client_head, config.client_stall);
+    let (head, stall) = (config.client_head_timeout, config.client_stall_timeout);
     drop(config);
-    // Whoever is refused has little time for each step: there are few places for them.
-    let (head, stall) = match peer.over {
+    // A refused client gets short timeouts, since the number of concurrent refusals is small.
+    let (head, stall) = match peer.exceeded {
         Some(_) => (head.min(SHORT_TIMEOUT), stall.min(SHORT_TIMEOUT)),
         None => (head, stall),
     };
@@ -78,38 +78,38 @@ pub(crate) async fn serve(
             head,
             stall,
         };
-        let mut talk = pin!(talk(&state, &peer, socket));
+        let mut requests = pin!(serve_requests(&state, &peer, socket));
         let mut phase = state.phase.clone();
-        // A connection that was accepted just before the stop must see it too.
+        // A connection that was accepted just before the shutdown must see this phase, too.
         phase.mark_changed();
         let period = stall.min(head).max(Duration::from_millis(100));
         let mut sleep = pin!(tokio::time::sleep(period));
         loop {
             tokio::select! {
                 biased;
-                ended = talk.as_mut() => break ended,
+                ended = requests.as_mut() => break ended,
                 changed = phase.changed() => match (changed, *phase.borrow()) {
                     (Ok(()), Phase::Serving) => {}
-                    // Whoever waits for a head looks at it when polled next, which is now.
-                    (Ok(()), Phase::Draining) => deadline.drain(),
-                    // A listener that is gone leaves nobody who could wait for the drain.
-                    (Ok(()), Phase::Cut) | (Err(_), _) => return,
+                    // The next iteration polls `requests`, which sees the shutdown while it waits for a head.
+                    (Ok(()), Phase::Shutdown) => deadline.begin_shutdown(),
+                    // Without a listener, no task waits for the end of this connection.
+                    (Ok(()), Phase::Abort) | (Err(_), _) => return,
                 },
                 () = peer.activity.closed() => return displaced(address),
-                () = deadline.late(sleep.as_mut(), period) => {
-                    if deadline.is_taking() {
+                () = deadline.missed(sleep.as_mut(), period) => {
+                    if deadline.is_for_reading() {
                         state.current.shared.metrics.stalled.inc();
                         state.current.shared.metrics.limited(Limit::Stalled);
                     }
-                    tracing::debug!(%address, "client does nothing: connection cut");
+                    tracing::debug!(%address, "client timeout: connection aborted");
                     return;
                 }
             }
         }
     };
     match ended {
-        Ok(ConnectionEnd::Over) => {}
-        Ok(ConnectionEnd::Other(stream, front)) => {
+        Ok(FastPathEnd::Closed) => {}
+        Ok(FastPathEnd::Hyper(stream, front)) => {
             state.phase.mark_changed();
             Box::pin(hyper_server::http(state, front, stream, peer)).await;
         }
@@ -117,14 +117,14 @@ pub(crate) async fn serve(
     }
 }
 
-async fn talk(
+async fn serve_requests(
     state: &ListenerState,
     peer: &Peer,
     mut socket: Socket<'_>,
-) -> io::Result<ConnectionEnd> {
+) -> io::Result<FastPathEnd> {
     let mut date = DateHeader::default();
-    // Until hyper's own limits would hold, silence is not suffered for long.
-    socket.deadline.must_speak(socket.stall.min(socket.head));
+    // The first request has the shorter of both limits, as on a connection that hyper serves.
+    socket.deadline.must_send(socket.stall.min(socket.head));
     loop {
         let SimpleRequest {
             parts,
@@ -132,63 +132,62 @@ async fn talk(
             body,
             ..
         } = match next(&mut socket).await? {
-            None => return Ok(ConnectionEnd::Over),
+            None => return Ok(FastPathEnd::Closed),
             Some(RequestHead::Simple(simple)) => *simple,
-            Some(_) => return Ok(ConnectionEnd::Other(socket.stream, socket.buffer.freeze())),
+            Some(_) => return Ok(FastPathEnd::Hyper(socket.stream, socket.buffer.freeze())),
         };
         let context = state.current.current();
         let mut unread = 0;
-        let question = match body {
+        let body = match body {
             0 => Ok(Bytes::new()),
-            // What is not read stands between this answer and the next.
-            _ if peer.over.is_some() => {
+            // The unread body would be parsed as the next request.
+            _ if peer.exceeded.is_some() => {
                 close = true;
                 Ok(Bytes::new())
             }
             len => {
-                let question = read_body(&context, peer, &parts, &mut socket, len).await?;
-                if question.is_err() {
+                let body = read_body(&context, peer, &parts, &mut socket, len).await?;
+                if body.is_err() {
                     close = true;
                     unread = len.saturating_sub(socket.buffer.len());
                     socket.buffer.clear();
                 }
-                question
+                body
             }
         };
-        socket.deadline.free();
+        socket.deadline.clear();
         let response = {
-            // Pinned where it is made: it is too large to be moved about.
-            let answer = pin!(answer(&context, peer, &parts, question));
-            socket.unless_gone(answer).await?
+            // Pinned here, since the future is too large to move.
+            let response = pin!(handle(&context, peer, &parts, body));
+            socket.unless_gone(response).await?
         };
-        close |= peer.over.is_some()
-            || socket.deadline.is_draining()
+        close |= peer.exceeded.is_some()
+            || socket.deadline.is_shutdown()
             || response.headers().contains_key(CONNECTION);
-        // Closing sends what is left, then the end.
         let is_whole = send(&mut socket, &parts.method, response, close, &mut date).await?;
         if unread > 0 {
             discard(&mut socket, unread).await?;
         }
         if !is_whole || close {
-            return Ok(ConnectionEnd::Over);
+            return Ok(FastPathEnd::Closed);
         }
-        socket.deadline.must_speak(socket.head);
+        socket.deadline.must_send(socket.head);
     }
 }
 
-/// The next head; `None` when the client has left, or we are about to stop.
+/// The next head. `None`: the client left, or the shutdown began.
 async fn next(socket: &mut Socket<'_>) -> io::Result<Option<RequestHead>> {
-    // A head is looked at when it begins and when it may have ended, not at every byte of it.
-    let mut looked = 0;
+    // Parses a head when it begins and when it may be complete, and not after every byte.
+    let mut parsed = 0;
     loop {
-        let is_worth_a_look = looked == 0 || may_be_complete(&socket.buffer, looked);
-        if !socket.buffer.is_empty() && is_worth_a_look {
+        let is_due = parsed == 0 || may_be_complete(&socket.buffer, parsed);
+        if !socket.buffer.is_empty() && is_due {
             match head::parse(&socket.buffer) {
                 RequestHead::Partial => {
-                    if looked == 0 {
-                        socket.deadline.must_speak(socket.head);
+                    if parsed == 0 {
+                        socket.deadline.must_send(socket.head);
                     }
-                    looked = socket.buffer.len();
+                    parsed = socket.buffer.len();
                 }
                 RequestHead::Simple(simple) => {
                     socket.buffer.advance(simple.len);
@@ -206,7 +205,7 @@ async fn next(socket: &mut Socket<'_>) -> io::Result<Option<RequestHead>> {
     }
 }
 
-/// The body of a request, of a client that proves who it is.
+/// Authenticates the client, then reads the body of its request.
 async fn read_body(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -214,7 +213,7 @@ async fn read_body(
     socket: &mut Socket<'_>,
     len: usize,
 ) -> io::Result<Result<Bytes, Error>> {
-    socket.deadline.free();
+    socket.deadline.clear();
     let admitted = admit_body(context, peer, parts);
     if let Err(error) = socket.unless_gone(admitted).await? {
         return Ok(Err(error));
@@ -229,7 +228,7 @@ async fn read_body(
             break;
         }
         let left = limits.due().saturating_duration_since(Instant::now());
-        socket.deadline.must_speak(left);
+        socket.deadline.must_send(left);
         limits.make_room(&mut socket.buffer, READ_BYTES);
         if socket.read().await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -239,13 +238,13 @@ async fn read_body(
     if socket.buffer.is_empty() {
         socket.buffer = BytesMut::new();
     }
-    Ok(Ok(limits.whole(body)))
+    Ok(Ok(limits.attach_to(body)))
 }
 
-/// Reads what is left of a refused body, and keeps none of it. A close before that would make the kernel reset the
-/// connection, and the client could lose the answer.
+/// Reads and discards the rest of a refused body. After a close with unread bytes the kernel would reset the connection,
+/// and the client could lose the response.
 async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
-    socket.deadline.must_speak(socket.head.min(SHORT_TIMEOUT));
+    socket.deadline.must_send(socket.head.min(SHORT_TIMEOUT));
     while unread > 0 {
         socket.buffer.clear();
         match socket.read().await? {
@@ -256,18 +255,18 @@ async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a head that was looked at up to `looked` may tell more now.
-fn may_be_complete(buffer: &[u8], looked: usize) -> bool {
-    /// While it is short, looking at all of it costs nothing.
+/// Whether a head of which `parsed` bytes were parsed before may be complete now.
+fn may_be_complete(buffer: &[u8], parsed: usize) -> bool {
+    /// A head of at most this many bytes is always parsed again, which costs nothing.
     const ALWAYS_PARSED: usize = 2048;
-    let new = &buffer[looked.saturating_sub(3)..];
+    let new = &buffer[parsed.saturating_sub(3)..];
     buffer.len() <= ALWAYS_PARSED
         || buffer.len() >= head::MAX_HEAD
         || new.windows(2).any(|pair| pair == b"\n\n")
         || new.windows(3).any(|three| three == b"\n\r\n")
 }
 
-/// Sends one answer. Says whether it was sent whole, so that another may follow.
+/// Sends one response. Returns whether it was sent as a whole, so that another may follow.
 async fn send(
     socket: &mut Socket<'_>,
     method: &Method,
@@ -298,8 +297,8 @@ async fn send(
         return Ok(true);
     }
     let mut in_a_row = 0;
-    // Not held back for a body that takes its time.
-    let mut first = first(&mut body).await;
+    // When the first piece is not ready, the head is sent without it.
+    let mut first = ready_piece(&mut body).await;
     if first.is_none() {
         socket.send([&head, &[]], false).await?;
         head.clear();
@@ -326,18 +325,18 @@ async fn send(
                     head.clear();
                 }
                 match socket.send_file(&file, offset, len, body.pacer()).await? {
-                    FileSendResult::Some(sent) => {
-                        body.sent(sent);
+                    FileSendResult::Sent(sent) => {
+                        body.file_sent(sent);
                         in_a_row = if sent == len { in_a_row + sent } else { 0 };
                         if in_a_row >= BURST_BYTES {
                             in_a_row = 0;
                             tokio::task::yield_now().await;
                         }
                     }
-                    FileSendResult::Nothing => body.copy(),
+                    FileSendResult::Unavailable => body.copy_only(),
                 }
             }
-            // Cut: a body that is wrong is never ended cleanly.
+            // The connection is aborted: an incomplete body never ends cleanly.
             Some(Err(_)) => return Ok(false),
             None => {
                 if framing == Framing::Chunked {
@@ -350,10 +349,10 @@ async fn send(
     }
 }
 
-type Next = Option<Result<BodyPiece, crate::error::Error>>;
+type NextPiece = Option<Result<BodyPiece, crate::error::Error>>;
 
-/// What of the body is at hand now.
-async fn first(body: &mut Body) -> Option<Next> {
+/// The next piece of the body if it is ready, without a wait.
+async fn ready_piece(body: &mut Body) -> Option<NextPiece> {
     let mut piece = pin!(body.piece());
     poll_fn(|context| {
         Poll::Ready(match piece.as_mut().poll(context) {

@@ -1,4 +1,4 @@
-//! The head of an answer as bytes.
+//! Encodes the head of an HTTP/1.1 response.
 
 use std::io::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,18 +7,18 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
 use hyper::ext::ReasonPhrase;
 
-/// How the end of a body is told.
+/// How a body is delimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// There is no body, whatever the headers say of one.
+    /// Without body, regardless of the headers.
     None,
-    /// So many bytes.
+    /// By this length in bytes.
     Length(u64),
-    /// In chunks: the length is known at the end only.
+    /// In chunks, since the length is known only at the end.
     Chunked,
 }
 
-/// The `Date` header of responses, made anew once a second.
+/// The `Date` header of responses. Formatted once per second.
 #[derive(Default)]
 pub(crate) struct DateHeader {
     second: u64,
@@ -51,15 +51,15 @@ pub(crate) fn encode(
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
     out.push(b' ');
-    let usual = status.canonical_reason().unwrap_or_default().as_bytes();
-    out.extend_from_slice(reason.map_or(usual, ReasonPhrase::as_bytes));
+    let canonical = status.canonical_reason().unwrap_or_default().as_bytes();
+    out.extend_from_slice(reason.map_or(canonical, ReasonPhrase::as_bytes));
     out.extend_from_slice(b"\r\n");
     for (name, value) in headers {
         line(out, name.as_str(), value.as_bytes());
     }
     match framing {
         Framing::Length(length) if !headers.contains_key(CONTENT_LENGTH) => {
-            // Writing to a vector does not fail.
+            // A write to a vector does not fail.
             let _ = write!(out, "{CONTENT_LENGTH}: {length}\r\n");
         }
         Framing::Chunked => line(out, TRANSFER_ENCODING.as_str(), b"chunked"),

@@ -1,4 +1,4 @@
-//! The socket of a plain connection: heads in, bytes and files out.
+//! The TCP socket of the HTTP/1 loop: reads heads, sends bytes and files, with a deadline for every wait.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
@@ -17,34 +17,34 @@ use crate::http::body::FileSource;
 use crate::http::http1::client_deadline::ClientDeadline;
 use crate::http::http1::head::MAX_HEAD;
 
-/// What is read at once: the heads of clients are half as long.
+/// Bytes of one read. The heads of clients are half as long.
 pub(crate) const READ_BYTES: usize = 1024;
 
-/// See the head of this module. Every wait for the client has a deadline.
+/// The socket of one connection. Every wait for the client has a deadline.
 pub(crate) struct Socket<'a> {
     pub(crate) stream: TcpStream,
-    /// What was read and not understood yet; without memory while the connection idles.
+    /// Bytes that were read and not parsed. Without memory while the connection is idle.
     pub(crate) buffer: BytesMut,
     pub(crate) deadline: &'a ClientDeadline,
-    /// How long a head may take, or the pause before it.
+    /// Time limit of a head, and of the idle time before it.
     pub(crate) head: Duration,
-    /// How long the client may take nothing.
+    /// Time limit for a client that reads nothing.
     pub(crate) stall: Duration,
 }
 
-/// What became of sending from a file.
+/// The result of `sendfile`.
 pub(crate) enum FileSendResult {
-    /// So many bytes left; at least one.
-    Some(u64),
-    /// The file does not give them (any more): its content must be looked at.
-    Nothing,
+    /// Number of bytes that were sent, at least one.
+    Sent(u64),
+    /// The file does not have these bytes any more. The caller must read and verify the content.
+    Unavailable,
 }
 
 impl Socket<'_> {
-    /// Reads more of a head; 0 at the end, or when we are about to stop and no head has begun.
+    /// Reads more of a head. Returns 0 at the end, and at shutdown when no head has begun.
     pub(crate) async fn read(&mut self) -> io::Result<usize> {
         poll_fn(|context| {
-            if self.buffer.is_empty() && self.deadline.is_draining() {
+            if self.buffer.is_empty() && self.deadline.is_shutdown() {
                 return Poll::Ready(Ok(0));
             }
             ready!(self.stream.poll_read_ready(context))?;
@@ -61,7 +61,7 @@ impl Socket<'_> {
         .await
     }
 
-    /// Does `work`, unless the client leaves meanwhile. What else it says is kept for later.
+    /// Awaits `work`, unless the client leaves meanwhile. Buffers the bytes that the client sends meanwhile.
     pub(crate) async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> io::Result<T> {
         tokio::select! {
             biased;
@@ -72,7 +72,7 @@ impl Socket<'_> {
 
     async fn gone(&mut self) -> io::Error {
         loop {
-            // Enough was said: whether it is still there will be seen when it is answered.
+            // The buffer is full. A client that leaves is noticed when pierhead sends the response.
             if self.buffer.len() >= MAX_HEAD {
                 return std::future::pending().await;
             }
@@ -91,15 +91,15 @@ impl Socket<'_> {
         }
     }
 
-    /// Waits until the client has taken something, within the limit for that.
-    async fn room(&self) -> io::Result<()> {
-        self.deadline.must_take(self.stall);
+    /// Waits until the socket takes bytes again, for at most `stall`.
+    async fn writable(&self) -> io::Result<()> {
+        self.deadline.must_read(self.stall);
         poll_fn(|context| self.stream.poll_write_ready(context)).await?;
-        self.deadline.free();
+        self.deadline.clear();
         Ok(())
     }
 
-    /// Sends all of these; `more` says that other bytes follow at once.
+    /// Sends both slices. `more`: other bytes follow at once.
     pub(crate) async fn send(&mut self, mut parts: [&[u8]; 2], more: bool) -> io::Result<()> {
         loop {
             let [first, second] = parts;
@@ -125,17 +125,18 @@ impl Socket<'_> {
                     let of_first = sent.min(first.len());
                     parts = [&first[of_first..], &second[sent - of_first..]];
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.room().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space; after each wait for the client they pass `pacer`.
+    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space. `pacer` delays the first
+    /// attempt and each one after a wait for the client.
     ///
     /// # Errors
-    /// Only those of the socket.
+    /// Errors of the socket only.
     pub(crate) async fn send_file(
         &mut self,
         file: &FileSource,
@@ -144,7 +145,7 @@ impl Socket<'_> {
         pacer: Option<&CpuPacer>,
     ) -> io::Result<FileSendResult> {
         let Some((file, offset)) = file.at(offset) else {
-            return Ok(FileSendResult::Nothing);
+            return Ok(FileSendResult::Unavailable);
         };
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         loop {
@@ -162,22 +163,23 @@ impl Socket<'_> {
                 )?)
             });
             match sent {
-                Ok(0) => return Ok(FileSendResult::Nothing),
-                Ok(sent) => return Ok(FileSendResult::Some(u64::try_from(sent).unwrap_or(0))),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.room().await?,
+                Ok(0) => return Ok(FileSendResult::Unavailable),
+                Ok(sent) => return Ok(FileSendResult::Sent(u64::try_from(sent).unwrap_or(0))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_of_the_socket(&error) => return Err(error),
+                Err(error) if is_socket_error(&error) => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%error, "a file cannot be sent as it is");
-                    return Ok(FileSendResult::Nothing);
+                    tracing::debug!(%error, "sendfile failed: the file is read instead");
+                    return Ok(FileSendResult::Unavailable);
                 }
             }
         }
     }
 }
 
-fn is_of_the_socket(error: &io::Error) -> bool {
-    let ours = [
+/// Whether `sendfile` failed because of the socket, and not because of the file.
+fn is_socket_error(error: &io::Error) -> bool {
+    let socket_errors = [
         Errno::PIPE,
         Errno::CONNRESET,
         Errno::CONNABORTED,
@@ -189,6 +191,7 @@ fn is_of_the_socket(error: &io::Error) -> bool {
         Errno::NOBUFS,
         Errno::NOMEM,
     ];
-    ours.iter()
+    socket_errors
+        .iter()
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

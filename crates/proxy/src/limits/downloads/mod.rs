@@ -1,10 +1,10 @@
 //! Downloads from upstreams: limits their number, orders the waiting ones, and chooses the one that yields.
 //!
 //! 1. The configuration bounds the running downloads: in total, for one client, from one registry.
-//! 2. A quarter of all slots is reserved for configured registries. A client that names slow registries of its own
-//!    cannot stop the pulls of others.
-//! 3. An eighth of all slots is reserved for clients that hold less than an eighth. The same holds for the slots of each
-//!    registry, and for the slots that unconfigured registries may use.
+//! 2. A quarter of all slots is reserved for configured registries. So a client that names slow registries of its own
+//!    does not stop the pulls of others.
+//! 3. An eighth of all slots is reserved for clients that hold less than an eighth. An eighth of the slots of each
+//!    registry, and of the slots for unconfigured registries, is reserved in the same way.
 //! 4. A free slot goes to the client that holds fewest. Downloads that a client waits for go first.
 //! 5. A running download that no client waits for yields when its slot lets another download start. The client that
 //!    holds most yields first. The bytes of the download stay staged.
@@ -25,27 +25,27 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::held_slots::{HeldSlots, ReachedBound, SlotBounds, SlotCounts, SlotHolder};
 use crate::limits::limit::Limit;
 
-/// For each fetch that a client may have under way, so many in all may be under way or wait: an image
-/// has dozens of layers, and a client that wants hundreds at once is told to come back.
-const QUEUED_PER_SLOT: usize = 4;
+/// Maximum number of upstream requests of one client that run or wait, for each download slot of the client. An image has
+/// dozens of layers. A client that requests hundreds at once gets 503 and retries later.
+const MAX_UPSTREAM_REQUESTS_PER_SLOT: usize = 4;
 
-/// Interval at which waiters look for a running download without readers. All waiters share one look.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval at which waiters look for a running download without readers. All waiters share one check.
+const YIELD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A place in the queue of one client, kept until the fetch has ended.
-pub(crate) struct Ticket(Arc<ClientUsage>);
+/// Counts one upstream request of a client, from its wait in the queue to its end.
+pub(crate) struct UpstreamPermit(Arc<ClientUsage>);
 
 /// A download that waits or runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Download {
     pub(crate) registry: Registry,
     pub(crate) digest: Digest,
-    /// Whether the configuration names the registry.
+    /// Whether the registry is configured.
     pub(crate) is_configured: bool,
     pub(crate) waiters: DownloadWaiters,
 }
 
-/// Who waits for the bytes of a download.
+/// The clients and tasks that wait for the bytes of a download.
 #[derive(Clone, Debug)]
 pub(crate) struct DownloadWaiters {
     /// The readers of its fill, if it has one.
@@ -83,29 +83,29 @@ impl Download {
     }
 }
 
-/// The right to fetch now.
+/// The right to run a download.
 pub(crate) struct DownloadSlot {
     guard: SlotGuard,
-    ticket: Ticket,
+    permit: UpstreamPermit,
 }
 
 impl DownloadSlot {
-    /// Whether it counts for `client`: a fill may have that of another who waits for it.
+    /// Whether the slot counts for `client`. A fill may use the slot of another client that waits for it.
     pub(crate) fn is_of(&self, client: &Arc<ClientUsage>) -> bool {
-        Arc::ptr_eq(&self.ticket.0, client)
+        Arc::ptr_eq(&self.permit.0, client)
     }
 
-    /// The slot now downloads for these waiters.
+    /// Sets the waiters of the download that runs in this slot.
     pub(crate) fn set_waiters(&self, waiters: DownloadWaiters) {
         self.change_waiters(|it| *it = waiters);
     }
 
-    /// The fill restarted, so other readers wait. The owner waits if it did before.
+    /// Sets the readers after the fill restarted. Whether the owner waits stays the same.
     pub(crate) fn set_readers(&self, readers: Readers) {
         self.change_waiters(|it| it.readers = readers);
     }
 
-    /// Whether the task that started the download waits until its end.
+    /// Sets whether the task that started the download waits until its end.
     pub(crate) fn set_owner_waiting(&self, is_owner_waiting: bool) {
         self.change_waiters(|it| it.is_owner_waiting = is_owner_waiting);
     }
@@ -125,11 +125,11 @@ impl DownloadSlot {
         running_download.is_some_and(|it| it.is_yielding)
     }
 
-    /// Resolves when [`Self::is_yielding`]. For one task.
+    /// Resolves when [`Self::is_yielding`]. Only one task may wait.
     pub(crate) async fn yield_requested(&self) {
         loop {
             self.guard.yield_request.notified().await;
-            // A reader may wait for it again.
+            // A reader may have come back since.
             if self.is_yielding() {
                 return;
             }
@@ -146,7 +146,7 @@ struct DownloadQueue {
     bounds: DownloadBounds,
     running: RunningDownloads,
     /// When a waiter last looked for a download without readers.
-    last_look: Option<Instant>,
+    last_yield_check: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -176,14 +176,14 @@ struct WaitingDownload {
     granted: oneshot::Sender<SlotGuard>,
 }
 
-/// One download slot; dropping it releases it.
+/// One download slot. Dropping this releases it.
 struct SlotGuard {
     slots: Arc<DownloadSlots>,
     id: u64,
     yield_request: Arc<Notify>,
 }
 
-/// Takes a waiter off the list when its future is dropped.
+/// Removes a waiter from the queue when its future is dropped.
 struct CancelWait<'a> {
     slots: &'a DownloadSlots,
     client: ClientKey,
@@ -196,14 +196,14 @@ impl Default for DownloadQueue {
             share: FairShare::new(0),
             bounds: DownloadBounds::default(),
             running: RunningDownloads::default(),
-            last_look: None,
+            last_yield_check: None,
         }
     }
 }
 
 impl DownloadBounds {
-    /// The limit that stops `client` from taking a slot for `download`; `None` when it may. Computed as if the download
-    /// `without` had ended.
+    /// The limit that stops `client` from taking a slot for `download`. `None`: it may take one. Computed as if the
+    /// download `without` had ended.
     fn obstacle(
         &self,
         running: &RunningDownloads,
@@ -227,7 +227,7 @@ impl DownloadBounds {
         let freed = without.map(RunningDownload::holder);
         let reached = running.held.obstacle(holder, bounds, freed);
         if reached == Some(ReachedBound::PerClient) {
-            return Some(Limit::FetchesPerClient);
+            return Some(Limit::DownloadsPerClient);
         }
         let registry = &download.registry;
         if running.by_registry.get(registry).is_some_and(|it| {
@@ -235,7 +235,7 @@ impl DownloadBounds {
             let freed = without.map(RunningDownload::holder);
             it.leave_no_share(client, (self.per_registry, 0), freed)
         }) {
-            return Some(Limit::FetchesPerRegistry);
+            return Some(Limit::DownloadsPerRegistry);
         }
         reached.map(|_| Limit::Downloads)
     }
@@ -287,17 +287,18 @@ impl DownloadQueue {
         }
     }
 
-    /// As above, unless another waiter did so within the interval.
-    fn look(&mut self) {
+    /// Calls [`Self::request_yields`], unless another waiter did so within the interval.
+    fn check_yields(&mut self) {
         let now = Instant::now();
-        if self.last_look.is_none_or(|it| now >= it + LOOK_INTERVAL) {
-            self.last_look = Some(now);
-            self.ask_to_yield();
+        let is_due = |last: Instant| now >= last + YIELD_CHECK_INTERVAL;
+        if self.last_yield_check.is_none_or(is_due) {
+            self.last_yield_check = Some(now);
+            self.request_yields();
         }
     }
 
-    /// Asks downloads without readers to yield to downloads with readers.
-    fn ask_to_yield(&mut self) {
+    /// Requests that downloads without readers yield to downloads with readers.
+    fn request_yields(&mut self) {
         let running = self.running.by_id.values();
         let mut yielding = running.filter(|it| it.is_yielding).count();
         let awaited = self
@@ -310,7 +311,7 @@ impl DownloadQueue {
                 !it.is_yielding && !it.download.is_awaited() && yielding < awaited
             });
             let idle = idle
-                .filter(|(_, running_download)| self.lets_another_begin(running_download))
+                .filter(|(_, running_download)| self.lets_another_start(running_download))
                 .map(|(id, it)| (*id, it.client));
             let first = self.running.held.yields_first(idle);
             let Some(running_download) = first.and_then(|id| self.running.by_id.get_mut(&id))
@@ -323,7 +324,7 @@ impl DownloadQueue {
         }
     }
 
-    fn lets_another_begin(&self, running_download: &RunningDownload) -> bool {
+    fn lets_another_start(&self, running_download: &RunningDownload) -> bool {
         self.share.waiters().any(|(client, waiter)| {
             let (download, running) = (&waiter.download, &self.running);
             download.is_awaited()
@@ -380,11 +381,11 @@ impl DownloadSlots {
     /// Waits for a slot. Cancel safe.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
-        ticket: Ticket,
+        permit: UpstreamPermit,
         download: Download,
     ) -> DownloadSlot {
-        let guard = self.acquire_guard(ticket.0.key, download).await;
-        DownloadSlot { guard, ticket }
+        let guard = self.acquire_guard(permit.0.key, download).await;
+        DownloadSlot { guard, permit }
     }
 
     /// The limit that delays the downloads of `client`; `None` when none of them waits.
@@ -407,7 +408,7 @@ impl DownloadSlots {
         (queue.bounds).obstacle(&queue.running, key, &waiter.download, None)
     }
 
-    /// Waits for a slot. Cancel safe.
+    /// As [`Self::acquire`]. Cancel safe.
     async fn acquire_guard(self: &Arc<Self>, client: ClientKey, download: Download) -> SlotGuard {
         let (granted, mut slot) = oneshot::channel();
         let id = self
@@ -421,11 +422,11 @@ impl DownloadSlots {
         };
         self.grant();
         loop {
-            match tokio::time::timeout(LOOK_INTERVAL, &mut slot).await {
+            match tokio::time::timeout(YIELD_CHECK_INTERVAL, &mut slot).await {
                 Ok(Ok(slot)) => return slot,
                 // Only this future drops the waiter, and with it the sender.
                 Ok(Err(_)) => std::future::pending().await,
-                Err(_) => self.lock().look(),
+                Err(_) => self.lock().check_yields(),
             }
         }
     }
@@ -449,19 +450,21 @@ impl Drop for SlotGuard {
     }
 }
 
-impl Ticket {
-    /// A place in the queue of `client`, which may have `per_client` downloads at once.
-    pub(crate) fn take(client: &Arc<ClientUsage>, per_client: usize) -> Result<Self, Limit> {
-        let ticket = Self(client.clone());
+impl UpstreamPermit {
+    /// Counts an upstream request of `client`, which may have `per_client` running downloads.
+    pub(crate) fn acquire(client: &Arc<ClientUsage>, per_client: usize) -> Result<Self, Limit> {
+        let permit = Self(client.clone());
         let before = client.upstream_requests.fetch_add(1, Ordering::Relaxed);
-        if before >= QUEUED_PER_SLOT * per_client && client.key != ClientKey::OPERATOR {
-            return Err(Limit::FetchesPerClient);
+        if before >= MAX_UPSTREAM_REQUESTS_PER_SLOT * per_client
+            && client.key != ClientKey::OPERATOR
+        {
+            return Err(Limit::DownloadsPerClient);
         }
-        Ok(ticket)
+        Ok(permit)
     }
 }
 
-impl Drop for Ticket {
+impl Drop for UpstreamPermit {
     fn drop(&mut self) {
         self.0.upstream_requests.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,3 +1,5 @@
+//! Tests of download slots: bounds, order of the waiting downloads, yields.
+
 use pierhead_oci::Algorithm;
 use poll_once::now;
 
@@ -47,9 +49,9 @@ fn at_once(
     download: Download,
     all: usize,
 ) -> Option<DownloadSlot> {
-    let ticket = limits.queue(client).ok()?;
+    let permit = limits.upstream_permit(client).ok()?;
     now(std::pin::pin!(
-        limits.acquire_download(ticket, download, all)
+        limits.acquire_download(permit, download, all)
     ))
 }
 
@@ -70,17 +72,21 @@ async fn two_clients_with_registries_of_their_own_leave_slots_to_configured_ones
     assert_eq!(
         counts,
         (16, 5),
-        "a quarter is kept, and an eighth of the rest"
+        "a quarter is reserved, and an eighth of the rest"
     );
     let others = greedy(&limits, &four, "four");
-    assert_eq!(others.len(), 3, "it holds less than that eighth");
+    assert_eq!(others.len(), 3, "the reserved eighth of 24");
     let other = download("three.example", 0, false);
     assert!(at_once(&limits, &three, other, ALL).is_none());
     let hub = |nth| download("docker.io", nth, true);
-    let turns: Vec<_> = (0..ALL)
+    let configured: Vec<_> = (0..ALL)
         .map_while(|nth| at_once(&limits, &three, hub(nth), ALL))
         .collect();
-    assert_eq!(turns.len(), 4, "an eighth is kept for clients with less");
+    assert_eq!(
+        configured.len(),
+        4,
+        "an eighth is reserved for clients with less"
+    );
     assert!(at_once(&limits, &five, hub(99), ALL).is_some());
 }
 
@@ -95,7 +101,7 @@ async fn two_clients_that_want_one_registry_leave_slots_of_it_to_others() {
     };
     let taken = (take(&one, 0), take(&two, 100));
     let counts = (taken.0.len(), taken.1.len());
-    assert_eq!(counts, (16, 5), "an eighth of 24 is kept");
+    assert_eq!(counts, (16, 5), "an eighth of 24 is reserved");
     assert_eq!(take(&three, 200).len(), 3);
 }
 
@@ -104,17 +110,17 @@ async fn a_free_slot_goes_to_the_client_that_holds_fewest() {
     let limits = limits(|_| {});
     let [one, two] = [1, 2].map(|last| client(&limits, last));
     let first = at_once(&limits, &one, download("a.example", 0, true), 1).unwrap();
-    let ticket = |client| limits.queue(client).unwrap();
+    let permit = |client| limits.upstream_permit(client).unwrap();
     let mut again =
-        std::pin::pin!(limits.acquire_download(ticket(&one), download("a.example", 1, true), 1));
+        std::pin::pin!(limits.acquire_download(permit(&one), download("a.example", 1, true), 1));
     let mut other =
-        std::pin::pin!(limits.acquire_download(ticket(&two), download("b.example", 2, true), 1));
+        std::pin::pin!(limits.acquire_download(permit(&two), download("b.example", 2, true), 1));
     assert!(now(again.as_mut()).is_none() && now(other.as_mut()).is_none());
     drop(first);
-    let slot = now(again.as_mut()).expect("it was there first, and holds as few");
+    let slot = now(again.as_mut()).expect("it waits longer, and holds as few");
     assert!(now(other.as_mut()).is_none());
     let mut third =
-        std::pin::pin!(limits.acquire_download(ticket(&one), download("a.example", 3, true), 1));
+        std::pin::pin!(limits.acquire_download(permit(&one), download("a.example", 3, true), 1));
     assert!(now(third.as_mut()).is_none());
     drop(slot);
     assert!(now(third.as_mut()).is_none());
@@ -123,10 +129,10 @@ async fn a_free_slot_goes_to_the_client_that_holds_fewest() {
 }
 
 #[tokio::test]
-async fn whoever_waits_is_told_for_what() {
+async fn a_waiting_client_learns_the_limit_that_delays_it() {
     let limits = limits(|limits| {
-        limits.fetches_per_client = 2;
-        limits.fetches_per_registry = 3;
+        limits.downloads_per_client = 2;
+        limits.downloads_per_registry = 3;
     });
     let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
     let of = |registry: &str, nth| download(registry, nth, true);
@@ -139,37 +145,37 @@ async fn whoever_waits_is_told_for_what() {
         at_once(&limits, &two, of("a.example", 2), 4).unwrap(),
     ];
     assert_eq!(why(&one, &of("a.example", 0)), None, "it runs");
-    let ticket = |client| limits.queue(client).unwrap();
+    let permit = |client| limits.upstream_permit(client).unwrap();
     let own = of("b.example", 3);
-    let mut first = std::pin::pin!(limits.acquire_download(ticket(&one), own.clone(), 4));
+    let mut first = std::pin::pin!(limits.acquire_download(permit(&one), own.clone(), 4));
     assert!(now(first.as_mut()).is_none());
-    assert_eq!(why(&one, &own), Some(Limit::FetchesPerClient));
-    let mut along = std::pin::pin!(limits.acquire_download(ticket(&two), of("a.example", 7), 4));
-    let mut other = std::pin::pin!(limits.acquire_download(ticket(&one), of("a.example", 7), 4));
+    assert_eq!(why(&one, &own), Some(Limit::DownloadsPerClient));
+    let mut along = std::pin::pin!(limits.acquire_download(permit(&two), of("a.example", 7), 4));
+    let mut other = std::pin::pin!(limits.acquire_download(permit(&one), of("a.example", 7), 4));
     assert!(now(along.as_mut()).is_none() && now(other.as_mut()).is_none());
     let shared = of("a.example", 7);
-    assert_eq!(why(&one, &shared), Some(Limit::FetchesPerClient));
+    assert_eq!(why(&one, &shared), Some(Limit::DownloadsPerClient));
     assert_eq!(
         why(&two, &shared),
-        Some(Limit::FetchesPerRegistry),
-        "not what keeps the other"
+        Some(Limit::DownloadsPerRegistry),
+        "the limit of this client"
     );
     let registry = of("a.example", 4);
-    let mut second = std::pin::pin!(limits.acquire_download(ticket(&three), registry.clone(), 4));
+    let mut second = std::pin::pin!(limits.acquire_download(permit(&three), registry.clone(), 4));
     assert!(now(second.as_mut()).is_none());
-    assert_eq!(why(&three, &registry), Some(Limit::FetchesPerRegistry));
+    assert_eq!(why(&three, &registry), Some(Limit::DownloadsPerRegistry));
     let _last = at_once(&limits, &two, of("c.example", 5), 4).unwrap();
     let all = of("d.example", 6);
     {
-        let mut third = std::pin::pin!(limits.acquire_download(ticket(&three), all.clone(), 4));
+        let mut third = std::pin::pin!(limits.acquire_download(permit(&three), all.clone(), 4));
         assert!(now(third.as_mut()).is_none());
         assert_eq!(why(&three, &all), Some(Limit::Downloads));
     }
-    assert_eq!(why(&three, &all), None, "it has left");
+    assert_eq!(why(&three, &all), None, "the client left");
 }
 
 #[tokio::test]
-async fn one_slot_is_for_everybody() {
+async fn a_single_slot_is_not_reserved() {
     let limits = limits(|_| {});
     let one = client(&limits, 1);
     let slot = at_once(&limits, &one, download("a.example", 0, false), 1);
@@ -187,7 +193,7 @@ fn abandoned(seed: usize) -> Download {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_first() {
+async fn the_oldest_download_without_readers_of_the_client_with_most_yields() {
     let limits = limits(|_| {});
     let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
     let take = |client, download| at_once(&limits, client, download, 4).unwrap();
@@ -196,15 +202,15 @@ async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_firs
     let second = take(&one, abandoned(2));
     let other = take(&two, abandoned(3));
     // No download yields to one without readers.
-    let ticket = |client| limits.queue(client).unwrap();
-    let mut idle = std::pin::pin!(limits.acquire_download(ticket(&three), abandoned(4), 4));
+    let permit = |client| limits.upstream_permit(client).unwrap();
+    let mut idle = std::pin::pin!(limits.acquire_download(permit(&three), abandoned(4), 4));
     assert!(
-        tokio::time::timeout(2 * LOOK_INTERVAL, idle.as_mut())
+        tokio::time::timeout(2 * YIELD_CHECK_INTERVAL, idle.as_mut())
             .await
             .is_err()
     );
     let mut waiting =
-        std::pin::pin!(limits.acquire_download(ticket(&three), download("a.example", 5, true), 4));
+        std::pin::pin!(limits.acquire_download(permit(&three), download("a.example", 5, true), 4));
     tokio::select! {
         _ = waiting.as_mut() => panic!("there is no free slot"),
         () = first.yield_requested() => {}
@@ -212,7 +218,7 @@ async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_firs
     for kept in [&awaited, &second, &other] {
         assert!(
             now(std::pin::pin!(kept.yield_requested())).is_none(),
-            "one is enough"
+            "only one download yields"
         );
     }
     drop(first);
@@ -222,15 +228,15 @@ async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_firs
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_download_that_its_client_reads_itself_does_not_yield() {
+async fn a_download_whose_owner_waits_does_not_yield() {
     let limits = limits(|_| {});
     let [one, two] = [1, 2].map(|last| client(&limits, last));
     let slot = at_once(&limits, &one, abandoned(0), 1).unwrap();
     slot.set_owner_waiting(true);
-    let ticket = limits.queue(&two).unwrap();
-    let waiting = limits.acquire_download(ticket, download("a.example", 1, true), 1);
+    let permit = limits.upstream_permit(&two).unwrap();
+    let waiting = limits.acquire_download(permit, download("a.example", 1, true), 1);
     assert!(
-        tokio::time::timeout(3 * LOOK_INTERVAL, waiting)
+        tokio::time::timeout(3 * YIELD_CHECK_INTERVAL, waiting)
             .await
             .is_err()
     );
@@ -239,7 +245,7 @@ async fn a_download_that_its_client_reads_itself_does_not_yield() {
 
 /// A fill with wrong content restarts in the same slot.
 #[tokio::test]
-async fn a_download_that_is_awaited_anew_does_not_yield() {
+async fn a_download_with_a_new_reader_does_not_yield() {
     let data = tempfile::tempdir().unwrap();
     let config = pierhead_cache::Config::new(data.path(), 1 << 20);
     let cache =
@@ -252,31 +258,31 @@ async fn a_download_that_is_awaited_anew_does_not_yield() {
         } = abandoned(seed);
         let origin = pierhead_cache::Origin::of(&registry);
         match cache.claim(&digest, origin).await.unwrap() {
-            pierhead_cache::Claim::Leader(fill, content) => (fill, content),
-            _ => panic!("nobody else fills it"),
+            pierhead_cache::Claim::Leader(fill, reader) => (fill, reader),
+            _ => panic!("the blob is neither stored nor being filled"),
         }
     };
-    let (fill, content) = claim(0).await;
+    let (fill, reader) = claim(0).await;
     let first = Download {
         waiters: DownloadWaiters::readers(fill.readers()),
         ..abandoned(0)
     };
     let slot = at_once(&limits, &one, first, 1).unwrap();
-    let ticket = limits.queue(&two).unwrap();
+    let permit = limits.upstream_permit(&two).unwrap();
     let mut waiting =
-        std::pin::pin!(limits.acquire_download(ticket, download("a.example", 1, true), 1));
+        std::pin::pin!(limits.acquire_download(permit, download("a.example", 1, true), 1));
     assert!(now(waiting.as_mut()).is_none());
-    drop((fill, content));
-    let ask = || limits.downloads.lock().ask_to_yield();
-    // It yields before a reader waits again, and not afterwards.
-    ask();
+    drop((fill, reader));
+    let request_yields = || limits.downloads.lock().request_yields();
+    // The download yields without a reader, and not once a reader waits again.
+    request_yields();
     assert!(slot.is_yielding());
-    let (fill, content) = claim(0).await;
+    let (fill, reader) = claim(0).await;
     slot.set_readers(fill.readers());
-    ask();
+    request_yields();
     assert!(!slot.is_yielding());
     assert!(now(std::pin::pin!(slot.yield_requested())).is_none());
-    drop(content);
-    ask();
+    drop(reader);
+    request_yields();
     assert!(now(std::pin::pin!(slot.yield_requested())).is_some());
 }

@@ -1,8 +1,8 @@
 //! Parses the heads of common requests, and leaves all others to hyper.
 //!
-//! A common request is a GET or HEAD over HTTP/1.1 without a body, or a POST to the two endpoints that take a body, with a
-//! single length. Every ambiguous input goes to hyper unchanged: lengths, codings, expectations, upgrades, line ends, no
-//! HTTP. So only hyper decides about it.
+//! A common request is a GET or HEAD over HTTP/1.1 without a body. So is a POST with a single length to one of the two
+//! endpoints that accept a body. Every ambiguous input goes to hyper unchanged, so only hyper decides about it: lengths,
+//! codings, expectations, upgrades, line ends, bytes that are not HTTP.
 
 use std::mem::MaybeUninit;
 
@@ -14,40 +14,41 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 use crate::http::line_ends::has_bare_lf;
 use crate::http::request_body;
 
-/// Heads beyond these are hyper's matter; what is allowed at all, `limits` says.
+/// Maximum number of headers of a head that this parser takes. hyper gets larger heads, and `limits` decides about them.
 pub(crate) const MAX_HEADERS: usize = 100;
+/// Maximum bytes of a head that this parser takes.
 pub(crate) const MAX_HEAD: usize = 32 << 10;
 
-/// What the bytes are that a client has sent so far.
+/// The bytes that a client has sent so far, parsed.
 #[derive(Debug)]
 pub(crate) enum RequestHead {
-    /// More are needed to tell.
+    /// The start of a head.
     Partial,
-    /// An ordinary request.
+    /// A common request.
     Simple(Box<SimpleRequest>),
     /// Anything else.
     Other,
 }
 
-/// A GET or HEAD without a body, or a POST to [`request_body`].
+/// A GET or HEAD without a body, or a POST to an endpoint that accepts a body.
 #[derive(Debug)]
 pub(crate) struct SimpleRequest {
     pub(crate) parts: Parts,
-    /// Bytes of the body that follows; only of a POST, and at most [`request_body::MAX`].
+    /// Bytes of the body that follows. Only a POST has one, of at most [`request_body::MAX_BODY`].
     pub(crate) body: usize,
-    /// The client wants the connection closed behind the answer.
+    /// Whether to close the connection after the response.
     pub(crate) close: bool,
-    /// Bytes of the head; what follows belongs to the next one.
+    /// Bytes of the head. The bytes after it are the body or the next request.
     pub(crate) len: usize,
 }
 
-/// Looks at the start of a conversation, or of what follows a request. One pass, one copy.
+/// Parses the next head of a connection, in one pass and with one copy.
 pub(crate) fn parse(bytes: &[u8]) -> RequestHead {
     let mut headers = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut []);
     match request.parse_with_uninit_headers(bytes, &mut headers) {
         Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD => {
-            match understand(bytes, len, &request) {
+            match simple_request(bytes, len, &request) {
                 Some(simple) if !has_bare_lf(&bytes[..len]) => {
                     RequestHead::Simple(Box::new(simple))
                 }
@@ -61,8 +62,8 @@ pub(crate) fn parse(bytes: &[u8]) -> RequestHead {
     }
 }
 
-/// The request, unless something about it is not ordinary.
-fn understand(
+/// The request, if it is a common one.
+fn simple_request(
     bytes: &[u8],
     len: usize,
     request: &httparse::Request<'_, '_>,
@@ -77,7 +78,7 @@ fn understand(
     if request.version != Some(1) {
         return None;
     }
-    // One allocation, which all that follows shares.
+    // One allocation, which the URI and all header values share.
     let (start, head) = (
         bytes.as_ptr().addr(),
         Bytes::copy_from_slice(bytes.get(..len)?),
@@ -92,7 +93,7 @@ fn understand(
     for header in request.headers.iter() {
         let name = HeaderName::from_bytes(header.name.as_bytes()).ok()?;
         let value = match header.value {
-            // Points nowhere.
+            // An empty value has no position in `bytes`.
             [] => HeaderValue::from_static(""),
             value => HeaderValue::from_maybe_shared(part(value)?).ok()?,
         };
@@ -105,12 +106,14 @@ fn understand(
     }
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let body = match method {
-        Method::POST if request_body::takes(uri.path()) => match (lengths.next(), lengths.next()) {
-            (Some(length), None) => {
-                request_body::length(length).filter(|len| *len <= request_body::MAX)?
+        Method::POST if request_body::accepts_body(uri.path()) => {
+            match (lengths.next(), lengths.next()) {
+                (Some(length), None) => {
+                    request_body::length(length).filter(|len| *len <= request_body::MAX_BODY)?
+                }
+                _ => return None,
             }
-            _ => return None,
-        },
+        }
         Method::POST => return None,
         _ if lengths.any(|length| length != "0") => return None,
         _ => 0,
@@ -128,7 +131,7 @@ fn understand(
     })
 }
 
-/// Whether `Connection` asks for the end; `None` when it asks for something else than to be kept.
+/// Whether `Connection` requests a close. `None`: it requests an upgrade, or is malformed.
 fn wants_close(headers: &HeaderMap) -> Option<bool> {
     let mut close = false;
     for value in headers.get_all(CONNECTION) {

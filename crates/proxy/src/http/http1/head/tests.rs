@@ -1,3 +1,5 @@
+//! Tests of the parser for request heads: common requests, ambiguous ones, splits at any byte.
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -19,7 +21,7 @@ fn outcome(head: &RequestHead) -> String {
 }
 
 #[test]
-fn what_clients_send_is_ordinary() {
+fn requests_of_clients_are_common() {
     let docker =
         b"GET /v2/library/redis/manifests/7?ns=docker.io HTTP/1.1\r\nHost: 127.0.0.1:5000\r\n\
         User-Agent: docker/28.0 go/go1.23\r\nAccept: application/json\r\nAccept: */*\r\nEmpty:\r\n\
@@ -52,12 +54,12 @@ fn what_clients_send_is_ordinary() {
     )
     .unwrap();
     assert_eq!((head.parts.method, head.close), (Method::HEAD, true));
-    // Who is meant is for `answer` to judge, by one rule for all ways in.
+    // `handle` checks the Host header, by one rule for both HTTP servers.
     assert!(simple(b"GET / HTTP/1.1\r\n\r\n").is_some());
 }
 
 #[test]
-fn whatever_has_two_meanings_is_left_to_hyper() {
+fn ambiguous_heads_are_left_to_hyper() {
     let lines = |lines: &str| format!("GET / HTTP/1.1\r\nhost: a\r\n{lines}\r\n");
     for head in [
         lines("content-length: 5\r\n"),
@@ -101,7 +103,7 @@ fn whatever_has_two_meanings_is_left_to_hyper() {
     }
 }
 
-/// Pieces of heads, right and wrong, in any order: closer to the edge than random bytes.
+/// Pieces of heads, valid and invalid, in any order. They reach more edge cases than random bytes.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop::sample::select(vec![
         "GET ",
@@ -135,7 +137,7 @@ fn pieces() -> impl Strategy<Value = Vec<u8>> {
     vec(piece, 0..12).prop_map(|pieces| pieces.concat().into_bytes())
 }
 
-/// Whole heads whose lines are each fine, which is not to say that together they are.
+/// Whole heads of valid lines, whose combination may be invalid.
 fn lines() -> impl Strategy<Value = Vec<u8>> {
     let line = prop::sample::select(vec![
         "host: a\r\n",
@@ -150,10 +152,10 @@ fn lines() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn heads() -> impl Strategy<Value = Vec<u8>> {
-    let right = "(GET|HEAD) /[a-z/?=.:%]{0,20} HTTP/1.1\r\n(([a-z-]{1,12}: [ -~]{0,20}|connection: close)\r\n){0,6}\r\n(GET /x HT)?";
-    let right = proptest::string::string_regex(right).expect("a constant that parses");
+    let valid = "(GET|HEAD) /[a-z/?=.:%]{0,20} HTTP/1.1\r\n(([a-z-]{1,12}: [ -~]{0,20}|connection: close)\r\n){0,6}\r\n(GET /x HT)?";
+    let valid = proptest::string::string_regex(valid).expect("a constant that parses");
     prop_oneof![
-        right.prop_map(String::into_bytes),
+        valid.prop_map(String::into_bytes),
         lines(),
         pieces(),
         vec(any::<u8>(), 0..100)
@@ -163,9 +165,9 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
-    /// However the bytes come in, the same becomes of them, and no byte is taken twice or left out.
+    /// The result does not depend on how the bytes arrive, and no byte is used twice or skipped.
     #[test]
-    fn a_split_anywhere_changes_nothing(bytes in heads()) {
+    fn a_split_at_any_byte_changes_nothing(bytes in heads()) {
         let whole = parse(&bytes);
         if let RequestHead::Simple(simple) = &whole {
             prop_assert!(simple.len > 0 && simple.len <= bytes.len());
@@ -173,7 +175,7 @@ proptest! {
         let mut decided = false;
         for end in 0..=bytes.len() {
             match parse(&bytes[..end]) {
-                RequestHead::Partial => prop_assert!(!decided, "undecided again at {end}"),
+                RequestHead::Partial => prop_assert!(!decided, "partial again at {end}"),
                 RequestHead::Other => {
                     decided = true;
                     prop_assert_eq!(outcome(&whole), "other", "at {}", end);
@@ -187,9 +189,9 @@ proptest! {
         }
     }
 
-    /// What is taken as ordinary is what it says, with nothing that could tell of a body.
+    /// A common GET or HEAD has no header that announces a body.
     #[test]
-    fn an_ordinary_request_has_no_body(bytes in heads()) {
+    fn a_common_request_has_no_body(bytes in heads()) {
         if let Some(SimpleRequest { parts, len, .. }) = simple(&bytes) {
             prop_assert!(bytes[..len].ends_with(b"\n"));
             prop_assert!(!parts.headers.contains_key("transfer-encoding"));

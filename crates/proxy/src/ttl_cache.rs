@@ -1,0 +1,49 @@
+//! Bounded caches whose entries expire a fixed time after they were inserted.
+
+use std::hash::Hash;
+use std::time::Duration;
+
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+
+/// A cache of at most `max_entries` entries. Each one expires `ttl` after its insertion. When the cache is full, the
+/// entry that was used least recently makes room.
+pub(crate) fn ttl_cache<K, V>(max_entries: u64, ttl: Duration) -> Cache<K, V>
+where
+    K: Eq + Hash + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    Cache::builder()
+        .max_capacity(max_entries)
+        .eviction_policy(EvictionPolicy::lru())
+        .time_to_live(ttl)
+        .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_expire() {
+        let cache = ttl_cache(10, Duration::ZERO);
+        cache.insert(0, 'a');
+        assert_eq!(cache.get(&0), None);
+        let cache = ttl_cache(10, Duration::from_millis(50));
+        cache.insert(0, 'a');
+        assert_eq!(cache.get(&0), Some('a'));
+        std::thread::sleep(Duration::from_millis(60));
+        assert_eq!(cache.get(&0), None);
+    }
+
+    #[test]
+    fn the_number_of_entries_is_bounded_and_the_newest_one_stays() {
+        let cache = ttl_cache(100, Duration::from_secs(60));
+        for key in 0..1000 {
+            cache.insert(key, 'b');
+            assert_eq!(cache.get(&key), Some('b'));
+        }
+        cache.run_pending_tasks();
+        assert!(cache.entry_count() <= 100);
+    }
+}
