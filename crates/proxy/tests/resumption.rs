@@ -125,7 +125,7 @@ async fn the_second_connection_resumes() {
             let again = client.ask(&stage).await.unwrap();
             assert_eq!(again, (HandshakeKind::Resumed, true), "{version:?}");
         }
-        // A configuration that is read again takes no permit from anybody.
+        // A configuration that is read again takes no ticket from anybody.
         stage.proxy.reload(pierhead_proxy::Config::default());
         let again = client.ask(&stage).await.unwrap();
         assert_eq!(again, (HandshakeKind::Resumed, true), "{version:?}");
@@ -168,7 +168,7 @@ async fn new_files_end_old_tickets_and_new_ones_resume() {
     })
     .await;
     assert_eq!(client.ask(&stage).await.unwrap().0, HandshakeKind::Resumed);
-    // Its authority is trusted no longer: a permit does not help.
+    // Its authority is trusted no longer: a ticket does not help.
     files.write("clients.pem", Authority::new().pem());
     eventually(async || !client.ask(&stage).await.is_ok_and(|(_, good)| good)).await;
 }

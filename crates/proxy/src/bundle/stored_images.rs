@@ -76,7 +76,9 @@ fn new_images(
     images.retain(|(digest, manifest)| {
         !matches!(manifest.body, Body::Index { .. })
             && bundle_server.state(digest) == State::Unknown
-            && manifest.children().all(|child| cache.is_stored(&child.digest))
+            && manifest
+                .children()
+                .all(|child| cache.is_stored(&child.digest))
     });
     let repository = format!("{}/{}", reference.registry, reference.repository);
     let image = |(manifest, _)| Image {

@@ -90,7 +90,9 @@ pub(crate) async fn claim(
         {
             None
         }
-        Some(ClaimResult::Stored(blob)) => Some((BlobReader::Stored(blob), CacheOutcome::Hit, None)),
+        Some(ClaimResult::Stored(blob)) => {
+            Some((BlobReader::Stored(blob), CacheOutcome::Hit, None))
+        }
         Some(ClaimResult::Follower(reader, offer)) => {
             // A follower without a permit waits for the slot of the others.
             if let Some(offer) = offer

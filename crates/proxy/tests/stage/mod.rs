@@ -141,7 +141,7 @@ impl Plan {
         let data = self.data.unwrap_or_else(|| tempfile::tempdir().unwrap());
         let mut config = pierhead_cache::Config::new(data.path(), self.capacity);
         config.max_blob = self.max_blob;
-        config.max_names = self.max_tags.unwrap_or(config.max_names);
+        config.max_tags = self.max_tags.unwrap_or(config.max_tags);
         let fast = tempfile::tempdir().unwrap();
         config.fast = (self.fast > 0).then(|| FastTier {
             tier: Arc::new(DiskTier::new(fast.path()).unwrap()),
