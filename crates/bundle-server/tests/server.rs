@@ -602,6 +602,35 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     assert!(table.is_symlink());
 }
 
+#[test]
+fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
+    /// Bytes of a TOC file per checksum.
+    const BLOCK: usize = 4096;
+    let names: Vec<_> = (0..3000).map(|nth| format!("folder/file-{nth}")).collect();
+    let files: Vec<_> = names.iter().map(|name| (&**name, &**name)).collect();
+    let image = images::Image::of_tars("amd64", &[tar(&files)]);
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
+    let library = open(folder.path(), &blobs);
+    blobs.put(&image);
+    assert_eq!(offer(&library, &image), State::Ready);
+    let name = image.root.to_string().replace(':', "-");
+    let toc = folder.path().join("index/tables").join(name);
+    let mut damaged = std::fs::read(&toc).unwrap();
+    let blocks = damaged.len() / BLOCK;
+    assert!(blocks > 30, "{blocks} blocks are no large TOC");
+    // The second block has names of files. The lookup of a content needs no names.
+    damaged[BLOCK + BLOCK / 2] ^= 1;
+    std::fs::write(&toc, damaged).unwrap();
+    let content = FileDigest::of(names[7].as_bytes());
+    let found = library.file(&image.root, &content).unwrap();
+    assert_eq!(bytes(found.unwrap()), names[7].as_bytes());
+    assert_eq!(library.state(&image.root), State::Ready);
+    // A read of the whole TOC finds the damage.
+    let traced = library.trace(client(1), &image.root, &names[..1]);
+    assert!(matches!(traced, Err(Error::Missing(_))), "{traced:?}");
+    library.close();
+}
+
 /// Several versions of one tree, all ready.
 fn versions(library: &BundleServer, blobs: &MemoryBlobs, count: u32) -> Vec<TreeImage> {
     let version = |version| {

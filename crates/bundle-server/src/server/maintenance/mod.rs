@@ -27,19 +27,20 @@ pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Er
     share.pause(0)?;
     context.plans.expire_superseded()?;
     context.plans.shrink(context.config.plan_budget)?;
-    // A plan that cannot be read keeps all fast packs. The other steps do not depend on it.
-    let dropped = drop_unused_fast_packs(context);
-    retry_and_clean_up(context)?;
-    dropped
+    // Each step runs, whether or not another one fails: one unreadable plan keeps packs, and nothing else.
+    let steps = [
+        drop_unused_fast_packs(context),
+        drop_late(context),
+        retry_and_clean_up(context),
+    ];
+    steps.into_iter().collect()
 }
 
-/// The steps of a maintenance after the deletion of files.
+/// Queues failed optimizations again, and removes the locations of contents whose pack was evicted.
 fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
-    let is_stopped = || context.queue.is_stopped();
-    drop_late(context)?;
-    // Tries again images that had no room for optimized frames, or failed for another passing reason.
+    // These images had no room for optimized frames, or failed for another reason that may have passed.
     context.queue.optimize(context.images.fast_images());
-    // The cleanup of locations walks over all packed contents.
+    // The cleanup walks over all packed contents, so it runs only after an eviction.
     if !context
         .pack_usage
         .has_evicted_since(context.packs.stat().evicted)
@@ -47,9 +48,13 @@ fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
         return context.directory.flush();
     }
     // Without a pause: the directory is locked meanwhile.
+    let is_stopped = || context.queue.is_stopped();
     let packs = &context.packs;
     context
         .directory
         .retain_places(|places| is_stopped() || places.iter().all(|place| packs.contains(place)))?;
     context.directory.flush()
 }
+
+#[cfg(test)]
+mod tests;
