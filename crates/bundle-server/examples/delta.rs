@@ -45,9 +45,9 @@ fn main() -> Fallible<()> {
     let mut source = Memory(HashMap::new());
     let have = image(&layout, old, &mut source)?;
     let want = image(&layout, new, &mut source)?;
-    let table = encode(&want, Some(&have), 19)?.len();
+    let toc = encode(&want, Some(&have), 19)?.len();
     let start = processor_seconds()?;
-    let (mut sent, mut frames, mut plain) = (table, 0, 0);
+    let (mut sent, mut frames, mut plain) = (toc, 0, 0);
     let mut by: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     let effort = level.map_or(Effort::Idle, |level| Effort::Level(Level::new(level)));
     let (have, want) = (TocView::with_layers(&have), TocView::with_layers(&want));

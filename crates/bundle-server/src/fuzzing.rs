@@ -1,8 +1,9 @@
-//! Programs of images: whoever built the image wrote them.
+//! Fuzz properties of the ELF reader, whose input comes from images that clients choose.
 
 use crate::plan::elf_needs;
 
-/// A file that a start runs: whatever it says of itself, little is read and little is asked for.
+/// Reads any bytes as a program. Property: the reader reads at most 320 KiB, and returns at most
+/// 256 names of at most 1024 bytes.
 pub fn elf(bytes: &[u8]) {
     let read = std::cell::Cell::new(0);
     let at = |offset: u64, buf: &mut [u8]| {

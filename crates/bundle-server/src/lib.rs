@@ -1,13 +1,15 @@
-//! Delta bundles on the server: directory of images, packs and plans.
+//! Makes delta bundles of container images: directory of images, packs and plans.
 //!
-//! It knows no cache, no network and no async runtime. It reads layers through `pierhead_toc::Blobs`.
+//! The crate knows no cache, no network and no async runtime. It reads layers through
+//! `pierhead_toc::Blobs`.
 //!
-//! Layers, from the bytes up: `pack` (contents as compressed frames), `plan` (what to send), `directory`
-//! (what is known of each image), `server` (the work in the background, and the bundles).
+//! Modules, from the bottom up: `pack` (file contents as compressed frames), `plan` (which frames a
+//! bundle has), `directory` (the database of images), `server` (background work and bundles).
 
 #![forbid(unsafe_code)]
 
 mod directory;
+mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -15,6 +17,7 @@ pub mod pack;
 pub mod plan;
 mod server;
 
+pub use error::Error;
 pub use server::{
     Bundle, BundleServer, Config, HotRanges, Image, Piece, RECENT_MEMORY, RecordedTrace,
     RequestBase, SentFile, Stat, State, Stream, UnlimitedWrites, WORKER_MEMORY, WriteBudget,

@@ -6,12 +6,13 @@ use std::collections::HashSet;
 use std::io;
 
 use pierhead_bundle::{Coding, MAX_FRAME};
+use pierhead_bundle_server::Error;
 use pierhead_bundle_server::pack::{
     FrameIndex, MemoryFrameIndex, PackConfig, PackItem, PackResult, PackSettings, Packs, decode,
     is_fast, optimize, pack,
 };
 use pierhead_testkit::source::MemorySource;
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
 struct Bench {
     _folder: tempfile::TempDir,
@@ -125,11 +126,11 @@ fn a_layer_is_packed_whole_and_once() {
     items.push(bench.item(0, 0));
     let packed = bench.pack(&items);
     assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
-    assert_eq!(packed.kept, 0);
+    assert_eq!(packed.reused, 0);
     assert!(packed.packed < packed.raw / 2);
     // Again, there is nothing to do.
     let again = bench.pack(&items);
-    assert_eq!((again.raw, again.packed, again.kept), (0, 0, 303));
+    assert_eq!((again.raw, again.packed, again.reused), (0, 0, 303));
     assert_eq!(bench.contents(&again), wanted(&bench.source, &seeds));
 }
 
@@ -142,11 +143,11 @@ fn a_frame_of_another_layer_is_used_only_where_all_of_it_is_wanted() {
     let other = bench.pack(&[b, c, d, large]);
     let seeds = [(2, 1000), (3, 1000), (4, 1000), (5, 1 << 20)];
     assert_eq!(bench.contents(&other), wanted(&bench.source, &seeds));
-    assert_eq!((other.kept, other.raw), (1, 3000));
+    assert_eq!((other.reused, other.raw), (1, 3000));
     let both = bench.pack(&[a, b, c, d, large]);
     let all = [seeds[0], seeds[1], seeds[2], seeds[3], (1, 1000)];
     assert_eq!(bench.contents(&both), wanted(&bench.source, &all));
-    assert_eq!((both.kept, both.raw), (4, 1000));
+    assert_eq!((both.reused, both.raw), (4, 1000));
 }
 
 #[test]
@@ -192,7 +193,7 @@ fn work_that_is_stopped_goes_on_where_it_was() {
     });
     assert!(matches!(stopped, Err(Error::Stopped)));
     let packed = bench.pack(&items);
-    assert!(packed.kept >= 5 && packed.raw > 300_000, "{packed:?}");
+    assert!(packed.reused >= 5 && packed.raw > 300_000, "{packed:?}");
     assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
 }
 

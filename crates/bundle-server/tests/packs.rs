@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
+use pierhead_bundle_server::Error;
 use pierhead_bundle_server::pack::RecordLocation;
 use pierhead_bundle_server::pack::{
     ContentRange, Contents, FrameIndex, MemoryFrameIndex, PackConfig, PackItem, PackSettings,
     Packs, is_fast, pack,
 };
 use pierhead_testkit::source::{MemorySource, conforms};
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
 fn config(folder: &Path) -> PackConfig {
     PackConfig {
@@ -299,7 +300,7 @@ fn packed_contents_are_a_source() {
             Ok(())
         })
         .unwrap();
-        assert_eq!(done.kept, 0);
+        assert_eq!(done.reused, 0);
         // The empty one is in no frame.
         let rest: MemorySource = contents
             .iter()

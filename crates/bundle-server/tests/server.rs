@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use pierhead_bundle::api::{BundleQuery, Stage};
 use pierhead_bundle::format::{Decoder, Event, Header, Sizes, UsableContents};
 use pierhead_bundle::{BaseSlice, Coding};
+use pierhead_bundle_server::Error;
 use pierhead_bundle_server::pack;
 use pierhead_bundle_server::{
     BundleServer, Config, Image, Piece, RecordedTrace, RequestBase, State, Stream, WriteBudget,
@@ -20,7 +21,7 @@ use pierhead_host::{BackgroundWork, ClientKey};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;
-use pierhead_toc::{Blob, Blobs, Error, FileDigest, ImageToc, Source as _, image_toc};
+use pierhead_toc::{Blob, Blobs, FileDigest, ImageToc, Source as _, image_toc};
 use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 
 /// Blobs in memory, which can be taken away, and how often one was opened.
@@ -129,9 +130,9 @@ fn bytes(mut stream: Stream) -> Vec<u8> {
     all
 }
 
-struct Tables<'a>(&'a ImageToc, &'a [ImageToc]);
+struct TocSizes<'a>(&'a ImageToc, &'a [ImageToc]);
 
-impl Sizes for Tables<'_> {
+impl Sizes for TocSizes<'_> {
     fn wanted(&self, content: u32) -> Option<u64> {
         self.0.contents().size(content)
     }
@@ -157,9 +158,9 @@ fn applied(
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
         panic!("no header");
     };
-    let base = header.table.base.map(|at| &had[usize::from(at)]);
-    let table = image_toc::decode(&header.table.coded, base).unwrap();
-    let sizes = Tables(&table, had);
+    let base = header.toc.base.map(|at| &had[usize::from(at)]);
+    let toc = image_toc::decode(&header.toc.coded, base).unwrap();
+    let sizes = TocSizes(&toc, had);
     let frames: Vec<_> = header
         .frames
         .cursor(&sizes)
@@ -179,8 +180,8 @@ fn applied(
                 let mut data = Vec::new();
                 if coding == Coding::Patch {
                     let base = |base: &BaseSlice| {
-                        let table = &had[usize::from(base.image)];
-                        let content = table.contents().content(base.slice.content).unwrap();
+                        let toc = &had[usize::from(base.image)];
+                        let content = toc.contents().content(base.slice.content).unwrap();
                         let start = usize::try_from(base.slice.offset).unwrap();
                         let len = usize::try_from(base.slice.len).unwrap();
                         old[&content][start..start + len].to_vec()
@@ -196,7 +197,7 @@ fn applied(
                 let mut data = &data[..];
                 for member in &frame.members {
                     let (part, rest) = data.split_at(usize::try_from(member.len).unwrap());
-                    let content = table.contents().content(member.content).unwrap();
+                    let content = toc.contents().content(member.content).unwrap();
                     contents.entry(content).or_default().extend(part);
                     data = rest;
                 }
@@ -209,7 +210,7 @@ fn applied(
     for (content, bytes) in &contents {
         assert_eq!(FileDigest::of(bytes), *content);
     }
-    (*header, table, contents)
+    (*header, toc, contents)
 }
 
 fn bytes_of(bundle: &[u8]) -> &[u8] {
@@ -227,11 +228,11 @@ fn a_fresh_bundle_has_all_that_the_tree_needs() {
     for layers in [false, true] {
         let bundle = library.bundle(&image.image.root, &[], layers).unwrap();
         let sent = bytes(bundle.stream(None).unwrap());
-        let (header, table, contents) = received(&sent, &[]);
+        let (header, toc, contents) = received(&sent, &[]);
         assert_eq!(header.manifest, image.image.root_document().bytes);
         assert_eq!((header.layers, header.base_images.len()), (layers, 0));
-        let all = table.contents();
-        let most = if layers { all.len() } else { table.visible() };
+        let all = toc.contents();
+        let most = if layers { all.len() } else { toc.visible() };
         for number in 0..most {
             let (content, size) = (all.content(number).unwrap(), all.size(number).unwrap());
             assert!(
@@ -241,7 +242,7 @@ fn a_fresh_bundle_has_all_that_the_tree_needs() {
         }
         // Nothing that was not asked for.
         for content in contents.keys() {
-            assert!(table.find(content).unwrap() < most);
+            assert!(toc.find(content).unwrap() < most);
         }
         // The same question has the same answer, of a new process too.
         let again = library.bundle(&image.image.root, &[], layers).unwrap();
@@ -340,15 +341,15 @@ fn an_update_has_what_the_worker_lacks_and_ignores_what_is_unknown() {
     let (_, old_table, old_contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
     let had = [old_table];
     let sent = bytes(bundle.stream(None).unwrap());
-    let (header, table, contents) = received(&sent, &had);
+    let (header, toc, contents) = received(&sent, &had);
     let known: Vec<_> = header.base_images.iter().map(|had| had.usable).collect();
     assert_eq!(
         known,
         [UsableContents::Visible],
         "what is unknown makes no difference"
     );
-    let all = table.contents();
-    for number in 0..table.visible() {
+    let all = toc.contents();
+    for number in 0..toc.visible() {
         let content = all.content(number).unwrap();
         let is_there = contents.contains_key(&content) || old_contents.contains_key(&content);
         assert!(is_there || all.size(number) == Some(0), "{number}");
@@ -577,10 +578,10 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     }
     let root = &image.image.root;
     let name = root.to_string().replace(':', "-");
-    let table = folder.path().join("index/tables").join(name);
+    let toc = folder.path().join("index/tables").join(name);
     // Opening it fails with an error of the file system, which proves no damage.
-    std::fs::remove_file(&table).unwrap();
-    std::os::unix::fs::symlink(&table, &table).unwrap();
+    std::fs::remove_file(&toc).unwrap();
+    std::os::unix::fs::symlink(&toc, &toc).unwrap();
     let file = |image: &TreeImage| {
         let (content, _) = image.contents.iter().next().unwrap();
         library
@@ -592,14 +593,14 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     assert!(file(&other).unwrap(), "the other image is concerned");
     assert_eq!(settled(&library, root), State::Ready);
     assert!(file(&image).unwrap());
-    assert!(table.symlink_metadata().unwrap().is_file());
+    assert!(toc.symlink_metadata().unwrap().is_file());
     // Only once: a file that stays unreadable is neither rebuilt in a loop nor deleted.
     library.close();
-    std::fs::remove_file(&table).unwrap();
-    std::os::unix::fs::symlink(&table, &table).unwrap();
+    std::fs::remove_file(&toc).unwrap();
+    std::os::unix::fs::symlink(&toc, &toc).unwrap();
     let wanted = library.trace(client(1), root, &["file".to_owned()]);
     assert!(matches!(wanted, Err(Error::Io { .. })), "{wanted:?}");
-    assert!(table.is_symlink());
+    assert!(toc.is_symlink());
 }
 
 #[test]
@@ -1014,7 +1015,7 @@ fn an_image_whose_table_does_not_fit_into_a_header_is_refused_unpacked() {
     let State::Refused(why) = offer(&library, &image) else {
         panic!("it was not refused");
     };
-    assert!(why.contains("table is too long"), "{why}");
+    assert!(why.contains("TOC is too long"), "{why}");
     assert_eq!(library.stat().packs, 0);
     library.close();
 }
@@ -1033,8 +1034,8 @@ fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
     // What is packed outlives its layer.
     blobs.take(&layer);
     let bundle = library.bundle(&image.image.root, &[], false).unwrap();
-    let (_, table, contents) = received(&bytes(bundle.stream(None).unwrap()), &[]);
-    assert!(u32::try_from(contents.len()).unwrap() <= table.visible() && !contents.is_empty());
+    let (_, toc, contents) = received(&bytes(bundle.stream(None).unwrap()), &[]);
+    assert!(u32::try_from(contents.len()).unwrap() <= toc.visible() && !contents.is_empty());
     library.close();
 }
 
@@ -1388,11 +1389,11 @@ fn a_prune_frees_what_belongs_to_images_that_are_gone() {
     assert!(left < before, "{left} of {before}");
     assert_eq!(library.state(&gone.image.root), State::Unknown);
     assert_eq!(library.state(&kept.image.root), State::Ready);
-    let table = |image: &TreeImage| {
+    let toc = |image: &TreeImage| {
         let name = image.image.root.to_string().replace(':', "-");
         folder.path().join("index/tables").join(name).exists()
     };
-    assert!(!table(&gone) && table(&kept));
+    assert!(!toc(&gone) && toc(&kept));
     library.bundle(&kept.image.root, &[], false).unwrap();
 
     // Prunes all but the indexes of cached images. A later request rebuilds the rest.
@@ -1451,12 +1452,12 @@ fn a_new_version_comes_as_patches_made_ahead_of_time() {
         std::thread::sleep(Duration::from_millis(2));
     }
     let fresh = library.bundle(&old.root, &[], false).unwrap();
-    let (_, table, contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
+    let (_, toc, contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
     let planned = library.stat().planned;
     let bundle = library.bundle(&new.root, &[have], false).unwrap();
     assert_eq!(library.stat().planned, planned + 1);
     let sent = bytes(bundle.stream(None).unwrap());
-    let (header, new_table, came) = applied(&sent, &[table], &contents);
+    let (header, new_table, came) = applied(&sent, &[toc], &contents);
     let codings: Vec<_> = header.frames.codings().collect();
     assert_eq!(codings, [Coding::Patch]);
     assert_eq!(came.len(), 1, "what did not change does not come");
@@ -2090,10 +2091,10 @@ fn a_trace_orders_the_frames_of_its_own_image() {
     let ask = || library.bundle(&image.root, &[], true).unwrap();
     // The content that comes first.
     let first = |sent: &[u8]| {
-        let (header, table, _) = received(sent, &[]);
-        let sizes = Tables(&table, &[]);
+        let (header, toc, _) = received(sent, &[]);
+        let sizes = TocSizes(&toc, &[]);
         let frame = header.frames.cursor(&sizes).unwrap().next().unwrap();
-        table.contents().content(frame.unwrap().members[0].content)
+        toc.contents().content(frame.unwrap().members[0].content)
     };
     let before = ask();
     let sent = bytes(before.stream(None).unwrap());

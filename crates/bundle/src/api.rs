@@ -1,53 +1,57 @@
-//! JSON documents of the bundle endpoints, as worker and server exchange them.
+//! JSON requests and responses of the bundle endpoints.
 
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
-use pierhead_toc::Error;
+use crate::Error;
 
-/// Most bytes of a document that a worker sends.
+/// Maximum size of a request body in bytes.
 pub const MAX_DOCUMENT: usize = 1 << 20;
 
-/// Most images that a worker may say it has: each is a table to merge.
+/// Maximum number of base images in a request. The server may read the TOC of each.
 pub const MAX_BASE_IMAGES: usize = 256;
 
-/// Most shares that a bundle is sent in: each is a connection.
+/// Maximum number of shares of a bundle. Each share takes a connection.
 pub const MAX_SHARES: u16 = 64;
 
-/// Most files of one trace: a start of the largest images opens some thousands.
+/// Maximum number of files in one trace. A start of the largest images opens some thousands.
 pub const MAX_TRACE: usize = 16_384;
 
 /// The media type of a bundle.
 pub const MEDIA_TYPE: &str = "application/vnd.pierhead.bundle.v1";
 
-/// The header of an answer that lists what of `have` is not known here, or may not be pulled by whoever asks.
+/// Response header with the base images of the request that the bundle does not use: the server
+/// does not know them, or the client may not pull them.
 pub const UNKNOWN_BASE_IMAGES: &str = "pierhead-unknown-have";
 
-/// `POST /v2/<name>/_pierhead/bundle`.
+/// Body of `POST /v2/<name>/_pierhead/bundle`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BundleQuery {
-    /// A tag, or the digest of a manifest.
+    /// The wanted image: a tag, or the digest of a manifest.
     pub want: String,
-    /// `os/architecture[/variant]`: which image of an index.
+    /// The platform, to choose an image of an index: `os/architecture[/variant]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// Manifests of images that the worker has complete, in any order. The server uses the 16 most similar ones.
+    /// The base images: manifests of complete images that the worker has, in any order. The server
+    /// uses the 16 most similar ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<Digest>,
-    /// The images of `have` whose layers the worker can rebuild.
+    /// The base images whose layers the worker can rebuild.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have_layers: Vec<Digest>,
-    /// Whether the layers are to be rebuilt, and not only mounted.
+    /// Whether the worker will rebuild the layers, and not only mount the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub layers: bool,
-    /// Only records of a bundle whose header was received before, under the very same `want` and `have`.
+    /// Requests only records of a bundle whose header the worker received before, for the same
+    /// `want` and `have`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
-    /// One of several shares of the whole bundle, for who asks for all of them at once, over as many connections. Not
-    /// together with `part`.
+    /// Requests one of several shares of the whole bundle. The worker requests all shares at once,
+    /// each over its own connection. Excludes `part`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
-    /// With a share: the header may come in pieces, one in front of each share.
+    /// With a share: the server may send the header in pieces, one before the records of each
+    /// share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pieces: bool,
     /// Requests the [`StartOrder`] of the image in place of a bundle. An older server ignores this and sends the bundle.
@@ -87,12 +91,14 @@ pub enum OrderSource {
     Config,
 }
 
-/// Which share of a bundle: `[nth, of]`. The first begins with the header, the others are continuations.
+/// One share of a bundle: `[nth, of]`. The first share starts with the header. The other ones are
+/// continuations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share(pub u16, pub u16);
 
 impl Share {
-    /// Its part of something of so many bytes: together they are all of it, each about as long.
+    /// The range of this share in `bytes` bytes. The ranges of all shares have about equal length,
+    /// and cover all bytes.
     pub fn of(self, bytes: u64) -> std::ops::Range<u64> {
         let begin = |nth: u16| {
             let place = u128::from(bytes) * u128::from(nth) / u128::from(self.1.max(1));
@@ -102,27 +108,27 @@ impl Share {
     }
 }
 
-/// Records of a bundle, by the ordinals of their frames.
+/// A range of records of a bundle, by frame numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// The `ETag` of the answer that the header came in, quotes included.
+    /// The `ETag` of the response with the header, with its quotes.
     pub etag: String,
     /// The first frame.
     pub first: u32,
-    /// Behind the last frame; to the end when absent.
+    /// The frame after the last one. When absent, the range goes to the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<u32>,
 }
 
-/// `POST /v2/<name>/_pierhead/trace`.
+/// Body of `POST /v2/<name>/_pierhead/trace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
-    /// A tag, or the digest of a manifest.
+    /// The started image: a tag, or the digest of a manifest.
     pub image: String,
-    /// `os/architecture[/variant]`: which image of an index.
+    /// The platform, to choose an image of an index: `os/architecture[/variant]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// Paths in the image in the order in which they were opened first, without a slash in front.
+    /// Paths in the image, in the order of their first open, without a leading slash.
     pub files: Vec<String>,
 }
 
@@ -136,66 +142,65 @@ pub struct TraceReport {
     pub clients: u64,
 }
 
-/// The `detail` of the error body of a 503: how far an image is that was asked for.
+/// The `detail` of the error body of a 503: the progress of the requested image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What is being done.
+    /// The current stage.
     pub stage: Stage,
-    /// Done, of `total`: bytes of a pull, layers of an index.
+    /// Completed part of `total`: bytes of a pull, or layers of indexing.
     pub done: u64,
-    /// In all, as far as known; 0: not known yet.
+    /// The total, or 0 when it is not known yet.
     pub total: u64,
 }
 
-/// Of [`Progress`].
+/// The stage of an image that is not ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Stage {
-    /// Others are before it.
+    /// Other images come first.
     Wait,
-    /// Its layers are on their way from the upstream.
+    /// The proxy pulls its layers from the upstream.
     Pull,
-    /// Its layers are being read.
+    /// The server indexes its layers.
     Index,
 }
 
 impl BundleQuery {
-    /// Reads what a worker sent.
+    /// Parses a request body.
     ///
     /// # Errors
-    /// [`Error::Malformed`]: over a bound, or not of this form.
+    /// [`Error::Malformed`] for a body that exceeds a limit, or is not of this form.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let ask: Self = parse(json, "bundle request")?;
         let fits = |Share(nth, of)| nth < of && of <= MAX_SHARES && ask.part.is_none();
         if !ask.share.is_none_or(fits) {
-            let why = format!(
-                "a share that there is not: one of at most {MAX_SHARES}, from 0, and without a part"
-            );
+            let why =
+                format!("share must be [nth, of] with nth < of <= {MAX_SHARES}, and excludes part");
             return Err(Error::malformed("bundle request", why));
         }
         match ask.have.len().max(ask.have_layers.len()) {
             0..=MAX_BASE_IMAGES => Ok(ask),
             many => Err(Error::malformed(
                 "bundle request",
-                format!("{many} images in have, and {MAX_BASE_IMAGES} are the most"),
+                format!("{many} base images in have; the maximum is {MAX_BASE_IMAGES}"),
             )),
         }
     }
 }
 
 impl Trace {
-    /// Reads what a worker sent.
+    /// Parses a request body.
     ///
     /// # Errors
-    /// [`Error::Malformed`]: over a bound, or not of this form.
+    /// [`Error::Malformed`] for a body that exceeds a limit, or is not of this form.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let trace: Self = parse(json, "trace")?;
         match trace.files.len() {
             0..=MAX_TRACE => Ok(trace),
             many => Err(Error::malformed(
                 "trace",
-                format!("{many} files, and {MAX_TRACE} are the most"),
+                format!("{many} files; the maximum is {MAX_TRACE}"),
             )),
         }
     }
@@ -207,7 +212,7 @@ fn parse<T: for<'a> Deserialize<'a>>(json: &[u8], what: &'static str) -> Result<
         return Err(Error::malformed(what, why));
     }
     serde_json::from_slice(json).map_err(|error| {
-        // It can quote the document.
+        // The text can quote the document, so it is cut.
         let why: String = error.to_string().chars().take(200).collect();
         Error::malformed(what, why)
     })
@@ -218,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_question_means_the_usual() {
+    fn omitted_fields_have_their_defaults() {
         let ask = BundleQuery::parse(br#"{"want":"7"}"#).unwrap();
         assert_eq!(
             ask,
@@ -239,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_questions_are_malformed() {
+    fn hostile_requests_are_malformed() {
         let digest = format!("\"sha256:{}\"", "0".repeat(64));
         let have = |n: usize| format!(r#"{{"want":"7","have":[{}]}}"#, vec![&*digest; n].join(","));
         assert_eq!(

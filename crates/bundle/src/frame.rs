@@ -1,35 +1,38 @@
-//! Frames: the unit of packing, of sending, of resuming.
+//! Frames: the units of packing, sending and resuming.
 //!
-//! On the wire and in pack files a frame is one *record*: [`RECORD_HEAD`] bytes and the payload. What its bytes
-//! mean (which contents, against which bases) stands in the header of the bundle, so that records of packs leave as they are.
+//! On the wire and in packs, a frame is one *record*: [`RECORD_HEAD`] bytes and the payload. The
+//! header of the bundle says which contents the payload decodes to, and against which bases. So the
+//! records of packs are sent unchanged.
 
-use pierhead_toc::{Error, FileDigest};
+use crate::Error;
+use pierhead_toc::FileDigest;
 
-/// Most bytes that a frame decodes to. Bounds what a worker holds of one.
+/// Maximum decoded size of a frame in bytes. Bounds the memory of a worker.
 pub const MAX_FRAME: u64 = 4 << 20;
 
-/// Most bytes of all bases of one frame together.
+/// Maximum size of all bases of one frame together, in bytes.
 pub const MAX_BASE: u64 = 16 << 20;
 
-/// Bytes before the payload of a record: coding (1), zero (3), payload length (4, little endian), SHA-256 of the payload (32).
+/// Length of the head of a record: coding (1), zero (3), payload length (4, little endian), SHA-256
+/// of the payload (32).
 pub const RECORD_HEAD: usize = 40;
 
-/// What stands before the payload of a record, on the wire and in packs.
+/// The head of a record, before its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHead {
-    /// How the payload is coded; never [`Coding::Copy`].
+    /// The coding of the payload; never [`Coding::Copy`].
     pub coding: Coding,
-    /// Bytes of the payload: 1 to [`MAX_FRAME`].
+    /// Length of the payload in bytes: 1 to [`MAX_FRAME`].
     pub len: u32,
     /// SHA-256 of the payload.
     pub digest: FileDigest,
 }
 
 impl RecordHead {
-    /// Of a payload that is at hand. One pass over it; an error when no record can have it.
+    /// The head for a payload. Computes its SHA-256.
     ///
     /// # Errors
-    /// [`Error::Malformed`].
+    /// [`Error::Malformed`] when the payload is empty or too long, or for [`Coding::Copy`].
     pub fn of(coding: Coding, payload: &[u8]) -> Result<Self, Error> {
         let head = Self {
             coding,
@@ -39,7 +42,7 @@ impl RecordHead {
         head.check()
     }
 
-    /// As it stands in a record.
+    /// The bytes of the head.
     pub fn encode(&self) -> [u8; RECORD_HEAD] {
         let mut bytes = [0; RECORD_HEAD];
         bytes[0] = self.coding.number();
@@ -48,7 +51,7 @@ impl RecordHead {
         bytes
     }
 
-    /// Out of a record; every field is within its bounds.
+    /// Parses the head of a record, and checks its limits.
     ///
     /// # Errors
     /// [`Error::Malformed`].
@@ -64,10 +67,10 @@ impl RecordHead {
         head.check()
     }
 
-    /// Whether this is its payload. One pass over it.
+    /// Verifies the payload. Computes its SHA-256.
     ///
     /// # Errors
-    /// [`Error::Digest`] when it is not.
+    /// [`Error::Digest`] when the digest differs.
     pub fn verify(&self, payload: &[u8]) -> Result<(), Error> {
         let found = FileDigest::of(payload);
         if found == self.digest {
@@ -89,41 +92,42 @@ impl RecordHead {
     }
 }
 
-/// A range of a content of a table, by its number there.
+/// A range of a content, by its number in a TOC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slice {
-    /// Number of the content in the table.
+    /// Number of the content in the TOC.
     pub content: u32,
-    /// First byte.
+    /// The first byte.
     pub offset: u64,
-    /// Bytes; at least one.
+    /// Number of bytes; at least one.
     pub len: u64,
 }
 
-/// A range of a content that the worker has.
+/// A range of a content of a base image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BaseSlice {
-    /// Position in the bundle's list of images that the worker has.
+    /// Position of the base image in the header: see [`crate::format::Header::base_images`].
     pub image: u16,
-    /// In that image's table.
+    /// The range, with the content number of the base image's TOC.
     pub slice: Slice,
 }
 
-/// How the bytes of a frame are had.
+/// How the bytes of a frame are coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coding {
-    /// The payload is the bytes.
+    /// The payload is the bytes of the frame.
     Stored,
     /// The payload is one zstd frame.
     Zstd,
-    /// The payload is one zstd frame whose prefix is all bases, one after the other (`zstd --patch-from`).
+    /// The payload is one zstd frame whose prefix is the concatenation of all bases (`zstd
+    /// --patch-from`).
     Patch,
-    /// The bytes are those of the bases: there is no record.
+    /// The bytes of the frame are the bytes of the bases. There is no record.
     Copy,
 }
 
 impl Coding {
-    /// As it is written down, in every format.
+    /// The number of the coding in all formats.
     pub const fn number(self) -> u8 {
         match self {
             Self::Stored => 0,
@@ -133,10 +137,10 @@ impl Coding {
         }
     }
 
-    /// As it was written down.
+    /// The coding with this number.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for a number that stands for none.
+    /// [`Error::Malformed`] for an unknown number.
     pub fn from_number(number: u8) -> Result<Self, Error> {
         match number {
             0 => Ok(Self::Stored),
@@ -151,14 +155,14 @@ impl Coding {
     }
 }
 
-/// What one frame gives: the members' bytes, one after the other, at most [`MAX_FRAME`] of them.
+/// One frame. It decodes to the concatenation of its members, at most [`MAX_FRAME`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What is in it, in order.
+    /// The ranges that it decodes to, in order.
     pub members: Vec<Slice>,
-    /// What it was made against; empty for [`Coding::Stored`] and [`Coding::Zstd`].
+    /// The ranges that decoding needs. Empty for [`Coding::Stored`] and [`Coding::Zstd`].
     pub bases: Vec<BaseSlice>,
-    /// How.
+    /// The coding of its bytes.
     pub coding: Coding,
 }
 
@@ -167,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_as_it_was_written() {
+    fn decode_reverses_encode() {
         let head = RecordHead::of(Coding::Patch, b"abc").unwrap();
         let bytes = head.encode();
         assert_eq!(bytes[..8], [2, 0, 0, 0, 3, 0, 0, 0]);
@@ -176,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_out_of_bounds_is_refused() {
+    fn a_head_that_exceeds_a_limit_is_refused() {
         let good = RecordHead::of(Coding::Zstd, b"abc").unwrap().encode();
         for (at, value) in [(0, 3), (0, 4), (1, 1), (3, 9), (4, 0), (6, 0x41), (7, 1)] {
             let mut bytes = good;

@@ -1,13 +1,16 @@
 //! The delta bundle on the wire: request, header, frames and patches.
 //!
-//! This crate does no I/O and starts no thread. The server writes bundles with it, the worker reads them.
+//! This crate does no I/O and starts no thread. The server writes bundles with it, and the worker
+//! reads them.
 //!
-//! Layers, from the bytes up: [`Frame`] and [`RecordHead`] (the unit of sending), [`patch`] (frames against
-//! older contents), [`mod@format`] (the stream of a bundle), [`api`] (the JSON documents around it).
+//! Modules, from the bottom up: [`Frame`] and [`RecordHead`] (the unit of sending), [`patch`]
+//! (compression of frames against older contents), [`mod@format`] (the byte stream of a bundle),
+//! [`api`] (JSON requests and responses).
 
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod error;
 pub mod format;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -15,4 +18,5 @@ mod frame;
 pub mod fuzzing;
 pub mod patch;
 
+pub use error::Error;
 pub use frame::{BaseSlice, Coding, Frame, MAX_BASE, MAX_FRAME, RECORD_HEAD, RecordHead, Slice};

@@ -79,7 +79,7 @@ pub(crate) enum Error {
     #[error("the image could not be pulled: {0}")]
     Pull(String),
     #[error(transparent)]
-    Bundle(Arc<pierhead_toc::Error>),
+    Bundle(Arc<pierhead_bundle_server::Error>),
     #[error("cannot read the bundle: {0}")]
     BundleRead(String),
 }

@@ -101,7 +101,7 @@ fn received(
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
         panic!("no header");
     };
-    let table = image_toc::decode(&header.table.coded, header.table.base.and(base)).unwrap();
+    let table = image_toc::decode(&header.toc.coded, header.toc.base.and(base)).unwrap();
     let sizes = Tables(&table, base);
     let frames: Vec<_> = header
         .frames

@@ -1,87 +1,80 @@
-//! What can go wrong, and whose fault it is.
+//! The error of this crate: what failed, and whose fault it is.
 
 use std::io;
-use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// See the head of this module. Its own level only: the cause is the source.
+/// Why a layer, an index or a TOC cannot be read or written. `Display` names the operation and the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A layer or config that is not what it says or goes over a bound: the image's fault, for good.
+    /// A layer is not what its image says, or exceeds a limit. Every retry gives the same result.
     #[error("this image cannot be bundled: {0}")]
     Image(String),
-    /// Bytes of a bundle, table, index or trace that are not of the format: the sender's fault, or damage.
+    /// Bytes of an index or a TOC are not of the format. The sender is wrong, or the file is damaged.
     #[error("malformed {what}: {why}")]
     Malformed {
-        /// Of which format.
+        /// The name of the format.
         what: &'static str,
-        /// What about it.
+        /// The violation.
         why: String,
     },
-    /// The SHA-256 of the bytes differs from the promised digest.
+    /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// Of what.
+        /// The name of the bytes.
         what: String,
-        /// As promised.
+        /// The promised digest.
         expected: String,
-        /// As computed.
+        /// The computed digest.
         found: String,
     },
-    /// What is asked for is not here (any more): pull it first.
+    /// A file or a content does not exist, or no longer exists.
     #[error("{0} is not here")]
     Missing(String),
-    /// A folder that is not what it is used as; the text has the mend.
-    #[error("{0}")]
-    Foreign(String),
-    /// Another process is at it: wait for that one.
-    #[error("another process fetches into {}", .0.display())]
-    Busy(PathBuf),
-    /// It was told to stop.
+    /// The caller told this work to stop.
     #[error("stopped")]
     Stopped,
-    /// The file system's fault.
+    /// The file system failed.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// What, with the path.
+        /// The operation, with the path.
         doing: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Whose fault an [`Error`] is.
+/// Whose fault an error of `toc`, `bundle` or `bundle-server` is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The image's, or the sender's: a retry gives the same.
-    Theirs,
-    /// This machine's: a retry may help once it is mended.
-    Ours,
-    /// Nobody's: it is not there yet, or no longer.
+    /// The fault of the image or of the sender. Every retry gives the same result.
+    Input,
+    /// The fault of this host. A retry may help after the operator has fixed the cause.
+    Host,
+    /// Nobody's fault: something does not exist yet, or no longer exists. A retry may help.
     Nobody,
 }
 
-/// Whether the error is a lack of file descriptors or memory, which passes.
+/// Whether the error is a lack of file descriptors or memory. Such a lack passes.
 pub fn is_exhausted(error: &io::Error) -> bool {
-    const SHORT: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
-    SHORT
+    const EXHAUSTED: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    EXHAUSTED
         .iter()
         .any(|it| error.raw_os_error() == Some(it.raw_os_error()))
 }
 
 impl Error {
-    /// Whose fault it is; only [`Fault::Theirs`] is for good.
+    /// Whose fault it is. A retry is useless only after [`Fault::Input`].
     pub const fn fault(&self) -> Fault {
         match self {
-            Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Theirs,
-            Self::Io { .. } | Self::Foreign(_) => Fault::Ours,
-            Self::Missing(_) | Self::Busy(_) | Self::Stopped => Fault::Nobody,
+            Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
+            Self::Io { .. } => Fault::Host,
+            Self::Missing(_) | Self::Stopped => Fault::Nobody,
         }
     }
 
-    /// Whether a file that was read is not what was written into it.
+    /// Whether a file is damaged: its bytes are not those that were written.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Malformed { .. } => true,
@@ -95,7 +88,7 @@ impl Error {
         matches!(self, Self::Io { source, .. } if is_exhausted(source))
     }
 
-    /// Of a format's reader.
+    /// Makes the error of a parser. `what` is the name of the format.
     pub fn malformed(what: &'static str, why: impl Into<String>) -> Self {
         Self::Malformed {
             what,
@@ -103,7 +96,7 @@ impl Error {
         }
     }
 
-    /// Of the file system.
+    /// Makes an error of the file system. `doing` follows the word "cannot".
     pub fn io(doing: impl Into<String>, source: io::Error) -> Self {
         Self::Io {
             doing: doing.into(),

@@ -6,48 +6,48 @@ use crate::{FileDigest, ImageToc};
 #[derive(Clone, Copy, Debug)]
 pub struct TocView<'a> {
     /// The merged view.
-    pub table: &'a ImageToc,
+    pub toc: &'a ImageToc,
     /// Contents with lower numbers are meant, those from here on are not.
     pub contents: u32,
 }
 
 impl<'a> TocView<'a> {
     /// What a mount needs: the contents of the merged tree.
-    pub const fn mounted(table: &'a ImageToc) -> Self {
+    pub const fn mounted(toc: &'a ImageToc) -> Self {
         Self {
-            table,
-            contents: table.visible(),
+            toc,
+            contents: toc.visible(),
         }
     }
 
     /// What rebuilding the layers needs besides.
-    pub fn with_layers(table: &'a ImageToc) -> Self {
+    pub fn with_layers(toc: &'a ImageToc) -> Self {
         Self {
-            table,
-            contents: table.contents().len(),
+            toc,
+            contents: toc.contents().len(),
         }
     }
 
     /// Digest and size of a content that is meant.
     pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
-        let contents = self.table.contents();
+        let contents = self.toc.contents();
         let meant = number < self.contents;
         meant.then(|| Some((contents.content(number)?, contents.size(number)?)))?
     }
 
     /// By number: whether a content is meant, not empty and in none of the others. A merge of sorted lists.
     pub fn lacking(&self, haves: &[TocView<'_>]) -> Vec<bool> {
-        let contents = self.table.contents();
+        let contents = self.toc.contents();
         let mut lacking: Vec<bool> = (0..contents.len())
             .map(|number| self.content(number).is_some_and(|(_, size)| size > 0))
             .collect();
         for have in haves {
-            let old = have.table.by_digest();
+            let old = have.toc.by_digest();
             let mut theirs = old
                 .iter()
                 .filter_map(|number| Some(have.content(number)?.0))
                 .peekable();
-            for number in self.table.by_digest().iter() {
+            for number in self.toc.by_digest().iter() {
                 let Some(content) = contents.content(number) else {
                     continue;
                 };

@@ -52,7 +52,7 @@ impl<'a> Tree<'a> {
             names: Vec::new(),
         };
         let mut contents = Vec::new();
-        let mut rows = image.table.rows();
+        let mut rows = image.toc.rows();
         while let Some(row) = rows.next()? {
             let content = match row.node {
                 Node::File(number) => number,
@@ -80,7 +80,7 @@ impl<'a> Tree<'a> {
 
     fn push(&mut self, path: &[u8], target: &[u8], content: u32) -> Result<(), Error> {
         let at = |len: usize| {
-            u32::try_from(len).map_err(|_| Error::malformed("table", "paths of over 4 GiB"))
+            u32::try_from(len).map_err(|_| Error::malformed("TOC", "paths of over 4 GiB"))
         };
         let start = at(self.bytes.len())?;
         self.bytes.extend_from_slice(path);
@@ -182,8 +182,8 @@ mod tests {
             skeleton: (FileDigest::of(b"skeleton"), 8),
             entries: ["one", "two"].map(file).into_iter(),
         };
-        let table = ImageToc::merge([layer]).expect("sound");
-        let image = TocView::mounted(&table);
+        let toc = ImageToc::merge([layer]).expect("sound");
+        let image = TocView::mounted(&toc);
         assert_eq!(Tree::within(image, 10).expect("they fit").len(), 2);
         assert!(matches!(Tree::within(image, 9), Err(Error::Image(_))));
     }

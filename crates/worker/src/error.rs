@@ -1,6 +1,8 @@
 //! The error type of this crate: what failed, whose fault it is, and whether a retry can help.
 
+use std::fmt::Display;
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -84,9 +86,36 @@ pub enum Error {
     /// The image, its manifest or its config is invalid.
     #[error("{0}")]
     Image(String),
-    /// The bundle, the image or the store is damaged or incomplete.
-    #[error(transparent)]
-    Bundle(#[from] pierhead_toc::Error),
+    /// Bytes of a bundle or of a file of the store are not of their format.
+    #[error("malformed {what}: {why}")]
+    Malformed {
+        /// The name of the format.
+        what: &'static str,
+        /// The violation.
+        why: String,
+    },
+    /// The SHA-256 of some bytes differs from the promised digest.
+    #[error("{what} has the digest {found}, not {expected}")]
+    Digest {
+        /// The name of the bytes.
+        what: String,
+        /// The promised digest.
+        expected: String,
+        /// The computed digest.
+        found: String,
+    },
+    /// The store lacks a file, a content or an image.
+    #[error("{0} is not here")]
+    Missing(String),
+    /// A folder is no store of this version. The text says what to do.
+    #[error("{0}")]
+    Foreign(String),
+    /// Another process fetches into this folder. Wait for it.
+    #[error("another process fetches into {}", .0.display())]
+    Busy(PathBuf),
+    /// Another thread of the same command failed, so this one ended.
+    #[error("stopped")]
+    Stopped,
     /// Another program changes the store while this one uses it.
     #[error("{0}")]
     Store(String),
@@ -134,10 +163,8 @@ impl Error {
                 _ => Fault::Server,
             },
             Self::Image(_) => Fault::Image,
-            Self::Bundle(error) => match error.fault() {
-                pierhead_toc::Fault::Theirs => Fault::Image,
-                _ => Fault::Machine,
-            },
+            Self::Malformed { .. } | Self::Digest { .. } => Fault::Image,
+            Self::Missing(_) | Self::Foreign(_) | Self::Busy(_) | Self::Stopped => Fault::Machine,
             Self::Store(_) | Self::File { .. } | Self::Trace(_) => Fault::Machine,
         }
     }
@@ -163,11 +190,68 @@ impl Error {
         move |source| Self::File { doing, source }
     }
 
+    /// Makes the error of a local file. `doing` follows the word "cannot".
+    pub(crate) fn io(doing: impl Display, source: io::Error) -> Self {
+        Self::file(format!("cannot {doing}"))(source)
+    }
+
+    /// Makes the error of a parser. `what` is the name of the format.
+    pub(crate) fn malformed(what: &'static str, why: impl Into<String>) -> Self {
+        Self::Malformed {
+            what,
+            why: why.into(),
+        }
+    }
+
     /// Makes a [`Self::Protocol`] of a response that violates the protocol.
     pub(crate) fn protocol(server: impl ToString, reason: impl ToString) -> Self {
         Self::Protocol {
             server: server.to_string(),
             reason: reason.to_string(),
+        }
+    }
+}
+
+/// Keeps the variant, so that a caller of this crate matches one enum.
+impl From<pierhead_toc::Error> for Error {
+    fn from(error: pierhead_toc::Error) -> Self {
+        use pierhead_toc::Error as Toc;
+        match error {
+            Toc::Malformed { what, why } => Self::Malformed { what, why },
+            Toc::Digest {
+                what,
+                expected,
+                found,
+            } => Self::Digest {
+                what,
+                expected,
+                found,
+            },
+            Toc::Missing(what) => Self::Missing(what),
+            Toc::Stopped => Self::Stopped,
+            Toc::Io { doing, source } => Self::io(doing, source),
+            other => Self::Image(other.to_string()),
+        }
+    }
+}
+
+/// Keeps the variant, so that a caller of this crate matches one enum.
+impl From<pierhead_bundle::Error> for Error {
+    fn from(error: pierhead_bundle::Error) -> Self {
+        use pierhead_bundle::Error as Bundle;
+        match error {
+            Bundle::Malformed { what, why } => Self::Malformed { what, why },
+            Bundle::Digest {
+                what,
+                expected,
+                found,
+            } => Self::Digest {
+                what,
+                expected,
+                found,
+            },
+            Bundle::Toc(error) => error.into(),
+            other => Self::io("decode a bundle", io::Error::other(other)),
         }
     }
 }
@@ -207,7 +291,7 @@ mod tests {
             whose,
             message: String::new(),
         };
-        let digest = pierhead_toc::Error::Digest {
+        let digest = Error::Digest {
             what: "a content".into(),
             expected: "a".into(),
             found: "b".into(),
@@ -232,11 +316,8 @@ mod tests {
             (untrusted(CertificateFault::Clock), Fault::Machine),
             (untrusted(CertificateFault::Issuer), Fault::Server),
             (Error::Image(String::new()), Fault::Image),
-            (Error::Bundle(digest), Fault::Image),
-            (
-                Error::Bundle(pierhead_toc::Error::Foreign(String::new())),
-                Fault::Machine,
-            ),
+            (digest, Fault::Image),
+            (Error::Foreign(String::new()), Fault::Machine),
             (
                 Error::file("x")(io::ErrorKind::Other.into()),
                 Fault::Machine,

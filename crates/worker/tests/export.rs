@@ -9,7 +9,8 @@ use std::sync::Arc;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use pierhead_toc::layer::{self, Limits, Unpaced};
-use pierhead_toc::{Error, ImageToc, Source as _};
+use pierhead_toc::{ImageToc, Source as _};
+use pierhead_worker::Error;
 use pierhead_worker::export::{ImageLabels, ORIGINAL_MANIFEST, archive, layout};
 use pierhead_worker::store::Image;
 use serde_json::{Value, json};
@@ -178,7 +179,7 @@ fn a_layout_with_a_wrong_layer_gets_no_index() {
     image.toc = other.toc;
     let error = layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap_err();
     assert!(
-        matches!(error, Error::Missing(_) | Error::Io { .. }),
+        matches!(error, Error::Missing(_) | Error::File { .. }),
         "{error}"
     );
     assert!(!to.path().join("index.json").exists());

@@ -12,7 +12,8 @@ use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use pierhead_toc::image_toc::{LayerEntries, Node};
 use pierhead_toc::layer::{self, LayerIndex, Limits, Pace, Request, Unpaced};
-use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Time};
+use pierhead_toc::{Entry, FileDigest, ImageToc, Kind, Time};
+use pierhead_worker::Error;
 use pierhead_worker::export::rootfs::{
     self, ContentSource, Options, ReuseMode, StoreFiles, Summary, rootfs,
 };
@@ -431,7 +432,7 @@ fn a_folder_with_files_is_refused_without_the_option_over() {
     std::os::unix::fs::symlink(outside.path(), at("c")).expect("linked");
     std::fs::write(at("stays"), b"old").expect("written");
     let refused = export(&toc, &source, None, folder.path(), &Options::default());
-    assert!(matches!(refused, Err(Error::Io { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::File { .. })), "{refused:?}");
     assert!(at("b").is_dir());
     let over = Options {
         over: true,
@@ -595,8 +596,8 @@ fn a_file_whose_owner_cannot_be_set_is_not_setuid() {
 struct StopsAfter(u32);
 
 impl Pace for StopsAfter {
-    fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
-        self.0 = self.0.checked_sub(1).ok_or(Error::Stopped)?;
+    fn pause(&mut self, _bytes: u64) -> Result<(), pierhead_toc::Error> {
+        self.0 = self.0.checked_sub(1).ok_or(pierhead_toc::Error::Stopped)?;
         Ok(())
     }
 }
@@ -607,7 +608,10 @@ fn the_merge_of_layers_stops_when_its_pace_returns_an_error() {
     let layers: Vec<_> = layers.iter().collect();
     for pauses in 0..2 {
         let stopped = ImageToc::build_at(&layers, &mut StopsAfter(pauses));
-        assert!(matches!(stopped, Err(Error::Stopped)), "{pauses}");
+        assert!(
+            matches!(stopped, Err(pierhead_toc::Error::Stopped)),
+            "{pauses}"
+        );
     }
     let built = ImageToc::build_at(&layers, &mut StopsAfter(u32::MAX)).expect("built");
     let expected = ImageToc::build(&layers).expect("built");

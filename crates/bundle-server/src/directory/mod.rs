@@ -1,102 +1,110 @@
-//! What is known beyond the files: images and how far they are, and where contents are packed.
+//! The database of images and of the locations of packed contents.
 //!
-//! The only module of this crate that names sled. Nothing in it is the truth: what is missing, damaged or of another
-//! version is found again in the blobs, the packs and the files beside it.
+//! This is the only module of the crate that uses sled. The database holds only data that pierhead
+//! can rebuild from blobs, packs and TOCs. A damaged database, or one of another version, is
+//! replaced by an empty one.
 
 use std::cell::RefCell;
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use pierhead_oci::Digest;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::Error;
 use crate::pack::FrameIndex;
 use crate::pack::RecordLocation;
-use pierhead_toc::{Error, FileDigest};
+use pierhead_toc::FileDigest;
 
-/// Of keys and values; another one is a reason to start anew.
+/// Version of keys and values. A database of another version is replaced.
 const VERSION: &[u8] = b"1";
 
-/// sled's page cache: places are looked up while packing, in no order.
+/// Size of sled's page cache in bytes. Packing looks up locations in random order.
 const PAGE_CACHE: u64 = 8 << 20;
 
-/// Bytes of one place: pack, offset, length.
-const PLACE: usize = 16;
+/// Bytes of one location: pack, offset, length.
+const LOCATION: usize = 16;
 
-/// What is known of an image.
+/// The database row of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRow {
     /// `registry/repository`.
     pub(crate) repository: String,
-    /// The order in which images came: a count.
+    /// Number of the image in the order of arrival.
     pub(crate) sequence: u64,
-    /// Config and layers.
+    /// Digests of config and layers.
     pub(crate) blobs: Vec<Digest>,
     pub(crate) stage: Stage,
 }
 
-/// How far an image is.
+/// The stage of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stage {
+    /// The image waits for indexing, or is being indexed.
     Waiting,
+    /// The server can make bundles of the image.
     Ready,
-    /// Never written.
+    /// The server cannot make bundles of the image, for this reason. Never stored.
     Refused(String),
-    /// As `Ready`; these of its layers have frames that better ones will replace.
+    /// As `Ready`. These layers have fast frames that wait for optimization.
     Fast(Vec<Digest>),
 }
 
 impl Stage {
-    /// Whether the image can be bundled.
+    /// Whether the server can make bundles of the image.
     pub(crate) const fn is_ready(&self) -> bool {
         matches!(self, Self::Ready | Self::Fast(_))
     }
 }
 
-/// See the head of this module. Shared by threads; blocks.
+/// The open database. Threads share it. All methods block on the disk.
 pub(crate) struct Directory {
     folder: PathBuf,
     open: RwLock<Arc<Open>>,
-    /// Whether it was made anew, and knows nothing.
+    /// Whether the database was created by `open`, and is empty.
     is_new: bool,
-    /// How often it was made anew since.
-    renewed: AtomicU32,
-    /// Whether that was not told yet.
-    is_lost: AtomicBool,
+    /// Number of replacements since `open`.
+    replacements: AtomicU32,
+    /// Whether a replacement was not reported yet.
+    is_replaced: AtomicBool,
 }
 
-/// How often a database that is damaged while it is open is made anew: whatever does it oftener damages the next one, too.
-const MAX_RENEWED: u32 = 8;
+/// Maximum number of replacements of a database that is damaged while it is open. Whatever damages
+/// it more often would damage the next one, too.
+const MAX_REPLACEMENTS: u32 = 8;
 
 struct Open {
     db: sled::Db,
     images: sled::Tree,
-    places: sled::Tree,
+    locations: sled::Tree,
 }
 
 impl Directory {
-    /// Opens the database in `folder`, replacing one that cannot be used by an empty one.
+    /// Opens the database in `folder`. Replaces an unusable database by an empty one, and returns
+    /// the reason.
     ///
     /// # Errors
-    /// There can be none at all there.
+    /// No database can be created in `folder`.
     pub(crate) fn open(folder: &Path) -> Result<(Self, Option<String>), Error> {
-        take_over(folder).map_err(|error| failed("open the directory", &error.into()))?;
-        let was = folder.exists();
+        adopt_replacement(folder).map_err(|error| failed("open the directory", &error.into()))?;
+        let existed = folder.exists();
         match guard(|| open(folder)) {
             Ok((open, is_new)) => {
-                // sled begins anew where it cannot read its own file, and says nothing.
-                let lost = (was && is_new).then(|| "nothing in it can be read".to_owned());
-                Ok((Self::new(folder, open, is_new), lost))
+                // sled starts empty without an error when it cannot read its own file.
+                let damage = (existed && is_new).then(|| "sled cannot read it".to_owned());
+                Ok((Self::new(folder, open, is_new), damage))
             }
             Err(what) => {
-                let renewed = guard(|| renew(folder));
-                let (open, is_new) = renewed.map_err(|what| failed("open the directory", &what))?;
+                let replacements = guard(|| replace(folder));
+                let (open, is_new) =
+                    replacements.map_err(|what| failed("open the directory", &what))?;
                 Ok((Self::new(folder, open, is_new), Some(what.to_string())))
             }
         }
@@ -107,23 +115,22 @@ impl Directory {
             folder: folder.to_owned(),
             open: RwLock::new(Arc::new(open)),
             is_new,
-            renewed: AtomicU32::new(0),
-            is_lost: AtomicBool::new(false),
+            replacements: AtomicU32::new(0),
+            is_replaced: AtomicBool::new(false),
         }
     }
 
-    /// Whether it was found damaged while it was open, and replaced by an empty one, which is to be told what it knew. Says so
-    /// once.
-    pub(crate) fn take_lost(&self) -> bool {
-        self.is_lost.swap(false, Ordering::Relaxed)
+    /// Whether the database was replaced since the last call. The caller then fills it again.
+    pub(crate) fn take_replaced(&self) -> bool {
+        self.is_replaced.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether places are to be found again in the packs.
+    /// Whether the database is empty, so that locations have to be read from the packs again.
     pub(crate) const fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// All images. What cannot be read is left out.
+    /// Visits all images. Skips unreadable rows.
     pub(crate) fn images(&self, visit: impl FnMut(Digest, ImageRow)) -> Result<(), Error> {
         let visit = RefCell::new(visit);
         self.guarded("read the directory", |open| {
@@ -140,7 +147,7 @@ impl Directory {
         })
     }
 
-    /// Notes an image; `None` forgets it.
+    /// Stores the row of an image. `None` removes it.
     pub(crate) fn put_image(&self, manifest: &Digest, row: Option<&ImageRow>) -> Result<(), Error> {
         let key = manifest.to_string();
         self.guarded("write the directory", |open| {
@@ -152,17 +159,17 @@ impl Directory {
         })
     }
 
-    /// Visits all contents with places; those that `keep` does not want are forgotten.
-    pub(crate) fn retain_places(
+    /// Removes the contents whose locations `keep` rejects. Returns their number.
+    pub(crate) fn retain_locations(
         &self,
         keep: impl Fn(&[RecordLocation]) -> bool,
     ) -> Result<u64, Error> {
-        self.guarded("tidy the directory", |open| {
+        self.guarded("clean up the directory", |open| {
             let mut gone = 0;
-            for entry in &open.places {
+            for entry in &open.locations {
                 let (key, value) = entry?;
-                if !keep(&places(&value)) {
-                    open.places.remove(key)?;
+                if !keep(&locations(&value)) {
+                    open.locations.remove(key)?;
                     gone += 1;
                 }
             }
@@ -170,7 +177,7 @@ impl Directory {
         })
     }
 
-    /// Makes all of it durable.
+    /// Makes all changes durable.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         self.guarded("write the directory", |open| {
             open.db.flush()?;
@@ -178,7 +185,7 @@ impl Directory {
         })
     }
 
-    /// Does it, and once more with a new database where the one that is open turns out to be damaged.
+    /// Runs `work`. When the database is damaged, replaces it and runs `work` again.
     fn guarded<T>(
         &self,
         doing: &'static str,
@@ -189,34 +196,37 @@ impl Directory {
             Err(what) if what.is_damage => what,
             done => return done.map_err(|what| failed(doing, &what)),
         };
-        let renewed = self.renew(open, &what);
-        renewed
+        let replacements = self.replace(open, &what);
+        replacements
             .and_then(|open| guard(|| work(&open)))
             .map_err(|what| failed(doing, &what))
     }
 
     fn read(&self) -> Arc<Open> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.read();
         open.clone()
     }
 
-    /// In place of `damaged`, unless somebody was quicker.
-    fn renew(&self, damaged: Arc<Open>, what: &Failure) -> Result<Arc<Open>, Failure> {
-        let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+    /// Replaces the database `damaged`, unless another thread has done so.
+    fn replace(&self, damaged: Arc<Open>, what: &Failure) -> Result<Arc<Open>, Failure> {
+        let mut open = self.open.write();
         if !Arc::ptr_eq(&open, &damaged) {
             return Ok(open.clone());
         }
-        let number = self.renewed.fetch_add(1, Ordering::Relaxed);
-        if number >= MAX_RENEWED {
-            return Err(Failure::other(format!("damaged again and again: {what}")));
+        let number = self.replacements.fetch_add(1, Ordering::Relaxed);
+        if number >= MAX_REPLACEMENTS {
+            return Err(Failure::other(format!(
+                "it was damaged {MAX_REPLACEMENTS} times: {what}"
+            )));
         }
-        tracing::warn!(%what, "the directory is damaged; it is made anew");
-        // Whoever is at work with the damaged one may still write by its path: the new one lies elsewhere until the next start.
-        let (new, _) = guard(|| renew(&beside(&self.folder, number + 1)))?;
+        tracing::warn!(%what, "the image directory is damaged; pierhead rebuilds it");
+        // Other threads may still write to the damaged database by its path. The new one has
+        // another path until the next start.
+        let (new, _) = guard(|| replace(&replacement_path(&self.folder, number + 1)))?;
         *open = Arc::new(new);
-        self.is_lost.store(true, Ordering::Relaxed);
+        self.is_replaced.store(true, Ordering::Relaxed);
         let new = open.clone();
-        // sled may panic once more as it closes its files, which go with the next start.
+        // sled may panic when it closes the files. The next start deletes them.
         let _ = guard(|| {
             drop(damaged);
             Ok(())
@@ -228,34 +238,34 @@ impl Directory {
 impl FrameIndex for Directory {
     fn get(&self, content: &FileDigest) -> Result<Vec<RecordLocation>, Error> {
         self.guarded("read the directory", |open| {
-            let value = open.places.get(content.as_bytes())?;
-            Ok(value.map(|value| places(&value)).unwrap_or_default())
+            let value = open.locations.get(content.as_bytes())?;
+            Ok(value.map(|value| locations(&value)).unwrap_or_default())
         })
     }
 
-    fn put(&self, content: &FileDigest, places: &[RecordLocation]) -> Result<(), Error> {
-        let mut value = Vec::with_capacity(places.len() * PLACE);
-        for place in places {
-            value.extend_from_slice(&place.pack.to_le_bytes());
-            value.extend_from_slice(&place.offset.to_le_bytes());
-            value.extend_from_slice(&place.len.to_le_bytes());
+    fn put(&self, content: &FileDigest, locations: &[RecordLocation]) -> Result<(), Error> {
+        let mut value = Vec::with_capacity(locations.len() * LOCATION);
+        for location in locations {
+            value.extend_from_slice(&location.pack.to_le_bytes());
+            value.extend_from_slice(&location.offset.to_le_bytes());
+            value.extend_from_slice(&location.len.to_le_bytes());
         }
         self.guarded("write the directory", |open| {
-            open.places.insert(content.as_bytes(), &value[..])?;
+            open.locations.insert(content.as_bytes(), &value[..])?;
             Ok(())
         })
     }
 }
 
-fn places(value: &[u8]) -> Vec<RecordLocation> {
-    let place = |bytes: &[u8]| {
+fn locations(value: &[u8]) -> Vec<RecordLocation> {
+    let location = |bytes: &[u8]| {
         Some(RecordLocation {
             pack: u32::from_le_bytes(*bytes.first_chunk()?),
             offset: u64::from_le_bytes(*bytes.get(4..)?.first_chunk()?),
             len: u32::from_le_bytes(*bytes.get(12..)?.first_chunk()?),
         })
     };
-    value.chunks_exact(PLACE).filter_map(place).collect()
+    value.chunks_exact(LOCATION).filter_map(location).collect()
 }
 
 fn encode<T: Serialize>(row: &T) -> Result<Vec<u8>, Failure> {
@@ -266,20 +276,22 @@ fn decode<T: DeserializeOwned>(value: &[u8]) -> Option<T> {
     postcard::from_bytes(value).ok()
 }
 
-/// sled's own threads may hold a database for a moment after it was closed.
-const CLOSING: Duration = Duration::from_millis(20);
-const MAX_CLOSING: u32 = 500;
+/// Interval between two attempts to open a database that another handle still closes.
+const CLOSING_INTERVAL: Duration = Duration::from_millis(20);
+/// Maximum number of these attempts. sled's threads may hold a database for a moment after it was
+/// closed.
+const MAX_CLOSING_TRIES: u32 = 500;
 
-/// Opens the files, and waits for who closes them just now.
-fn begin(folder: &Path) -> Result<sled::Db, Failure> {
+/// Opens the files. Waits for a handle that is being closed.
+fn open_files(folder: &Path) -> Result<sled::Db, Failure> {
     let mut tries = 0;
     loop {
         match configured(folder) {
             Err(sled::Error::Io(error))
-                if tries < MAX_CLOSING && error.to_string().contains("acquire lock") =>
+                if tries < MAX_CLOSING_TRIES && error.to_string().contains("acquire lock") =>
             {
                 tries += 1;
-                std::thread::sleep(CLOSING);
+                std::thread::sleep(CLOSING_INTERVAL);
             }
             opened => return Ok(opened?),
         }
@@ -291,14 +303,15 @@ fn configured(folder: &Path) -> sled::Result<sled::Db> {
         .path(folder)
         .cache_capacity(PAGE_CACHE)
         .mode(sled::Mode::LowSpace)
-        // The library says when: a thread of sled's would wake an idle machine twice a second.
+        // The server flushes by itself. A thread of sled would wake up an idle host twice per
+        // second.
         .flush_every_ms(None)
         .open()
 }
 
-/// The second is whether it is empty.
+/// Opens the database. The second value says whether it is empty.
 fn open(folder: &Path) -> Result<(Open, bool), Failure> {
-    let db = begin(folder)?;
+    let db = open_files(folder)?;
     let found = db.get("version")?;
     let is_new = found.is_none();
     match found {
@@ -312,39 +325,40 @@ fn open(folder: &Path) -> Result<(Open, bool), Failure> {
     }
     let open = Open {
         images: db.open_tree("images")?,
-        places: db.open_tree("places")?,
+        locations: db.open_tree("places")?,
         db,
     };
     Ok((open, is_new))
 }
 
-/// Where the database lies that was made in place of so many others while they were open.
-fn beside(folder: &Path, number: u32) -> PathBuf {
+/// The path of the database after `number` replacements.
+fn replacement_path(folder: &Path, number: u32) -> PathBuf {
     match number {
         0 => folder.to_owned(),
         _ => folder.with_extension(format!("renewed-{number}")),
     }
 }
 
-/// Gives the last one that an earlier process made its usual place. Cut short, the next start does the same.
-fn take_over(folder: &Path) -> io::Result<()> {
-    let mut numbers = (1..=MAX_RENEWED).rev();
-    let Some(last) = numbers.find(|number| beside(folder, *number).exists()) else {
+/// Renames the last database of an earlier process to `folder`, and deletes the other ones. After a
+/// kill, the next start continues.
+fn adopt_replacement(folder: &Path) -> io::Result<()> {
+    let mut numbers = (1..=MAX_REPLACEMENTS).rev();
+    let Some(last) = numbers.find(|number| replacement_path(folder, *number).exists()) else {
         return Ok(());
     };
     for number in 0..last {
-        remove(&beside(folder, number))?;
+        remove(&replacement_path(folder, number))?;
     }
-    fs::rename(beside(folder, last), folder)
+    fs::rename(replacement_path(folder, last), folder)
 }
 
-/// Moves what is there aside, deletes it, and starts empty.
-fn renew(folder: &Path) -> Result<(Open, bool), Failure> {
-    let aside: PathBuf = folder.with_extension("damaged");
-    remove(&aside)?;
-    match fs::rename(folder, &aside) {
+/// Deletes the database in `folder`, and opens an empty one.
+fn replace(folder: &Path) -> Result<(Open, bool), Failure> {
+    let old: PathBuf = folder.with_extension("damaged");
+    remove(&old)?;
+    match fs::rename(folder, &old) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => remove(&aside)?,
+        _ => remove(&old)?,
     }
     open(folder)
 }
@@ -352,7 +366,7 @@ fn renew(folder: &Path) -> Result<(Open, bool), Failure> {
 fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A file where a folder should be.
+        // A file is in place of the folder.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(folder),
         other => other,
     }
@@ -367,7 +381,7 @@ fn failed(doing: &'static str, what: &Failure) -> Error {
 #[error("{what}")]
 struct Failure {
     what: String,
-    /// Whether its files are not what was written into them, which no second try mends.
+    /// Whether the files are damaged. A retry with the same files is useless then.
     is_damage: bool,
 }
 
@@ -399,12 +413,12 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// sled panics on some damage instead of saying so.
+/// Turns panics into errors: sled panics on some damage.
 fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref().copied());
-        let text = text.unwrap_or("without a text");
+        let text = text.unwrap_or("without a message");
         Err(Failure {
             what: format!("sled panicked: {text}"),
             is_damage: true,

@@ -1,3 +1,5 @@
+//! Unit tests of the directory: durability, and replacement of damaged databases.
+
 use super::*;
 
 fn row() -> ImageRow {
@@ -9,7 +11,7 @@ fn row() -> ImageRow {
     }
 }
 
-fn place(pack: u32) -> RecordLocation {
+fn location(pack: u32) -> RecordLocation {
     RecordLocation {
         pack,
         offset: 1 << 33,
@@ -18,7 +20,7 @@ fn place(pack: u32) -> RecordLocation {
 }
 
 #[test]
-fn what_was_noted_is_there_after_a_restart() {
+fn rows_and_locations_survive_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let manifest = FileDigest::of(b"manifest").into();
@@ -27,7 +29,7 @@ fn what_was_noted_is_there_after_a_restart() {
         assert!(directory.is_new() && damage.is_none());
         directory.put_image(&manifest, Some(&row())).unwrap();
         directory
-            .put(&FileDigest::of(b"x"), &[place(1), place(2)])
+            .put(&FileDigest::of(b"x"), &[location(1), location(2)])
             .unwrap();
         directory.flush().unwrap();
     }
@@ -40,23 +42,23 @@ fn what_was_noted_is_there_after_a_restart() {
     assert_eq!(found, [(manifest, row())]);
     assert_eq!(
         directory.get(&FileDigest::of(b"x")).unwrap(),
-        [place(1), place(2)]
+        [location(1), location(2)]
     );
     assert_eq!(
         directory
-            .retain_places(|places| places[0].pack == 2)
+            .retain_locations(|locations| locations[0].pack == 2)
             .unwrap(),
         1
     );
     assert_eq!(directory.get(&FileDigest::of(b"x")).unwrap(), []);
     directory.put_image(&manifest, None).unwrap();
     directory
-        .images(|digest, _| panic!("{digest} was forgotten"))
+        .images(|digest, _| panic!("{digest} was removed"))
         .unwrap();
 }
 
 #[test]
-fn a_database_of_no_use_is_replaced() {
+fn an_unusable_database_is_replaced() {
     for damage in ["other version", "garbage", "a file"] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("directory");
@@ -64,7 +66,9 @@ fn a_database_of_no_use_is_replaced() {
             fs::write(&path, b"x").unwrap();
         } else {
             let (directory, _) = Directory::open(&path).unwrap();
-            directory.put(&FileDigest::of(b"x"), &[place(1)]).unwrap();
+            directory
+                .put(&FileDigest::of(b"x"), &[location(1)])
+                .unwrap();
             if damage == "other version" {
                 directory.read().db.insert("version", b"0").unwrap();
             }
@@ -76,8 +80,8 @@ fn a_database_of_no_use_is_replaced() {
                 fs::write(&db, vec![0x5a; usize::try_from(len).unwrap()]).unwrap();
             }
         }
-        let (directory, said) = Directory::open(&path).unwrap();
-        assert!(said.is_some() && directory.is_new(), "{damage}");
+        let (directory, damage_found) = Directory::open(&path).unwrap();
+        assert!(damage_found.is_some() && directory.is_new(), "{damage}");
         assert_eq!(
             directory.get(&FileDigest::of(b"x")).unwrap(),
             [],
@@ -88,12 +92,12 @@ fn a_database_of_no_use_is_replaced() {
 }
 
 #[test]
-fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_says_so() {
+fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let (directory, _) = Directory::open(&path).unwrap();
     let content = FileDigest::of(b"x");
-    directory.put(&content, &[place(1)]).unwrap();
+    directory.put(&content, &[location(1)]).unwrap();
     let fails = |is_damage: bool| {
         let damaged = directory.read();
         directory.guarded("try", move |open| {
@@ -101,61 +105,64 @@ fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_says_so() {
                 return Ok(());
             }
             Err(Failure {
-                what: "as a test wants it".to_owned(),
+                what: "an error of the test".to_owned(),
                 is_damage,
             })
         })
     };
     assert!(fails(false).is_err(), "a full disk is no damage");
-    assert!(!directory.take_lost());
-    assert_eq!(directory.get(&content).unwrap(), [place(1)]);
+    assert!(!directory.take_replaced());
+    assert_eq!(directory.get(&content).unwrap(), [location(1)]);
     assert!(fails(true).is_ok());
-    assert!(directory.take_lost() && !directory.take_lost());
+    assert!(directory.take_replaced() && !directory.take_replaced());
     assert_eq!(directory.get(&content).unwrap(), []);
-    directory.put(&content, &[place(2)]).unwrap();
+    directory.put(&content, &[location(2)]).unwrap();
     directory.flush().unwrap();
-    for _ in 1..MAX_RENEWED {
+    for _ in 1..MAX_REPLACEMENTS {
         assert!(fails(true).is_ok());
     }
-    assert!(fails(true).is_err(), "for ever");
+    assert!(
+        fails(true).is_err(),
+        "the number of replacements is limited"
+    );
     drop(directory);
     let (directory, damage) = Directory::open(&path).unwrap();
     assert!(!directory.is_new() && damage.is_none());
 }
 
 #[test]
-fn what_is_damaged_cannot_write_into_what_replaced_it() {
+fn a_damaged_database_cannot_write_into_its_replacement() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let (directory, _) = Directory::open(&path).unwrap();
     let content = FileDigest::of(b"x");
-    let mut earlier = Vec::new();
+    let mut damaged_databases = Vec::new();
     for number in 1..4 {
         let damaged = directory.read();
         let what = Failure {
-            what: "as a test wants it".to_owned(),
+            what: "an error of the test".to_owned(),
             is_damage: true,
         };
-        drop(directory.renew(damaged.clone(), &what).unwrap());
-        assert!(beside(&path, number).exists());
-        directory.put(&content, &[place(number)]).unwrap();
-        earlier.push(damaged);
+        drop(directory.replace(damaged.clone(), &what).unwrap());
+        assert!(replacement_path(&path, number).exists());
+        directory.put(&content, &[location(number)]).unwrap();
+        damaged_databases.push(damaged);
     }
-    // Large enough for a file of its own, which sled finds by the path of the database.
-    for damaged in &earlier {
-        damaged.places.insert("large", vec![7; 600_000]).unwrap();
+    // sled stores a value of this size in a file of its own, below the path of the database.
+    for damaged in &damaged_databases {
+        damaged.locations.insert("large", vec![7; 600_000]).unwrap();
         damaged.db.flush().unwrap();
     }
-    drop(earlier);
+    drop(damaged_databases);
     directory.flush().unwrap();
-    assert_eq!(directory.get(&content).unwrap(), [place(3)]);
+    assert_eq!(directory.get(&content).unwrap(), [location(3)]);
     drop(directory);
     let (directory, damage) = Directory::open(&path).unwrap();
     assert!(!directory.is_new() && damage.is_none());
-    assert_eq!(directory.get(&content).unwrap(), [place(3)]);
+    assert_eq!(directory.get(&content).unwrap(), [location(3)]);
     drop(directory);
     let names = fs::read_dir(folder.path()).unwrap();
-    assert_eq!(names.count(), 1, "nothing is left beside it");
+    assert_eq!(names.count(), 1, "no other file is left");
 }
 
 #[test]
@@ -163,12 +170,12 @@ fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let (directory, _) = Directory::open(&path).unwrap();
-    // More than is held in memory, so that the file is read again.
+    // More than the page cache holds, so that sled reads the file again.
     let content = |nth: u32| FileDigest::of(&nth.to_le_bytes());
-    let places: Vec<_> = (0..20).map(place).collect();
+    let locations: Vec<_> = (0..20).map(location).collect();
     let count = 40_000;
     for nth in 0..count {
-        directory.put(&content(nth), &places).unwrap();
+        directory.put(&content(nth), &locations).unwrap();
     }
     directory.flush().unwrap();
     let file = path.join("db");
@@ -178,10 +185,10 @@ fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     opened.set_len(len).unwrap();
     for nth in 0..count {
         let found = directory.get(&content(nth)).unwrap();
-        assert!(found.is_empty() || found == places);
+        assert!(found.is_empty() || found == locations);
     }
-    directory.put(&content(0), &places).unwrap();
+    directory.put(&content(0), &locations).unwrap();
     directory.flush().unwrap();
-    assert!(directory.take_lost());
-    assert_eq!(directory.get(&content(0)).unwrap(), places);
+    assert!(directory.take_replaced());
+    assert_eq!(directory.get(&content(0)).unwrap(), locations);
 }

@@ -1,22 +1,22 @@
-//! Frames that stand for themselves: zstd at a level, or stored where that does not help.
+//! Codes frames without bases: as one zstd frame, or stored when compression gains too little.
 
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::CParameter;
 
+use crate::Error;
 use pierhead_bundle::{Coding, MAX_FRAME};
-use pierhead_toc::Error;
 
-/// The window of a frame is at most all of it.
+/// The window of a frame is at most the whole frame.
 const WINDOW_LOG: u32 = MAX_FRAME.ilog2();
 
-/// Compresses frames. Holds one zstd context: `docs/formats/disk.md` has its bytes by level.
+/// Compresses frames. Holds one zstd context, whose memory `docs/formats/disk.md` lists by level.
 pub struct Encoder {
     context: Compressor<'static>,
     buffer: Vec<u8>,
 }
 
 impl Encoder {
-    /// At a level of zstd, 1 to 22.
+    /// `level` is a zstd level from 1 to 22.
     ///
     /// # Errors
     /// [`Error::Io`] when zstd has no memory.
@@ -25,7 +25,7 @@ impl Encoder {
             let mut context = Compressor::new(level)?;
             context.set_parameter(CParameter::WindowLog(WINDOW_LOG))?;
             context.set_parameter(CParameter::ContentSizeFlag(true))?;
-            // The record has a SHA-256.
+            // The head of the record has a SHA-256.
             context.set_parameter(CParameter::ChecksumFlag(false))?;
             std::io::Result::Ok(context)
         };
@@ -36,7 +36,7 @@ impl Encoder {
         })
     }
 
-    /// The payload for `bytes`, at most [`MAX_FRAME`] of them, and how it is coded.
+    /// The coding and the payload of a frame of at most [`MAX_FRAME`] bytes.
     ///
     /// # Errors
     /// [`Error::Io`] when zstd has no memory.
@@ -48,7 +48,7 @@ impl Encoder {
             .context
             .compress_to_buffer(bytes, &mut self.buffer)
             .map_err(|error| Error::io("compress a frame", error))?;
-        // Less than a 64th is not worth what decoding costs.
+        // A gain of less than 1/64 is not worth the cost of decoding.
         if len >= bytes.len() - bytes.len() / 64 {
             return Ok((Coding::Stored, bytes));
         }
@@ -56,10 +56,11 @@ impl Encoder {
     }
 }
 
-/// The bytes of a frame that stands for itself, into `out`; `len` is how many there must be.
+/// Decodes a frame without bases into `out`. `len` is the required length.
 ///
 /// # Errors
-/// [`Error::Malformed`] when it gives anything else, or needs more memory than a frame may.
+/// [`Error::Malformed`] when the payload is damaged, has another length, or needs more memory than
+/// a frame may.
 pub fn decode(coding: Coding, payload: &[u8], len: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     let wrong = |why: String| Error::malformed("frame", why);
     let len = usize::try_from(len)
@@ -76,12 +77,12 @@ pub fn decode(coding: Coding, payload: &[u8], len: u64, out: &mut Vec<u8>) -> Re
             context
                 .window_log_max(WINDOW_LOG)
                 .map_err(|error| Error::io("prepare zstd", error))?;
-            // It never writes beyond what was reserved: a frame that gives more fails.
+            // zstd never writes beyond the reserved capacity: a longer frame is an error.
             context
                 .decompress_to_buffer(payload, out)
                 .map_err(|error| wrong(error.to_string()))?;
         }
-        Coding::Patch | Coding::Copy => return Err(wrong("it does not stand for itself".into())),
+        Coding::Patch | Coding::Copy => return Err(wrong("it needs bases".into())),
     }
     if out.len() != len {
         return Err(wrong(format!("{} bytes in place of {len}", out.len())));

@@ -1,30 +1,36 @@
-//! All contents that the server has: from packs where they are packed, else from their layers.
+//! A [`Source`] of all contents that the server has: from packs, or else from layers.
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::Error;
 use crate::pack::RecordLocation;
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
 use super::{FrameIndex, PackedFrame, Packs, decode};
 
-/// A [`Source`] over packs, with another one (layers) for what is not in them. Shared by threads.
+/// A [`Source`] over packs, with a second source (layers) for contents that no pack has. Threads
+/// share it.
 pub struct Contents {
     packs: Arc<Packs>,
-    known: Arc<dyn FrameIndex>,
+    frame_index: Arc<dyn FrameIndex>,
     layers: Arc<dyn Source + Send + Sync>,
     recent: Mutex<Recent>,
-    laid: Mutex<VecDeque<(FileDigest, Arc<Ranges>)>>,
+    range_lists: Mutex<VecDeque<(FileDigest, Arc<Ranges>)>>,
 }
 
-/// Contents of several frames whose ranges are held: each has some ten thousand at most.
-const LAID: usize = 4;
+/// Maximum number of contents whose list of ranges stays in memory. A list has at most some ten
+/// thousand ranges.
+const MAX_RANGE_LISTS: usize = 4;
 
-/// Where the ranges of a content begin, and their frames, in order.
+/// The ranges of a content, in order: the first byte of each, and the location of its frame.
 type Ranges = Vec<(u64, RecordLocation)>;
 
-/// Frames as they decode, the last used first: neighbours in a frame are often asked for one after the other.
+/// A cache of decoded frames, the last used first. Clients often read neighbours in a frame one
+/// after the other.
 struct Recent {
     frames: VecDeque<(RecordLocation, Arc<Decoded>)>,
     bytes: usize,
@@ -37,10 +43,10 @@ struct Decoded {
 }
 
 impl Contents {
-    /// Keeps up to `memory` bytes of decoded frames (one frame is up to 4 MiB).
+    /// `memory` is the size of the cache of decoded frames in bytes. One frame has up to 4 MiB.
     pub fn new(
         packs: Arc<Packs>,
-        known: Arc<dyn FrameIndex>,
+        frame_index: Arc<dyn FrameIndex>,
         layers: Arc<dyn Source + Send + Sync>,
         memory: usize,
     ) -> Self {
@@ -51,38 +57,38 @@ impl Contents {
         };
         Self {
             packs,
-            known,
+            frame_index,
             layers,
             recent: Mutex::new(recent),
-            laid: Mutex::default(),
+            range_lists: Mutex::default(),
         }
     }
 
-    /// What a frame decodes to; checked, dropped from its pack when it is damaged.
-    fn decoded(&self, place: &RecordLocation) -> Result<Arc<Decoded>, Error> {
-        if let Some(found) = self.recent().get(place) {
+    /// Decodes a frame, or takes it from the cache. Removes a damaged frame from its pack.
+    fn decoded(&self, location: &RecordLocation) -> Result<Arc<Decoded>, Error> {
+        if let Some(found) = self.recent().get(location) {
             return Ok(found);
         }
-        let frame = self.packs.frame(place)?;
+        let frame = self.packs.frame(location)?;
         let mut payload = Vec::new();
-        let head = self.packs.read(place, &mut payload)?;
+        let head = self.packs.read(location, &mut payload)?;
         let len = frame.members.iter().map(|part| part.len).sum();
         let mut bytes = Vec::new();
         decode(head.coding, &payload, len, &mut bytes)?;
         let decoded = Arc::new(Decoded { frame, bytes });
-        self.recent().put(*place, decoded.clone());
+        self.recent().put(*location, decoded.clone());
         Ok(decoded)
     }
 
-    fn recent(&self) -> std::sync::MutexGuard<'_, Recent> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock()
     }
 
-    /// The size of a content that is packed whole.
+    /// The size of a packed content.
     fn packed_size(&self, content: &FileDigest) -> Result<Option<u64>, Error> {
         let mut size = 0;
-        for place in self.known.get(content)? {
-            for part in self.packs.frame(&place)?.members {
+        for location in self.frame_index.get(content)? {
+            for part in self.packs.frame(&location)?.members {
                 if part.content == *content {
                     size = size.max(part.offset + part.len);
                 }
@@ -91,7 +97,7 @@ impl Contents {
         Ok((size > 0).then_some(size))
     }
 
-    /// Fills `buf` as far as frames have it; returns how much of it, from its start.
+    /// Fills `buf` from frames. Returns the number of bytes that frames had.
     fn read_packed(
         &self,
         content: &FileDigest,
@@ -101,8 +107,8 @@ impl Contents {
         let ranges = self.ranges(content)?;
         match self.read_ranges(&ranges, content, offset, buf) {
             Err(Error::Missing(_) | Error::Malformed { .. }) => {
-                // A frame has another place by now, or none.
-                self.laid().retain(|(of, _)| of != content);
+                // A frame has moved, or is gone.
+                self.range_lists().retain(|(of, _)| of != content);
                 self.read_ranges(&*self.ranges(content)?, content, offset, buf)
             }
             read => read,
@@ -118,11 +124,11 @@ impl Contents {
     ) -> Result<usize, Error> {
         let mut filled = 0;
         let first = ranges.partition_point(|(begin, _)| *begin <= offset);
-        for (_, place) in &ranges[first.saturating_sub(1)..] {
+        for (_, location) in &ranges[first.saturating_sub(1)..] {
             if filled == buf.len() {
                 break;
             }
-            let decoded = self.decoded(place)?;
+            let decoded = self.decoded(location)?;
             let mut begin = 0;
             let before = filled;
             for part in &decoded.frame.members {
@@ -145,44 +151,44 @@ impl Contents {
         Ok(filled)
     }
 
-    /// Where the ranges of a content are. One that is in a single frame is not looked for in it.
+    /// The ranges of a content. For a content in a single frame, the frame is not read.
     fn ranges(&self, content: &FileDigest) -> Result<Arc<Ranges>, Error> {
         {
-            let mut laid = self.laid();
-            if let Some(at) = laid.iter().position(|(of, _)| of == content)
-                && let Some(found) = laid.remove(at)
+            let mut range_lists = self.range_lists();
+            if let Some(at) = range_lists.iter().position(|(of, _)| of == content)
+                && let Some(found) = range_lists.remove(at)
             {
                 let ranges = found.1.clone();
-                laid.push_front(found);
+                range_lists.push_front(found);
                 return Ok(ranges);
             }
         }
-        let places = self.known.get(content)?;
-        if let [place] = places[..] {
-            return Ok(Arc::new(vec![(0, place)]));
+        let locations = self.frame_index.get(content)?;
+        if let [location] = locations[..] {
+            return Ok(Arc::new(vec![(0, location)]));
         }
-        let mut ranges = Ranges::with_capacity(places.len());
-        for place in places {
-            let frame = self.packs.frame(&place)?;
+        let mut ranges = Ranges::with_capacity(locations.len());
+        for location in locations {
+            let frame = self.packs.frame(&location)?;
             let parts = frame.members.iter().filter(|part| part.content == *content);
-            ranges.extend(parts.map(|part| (part.offset, place)));
+            ranges.extend(parts.map(|part| (part.offset, location)));
         }
         ranges.sort_by_key(|(begin, _)| *begin);
         let ranges = Arc::new(ranges);
-        let mut laid = self.laid();
-        laid.push_front((*content, ranges.clone()));
-        laid.truncate(LAID);
+        let mut range_lists = self.range_lists();
+        range_lists.push_front((*content, ranges.clone()));
+        range_lists.truncate(MAX_RANGE_LISTS);
         Ok(ranges)
     }
 
-    fn laid(&self) -> std::sync::MutexGuard<'_, VecDeque<(FileDigest, Arc<Ranges>)>> {
-        self.laid.lock().unwrap_or_else(PoisonError::into_inner)
+    fn range_lists(&self) -> MutexGuard<'_, VecDeque<(FileDigest, Arc<Ranges>)>> {
+        self.range_lists.lock()
     }
 }
 
 impl Source for Contents {
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
-        match self.packed_size(content).or_else(absent)? {
+        match self.packed_size(content).or_else(none_if_lost)? {
             None => self.layers.size(content),
             found => Ok(found),
         }
@@ -191,16 +197,16 @@ impl Source for Contents {
     fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let filled = self
             .read_packed(content, offset, buf)
-            .or_else(|error| absent::<usize>(error).map(|_| 0))?;
+            .or_else(|error| none_if_lost::<usize>(error).map(|_| 0))?;
         if filled == buf.len() && filled > 0 {
             return Ok(());
         }
         let at = offset.saturating_add(filled as u64);
         match self.layers.read_at(content, at, &mut buf[filled..]) {
-            // It may be in packs alone: then it was asked for beyond its end, or part of it is lost.
+            // Only packs have the content: the range exceeds it, or a frame of it is lost.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let end = offset.saturating_add(buf.len() as u64);
-                match self.packed_size(content).or_else(absent)? {
+                match self.packed_size(content).or_else(none_if_lost)? {
                     Some(size) if end > size => Err(io::ErrorKind::UnexpectedEof.into()),
                     Some(_) if buf.is_empty() => Ok(()),
                     _ => Err(error),
@@ -212,20 +218,20 @@ impl Source for Contents {
 }
 
 impl Recent {
-    fn get(&mut self, place: &RecordLocation) -> Option<Arc<Decoded>> {
-        let at = self.frames.iter().position(|(of, _)| of == place)?;
+    fn get(&mut self, location: &RecordLocation) -> Option<Arc<Decoded>> {
+        let at = self.frames.iter().position(|(of, _)| of == location)?;
         let found = self.frames.remove(at)?;
         let decoded = found.1.clone();
         self.frames.push_front(found);
         Some(decoded)
     }
 
-    fn put(&mut self, place: RecordLocation, decoded: Arc<Decoded>) {
-        if decoded.bytes.len() > self.most || self.frames.iter().any(|(of, _)| *of == place) {
+    fn put(&mut self, location: RecordLocation, decoded: Arc<Decoded>) {
+        if decoded.bytes.len() > self.most || self.frames.iter().any(|(of, _)| *of == location) {
             return;
         }
         self.bytes += decoded.bytes.len();
-        self.frames.push_front((place, decoded));
+        self.frames.push_front((location, decoded));
         while self.bytes > self.most {
             let Some((_, last)) = self.frames.pop_back() else {
                 break;
@@ -235,8 +241,8 @@ impl Recent {
     }
 }
 
-/// What packs no longer have is looked for in the layers.
-fn absent<T>(error: Error) -> io::Result<Option<T>> {
+/// Turns errors about lost frames into `None`, so that the caller reads the layers.
+fn none_if_lost<T>(error: Error) -> io::Result<Option<T>> {
     match error {
         Error::Missing(_) | Error::Malformed { .. } => Ok(None),
         Error::Io { source, .. } => Err(source),

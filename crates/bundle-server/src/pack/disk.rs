@@ -1,4 +1,4 @@
-//! The changes that packs make to the disk, one by one: the seam where tests cut and fail them.
+//! The file system operations of packs. Crash tests watch each operation, and make it fail.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -7,34 +7,34 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A change that is about to be made.
+/// An operation that is about to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskChange<'a> {
-    /// A file is made, empty.
+    /// Creates an empty file.
     Create(&'a Path),
-    /// Bytes are written at an offset.
+    /// Writes bytes at an offset.
     Write(&'a Path, u64, &'a [u8]),
-    /// A file is cut to a length.
+    /// Cuts a file to a length.
     Cut(&'a Path, u64),
-    /// A file's content is made durable.
+    /// Makes the contents of a file durable.
     Sync(&'a Path),
-    /// A file gets its final name.
+    /// Gives a file its final name.
     Rename(&'a Path, &'a Path),
-    /// Names in this folder are made durable.
+    /// Makes the names in a folder durable.
     SyncFolder(&'a Path),
-    /// A file is deleted.
+    /// Deletes a file.
     Remove(&'a Path),
 }
 
-/// Called before each [`DiskChange`]; an error is taken as the system's answer to it.
+/// Called before each [`DiskChange`]. Its error replaces the result of the operation.
 pub(super) type Watch = Arc<dyn Fn(DiskChange<'_>) -> io::Result<()> + Send + Sync>;
 
-/// See the head of this module.
+/// Runs the operations.
 #[derive(Clone, Default)]
 pub(super) struct Disk {
     pub(super) watch: Option<Watch>,
-    /// Bytes that were written.
+    /// Number of bytes written since the start.
     written: Arc<AtomicU64>,
 }
 
@@ -82,7 +82,7 @@ impl Disk {
         file.sync_data()
     }
 
-    /// Deleting what is not there is no error.
+    /// Deletes a file. A missing file is no error.
     pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
         self.step(DiskChange::Remove(path))?;
         match fs::remove_file(path) {
@@ -91,7 +91,7 @@ impl Disk {
         }
     }
 
-    /// A small file, whole or as it was before.
+    /// Replaces a small file atomically.
     pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let beside = path.with_extension("partial");
         let file = self.create(&beside)?;

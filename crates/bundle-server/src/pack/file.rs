@@ -1,20 +1,22 @@
-//! One pack: its two files, what is in them, and which records were checked lately.
+//! One open pack: its two files, its records, and which of them were verified recently.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::Error;
 use crate::pack::RecordLocation;
 use pierhead_bundle::{RECORD_HEAD, RecordHead};
-use pierhead_toc::Error;
 
 use super::index::{self, Record};
 use super::{ContentRange, PackedFrame};
 
-/// Bytes of the file system that a file of `len` bytes takes: whole blocks.
+/// Bytes on disk of a file of `len` bytes: whole blocks of 4 KiB.
 pub(super) const fn on_disk(len: u64) -> u64 {
     len.div_ceil(4096) * 4096
 }
@@ -27,27 +29,28 @@ pub(super) fn index_path(folder: &Path, number: u32) -> PathBuf {
     folder.join(format!("{number:08x}.index"))
 }
 
-/// A pack that can be read for as long as this is held, whether it was evicted or not.
+/// An open pack. It stays readable after its eviction.
 ///
-/// Until the last one is dropped the bytes of an evicted pack count against the budget.
+/// The bytes of an evicted pack count against the budget until the last handle is dropped.
 pub struct PackFile {
     number: u32,
     pub(super) data: File,
     pub(super) index: File,
     records: Mutex<Vec<VerifiedRecord>>,
-    /// Bytes on disk of both files, and those of all packs of the folder.
+    /// Bytes on disk of both files.
     bytes: AtomicU64,
+    /// Bytes on disk of all packs of the folder.
     total: Arc<AtomicU64>,
 }
 
-/// One record, and whether its checksum was compared lately.
+/// One record, and whether its checksum was verified since the last maintenance.
 struct VerifiedRecord {
     record: Record,
     is_verified: bool,
 }
 
 impl PackFile {
-    /// With `bytes` that already are in `total`.
+    /// `bytes` is the size on disk. `total` includes it already.
     pub(super) fn new(
         number: u32,
         (data, index): (File, File),
@@ -55,7 +58,7 @@ impl PackFile {
         bytes: u64,
         total: Arc<AtomicU64>,
     ) -> Self {
-        let known = |record| VerifiedRecord {
+        let entry = |record| VerifiedRecord {
             record,
             is_verified: false,
         };
@@ -63,24 +66,24 @@ impl PackFile {
             number,
             data,
             index,
-            records: Mutex::new(records.into_iter().map(known).collect()),
+            records: Mutex::new(records.into_iter().map(entry).collect()),
             bytes: AtomicU64::new(bytes),
             total,
         }
     }
 
-    /// Which pack it is.
+    /// The number of the pack.
     pub const fn number(&self) -> u32 {
         self.number
     }
 
-    /// The records, to be sent as they lie there: from [`RecordLocation::offset`] on. Only what was checked
-    /// ([`super::Packs::check`]) may leave so.
+    /// The file of records. A record starts at [`RecordLocation::offset`]. Callers send only
+    /// verified records from it: see [`super::Packs::check`].
     pub const fn file(&self) -> &File {
         &self.data
     }
 
-    /// Changes what both files take on disk. Only the one writer of this pack calls it.
+    /// Sets the size on disk of both files. Only the writer of this pack calls it.
     pub(super) fn set_bytes(&self, bytes: u64) {
         let before = self.bytes.swap(bytes, Ordering::Relaxed);
         if bytes >= before {
@@ -99,46 +102,46 @@ impl PackFile {
     }
 
     pub(super) fn push(&self, record: Record) {
-        // The bytes were at hand a moment ago; but whether the disk took them is seen when they are read.
+        // The record counts as unverified until it is read from the disk.
         self.records().push(VerifiedRecord {
             record,
             is_verified: false,
         });
     }
 
-    /// What lies at `place`, and whether it was checked; `None` when nothing does (any more).
-    pub(super) fn find(&self, place: &RecordLocation) -> Option<(Record, bool)> {
+    /// The record at `location`, and whether it is verified. `None` when there is no such record.
+    pub(super) fn find(&self, location: &RecordLocation) -> Option<(Record, bool)> {
         let records = self.records();
-        let at = position(&records, place)?;
+        let at = position(&records, location)?;
         Some((records[at].record, records[at].is_verified))
     }
 
-    /// Records in the order in which they lie there.
-    pub(super) fn places(&self) -> Vec<RecordLocation> {
+    /// The locations of all records, in the order of the file.
+    pub(super) fn locations(&self) -> Vec<RecordLocation> {
         let records = self.records();
-        let place = |known: &VerifiedRecord| RecordLocation {
+        let location = |entry: &VerifiedRecord| RecordLocation {
             pack: self.number,
-            offset: u64::from(known.record.offset),
-            len: known.record.len,
+            offset: u64::from(entry.record.offset),
+            len: entry.record.len,
         };
-        records.iter().map(place).collect()
+        records.iter().map(location).collect()
     }
 
-    /// Believes no check any more.
+    /// Marks all records as unverified.
     pub(super) fn forget_verified(&self) {
-        for known in self.records().iter_mut() {
-            known.is_verified = false;
+        for entry in self.records().iter_mut() {
+            entry.is_verified = false;
         }
     }
 
-    /// Reads a record and compares its checksum. `payload` is cleared first, and holds it only after success.
+    /// Reads a record into `payload`, and verifies its checksum. `payload` is empty after an error.
     pub(super) fn read(
         &self,
-        place: &RecordLocation,
+        location: &RecordLocation,
         payload: &mut Vec<u8>,
     ) -> Result<RecordHead, Error> {
         payload.clear();
-        let (record, _) = self.find(place).ok_or_else(|| missing(place))?;
+        let (record, _) = self.find(location).ok_or_else(|| missing(location))?;
         let mut head = [0; RECORD_HEAD];
         let len = (record.len as usize).saturating_sub(RECORD_HEAD);
         payload.resize(len, 0);
@@ -149,27 +152,27 @@ impl PackFile {
             .and_then(|()| self.data.read_exact_at(payload, at + RECORD_HEAD as u64));
         let sum = crc32c::crc32c_append(crc32c::crc32c(&head), payload);
         let result = self
-            .judge(place, read, record.sum == sum)
-            .and_then(|()| RecordHead::decode(&head));
+            .record_result(location, read, record.sum == sum)
+            .and_then(|()| Ok(RecordHead::decode(&head)?));
         if result.is_err() {
             payload.clear();
         }
         result
     }
 
-    /// The head of the record at `place`.
-    pub(super) fn head(&self, place: &RecordLocation) -> Result<[u8; RECORD_HEAD], Error> {
+    /// Reads the head of the record at `location`.
+    pub(super) fn head(&self, location: &RecordLocation) -> Result<[u8; RECORD_HEAD], Error> {
         let mut head = [0; RECORD_HEAD];
-        let read = self.data.read_exact_at(&mut head, place.offset);
+        let read = self.data.read_exact_at(&mut head, location.offset);
         read.map_err(|error| Error::io(self.doing("read"), error))?;
         Ok(head)
     }
 
-    /// Compares the checksum of a record. Reads it in pieces: no memory of its size.
-    pub(super) fn check(&self, place: &RecordLocation) -> Result<(), Error> {
-        let (record, _) = self.find(place).ok_or_else(|| missing(place))?;
+    /// Verifies the checksum of a record. Reads it in pieces of 64 KiB.
+    pub(super) fn check(&self, location: &RecordLocation) -> Result<(), Error> {
+        let (record, _) = self.find(location).ok_or_else(|| missing(location))?;
         let mut piece = vec![0; 64 << 10];
-        let (mut at, end) = (place.offset, place.offset + u64::from(place.len));
+        let (mut at, end) = (location.offset, location.offset + u64::from(location.len));
         let mut sum = 0;
         let mut read = Ok(());
         while at < end && read.is_ok() {
@@ -180,13 +183,13 @@ impl PackFile {
             sum = crc32c::crc32c_append(sum, &piece[..len]);
             at += len as u64;
         }
-        self.judge(place, read, record.sum == sum)
+        self.record_result(location, read, record.sum == sum)
     }
 
-    /// Notes a record as checked, or drops it when it is damaged: it is as if it had never been packed.
-    fn judge(
+    /// Marks a record as verified, or removes a damaged record, as if it had never been packed.
+    fn record_result(
         &self,
-        place: &RecordLocation,
+        location: &RecordLocation,
         read: io::Result<()>,
         is_same: bool,
     ) -> Result<(), Error> {
@@ -194,55 +197,55 @@ impl PackFile {
             Err(error) if !is_damage(&error) => Err(Error::io(self.doing("read"), error)),
             Ok(()) if is_same => {
                 let mut records = self.records();
-                if let Some(at) = position(&records, place) {
+                if let Some(at) = position(&records, location) {
                     records[at].is_verified = true;
                 }
                 Ok(())
             }
             _ => {
-                self.drop_record(place);
-                Err(self.damaged(place))
+                self.drop_record(location);
+                Err(self.damaged(location))
             }
         }
     }
 
-    /// What is in the frame at `place`.
-    pub(super) fn frame(&self, place: &RecordLocation) -> Result<PackedFrame, Error> {
-        let (record, members) = self.entry(place)?;
+    /// The frame at `location`, from the index.
+    pub(super) fn frame(&self, location: &RecordLocation) -> Result<PackedFrame, Error> {
+        let (record, members) = self.entry(location)?;
         Ok(PackedFrame {
-            place: *place,
+            location: *location,
             coding: record.coding,
             members,
         })
     }
 
-    fn entry(&self, place: &RecordLocation) -> Result<(Record, Vec<ContentRange>), Error> {
-        let (known, _) = self.find(place).ok_or_else(|| missing(place))?;
-        let (at, len) = known.entry;
+    fn entry(&self, location: &RecordLocation) -> Result<(Record, Vec<ContentRange>), Error> {
+        let (entry, _) = self.find(location).ok_or_else(|| missing(location))?;
+        let (at, len) = entry.entry;
         let mut bytes = vec![0; len as usize];
         self.index
             .read_exact_at(&mut bytes, u64::from(at))
             .map_err(|error| Error::io(self.doing("read the index of"), error))?;
         match index::decode(self.number, at, &bytes) {
-            Ok((record, members)) if record == known => Ok((record, members)),
+            Ok((record, members)) if record == entry => Ok((record, members)),
             _ => {
-                self.drop_record(place);
-                Err(self.damaged(place))
+                self.drop_record(location);
+                Err(self.damaged(location))
             }
         }
     }
 
-    fn drop_record(&self, place: &RecordLocation) {
+    fn drop_record(&self, location: &RecordLocation) {
         let mut records = self.records();
-        if let Some(at) = position(&records, place) {
+        if let Some(at) = position(&records, location) {
             records.remove(at);
         }
     }
 
-    fn damaged(&self, place: &RecordLocation) -> Error {
+    fn damaged(&self, location: &RecordLocation) -> Error {
         let why = format!(
             "the record at {} of {:08x} is damaged",
-            place.offset, self.number
+            location.offset, self.number
         );
         Error::malformed("pack", why)
     }
@@ -252,7 +255,7 @@ impl PackFile {
     }
 
     fn records(&self) -> MutexGuard<'_, Vec<VerifiedRecord>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 }
 
@@ -268,23 +271,23 @@ impl std::fmt::Debug for PackFile {
     }
 }
 
-fn position(records: &[VerifiedRecord], place: &RecordLocation) -> Option<usize> {
-    let offset = u32::try_from(place.offset).ok()?;
+fn position(records: &[VerifiedRecord], location: &RecordLocation) -> Option<usize> {
+    let offset = u32::try_from(location.offset).ok()?;
     let at = records
-        .binary_search_by_key(&offset, |known| known.record.offset)
+        .binary_search_by_key(&offset, |entry| entry.record.offset)
         .ok()?;
-    (records[at].record.len == place.len).then_some(at)
+    (records[at].record.len == location.len).then_some(at)
 }
 
-/// Whether the bytes are lost, and not only out of reach for now.
+/// Whether the bytes are lost for good.
 fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
     error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(EIO)
 }
 
-pub(super) fn missing(place: &RecordLocation) -> Error {
+pub(super) fn missing(location: &RecordLocation) -> Error {
     Error::Missing(format!(
         "the record at {} of pack {:08x}",
-        place.offset, place.pack
+        location.offset, location.pack
     ))
 }

@@ -1,52 +1,53 @@
-//! A frame of a pack: the ranges of contents that it holds, and where its record lies.
+//! A frame of a pack: its ranges of contents, and the location of its record.
 
 use pierhead_bundle::Coding;
 use pierhead_toc::FileDigest;
 
 use super::record_location::RecordLocation;
 
-/// Most members of one frame in a pack; bounds what an index entry takes (360 KB).
+/// Maximum number of members of one frame in a pack. Bounds the size of an index entry (360 KB).
 pub const MAX_MEMBERS: usize = 8192;
 
-/// Bytes of a content that are read and compressed at once.
-pub(crate) const RANGE: usize = 4 << 20;
+/// Bytes of a large content in one frame.
+pub(crate) const RANGE_SIZE: usize = 4 << 20;
 
-/// Packs with this bit in their number hold frames that better ones will replace: they are dropped whole.
+/// Bit in the number of a fast pack. Its frames are replaced by optimized ones, and it is deleted
+/// whole.
 pub(super) const FAST: u32 = 1 << 31;
 
-/// Whether a pack holds frames that better ones will replace.
+/// Whether a pack is fast: whether its frames wait for optimization.
 pub const fn is_fast(pack: u32) -> bool {
     pack & FAST != 0
 }
 
-/// A range of a content, by its name.
+/// A range of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentRange {
-    /// Of which content.
+    /// The digest of the content.
     pub content: FileDigest,
-    /// First byte.
+    /// The first byte.
     pub offset: u64,
-    /// Bytes; at least one.
+    /// Number of bytes; at least one.
     pub len: u64,
 }
 
-/// Whether each of a frame's members is all of its content, as far as can be told without its size: what has as many
-/// bytes as a range may be the first of several.
+/// Whether each member of a frame is a whole content. Returns `false` for a member of [`RANGE_SIZE`]
+/// bytes, which may be the first range of a larger content.
 pub(crate) fn are_whole(members: &[ContentRange]) -> bool {
-    let range = u64::try_from(RANGE).unwrap_or(0);
+    let range = u64::try_from(RANGE_SIZE).unwrap_or(0);
     members
         .iter()
         .all(|part| part.offset == 0 && part.len < range)
 }
 
-/// A frame that lies in a pack.
+/// A frame in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedFrame {
-    /// Where its record lies.
-    pub place: RecordLocation,
-    /// How its payload is coded.
+    /// The location of its record.
+    pub location: RecordLocation,
+    /// The coding of its payload.
     pub coding: Coding,
-    /// What it decodes to, in order.
+    /// The ranges that it decodes to, in order.
     pub members: Vec<ContentRange>,
 }
 
@@ -55,13 +56,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_range_of_a_large_content_is_not_all_of_it() {
+    fn the_first_range_of_a_large_content_is_not_the_whole_content() {
         let part = |offset, len| ContentRange {
             content: FileDigest::of(b"content"),
             offset,
             len,
         };
-        let range = RANGE as u64;
+        let range = RANGE_SIZE as u64;
         assert!(are_whole(&[part(0, 7), part(0, 8)]));
         assert!(are_whole(&[part(0, range - 1)]));
         assert!(!are_whole(&[part(0, range)]));

@@ -1,40 +1,44 @@
-//! Where each content was packed: the part of the directory that packing reads and writes.
+//! Maps contents to the frames that contain them. Packing reads and writes this part of the
+//! directory.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
+
+use crate::Error;
 use crate::pack::RecordLocation;
-use pierhead_toc::{Error, FileDigest};
+use pierhead_toc::FileDigest;
 
-/// Maps a file digest to the frames that hold it. It may be lost, and name places that are gone: [`super::Packs::contains`] decides.
+/// Maps a file digest to the locations of its frames. The index may be lost, and locations may be
+/// stale: [`super::Packs::contains`] verifies them.
 pub trait FrameIndex: Send + Sync {
-    /// The frames that together hold the whole content, in order of its bytes: one of a small content, ranges
-    /// of a large one. Empty when nothing is known.
+    /// The frames that together contain the whole content, in the order of its bytes: one frame for
+    /// a small content, several for a large one. Empty for an unknown content.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the database.
     fn get(&self, content: &FileDigest) -> Result<Vec<RecordLocation>, Error>;
 
-    /// Notes that, in place of what was known.
+    /// Replaces the locations of a content.
     ///
     /// # Errors
-    /// Those of the medium.
-    fn put(&self, content: &FileDigest, places: &[RecordLocation]) -> Result<(), Error>;
+    /// Errors of the database.
+    fn put(&self, content: &FileDigest, locations: &[RecordLocation]) -> Result<(), Error>;
 }
 
-/// In memory: for tests, and for work on images that are not kept.
+/// A [`FrameIndex`] in memory, for tests and examples.
 #[derive(Default)]
 pub struct MemoryFrameIndex(Mutex<HashMap<FileDigest, Vec<RecordLocation>>>);
 
 impl FrameIndex for MemoryFrameIndex {
     fn get(&self, content: &FileDigest) -> Result<Vec<RecordLocation>, Error> {
-        let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = self.0.lock();
         Ok(map.get(content).cloned().unwrap_or_default())
     }
 
-    fn put(&self, content: &FileDigest, places: &[RecordLocation]) -> Result<(), Error> {
-        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        map.insert(*content, places.to_vec());
+    fn put(&self, content: &FileDigest, locations: &[RecordLocation]) -> Result<(), Error> {
+        let mut map = self.0.lock();
+        map.insert(*content, locations.to_vec());
         Ok(())
     }
 }

@@ -1,33 +1,36 @@
-//! The index beside a pack: for each record what is in it, as `docs/formats/disk.md` has it.
+//! The entries of a pack index: the members of each record. `docs/formats/disk.md` specifies the
+//! format.
 
+use crate::Error;
 use pierhead_bundle::{Coding, MAX_FRAME, RECORD_HEAD};
-use pierhead_toc::{Error, FileDigest};
+use pierhead_toc::FileDigest;
 
 use super::{ContentRange, MAX_MEMBERS};
 
 /// Bytes before the first record of a pack, and before the first entry of its index.
 pub(super) const HEADER: usize = 16;
-/// Bytes of an entry without its members, and of each member.
+/// Bytes of an entry without its members.
 pub(super) const ENTRY: usize = 28;
+/// Bytes of a member in an entry.
 pub(super) const MEMBER: usize = 44;
-/// What an entry may take at most.
+/// Maximum bytes of an entry.
 pub(super) const MAX_ENTRY: usize = ENTRY + MEMBER * MAX_MEMBERS;
 
 const VERSION: u16 = 1;
 pub(super) const PACK_MAGIC: &[u8; 8] = b"PIERPACK";
 pub(super) const INDEX_MAGIC: &[u8; 8] = b"PIERPIDX";
 
-/// What is known of one record of a pack.
+/// The index entry of one record, without its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Where it begins in the pack.
+    /// Offset in the pack.
     pub(super) offset: u32,
-    /// Its bytes, head included.
+    /// Length in bytes, with its head.
     pub(super) len: u32,
-    /// CRC-32C of all of it.
+    /// CRC-32C of the record.
     pub(super) sum: u32,
     pub(super) coding: Coding,
-    /// Where its entry lies in the index, and its bytes.
+    /// Offset and length of its entry in the index.
     pub(super) entry: (u32, u32),
 }
 
@@ -39,10 +42,10 @@ pub(super) fn header(magic: &[u8; 8], pack: u32) -> [u8; HEADER] {
     bytes
 }
 
-/// The entry of a record; `record.entry` is of no account.
+/// Encodes the entry of a record. Ignores `record.entry`.
 ///
 /// # Errors
-/// [`Error::Malformed`] for members that no frame can have.
+/// [`Error::Malformed`] for members that exceed the limits of a frame.
 pub(super) fn encode(
     pack: u32,
     record: &Record,
@@ -72,7 +75,7 @@ pub(super) fn encode(
     Ok(bytes)
 }
 
-/// How long the entry is that begins with these four bytes.
+/// The length of an entry, from its first four bytes.
 pub(super) fn length(bytes: [u8; 4]) -> Result<usize, Error> {
     let len = u32::from_le_bytes(bytes) as usize;
     let is_possible = (ENTRY..=MAX_ENTRY).contains(&len) && (len - ENTRY).is_multiple_of(MEMBER);
@@ -81,7 +84,7 @@ pub(super) fn length(bytes: [u8; 4]) -> Result<usize, Error> {
         .ok_or_else(|| malformed(format!("an entry of {len} bytes")))
 }
 
-/// Takes an entry apart. `at` is where it lies in the index.
+/// Decodes an entry. `at` is its offset in the index.
 ///
 /// # Errors
 /// [`Error::Malformed`].
@@ -92,7 +95,7 @@ pub(super) fn decode(
 ) -> Result<(Record, Vec<ContentRange>), Error> {
     let len = length(array(bytes, 0)?)?;
     if len != bytes.len() {
-        return Err(malformed("an entry cut short"));
+        return Err(malformed("it ends within an entry"));
     }
     if number(bytes, 4)? != sum(pack, &bytes[8..]) {
         return Err(malformed("an entry's checksum does not match"));
@@ -126,13 +129,13 @@ pub(super) fn decode(
     Ok((record, members))
 }
 
-/// What `members` decode to is bounded, and none is empty.
+/// Checks the limits of the members, and that none is empty.
 fn check(members: &[ContentRange]) -> Result<(), Error> {
     let mut total = 0_u64;
     for part in members {
         total = total.saturating_add(part.len);
         if part.len == 0 || total > MAX_FRAME || part.offset.checked_add(part.len).is_none() {
-            return Err(malformed("members that no frame can have"));
+            return Err(malformed("members that exceed the limits of a frame"));
         }
     }
     if members.len() > MAX_MEMBERS {
@@ -150,7 +153,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Error> {
         .get(at..)
         .and_then(|rest| rest.first_chunk())
         .copied()
-        .ok_or_else(|| malformed("cut short"))
+        .ok_or_else(|| malformed("it ends within an entry"))
 }
 
 fn number(bytes: &[u8], at: usize) -> Result<u32, Error> {

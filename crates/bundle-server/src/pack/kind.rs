@@ -1,6 +1,6 @@
-//! Which small files are compressed together: those that have words in common.
+//! Classifies small files, so that similar files are compressed together.
 
-/// What a file seems to be. One group is filled for each at a time.
+/// The kind of a file. Packing fills one group of files for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Machine code, in programs and libraries.
@@ -9,19 +9,19 @@ pub(super) enum Kind {
     Pyc,
     /// Python.
     Python,
-    /// JavaScript and what is made from it or into it.
+    /// JavaScript, TypeScript and source maps.
     Script,
-    /// Compressed already.
+    /// Compressed files.
     Packed,
-    /// Documents, licences, settings, and all else.
+    /// All other files, such as documents and settings.
     Other,
 }
 
 impl Kind {
-    /// All of them.
+    /// Number of kinds.
     pub(super) const COUNT: usize = 6;
 
-    /// By the ending of its name.
+    /// The kind by the file name extension.
     pub(super) fn of_path(path: &[u8]) -> Self {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         let Some(dot) = name.iter().rposition(|byte| *byte == b'.') else {
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// What the bytes say goes before what the name says.
+    /// The kind by the first bytes, or else by the name.
     pub(super) fn of_bytes(self, bytes: &[u8]) -> Self {
         match bytes {
             [0x7f, b'E', b'L', b'F', ..] => Self::Elf,
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_is_told_by_name_and_by_bytes() {
+    fn name_and_first_bytes_determine_the_kind() {
         for (path, bytes, kind) in [
             (&b"usr/bin/ls"[..], &b"\x7fELF\x02"[..], Kind::Elf),
             (b"a.b/c", b"text", Kind::Other),

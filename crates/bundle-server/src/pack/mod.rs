@@ -1,7 +1,9 @@
-//! Contents as compressed frames, kept once in append-only files, within a budget of bytes.
+//! Stores file contents as compressed frames in append-only files (packs), each content once,
+//! within a byte budget.
 //!
-//! A pack is two files: records one after the other, as they go over the wire, and beside it an index that says what is
-//! in each. `docs/formats/disk.md` has them byte by byte. Everything here may be lost: it is made again from the layers.
+//! A pack is two files: the records of its frames in wire format, and an index with the members of
+//! each frame. `docs/formats/disk.md` specifies both. Packs may be lost: indexing makes them again
+//! from the layers.
 
 mod coding;
 mod contents;

@@ -1,47 +1,48 @@
-//! Better frames in place of quick ones: the same members, coded at a higher level.
+//! Makes optimized frames from fast ones: the same members, compressed at a higher level.
 
 use std::collections::HashMap;
 
+use crate::Error;
 use crate::pack::RecordLocation;
-use pierhead_toc::Error;
 
 use super::{Encoder, FrameIndex, Packs, decode, is_fast};
 
-/// How often what was done is made durable, in bytes that were compressed: half a minute of work at most is lost.
-const SYNC: u64 = 64 << 20;
+/// Interval between two syncs, in compressed bytes. A crash loses at most half a minute of work.
+const SYNC_INTERVAL: u64 = 64 << 20;
 
-/// Makes a frame at `level` of each quick one of `places`, in the order in which they lie, and notes it as the place of
-/// its members. Returns where each of them is now. Stopped or killed, it goes on behind the last frame that it noted;
-/// the quick frames stay.
+/// Compresses each fast frame of `locations` at `level`, in the order of the packs, and records the
+/// new location of its members in `frame_index`. Returns the new location of each fast frame. The
+/// fast frames stay. After a stop or a kill, the next call continues after the last recorded frame.
 ///
-/// `pause` is told the bytes that were compressed; `flush` makes what `known` was told durable.
-/// Memory: two frames and the zstd context.
+/// `pause` gets the number of compressed bytes. `flush` makes `frame_index` durable. Memory: two
+/// frames and the zstd context.
 ///
 /// # Errors
-/// [`Error::Missing`] and [`Error::Malformed`] when a quick frame is lost; those of the packs, of `known`, of `pause`.
+/// [`Error::Missing`] and [`Error::Malformed`] when a fast frame is lost; errors of the packs, of
+/// `frame_index` and of `pause`.
 pub fn optimize(
-    places: &[RecordLocation],
+    locations: &[RecordLocation],
     packs: &Packs,
-    known: &dyn FrameIndex,
+    frame_index: &dyn FrameIndex,
     level: i32,
     pause: &mut dyn FnMut(u64) -> Result<(), Error>,
     flush: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<HashMap<RecordLocation, RecordLocation>, Error> {
-    let mut fast: Vec<_> = places.iter().filter(|it| is_fast(it.pack)).collect();
-    fast.sort_by_key(|place| (place.pack, place.offset));
+    let mut fast: Vec<_> = locations.iter().filter(|it| is_fast(it.pack)).collect();
+    fast.sort_by_key(|location| (location.pack, location.offset));
     fast.dedup();
     let mut encoder = Encoder::new(level)?;
     let mut writer = packs.writer();
     let mut made = HashMap::with_capacity(fast.len());
     let (mut payload, mut bytes, mut since) = (Vec::new(), Vec::new(), 0);
-    for place in fast {
+    for location in fast {
         pause(0)?;
-        let frame = packs.frame(place)?;
+        let frame = packs.frame(location)?;
         let mut compressed = 0;
-        let better = match better(&frame.members, packs, known)? {
+        let optimized = match optimized(&frame.members, packs, frame_index)? {
             Some(found) => found,
             None => {
-                let head = packs.read(place, &mut payload)?;
+                let head = packs.read(location, &mut payload)?;
                 let len = frame.members.iter().map(|part| part.len).sum();
                 decode(head.coding, &payload, len, &mut bytes)?;
                 let (coding, payload) = encoder.encode(&bytes)?;
@@ -51,20 +52,20 @@ pub fn optimize(
             }
         };
         for part in &frame.members {
-            let mut places = known.get(&part.content)?;
-            match places.iter_mut().find(|it| *it == place) {
-                Some(found) => *found = better,
-                // Packed again elsewhere, or forgotten: a small content needs no more than this frame.
-                None if part.offset == 0 && frame.members.len() > 1 => places = vec![better],
+            let mut locations = frame_index.get(&part.content)?;
+            match locations.iter_mut().find(|it| *it == location) {
+                Some(found) => *found = optimized,
+                // The content was packed again or removed. A small content needs only this frame.
+                None if part.offset == 0 && frame.members.len() > 1 => locations = vec![optimized],
                 None => continue,
             }
-            known.put(&part.content, &places)?;
+            frame_index.put(&part.content, &locations)?;
         }
-        made.insert(*place, better);
-        // Not before it is noted: a stop loses nothing.
+        made.insert(*location, optimized);
+        // The frame is recorded by now, so a stop loses nothing.
         pause(compressed)?;
         since += compressed;
-        if since >= SYNC {
+        if since >= SYNC_INTERVAL {
             writer.sync()?;
             flush()?;
             since = 0;
@@ -75,21 +76,21 @@ pub fn optimize(
     Ok(made)
 }
 
-/// A frame of these members that was made before.
-fn better(
+/// An optimized frame with the same members, if an earlier call made one.
+fn optimized(
     members: &[super::ContentRange],
     packs: &Packs,
-    known: &dyn FrameIndex,
+    frame_index: &dyn FrameIndex,
 ) -> Result<Option<RecordLocation>, Error> {
     let Some(first) = members.first() else {
         return Ok(None);
     };
-    for place in known.get(&first.content)? {
-        if is_fast(place.pack) {
+    for location in frame_index.get(&first.content)? {
+        if is_fast(location.pack) {
             continue;
         }
-        match packs.frame(&place) {
-            Ok(frame) if frame.members == members => return Ok(Some(place)),
+        match packs.frame(&location) {
+            Ok(frame) if frame.members == members => return Ok(Some(location)),
             Ok(_) | Err(Error::Missing(_) | Error::Malformed { .. }) => {}
             Err(error) => return Err(error),
         }

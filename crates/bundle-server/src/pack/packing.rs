@@ -1,33 +1,35 @@
-//! The packing job: contents of a layer, in the order of its tar, into frames.
+//! Packs the contents of a layer into frames, in the order of its tar.
 
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 
 use pierhead_oci::{Algorithm, Hasher};
 
+use crate::Error;
 use crate::pack::RecordLocation;
 use pierhead_bundle::{MAX_FRAME, RECORD_HEAD};
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
-use super::frame::RANGE;
+use super::frame::RANGE_SIZE;
 use super::kind::Kind;
 use super::{ContentRange, Encoder, FrameIndex, MAX_MEMBERS, Packs, Writer};
 
-/// What the buffers of open groups may hold together; the fullest is closed when they hold more.
-const BUFFERS: usize = 12 << 20;
+/// Maximum bytes of all groups in progress together. Beyond it, the largest group is written.
+const MAX_BUFFERED: usize = 12 << 20;
 
-/// How contents are packed. `docs/formats/disk.md` has what each of these costs and gives.
+/// Settings of packing. `docs/formats/disk.md` has measurements of each.
 #[derive(Clone, Copy, Debug)]
 pub struct PackSettings {
-    /// Level of zstd, 1 to 22.
+    /// zstd level from 1 to 22.
     pub level: i32,
-    /// Contents of no more bytes are grouped.
+    /// Maximum size of a content that shares a frame with others, in bytes.
     pub small: u64,
-    /// Bytes at which a group is closed: at most [`MAX_FRAME`].
+    /// Maximum bytes of a group, at most [`MAX_FRAME`].
     pub group: u64,
-    /// Into packs that are given up once [`super::optimize()`] has made better frames.
+    /// Whether to write fast packs, which are deleted after [`super::optimize()`] has made
+    /// optimized frames.
     pub fast: bool,
-    /// Bytes of records that may be appended; what needs more is refused.
+    /// Maximum bytes of records to append. More is an error.
     pub most: u64,
 }
 
@@ -43,17 +45,17 @@ impl Default for PackSettings {
     }
 }
 
-/// One content that a layer has.
+/// One content of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct PackItem {
     content: FileDigest,
     size: u64,
-    /// `None` for what is never grouped.
+    /// `None` for a content that never shares a frame.
     kind: Option<Kind>,
 }
 
 impl PackItem {
-    /// A file's content; `path` tells what may be compressed with it, no more.
+    /// The content of a file. `path` only determines with which files it shares a frame.
     pub fn file(content: FileDigest, size: u64, path: &[u8]) -> Self {
         let kind = Some(Kind::of_path(path));
         Self {
@@ -63,7 +65,7 @@ impl PackItem {
         }
     }
 
-    /// What is wanted by few, such as a skeleton: it never shares a frame.
+    /// A content that few clients need, such as a skeleton. It never shares a frame.
     pub const fn apart(content: FileDigest, size: u64) -> Self {
         Self {
             content,
@@ -73,40 +75,43 @@ impl PackItem {
     }
 }
 
-/// What came of packing a layer.
+/// The result of packing a layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackResult {
-    /// The frames that together hold all that was asked for and nothing else, each once.
+    /// The frames that together contain all requested contents and no others.
     pub frames: Vec<RecordLocation>,
-    /// Contents that lay in frames already.
-    pub kept: u64,
-    /// Bytes that were compressed.
+    /// Number of contents that were packed already.
+    pub reused: u64,
+    /// Number of bytes that were compressed.
     pub raw: u64,
-    /// Bytes of records that were appended.
+    /// Number of bytes of appended records.
     pub packed: u64,
 }
 
-/// Packs all contents of a layer that are not packed yet, reading each once, in the order given, which should be that
-/// of the tar. A frame of another layer is used where all it holds is in this layer too, so that each
-/// of the frames can be sent to whoever wants this layer. Stopped or killed, it goes on where it was.
+/// Packs all contents of a layer that are not packed yet. Reads each content once, in the given
+/// order, which should be the order of the tar. Uses a frame of another layer only when this layer
+/// has all of its members, so that every frame can be sent to a client of this layer. After a stop
+/// or a kill, the next call continues.
 ///
-/// Memory: 12 MiB of groups, 4 MiB of input, as much of output, 100 bytes an item and the zstd context.
+/// Memory: 12 MiB of groups, 4 MiB of input, 4 MiB of output, 100 bytes per item, and the zstd
+/// context.
 ///
 /// # Errors
-/// [`Error::Digest`] when the source gives other bytes than it should; those of the packs, of `known`, of `pause`
-/// (which is told the bytes that were read or compressed) and of the source.
+/// [`Error::Digest`] when a content of the source has another digest; errors of the packs, of
+/// `frame_index`, of the source and of `pause`, which gets the number of bytes that were read or
+/// compressed.
 pub fn pack(
     items: &[PackItem],
     source: &dyn Source,
     packs: &Packs,
-    known: &dyn FrameIndex,
+    frame_index: &dyn FrameIndex,
     settings: &PackSettings,
     pause: &mut dyn FnMut(u64) -> Result<(), Error>,
 ) -> Result<PackResult, Error> {
     let mut job = Job {
         source,
         packs,
-        known,
+        frame_index,
         pause,
         group: settings.group.clamp(1, MAX_FRAME),
         most: settings.most,
@@ -140,7 +145,7 @@ pub fn pack(
 struct Job<'a> {
     source: &'a dyn Source,
     packs: &'a Packs,
-    known: &'a dyn FrameIndex,
+    frame_index: &'a dyn FrameIndex,
     pause: &'a mut dyn FnMut(u64) -> Result<(), Error>,
     group: u64,
     small: u64,
@@ -152,7 +157,7 @@ struct Job<'a> {
     out: PackResult,
 }
 
-/// Small contents on their way into one frame.
+/// Small contents of one future frame.
 #[derive(Default)]
 struct Group {
     bytes: Vec<u8>,
@@ -160,52 +165,53 @@ struct Group {
 }
 
 impl Job<'_> {
-    /// Finds what is packed already.
+    /// Finds the contents that are packed already.
     fn reuse(&mut self, items: &[PackItem]) -> Result<(), Error> {
         let all = || -> HashMap<FileDigest, u64> {
             items.iter().map(|item| (item.content, item.size)).collect()
         };
-        // Of most layers nothing is packed yet.
+        // Computed only on use: no content of most layers is packed yet.
         let wanted = LazyCell::new(all);
         let mut seen: HashSet<RecordLocation> = HashSet::new();
         for item in items {
             if item.size == 0 || self.done.contains(&item.content) {
                 continue;
             }
-            let places = self.known.get(&item.content)?;
-            if places.is_empty() || places.iter().any(|place| seen.contains(place)) {
+            let locations = self.frame_index.get(&item.content)?;
+            if locations.is_empty() || locations.iter().any(|location| seen.contains(location)) {
                 continue;
             }
-            seen.extend(&places);
-            let Some(members) = self.usable(item, &places, &wanted)? else {
+            seen.extend(&locations);
+            let Some(members) = self.usable(item, &locations, &wanted)? else {
                 continue;
             };
-            self.out.frames.extend(places);
+            self.out.frames.extend(locations);
             for content in members {
-                self.out.kept += u64::from(self.done.insert(content));
+                self.out.reused += u64::from(self.done.insert(content));
             }
         }
         Ok(())
     }
 
-    /// The contents that `places` hold if they hold `item`, whole, and nothing that is not wanted or done already.
+    /// The contents of the frames at `locations`, if these frames contain all of `item` and only
+    /// other contents that are requested and not done yet.
     fn usable(
         &self,
         item: &PackItem,
-        places: &[RecordLocation],
+        locations: &[RecordLocation],
         wanted: &HashMap<FileDigest, u64>,
     ) -> Result<Option<Vec<FileDigest>>, Error> {
         let mut contents = Vec::new();
-        let mut so_far = 0;
-        for place in places {
-            let frame = match self.packs.frame(place) {
+        let mut end = 0;
+        for location in locations {
+            let frame = match self.packs.frame(location) {
                 Ok(frame) => frame,
                 Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             };
             for part in frame.members {
-                if part.content == item.content && part.offset == so_far {
-                    so_far += part.len;
+                if part.content == item.content && part.offset == end {
+                    end += part.len;
                 } else if part.offset != 0
                     || wanted.get(&part.content) != Some(&part.len)
                     || self.done.contains(&part.content)
@@ -215,15 +221,15 @@ impl Job<'_> {
                 contents.push(part.content);
             }
         }
-        Ok((so_far == item.size).then_some(contents))
+        Ok((end == item.size).then_some(contents))
     }
 
-    /// Puts a small content into the group of its kind.
+    /// Adds a small content to the group of its kind.
     fn gather(&mut self, item: &PackItem, kind: Kind) -> Result<(), Error> {
         let len = usize::try_from(item.size).unwrap_or(usize::MAX);
         let mut bytes = vec![0; len];
         self.read(item, 0, &mut bytes)?;
-        same(&item.content, FileDigest::of(&bytes))?;
+        check_digest(&item.content, FileDigest::of(&bytes))?;
         let at = kind.of_bytes(&bytes) as usize;
         let group = &self.groups[at];
         let is_full = group.bytes.len() as u64 + item.size > self.group;
@@ -237,38 +243,38 @@ impl Job<'_> {
             offset: 0,
             len: item.size,
         });
-        let held: usize = self.groups.iter().map(|group| group.bytes.len()).sum();
-        if held > BUFFERS {
+        let buffered: usize = self.groups.iter().map(|group| group.bytes.len()).sum();
+        if buffered > MAX_BUFFERED {
             let fullest = (0..Kind::COUNT).max_by_key(|at| self.groups[*at].bytes.len());
             self.close(fullest.unwrap_or(0))?;
         }
         Ok(())
     }
 
-    /// Packs what a group holds by now.
+    /// Writes a group as one frame.
     fn close(&mut self, at: usize) -> Result<(), Error> {
-        // Its memory is given back: few kinds are busy at a time.
+        // Frees the memory of the group: few kinds are in use at a time.
         let Group { bytes, members } = std::mem::take(&mut self.groups[at]);
         if members.is_empty() {
             return Ok(());
         }
-        let place = self.append(&members, &bytes)?;
+        let location = self.append(&members, &bytes)?;
         for part in &members {
-            self.known.put(&part.content, &[place])?;
+            self.frame_index.put(&part.content, &[location])?;
         }
         Ok(())
     }
 
-    /// Packs a content on its own, range by range.
+    /// Packs one content in frames of its own, range by range.
     fn ranges(&mut self, item: &PackItem) -> Result<(), Error> {
-        let mut places = Vec::new();
+        let mut locations = Vec::new();
         let mut hasher = Hasher::new(Algorithm::Sha256);
         let mut bytes = Vec::new();
         let mut offset = 0;
         while offset < item.size {
             let len = usize::try_from(item.size - offset)
                 .unwrap_or(usize::MAX)
-                .min(RANGE);
+                .min(RANGE_SIZE);
             bytes.resize(len, 0);
             self.read(item, offset, &mut bytes)?;
             hasher.update(&bytes);
@@ -277,13 +283,13 @@ impl Job<'_> {
                 offset,
                 len: len as u64,
             };
-            places.push(self.append(&[part], &bytes)?);
+            locations.push(self.append(&[part], &bytes)?);
             offset += len as u64;
         }
         let found = FileDigest::try_from(&hasher.finish())
             .map_err(|digest| Error::Image(format!("{digest} is no SHA-256")))?;
-        same(&item.content, found)?;
-        self.known.put(&item.content, &places)
+        check_digest(&item.content, found)?;
+        self.frame_index.put(&item.content, &locations)
     }
 
     fn read(&mut self, item: &PackItem, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
@@ -303,19 +309,19 @@ impl Job<'_> {
         let len = (RECORD_HEAD + payload.len()) as u64;
         if self.out.packed + len > self.most {
             return Err(Error::Image(
-                "it takes more than bundle.size gives to packs".into(),
+                "it needs more disk space than bundle.size gives to packs".into(),
             ));
         }
-        let place = self.writer.append(members, coding, payload)?;
+        let location = self.writer.append(members, coding, payload)?;
         self.out.raw += bytes.len() as u64;
-        self.out.packed += u64::from(place.len);
-        self.out.frames.push(place);
+        self.out.packed += u64::from(location.len);
+        self.out.frames.push(location);
         (self.pause)(bytes.len() as u64)?;
-        Ok(place)
+        Ok(location)
     }
 }
 
-fn same(expected: &FileDigest, found: FileDigest) -> Result<(), Error> {
+fn check_digest(expected: &FileDigest, found: FileDigest) -> Result<(), Error> {
     if *expected == found {
         return Ok(());
     }

@@ -1,17 +1,18 @@
-//! All packs of a folder: which there are, who uses them, and which leave when room is needed.
+//! All packs of a folder: reads, appends and evicts them within a byte budget.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
+use crate::Error;
 use crate::pack::RecordLocation;
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
-use pierhead_toc::Error;
 
 use super::disk::{Disk, DiskChange};
 use super::file::{PackFile, index_path, missing, on_disk, pack_path};
@@ -20,21 +21,21 @@ use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC};
 use super::writer::{Open, Writer};
 use super::{ContentRange, PackedFrame, is_fast, recovery};
 
-/// Where packs lie, and how much they may take.
+/// Folder and limits of packs.
 #[derive(Clone, Debug)]
 pub struct PackConfig {
-    /// Theirs alone.
+    /// The folder. It contains no other files.
     pub folder: PathBuf,
-    /// Bytes on disk of everything in it, in whole blocks of 4 KiB, evicted packs that somebody still reads
-    /// included. Never exceeded.
+    /// Maximum bytes on disk of the folder, in whole blocks of 4 KiB. Includes evicted packs that
+    /// are still being read. Never exceeded.
     pub budget: u64,
-    /// Bytes at which a pack is full. Packs are evicted whole, so this is the grain of eviction; each takes
-    /// two open files.
+    /// Bytes at which a pack is full. Packs are evicted whole. Each takes two file descriptors.
     pub pack: u64,
 }
 
 impl PackConfig {
-    /// With packs of a 128th of the budget, at least 8 MiB (two of the longest records), at most 1 GiB.
+    /// A configuration with packs of 1/128 of the budget, at least 8 MiB (two records of maximum
+    /// length) and at most 1 GiB.
     pub fn new(folder: impl Into<PathBuf>, budget: u64) -> Self {
         Self {
             folder: folder.into(),
@@ -43,7 +44,8 @@ impl PackConfig {
         }
     }
 
-    /// Bytes at which a pack is full. Quick ones are shorter: one leaves when the last of its images was improved.
+    /// Bytes at which a pack is full. Fast packs are smaller: a fast pack is deleted after all of
+    /// its images were optimized.
     pub(super) fn most(&self, is_fast: bool) -> u64 {
         if is_fast {
             (self.pack / 4).max(self.pack.min(8 << 20))
@@ -53,27 +55,28 @@ impl PackConfig {
     }
 }
 
-/// What there is, and what happened since the start.
+/// The current state of the packs, and counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackStats {
     /// Bytes on disk, as [`PackConfig::budget`] counts them.
     pub bytes: u64,
-    /// Files of records.
+    /// Number of packs.
     pub packs: u64,
-    /// Records in them.
+    /// Number of records.
     pub records: u64,
-    /// Packs that left to make room.
+    /// Number of packs that were evicted to make room.
     pub evicted: u64,
-    /// Frames written.
+    /// Number of records that were written.
     pub appended: u64,
 }
 
-/// See the head of this module. Shared by threads; every method may block on the disk.
+/// All packs of a folder. Threads share it. Methods may block on the disk unless their
+/// documentation says otherwise.
 pub struct Packs {
     pub(super) config: PackConfig,
     pub(super) disk: Disk,
-    /// Held by whoever makes or deletes files, and never asked for under `state`, which nobody holds meanwhile:
-    /// threads that may not wait for the disk take that one.
+    /// Held while files are created or deleted. Lock order: `changes` before `state`. No thread
+    /// holds `state` while it waits for the disk, so that async threads may lock `state`.
     changes: Mutex<()>,
     state: Mutex<State>,
     total: Arc<AtomicU64>,
@@ -83,9 +86,9 @@ pub struct Packs {
 
 struct State {
     packs: BTreeMap<u32, Entry>,
-    /// Packs with room that nobody writes to.
+    /// Packs with free room and without a writer.
     idle: Vec<Open>,
-    /// No pack had this number yet, nor any after it.
+    /// The next free number. No pack ever had this number or a higher one.
     next: u32,
     tick: u64,
     evicted: u64,
@@ -93,28 +96,30 @@ struct State {
 
 struct Entry {
     file: Arc<PackFile>,
-    /// When it was used last; the least goes first.
+    /// Tick of the last use. The pack with the lowest tick is evicted first.
     used: u64,
-    /// Whether the disk has been told so.
-    is_told: bool,
+    /// Whether the time of last use is stored on disk.
+    is_saved: bool,
 }
 
-/// After a lost count of packs numbers go on so far beyond those that are there.
-const LEAP: u32 = 1 << 16;
+/// Gap after the highest existing number, when the file with the next number is lost.
+const NUMBER_GAP: u32 = 1 << 16;
 
 impl Packs {
-    /// Takes over what is there; what a kill left half written is cut off, and packs over the budget leave.
+    /// Opens all packs of the folder. Cuts off records that a kill left incomplete, and evicts
+    /// packs above the budget.
     ///
     /// # Errors
-    /// [`Error::Io`]: `WouldBlock` inside when another process (or this one) has the folder open.
+    /// [`Error::Io`], with `WouldBlock` inside when the folder is open already, in this or another
+    /// process.
     pub fn open(config: PackConfig) -> Result<Self, Error> {
         Self::open_on(config, Disk::default())
     }
 
-    /// The same, which asks `watch` before every change to the disk: how tests cut it in two.
+    /// As [`Self::open`]. Calls `watch` before each operation on the disk, for crash tests.
     ///
     /// # Errors
-    /// As [`Self::open`], and what `watch` says.
+    /// As [`Self::open`]; errors of `watch`.
     pub fn open_watched(
         config: PackConfig,
         watch: impl Fn(DiskChange<'_>) -> io::Result<()> + Send + Sync + 'static,
@@ -132,7 +137,7 @@ impl Packs {
         for number in &numbers {
             match recovery::open(&disk, &config.folder, *number).map_err(failed)? {
                 Some(pack) => found.push(pack),
-                // Counted, so that all packs together keep their bound.
+                // The bytes count, so that all packs together stay within the budget.
                 None => {
                     let bytes = recovery::unopened_bytes(&config.folder, *number);
                     total.fetch_add(bytes, Ordering::Relaxed);
@@ -168,20 +173,20 @@ impl Packs {
         Ok(packs)
     }
 
-    /// A pack of one's own to append to, so that one's records lie one after the other.
+    /// A writer with a pack of its own, so that its records are adjacent.
     pub fn writer(&self) -> Writer<'_> {
         Writer::new(self, false)
     }
 
-    /// The same for frames that better ones will replace.
+    /// As [`Self::writer`], for fast frames.
     pub fn fast_writer(&self) -> Writer<'_> {
         Writer::new(self, true)
     }
 
-    /// Appends one record. For more than one, [`Self::writer`].
+    /// Appends one record. For several records, use [`Self::writer`].
     ///
     /// # Errors
-    /// Those of [`Writer::append`].
+    /// Errors of [`Writer::append`].
     pub fn append(
         &self,
         members: &[ContentRange],
@@ -191,86 +196,90 @@ impl Packs {
         self.writer().append(members, coding, payload)
     }
 
-    /// Whether a record lies there. In memory; it is no use.
-    pub fn contains(&self, place: &RecordLocation) -> bool {
+    /// Whether there is a record at `location`. Does not block, and does not count as a use.
+    pub fn contains(&self, location: &RecordLocation) -> bool {
         let state = self.state();
         state
             .packs
-            .get(&place.pack)
-            .is_some_and(|entry| entry.file.find(place).is_some())
+            .get(&location.pack)
+            .is_some_and(|entry| entry.file.find(location).is_some())
     }
 
-    /// Whether a pack has this number. In memory; it is no use of the pack.
+    /// Whether a pack with this number exists. Does not block, and does not count as a use.
     pub(crate) fn has(&self, number: u32) -> bool {
         self.state().packs.contains_key(&number)
     }
 
-    /// A handle on the pack that has a record: it outlives eviction, and keeps its pack from being evicted.
+    /// The pack of a record. A pack is not evicted while a handle exists.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the record is not here (any more).
-    pub fn file(&self, place: &RecordLocation) -> Result<Arc<PackFile>, Error> {
+    /// [`Error::Missing`] when there is no such record.
+    pub fn file(&self, location: &RecordLocation) -> Result<Arc<PackFile>, Error> {
         let mut state = self.state();
         state.tick += 1;
         let tick = state.tick;
         let entry = state
             .packs
-            .get_mut(&place.pack)
-            .filter(|entry| entry.file.find(place).is_some())
-            .ok_or_else(|| missing(place))?;
-        (entry.used, entry.is_told) = (tick, false);
+            .get_mut(&location.pack)
+            .filter(|entry| entry.file.find(location).is_some())
+            .ok_or_else(|| missing(location))?;
+        (entry.used, entry.is_saved) = (tick, false);
         Ok(entry.file.clone())
     }
 
-    /// Whether the record was found sound since the last [`Self::maintain`], so that it may leave by `sendfile`.
-    /// In memory.
-    pub fn is_verified(&self, place: &RecordLocation) -> bool {
+    /// Whether the record was verified since the last [`Self::maintain`], so that it may be sent by
+    /// `sendfile`. Does not block.
+    pub fn is_verified(&self, location: &RecordLocation) -> bool {
         let state = self.state();
         state
             .packs
-            .get(&place.pack)
-            .and_then(|entry| entry.file.find(place))
+            .get(&location.pack)
+            .and_then(|entry| entry.file.find(location))
             .is_some_and(|(_, is_verified)| is_verified)
     }
 
-    /// Reads a record and compares its checksum, which brings it into the page cache besides: 1 to 2 GB/s on a busy
-    /// core, reading included.
+    /// Reads a record and verifies its checksum. The record is in the page cache afterwards. Runs
+    /// at 1 to 2 GB/s on a busy core, with the read.
     ///
     /// # Errors
-    /// [`Error::Malformed`] when it is damaged: then it is dropped, as if it had never been packed.
-    /// [`Error::Missing`] when it is not here.
-    pub fn check(&self, place: &RecordLocation) -> Result<(), Error> {
-        self.file(place)?.check(place)
+    /// [`Error::Malformed`] when the record is damaged; it is then removed, as if it had never been
+    /// packed. [`Error::Missing`] when there is no such record.
+    pub fn check(&self, location: &RecordLocation) -> Result<(), Error> {
+        self.file(location)?.check(location)
     }
 
-    /// Reads a record and compares its checksum; `payload` is replaced by what is in it.
+    /// Reads a record into `payload`, and verifies its checksum.
     ///
     /// # Errors
     /// As [`Self::check`].
-    pub fn read(&self, place: &RecordLocation, payload: &mut Vec<u8>) -> Result<RecordHead, Error> {
-        self.file(place)?.read(place, payload)
+    pub fn read(
+        &self,
+        location: &RecordLocation,
+        payload: &mut Vec<u8>,
+    ) -> Result<RecordHead, Error> {
+        self.file(location)?.read(location, payload)
     }
 
-    /// The head of a record, as it lies there: one short read, nothing is checked.
+    /// Reads the head of a record, without verification. One short read.
     ///
     /// # Errors
-    /// [`Error::Missing`] when it is not here; [`Error::Io`].
-    pub fn head(&self, place: &RecordLocation) -> Result<[u8; RECORD_HEAD], Error> {
-        self.file(place)?.head(place)
+    /// [`Error::Missing`] when there is no such record; [`Error::Io`].
+    pub fn head(&self, location: &RecordLocation) -> Result<[u8; RECORD_HEAD], Error> {
+        self.file(location)?.head(location)
     }
 
-    /// What a frame holds, from the index. One short read.
+    /// The frame of a record, from the index. One short read.
     ///
     /// # Errors
     /// As [`Self::check`].
-    pub fn frame(&self, place: &RecordLocation) -> Result<PackedFrame, Error> {
-        self.file(place)?.frame(place)
+    pub fn frame(&self, location: &RecordLocation) -> Result<PackedFrame, Error> {
+        self.file(location)?.frame(location)
     }
 
-    /// Visits all that is packed, to rebuild what is known from it. No record is read, and it counts as no use.
+    /// Visits all frames, to rebuild the directory. Reads only indexes. Does not count as a use.
     ///
     /// # Errors
-    /// Those of `visit` and of the disk. What is damaged is passed over.
+    /// Errors of `visit` and of the disk. Skips damaged entries.
     pub fn scan(
         &self,
         visit: &mut dyn FnMut(PackedFrame) -> Result<(), Error>,
@@ -283,8 +292,8 @@ impl Packs {
                 .get(&number)
                 .map(|entry| entry.file.clone());
             let Some(file) = file else { continue };
-            for place in file.places() {
-                match file.frame(&place) {
+            for location in file.locations() {
+                match file.frame(&location) {
                     Ok(frame) => visit(frame)?,
                     Err(Error::Malformed { .. } | Error::Missing(_)) => {}
                     Err(error) => return Err(error),
@@ -294,13 +303,14 @@ impl Packs {
         Ok(())
     }
 
-    /// To be called every few minutes: checks older than this are believed no more (pages may have been dropped
-    /// and be read again), and which packs were used is told to the disk, for the order after a restart.
+    /// Marks all records as unverified, since their pages may be dropped and read again. Stores the
+    /// times of last use on disk, for the order of eviction after a restart. Callers run it every
+    /// few minutes.
     pub fn maintain(&self) {
         let (mut all, mut used) = (Vec::new(), Vec::new());
         for entry in self.state().packs.values_mut() {
             all.push(entry.file.clone());
-            if !std::mem::replace(&mut entry.is_told, true) {
+            if !std::mem::replace(&mut entry.is_saved, true) {
                 used.push((entry.used, entry.file.clone()));
             }
         }
@@ -314,12 +324,12 @@ impl Packs {
                 last_access: stamp(UTIME_OMIT),
                 last_modification: stamp(UTIME_NOW),
             };
-            // Advice: an order that is lost costs a pack that was used.
+            // A failure only changes the order of eviction after a restart.
             let _ = rustix::fs::futimens(&file.index, &now);
         }
     }
 
-    /// Counts, without reading anything.
+    /// The current numbers. Does not read the disk.
     pub fn stat(&self) -> PackStats {
         let state = self.state();
         let records: usize = state.packs.values().map(|entry| entry.file.count()).sum();
@@ -332,12 +342,12 @@ impl Packs {
         }
     }
 
-    /// Bytes that were written to files since it was opened, indexes included.
+    /// Number of bytes written to files since the start, with indexes.
     pub(crate) fn written(&self) -> u64 {
         self.disk.written()
     }
 
-    /// A pack to append to: one with room, else a new one.
+    /// Takes a pack with `need` free bytes, or creates one.
     pub(super) fn take_open(&self, need: u64, fast: bool) -> Result<Open, Error> {
         let fits = |open: &Open| {
             is_fast(open.file.number()) == fast && open.data + need <= self.config.most(fast)
@@ -353,11 +363,11 @@ impl Packs {
         self.make_room(2 * on_disk(HEADER as u64))?;
         let number = next | if fast { FAST } else { 0 };
         let failed = |error| Error::io(format!("make pack {number:08x}"), error);
-        // The last numbers are no packs in plans.
+        // Plan files use the highest numbers for other purposes.
         let next = Some(next + 1)
             .filter(|next| *next < FAST - 2)
             .ok_or_else(|| failed(io::ErrorKind::StorageFull.into()))?;
-        // Before the pack: a number is given once, whatever happens.
+        // Stored before the pack is created, so that a number is never given twice.
         self.disk
             .replace(&next_path(&self.config.folder), &next_bytes(next))
             .map_err(failed)?;
@@ -390,19 +400,19 @@ impl Packs {
         ))
     }
 
-    /// Takes a pack back that may be appended to again.
+    /// Returns a pack that has free room.
     pub(super) fn give_back(&self, open: Open) {
         if open.data < self.config.most(is_fast(open.file.number())) {
             self.state().idle.push(open);
         }
     }
 
-    /// Sets bytes aside for what `open` is about to take, evicting what was used least lately.
+    /// Reserves bytes for an append to `open`. Evicts the least recently used packs.
     pub(super) fn reserve(&self, open: &Open, bytes: u64) -> Result<(), Error> {
         let more = bytes.saturating_sub(open.file.bytes());
         let _changes = self.changes();
         self.make_room(more)?;
-        // Before anybody else makes room: nobody takes what was just made.
+        // Still under the lock, so that no other thread takes this room.
         open.file.set_bytes(bytes);
         Ok(())
     }
@@ -425,20 +435,27 @@ impl Packs {
     /// [`Error::Io`] when one cannot be deleted.
     pub fn retain(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
         let _changes = self.changes();
-        let is_over = |state: &State, number: u32| !keep(number) && state.is_free(number);
-        let mut gone = 0;
+        let is_rejected = |state: &State, number: u32| !keep(number) && state.is_free(number);
+        let mut deleted = 0;
         loop {
-            let pick = |state: &State| state.packs.keys().copied().find(|it| is_over(state, *it));
+            let pick = |state: &State| {
+                state
+                    .packs
+                    .keys()
+                    .copied()
+                    .find(|it| is_rejected(state, *it))
+            };
             let victim = self.state().take(pick);
             let Some(victim) = victim else {
-                return Ok(gone);
+                return Ok(deleted);
             };
             self.remove(victim)?;
-            gone += 1;
+            deleted += 1;
         }
     }
 
-    /// Deletes the files of a pack that was taken out; it is back if they cannot be deleted.
+    /// Deletes the files of a pack that was removed from the state. After a failure, the pack is
+    /// back in the state.
     fn remove(&self, victim: (Entry, Option<Open>)) -> Result<(), Error> {
         let number = victim.0.file.number();
         let removed = recovery::remove(&self.disk, &self.config.folder, number);
@@ -475,7 +492,8 @@ impl Packs {
         Ok(true)
     }
 
-    /// Packs that somebody holds stay: deleting them would free nothing yet. Under `changes`.
+    /// Evicts packs until `more` bytes fit into the budget. Packs in use stay, since their deletion
+    /// would free no disk space. The caller holds `changes`.
     fn make_room(&self, more: u64) -> Result<(), Error> {
         while self.total.load(Ordering::Relaxed).saturating_add(more) > self.config.budget {
             if !self.evict_oldest()? {
@@ -490,16 +508,16 @@ impl Packs {
     }
 
     fn changes(&self) -> MutexGuard<'_, ()> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changes.lock()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
 impl State {
-    /// Whether nobody reads it or writes to it.
+    /// Whether a pack has no reader and no writer.
     fn is_free(&self, number: u32) -> bool {
         let is_idle = self.idle.iter().any(|open| open.file.number() == number);
         self.packs
@@ -507,7 +525,7 @@ impl State {
             .is_some_and(|entry| Arc::strong_count(&entry.file) == 1 + usize::from(is_idle))
     }
 
-    /// Takes a pack out, so that nobody finds it any more.
+    /// Removes the pack that `pick` chooses from the state.
     fn take(&mut self, pick: impl FnOnce(&Self) -> Option<u32>) -> Option<(Entry, Option<Open>)> {
         let number = pick(self)?;
         let idle = self.idle.iter();
@@ -518,7 +536,8 @@ impl State {
         Some((self.packs.remove(&number)?, open))
     }
 
-    /// The newest of all; with the lengths of its files if it may be appended to.
+    /// Adds a pack as the most recently used one. `open` has the lengths of its files when it has
+    /// free room.
     fn enter(&mut self, file: Arc<PackFile>, open: Option<(u64, u64)>) {
         self.tick += 1;
         if let Some((data, index)) = open {
@@ -530,13 +549,14 @@ impl State {
         }
         let entry = Entry {
             used: self.tick,
-            is_told: true,
+            is_saved: true,
             file,
         };
         self.packs.insert(entry.file.number(), entry);
     }
 }
 
+/// Locks the folder against a second process.
 fn lock(folder: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .write(true)
@@ -547,6 +567,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Path of the file with the next free number.
 fn next_path(folder: &Path) -> PathBuf {
     folder.join("next")
 }
@@ -558,7 +579,8 @@ fn next_bytes(next: u32) -> [u8; 8] {
     bytes
 }
 
-/// Places outlive their packs in what others wrote down, so that no number may be given twice.
+/// The first free number. Plans and the directory may name locations in deleted packs, so no number
+/// may be given twice.
 fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
     let counts = numbers.iter().map(|number| number & !FAST);
     let above = counts.max().map_or(0, |last| last.saturating_add(1));
@@ -569,6 +591,6 @@ fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
     match read {
         Some(next) => next.max(above),
         None if numbers.is_empty() => 0,
-        None => above.saturating_add(LEAP),
+        None => above.saturating_add(NUMBER_GAP),
     }
 }

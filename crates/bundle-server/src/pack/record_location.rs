@@ -1,12 +1,12 @@
-//! Where a record lies in the pack files.
+//! The location of a record in the packs.
 
-/// Where a record lies in the pack files.
+/// The location of a record in the packs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordLocation {
-    /// Which pack file; never used again once it is gone.
+    /// The number of the pack. A number is never used again after its pack was deleted.
     pub pack: u32,
-    /// Where the record begins, head included.
+    /// Offset of the record's head.
     pub offset: u64,
-    /// Bytes of the record, head included.
+    /// Length of the record in bytes, with its head.
     pub len: u32,
 }

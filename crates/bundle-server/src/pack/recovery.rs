@@ -1,4 +1,4 @@
-//! What an earlier process left of a pack: the records that its index names, in one piece from the start.
+//! Recovery of a pack at start: finds its intact records, and cuts off the rest.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,18 +11,19 @@ use super::disk::Disk;
 use super::file::{index_path, on_disk, pack_path};
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
 
-/// A pack as it was found.
+/// A recovered pack.
 pub(super) struct Found {
     pub(super) number: u32,
     pub(super) files: (File, File),
     pub(super) records: Vec<Record>,
-    /// Bytes of both files that are of use; what came after was cut off.
+    /// Lengths of both files after recovery.
     pub(super) lens: (u64, u64),
-    /// When its index was written, or last said to be used: seconds and nanoseconds since 1970.
+    /// Time of last use, from the modification time of the index: seconds and nanoseconds since
+    /// 1970.
     pub(super) used: (i64, i64),
 }
 
-/// Numbers of all packs of which there is any file, in order; files of other names are left alone.
+/// The numbers of all packs with at least one file, in order. Ignores files with other names.
 pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -39,29 +40,28 @@ pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Bytes on disk of the files of a pack that could not be opened.
+/// Bytes on disk of the files of a pack that cannot be opened.
 pub(super) fn unopened_bytes(folder: &Path, number: u32) -> u64 {
     let bytes = |path: PathBuf| path.metadata().map_or(0, |it| it.len());
     on_disk(bytes(pack_path(folder, number))) + on_disk(bytes(index_path(folder, number)))
 }
 
-/// Opens a pack, and cuts off what is not whole; `None` when nothing of it is of use: then both files are gone. Also `None`,
-/// with both files left as they are, when one of them cannot be opened.
+/// Opens a pack, and cuts off incomplete records. Deletes both files and returns `None` when no
+/// record is intact. Returns `None` without a change when a file cannot be opened.
 pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<Found>> {
     let paths = (pack_path(folder, number), index_path(folder, number));
     let opened = existing(&paths.0).and_then(|data| Ok((data, existing(&paths.1)?)));
     let files = match opened {
         Ok((Some(data), Some(index))) => (data, index),
         Ok(_) => return remove(disk, folder, number).map(|()| None),
-        // All packs may be intact.
+        // A lack of descriptors or memory says nothing about the packs.
         Err(error) if pierhead_toc::is_exhausted(&error) => return Err(error),
-        // The other packs serve without it, and its number is not given again.
+        // The other packs are used without it. Its number is not given again.
         Err(error) => {
             tracing::warn!(
                 pack = %paths.0.display(),
                 %error,
-                "a pack cannot be opened, and the others serve without it; make its two files readable and writable for \
-                 pierhead, or delete them, and restart"
+                "cannot open a pack; make its two files readable and writable for pierhead, or delete them, and restart"
             );
             return Ok(None);
         }
@@ -78,7 +78,7 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     if records.is_empty() {
         return remove(disk, folder, number).map(|()| None);
     }
-    // The index first: what it names must be there.
+    // The index first: every record that it names must exist.
     if lens.1 != index_len {
         disk.cut(&paths.1, &files.1, lens.1)?;
     }
@@ -99,7 +99,8 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     }))
 }
 
-/// Entries that follow each other without a gap and name bytes that are there. What the disk cannot read is none.
+/// Reads the entries up to the first one that is damaged or unreadable, leaves a gap, or names
+/// missing bytes.
 fn walk(
     number: u32,
     file: &File,
@@ -122,8 +123,10 @@ fn walk(
         if !read(file, &mut bytes, at)? {
             break;
         }
-        let Ok(place) = u32::try_from(at) else { break };
-        let Ok((record, _)) = index::decode(number, place, &bytes) else {
+        let Ok(location) = u32::try_from(at) else {
+            break;
+        };
+        let Ok((record, _)) = index::decode(number, location, &bytes) else {
             break;
         };
         let after = u64::from(record.offset) + u64::from(record.len);
@@ -136,7 +139,7 @@ fn walk(
     Ok((records, (end, at)))
 }
 
-/// Fills `bytes`, unless a sector cannot be read.
+/// Fills `bytes`. Returns `false` when a sector is unreadable (`EIO`).
 fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
     match file.read_exact_at(bytes, at) {
         Ok(()) => Ok(true),
@@ -145,12 +148,13 @@ fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
     }
 }
 
-/// Deletes both files of a pack: the index first, since a pack without one is nothing.
+/// Deletes both files of a pack. The index first: recovery deletes a pack without an index.
 pub(super) fn remove(disk: &Disk, folder: &Path, number: u32) -> io::Result<()> {
     disk.remove(&index_path(folder, number))?;
     disk.remove(&pack_path(folder, number))
 }
 
+/// Opens a file, if it exists.
 fn existing(path: &Path) -> io::Result<Option<File>> {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(file) => Ok(Some(file)),
@@ -164,8 +168,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_disk_cannot_read_ends_a_pack() {
-        // Nothing is mapped at its begin: reads there fail as those of a bad sector do.
+    fn an_unreadable_sector_ends_a_pack() {
+        // No memory is mapped at address 0, so reads fail with EIO, as for a bad sector.
         let unreadable = File::open("/proc/self/mem").unwrap();
         let failed = unreadable.read_exact_at(&mut [0], HEADER as u64);
         assert_eq!(failed.unwrap_err().raw_os_error(), Some(5));

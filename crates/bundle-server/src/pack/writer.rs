@@ -1,24 +1,24 @@
-//! One thread's own end of a pack: what it appends lies in one piece.
+//! Appends records to a pack. A writer has a pack for itself, so that its records are adjacent.
 
 use std::sync::Arc;
 
+use crate::Error;
 use crate::pack::RecordLocation;
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
-use pierhead_toc::Error;
 
 use super::ContentRange;
 use super::file::{PackFile, index_path, on_disk, pack_path};
 use super::index::{self, Record};
 use super::packs::Packs;
 
-/// A pack that may be appended to, and the lengths of its files.
+/// A pack with free room, and the lengths of its files.
 pub(super) struct Open {
     pub(super) file: Arc<PackFile>,
     pub(super) data: u64,
     pub(super) index: u64,
 }
 
-/// Appends to a pack that nobody else appends to meanwhile. Dropping it gives the pack back.
+/// Appends to a pack that no other writer uses. Dropping the writer returns the pack.
 pub struct Writer<'a> {
     packs: &'a Packs,
     is_fast: bool,
@@ -34,13 +34,13 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Appends a record: after it returns others can read it, and a kill does not lose it (a loss of power may).
-    /// `members` is what it decodes to, in order, for frames that stand for themselves; of patches it may be empty.
-    /// One pass of SHA-256 and one of CRC-32C over the payload.
+    /// Appends a record. Afterwards, other threads can read it. A kill does not lose it, but a
+    /// power loss may. `members` are the ranges that the frame decodes to, in order. They may be
+    /// empty for patches. Computes SHA-256 and CRC-32C of the payload.
     ///
     /// # Errors
-    /// [`Error::Io`]: with `StorageFull` when the budget is used up by packs in use; what was there stays as it was.
-    /// [`Error::Malformed`] for what no frame can be.
+    /// [`Error::Io`], with `StorageFull` when packs in use take the whole budget; existing records
+    /// stay. [`Error::Malformed`] for a frame that exceeds a limit.
     pub fn append(
         &mut self,
         members: &[ContentRange],
@@ -49,7 +49,7 @@ impl<'a> Writer<'a> {
     ) -> Result<RecordLocation, Error> {
         let head = RecordHead::of(coding, payload)?.encode();
         let len = (RECORD_HEAD + payload.len()) as u64;
-        self.turn_over(len)?;
+        self.leave_full_pack(len)?;
         let open = match self.open.take() {
             Some(open) => open,
             None => self.packs.take_open(len, self.is_fast)?,
@@ -106,7 +106,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Makes what was appended durable.
+    /// Makes the appended records durable.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -117,8 +117,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Leaves a pack that has no room for `len` more bytes.
-    fn turn_over(&mut self, len: u64) -> Result<(), Error> {
+    /// Syncs and leaves a pack that has no room for `len` more bytes.
+    fn leave_full_pack(&mut self, len: u64) -> Result<(), Error> {
         if let Some(open) = self
             .open
             .take_if(|open| open.data + len > self.packs.config.most(self.is_fast))
@@ -128,14 +128,14 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The record, then the entry that names it: an entry without its record is never there.
+    /// Writes the record, and then its entry, so that every entry has its record.
     fn write(&self, open: &Open, head: &[u8], payload: &[u8], entry: &[u8]) -> std::io::Result<()> {
         let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
         let number = open.file.number();
         let path = pack_path(folder, number);
         disk.write(&path, &open.file.data, open.data, head)?;
-        let behind = open.data + head.len() as u64;
-        disk.write(&path, &open.file.data, behind, payload)?;
+        let payload_at = open.data + head.len() as u64;
+        disk.write(&path, &open.file.data, payload_at, payload)?;
         disk.write(
             &index_path(folder, number),
             &open.file.index,
@@ -144,14 +144,15 @@ impl<'a> Writer<'a> {
         )
     }
 
-    /// Takes back what was half written; a pack where that fails is not appended to any more before the next start.
+    /// Cuts off an incomplete record after a failed append. When that fails, the pack gets no more
+    /// records before the next start.
     fn fix_tail(&mut self, open: Open) {
         let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
         let number = open.file.number();
-        let mended = disk
+        let is_cut = disk
             .cut(&index_path(folder, number), &open.file.index, open.index)
             .and_then(|()| disk.cut(&pack_path(folder, number), &open.file.data, open.data));
-        if mended.is_ok() {
+        if is_cut.is_ok() {
             open.file
                 .set_bytes(on_disk(open.data) + on_disk(open.index));
             self.open = Some(open);

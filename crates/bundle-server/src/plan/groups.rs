@@ -1,21 +1,23 @@
-//! Cuts what is missing into frames: small contents together with their old versions, large ones in ranges.
+//! Groups missing contents into frames: small contents together with their old versions, large
+//! contents in ranges.
 
 use std::ops::Range;
 
 use super::matching::{Missing, Pause, each_piece};
+use crate::Error;
 use pierhead_bundle::patch::{Alignment, Anchor, Sampler};
 use pierhead_bundle::{MAX_BASE, MAX_FRAME, Slice};
 use pierhead_toc::Tree;
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
-/// Bounds of the frames that are made.
+/// Limits of the frames.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Bytes of a frame.
+    /// Maximum bytes of a frame.
     pub(crate) frame: u64,
-    /// Bytes of its bases.
+    /// Maximum bytes of the bases of a frame.
     pub(crate) base: u64,
-    /// Members of a frame, and bases.
+    /// Maximum number of members of a frame, and of its bases.
     pub(crate) members: usize,
 }
 
@@ -29,16 +31,17 @@ impl Default for Shape {
     }
 }
 
-/// Contents from here on are compressed as large ones are.
-const LARGE: u64 = 1 << 20;
+/// Minimum size of a content that counts as large, in bytes.
+const MIN_LARGE: u64 = 1 << 20;
 
-/// Anchors that are kept of one content: 16 MiB. [`density`] makes half as many, unless the bytes are built to have more.
-const ANCHORS: usize = 1 << 20;
+/// Maximum number of anchors of one content: 16 MiB of memory. [`density`] gives half as many,
+/// except for bytes that are made to have more.
+const MAX_ANCHORS: usize = 1 << 20;
 
-/// Parts of a range that have a window each.
-const PARTS: u64 = 4;
+/// Number of parts of a range. Each part has a window of its own in the old content.
+const PARTS_OF_RANGE: u64 = 4;
 
-/// A frame to be made: bases are contents of the one old image.
+/// The contents of one future frame. Its bases are contents of the old image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Group {
     pub(crate) members: Vec<Slice>,
@@ -48,14 +51,14 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Bytes of members and bases: what making it costs time for.
+    /// Bytes of members and bases. The time to make the frame is proportional to it.
     pub(crate) fn work(&self) -> u64 {
         self.bytes + self.base_bytes
     }
 
-    /// Whether it is a part of one large content, or all of one that is as large as a range.
+    /// Whether the group is one large content, or a range of one.
     pub(crate) fn is_range(&self) -> bool {
-        self.members.len() == 1 && self.bytes >= LARGE
+        self.members.len() == 1 && self.bytes >= MIN_LARGE
     }
 
     fn fits(&self, size: u64, base: u64, shape: &Shape) -> bool {
@@ -76,10 +79,11 @@ impl Group {
     }
 }
 
-/// All groups, in order. `missing` is in the order in which it is to be sent, extras last; none is mixed with others.
+/// All groups, in order. `missing` is in the order of sending, with extras last. No group mixes
+/// extras with other contents.
 pub(crate) fn groups(
     want: &Tree<'_>,
-    have: &Tree<'_>,
+    base_image: &Tree<'_>,
     missing: &[Missing],
     shape: &Shape,
     source: &dyn Source,
@@ -91,15 +95,16 @@ pub(crate) fn groups(
     for one in missing {
         let base = one
             .base
-            .and_then(|number| Some((number, have.content(number)?.1)));
+            .and_then(|number| Some((number, base_image.content(number)?.1)));
         if one.file.is_none() != extras {
             extras = one.file.is_none();
             close(&mut groups, &mut open);
         }
         let whole = base.filter(|(_, size)| *size <= shape.base);
         if one.size > shape.frame || whole.is_none() && base.is_some() {
-            // The open group goes on behind it: many short groups cost more than a large file that comes early.
-            ranges(want, have, one, shape, source, pause, &mut groups)?;
+            // The open group continues after the ranges: many short groups cost more than a large
+            // file that comes early.
+            ranges(want, base_image, one, shape, source, pause, &mut groups)?;
             continue;
         }
         if !open.fits(one.size, whole.map_or(0, |(_, size)| size), shape) {
@@ -120,10 +125,11 @@ fn close(groups: &mut Vec<Group>, open: &mut Group) {
     }
 }
 
-/// A content of its own frames, each against the part of the old version that is most like it.
+/// Adds the groups of one large content. The base of each range is the most similar part of the old
+/// version.
 fn ranges(
     want: &Tree<'_>,
-    have: &Tree<'_>,
+    base_image: &Tree<'_>,
     one: &Missing,
     shape: &Shape,
     source: &dyn Source,
@@ -132,7 +138,7 @@ fn ranges(
 ) -> Result<(), Error> {
     let old = one
         .base
-        .and_then(|number| Some((number, have.content(number)?)));
+        .and_then(|number| Some((number, base_image.content(number)?)));
     let new = want.content(one.content);
     let aligned = match (old, new) {
         (Some((_, (content, size))), Some(_)) if size > shape.base => {
@@ -141,7 +147,7 @@ fn ranges(
         }
         _ => None,
     };
-    // Ranges of equal length: a last one of a few bytes would waste a frame.
+    // All ranges have equal length, since a last range of a few bytes would waste a frame.
     let count = one.size.div_ceil(shape.frame).max(1);
     for at in 0..count {
         let range = one.size * at / count..one.size * (at + 1) / count;
@@ -165,8 +171,8 @@ fn ranges(
     Ok(())
 }
 
-/// The parts of the old content for a range of the new one, ascending and apart: each part of the range has its own, as
-/// sections of a program move apart from each other.
+/// The windows in the old content for a range of the new one, ascending and disjoint. Each part of
+/// the range has its own window, since the sections of a program move independently.
 fn windows(
     alignment: &Alignment,
     every: u32,
@@ -178,10 +184,11 @@ fn windows(
 ) -> Result<Vec<Range<u64>>, Error> {
     let mut windows: Vec<Range<u64>> = Vec::new();
     let len = range.end - range.start;
-    for part in 0..PARTS {
-        let part = range.start + len * part / PARTS..range.start + len * (part + 1) / PARTS;
+    for part in 0..PARTS_OF_RANGE {
+        let part = range.start + len * part / PARTS_OF_RANGE
+            ..range.start + len * (part + 1) / PARTS_OF_RANGE;
         let anchors = anchors(every, content, part.clone(), source, pause)?;
-        windows.push(alignment.window(&part, &anchors, shape.base / PARTS));
+        windows.push(alignment.window(&part, &anchors, shape.base / PARTS_OF_RANGE));
     }
     windows.sort_by_key(|window| window.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
@@ -194,7 +201,7 @@ fn windows(
     Ok(merged)
 }
 
-/// The anchors of a part of a content; the first [`ANCHORS`] of them.
+/// The first [`MAX_ANCHORS`] anchors of a range of a content.
 fn anchors(
     every: u32,
     content: FileDigest,
@@ -206,7 +213,7 @@ fn anchors(
     let mut sampler = Sampler::new(every);
     each_piece(source, content, part, pause, |piece| {
         sampler.feed(piece, |anchor| {
-            if anchors.len() < ANCHORS {
+            if anchors.len() < MAX_ANCHORS {
                 anchors.push(anchor);
             }
         });
@@ -214,7 +221,8 @@ fn anchors(
     Ok(anchors)
 }
 
-/// How far apart the anchors of a content are, so that there are no more than about half a million: 8 MiB.
+/// The average distance of the anchors of a content, as a power of two, so that a content has at
+/// most about half a million: 8 MiB.
 fn density(size: u64) -> u32 {
     (size >> 19)
         .max(1 << 8)

@@ -1,71 +1,80 @@
-//! Which old content each missing one is most likely a new version of.
+//! Finds for each missing content the old content of which it is most likely a new version.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 
+use crate::Error;
 use pierhead_bundle::patch::{Sampler, Sketch};
 use pierhead_toc::Tree;
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
 /// A content that the worker lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
-    /// Number in the wanted table.
+    /// Number in the wanted TOC.
     pub(crate) content: u32,
-    /// The first file that has it, by its position in the tree; `None` for extras.
+    /// The position in the tree of the first file with this content; `None` for extras.
     pub(crate) file: Option<usize>,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
-    /// Number of the old content in the table that the worker has.
+    /// Number of the old version in the TOC of the base image.
     pub(crate) base: Option<u32>,
 }
 
-/// Is told the bytes that were read or compressed; its error ends the work.
+/// Gets the number of bytes that were read or compressed. An error ends the work.
 pub(crate) type Pause<'a> = dyn FnMut(u64) -> Result<(), Error> + 'a;
 
-/// Contents below this are not worth reading to find what they are like: their group's neighbours do as well.
-const SKETCHED_FROM: u64 = 2 << 10;
+/// Minimum size of a content that is read to find similar ones, in bytes. Smaller contents gain as
+/// much from their neighbours in the group.
+const MIN_SKETCHED: u64 = 2 << 10;
 
-/// Hashes that two contents must share to be called similar: 3 of 24 is about one eighth of their bytes.
-const SHARED: usize = 3;
+/// Minimum number of common hashes of two similar contents: 3 of 24 are about one eighth of their
+/// bytes.
+const MIN_SHARED_HASHES: usize = 3;
 
-/// Bytes that are read of a content to sketch it.
-const SKETCHED_BYTES: u64 = 8 << 20;
+/// Maximum bytes of a content that are read for its sketch.
+const MAX_SKETCHED_BYTES: u64 = 8 << 20;
 
-/// A name may stand for so many gone contents; then it tells nothing.
-const NAMESAKES: usize = 64;
+/// Maximum number of removed contents with the same name. A more frequent name identifies no
+/// content.
+const MAX_NAMESAKES: usize = 64;
 
-/// An old version is at most so many times larger or smaller, unless the path is the same.
-const SIZE_RATIO: u64 = 8;
+/// Maximum ratio of the sizes of two versions, unless their paths are equal.
+const MAX_SIZE_RATIO: u64 = 8;
 
-/// What `have` lacks of `want`, in path order of the first file, extras last; with the old versions that paths and names tell.
-/// Empty contents are never missing.
-pub(crate) fn missing(want: &Tree<'_>, have: &Tree<'_>) -> Vec<Missing> {
-    let wanted = want.image().lacking(&[*have.image()]);
+/// The contents that `want` has and `base` lacks, in the path order of their first file, with
+/// extras last. Includes the old versions that paths and names identify. Empty contents are never
+/// missing.
+pub(crate) fn missing(want: &Tree<'_>, base_image: &Tree<'_>) -> Vec<Missing> {
+    let wanted = want.image().lacking(&[*base_image.image()]);
     let mut seen = vec![false; wanted.len()];
     let mut lacks = |number: u32| {
         let at = usize::try_from(number).ok()?;
         let first = !std::mem::replace(seen.get_mut(at)?, true);
         (first && *wanted.get(at)?).then(|| want.content(number))?
     };
-    let gone = Gone::new(have, &have.image().lacking(&[*want.image()]));
+    let removed = RemovedContents::new(base_image, &base_image.image().lacking(&[*want.image()]));
     let mut missing = Vec::new();
     for (at, number) in want.files() {
         if let Some((_, size)) = lacks(number) {
             let path = want.path(at);
-            let usable = |number: &u32| have.content(*number).is_some_and(|(_, size)| size > 0);
+            let usable = |number: &u32| {
+                base_image
+                    .content(*number)
+                    .is_some_and(|(_, size)| size > 0)
+            };
             missing.push(Missing {
                 content: number,
                 file: Some(at),
                 size,
-                base: have
+                base: base_image
                     .file(path)
                     .filter(usable)
-                    .or_else(|| gone.namesake(path, size)),
+                    .or_else(|| removed.namesake(path, size)),
             });
         }
     }
-    for number in want.image().table.visible()..want.image().contents {
+    for number in want.image().toc.visible()..want.image().contents {
         if let Some((_, size)) = lacks(number) {
             missing.push(Missing {
                 content: number,
@@ -78,24 +87,25 @@ pub(crate) fn missing(want: &Tree<'_>, have: &Tree<'_>) -> Vec<Missing> {
     missing
 }
 
-/// Finds old versions by content for those that have none. Reads them, and all contents that are gone: once each,
-/// at most [`SKETCHED_BYTES`] of each.
+/// Finds old versions by similarity for contents without one. Reads these contents and all removed
+/// contents once, at most [`MAX_SKETCHED_BYTES`] of each.
 pub(crate) fn match_similar(
     want: &Tree<'_>,
-    have: &Tree<'_>,
+    base_image: &Tree<'_>,
     missing: &mut [Missing],
     source: &dyn Source,
     pause: &mut Pause<'_>,
 ) -> Result<(), Error> {
-    if !missing.iter().any(is_strange) {
+    if !missing.iter().any(needs_sketch) {
         return Ok(());
     }
-    let gone = have.image().lacking(&[*want.image()]);
+    let removed = base_image.image().lacking(&[*want.image()]);
     let mut by_hash: HashMap<u64, Vec<u32>> = HashMap::new();
-    for ((number, (content, size)), gone) in
-        (0..).zip(have.image().table.contents().iter()).zip(gone)
+    for ((number, (content, size)), removed) in (0..)
+        .zip(base_image.image().toc.contents().iter())
+        .zip(removed)
     {
-        if size >= SKETCHED_FROM && gone {
+        if size >= MIN_SKETCHED && removed {
             for hash in sketch(content, size, source, pause)?.hashes() {
                 by_hash.entry(hash).or_default().push(number);
             }
@@ -105,43 +115,44 @@ pub(crate) fn match_similar(
         let Some((content, size)) = want.content(one.content) else {
             continue;
         };
-        if !is_strange(one) {
+        if !needs_sketch(one) {
             continue;
         }
         let mut shared: BTreeMap<u32, usize> = BTreeMap::new();
         for hash in sketch(content, size, source, pause)?.hashes() {
-            for number in by_hash.get(&hash).into_iter().flatten().take(NAMESAKES) {
+            for number in by_hash.get(&hash).into_iter().flatten().take(MAX_NAMESAKES) {
                 *shared.entry(*number).or_default() += 1;
             }
         }
         one.base = shared
             .into_iter()
-            .filter(|(_, count)| *count >= SHARED)
+            .filter(|(_, count)| *count >= MIN_SHARED_HASHES)
             .max_by_key(|(number, count)| (*count, std::cmp::Reverse(*number)))
             .map(|(number, _)| number);
     }
     Ok(())
 }
 
-/// Bytes that [`match_similar`] reads.
-pub(crate) fn similar_work(want: &Tree<'_>, have: &Tree<'_>, missing: &[Missing]) -> u64 {
-    let strange = missing.iter().filter(|one| is_strange(one));
-    let strange: u64 = strange.map(|one| one.size.min(SKETCHED_BYTES)).sum();
-    if strange == 0 {
+/// Number of bytes that [`match_similar`] reads.
+pub(crate) fn similar_work(want: &Tree<'_>, base_image: &Tree<'_>, missing: &[Missing]) -> u64 {
+    let sketched = missing.iter().filter(|one| needs_sketch(one));
+    let sketched: u64 = sketched.map(|one| one.size.min(MAX_SKETCHED_BYTES)).sum();
+    if sketched == 0 {
         return 0;
     }
-    let gone = have.image().lacking(&[*want.image()]);
-    let sizes = have.image().table.contents().iter().zip(gone);
-    let gone = sizes.filter(|((_, size), gone)| *size >= SKETCHED_FROM && *gone);
-    let gone = gone.map(|((_, size), _)| size.min(SKETCHED_BYTES));
-    gone.fold(strange, u64::saturating_add)
+    let removed = base_image.image().lacking(&[*want.image()]);
+    let sizes = base_image.image().toc.contents().iter().zip(removed);
+    let removed = sizes.filter(|((_, size), removed)| *size >= MIN_SKETCHED && *removed);
+    let removed = removed.map(|((_, size), _)| size.min(MAX_SKETCHED_BYTES));
+    removed.fold(sketched, u64::saturating_add)
 }
 
-/// Whether no name told an old version, and reading it may.
-fn is_strange(one: &Missing) -> bool {
-    one.base.is_none() && one.size >= SKETCHED_FROM
+/// Whether names identify no old version, and similarity may.
+fn needs_sketch(one: &Missing) -> bool {
+    one.base.is_none() && one.size >= MIN_SKETCHED
 }
 
+/// Reads a content, and computes its sketch.
 fn sketch(
     content: FileDigest,
     size: u64,
@@ -150,7 +161,7 @@ fn sketch(
 ) -> Result<Sketch, Error> {
     let mut sampler = Sampler::new(7);
     let mut sketch = Sketch::default();
-    let part = 0..size.min(SKETCHED_BYTES);
+    let part = 0..size.min(MAX_SKETCHED_BYTES);
     each_piece(source, content, part, pause, |piece| {
         sampler.feed(piece, |anchor| sketch.add(anchor));
     })?;
@@ -177,7 +188,7 @@ pub(crate) fn each_piece(
     Ok(())
 }
 
-/// Reads, and says what is missing by its name.
+/// Reads a range of a content. Turns `NotFound` into [`Error::Missing`].
 pub(crate) fn read(
     source: &dyn Source,
     content: FileDigest,
@@ -191,33 +202,34 @@ pub(crate) fn read(
     source.read_at(&content, offset, buf).map_err(failed)
 }
 
-/// Contents of the old image that the new one no longer has, by their names without versions.
-struct Gone<'a> {
-    have: &'a Tree<'a>,
+/// Contents of the old image that the new image lacks, by their names without versions.
+struct RemovedContents<'a> {
+    base_image: &'a Tree<'a>,
     by_path: HashMap<Vec<u8>, Vec<u32>>,
     by_name: HashMap<Vec<u8>, Vec<u32>>,
 }
 
-impl<'a> Gone<'a> {
-    /// `gone` tells of each number of `have` whether it is.
-    fn new(have: &'a Tree<'a>, gone: &[bool]) -> Self {
-        let mut these = Self {
-            have,
+impl<'a> RemovedContents<'a> {
+    /// `removed` says for each content number of `base` whether the new image lacks it.
+    fn new(base_image: &'a Tree<'a>, removed: &[bool]) -> Self {
+        let mut contents = Self {
+            base_image,
             by_path: HashMap::new(),
             by_name: HashMap::new(),
         };
-        for (at, number) in have.files() {
-            if usize::try_from(number).is_ok_and(|at| gone.get(at) == Some(&true)) {
-                let path = versionless(have.path(at));
+        for (at, number) in base_image.files() {
+            if usize::try_from(number).is_ok_and(|at| removed.get(at) == Some(&true)) {
+                let path = versionless(base_image.path(at));
                 let name = name(&path).to_vec();
-                these.by_name.entry(name).or_default().push(number);
-                these.by_path.entry(path).or_default().push(number);
+                contents.by_name.entry(name).or_default().push(number);
+                contents.by_path.entry(path).or_default().push(number);
             }
         }
-        these
+        contents
     }
 
-    /// The same path but for versions, else the same name but for versions; the nearest in size.
+    /// The removed content with the same path apart from versions, or else with the same name apart
+    /// from versions. Of several, the one of the nearest size.
     fn namesake(&self, path: &[u8], size: u64) -> Option<u32> {
         let path = versionless(path);
         let named = || self.by_name.get(name(&path));
@@ -229,24 +241,26 @@ impl<'a> Gone<'a> {
     }
 
     fn nearest(&self, numbers: &[u32], size: u64) -> Option<u32> {
-        let sized = |number: &u32| Some((*number, self.have.content(*number)?.1));
-        let alike = |(_, old): &(u32, u64)| {
-            *old <= size.saturating_mul(SIZE_RATIO) && size <= old.saturating_mul(SIZE_RATIO)
+        let sized = |number: &u32| Some((*number, self.base_image.content(*number)?.1));
+        let is_near = |(_, old): &(u32, u64)| {
+            *old <= size.saturating_mul(MAX_SIZE_RATIO)
+                && size <= old.saturating_mul(MAX_SIZE_RATIO)
         };
-        if numbers.len() > NAMESAKES {
+        if numbers.len() > MAX_NAMESAKES {
             return None;
         }
         numbers
             .iter()
             .filter_map(sized)
-            .filter(alike)
+            .filter(is_near)
             .min_by_key(|(number, old)| (old.abs_diff(size), *number))
             .map(|(number, _)| number)
     }
 }
 
-/// Every run of digits and dots that has a digit becomes one `0`: `libz.so.1.2.13` and `libz.so.1.3` are the same,
-/// as are `flask-2.3.2.dist-info` and `flask-3.0.0.dist-info`, and hashed names of bundlers often are not.
+/// Replaces each run of digits and dots that has a digit by one `0`. So `libz.so.1.2.13` equals
+/// `libz.so.1.3`, and `flask-2.3.2.dist-info` equals `flask-3.0.0.dist-info`. File names with
+/// hashes often stay different.
 fn versionless(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path;
@@ -260,7 +274,7 @@ fn versionless(path: &[u8]) -> Vec<u8> {
             .iter()
             .position(|byte| !byte.is_ascii_digit() && *byte != b'.')
             .unwrap_or(rest.len());
-        // A dot before letters is an extension's.
+        // A dot before letters belongs to an extension.
         let dots = rest[..run]
             .iter()
             .rev()
@@ -281,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_left_out_of_names_and_extensions_are_not() {
+    fn names_lose_their_versions_and_keep_their_extensions() {
         let pairs: [(&str, &str); 6] = [
             ("lib/libz.so.1.2.13", "lib/libz.so.0"),
             ("lib/libz.so.1.3", "lib/libz.so.0"),

@@ -1,4 +1,5 @@
-//! What to send: which contents are reused, patched, copied in chunks or sent whole, in which frames and which order.
+//! Decides which frames a bundle has: which contents are patched or sent whole, in which frames,
+//! and in which order.
 
 mod groups;
 mod matching;

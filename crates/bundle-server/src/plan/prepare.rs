@@ -1,43 +1,55 @@
-//! Makes the frames of a pair of images ahead of time.
+//! Makes the frames of a pair of images: patches from contents of the old image to contents of the
+//! new one.
 
 use super::Expected;
 use super::groups::{Shape, groups};
 use super::matching::{Missing, match_similar, missing, read, similar_work};
+use crate::Error;
 use pierhead_bundle::patch::{Coded, Effort, Encoder};
 use pierhead_bundle::{BaseSlice, Coding, Frame, Slice};
+use pierhead_toc::Source;
 use pierhead_toc::TocView;
 use pierhead_toc::Tree;
-use pierhead_toc::{Error, Source};
 
-/// Makes each frame of what `have` lacks of `want`, in the order in which they are expected to be used, and hands it on.
-/// No frame mixes visible contents with extras, which come last. Bases are of the first image that the worker has.
+/// Makes a frame for each group of contents that `want` has and `base` lacks, in the expected order
+/// of use, and passes it to `emit`. No frame mixes visible contents with extras, which come last.
+/// The bases of all frames are contents of `base`.
 ///
-/// `false`, and no frame, when that is more than the effort affords.
+/// Returns `false`, and makes no frame, when the work exceeds the effort.
 ///
-/// Memory: the paths of both images, one frame, its bases, and zstd's tables (80 MiB at level 19).
+/// Memory: the paths of both images, one frame, its bases, and the tables of zstd (80 MiB at level
+/// 19).
 ///
 /// # Errors
-/// [`Error::Missing`] when a content is no longer here; those of `pause`, which is told the bytes that were
-/// read, compressed or read against, at most 20 MiB at once; those of `emit`.
+/// [`Error::Missing`] when a content is gone; errors of `pause` and of `emit`. `pause` gets the
+/// number of bytes that were read or compressed, at most 20 MiB per call.
 pub fn prepare(
     want: TocView<'_>,
-    have: TocView<'_>,
+    base_image: TocView<'_>,
     expected: &Expected,
     source: &dyn Source,
     effort: Effort,
     pause: &mut dyn FnMut(u64) -> Result<(), Error>,
     emit: &mut dyn FnMut(&Frame, &Coded) -> Result<(), Error>,
 ) -> Result<bool, Error> {
-    let (want, have) = (Tree::of(want)?, Tree::of(have)?);
-    let mut missing = missing(&want, &have);
-    let read = similar_work(&want, &have, &missing);
-    if !effort.affords(work(&have, &missing), read) {
+    let (want, base_image) = (Tree::of(want)?, Tree::of(base_image)?);
+    let mut missing = missing(&want, &base_image);
+    let read = similar_work(&want, &base_image, &missing);
+    if !effort.affords(work(&base_image, &missing), read) {
         return Ok(false);
     }
-    match_similar(&want, &have, &mut missing, source, pause)?;
-    // Stable: what is not expected stays in path order, where neighbours are alike.
+    match_similar(&want, &base_image, &mut missing, source, pause)?;
+    // A stable sort: contents without an expected rank stay in path order, since neighbours are
+    // similar.
     missing.sort_by_key(|one| (one.file.is_none(), expected.rank(one.content)));
-    let groups = groups(&want, &have, &missing, &Shape::default(), source, pause)?;
+    let groups = groups(
+        &want,
+        &base_image,
+        &missing,
+        &Shape::default(),
+        source,
+        pause,
+    )?;
     let work = |ranges: bool| {
         let these = groups.iter().filter(|group| group.is_range() == ranges);
         these.map(super::groups::Group::work).sum()
@@ -45,7 +57,7 @@ pub fn prepare(
     let (small, large) = effort.levels(work(false), work(true));
     for group in groups {
         let level = if group.is_range() { large } else { small };
-        let prefix = concatenated(&have, &group.bases, source)?;
+        let prefix = concatenated(&base_image, &group.bases, source)?;
         let data = concatenated(&want, &group.members, source)?;
         let coded = Encoder::new(level).encode(&prefix, &data)?;
         let bases = match coded.coding {
@@ -64,15 +76,17 @@ pub fn prepare(
     Ok(true)
 }
 
-/// Bytes that are compressed, with those of the old versions.
-fn work(have: &Tree<'_>, missing: &[Missing]) -> u64 {
-    let base = |one: &Missing| have.content(one.base?).map(|(_, size)| size);
+/// Bytes of the missing contents and of their old versions. All of them are compressed or read as a
+/// prefix.
+fn work(base_image: &Tree<'_>, missing: &[Missing]) -> u64 {
+    let base = |one: &Missing| base_image.content(one.base?).map(|(_, size)| size);
     missing.iter().fold(0, |sum: u64, one| {
         let base = base(one).unwrap_or(0);
         sum.saturating_add(one.size).saturating_add(base)
     })
 }
 
+/// Reads slices of contents into one buffer.
 fn concatenated(tree: &Tree<'_>, slices: &[Slice], source: &dyn Source) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     for slice in slices {

@@ -1,4 +1,4 @@
-//! The header of a bundle, and the base images that it counts on.
+//! Makes the header of a bundle, and computes which contents a worker lacks.
 
 use std::sync::Arc;
 
@@ -6,49 +6,49 @@ use sha2::{Digest as _, Sha256};
 
 use super::documents::Documents;
 use super::image::RequestBase;
+use crate::Error;
 use pierhead_bundle::Frame;
 use pierhead_bundle::format::{BaseImage, Frames, Header, Sizes, UsableContents, WireToc};
+use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc;
-use pierhead_toc::{Error, ImageToc};
 
-/// The zstd level of headers that are made in the background.
+/// zstd level of headers that background threads make.
 pub(super) const HEADER_LEVEL: i32 = 15;
 
-/// An image of the request, with its table when it is known.
+/// A base image of the request, with its TOC. Without a TOC, the plan uses none of its contents.
 pub(super) struct LoadedBase {
-    pub(super) have: RequestBase,
-    pub(super) table: Option<Arc<ImageToc>>,
+    pub(super) request: RequestBase,
+    pub(super) toc: Option<Arc<ImageToc>>,
 }
 
 impl LoadedBase {
-    /// How many of its contents, from the first on, the worker has.
+    /// Number of contents of the base image that the worker has. They are the first ones of the
+    /// TOC.
     pub(super) fn contents(&self) -> u32 {
-        match &self.table {
+        match &self.toc {
             None => 0,
-            Some(table) if self.have.has_layers => table.contents().len(),
-            Some(table) => table.visible(),
+            Some(toc) if self.request.has_layers => toc.contents().len(),
+            Some(toc) => toc.visible(),
         }
     }
 }
 
-/// The header of a bundle of these frames. `layers`: whether they come too, and bytes of all records.
+/// The header of a bundle of these frames. `layers` says whether the worker rebuilds the layers.
+/// `records` is the number of bytes of all records.
 pub(super) fn header(
     documents: &Documents,
     want: &ImageToc,
-    bases: &[LoadedBase],
+    base_images: &[LoadedBase],
     frames: &[Frame],
     (layers, records): (bool, u64),
     level: i32,
 ) -> Result<Header, Error> {
-    let base = bases.iter().position(|base| base.table.is_some());
-    let against = base.and_then(|at| bases.get(at)?.table.as_deref());
-    let sizes = TocSizes {
-        want,
-        base_images: bases,
-    };
-    let had = |base: &LoadedBase| BaseImage {
-        manifest: base.have.manifest,
-        usable: match (&base.table, base.have.has_layers) {
+    let base = base_images.iter().position(|base| base.toc.is_some());
+    let against = base.and_then(|at| base_images.get(at)?.toc.as_deref());
+    let sizes = TocSizes { want, base_images };
+    let base_image = |base: &LoadedBase| BaseImage {
+        manifest: base.request.manifest,
+        usable: match (&base.toc, base.request.has_layers) {
             (None, _) => UsableContents::None,
             (Some(_), false) => UsableContents::Visible,
             (Some(_), true) => UsableContents::All,
@@ -59,12 +59,12 @@ pub(super) fn header(
         media_type: documents.media_type.to_string(),
         manifest: documents.manifest.clone(),
         config: documents.config.clone(),
-        base_images: bases.iter().map(had).collect(),
-        table: WireToc {
+        base_images: base_images.iter().map(base_image).collect(),
+        toc: WireToc {
             base: base.and_then(|at| u16::try_from(at).ok()),
             digest: Sha256::digest(want.bytes()).into(),
             len: u32::try_from(want.bytes().len())
-                .map_err(|_| Error::Image("its table is too long".into()))?,
+                .map_err(|_| Error::Image("its TOC is too long".into()))?,
             coded: image_toc::encode(want, against, level)?,
         },
         frames: Frames::encode(frames, &sizes)?,
@@ -72,30 +72,31 @@ pub(super) fn header(
     })
 }
 
-/// Which contents of the image, by number, the worker lacks. One walk over sorted tables.
-pub(super) fn needed(want: &ImageToc, bases: &[LoadedBase], layers: bool) -> Vec<bool> {
+/// Which contents of the image, by number, the worker lacks. Merges sorted lists of digests.
+pub(super) fn needed(want: &ImageToc, base_images: &[LoadedBase], layers: bool) -> Vec<bool> {
     let all = want.contents();
     let most = if layers { all.len() } else { want.visible() };
-    // Empty contents have no bytes to come.
+    // Empty contents have no bytes to send.
     let is_wanted = |number| number < most && all.size(number) != Some(0);
     let mut needed: Vec<_> = (0..all.len()).map(is_wanted).collect();
-    for base in bases {
-        let Some(table) = &base.table else { continue };
-        let (theirs, most) = (table.contents(), base.contents());
-        let by_digest = table.by_digest();
-        let mut had = by_digest.iter().filter(|number| *number < most).peekable();
+    for base in base_images {
+        let Some(toc) = &base.toc else { continue };
+        let (theirs, most) = (toc.contents(), base.contents());
+        let by_digest = toc.by_digest();
+        let mut base_image = by_digest.iter().filter(|number| *number < most).peekable();
         for number in want.by_digest().iter() {
             let Some(content) = all.content(number) else {
                 continue;
             };
-            while had
+            while base_image
                 .peek()
                 .and_then(|number| theirs.content(*number))
-                .is_some_and(|had| had < content)
+                .is_some_and(|base_image| base_image < content)
             {
-                had.next();
+                base_image.next();
             }
-            let is_had = had.peek().and_then(|number| theirs.content(*number)) == Some(content);
+            let is_had =
+                base_image.peek().and_then(|number| theirs.content(*number)) == Some(content);
             if is_had
                 && let Some(needed) = usize::try_from(number)
                     .ok()
@@ -112,7 +113,7 @@ pub(super) fn is_set(needed: &[bool], content: u32) -> bool {
     usize::try_from(content).is_ok_and(|at| needed.get(at) == Some(&true))
 }
 
-/// Sizes from tables.
+/// The sizes of contents, from the TOCs of the wanted image and of the base images.
 pub(super) struct TocSizes<'a> {
     pub(super) want: &'a ImageToc,
     pub(super) base_images: &'a [LoadedBase],
@@ -123,8 +124,8 @@ impl Sizes for TocSizes<'_> {
         self.want.contents().size(content)
     }
 
-    fn base(&self, have: u16, content: u32) -> Option<u64> {
-        let base = self.base_images.get(usize::from(have))?;
-        base.table.as_ref()?.contents().size(content)
+    fn base(&self, request: u16, content: u32) -> Option<u64> {
+        let base = self.base_images.get(usize::from(request))?;
+        base.toc.as_ref()?.contents().size(content)
     }
 }

@@ -1,7 +1,8 @@
-//! What is answered for a pair that nobody has prepared: copies of chunks that the worker has, and the rest anew.
+//! Plans a bundle for an unprepared pair of images: the worker copies chunks that it has, and gets
+//! the other bytes.
 //!
-//! Frames for whoever has nothing are the source. One is taken apart where the worker has much of it; frames that
-//! are needed whole leave as they are packed.
+//! The input is the fresh plan: the plan for workers without base images. A frame is split when the
+//! worker has a large part of it. Other frames are sent as they are packed.
 
 use std::collections::HashMap;
 
@@ -11,88 +12,92 @@ use super::bundle_header::{LoadedBase, TocSizes, is_set};
 use super::context::Context;
 use super::frame_writer::FrameWriter;
 use super::plan_file::{Draft, PlanFile, PlanRecord};
+use crate::Error;
 use crate::pack::RecordLocation;
 use crate::pack::decode;
 use pierhead_bundle::format::MAX_FRAMES;
 use pierhead_bundle::{BaseSlice, Frame, RECORD_HEAD, Slice};
 use pierhead_toc::TocView;
 use pierhead_toc::layer::{CHUNKED_FROM, Chunk, LayerIndex};
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
-/// Chunks of old contents that are held, 100 bytes each.
-const CHUNKS: usize = 1 << 18;
+/// Maximum number of chunks of base images in memory, at 100 bytes each.
+const MAX_CHUNKS: usize = 1 << 18;
 
-/// Copies and literal ranges of one answer: the list of frames has a bound.
-const PIECES: usize = MAX_FRAMES / 4;
+/// Maximum number of copies and literal ranges in one plan, so that the frame list stays below
+/// [`MAX_FRAMES`].
+const MAX_PIECES: usize = MAX_FRAMES / 4;
 
-/// A frame is taken apart when at least such a part of it need not be sent: packing compresses better than there is time for here.
-const WORTH: u64 = 16;
+/// A frame is split when the worker has at least 1/n of it. Below, the lower compression of the
+/// split frame costs more than the split saves.
+const MIN_REUSE: u64 = 16;
 
-/// Where the chunks of old contents are.
-type Old = HashMap<FileDigest, BaseSlice>;
+/// Chunks of the base images, by digest.
+type BaseChunks = HashMap<FileDigest, BaseSlice>;
 
-/// A part of a frame: from the worker's own, or literally.
+/// A part of a frame: a copy from a base image, or literal bytes.
 struct Part {
     slice: Slice,
-    /// Where in the frame's bytes it lies.
+    /// Offset in the bytes of the frame.
     at: u64,
     copy: Option<BaseSlice>,
 }
 
-/// A frame of which something is needed.
+/// A frame with needed contents.
 struct Candidate {
     nth: u32,
     frame: Frame,
-    place: Option<RecordLocation>,
-    /// What is needed of it; empty when it is to leave as it is.
+    location: Option<RecordLocation>,
+    /// The needed parts. Empty when the frame is sent as it is packed.
     parts: Vec<Part>,
-    /// Bytes of its record, and how many of them its needed members take.
+    /// Bytes of its record.
     record: u64,
+    /// Bytes of its record that the needed members take.
     share: u64,
-    /// Bytes that are not sent when it is taken apart.
+    /// Bytes that a split does not send.
     saved: u64,
-    /// Whether that is worth it by itself.
-    is_worth: bool,
-    /// Bytes to decode and to compress for that.
+    /// Whether the split saves at least 1/[`MIN_REUSE`] of the frame.
+    is_worth_it: bool,
+    /// Bytes to decode and to compress for a split.
     work: u64,
 }
 
-/// The frames of `fresh` that hold anything that is needed, less what the worker has.
+/// The frames of `fresh` that have needed contents, without the chunks that the worker has.
 pub(super) fn reuse_chunks(
     context: &Context,
     fresh: &PlanFile,
     want: &Digest,
-    table: &ImageToc,
-    bases: &[LoadedBase],
+    toc: &ImageToc,
+    base_images: &[LoadedBase],
     needed: &[bool],
     draft: &mut Draft,
 ) -> Result<Vec<Frame>, Error> {
-    let mut candidates = candidates(context, fresh, want, table, bases, needed)?;
+    let mut candidates = candidates(context, fresh, want, toc, base_images, needed)?;
     choose(&mut candidates, context.config.recompress_budget);
     let mut out = FrameWriter::new(draft)?;
-    for one in candidates {
+    for candidate in candidates {
         if context.queue.is_stopped() {
             return Err(Error::Stopped);
         }
-        match one.place {
-            Some(place) if !one.parts.is_empty() => {
-                write_parts(context, fresh, one, &place, &mut out)?
+        match candidate.location {
+            Some(location) if !candidate.parts.is_empty() => {
+                write_parts(context, fresh, candidate, &location, &mut out)?
             }
-            _ => out.whole(fresh, one.nth, one.frame)?,
+            _ => out.whole(fresh, candidate.nth, candidate.frame)?,
         }
     }
     out.flush()?;
     Ok(out.frames)
 }
 
-/// Bytes that the changed files take as they are packed: what an answer is measured against.
+/// Bytes that the changed files take in packs. A plan is compared with this number.
 pub(super) fn changed_bytes(
     fresh: &PlanFile,
-    table: &ImageToc,
+    toc: &ImageToc,
     needed: &[bool],
 ) -> Result<u64, Error> {
     let sizes = TocSizes {
-        want: table,
+        want: toc,
         base_images: &[],
     };
     let mut sum = 0;
@@ -104,8 +109,8 @@ pub(super) fn changed_bytes(
                 of_it += member.len;
             }
         }
-        if let Some(PlanRecord::InPack(place)) = fresh.record(nth) {
-            sum += u64::from(place.len) * of_it / all.max(1);
+        if let Some(PlanRecord::InPack(location)) = fresh.record(nth) {
+            sum += u64::from(location.len) * of_it / all.max(1);
         }
     }
     Ok(sum)
@@ -115,23 +120,23 @@ fn candidates(
     context: &Context,
     fresh: &PlanFile,
     want: &Digest,
-    table: &ImageToc,
-    bases: &[LoadedBase],
+    toc: &ImageToc,
+    base_images: &[LoadedBase],
     needed: &[bool],
 ) -> Result<Vec<Candidate>, Error> {
     let sizes = TocSizes {
-        want: table,
+        want: toc,
         base_images: &[],
     };
     let is_large = |size: Option<u64>| size.is_some_and(|size| size >= CHUNKED_FROM);
-    let is_chunked = |number| is_set(needed, number) && is_large(table.contents().size(number));
-    let old = match (0..table.contents().len()).any(is_chunked) {
-        true => base_chunks(context, table, bases),
-        false => Old::new(),
+    let is_chunked = |number| is_set(needed, number) && is_large(toc.contents().size(number));
+    let old = match (0..toc.contents().len()).any(is_chunked) {
+        true => base_chunks(context, toc, base_images),
+        false => BaseChunks::new(),
     };
     let new = match old.is_empty() {
         true => HashMap::new(),
-        false => chunks_of(context, want, table, &is_chunked),
+        false => chunks_of(context, want, toc, &is_chunked),
     };
     let mut candidates = Vec::new();
     for (nth, frame) in (0..).zip(fresh.header()?.frames.cursor(&sizes)?) {
@@ -140,8 +145,8 @@ fn candidates(
         if !frame.members.iter().any(is_needed) {
             continue;
         }
-        let place = match fresh.record(nth) {
-            Some(PlanRecord::InPack(place)) => Some(place),
+        let location = match fresh.record(nth) {
+            Some(PlanRecord::InPack(location)) => Some(location),
             _ => None,
         };
         let mut parts = Vec::new();
@@ -156,18 +161,18 @@ fn candidates(
         for part in parts.iter().filter(|part| part.copy.is_none()) {
             literal += part.slice.len;
         }
-        let record = place.map_or(0, |place| u64::from(place.len));
-        let had = at - literal;
+        let record = location.map_or(0, |location| u64::from(location.len));
+        let copied = at - literal;
         let needed: u64 = (frame.members.iter().filter(|it| is_needed(it)))
             .map(|member| member.len)
             .sum();
         candidates.push(Candidate {
             nth,
-            place,
+            location,
             record,
             share: record * needed / at.max(1),
-            saved: record * had / at.max(1),
-            is_worth: had >= at / WORTH,
+            saved: record * copied / at.max(1),
+            is_worth_it: copied >= at / MIN_REUSE,
             work: if literal == 0 { 0 } else { at + literal },
             frame,
             parts,
@@ -176,25 +181,25 @@ fn candidates(
     Ok(candidates)
 }
 
-/// Chunks of what the worker has and the wanted image has not.
-fn base_chunks(context: &Context, want: &ImageToc, bases: &[LoadedBase]) -> Old {
-    let mut old = Old::new();
-    for (image, base) in (0..).zip(bases) {
-        let Some(table) = &base.table else { continue };
+/// Chunks of contents that the worker has and the wanted image lacks.
+fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -> BaseChunks {
+    let mut old = BaseChunks::new();
+    for (image, base) in (0..).zip(base_images) {
+        let Some(toc) = &base.toc else { continue };
         let view = TocView {
-            table,
+            toc,
             contents: base.contents(),
         };
         let gone = view.lacking(&[TocView::with_layers(want)]);
-        let chunks = chunks_of(context, &base.have.manifest, table, &|number| {
+        let chunks = chunks_of(context, &base.request.manifest, toc, &|number| {
             is_set(&gone, number)
         });
-        // In order of their numbers: the same question has the same answer.
+        // Sorted by number, so that the same request always gives the same plan.
         let mut chunks: Vec<_> = chunks.into_iter().collect();
         chunks.sort_unstable_by_key(|(number, _)| *number);
         for (content, chunks) in chunks {
             for chunk in chunks {
-                if old.len() >= CHUNKS {
+                if old.len() >= MAX_CHUNKS {
                     return old;
                 }
                 old.entry(chunk.content).or_insert(BaseSlice {
@@ -211,26 +216,27 @@ fn base_chunks(context: &Context, want: &ImageToc, bases: &[LoadedBase]) -> Old 
     old
 }
 
-/// The chunks of some contents of an image, by their numbers; without those that cannot be told any more.
+/// The chunks of some contents of an image, by content number. Leaves out contents whose layer
+/// index is unreadable.
 fn chunks_of(
     context: &Context,
     image: &Digest,
-    table: &ImageToc,
-    is_meant: &dyn Fn(u32) -> bool,
+    toc: &ImageToc,
+    is_selected: &dyn Fn(u32) -> bool,
 ) -> HashMap<u32, Vec<Chunk>> {
     // The first blob is the config.
     let blobs = context.images.blobs(image).into_iter().skip(1);
     let (mut found, mut count) = (HashMap::new(), 0);
-    for (layer, blob) in table.layers().zip(blobs) {
+    for (layer, blob) in toc.layers().zip(blobs) {
         let (Ok(layer), Ok(index)) = (layer, LayerIndex::open(&context.paths.layer(&blob))) else {
             continue;
         };
         for number in layer.files {
-            let contents = table.contents();
+            let contents = toc.contents();
             let is_large = contents
                 .size(number)
                 .is_some_and(|size| size >= CHUNKED_FROM);
-            if !is_large || !is_meant(number) || found.contains_key(&number) {
+            if !is_large || !is_selected(number) || found.contains_key(&number) {
                 continue;
             }
             let Some(content) = contents.content(number) else {
@@ -240,7 +246,7 @@ fn chunks_of(
                 count += chunks.len();
                 found.insert(number, chunks);
             }
-            if count >= CHUNKS {
+            if count >= MAX_CHUNKS {
                 return found;
             }
         }
@@ -248,19 +254,24 @@ fn chunks_of(
     found
 }
 
-/// Hands on the parts of a frame that are needed.
+/// Writes the needed parts of a frame.
 fn write_parts(
     context: &Context,
     fresh: &PlanFile,
-    one: Candidate,
-    place: &RecordLocation,
+    candidate: Candidate,
+    location: &RecordLocation,
     out: &mut FrameWriter<'_>,
 ) -> Result<(), Error> {
     let mut bytes = Vec::new();
-    if one.work > 0 {
+    if candidate.work > 0 {
         let mut payload = Vec::new();
-        let head = context.packs.read(place, &mut payload)?;
-        let len = one.frame.members.iter().map(|member| member.len).sum();
+        let head = context.packs.read(location, &mut payload)?;
+        let len = candidate
+            .frame
+            .members
+            .iter()
+            .map(|member| member.len)
+            .sum();
         decode(head.coding, &payload, len, &mut bytes)?;
     }
     let literal = |part: &Part| {
@@ -269,19 +280,19 @@ fn write_parts(
         let bytes = start.checked_add(len).and_then(|end| bytes.get(start..end));
         bytes.ok_or_else(|| Error::malformed("frame", "it ends too early"))
     };
-    let parts = || one.parts.iter().filter(|part| part.copy.is_none());
+    let parts = || candidate.parts.iter().filter(|part| part.copy.is_none());
     let sum: u64 = parts().map(|part| part.slice.len).sum();
     if sum > bytes.len() as u64 / 2 {
-        // Packing had more time: without a little of it a frame may be longer than with it.
+        // Packing compresses at a higher level: a small part less can make the frame longer.
         let mut all = Vec::new();
         for part in parts() {
             all.extend_from_slice(literal(part)?);
         }
-        if out.coded(&all)? + RECORD_HEAD as u64 >= one.record {
-            return out.whole(fresh, one.nth, one.frame);
+        if out.coded(&all)? + RECORD_HEAD as u64 >= candidate.record {
+            return out.whole(fresh, candidate.nth, candidate.frame);
         }
     }
-    for part in &one.parts {
+    for part in &candidate.parts {
         match part.copy {
             Some(piece) => out.copy(part.slice, piece)?,
             None => out.literal(part.slice, literal(part)?)?,
@@ -290,54 +301,55 @@ fn write_parts(
     Ok(())
 }
 
-/// Takes those apart that save most, while there is time; then those that must be, since more would be sent than the
-/// changed files are, whatever time it takes.
+/// Chooses the frames to split. First those that save the most bytes, within the work budget. Then,
+/// whatever the work, more frames until the plan sends no more bytes than the changed files take.
 fn choose(candidates: &mut [Candidate], mut work: u64) {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by_key(|at| std::cmp::Reverse(candidates[*at].saved));
-    let mut pieces = PIECES;
-    let mut is_apart = vec![false; candidates.len()];
+    let mut pieces = MAX_PIECES;
+    let mut is_split = vec![false; candidates.len()];
     for &at in &order {
-        let one = &candidates[at];
-        let affords = work
-            .checked_sub(one.work)
-            .zip(pieces.checked_sub(one.pieces()));
-        if let Some(left) = affords.filter(|_| one.is_worth && one.saved > 0) {
+        let candidate = &candidates[at];
+        let left_if_split = work
+            .checked_sub(candidate.work)
+            .zip(pieces.checked_sub(candidate.pieces()));
+        if let Some(left) = left_if_split.filter(|_| candidate.is_worth_it && candidate.saved > 0) {
             (work, pieces) = left;
-            is_apart[at] = true;
+            is_split[at] = true;
         }
     }
-    let whole: u64 = candidates.iter().map(|one| one.share).sum();
-    // What is compressed in haste is a little longer than its share: the rest of `most` is for that.
+    let whole: u64 = candidates.iter().map(|candidate| candidate.share).sum();
+    // Fast compression makes a split frame a little longer than its share. The margin of `most`
+    // covers that.
     let most = whole + whole / 200;
-    let sent = |(one, is_apart): (&Candidate, &bool)| match is_apart {
-        true => one.record - one.saved,
-        false => one.record,
+    let sent = |(candidate, is_split): (&Candidate, &bool)| match is_split {
+        true => candidate.record - candidate.saved,
+        false => candidate.record,
     };
-    let mut all: u64 = candidates.iter().zip(&is_apart).map(sent).sum();
+    let mut all: u64 = candidates.iter().zip(&is_split).map(sent).sum();
     for at in order {
-        let one = &mut candidates[at];
-        if all > most && !is_apart[at] && one.saved > 0 && one.place.is_some() {
-            match pieces.checked_sub(one.pieces()) {
+        let candidate = &mut candidates[at];
+        if all > most && !is_split[at] && candidate.saved > 0 && candidate.location.is_some() {
+            match pieces.checked_sub(candidate.pieces()) {
                 Some(left) => pieces = left,
-                None => one.without_copies(),
+                None => candidate.without_copies(),
             }
-            is_apart[at] = true;
-            all -= one.saved.min(all);
+            is_split[at] = true;
+            all -= candidate.saved.min(all);
         }
-        if !is_apart[at] {
-            one.parts.clear();
+        if !is_split[at] {
+            candidate.parts.clear();
         }
     }
 }
 
-/// What may be sent where the changed files alone are so many bytes, as they are packed.
-pub(super) const fn most(whole: u64) -> u64 {
+/// Maximum bytes of a plan whose changed files take `whole` bytes in packs.
+pub(super) const fn max_plan_bytes(whole: u64) -> u64 {
     whole.saturating_add(whole / 50)
 }
 
 impl Candidate {
-    /// Sends all of it that is needed.
+    /// Sends all needed bytes literally.
     fn without_copies(&mut self) {
         for part in &mut self.parts {
             part.copy = None;
@@ -360,8 +372,9 @@ impl Candidate {
     }
 }
 
-/// A member that is needed, in parts; `at` is where it lies in its frame. Chunks follow each other from the content's start.
-fn cut(member: &Slice, at: u64, chunks: &[Chunk], old: &Old) -> Vec<Part> {
+/// Cuts a needed member into parts. `at` is its offset in the frame. `chunks` cover the content
+/// from its first byte on.
+fn cut(member: &Slice, at: u64, chunks: &[Chunk], old: &BaseChunks) -> Vec<Part> {
     let end = member.offset + member.len;
     let mut parts: Vec<Part> = Vec::new();
     let mut push = |start: u64, until: u64, copy: Option<BaseSlice>| {
@@ -411,7 +424,7 @@ fn cut(member: &Slice, at: u64, chunks: &[Chunk], old: &Old) -> Vec<Part> {
     parts
 }
 
-/// Whether a part goes on where the last one, of `len` bytes, ends.
+/// Whether a part starts where the previous one, of `len` bytes, ends.
 fn follows(last: Option<&BaseSlice>, len: u64, next: Option<&BaseSlice>) -> bool {
     match (last, next) {
         (None, None) => true,

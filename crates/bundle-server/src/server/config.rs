@@ -22,7 +22,7 @@ const TIME_SLICE: Duration = Duration::from_secs(3);
 /// DPU's core. With [`INDEX_TIME_PER_MEBIBYTE`], layers that compress well have ten times that. Ordinary images of any size
 /// stay far below.
 const INDEX_TIME: Duration = Duration::from_secs(60);
-/// See [`Config::index_time`].
+/// Additional CPU time per MiB of compressed layers: see [`Config::index_time`].
 pub(super) const INDEX_TIME_PER_MEBIBYTE: Duration = Duration::from_secs(2);
 /// Memory for the TOCs of base images: a dozen TOCs of 84 000 files each.
 const TOC_MEMORY: u64 = 64 << 20;
@@ -77,7 +77,7 @@ pub struct Config {
     pub resume_window: Duration,
     /// Limits that each layer has to keep.
     pub limits: Limits,
-    /// Low-priority work pauses when this says so.
+    /// The switch that pauses low-priority work under pressure.
     pub background: BackgroundWork,
     /// Counts the bytes that the server writes, and limits them.
     pub write_budget: Arc<dyn WriteBudget>,

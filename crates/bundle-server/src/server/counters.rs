@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts since the start.
+/// Counters since the start of the process.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) indexed_layers: AtomicU64,
@@ -17,53 +17,54 @@ pub(super) struct Counters {
     pub(super) plan_hits: AtomicU64,
 }
 
-/// What there is, and what was done since the start.
+/// The current state of the bundle server, and its counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Images that can be bundled.
+    /// Number of images of which the server can make bundles.
     pub ready: u64,
-    /// Images that wait or are being worked on.
+    /// Number of images that wait for indexing or are being indexed.
     pub waiting: u64,
-    /// Images that never can be bundled.
+    /// Number of images that the server refused.
     pub refused: u64,
-    /// Jobs of the background that wait or are being done: images, better frames, pairs.
+    /// Number of background jobs that wait or run: images, optimizations, pairs.
     pub jobs: u64,
-    /// Layers that wait to be packed at the level of the configuration; they can be bundled.
+    /// Number of layers with fast frames that wait for optimization. Bundles already contain them.
     pub fast_layers: u64,
-    /// Bytes on disk of packs.
+    /// Bytes of packs on disk.
     pub packs: u64,
-    /// The most of that.
+    /// Maximum bytes of packs.
     pub packs_budget: u64,
-    /// Packs that left to make room.
+    /// Number of packs that were evicted to make room.
     pub packs_evicted: u64,
-    /// Bytes on disk of indexes and tables.
+    /// Bytes of layer indexes and TOCs on disk.
     pub index: u64,
-    /// Bytes on disk of plans.
+    /// Bytes of plans on disk.
     pub plans: u64,
-    /// The most of that.
+    /// Maximum bytes of plans.
     pub plans_budget: u64,
-    /// Layers that were read.
+    /// Number of indexed layers.
     pub indexed_layers: u64,
-    /// Bytes of their blobs.
+    /// Bytes of the blobs of indexed layers.
     pub indexed_bytes: u64,
-    /// Layers that are not what their diff IDs say.
+    /// Number of layers whose uncompressed bytes differ from their diff ID.
     pub diff_id_mismatches: u64,
-    /// Work that failed for this machine's sake, and is tried again.
+    /// Number of jobs that failed by a fault of this host, and are tried again.
     pub failed: u64,
-    /// Work that was given up to give back what it held, and begins again later.
+    /// Number of jobs that ended early to release memory or to yield to another client, and start
+    /// again later.
     pub cancelled: u64,
-    /// Pairs of images that were prepared.
+    /// Number of pairs of images with optimized patches.
     pub pairs: u64,
-    /// Images whose frames were replaced by better ones.
+    /// Number of images whose fast frames were replaced by optimized ones.
     pub optimized: u64,
-    /// Plans that were made when they were asked for.
+    /// Number of plans that a request made.
     pub planned: u64,
-    /// Plans that were there.
+    /// Number of requests whose plan existed.
     pub plan_hits: u64,
 }
 
 impl Counters {
-    /// The counts alone; everything else is 0.
+    /// A [`Stat`] with the counters. All other fields are 0.
     pub(super) fn stat(&self) -> Stat {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Stat {
@@ -81,7 +82,7 @@ impl Counters {
     }
 }
 
-/// Counts one more.
+/// Adds 1 to a counter.
 pub(super) fn count(figure: &AtomicU64) {
     figure.fetch_add(1, Ordering::Relaxed);
 }

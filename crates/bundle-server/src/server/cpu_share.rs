@@ -13,36 +13,40 @@ use pierhead_toc::layer::Pace;
 pub(super) const NAP: Duration = Duration::from_millis(200);
 
 /// Interval between checks for work of higher priority.
-const REST: Duration = Duration::from_millis(20);
+const PRIORITY_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// For how many naps in a row a job rests before it gives up what it holds and begins again later: a second where memory is
-/// what is short, for the 60 to 150 MB that it holds may be all that presses; else five minutes, for its work is worth more than that.
-const SHORT_OF_MEMORY: u32 = 5;
-const SHORT: u32 = 1500;
+/// Number of naps after which a paused job ends, to release its memory, when memory is short: 1 s.
+/// The 60 to 150 MB of the job may be the cause of the pressure.
+const MAX_NAPS_WITHOUT_MEMORY: u32 = 5;
+/// Number of naps after which a paused job ends under any other pressure: 5 minutes. Its work would
+/// have to be repeated.
+const MAX_NAPS: u32 = 1500;
 
-/// Longest wait of one unit for CPU time. On a machine that is always busy, background work so still makes slow progress.
-const CROWDED: Duration = Duration::from_secs(1);
+/// Maximum wait of one unit of work for CPU time. So background work makes slow progress even on a
+/// host that is always busy.
+const MAX_CPU_WAIT: Duration = Duration::from_secs(1);
 
 /// CPU limits of one background thread. They never change its results.
 pub(super) struct CpuShare {
-    /// Percent of a core.
+    /// Maximum CPU time, in percent of a core.
     percent: u32,
     stop: Arc<AtomicBool>,
     /// Whether a client waits for this job. The job then gets a whole core.
-    awaited: Arc<AtomicBool>,
+    with_awaited: Arc<AtomicBool>,
     /// Number of jobs of higher priority. This job pauses while it is not 0.
-    before: Arc<AtomicUsize>,
-    rest: BackgroundWork,
+    priority_jobs: Arc<AtomicUsize>,
+    background: BackgroundWork,
     /// Whether the job goes on although it should pause, since a client waits for a job behind it.
-    wanted: Arc<dyn Fn() -> bool>,
+    is_wanted: Arc<dyn Fn() -> bool>,
+    /// Start of the current measurement of the CPU share.
     since: Instant,
     /// CPU time of this thread at `since`.
-    spent: Duration,
+    cpu_at_since: Duration,
     /// CPU time of this thread when the job began.
-    began: Duration,
+    cpu_at_begin: Duration,
     /// CPU time of earlier attempts at the job.
-    earlier: Duration,
-    /// Most CPU time of the whole job, with its earlier attempts.
+    used_before: Duration,
+    /// Maximum CPU time of the job, all attempts together.
     budget: Option<Duration>,
     /// CPU time after which the job ends when another client waits.
     slice: Option<(Duration, Box<dyn Fn() -> bool>)>,
@@ -50,25 +54,25 @@ pub(super) struct CpuShare {
 
 impl CpuShare {
     pub(super) fn new(percent: u32, stop: Arc<AtomicBool>) -> Self {
-        let now = processor_time();
+        let now = thread_cpu_time();
         Self {
             percent: percent.clamp(1, 100),
             stop,
-            awaited: Arc::default(),
-            before: Arc::default(),
-            rest: BackgroundWork::default(),
-            wanted: Arc::new(|| false),
+            with_awaited: Arc::default(),
+            priority_jobs: Arc::default(),
+            background: BackgroundWork::default(),
+            is_wanted: Arc::new(|| false),
             since: Instant::now(),
-            spent: now,
-            began: now,
-            earlier: Duration::ZERO,
+            cpu_at_since: now,
+            cpu_at_begin: now,
+            used_before: Duration::ZERO,
             budget: None,
             slice: None,
         }
     }
 
     /// Ends the job with [`Error::Stopped`] once it took `slice` of CPU time and another client waits.
-    pub(super) fn yielding(self, slice: Duration, waits: Box<dyn Fn() -> bool>) -> Self {
+    pub(super) fn with_time_slice(self, slice: Duration, waits: Box<dyn Fn() -> bool>) -> Self {
         Self {
             slice: Some((slice, waits)),
             ..self
@@ -76,13 +80,16 @@ impl CpuShare {
     }
 
     /// Counts the CPU time of earlier attempts against the budget.
-    pub(super) fn having_used(self, earlier: Duration) -> Self {
-        Self { earlier, ..self }
+    pub(super) fn with_used(self, used_before: Duration) -> Self {
+        Self {
+            used_before,
+            ..self
+        }
     }
 
     /// CPU time of this attempt and of the earlier ones.
     pub(super) fn used(&self) -> Duration {
-        self.earlier + processor_time().saturating_sub(self.began)
+        self.used_before + thread_cpu_time().saturating_sub(self.cpu_at_begin)
     }
 
     /// Adds `more` to the CPU time budget of the job. A job without a budget has no bound.
@@ -96,7 +103,7 @@ impl CpuShare {
         if self.budget.is_none() && self.slice.is_none() {
             return Ok(());
         }
-        let used = processor_time().saturating_sub(self.began);
+        let used = thread_cpu_time().saturating_sub(self.cpu_at_begin);
         if let Some(budget) = self.budget
             && self.used() > budget
         {
@@ -111,60 +118,66 @@ impl CpuShare {
         }
     }
 
-    /// For what somebody may wait for.
-    pub(super) fn awaited(self, awaited: Arc<AtomicBool>) -> Self {
-        Self { awaited, ..self }
+    /// `with_awaited` says whether a client waits for the job.
+    pub(super) fn with_awaited(self, with_awaited: Arc<AtomicBool>) -> Self {
+        Self {
+            with_awaited,
+            ..self
+        }
     }
 
-    /// For what rests while `rest` is due.
-    pub(super) fn resting(self, rest: BackgroundWork) -> Self {
-        Self { rest, ..self }
+    /// Pauses the job while `background` is paused.
+    pub(super) fn with_background(self, background: BackgroundWork) -> Self {
+        Self { background, ..self }
     }
 
-    /// For what goes on all the same while something is `wanted`.
-    pub(super) fn unless(self, wanted: Arc<dyn Fn() -> bool>) -> Self {
-        Self { wanted, ..self }
+    /// Continues the job in spite of a pause while `is_wanted` returns true.
+    pub(super) fn continue_while(self, is_wanted: Arc<dyn Fn() -> bool>) -> Self {
+        Self { is_wanted, ..self }
     }
 
-    /// For what rests while there are any `before` it.
-    pub(super) fn after(self, before: Arc<AtomicUsize>) -> Self {
-        Self { before, ..self }
+    /// Pauses the job while `priority_jobs` is not 0.
+    pub(super) fn with_priority_jobs(self, priority_jobs: Arc<AtomicUsize>) -> Self {
+        Self {
+            priority_jobs,
+            ..self
+        }
     }
 }
 
 impl Pace for CpuShare {
-    /// [`Error::Stopped`] also when it rested for so long that what is held is worth less than the room that it takes.
+    /// Returns [`Error::Stopped`] also after a long pause, so that the job releases its memory.
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
         self.check_time()?;
         let mut naps = 0;
-        let mut stood = Duration::ZERO;
+        let mut waited = Duration::ZERO;
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
             }
-            let is_awaited = self.awaited.load(Ordering::Relaxed);
-            if self.rest.is_paused() && !is_awaited && !(self.wanted)() {
-                let most = match self.rest.is_memory_short() {
-                    true => SHORT_OF_MEMORY,
-                    false => SHORT,
+            let is_awaited = self.with_awaited.load(Ordering::Relaxed);
+            if self.background.is_paused() && !is_awaited && !(self.is_wanted)() {
+                let most = match self.background.is_memory_short() {
+                    true => MAX_NAPS_WITHOUT_MEMORY,
+                    false => MAX_NAPS,
                 };
                 if naps >= most {
                     return Err(Error::Stopped);
                 }
-                self.rest.wait_while_paused(NAP);
+                self.background.wait_while_paused(NAP);
                 naps += 1;
                 continue;
             }
-            if self.before.load(Ordering::Relaxed) > 0 {
-                std::thread::sleep(REST);
+            if self.priority_jobs.load(Ordering::Relaxed) > 0 {
+                std::thread::sleep(PRIORITY_CHECK_INTERVAL);
                 continue;
             }
-            if stood < CROWDED
-                && let Some(wait) = self.rest.cpu_wait(is_awaited)
+            if waited < MAX_CPU_WAIT
+                && let Some(wait) = self.background.cpu_wait(is_awaited)
             {
                 let wait = wait.min(NAP);
                 std::thread::sleep(wait);
-                stood += wait;
+                waited += wait;
                 continue;
             }
             if self.percent >= 100 {
@@ -173,7 +186,7 @@ impl Pace for CpuShare {
             if is_awaited {
                 break;
             }
-            let worked = processor_time().saturating_sub(self.spent);
+            let worked = thread_cpu_time().saturating_sub(self.cpu_at_since);
             let due = worked * 100 / self.percent;
             let Some(wait) = due.checked_sub(self.since.elapsed()) else {
                 break;
@@ -183,13 +196,13 @@ impl Pace for CpuShare {
             }
             std::thread::sleep(wait.min(NAP));
         }
-        // What was not used is not saved up for a burst.
-        (self.since, self.spent) = (Instant::now(), processor_time());
+        // Unused CPU time does not accumulate for a later burst.
+        (self.since, self.cpu_at_since) = (Instant::now(), thread_cpu_time());
         Ok(())
     }
 }
 
-fn processor_time() -> Duration {
+fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(
         u64::try_from(time.tv_sec).unwrap_or(0),
@@ -202,25 +215,35 @@ mod tests {
     use super::*;
 
     fn short_of_memory() -> BackgroundWork {
-        let rest = BackgroundWork::default();
-        rest.set_memory_short(true);
-        rest.set_paused(true);
-        rest
+        let background = BackgroundWork::default();
+        background.set_memory_short(true);
+        background.set_paused(true);
+        background
     }
 
-    fn share(rest: &BackgroundWork) -> CpuShare {
-        CpuShare::new(100, Arc::default()).resting(rest.clone())
+    fn share(background: &BackgroundWork) -> CpuShare {
+        CpuShare::new(100, Arc::default()).with_background(background.clone())
     }
 
     #[test]
-    fn who_holds_memory_that_is_short_gives_it_back_unless_somebody_waits() {
-        let rest = short_of_memory();
-        assert!(matches!(share(&rest).pause(0), Err(Error::Stopped)));
-        assert_eq!(rest.pauses(), u64::from(SHORT_OF_MEMORY));
-        assert!(share(&rest).awaited(Arc::new(true.into())).pause(0).is_ok());
-        assert!(share(&rest).unless(Arc::new(|| true)).pause(0).is_ok());
-        rest.set_paused(false);
-        assert!(share(&rest).pause(0).is_ok());
+    fn a_job_ends_when_memory_is_short_unless_a_client_waits() {
+        let background = short_of_memory();
+        assert!(matches!(share(&background).pause(0), Err(Error::Stopped)));
+        assert_eq!(background.pauses(), u64::from(MAX_NAPS_WITHOUT_MEMORY));
+        assert!(
+            share(&background)
+                .with_awaited(Arc::new(true.into()))
+                .pause(0)
+                .is_ok()
+        );
+        assert!(
+            share(&background)
+                .continue_while(Arc::new(|| true))
+                .pause(0)
+                .is_ok()
+        );
+        background.set_paused(false);
+        assert!(share(&background).pause(0).is_ok());
     }
 
     #[test]
@@ -231,37 +254,44 @@ mod tests {
         assert!(bounded.pause(0).is_ok());
         bounded.budget = Some(Duration::ZERO);
         let over = bounded.pause(0);
-        let mut again = share().having_used(Duration::from_secs(3600));
+        let mut again = share().with_used(Duration::from_secs(3600));
         again.allow(Duration::from_secs(3599));
         assert!(again.pause(0).is_err(), "earlier attempts count");
         assert!(
             matches!(&over, Err(Error::Image(why)) if why.contains("CPU time")),
             "{over:?}"
         );
-        let slice = |slice, waits: bool| share().yielding(slice, Box::new(move || waits)).pause(0);
+        let slice = |slice, waits: bool| {
+            share()
+                .with_time_slice(slice, Box::new(move || waits))
+                .pause(0)
+        };
         assert!(matches!(slice(Duration::ZERO, true), Err(Error::Stopped)));
         assert!(slice(Duration::ZERO, false).is_ok());
         assert!(slice(Duration::from_secs(3600), true).is_ok());
     }
 
     #[test]
-    fn who_waits_for_other_work_is_seen_to_rest() {
-        let (rest, stop) = (BackgroundWork::default(), Arc::<AtomicBool>::default());
-        rest.set_paused(true);
-        let (resting, stopping) = (rest.clone(), stop.clone());
+    fn a_job_that_waits_for_other_work_counts_as_paused() {
+        let (background, stop) = (BackgroundWork::default(), Arc::<AtomicBool>::default());
+        background.set_paused(true);
+        let (with_background, stopping) = (background.clone(), stop.clone());
         let waits = std::thread::spawn(move || {
-            let share = CpuShare::new(100, stopping).resting(resting);
-            share.after(Arc::new(1.into())).pause(0).is_err()
+            let share = CpuShare::new(100, stopping).with_background(with_background);
+            share
+                .with_priority_jobs(Arc::new(1.into()))
+                .pause(0)
+                .is_err()
         });
-        // Generous: it is the first thing that it does.
+        // A generous limit: the job pauses at once.
         let started = Instant::now();
-        while rest.pauses() == 0 && started.elapsed() < Duration::from_secs(30) {
+        while background.pauses() == 0 && started.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let rests = rest.pauses();
+        let pauses = background.pauses();
         stop.store(true, Ordering::Relaxed);
-        rest.set_paused(false);
+        background.set_paused(false);
         assert!(waits.join().unwrap());
-        assert!(rests > 0, "it waited unseen");
+        assert!(pauses > 0, "the pause was not counted");
     }
 }

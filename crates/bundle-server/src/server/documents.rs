@@ -1,28 +1,29 @@
-//! An image's manifest and config, as far as the library needs them.
+//! Reads the manifest and the config of an image.
 
 use std::io;
 
 use pierhead_oci::{Body, Digest, Manifest, MediaType};
 use serde::Deserialize;
 
+use crate::Error;
 use crate::plan::Start;
-use pierhead_toc::{Blobs, Error};
+use pierhead_toc::Blobs;
 
-/// Most bytes of a config: it is in the header of a bundle.
+/// Maximum size of a config in bytes. The header of a bundle contains it.
 const MAX_CONFIG: u64 = 4 << 20;
 
-/// See the head of this module.
+/// Manifest and config of one image.
 pub(super) struct Documents {
     pub(super) media_type: MediaType,
     pub(super) manifest: Vec<u8>,
     pub(super) config_digest: Digest,
     pub(super) config: Vec<u8>,
     pub(super) layers: Vec<Layer>,
-    /// What a container of it runs.
+    /// What a container start runs.
     pub(super) start: Start,
 }
 
-/// One layer as manifest and config have it.
+/// One layer, from manifest and config.
 pub(super) struct Layer {
     pub(super) blob: Digest,
     pub(super) media_type: String,
@@ -46,6 +47,7 @@ struct Run {
 }
 
 impl Run {
+    /// The arguments, environment and working folder of a container start.
     fn start(self) -> Start {
         let arguments = [self.entrypoint, self.cmd].into_iter().flatten().flatten();
         let environment = self.env.into_iter().flatten();
@@ -63,28 +65,28 @@ struct RootFs {
 }
 
 impl Documents {
-    /// Reads them from the blobs.
+    /// Reads both documents from the cache.
     pub(super) fn read(blobs: &dyn Blobs, manifest: &Digest) -> Result<Self, Error> {
         let bytes = all(blobs, manifest, Manifest::MAX_SIZE as u64)?;
         let refused = |why: &str| Error::Image(why.to_owned());
         let parsed = Manifest::parse(bytes.clone().into(), None);
         let parsed = parsed.map_err(|error| Error::Image(error.to_string()))?;
         let Body::Image { config, layers, .. } = &parsed.body else {
-            return Err(refused("it is an index, and no image"));
+            return Err(refused("its manifest is an index"));
         };
         let config_bytes = all(blobs, &config.digest, MAX_CONFIG)?;
         let read: Config = serde_json::from_slice(&config_bytes)
-            .map_err(|_| refused("its config has no rootfs: it is no image that runs"))?;
+            .map_err(|_| refused("its config has no rootfs, so it is no container image"))?;
         if read.rootfs.diff_ids.len() != layers.len() {
             return Err(refused(
-                "manifest and config have not the same number of layers",
+                "manifest and config differ in the number of layers",
             ));
         }
         let layers = layers.iter().zip(read.rootfs.diff_ids);
         let layers = layers.map(|(layer, diff_id)| {
             let media_type = layer.media_type.as_str();
             if media_type.contains(".nondistributable.") || media_type.contains(".foreign.") {
-                return Err(refused("it has a layer that may not be distributed"));
+                return Err(refused("it has a non-distributable layer"));
             }
             Ok(Layer {
                 blob: layer.digest,
@@ -109,10 +111,10 @@ impl Documents {
     }
 }
 
-/// All of a small blob.
+/// Reads a blob of at most `most` bytes.
 fn all(blobs: &dyn Blobs, digest: &Digest, most: u64) -> Result<Vec<u8>, Error> {
     let failed = |error: io::Error| match error.kind() {
-        // It was damaged, and is not there any more.
+        // The blob was damaged, and the cache has deleted it.
         io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
             Error::Missing(digest.to_string())
         }

@@ -5,21 +5,23 @@ use pierhead_oci::Digest;
 use super::context::Context;
 use super::documents::Documents;
 use super::toc_access::load_base_toc;
+use crate::Error;
 use crate::plan::{Expected, Traced};
-use pierhead_toc::{Error, ImageToc, Source, TocView, Tree};
+use pierhead_toc::{ImageToc, Source, TocView, Tree};
 
 /// Maximum number of other versions whose traces are read.
 const MAX_VERSIONS: usize = 20;
 
-/// The order in which an image's contents are expected to be used, by traces of it or of the versions before it.
+/// The expected order of the contents of an image, from traces of this image or of other versions,
+/// and from its config.
 pub(super) fn expected_order(
     context: &Context,
     manifest: &Digest,
     documents: &Documents,
-    table: &ImageToc,
+    toc: &ImageToc,
     source: &dyn Source,
 ) -> Result<Expected, Error> {
-    let tree = Tree::of(TocView::mounted(table))?;
+    let tree = Tree::of(TocView::mounted(toc))?;
     let mut traced = Vec::new();
     if let Some((image, files)) = trace_for(context, manifest)? {
         let its_own = load_base_toc(context, &image)?;
@@ -37,8 +39,8 @@ pub(super) fn expected_order(
     Expected::of(&tree, &traced, &documents.start, source)
 }
 
-/// The trace for starts of an image, with the image that was started: its own trace, else that of the latest other
-/// version with one.
+/// The trace to use for an image, and the image that was traced: the image itself, or else the
+/// latest other version with a trace.
 pub(super) fn trace_for(
     context: &Context,
     manifest: &Digest,

@@ -1,20 +1,22 @@
-//! Frames on their way into a draft: copies, records as they are, and literal ranges that are put together.
+//! Writes frames into a plan in progress: copies, existing records, and literal ranges that it
+//! groups into new frames.
 
 use super::plan_file::{Draft, PlanFile};
+use crate::Error;
 use crate::pack::Encoder;
 use pierhead_bundle::{BaseSlice, Coding, Frame, MAX_FRAME, Slice};
-use pierhead_toc::Error;
 
-/// As a frame of several members may have.
-const MEMBERS: usize = 4096;
+/// Maximum number of members of a new frame, and of base slices of a copy.
+const MAX_MEMBERS: usize = 4096;
 
-/// Frames on their way into a draft.
+/// Writes frames into a [`Draft`], in order.
 pub(super) struct FrameWriter<'a> {
     draft: &'a mut Draft,
     pub(super) frames: Vec<Frame>,
     encoder: Encoder,
-    /// Literal members that wait for more, and their bytes.
+    /// Literal members of the frame in progress.
     members: Vec<Slice>,
+    /// The bytes of `members`.
     bytes: Vec<u8>,
 }
 
@@ -29,15 +31,15 @@ impl<'a> FrameWriter<'a> {
         })
     }
 
-    /// How many bytes these would be in a frame of their own.
+    /// The compressed length of these bytes in a frame of their own.
     pub(super) fn coded(&mut self, bytes: &[u8]) -> Result<u64, Error> {
         Ok(self.encoder.encode(bytes)?.1.len() as u64)
     }
 
-    /// Bytes of a member that come literally, with those of others.
+    /// Adds literal bytes of a member to the frame in progress.
     pub(super) fn literal(&mut self, slice: Slice, bytes: &[u8]) -> Result<(), Error> {
         let len = (self.bytes.len() + bytes.len()) as u64;
-        if len > MAX_FRAME || self.members.len() >= MEMBERS {
+        if len > MAX_FRAME || self.members.len() >= MAX_MEMBERS {
             self.flush()?;
         }
         self.members.push(slice);
@@ -45,9 +47,9 @@ impl<'a> FrameWriter<'a> {
         Ok(())
     }
 
-    /// A range that the worker has.
+    /// Adds a range that the worker copies from a base image.
     pub(super) fn copy(&mut self, slice: Slice, piece: BaseSlice) -> Result<(), Error> {
-        // Ranges of a content stand in order.
+        // The ranges of a content must be in order.
         if self
             .members
             .iter()
@@ -64,13 +66,13 @@ impl<'a> FrameWriter<'a> {
             && member.content == slice.content
             && member.offset + member.len == slice.offset
             && member.len + slice.len <= MAX_FRAME
-            && last.bases.len() < MEMBERS
+            && last.bases.len() < MAX_MEMBERS
         {
             member.len += slice.len;
             last.bases.push(piece);
             return Ok(());
         }
-        self.draft.nowhere();
+        self.draft.without_record();
         self.frames.push(Frame {
             members: vec![slice],
             bases: vec![piece],
@@ -79,15 +81,15 @@ impl<'a> FrameWriter<'a> {
         Ok(())
     }
 
-    /// A frame as it is.
+    /// Adds a frame of the fresh plan without a change.
     pub(super) fn whole(&mut self, fresh: &PlanFile, nth: u32, frame: Frame) -> Result<(), Error> {
         self.flush()?;
-        self.draft.same(fresh, nth)?;
+        self.draft.copy_record(fresh, nth)?;
         self.frames.push(frame);
         Ok(())
     }
 
-    /// What waits for more.
+    /// Ends the frame in progress.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         if self.members.is_empty() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Where in the layers lies what a start opens: its trace in ranges of blobs, for whoever keeps such ranges near.
+//! Finds the hot ranges of an image: the ranges of its layers that a container start reads,
+//! according to its trace.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -9,34 +10,37 @@ use pierhead_oci::Digest;
 use super::context::Context;
 use super::cpu_share::{CpuShare, NAP};
 use super::toc_access::load_toc;
+use crate::Error;
+use pierhead_toc::FileDigest;
 use pierhead_toc::Tree;
 use pierhead_toc::layer::LayerIndex;
-use pierhead_toc::{Error, FileDigest};
 
-/// What a start reads of one layer.
+/// The ranges of one layer that a container start reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotRanges {
-    /// The layer's blob.
+    /// The digest of the layer's blob.
     pub blob: Digest,
-    /// Ranges of its bytes, in order and apart from one another.
+    /// Ranges of its bytes, in order and disjoint.
     pub ranges: Vec<Range<u64>>,
 }
 
-/// What a start of that image reads of each of its layers that is here, as its trace has it; nothing without one. Contents
-/// that several layers have are read from the uppermost, as a mount does. Reads and decodes that much of
-/// the layers, at the pace of what can wait.
+/// The hot ranges of each cached layer of an image. Empty without a trace. A content of several
+/// layers is read from the uppermost one, as in a mount. Reads and decodes these ranges at low
+/// priority.
 ///
 /// # Errors
-/// [`Error::Missing`] when the image is not ready (any more), [`Error::Stopped`] at the end; those of the layers.
+/// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown; errors of the
+/// layers.
 pub(super) fn hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRanges>, Error> {
     let is_ending = || context.queue.is_stopped();
     loop {
         match try_hot_ranges(context, image) {
-            // It gave up what it held: the machine is short of something.
+            // The work ended early to release its memory. It starts again when the host is no
+            // longer short.
             Err(Error::Stopped) if !is_ending() => {
-                let rest = &context.config.background;
-                while rest.is_paused() && !is_ending() {
-                    rest.wait_while_paused(NAP);
+                let background = &context.config.background;
+                while background.is_paused() && !is_ending() {
+                    background.wait_while_paused(NAP);
                 }
             }
             done => return done,
@@ -51,8 +55,8 @@ fn try_hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRanges>, E
         return Ok(Vec::new());
     };
     let mut wanted: HashSet<FileDigest> = {
-        let table = load_toc(context, image)?;
-        let tree = Tree::of(pierhead_toc::TocView::mounted(&table))?;
+        let toc = load_toc(context, image)?;
+        let tree = Tree::of(pierhead_toc::TocView::mounted(&toc))?;
         let contents = files.iter().filter_map(|path| {
             let number = tree.file(path.as_bytes())?;
             tree.content(number).map(|(content, _)| content)
@@ -60,10 +64,12 @@ fn try_hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRanges>, E
         contents.collect()
     };
     let share = CpuShare::new(context.config.cpu_percent, context.queue.stop_flag());
-    let rest = context.config.background.clone();
-    let mut share = share.resting(rest).after(context.queue.indexing());
+    let background = context.config.background.clone();
+    let mut share = share
+        .with_background(background)
+        .with_priority_jobs(context.queue.indexing());
     let mut hot_ranges = Vec::new();
-    // The first is the config.
+    // The first blob is the config.
     for blob in blobs.iter().skip(1).rev() {
         let failed = |error| Error::io(format!("read {blob}"), error);
         let Some(open) = context.blobs.open(blob).map_err(failed)? else {

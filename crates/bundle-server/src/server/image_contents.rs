@@ -10,7 +10,8 @@ use super::image_sources::open_layers;
 use super::open_layers::OpenLayers;
 use pierhead_toc::{FileDigest, Source};
 
-/// Holds no layer and no pack open between two reads, however slowly a client takes the bytes.
+/// Holds no layer and no pack open between two reads, so that a slow client keeps no file from
+/// eviction.
 pub(super) struct ImageContents {
     pub(super) context: Weak<Context>,
     pub(super) image: Digest,
@@ -29,7 +30,7 @@ impl ImageContents {
     ) -> io::Result<T> {
         let open = || open_layers(context, &[self.image]);
         read(&context.layers.layers(&self.image, open)).inspect_err(|_| {
-            // A layer is damaged, or was not there yet. The next read opens them again.
+            // A layer is damaged or was missing. The next read opens the layers again.
             context.layers.close(&self.image);
         })
     }

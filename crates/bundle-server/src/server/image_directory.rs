@@ -12,8 +12,8 @@ use pierhead_oci::Digest;
 
 use super::image::{Image, RequestBase, State};
 use super::job_queue::{JobQueue, QueuedImage};
+use crate::Error;
 use crate::directory::{Directory, ImageRow, Stage};
-use pierhead_toc::Error;
 
 /// Maximum number of images. The oldest image leaves for a new one. Each image takes some hundred bytes.
 const MAX_IMAGES: usize = 20_000;
@@ -276,6 +276,7 @@ impl ImageDirectory {
         row.stage.is_ready().then(|| row.blobs.clone())
     }
 
+    /// Sets config and layers of an image.
     pub(super) fn set_blobs(&self, manifest: &Digest, blobs: Vec<Digest>) {
         if let Some(entry) = self.entries.lock().get_mut(manifest) {
             entry.row.blobs = blobs;
@@ -402,9 +403,13 @@ impl ImageDirectory {
 
     /// The base images that a plan uses: known ones, without duplicates. Their order does not depend on the order in
     /// the request: same repository first, then most layers in common, then latest.
-    pub(super) fn rank_bases(&self, want: &Digest, bases: &[RequestBase]) -> Vec<RequestBase> {
+    pub(super) fn rank_bases(
+        &self,
+        want: &Digest,
+        base_images: &[RequestBase],
+    ) -> Vec<RequestBase> {
         let mut known: BTreeMap<Digest, RequestBase> = BTreeMap::new();
-        for base in bases.iter().filter(|base| base.is_known) {
+        for base in base_images.iter().filter(|base| base.is_known) {
             known.entry(base.manifest).or_insert(*base).has_layers |= base.has_layers;
         }
         let mut ranked: Vec<_> = {
@@ -424,8 +429,8 @@ impl ImageDirectory {
         };
         // A stable sort: images of equal rank stay sorted by digest.
         ranked.sort_by_key(|(rank, _)| *rank);
-        let bases = ranked.into_iter().map(|(_, base)| base);
-        bases.take(MAX_BASES).collect()
+        let base_images = ranked.into_iter().map(|(_, base)| base);
+        base_images.take(MAX_BASES).collect()
     }
 
     pub(super) fn counts(&self) -> ImageCounts {

@@ -11,9 +11,10 @@ use super::indexing::{discard, index_image};
 use super::job_queue::{QueuedImage, RETRY_INTERVAL};
 use super::patches::prepare_pair;
 use super::record_locations::find_locations;
+use crate::Error;
 use crate::directory::Stage;
+use pierhead_toc::Fault;
 use pierhead_toc::layer::Pace as _;
-use pierhead_toc::{Error, Fault};
 
 /// Maximum number of attempts at an image after faults of this host.
 const MAX_TRIES: u32 = 5;
@@ -41,24 +42,25 @@ pub(super) fn run_image_job(
         Ok(fast) if fast.is_empty() => Some(Stage::Ready),
         Ok(fast) => Some(Stage::Fast(fast.clone())),
         Err(Error::Stopped) => return done.map(drop),
-        // Damage is in a file of this server. One retry without these files is enough.
+        // A file of this server is damaged. One retry without these files is enough.
         Err(error) if error.is_damage() && tries == 0 => {
-            tracing::warn!(%manifest, %error, "what was made of an image is damaged; it is made anew");
+            tracing::warn!(%manifest, %error, "a file of an image is damaged; pierhead indexes the image again");
             discard(context, manifest);
             retry(1, None);
             count(&context.counters.failed);
             return Ok(());
         }
-        Err(error) if error.fault() == Fault::Theirs => {
+        Err(error) if error.fault() == Fault::Input => {
             count(&context.counters.refused);
-            // Not a warning: the operator cannot change the image, and each start meets it again.
-            tracing::info!(%manifest, %error, "an image cannot be bundled");
+            // Not a warning: the operator cannot change the image, and the message comes back at
+            // each start.
+            tracing::info!(%manifest, %error, "cannot make bundles of an image");
             Some(Stage::Refused(error.to_string()))
         }
         // The cache evicted a blob. The next request pulls the image again.
         Err(Error::Missing(_)) => None,
         Err(error) if tries < MAX_TRIES => {
-            tracing::warn!(%manifest, %error, "an image could not be indexed, and will be tried again");
+            tracing::warn!(%manifest, %error, "cannot index an image; pierhead tries again");
             retry(tries + 1, Some(Instant::now() + RETRY_INTERVAL));
             count(&context.counters.failed);
             return Ok(());
@@ -79,11 +81,12 @@ pub(super) fn run_image_job(
         return Ok(());
     }
     match done {
-        Err(error) if error.fault() == Fault::Ours => Err(error),
+        Err(error) if error.fault() == Fault::Host => Err(error),
         _ => Ok(()),
     }
 }
 
+/// Logs that an image is ready, with the time since `started`.
 fn log_ready(context: &Context, manifest: &Digest, started: Instant) {
     let image = context.images.repository(manifest);
     let image = image.as_ref().map(tracing::field::display);
@@ -104,9 +107,11 @@ pub(super) fn prepare_pair_if_ready(
     }
 }
 
-/// Fills a new directory with all images, and with the locations of all packed contents.
+/// Fills a new directory with all images and the locations of all packed contents.
 pub(super) fn rebuild_directory(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
-    context.images.save_all(&mut || share.pause(0))?;
-    find_locations(&context.packs, &context.directory, &mut || share.pause(0))?;
+    context.images.save_all(&mut || Ok(share.pause(0)?))?;
+    find_locations(&context.packs, &context.directory, &mut || {
+        Ok(share.pause(0)?)
+    })?;
     context.directory.flush()
 }

@@ -8,24 +8,24 @@ use super::context::Context;
 use super::open_layers::OpenLayers;
 use super::reindex::reindex;
 use crate::pack::Contents;
+use pierhead_toc::is_exhausted;
 use pierhead_toc::layer::LayerIndex;
-use pierhead_toc::{Error, is_exhausted};
 
-/// Decoded frames that are kept while patches are made.
-const RECENT: usize = 8 << 20;
+/// Size of the cache of decoded frames while patches are made, in bytes.
+const DECODED_MEMORY: usize = 8 << 20;
 
-/// The contents of these images, from packs and from layers that are still here.
+/// A source of the contents of these images: packs, and layers that are still cached.
 pub(super) fn contents(context: &Context, images: &[Digest]) -> Contents {
     let layers = Arc::new(open_layers(context, images));
     Contents::new(
         context.packs.clone(),
         context.directory.clone(),
         layers,
-        RECENT,
+        DECODED_MEMORY,
     )
 }
 
-/// The layers of these images that are still here.
+/// The layers of these images that are still cached.
 pub(super) fn open_layers(context: &Context, images: &[Digest]) -> OpenLayers {
     let mut layers = OpenLayers::default();
     for image in images {
@@ -42,12 +42,12 @@ pub(super) fn open_layers(context: &Context, images: &[Digest]) -> OpenLayers {
             let path = context.paths.layer(digest);
             match LayerIndex::open(&path) {
                 Ok(index) => layers.push(&index, path, blob),
-                Err(Error::Io { source, .. }) if is_exhausted(&source) => {
+                Err(pierhead_toc::Error::Io { source, .. }) if is_exhausted(&source) => {
                     layers.note_exhausted(digest, &source);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the index of a layer is made anew");
-                    // It opens the index once more, and deletes it.
+                    tracing::warn!(%error, "the index of a layer is unusable; pierhead makes it again");
+                    // Indexing opens the index again, and replaces it.
                     let _ = reindex(context, image);
                 }
             }

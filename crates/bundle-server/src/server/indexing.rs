@@ -1,4 +1,5 @@
-//! What is done for an image: its layers are indexed, merged into a table, packed, and planned for whoever has nothing.
+//! Makes an image ready: indexes its layers, merges them into a TOC, packs its contents, and makes
+//! its fresh plan.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,22 +18,24 @@ use super::open_layers::OpenLayers;
 use super::paths::remove;
 use super::plan_store::request_key;
 use super::unused_packs::packs_of;
+use crate::Error;
 use crate::pack::RecordLocation;
 use crate::pack::{PackItem, PackSettings, PackedFrame, is_fast, pack};
 use pierhead_bundle::api::Stage as At;
 use pierhead_bundle::format::MAX_TOC;
 use pierhead_bundle::{Frame, Slice};
 use pierhead_toc::layer::{self, LayerIndex, Pace as _};
-use pierhead_toc::{Blob, Error, FileDigest, ImageToc, Kind};
+use pierhead_toc::{Blob, FileDigest, ImageToc, Kind};
 
-/// A layer that was indexed, and its blob.
+/// The index of a layer, and the blob of the layer.
 pub(super) struct Indexed {
     pub(super) index: LayerIndex,
     pub(super) blob: Arc<dyn Blob>,
     pub(super) path: PathBuf,
 }
 
-/// Makes it ready. What was done before is not done again. Returns the layers that were packed quickly.
+/// Makes an image ready, and skips steps that an earlier attempt completed. Returns the layers with
+/// fast frames.
 pub(super) fn index_image(
     context: &Context,
     manifest: &Digest,
@@ -47,17 +50,17 @@ pub(super) fn index_image(
         context.images.set_progress(manifest, At::Index, nth, total);
         layers.push(index_layer(context, layer, share)?);
     }
-    let table = build_toc(context, manifest, &layers, share)?;
+    let toc = build_toc(context, manifest, &layers, share)?;
     context
         .images
         .set_progress(manifest, At::Index, total, total);
-    let fast = pack_and_plan(context, manifest, &documents, &table, &layers, share)?;
-    // The places of its contents are worth nothing without their packs, which are on the disk by now.
+    let fast = pack_and_plan(context, manifest, &documents, &toc, &layers, share)?;
+    // The packs are durable by now. Locations of contents must not be durable before their packs.
     context.directory.flush()?;
     Ok(fast)
 }
 
-/// The index of a layer; made when there is none.
+/// Opens the index of a layer, or makes it.
 fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result<Indexed, Error> {
     let failed = |error| Error::io(format!("open {}", layer.blob), error);
     let blob = context.blobs.open(&layer.blob).map_err(failed)?;
@@ -65,11 +68,11 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
     share.allow(INDEX_TIME_PER_MEBIBYTE * u32::try_from(blob.size() >> 20).unwrap_or(u32::MAX));
     let path = context.paths.layer(&layer.blob);
     if path.exists() {
-        match LayerIndex::open(&path) {
+        match LayerIndex::open(&path).map_err(Error::from) {
             Ok(index) if index.diff_id() == layer.diff_id => {
                 return Ok(Indexed { index, blob, path });
             }
-            // Another image says that this blob is something else than it was found to be.
+            // Another image names the same blob with another diff ID.
             Ok(index) => {
                 count(&context.counters.diff_id_mismatches);
                 return Err(Error::Digest {
@@ -81,7 +84,7 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
             // The index may be intact.
             Err(error) if error.is_exhausted() => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "the index of a layer is made anew");
+                tracing::warn!(%error, "the index of a layer is unusable; pierhead makes it again");
                 remove(&path);
             }
         }
@@ -91,10 +94,10 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
         diff_id: &layer.diff_id,
         limits: context.config.limits,
     };
-    let indexed = layer::index(&*blob, &request, share, &path);
+    let indexed = layer::index(&*blob, &request, share, &path).map_err(Error::from);
     if let Err(Error::Digest { found, .. }) = &indexed {
         count(&context.counters.diff_id_mismatches);
-        tracing::warn!(layer = %layer.blob, says = %layer.diff_id, found, "a layer is not what its image says: it is never bundled");
+        tracing::warn!(layer = %layer.blob, expected = %layer.diff_id, found, "diff-ID mismatch: pierhead makes no bundles of this image");
     }
     let index = indexed?;
     count(&context.counters.indexed_layers);
@@ -106,7 +109,7 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
     Ok(Indexed { index, blob, path })
 }
 
-/// Deletes what was made of an image, for all of it to be made again from its blobs.
+/// Deletes the indexes, the TOC and the fresh plans of an image, so that indexing makes them again.
 pub(super) fn discard(context: &Context, manifest: &Digest) {
     // The first blob is the config.
     for layer in context.images.blobs(manifest).iter().skip(1) {
@@ -118,7 +121,7 @@ pub(super) fn discard(context: &Context, manifest: &Digest) {
     }
 }
 
-/// The table of an image; made when there is none.
+/// Opens the TOC of an image, or makes it.
 fn build_toc(
     context: &Context,
     manifest: &Digest,
@@ -126,33 +129,37 @@ fn build_toc(
     share: &mut CpuShare,
 ) -> Result<ImageToc, Error> {
     let path = context.paths.toc(manifest);
-    match ImageToc::open(&path) {
-        Ok(table) => return Ok(table),
+    match ImageToc::open(&path).map_err(Error::from) {
+        Ok(toc) => return Ok(toc),
         Err(Error::Missing(_)) => {}
         Err(error) if error.is_exhausted() => return Err(error),
         Err(error @ Error::Io { .. }) => {
             context.tocs.report_unreadable(manifest, &error);
         }
-        Err(error) => tracing::warn!(%error, "rebuilding the table of an image"),
+        Err(error) => {
+            tracing::warn!(%error, "the TOC of an image is damaged; pierhead rebuilds it")
+        }
     }
     let layers: Vec<&LayerIndex> = layers.iter().map(|layer| &layer.index).collect();
-    let table = ImageToc::build_at(&layers, share)?;
-    if table.bytes().len() > MAX_TOC {
-        return Err(Error::Image("its table is too long".to_owned()));
+    let toc = ImageToc::build_at(&layers, share)?;
+    if toc.bytes().len() > MAX_TOC {
+        return Err(Error::Image("its TOC is too long".to_owned()));
     }
-    table.save(&path)?;
-    context.meter.wrote(table.bytes().len() as u64);
-    // Reads the table again: this copy lies above the merge's memory in the heap, and the allocator could not return that.
-    drop(table);
-    ImageToc::open(&path)
+    toc.save(&path)?;
+    context.meter.wrote(toc.bytes().len() as u64);
+    // Reads the TOC from its file. The copy in memory lies above the memory of the merge in the
+    // heap, which the allocator could otherwise not return.
+    drop(toc);
+    Ok(ImageToc::open(&path)?)
 }
 
-/// Packs what is not packed yet, and plans for whoever has nothing.
+/// Packs contents that are not packed yet, and makes the fresh plans: those for workers without
+/// base images.
 fn pack_and_plan(
     context: &Context,
     manifest: &Digest,
     documents: &Documents,
-    table: &ImageToc,
+    toc: &ImageToc,
     layers: &[Indexed],
     share: &mut CpuShare,
 ) -> Result<Vec<Digest>, Error> {
@@ -175,12 +182,12 @@ fn pack_and_plan(
         return Ok(blobs.filter(|_| is_fast).collect());
     }
     let mut fast = Vec::new();
-    let mut done = vec![false; widen(table.contents().len())];
-    let mut places: [Vec<RecordLocation>; 2] = Default::default();
-    // Indexes of packs and their last blocks take room, too.
+    let mut done = vec![false; widen(toc.contents().len())];
+    let mut locations: [Vec<RecordLocation>; 2] = Default::default();
+    // Pack indexes and partly filled last blocks also take disk space.
     let mut left = context.config.pack_budget - context.config.pack_budget / 16;
     for (layer, of) in layers.iter().zip(&documents.layers) {
-        for (items, places) in items(table, layer, &mut done)?.iter().zip(&mut places) {
+        for (items, locations) in items(toc, layer, &mut done)?.iter().zip(&mut locations) {
             let mut source = OpenLayers::default();
             source.push(&layer.index, layer.path.clone(), layer.blob.clone());
             let is_last = context.config.fast_level >= context.config.optimized_level;
@@ -193,7 +200,7 @@ fn pack_and_plan(
                 most: left,
                 ..PackSettings::default()
             };
-            let mut pause = |bytes| share.pause(bytes);
+            let mut pause = |bytes| Ok(share.pause(bytes)?);
             let packed = pack(
                 items,
                 &source,
@@ -202,10 +209,10 @@ fn pack_and_plan(
                 &settings,
                 &mut pause,
             )?;
-            if packed.frames.iter().any(|place| is_fast(place.pack)) {
+            if packed.frames.iter().any(|location| is_fast(location.pack)) {
                 fast.push(of.blob);
             }
-            places.extend(packed.frames);
+            locations.extend(packed.frames);
             left = left.saturating_sub(packed.packed);
         }
     }
@@ -214,40 +221,40 @@ fn pack_and_plan(
         context,
         manifest,
         documents,
-        table,
+        toc,
         &contents(context, &[*manifest]),
     )?;
     for (with_layers, key) in [false, true].into_iter().zip(keys) {
-        let [visible, extras] = &places;
+        let [visible, extras] = &locations;
         let extras = if with_layers { &extras[..] } else { &[] };
         let mut draft = context.plans.draft(&key)?;
         let mut frames = Vec::with_capacity(visible.len() + extras.len());
         let mut sorted = Vec::with_capacity(visible.len() + extras.len());
-        for place in visible.iter().chain(extras) {
-            let packed = context.packs.frame(place).map_err(|error| match error {
-                // It left to make room for the rest.
+        for location in visible.iter().chain(extras) {
+            let packed = context.packs.frame(location).map_err(|error| match error {
+                // The pack was evicted to make room for other packs of the same image.
                 Error::Missing(_) => Error::Image("it does not fit into bundle.size".into()),
                 error => error,
             })?;
-            let frame = frame(table, &packed)?;
+            let frame = frame(toc, &packed)?;
             let rank = frame
                 .members
                 .iter()
                 .map(|it| expected.rank(it.content))
                 .min();
-            sorted.push((rank, *place, frame));
+            sorted.push((rank, *location, frame));
             share.pause(0)?;
         }
-        // Stable: the rest stays in the order of the layers, where it lies one after the other. Ranges of one
-        // content have one rank.
+        // A stable sort: frames of equal rank stay in the order of the packs. Ranges of one content
+        // have the same rank.
         sorted.sort_by_key(|(rank, ..)| rank.unwrap_or(u32::MAX));
-        for (_, place, frame) in sorted {
-            draft.packed(place, &context.packs.head(&place)?);
+        for (_, location, frame) in sorted {
+            draft.packed_record(location, &context.packs.head(&location)?);
             frames.push(frame);
         }
         let header = header(
             documents,
-            table,
+            toc,
             &[],
             &frames,
             (with_layers, draft.bytes()),
@@ -259,17 +266,14 @@ fn pack_and_plan(
     Ok(fast)
 }
 
-/// The contents of a layer that no layer before it has: those of the merged tree, and those that rebuilding it
-/// needs besides; in the order of its tar. `done` tells of each number of the table whether it was met.
-fn items(
-    table: &ImageToc,
-    layer: &Indexed,
-    done: &mut [bool],
-) -> Result<[Vec<PackItem>; 2], Error> {
+/// The contents of a layer that no earlier layer has, in the order of the tar: first those of the
+/// merged tree, and then those that only rebuilding the layer needs. `done` has a flag for each
+/// content of the TOC, set when a layer has the content.
+fn items(toc: &ImageToc, layer: &Indexed, done: &mut [bool]) -> Result<[Vec<PackItem>; 2], Error> {
     let mut items: [Vec<PackItem>; 2] = Default::default();
-    // All contents of its layers are in a table.
+    // The TOC has all contents of its layers.
     let mut first = |content: &FileDigest| {
-        let number = table.find(content)?;
+        let number = toc.find(content)?;
         let done = done.get_mut(widen(number))?;
         (!std::mem::replace(done, true)).then_some(number)
     };
@@ -278,7 +282,7 @@ fn items(
         if let Kind::File { content, size } = entry.kind
             && let Some(number) = first(&content)
         {
-            let of = usize::from(number >= table.visible());
+            let of = usize::from(number >= toc.visible());
             items[of].push(PackItem::file(content, size, &entry.path));
         }
     }
@@ -296,11 +300,11 @@ fn widen(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// What is in a pack, by the numbers of a table.
-pub(super) fn frame(table: &ImageToc, packed: &PackedFrame) -> Result<Frame, Error> {
+/// A packed frame as a frame of a bundle, with the content numbers of this TOC.
+pub(super) fn frame(toc: &ImageToc, packed: &PackedFrame) -> Result<Frame, Error> {
     let member = |part: &crate::pack::ContentRange| {
-        let number = table.find(&part.content);
-        // The packing promises it; a bundle never holds what its image does not.
+        let number = toc.find(&part.content);
+        // Packing ensures this: a bundle never contains contents of another image.
         let content = number.ok_or_else(|| Error::Missing(part.content.to_string()))?;
         Ok::<_, Error>(Slice {
             content,

@@ -13,29 +13,31 @@ use super::config::Config;
 
 /// Maximum time that a thread sleeps without a job. A failed image is tried again after this time.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// How often packs, plans and indexes are looked through.
+/// Interval between two runs of maintenance.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(300);
-/// An image that was interrupted often waits while this many other images are begun. Then it is no longer last.
+/// Maximum number of other images that begin before an image that was interrupted often. Then it is
+/// no longer last.
 const MAX_PASSED: u64 = 16;
 /// Number of interruptions after which an image waits for all others. The time slice doubles only until then, so the
 /// longest is 12 s.
 const MAX_YIELDS: u32 = 3;
-/// Pairs that wait; what comes beyond them is planned when somebody asks.
+/// Maximum number of waiting pairs. The patches of a further pair are made when a client requests
+/// it.
 const MAX_PAIRS: usize = 1000;
 
-/// The jobs, without a lock.
+/// The waiting jobs, without a lock.
 struct Queue {
     /// Clients take turns: see [`FairShare`].
     images: FairShare<ClientKey, QueuedImage>,
     /// The queue position of each image, and whether a client waits for it.
-    places: HashMap<Digest, (ClientKey, WaiterId, bool)>,
+    positions: HashMap<Digest, (ClientKey, WaiterId, bool)>,
     pairs: VecDeque<(Digest, Digest)>,
     optimize: VecDeque<Digest>,
     reorder: VecDeque<Digest>,
-    /// Whether the last job that could wait was a pair.
-    was_pair: bool,
-    maintained: Option<Instant>,
-    /// Taken, and not done.
+    /// Whether the last low-priority job was a pair.
+    last_was_pair: bool,
+    last_maintenance: Option<Instant>,
+    /// Number of jobs that were taken and are not finished.
     running: usize,
     /// Number of images that were begun.
     started_images: u64,
@@ -44,21 +46,21 @@ struct Queue {
 impl Default for Queue {
     fn default() -> Self {
         Self {
-            // No bound of its own: the number of threads bounds it.
+            // The number of threads is the bound.
             images: FairShare::new(usize::MAX),
-            places: HashMap::new(),
+            positions: HashMap::new(),
             pairs: VecDeque::new(),
             optimize: VecDeque::new(),
             reorder: VecDeque::new(),
-            was_pair: false,
-            maintained: None,
+            last_was_pair: false,
+            last_maintenance: None,
             running: 0,
             started_images: 0,
         }
     }
 }
 
-/// An image that waits to be made ready.
+/// An image that waits for indexing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct QueuedImage {
     pub(super) manifest: Digest,
@@ -127,28 +129,28 @@ impl QueuedImage {
 
 pub(super) enum Job {
     Index(QueuedImage),
-    /// From the second to the first.
+    /// Makes optimized patches from the second image to the first.
     Pair(Digest, Digest),
-    /// Better frames.
+    /// Makes optimized frames of an image.
     Optimize(Digest),
-    /// Frames in another order.
+    /// Reorders the frames of an image.
     Reorder(Digest),
     Maintain,
-    /// Tells a directory that was made anew what the old one knew.
+    /// Fills a new directory after the old one was damaged.
     RebuildDirectory,
 }
 
 /// The kind of jobs that a thread takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Images are made ready.
+    /// Indexing of images.
     Index,
-    /// All else, at the lowest priority, while no image is being made ready.
+    /// All other jobs, at low priority, while no image is being indexed.
     Optimize,
 }
 
 impl Queue {
-    /// Jobs that wait, or are being done.
+    /// Number of jobs that wait or run.
     fn len(&self) -> usize {
         let wait =
             self.images.waiting() + self.pairs.len() + self.optimize.len() + self.reorder.len();
@@ -166,7 +168,7 @@ impl Queue {
     /// Marks an image as awaited by a client. The image goes before all images that no client waits for. It moves into the queue
     /// of that client when that queue is shorter.
     fn prioritize(&mut self, manifest: &Digest, client: ClientKey) {
-        let Some((of, id, is_awaited)) = self.places.get(manifest).copied() else {
+        let Some((of, id, is_awaited)) = self.positions.get(manifest).copied() else {
             return;
         };
         let is_shorter = self.images.waiting_of(&client) < self.images.waiting_of(&of);
@@ -182,7 +184,7 @@ impl Queue {
 
     /// Adds an image, unless it waits already.
     fn push(&mut self, image: QueuedImage) {
-        if !self.places.contains_key(&image.manifest) {
+        if !self.positions.contains_key(&image.manifest) {
             let last_until = self.started_images.saturating_add(MAX_PASSED);
             self.wait(QueuedImage {
                 last_until,
@@ -199,10 +201,11 @@ impl Queue {
             ..
         } = image;
         let id = self.images.wait(&client, image);
-        self.places.insert(manifest, (client, id, is_awaited));
+        self.positions.insert(manifest, (client, id, is_awaited));
     }
 
-    /// Whether somebody waits for an image that could be begun: then what is before it does not rest.
+    /// Whether a client waits for an image that could begin now. The job in progress does not pause
+    /// then.
     fn is_wanted(&self, now: Instant) -> bool {
         let mut waiters = self.images.waiters();
         waiters.any(|(_, it)| it.is_awaited && it.is_due(now))
@@ -236,13 +239,13 @@ impl Queue {
         }
     }
 
-    /// Puts back what gave up to give back what it held: it is the first of its kind once there is room again.
+    /// Returns a cancelled job as the first of its kind.
     fn give_back(&mut self, job: Job) {
         match job {
             Job::Pair(new, old) => self.pairs.push_front((new, old)),
             Job::Optimize(manifest) => self.optimize.push_front(manifest),
             Job::Reorder(manifest) => self.reorder.push_front(manifest),
-            // Images are put back by whoever holds their rows; the others never give up.
+            // The image directory requeues images. Maintenance is never cancelled.
             Job::Index(_) | Job::Maintain | Job::RebuildDirectory => {}
         }
     }
@@ -258,7 +261,7 @@ impl Queue {
         let is_next =
             |image: &QueuedImage| is_next(image) && !(has_other && image.is_last(started_images));
         let (_, mut image) = self.images.next(|_, _, image| is_next(image))?;
-        self.places.remove(&image.manifest);
+        self.positions.remove(&image.manifest);
         self.started_images += 1;
         image.is_long = image.was_interrupted_often() && !image.is_last(started_images);
         image.long_tries += u32::from(image.is_long);
@@ -267,15 +270,15 @@ impl Queue {
 
     fn maintenance(&mut self, now: Instant) -> Option<Job> {
         let is_due = self
-            .maintained
+            .last_maintenance
             .is_none_or(|at| now.duration_since(at) >= MAINTENANCE_INTERVAL);
         is_due.then(|| {
-            self.maintained = Some(now);
+            self.last_maintenance = Some(now);
             Job::Maintain
         })
     }
 
-    /// What does not rest: an image that somebody waits for, and the tidying, which gives room back.
+    /// The next job that does not pause: an awaited image, or maintenance, which frees disk space.
     fn urgent(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         match lane {
             Lane::Index => self.take(true, now),
@@ -296,14 +299,14 @@ impl Queue {
         if let Some(manifest) = self.reorder.pop_front() {
             return Some(Job::Reorder(manifest));
         }
-        // By turns: neither starves the other.
-        if (!self.was_pair || self.optimize.is_empty())
+        // Pairs and optimizations take turns, so that neither starves.
+        if (!self.last_was_pair || self.optimize.is_empty())
             && let Some((new, old)) = self.pairs.pop_front()
         {
-            self.was_pair = true;
+            self.last_was_pair = true;
             return Some(Job::Pair(new, old));
         }
-        self.was_pair = false;
+        self.last_was_pair = false;
         self.optimize.pop_front().map(Job::Optimize)
     }
 }
@@ -402,7 +405,7 @@ impl JobQueue {
     /// Tells all threads to stop.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        // A thread that has looked at the flag waits by now, and is woken.
+        // The lock ensures that a thread that has read the flag already waits, and wakes up.
         let _queue = self.queue.lock();
         self.changed.notify_all();
     }
@@ -451,7 +454,8 @@ impl JobQueue {
         self.queue.lock().running += 1;
     }
 
-    /// Ends a job. The lock covers the count of images in indexing, so that a thread that waits for it to change is woken.
+    /// Ends a job. The lock covers the number of images in indexing, so that a thread that waits
+    /// for a change wakes up.
     pub(super) fn finish(&self, lane: Lane, client: Option<&ClientKey>) {
         let mut queue = self.queue.lock();
         queue.running -= 1;
@@ -485,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_awaited_and_due_is_urgent() {
+    fn only_awaited_images_that_are_due_are_urgent() {
         let ([one, two, three], now) = (digests(), Instant::now());
         let mut queue = Queue::default();
         queue.index(one, client(1));
@@ -495,7 +499,7 @@ mod tests {
         queue.prioritize(&two, client(1));
         assert!(queue.is_wanted(now));
         assert_eq!(image_of(queue.urgent(Lane::Index, now)), Some(two));
-        // It failed, and waits to be tried again: what is before it may rest until then.
+        // The image failed, and waits for its retry. The job before it may pause until then.
         let later = now + RETRY_INTERVAL;
         queue.push(QueuedImage {
             at: Some(later),
@@ -510,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_wants_a_hundred_images_delays_another_one_by_one() {
+    fn a_client_with_a_hundred_images_delays_another_client_by_one_image() {
         let now = Instant::now();
         let mut queue = Queue::default();
         for nth in 0..100_u32 {
@@ -612,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_waits_for_comes_before_all_that_nobody_does() {
+    fn an_awaited_image_comes_before_all_images_without_a_waiting_client() {
         let ([one, two, three], now) = (digests(), Instant::now());
         let mut queue = Queue::default();
         queue.index(one, client(2));
@@ -626,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gave_up_is_the_next_of_its_kind() {
+    fn a_cancelled_job_is_the_next_of_its_kind() {
         let ([one, two, three], now) = (digests(), Instant::now());
         let mut queue = Queue::default();
         assert!(matches!(
@@ -643,9 +647,9 @@ mod tests {
             let job = queue.next(Lane::Optimize, now);
             let found = match job {
                 Some(Job::Reorder(it) | Job::Optimize(it) | Job::Pair(it, _)) => it,
-                _ => panic!("nothing"),
+                _ => panic!("no job"),
             };
-            // Both orders come before what can wait longer.
+            // Reordering comes before pairs and optimizations.
             assert_eq!(found, if expected == 1 { one } else { three });
         }
     }

@@ -9,10 +9,11 @@ use super::open_layers::OpenLayers;
 use crate::directory::Directory;
 use crate::pack::{Contents, Packs};
 
-/// Number of images whose layers stay open. Each layer that was read lately takes up to a MiB.
+/// Maximum number of images whose layers stay open. Each layer that was read recently takes up to 1
+/// MiB.
 const MAX_OPEN: usize = 2;
 
-/// What all readers of single contents share.
+/// Sources that all readers of single contents share.
 pub(super) struct LayerCache {
     /// Contents of packs, with a cache of decoded frames.
     pub(super) packed: Contents,

@@ -63,6 +63,7 @@ use pierhead_bundle::api::StartOrder;
 use pierhead_host::{ClientKey, KeyedLock};
 use pierhead_oci::Digest;
 
+use crate::Error;
 use crate::directory::Directory;
 use crate::pack::{PackConfig, Packs};
 use context::Context;
@@ -73,7 +74,7 @@ use job_queue::JobQueue;
 use layer_cache::LayerCache;
 use pack_usage::PackUsage;
 use paths::Paths;
-use pierhead_toc::{Blobs, Error, FileDigest, TocView, Tree};
+use pierhead_toc::{Blobs, FileDigest, TocView, Tree};
 use plan_store::{PlanStore, request_key, sent_key};
 use toc_store::TocStore;
 use trace_store::TraceStore;
@@ -101,12 +102,16 @@ impl BundleServer {
             config.pack_budget,
         ))?;
         if packs.stat().packs == 0 {
-            // The numbers of packs begin again after all packs were deleted. An old plan would name records of another image.
+            // Pack numbers restart after all packs were deleted. An old plan would then name
+            // records of another image.
             paths.shrink_plans(0)?;
         }
         let (directory, damage) = Directory::open(&Paths::directory(&config.data))?;
         if let Some(what) = damage {
-            tracing::warn!(what, "the directory cannot be used; it is made anew");
+            tracing::warn!(
+                what,
+                "the image directory is unusable; pierhead rebuilds it"
+            );
         }
         if directory.is_new() {
             record_locations::find_locations(&packs, &directory, &mut || Ok(()))?;
@@ -156,16 +161,17 @@ impl BundleServer {
         self.awaited_by(ClientKey::OPERATOR, manifest)
     }
 
-    /// As [`Self::state`], for a client that waits. The image goes before all images without a waiting client and gets a
-    /// whole core; clients take turns. Returns `Refused` when indexing has not started and [`Config::write_budget`]
-    /// allows no more writes. Does not block.
+    /// As [`Self::state`], for a client that waits for the image. Such an image is indexed before
+    /// all images without a waiting client, on a whole core. Clients take turns. Returns `Refused`
+    /// when indexing has not started and [`Config::write_budget`] allows no more writes. Does not
+    /// block.
     pub fn awaited_by(&self, client: ClientKey, manifest: &Digest) -> State {
         let context = &self.context;
         let may_begin = || context.meter.may_write(true);
         let state = context
             .images
             .prioritize(manifest, client, may_begin, &context.queue);
-        // The client pulls layers now, in place of a bundle tomorrow.
+        // The client then pulls layers now, and does not wait for the budget of the next day.
         state.unwrap_or_else(|| State::Refused(OUT_OF_BUDGET.to_owned()))
     }
 
@@ -186,32 +192,35 @@ impl BundleServer {
     pub fn bundle(
         &self,
         want: &Digest,
-        bases: &[RequestBase],
+        base_images: &[RequestBase],
         layers: bool,
     ) -> Result<Bundle, Error> {
-        self.bundle_for(ClientKey::OPERATOR, want, bases, layers)
+        self.bundle_for(ClientKey::OPERATOR, want, base_images, layers)
     }
 
-    /// Finds the plan of a bundle, or makes it. Only a few plans are made at once, since each holds TOCs in memory. A new
-    /// plan counts towards the share of `client` in [`Config::plan_budget`].
+    /// Finds the plan of a bundle, or makes it. Only a few plans are made at once, since each of
+    /// them holds TOCs in memory. A new plan counts towards the share of `client` in
+    /// [`Config::plan_budget`].
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready (any more); `Io`.
+    /// [`Error::Missing`] when the image is not ready, or no longer ready; `Io`.
     pub fn bundle_for(
         &self,
         client: ClientKey,
         want: &Digest,
-        bases: &[RequestBase],
+        base_images: &[RequestBase],
         layers: bool,
     ) -> Result<Bundle, Error> {
         let context = &self.context;
-        let bases = context.images.rank_bases(want, bases);
-        // A request that waits here most often finds its plan afterwards.
-        let _planning = context.planning.lock(request_key(want, &bases, layers));
-        if let Some(found) = self.find(want, &bases, layers)? {
+        let base_images = context.images.rank_bases(want, base_images);
+        // Most requests that wait here find their plan afterwards.
+        let _planning = context
+            .planning
+            .lock(request_key(want, &base_images, layers));
+        if let Some(found) = self.find(want, &base_images, layers)? {
             return Ok(found);
         }
-        let planned = planner::plan(context, client, want, &bases, layers);
+        let planned = planner::plan(context, client, want, &base_images, layers);
         let (key, plan) = planned.inspect_err(|error| {
             if matches!(error, Error::Missing(_)) {
                 let _ = reindex::reindex(context, want);
@@ -223,32 +232,32 @@ impl BundleServer {
         Ok(self.bundle_of(plan))
     }
 
-    /// The bundle, if its plan exists. Cheap.
+    /// The bundle, if its plan exists. Reads at most a few small files.
     ///
     /// # Errors
     /// `Io`.
     pub fn planned(
         &self,
         want: &Digest,
-        bases: &[RequestBase],
+        base_images: &[RequestBase],
         layers: bool,
     ) -> Result<Option<Bundle>, Error> {
-        let bases = self.context.images.rank_bases(want, bases);
-        self.find(want, &bases, layers)
+        let base_images = self.context.images.rank_bases(want, base_images);
+        self.find(want, &base_images, layers)
     }
 
     /// As [`Self::planned`], with ranked base images.
     fn find(
         &self,
         want: &Digest,
-        bases: &[RequestBase],
+        base_images: &[RequestBase],
         layers: bool,
     ) -> Result<Option<Bundle>, Error> {
         let context = &self.context;
-        let Some(key) = context.plans.key(want, bases, layers)? else {
+        let Some(key) = context.plans.key(want, base_images, layers)? else {
             return Ok(None);
         };
-        // A pack may be gone since: optimized, or evicted.
+        // A pack of the plan may be gone: optimized, or evicted.
         let Some(plan) = context.plans.whole(&key)? else {
             return Ok(None);
         };
@@ -257,19 +266,19 @@ impl BundleServer {
         Ok(Some(self.bundle_of(plan)))
     }
 
-    /// The bundle with this `ETag`, if a client received it for this request and it can still be sent whole. Another
-    /// bundle may have superseded it.
+    /// The bundle with this `ETag`, if a client received it for this request and all of its records
+    /// still exist. Another bundle may have superseded it.
     ///
     /// # Errors
     /// `Io`.
     pub fn superseded(
         &self,
         want: &Digest,
-        bases: &[RequestBase],
+        base_images: &[RequestBase],
         layers: bool,
         etag: &str,
     ) -> Result<Option<Bundle>, Error> {
-        let plan = self.context.plans.sent(want, bases, layers, etag)?;
+        let plan = self.context.plans.sent(want, base_images, layers, etag)?;
         Ok(plan.map(|plan| self.bundle_of(plan)))
     }
 
@@ -283,7 +292,7 @@ impl BundleServer {
     /// One content of an image; `None` when the image has no such content.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
+    /// [`Error::Missing`] when the image is not ready, or its layers are gone; `Io`.
     pub fn file(&self, image: &Digest, content: &FileDigest) -> Result<Option<Stream>, Error> {
         let Some(size) = toc_access::size_in(&self.context, image, content)? else {
             return Ok(None);
@@ -295,8 +304,8 @@ impl BundleServer {
         Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
     }
 
-    /// Records the files that a start of an image opened, in order, as the vote of that client. Leaves out files that the
-    /// image does not have. Records nothing when no file is left.
+    /// Records the files that a container start opened, in order, as the vote of that client.
+    /// Leaves out files that the image does not have. Records nothing when no file is left.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready; `Io`.
@@ -325,45 +334,50 @@ impl BundleServer {
         Ok(recorded)
     }
 
-    /// Images with a trace of their start, the latest first.
+    /// Images with a recorded trace, the latest first.
     pub fn traced_images(&self) -> Vec<Digest> {
         let mut ready = self.context.images.ready_images();
         ready.retain(|image| self.context.traces.has(image));
         ready
     }
 
-    /// The ranges of each cached layer that a start of that image reads, by its trace. Empty without a trace. A content of
-    /// several layers is read from the uppermost, as a mount does. Reads and decodes that much of the layers, at low
-    /// priority.
+    /// The ranges of each cached layer that a container start reads, according to the trace of the
+    /// image. Empty without a trace. A content of several layers is read from the uppermost one, as
+    /// in a mount. Reads and decodes these ranges at low priority.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready (any more), [`Error::Stopped`] at the end; those of the layers.
+    /// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown; errors of
+    /// the layers.
     pub fn hot_ranges(&self, image: &Digest) -> Result<Vec<HotRanges>, Error> {
         hot_ranges::hot_ranges(&self.context, image)
     }
 
-    /// Determines the start order of an image. Reads the programs that a start runs, which costs as much as ordering.
+    /// The expected order of file opens at a container start. Reads the programs that a start runs,
+    /// which costs as much as ordering the frames.
     ///
     /// # Errors
-    /// [`Error::Missing`] when the image is not ready (any more); `Io`.
+    /// [`Error::Missing`] when the image is not ready, or no longer ready; `Io`.
     pub fn start_order(&self, manifest: &Digest) -> Result<StartOrder, Error> {
         start_order::start_order(&self.context, manifest)
     }
 
-    /// Deletes the files of images whose manifest or config the cache no longer has. Then deletes plans and packs, least
-    /// recently used first, until packs, plans and indexes take at most `target` bytes. Files in use stay. A later request
-    /// makes deleted files of cached images again. Returns the bytes that are left.
+    /// Deletes the files of images whose manifest or config is no longer cached. Then deletes plans
+    /// and packs, least recently used first, until packs, plans and indexes take at most `target`
+    /// bytes. Files in use stay. Returns the bytes that are left. A later request rebuilds deleted
+    /// files of cached images.
     ///
-    /// Takes no planning slot, since the operator asks for it and no client. A second call waits for the first one: all
-    /// calls together hold one TOC in memory. No image is indexed while packs are deleted; indexing goes on while
-    /// the plans and TOCs that name packs are read and hashed.
+    /// Takes no planning slot, since the operator calls it, and no client. A second call waits for
+    /// the first one, so that all calls together hold one TOC in memory. No image is indexed while
+    /// packs are deleted. Indexing continues while the plans and TOCs that name packs are read and
+    /// hashed.
     ///
     /// # Errors
-    /// `Io`. When a plan or a TOC cannot be read, files were deleted all the same.
+    /// `Io`. After an error about an unreadable plan or TOC, all other files were pruned.
     pub fn prune(&self, target: u64) -> Result<u64, Error> {
         let context = &self.context;
         let _pruning = context.pruning.lock();
-        // A plan that cannot be read keeps the unused packs. The least recently used files go all the same.
+        // An unreadable plan keeps the unused packs. The least recently used files are deleted
+        // nevertheless.
         let removed = unused_packs::remove_uncached_images(context);
         let (index, _) = context.paths.bytes();
         let room = target.saturating_sub(index);
@@ -409,7 +423,7 @@ impl BundleServer {
             let _ = thread.join();
         }
         if let Err(error) = self.context.directory.flush() {
-            tracing::warn!(%error, "the directory was not written");
+            tracing::warn!(%error, "cannot write the image directory; pierhead rebuilds it at the next start");
         }
     }
 }

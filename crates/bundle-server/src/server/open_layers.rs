@@ -1,4 +1,4 @@
-//! Contents of a few images straight from their layers.
+//! The open layers of a few images as a [`Source`] of their contents.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,18 +10,18 @@ use super::paths::remove;
 use pierhead_toc::layer::{LayerIndex, LayerReader};
 use pierhead_toc::{Blob, FileDigest, Source};
 
-/// Open layers, each asked in turn.
+/// Open layers. A read uses the first layer that has the content.
 #[derive(Default)]
 pub(super) struct OpenLayers {
     readers: Vec<(LayerReader, PathBuf)>,
-    /// The error of the system that kept a layer from being opened: a lack of file descriptors or memory. The layer may
-    /// have the contents that no other layer has.
+    /// The error code (`errno`) of a layer that could not be opened for a lack of file descriptors
+    /// or memory. The layer may have contents that no open layer has.
     exhausted: Option<i32>,
 }
 
 impl OpenLayers {
-    /// Adds a layer. Its index, which lies at `path`, is deleted if it turns out to be damaged: it is made again
-    /// when it is looked for.
+    /// Adds a layer. `path` is the path of its index, which is deleted when a read finds damage.
+    /// Indexing then makes it again.
     pub(super) fn push(&mut self, index: &LayerIndex, path: PathBuf, blob: Arc<dyn Blob>) {
         self.readers.push((index.reader(blob), path));
     }
@@ -32,10 +32,11 @@ impl OpenLayers {
         self.exhausted = error.raw_os_error();
     }
 
-    /// What the first layer says that knows the content.
+    /// The result of `read` for the first layer that has the content.
     ///
     /// # Errors
-    /// Those of `read`. The lack of descriptors or memory, when no open layer knows the content and a layer is not open.
+    /// Errors of `read`. The noted lack of descriptors or memory, when no open layer has the
+    /// content.
     fn first<T>(
         &self,
         mut read: impl FnMut(&LayerReader) -> io::Result<Option<T>>,
@@ -43,7 +44,7 @@ impl OpenLayers {
         for (layer, path) in &self.readers {
             let found = read(layer).inspect_err(|error| {
                 if error.kind() == io::ErrorKind::InvalidData {
-                    tracing::warn!(path = %path.display(), %error, "the index of a layer is deleted");
+                    tracing::warn!(path = %path.display(), %error, "the index of a layer is damaged; pierhead deletes it");
                     remove(path);
                 }
             })?;

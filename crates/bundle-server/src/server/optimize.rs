@@ -1,4 +1,4 @@
-//! Better frames for images that were packed quickly, and the end of the quick ones.
+//! Replaces the fast frames of an image by optimized ones, and deletes unused fast packs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,18 +8,19 @@ use super::bundle_header::{HEADER_LEVEL, TocSizes};
 use super::context::Context;
 use super::counters::count;
 use super::cpu_share::CpuShare;
-use super::plan_file::{PlanRecord, packed};
+use super::plan_file::{PlanRecord, pack_locations};
 use super::plan_store::request_key;
 use super::toc_access::load_toc;
 use super::unused_packs::drop_unused_fast_packs;
+use crate::Error;
 use crate::directory::Stage;
 use crate::pack::{self, RecordLocation};
 use pierhead_bundle::format::Frames;
 use pierhead_toc::layer::Pace as _;
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
-/// Packs the frames of an image anew at the level of the configuration, and plans with them. Stopped or killed, it
-/// goes on where it was: what the plans name is what is left to do.
+/// Compresses the fast frames of an image again at the final level, and replaces its fresh plans.
+/// After a stop or a kill, the next call continues with the fast frames that the plans still name.
 pub(super) fn optimize(
     context: &Context,
     manifest: &Digest,
@@ -30,12 +31,13 @@ pub(super) fn optimize(
         return Ok(());
     }
     match optimize_frames(context, manifest, share) {
-        // A frame or a plan is lost: nothing is left to improve, and whoever asks has it made again.
+        // A frame or a plan is lost, so nothing is left to optimize. The next request has it made
+        // again.
         Err(Error::Missing(_) | Error::Malformed { .. }) => {}
         Ok(false) => return Ok(()),
         done => drop(done?),
     }
-    // Not if it was forgotten or lost meanwhile.
+    // The image may have been removed or reset meanwhile.
     if !context.images.is_fast(manifest) {
         return drop_unused_fast_packs(context);
     }
@@ -45,79 +47,81 @@ pub(super) fn optimize(
     dropped
 }
 
-/// Whether it has better frames by now; there may be no room for them.
+/// Makes the optimized frames. Returns `false` when the packs have no room for them.
 fn optimize_frames(
     context: &Context,
     manifest: &Digest,
     share: &mut CpuShare,
 ) -> Result<bool, Error> {
-    // Sound now, and read again afterwards: it is not in memory while frames are compressed.
+    // Verifies the TOC. It is read again later, so that it takes no memory while frames are
+    // compressed.
     drop(load_toc(context, manifest)?);
-    let mut places = HashSet::new();
+    let mut locations = HashSet::new();
     let keys = [false, true].map(|layers| request_key(manifest, &[], layers));
     for key in &keys {
         let plan = context.plans.open(key)?;
         let plan = plan.ok_or_else(|| Error::Missing(format!("the plan of {manifest}")))?;
-        places.extend(packed(&plan));
+        locations.extend(pack_locations(&plan));
     }
-    let places: Vec<_> = places.into_iter().collect();
-    if !has_room(context, &places) {
+    let locations: Vec<_> = locations.into_iter().collect();
+    if !has_room(context, &locations) {
         tracing::warn!(
             %manifest,
-            "an image stays as it was packed at first: bundle.size has no room for it twice"
+            "an image keeps its fast compression: bundle.size has no room for both versions of its frames"
         );
         return Ok(false);
     }
     let made = pack::optimize(
-        &places,
+        &locations,
         &context.packs,
         &*context.directory,
         context.config.optimized_level,
-        &mut |bytes| share.pause(bytes),
+        &mut |bytes| Ok(share.pause(bytes)?),
         &mut || context.directory.flush(),
     )?;
-    let table = load_toc(context, manifest)?;
+    let toc = load_toc(context, manifest)?;
     for key in &keys {
-        replace_plan(context, key, &table, &made)?;
+        replace_plan(context, key, &toc, &made)?;
     }
     Ok(true)
 }
 
-/// Whether better frames, which hardly ever are longer, have room beside the quick ones: else these would leave
-/// for them, and the image be packed quickly again when it is asked for, and so on.
-fn has_room(context: &Context, places: &[RecordLocation]) -> bool {
-    let bytes = |place: &RecordLocation| u64::from(place.len);
-    let all: u64 = places.iter().map(bytes).sum();
-    let fast = places.iter().filter(|it| pack::is_fast(it.pack));
+/// Whether optimized frames have room beside the fast ones. They are hardly ever longer. Without
+/// room, they would evict the fast ones, the next request would pack the image again, and so on.
+fn has_room(context: &Context, locations: &[RecordLocation]) -> bool {
+    let bytes = |location: &RecordLocation| u64::from(location.len);
+    let all: u64 = locations.iter().map(bytes).sum();
+    let fast = locations.iter().filter(|it| pack::is_fast(it.pack));
     let more: u64 = fast.map(bytes).sum();
-    // Indexes, and what packs that are written to have not used yet.
+    // The last term covers pack indexes, and the unused room of packs that are being written.
     all + more + (all + more) / 16 <= context.config.pack_budget
 }
 
-/// Replaces a plan by one that has the same frames in other places.
+/// Replaces a plan by one with the same frames at other locations. `made` maps old locations to new
+/// ones.
 fn replace_plan(
     context: &Context,
     key: &FileDigest,
-    table: &ImageToc,
+    toc: &ImageToc,
     made: &HashMap<RecordLocation, RecordLocation>,
 ) -> Result<(), Error> {
     let missing = || Error::Missing("a plan".to_owned());
     let plan = context.plans.open(key)?.ok_or_else(missing)?;
     let mut header = plan.header()?;
     let sizes = TocSizes {
-        want: table,
+        want: toc,
         base_images: &[],
     };
     let mut draft = context.plans.draft(key)?;
     let mut frames = Vec::new();
     for (nth, frame) in (0..).zip(header.frames.cursor(&sizes)?) {
         let mut frame = frame?;
-        let Some(PlanRecord::InPack(place)) = plan.record(nth) else {
+        let Some(PlanRecord::InPack(location)) = plan.record(nth) else {
             return Err(missing());
         };
-        let place = made.get(&place).copied().unwrap_or(place);
-        frame.coding = context.packs.frame(&place)?.coding;
-        draft.packed(place, &context.packs.head(&place)?);
+        let location = made.get(&location).copied().unwrap_or(location);
+        frame.coding = context.packs.frame(&location)?.coding;
+        draft.packed_record(location, &context.packs.head(&location)?);
         frames.push(frame);
     }
     header.frames = Frames::encode(&frames, &sizes)?;

@@ -1,4 +1,5 @@
-//! Patches from one image to another: made in the background, or, while somebody waits, within a bound of bytes.
+//! Makes patches from one image to another: optimized ones in the background, and fast ones while a
+//! client waits.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,12 +18,13 @@ use super::image_sources::contents;
 use super::plan_file::PlanFile;
 use super::plan_store::{fast_pair_key, optimized_pair_key};
 use super::toc_access::load_toc;
+use crate::Error;
 use crate::plan::prepare;
 use pierhead_bundle::patch::Effort;
 use pierhead_toc::layer::Pace as _;
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
-/// Makes the plan of a pair of images with the best patches. What is asked for from now on is planned by it.
+/// Makes the plan of a pair of images with optimized patches. Later requests for this pair use it.
 pub(super) fn prepare_pair(
     context: &Context,
     new: &Digest,
@@ -37,24 +39,24 @@ pub(super) fn prepare_pair(
     {
         return Ok(());
     }
-    let tables = [new, old].map(|digest| load_toc(context, digest));
-    let [want, have] = tables;
-    let (want, have) = (want?, have?);
+    let tocs = [new, old].map(|digest| load_toc(context, digest));
+    let [want, base] = tocs;
+    let (want, base) = (want?, base?);
     let all = pierhead_toc::TocView::with_layers(&want);
     let share = RefCell::new(share);
-    let mut pause = |bytes| share.borrow_mut().pause(bytes);
+    let mut pause = |bytes| Ok(share.borrow_mut().pause(bytes)?);
     let made = make_patches(
         context,
         &path,
         new,
         all,
         old,
-        have,
+        base,
         Effort::Idle,
         &mut pause,
     );
     match made {
-        // Forgotten since, or too much.
+        // An image was removed meanwhile, or the pair exceeds the effort limit.
         Err(Error::Missing(_)) | Ok(None) => return Ok(()),
         made => made?,
     };
@@ -65,8 +67,9 @@ pub(super) fn prepare_pair(
     Ok(())
 }
 
-/// The plan of a pair while somebody waits; `None` when that would take too long, or cannot be made. What is read
-/// and compressed is bounded by [`super::Config::fast_patch_bytes`].
+/// Makes the plan of a pair of images with fast patches, while a client waits. Returns `None` when
+/// more than [`super::Config::fast_patch_bytes`] would be read and compressed, or when a content is
+/// missing.
 pub(super) fn fast_patches(
     context: &Context,
     client: ClientKey,
@@ -78,8 +81,8 @@ pub(super) fn fast_patches(
         return Ok(None);
     }
     let want = load_toc(context, new)?;
-    let have = load_toc(context, old)?;
-    if have.contents().is_empty() {
+    let base = load_toc(context, old)?;
+    if base.contents().is_empty() {
         return Ok(None);
     }
     let image = match layers {
@@ -88,7 +91,7 @@ pub(super) fn fast_patches(
     };
     let effort = Effort::Waiting(context.config.fast_patch_bytes);
     let path = fast_pair_key(new, old, layers);
-    // For another question of which it is a part.
+    // Other requests for the same pair wait here, and then find the plan.
     let _pairing = context.pairing.lock(path);
     if let Some(made) = context.plans.pair(new, old, layers)? {
         return Ok(Some(made));
@@ -97,9 +100,9 @@ pub(super) fn fast_patches(
         true => Err(Error::Stopped),
         false => Ok(()),
     };
-    match make_patches(context, &path, new, image, old, have, effort, &mut pause) {
+    match make_patches(context, &path, new, image, old, base, effort, &mut pause) {
         Err(Error::Missing(_)) => Ok(None),
-        // Of a layer's index: whole frames do without.
+        // A layer index is damaged. A plan of whole frames does not need it.
         Err(error) if error.is_damage() => Ok(None),
         made => {
             if let Ok(Some(plan)) = &made {
@@ -112,7 +115,7 @@ pub(super) fn fast_patches(
 
 #[allow(
     clippy::too_many_arguments,
-    reason = "two images, and how to go about it"
+    reason = "two images, the effort and the callback"
 )]
 fn make_patches(
     context: &Context,
@@ -120,7 +123,7 @@ fn make_patches(
     new: &Digest,
     want: pierhead_toc::TocView<'_>,
     old: &Digest,
-    have: Arc<ImageToc>,
+    base: Arc<ImageToc>,
     effort: Effort,
     pause: &mut dyn FnMut(u64) -> Result<(), Error>,
 ) -> Result<Option<Arc<PlanFile>>, Error> {
@@ -128,10 +131,10 @@ fn make_patches(
     let documents = Documents::read(&*context.blobs, new)?;
     let mut draft = context.plans.draft(path)?;
     let mut frames = Vec::new();
-    let expected = expected_order(context, new, &documents, want.table, &source)?;
+    let expected = expected_order(context, new, &documents, want.toc, &source)?;
     let is_made = prepare(
         want,
-        pierhead_toc::TocView::mounted(&have),
+        pierhead_toc::TocView::mounted(&base),
         &expected,
         &source,
         effort,
@@ -145,21 +148,21 @@ fn make_patches(
     if !is_made {
         return Ok(None);
     }
-    let bases = [base(old, have)];
+    let bases = [complete_base(old, base)];
     let sum = draft.bytes();
-    let header = header(&documents, want.table, &bases, &frames, (true, sum), 1)?;
+    let header = header(&documents, want.toc, &bases, &frames, (true, sum), 1)?;
     let (prelude, body) = header.encode(1)?;
     context.plans.finish(path, draft, &prelude, &body).map(Some)
 }
 
-/// An image of which the worker has all.
-fn base(manifest: &Digest, table: Arc<ImageToc>) -> LoadedBase {
+/// A base image of which the worker has all contents.
+fn complete_base(manifest: &Digest, toc: Arc<ImageToc>) -> LoadedBase {
     LoadedBase {
-        have: RequestBase {
+        request: RequestBase {
             manifest: *manifest,
             is_known: true,
             has_layers: true,
         },
-        table: Some(table),
+        toc: Some(toc),
     }
 }

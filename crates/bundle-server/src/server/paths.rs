@@ -9,9 +9,10 @@ use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Digest;
 
-use pierhead_toc::{Error, FileDigest};
+use crate::Error;
+use pierhead_toc::FileDigest;
 
-/// The end of the second name of a plan that was handed out.
+/// Suffix of the second name of a plan that a client received.
 const SENT: &str = ".sent";
 
 /// The folders below the data folder.
@@ -24,7 +25,7 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    /// Makes the folders, and deletes what a kill left half written.
+    /// Creates the folders, and deletes partial files that a kill left.
     pub(super) fn open(data: &Path) -> Result<Self, Error> {
         let paths = Self {
             layers: data.join("index/layers"),
@@ -38,7 +39,7 @@ impl Paths {
         if let Err(error) = prepare(&paths.traces) {
             tracing::warn!(
                 %error,
-                "traces of starts cannot be used; make this folder readable and writable for pierhead, or delete it"
+                "cannot use the recorded traces; make this folder readable and writable for pierhead, or delete it"
             );
         }
         Ok(paths)
@@ -52,17 +53,17 @@ impl Paths {
         data.join("directory")
     }
 
-    /// Of a layer, by the digest of its blob.
+    /// The index of a layer, by the digest of its blob.
     pub(super) fn layer(&self, blob: &Digest) -> PathBuf {
         self.layers.join(name(blob))
     }
 
-    /// Of an image, by its manifest.
+    /// The TOC of an image, by its manifest.
     pub(super) fn toc(&self, manifest: &Digest) -> PathBuf {
         self.tocs.join(name(manifest))
     }
 
-    /// The order in which a start of an image opens its files, by its manifest.
+    /// The recorded traces of an image, by its manifest.
     pub(super) fn trace(&self, manifest: &Digest) -> PathBuf {
         self.traces.join(name(manifest))
     }
@@ -71,12 +72,12 @@ impl Paths {
         self.plans.join(key.hex())
     }
 
-    /// A plan that was handed out, by its second name.
+    /// The second name of a plan that a client received.
     pub(super) fn sent(&self, key: &FileDigest) -> PathBuf {
         self.plans.join(format!("{}{SENT}", key.hex()))
     }
 
-    /// Gives a plan its second name. One that cannot have it is made anew when somebody goes on with it.
+    /// Gives a plan its second name. After a failure, a client that resumes gets a new plan.
     pub(super) fn link_plan(&self, key: &FileDigest, sent: &FileDigest) {
         match fs::hard_link(self.plan(key), self.sent(sent)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -90,7 +91,8 @@ impl Paths {
         self.plan(key).exists() || self.sent(key).exists()
     }
 
-    /// Plans that have nothing but their second name and were used within `age`, the last used first; the others are in `old`.
+    /// Plans that have only their second name: those used within `age`, the last used first, and
+    /// then the older ones.
     fn sent_plans(&self, age: Duration) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
         let (mut young, mut old) = (Vec::new(), Vec::new());
         each(&self.plans, &mut |path, meta| {
@@ -98,7 +100,7 @@ impl Paths {
                 return;
             }
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            // Used in the future: just now, by another clock.
+            // A time in the future comes from a clock that was set back, and counts as now.
             match used.elapsed() {
                 Ok(since) if since >= age => old.push(path.to_owned()),
                 _ => young.push((Reverse(used), path.to_owned())),
@@ -112,7 +114,8 @@ impl Paths {
         self.sent_plans(age).map(|(young, _)| young)
     }
 
-    /// Keeps `most` of the plans that have nothing but their second name, and none that nobody used for `age`.
+    /// Keeps at most `most` of the plans that have only their second name, and none that was unused
+    /// for `age`.
     pub(super) fn retain_sent(&self, most: usize, age: Duration) -> Result<(), Error> {
         let (young, old) = self.sent_plans(age)?;
         young
@@ -123,7 +126,7 @@ impl Paths {
         Ok(())
     }
 
-    /// Bytes of indexes and tables; bytes of plans.
+    /// Bytes of layer indexes and TOCs, and bytes of plans.
     pub(super) fn bytes(&self) -> (u64, u64) {
         let sum = |folder: &Path| {
             let mut sum = 0;
@@ -135,7 +138,7 @@ impl Paths {
         (sum(&self.layers) + sum(&self.tocs), sum(&self.plans))
     }
 
-    /// Deletes the indexes, tables and traces that `keep` does not want, by the digest that each is of.
+    /// Deletes the layer indexes, TOCs and traces whose digest `keep` rejects.
     pub(super) fn retain(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
         let maintain = |folder: &Path| {
             each(folder, &mut |path, _| {
@@ -151,7 +154,8 @@ impl Paths {
         maintain(&self.tocs)
     }
 
-    /// Deletes plans, those that were used the longest ago first, until they take `most` bytes; returns what they take.
+    /// Deletes plans, least recently used first, until they take at most `most` bytes. Returns the
+    /// bytes that are left.
     pub(super) fn shrink_plans(&self, most: u64) -> Result<u64, Error> {
         let mut plans = Vec::new();
         each(&self.plans, &mut |path, meta| {
@@ -160,7 +164,7 @@ impl Paths {
                 return;
             }
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            // Of two names each has one half.
+            // A file with two names is visited twice, so each visit counts one half.
             plans.push((used, meta.len() / meta.nlink().max(1), path.to_owned()));
         })?;
         plans.sort();
@@ -190,16 +194,16 @@ impl Paths {
         remove(&self.sent(key));
     }
 
-    /// Deletes a plan: what it was made of is gone.
+    /// Deletes a plan.
     pub(super) fn remove_plan(&self, key: &FileDigest) {
         remove(&self.plan(key));
     }
 }
 
-/// Makes a folder, and deletes what a kill left half written.
+/// Creates a folder, and deletes partial files that a kill left in it.
 fn prepare(folder: &Path) -> Result<(), Error> {
     let made = fs::create_dir_all(folder);
-    made.map_err(|error| Error::io(format!("make {}", folder.display()), error))?;
+    made.map_err(|error| Error::io(format!("create {}", folder.display()), error))?;
     each(folder, &mut |path, _| {
         if is_partial(path) {
             remove(path);
@@ -224,7 +228,7 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     let failed = |error| Error::io(format!("read {}", folder.display()), error);
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        // It may be gone by now.
+        // Another thread may have deleted the file.
         if let Ok(meta) = entry.metadata() {
             visit(&entry.path(), &meta);
         }
@@ -232,7 +236,8 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     Ok(())
 }
 
-/// What cannot be deleted now is met again. A folder where a file of ours should be goes with all that is in it.
+/// Deletes a file. A folder in place of the file is deleted with its contents. After a failure, the
+/// next maintenance tries again.
 pub(super) fn remove(path: &Path) {
     let removed = match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),

@@ -1,7 +1,8 @@
-//! A plan as a file: the header as it leaves, where each record lies, and the records that no pack has.
+//! The file of a plan: the header of the bundle, the location of each record, and the records that
+//! no pack has.
 //!
-//! What was served once is served again byte by byte for as long as its file is kept. `docs/formats/disk.md` has it
-//! byte by byte.
+//! The same plan file always gives the same bytes of a bundle. `docs/formats/disk.md` specifies the
+//! format.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -14,28 +15,30 @@ use pierhead_atomic_file::{AtomicFile, Options};
 use sha2::{Digest as _, Sha256};
 
 use super::image::RequestBase;
+use crate::Error;
 use crate::pack::RecordLocation;
 use pierhead_bundle::format::{BaseImage, Header, MAX_FRAMES, PRELUDE, Prelude, UsableContents};
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
-use pierhead_toc::{Error, FileDigest};
+use pierhead_toc::FileDigest;
 
 const MAGIC: &[u8; 8] = b"PIERPLAN";
 const VERSION: u32 = 2;
-/// Magic, version, number of frames, bytes of the header's body, prelude, checksum.
+/// Length of magic, version, number of frames, length of the header's body, prelude and checksum.
 const START: usize = 8 + 4 + 4 + 8 + PRELUDE + 4;
-/// Of one frame.
+/// Bytes of the entry of one frame.
 pub(super) const ENTRY: usize = 16;
-/// In place of the number of a pack.
-const HERE: u32 = u32::MAX;
-const NOWHERE: u32 = u32::MAX - 1;
+/// Value of the pack number for a record in the plan file itself.
+const IN_PLAN: u32 = u32::MAX;
+/// Value of the pack number for a frame without a record.
+const NO_RECORD: u32 = u32::MAX - 1;
 const WHAT: &str = "plan";
 
-/// Where the record of a frame lies.
+/// The location of a frame's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlanRecord {
-    /// It has none.
+    /// The frame has no record.
     Absent,
-    /// In the plan's own file.
+    /// The record is in the plan file.
     InPlan {
         offset: u64,
         len: u32,
@@ -43,23 +46,24 @@ pub(crate) enum PlanRecord {
     InPack(RecordLocation),
 }
 
-/// A plan, opened: about 16 bytes a frame in memory, and an open file.
+/// An open plan. Takes about 16 bytes of memory per frame, and one file descriptor.
 pub(crate) struct PlanFile {
     pub(super) file: Arc<File>,
     pub(super) prelude: Prelude,
     pub(super) etag: String,
-    /// Bytes of the header's body, and where it lies.
+    /// Length of the header's body.
     pub(super) header: u64,
+    /// Offset of the header's body in the file.
     pub(super) header_at: u64,
     pub(super) records: Vec<u8>,
-    /// What it counts upon.
+    /// The base images whose contents the bundle uses.
     base_images: Vec<BaseImage>,
-    /// Whether it has a name by its `ETag`.
+    /// Whether the file has its second name.
     pub(super) is_linked: AtomicBool,
 }
 
 impl PlanFile {
-    /// Opens a plan. Reads all of it but its records.
+    /// Opens a plan. Reads and verifies everything except its records.
     ///
     /// # Errors
     /// `Missing`, `Malformed` when it is damaged, `Io`.
@@ -107,7 +111,7 @@ impl PlanFile {
         }
         let mut hasher = Sha256::new();
         hasher.update(prelude.digest);
-        // Each has the digest of its payload.
+        // Each head contains the digest of the payload.
         hasher.update(&heads);
         let etag = FileDigest::from_bytes(hasher.finalize().into()).hex();
         Ok(Self {
@@ -122,13 +126,14 @@ impl PlanFile {
         })
     }
 
-    /// Whether a worker that has these images can use it, and may have it.
-    pub(super) fn is_for(&self, have: &[RequestBase]) -> bool {
-        self.base_images.iter().all(|had| match had.usable {
+    /// Whether a worker with these base images can apply the bundle, and may pull all base images
+    /// that the bundle uses.
+    pub(super) fn suits(&self, base_images: &[RequestBase]) -> bool {
+        self.base_images.iter().all(|base| match base.usable {
             UsableContents::None => true,
-            known => have.iter().any(|have| {
-                let has_it = have.has_layers || known == UsableContents::Visible;
-                have.manifest == had.manifest && have.is_known && has_it
+            usable => base_images.iter().any(|base_images| {
+                let has_it = base_images.has_layers || usable == UsableContents::Visible;
+                base_images.manifest == base.manifest && base_images.is_known && has_it
             }),
         })
     }
@@ -138,7 +143,7 @@ impl PlanFile {
         u32::try_from(self.records.len() / ENTRY).unwrap_or(u32::MAX)
     }
 
-    /// Where the record of a frame lies. `None` when there is no such frame.
+    /// The location of a frame's record. `None` when there is no such frame.
     pub(super) fn record(&self, nth: u32) -> Option<PlanRecord> {
         let at = usize::try_from(nth).ok()?.checked_mul(ENTRY)?;
         let entry = self.records.get(at..at.checked_add(ENTRY)?)?;
@@ -146,8 +151,8 @@ impl PlanFile {
         let offset = u64::from_le_bytes(*entry[4..].first_chunk()?);
         let len = u32::from_le_bytes(*entry[12..].first_chunk()?);
         Some(match pack {
-            NOWHERE => PlanRecord::Absent,
-            HERE => PlanRecord::InPlan {
+            NO_RECORD => PlanRecord::Absent,
+            IN_PLAN => PlanRecord::InPlan {
                 offset: self.header_at + self.header + offset,
                 len,
             },
@@ -155,7 +160,8 @@ impl PlanFile {
         })
     }
 
-    /// The head of a frame's record, wherever it lies; zeros where it has none.
+    /// The head of a frame's record, whose location does not matter. Zeros when the frame has no
+    /// record.
     pub(super) fn head(&self, nth: u32) -> Result<[u8; RECORD_HEAD], Error> {
         let mut head = [0; RECORD_HEAD];
         let at = (START + self.records.len()) as u64 + u64::from(nth) * RECORD_HEAD as u64;
@@ -164,15 +170,15 @@ impl PlanFile {
         Ok(head)
     }
 
-    /// The header, decoded. Allocates all of it.
+    /// Decodes the header. Allocates memory for all of it.
     pub(crate) fn header(&self) -> Result<Header, Error> {
         let mut body = vec![0; self.prelude.body_len()];
         let read = self.file.read_exact_at(&mut body, self.header_at);
         read.map_err(|error| Error::io("read a plan", error))?;
-        Header::decode(&self.prelude, &body)
+        Ok(Header::decode(&self.prelude, &body)?)
     }
 
-    /// Bytes of a record of its own.
+    /// Reads a record from the plan file.
     pub(crate) fn read(&self, offset: u64, len: u32) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let read = self.file.read_exact_at(&mut bytes, offset);
@@ -181,30 +187,31 @@ impl PlanFile {
     }
 }
 
-/// Where a plan has its frames in packs.
-pub(super) fn packed(plan: &PlanFile) -> impl Iterator<Item = RecordLocation> + '_ {
+/// The locations of a plan's records in packs.
+pub(super) fn pack_locations(plan: &PlanFile) -> impl Iterator<Item = RecordLocation> + '_ {
     (0..plan.frames()).filter_map(|nth| match plan.record(nth) {
-        Some(PlanRecord::InPack(place)) => Some(place),
+        Some(PlanRecord::InPack(location)) => Some(location),
         _ => None,
     })
 }
 
-/// A plan that is being made. Dropped before it is finished it leaves nothing.
+/// A plan in progress. Dropping it before `finish` deletes its files.
 pub(crate) struct Draft {
     path: PathBuf,
     records: Vec<u8>,
     heads: Vec<u8>,
-    /// Records of its own, until it is known where they begin, and their file.
+    /// Temporary file with the records that no pack has. Their final offset is known only at the
+    /// end.
     own: AtomicFile<'static>,
     own_len: u64,
     all: u64,
 }
 
 impl Draft {
-    /// Begins the plan that will lie at `path`.
+    /// Begins the plan whose file will be at `path`.
     pub(crate) fn begin(path: &Path) -> Result<Self, Error> {
         let mut aside = path.as_os_str().to_owned();
-        // As other files that are half written, it goes at the next start.
+        // The suffix of the atomic file follows, so the next start deletes a leftover.
         aside.push(".records");
         let failed = |error| Error::io(format!("write {}", path.display()), error);
         let own = Options::new().create(Path::new(&aside)).map_err(failed)?;
@@ -218,38 +225,38 @@ impl Draft {
         })
     }
 
-    /// The next frame has its record, of which this is the head, in a pack.
-    pub(crate) fn packed(&mut self, place: RecordLocation, head: &[u8; RECORD_HEAD]) {
-        self.entry(place.pack, place.offset, place.len, head);
+    /// Adds a frame whose record is in a pack. `head` is the head of that record.
+    pub(crate) fn packed_record(&mut self, location: RecordLocation, head: &[u8; RECORD_HEAD]) {
+        self.entry(location.pack, location.offset, location.len, head);
     }
 
-    /// The next frame has the record that this one of another plan has.
-    pub(crate) fn same(&mut self, plan: &PlanFile, nth: u32) -> Result<(), Error> {
+    /// Adds a frame with the record of a frame of another plan.
+    pub(crate) fn copy_record(&mut self, plan: &PlanFile, nth: u32) -> Result<(), Error> {
         match plan.record(nth) {
-            Some(PlanRecord::InPack(place)) => self.packed(place, &plan.head(nth)?),
+            Some(PlanRecord::InPack(location)) => self.packed_record(location, &plan.head(nth)?),
             Some(PlanRecord::InPlan { offset, len }) => self.record(&plan.read(offset, len)?)?,
-            _ => self.nowhere(),
+            _ => self.without_record(),
         }
         Ok(())
     }
 
-    /// The next frame has no record.
-    pub(crate) fn nowhere(&mut self) {
-        self.entry(NOWHERE, 0, 0, &[0; RECORD_HEAD]);
+    /// Adds a frame without a record.
+    pub(crate) fn without_record(&mut self) {
+        self.entry(NO_RECORD, 0, 0, &[0; RECORD_HEAD]);
     }
 
-    /// The next frame has this record, head included.
+    /// Adds a frame with this record, which starts with its head.
     pub(crate) fn record(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let len = u32::try_from(bytes.len()).map_err(|_| wrong("a record that is too long"))?;
         let head = *bytes.first_chunk().ok_or_else(|| wrong("no record"))?;
         let written = self.own.file().write_all(bytes);
         written.map_err(|error| Error::io("write a plan", error))?;
-        self.entry(HERE, self.own_len, len, &head);
+        self.entry(IN_PLAN, self.own_len, len, &head);
         self.own_len += u64::from(len);
         Ok(())
     }
 
-    /// The next frame has this payload.
+    /// Adds a frame with this payload.
     pub(crate) fn payload(&mut self, coding: Coding, payload: &[u8]) -> Result<(), Error> {
         let mut record = Vec::with_capacity(RECORD_HEAD + payload.len());
         record.extend_from_slice(&RecordHead::of(coding, payload)?.encode());
@@ -257,8 +264,8 @@ impl Draft {
         self.record(&record)
     }
 
-    /// Bytes that were written already, and are written once more in the end.
-    pub(crate) const fn aside(&self) -> u64 {
+    /// Bytes in the temporary file. `finish` writes them a second time.
+    pub(crate) const fn temporary_bytes(&self) -> u64 {
         self.own_len
     }
 
@@ -275,7 +282,7 @@ impl Draft {
         self.all += u64::from(len);
     }
 
-    /// Puts it in its place, with the header that the frames so far have.
+    /// Writes the plan file, with this header.
     pub(crate) fn finish(self, prelude: &Prelude, body: &[u8]) -> Result<PlanFile, Error> {
         let mut start = Vec::with_capacity(START);
         start.extend_from_slice(MAGIC);
@@ -302,6 +309,7 @@ impl Draft {
     }
 }
 
+/// Makes the error of a damaged plan file.
 fn wrong(why: &str) -> Error {
     Error::malformed(WHAT, why)
 }
@@ -313,7 +321,7 @@ mod tests {
     #[test]
     fn an_etag_covers_the_bytes_of_records() {
         let folder = tempfile::tempdir().unwrap();
-        // It begins with the images that it counts upon: none.
+        // The body starts with the number of base images: 0.
         let body = vec![0; 100];
         let prelude = Prelude {
             continued: false,
@@ -330,6 +338,10 @@ mod tests {
             draft.finish(&prelude, &body).unwrap().etag
         };
         assert_eq!(etag("a", b"one"), etag("b", b"one"));
-        assert_ne!(etag("a", b"one"), etag("b", b"two"), "as long, and others");
+        assert_ne!(
+            etag("a", b"one"),
+            etag("b", b"two"),
+            "the same length, other bytes"
+        );
     }
 }

@@ -13,11 +13,12 @@ use pierhead_oci::Digest;
 use super::config::Config;
 use super::image::RequestBase;
 use super::paths::{Paths, remove};
-use super::plan_file::{Draft, PlanFile, PlanRecord, packed};
+use super::plan_file::{Draft, PlanFile, PlanRecord, pack_locations};
 use super::write_budget::WriteMeter;
+use crate::Error;
 use crate::pack::Packs;
 use pierhead_bundle::format::Prelude;
-use pierhead_toc::{Error, FileDigest};
+use pierhead_toc::FileDigest;
 
 /// Number of open plan files.
 const MAX_OPEN: usize = 32;
@@ -160,7 +161,7 @@ impl PlanStore {
             }
             Err(Error::Missing(_)) => Ok(None),
             Err(error @ Error::Malformed { .. }) => {
-                tracing::warn!(%error, "a plan is made anew");
+                tracing::warn!(%error, "a plan is damaged; pierhead makes it again");
                 remove(path);
                 Ok(None)
             }
@@ -190,7 +191,7 @@ impl PlanStore {
         prelude: &Prelude,
         body: &[u8],
     ) -> Result<Arc<PlanFile>, Error> {
-        let aside = draft.aside();
+        let aside = draft.temporary_bytes();
         let plan = draft.finish(prelude, body)?;
         let len = plan.file.metadata().map_or(0, |meta| meta.len());
         self.meter.wrote(len + aside);
@@ -236,14 +237,14 @@ impl PlanStore {
     pub(super) fn key(
         &self,
         want: &Digest,
-        bases: &[RequestBase],
+        base_images: &[RequestBase],
         layers: bool,
     ) -> Result<Option<FileDigest>, Error> {
-        let request = request_key(want, bases, layers);
-        if bases.is_empty() {
+        let request = request_key(want, base_images, layers);
+        if base_images.is_empty() {
             return Ok(Some(request));
         }
-        for base in bases {
+        for base in base_images {
             if let Some(pair) = self.pair(want, &base.manifest, layers)? {
                 return Ok(Some(derived_key(&request, &pair)));
             }
@@ -278,7 +279,7 @@ impl PlanStore {
     /// Whether all records that a plan names exist.
     pub(super) fn has_packs(&self, plan: &PlanFile) -> bool {
         (0..plan.frames()).all(|nth| match plan.record(nth) {
-            Some(PlanRecord::InPack(place)) => self.packs.contains(&place),
+            Some(PlanRecord::InPack(location)) => self.packs.contains(&location),
             found => found.is_some(),
         })
     }
@@ -304,7 +305,7 @@ impl PlanStore {
             // One reference is in `in_use`. Each open plan has two: in the store, and in `open`.
             let idle = open.iter().filter(|it| Arc::ptr_eq(it, plan)).count();
             if Arc::strong_count(plan) > 1 + 2 * idle {
-                packs.extend(packed(plan).map(|place| place.pack));
+                packs.extend(pack_locations(plan).map(|location| location.pack));
             }
         }
         packs
@@ -314,14 +315,15 @@ impl PlanStore {
     pub(super) fn sent(
         &self,
         want: &Digest,
-        bases: &[RequestBase],
+        base_images: &[RequestBase],
         layers: bool,
         etag: &str,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
         let key = sent_key(want, layers, etag);
         let plan = self.open_at(&key, &self.paths.sent(&key))?;
-        let fits =
-            |plan: &Arc<PlanFile>| plan.etag == etag && plan.is_for(bases) && self.has_packs(plan);
+        let fits = |plan: &Arc<PlanFile>| {
+            plan.etag == etag && plan.suits(base_images) && self.has_packs(plan)
+        };
         Ok(plan.filter(fits))
     }
 
@@ -356,7 +358,9 @@ impl PlanStore {
                         self.paths.sent(&key) == path
                     };
                     match images.is_none_or(|images| images.iter().any(is_of)) {
-                        true => found.packs.extend(packed(&plan).map(|place| place.pack)),
+                        true => found
+                            .packs
+                            .extend(pack_locations(&plan).map(|location| location.pack)),
                         false => found.unusable.push(path.clone()),
                     }
                 }
@@ -376,9 +380,9 @@ impl PlanStore {
 }
 
 /// The key of a request without its inputs. It contains everything that is in the header of the plan.
-pub(super) fn request_key(want: &Digest, bases: &[RequestBase], layers: bool) -> FileDigest {
+pub(super) fn request_key(want: &Digest, base_images: &[RequestBase], layers: bool) -> FileDigest {
     let mut text = format!("bundle {VERSION} {want} {layers}");
-    for base in bases {
+    for base in base_images {
         let RequestBase {
             manifest,
             is_known,

@@ -1,4 +1,4 @@
-//! Making the plan of a request from what was prepared: which frames come, and the header over them.
+//! Makes the plan of a request from prepared plans: selects the frames, and writes the header.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 
 use super::bundle_header::{LoadedBase, TocSizes, header, is_set, needed};
-use super::chunk_reuse::most;
+use super::chunk_reuse::max_plan_bytes;
 use super::chunk_reuse::{changed_bytes, reuse_chunks};
 use super::context::Context;
 use super::counters::count;
@@ -16,53 +16,60 @@ use super::patches::fast_patches;
 use super::plan_file::{Draft, PlanFile};
 use super::plan_store::{derived_key, request_key};
 use super::toc_access::{load_base_toc, load_toc};
+use crate::Error;
 use pierhead_bundle::Frame;
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
-/// The level of zstd for headers that somebody waits for.
-const FAST: i32 = 3;
+/// zstd level of headers that a client waits for.
+const FAST_HEADER_LEVEL: i32 = 3;
 
-/// Makes the plan of a request from what was prepared: for this pair of images, else for whoever has nothing.
-/// Its name, too.
+/// Makes the plan of a request, and returns it with its key. The input is the plan of a pair of
+/// images, or else the fresh plan: the plan for workers without base images.
 pub(super) fn plan(
     context: &Context,
     client: ClientKey,
     want: &Digest,
-    have: &[RequestBase],
+    requested: &[RequestBase],
     layers: bool,
 ) -> Result<(FileDigest, Arc<PlanFile>), Error> {
     count(&context.counters.plans);
-    let table = load_toc(context, want)?;
-    let mut bases = Vec::with_capacity(have.len());
-    for have in have {
-        let mut have = *have;
-        let table = match have.is_known {
-            true => load_base_toc(context, &have.manifest)?,
+    let toc = load_toc(context, want)?;
+    let mut base_images = Vec::with_capacity(requested.len());
+    for request in requested {
+        let mut request = *request;
+        let toc = match request.is_known {
+            true => load_base_toc(context, &request.manifest)?,
             false => None,
         };
-        have.is_known = table.is_some();
-        bases.push(LoadedBase { have, table });
+        request.is_known = toc.is_some();
+        base_images.push(LoadedBase { request, toc });
     }
     let documents = Documents::read(&*context.blobs, want)?;
-    let (prepared, at) = prepared(context, client, want, &bases, layers)?;
+    let (prepared, at) = prepared(context, client, want, &base_images, layers)?;
     let prepared = prepared.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
     if !context.plans.has_packs(&prepared) {
         return Err(Error::Missing(format!("a part of {want}")));
     }
-    let needed = needed(&table, &bases, layers);
-    let key = match have {
-        [] => request_key(want, have, layers),
-        _ => derived_key(&request_key(want, have, layers), &prepared),
+    let needed = needed(&toc, &base_images, layers);
+    let key = match requested {
+        [] => request_key(want, requested, layers),
+        _ => derived_key(&request_key(want, requested, layers), &prepared),
     };
     let mut draft = context.plans.draft(&key)?;
     let mut frames = match at {
-        Some(at) => choose(&prepared, at, &table, &bases, &needed, &mut draft)?,
+        Some(at) => choose(&prepared, at, &toc, &base_images, &needed, &mut draft)?,
         None => reuse_chunks(
-            context, &prepared, want, &table, &bases, &needed, &mut draft,
+            context,
+            &prepared,
+            want,
+            &toc,
+            &base_images,
+            &needed,
+            &mut draft,
         )?,
     };
     if !covers(&frames, &needed) {
-        // It counts on more than this worker has.
+        // The prepared plan needs contents of the base image that this worker lacks.
         let fresh = context
             .plans
             .open(&request_key(want, &[], layers))?
@@ -70,46 +77,63 @@ pub(super) fn plan(
         let fresh = fresh.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
         drop(draft);
         draft = context.plans.draft(&key)?;
-        frames = reuse_chunks(context, &fresh, want, &table, &bases, &needed, &mut draft)?;
+        frames = reuse_chunks(
+            context,
+            &fresh,
+            want,
+            &toc,
+            &base_images,
+            &needed,
+            &mut draft,
+        )?;
     } else if at.is_some()
         && let Some(fresh) = context.plans.open(&request_key(want, &[], layers))?
         && context.plans.has_packs(&fresh)
-        && draft.bytes() > most(changed_bytes(&fresh, &table, &needed)?)
+        && draft.bytes() > max_plan_bytes(changed_bytes(&fresh, &toc, &needed)?)
     {
-        // Made in haste, or against an image that has less of it than another one.
+        // Fast patches, or a less similar base image, can give more bytes than reused chunks.
         let mut other = context.plans.draft(&key)?;
-        let fewer = reuse_chunks(context, &fresh, want, &table, &bases, &needed, &mut other)?;
+        let fewer = reuse_chunks(
+            context,
+            &fresh,
+            want,
+            &toc,
+            &base_images,
+            &needed,
+            &mut other,
+        )?;
         if other.bytes() < draft.bytes() && covers(&fewer, &needed) {
             (draft, frames) = (other, fewer);
         }
     }
     let header = header(
         &documents,
-        &table,
-        &bases,
+        &toc,
+        &base_images,
         &frames,
         (layers, draft.bytes()),
-        FAST,
+        FAST_HEADER_LEVEL,
     )?;
-    let (prelude, body) = header.encode(FAST)?;
+    let (prelude, body) = header.encode(FAST_HEADER_LEVEL)?;
     let plan = context.plans.finish(&key, draft, &prelude, &body)?;
     Ok((key, plan))
 }
 
-/// The frames of what was prepared against one of the images that hold anything that is needed; their records go into the draft.
+/// Selects the frames of a prepared plan that have a needed content, and writes their records into
+/// the draft. `at` is the position of the base image in the request.
 fn choose(
     prepared: &PlanFile,
     at: u16,
-    table: &ImageToc,
-    bases: &[LoadedBase],
+    toc: &ImageToc,
+    base_images: &[LoadedBase],
     needed: &[bool],
     draft: &mut Draft,
 ) -> Result<Vec<Frame>, Error> {
     let header = prepared.header()?;
-    let of = bases.get(usize::from(at));
+    let of = base_images.get(usize::from(at));
     let sizes = TocSizes {
-        want: table,
-        // What was prepared knows one image at most.
+        want: toc,
+        // A prepared plan has at most one base image.
         base_images: of.map_or(&[][..], std::slice::from_ref),
     };
     let mut frames = Vec::new();
@@ -131,42 +155,43 @@ fn choose(
         for base in &mut frame.bases {
             base.image = at;
         }
-        draft.same(prepared, nth)?;
+        draft.copy_record(prepared, nth)?;
         frames.push(frame);
     }
     Ok(frames)
 }
 
-/// The best that was prepared, and which of the images that the worker has it is made against.
+/// The best prepared plan, and the position of its base image in the request. `None` for the fresh
+/// plan.
 fn prepared(
     context: &Context,
     client: ClientKey,
     want: &Digest,
-    bases: &[LoadedBase],
+    base_images: &[LoadedBase],
     layers: bool,
 ) -> Result<(Option<Arc<PlanFile>>, Option<u16>), Error> {
-    for (at, base) in (0..).zip(bases) {
-        if base.table.is_none() {
+    for (at, base) in (0..).zip(base_images) {
+        if base.toc.is_none() {
             continue;
         }
-        if let Some(plan) = context.plans.pair(want, &base.have.manifest, layers)? {
+        if let Some(plan) = context.plans.pair(want, &base.request.manifest, layers)? {
             return Ok((Some(plan), Some(at)));
         }
     }
     // The first base image is the most similar one.
     let known = (0..)
-        .zip(bases)
-        .find(|(_, base): &(u16, &LoadedBase)| base.table.is_some());
+        .zip(base_images)
+        .find(|(_, base): &(u16, &LoadedBase)| base.toc.is_some());
     if let Some((at, base)) = known {
-        context.queue.pairs([(*want, base.have.manifest)]);
-        if let Some(plan) = fast_patches(context, client, want, &base.have.manifest, layers)? {
+        context.queue.pairs([(*want, base.request.manifest)]);
+        if let Some(plan) = fast_patches(context, client, want, &base.request.manifest, layers)? {
             return Ok((Some(plan), Some(at)));
         }
     }
     Ok((context.plans.open(&request_key(want, &[], layers))?, None))
 }
 
-/// Whether all that is needed comes.
+/// Whether the frames contain all needed contents.
 fn covers(frames: &[Frame], needed: &[bool]) -> bool {
     let mut missing = needed.to_vec();
     for member in frames.iter().flat_map(|frame| &frame.members) {

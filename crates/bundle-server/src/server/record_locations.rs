@@ -1,9 +1,10 @@
-//! The locations of packed contents in the directory: finds them in the packs, and forgets those of deleted packs.
+//! The locations of packed contents in the directory: finds them in the packs, and removes those of
+//! deleted packs.
 
 use super::context::Context;
+use crate::Error;
 use crate::directory::Directory;
 use crate::pack::{self, FrameIndex as _, Packs};
-use pierhead_toc::Error;
 
 /// Finds the location of each content in the packs.
 pub(super) fn find_locations(
@@ -13,18 +14,19 @@ pub(super) fn find_locations(
 ) -> Result<(), Error> {
     packs.scan(&mut |frame| {
         pause()?;
-        // Skips ranges of a large content, whose order in packs is not certain. The next packing finds them.
+        // Skips ranges of a large content, whose order in packs is not certain. The next packing of
+        // the content records them.
         match &frame.members[..] {
-            // An optimized frame comes before a fast one.
+            // An optimized frame takes precedence over a fast one.
             members
-                if pack::is_fast(frame.place.pack)
+                if pack::is_fast(frame.location.pack)
                     && !directory.get(&members[0].content)?.is_empty() =>
             {
                 Ok(())
             }
             members if pack::are_whole(members) => members
                 .iter()
-                .try_for_each(|part| directory.put(&part.content, &[frame.place])),
+                .try_for_each(|part| directory.put(&part.content, &[frame.location])),
             _ => Ok(()),
         }
     })
@@ -35,6 +37,6 @@ pub(super) fn forget_locations(context: &Context) -> Result<(), Error> {
     let packs = &context.packs;
     context
         .directory
-        .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
+        .retain_locations(|locations| locations.iter().all(|location| packs.contains(location)))?;
     context.directory.flush()
 }

@@ -4,7 +4,7 @@ use pierhead_oci::Digest;
 
 use super::context::Context;
 use super::plan_store::request_key;
-use pierhead_toc::Error;
+use crate::Error;
 
 /// Deletes the plans of a ready image, and queues the image for indexing.
 pub(super) fn reindex(context: &Context, manifest: &Digest) -> Result<(), Error> {

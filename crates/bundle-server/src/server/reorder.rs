@@ -1,4 +1,4 @@
-//! The frames of an image in another order, once a start of it was traced.
+//! Reorders the frames of an image's plans after a trace was recorded.
 
 use pierhead_oci::Digest;
 
@@ -11,11 +11,12 @@ use super::image_sources::contents;
 use super::plan_file::PlanRecord;
 use super::plan_store::request_key;
 use super::toc_access::load_toc;
+use crate::Error;
 use pierhead_bundle::format::Frames;
+use pierhead_toc::FileDigest;
 use pierhead_toc::layer::Pace as _;
-use pierhead_toc::{Error, FileDigest};
 
-/// Plans an image anew for whoever has nothing, from the frames that it has.
+/// Makes the fresh plans of an image again, with the same frames in the expected order.
 pub(super) fn reorder(
     context: &Context,
     manifest: &Digest,
@@ -30,7 +31,7 @@ pub(super) fn reorder(
         )
     });
     match ordered {
-        // Forgotten since, or to be made again: that has its order by the trace, too.
+        // The image was removed, or is indexed again. A new plan already follows the trace.
         Err(Error::Missing(_) | Error::Malformed { .. }) => Ok(()),
         ordered => ordered,
     }
@@ -43,33 +44,33 @@ fn reorder_plan(
     share: &mut CpuShare,
 ) -> Result<(), Error> {
     let missing = || Error::Missing(format!("the plan of {manifest}"));
-    let table = load_toc(context, manifest)?;
+    let toc = load_toc(context, manifest)?;
     let documents = Documents::read(&*context.blobs, manifest)?;
     let source = contents(context, &[*manifest]);
-    let expected = expected_order(context, manifest, &documents, &table, &source)?;
+    let expected = expected_order(context, manifest, &documents, &toc, &source)?;
     let plan = context.plans.open(key)?.ok_or_else(missing)?;
     let mut header = plan.header()?;
     let sizes = TocSizes {
-        want: &table,
+        want: &toc,
         base_images: &[],
     };
     let mut frames = Vec::new();
     for (nth, frame) in (0..).zip(header.frames.cursor(&sizes)?) {
         let frame = frame?;
-        let Some(PlanRecord::InPack(place)) = plan.record(nth) else {
+        let Some(PlanRecord::InPack(location)) = plan.record(nth) else {
             return Err(missing());
         };
         let ranks = frame.members.iter().map(|it| expected.rank(it.content));
         let rank = ranks.min().unwrap_or(u32::MAX);
-        frames.push((rank, place.pack, place.offset, nth, frame));
+        frames.push((rank, location.pack, location.offset, nth, frame));
         share.pause(0)?;
     }
-    // What is alike in rank lies one after the other, as it was packed.
+    // Frames of equal rank stay in the order of the packs.
     frames.sort_by_key(|(rank, pack, offset, ..)| (*rank, *pack, *offset));
     let mut draft = context.plans.draft(key)?;
     let mut ordered = Vec::with_capacity(frames.len());
     for (.., nth, frame) in frames {
-        draft.same(&plan, nth)?;
+        draft.copy_record(&plan, nth)?;
         ordered.push(frame);
         share.pause(0)?;
     }

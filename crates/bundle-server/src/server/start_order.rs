@@ -11,28 +11,29 @@ use super::expected_order::{expected_order, trace_for};
 use super::image_sources::contents;
 use super::plan_store::request_key;
 use super::toc_access::load_toc;
+use crate::Error;
 use crate::plan::Expected;
 use pierhead_bundle::api::{MAX_TRACE, OrderSource, StartOrder};
+use pierhead_toc::ImageToc;
 use pierhead_toc::Tree;
-use pierhead_toc::{Error, ImageToc};
 
-/// Determines the start order of an image. Reads the programs that a start runs, which costs as much as ordering.
+/// The expected order of file opens at a container start. Reads the programs that a start runs.
 ///
 /// # Errors
-/// [`Error::Missing`] when the image is not ready (any more); `Io`.
+/// [`Error::Missing`] when the image is not ready; `Io`.
 pub(super) fn start_order(context: &Context, manifest: &Digest) -> Result<StartOrder, Error> {
     let missing = || Error::Missing(manifest.to_string());
     let (layers, layers_waiting) = context
         .images
         .layers_of_ready(manifest)
         .ok_or_else(missing)?;
-    let table = load_toc(context, manifest)?;
+    let toc = load_toc(context, manifest)?;
     let documents = Documents::read(&*context.blobs, manifest)?;
     let source = contents(context, &[*manifest]);
-    let expected = expected_order(context, manifest, &documents, &table, &source)?;
+    let expected = expected_order(context, manifest, &documents, &toc, &source)?;
     let traced = trace_for(context, manifest)?;
-    let tree = Tree::of(pierhead_toc::TocView::mounted(&table))?;
-    // Uses the paths of the trace, since one content may have several paths.
+    let tree = Tree::of(pierhead_toc::TocView::mounted(&toc))?;
+    // A content may have several paths, so the paths of the trace take precedence.
     let mut names = HashMap::new();
     for path in traced.iter().flat_map(|(_, files)| files) {
         if let Some(number) = tree.file(path.as_bytes()) {
@@ -57,17 +58,18 @@ pub(super) fn start_order(context: &Context, manifest: &Digest) -> Result<StartO
             },
             None => OrderSource::Config,
         },
-        applied: is_applied(context, manifest, &table, &expected)?,
+        applied: is_applied(context, manifest, &toc, &expected)?,
         layers: count(layers),
         layers_waiting: count(layers_waiting),
     })
 }
 
-/// Whether the plan for a worker without base images starts with the expected files. A plan that does not exist yet will.
+/// Whether the plan for workers without base images starts with the expected files. True for a plan
+/// that does not exist, since a new plan has this order.
 fn is_applied(
     context: &Context,
     manifest: &Digest,
-    table: &ImageToc,
+    toc: &ImageToc,
     expected: &Expected,
 ) -> Result<bool, Error> {
     let Some(plan) = context.plans.open(&request_key(manifest, &[], false))? else {
@@ -75,7 +77,7 @@ fn is_applied(
     };
     let header = plan.header()?;
     let sizes = TocSizes {
-        want: table,
+        want: toc,
         base_images: &[],
     };
     let mut last = 0;

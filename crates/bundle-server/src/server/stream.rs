@@ -1,24 +1,25 @@
-//! A planned bundle on its way out: ranges of files that follow each other are one, the rest is made when it is its turn.
+//! The bytes of a bundle in pieces for a response. Adjacent records of one file are one range,
+//! which a caller sends by `sendfile`.
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::plan_file::{PlanFile, PlanRecord};
+use crate::Error;
 use crate::pack::RecordLocation;
 use crate::pack::{PackFile, Packs};
 use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{End, PRELUDE, Prelude, unsent};
-use pierhead_toc::Error;
 
-/// What leaves next.
+/// The next bytes to send.
 pub enum Piece {
     /// These bytes.
     Bytes(Vec<u8>),
-    /// A range of a file that outlives its eviction.
+    /// A range of an open file. The range stays readable after the file was deleted.
     File {
-        /// Which.
+        /// The file.
         file: SentFile,
         /// First byte.
         offset: u64,
@@ -27,17 +28,17 @@ pub enum Piece {
     },
 }
 
-/// A file of the library that is open.
+/// An open file of the bundle server.
 #[derive(Clone)]
 pub enum SentFile {
     /// A plan.
     Plan(Arc<File>),
-    /// A pack, which is not evicted meanwhile.
+    /// A pack. It is not evicted as long as this value exists.
     Pack(Arc<PackFile>),
 }
 
 impl SentFile {
-    /// To send or read from.
+    /// The file, to send or to read.
     pub fn file(&self) -> &File {
         match self {
             Self::Plan(file) => file,
@@ -54,7 +55,7 @@ impl SentFile {
     }
 }
 
-/// A bundle that was planned, and is there to be sent.
+/// A planned bundle.
 #[derive(Clone)]
 pub struct Bundle {
     pub(super) plan: Arc<PlanFile>,
@@ -67,15 +68,16 @@ impl Bundle {
         &self.plan.etag
     }
 
-    /// Frames, those without a record included.
+    /// Number of frames, with those without a record.
     pub fn frames(&self) -> u32 {
         self.plan.frames()
     }
 
-    /// Begins to send it: all of it, or (`range`, first frame and the one behind the last) records alone.
+    /// Streams the whole bundle, or only the records of `range`: the first frame, and the one after
+    /// the last.
     ///
     /// # Errors
-    /// Those of its file.
+    /// Errors of the plan file.
     pub fn stream(&self, range: Option<(u32, u32)>) -> Result<Stream, Error> {
         let frames = self.frames();
         match range {
@@ -87,11 +89,13 @@ impl Bundle {
         }
     }
 
-    /// Begins to send one share, the first with the header, or, with `pieces`, each with its piece of that. Together they are the
-    /// bundle; they are of about as many bytes, as far as frames can be parted. Costs a look at each frame's place.
+    /// Streams one share. All shares together are the bundle. They have about the same number of
+    /// bytes, since they are cut between frames. The first share starts with the header. With
+    /// `pieces`, each share starts with its piece of the header. Looks up the location of each
+    /// frame.
     ///
     /// # Errors
-    /// Those of its file.
+    /// Errors of the plan file.
     pub fn share(&self, share: Share, pieces: bool) -> Result<Stream, Error> {
         let Share(nth, of) = share;
         let frames = self.frames();
@@ -102,14 +106,14 @@ impl Bundle {
             _ => 0,
         };
         let all = (0..frames).fold(self.plan.header, |sum, frame| sum + len(frame));
-        // The first frame that begins at or behind the share's place.
+        // The first frame whose offset in the bundle is at least the start of the share.
         let cut = |nth: u16| {
-            let place = all.saturating_mul(u64::from(nth)) / u64::from(of.max(1));
+            let location = all.saturating_mul(u64::from(nth)) / u64::from(of.max(1));
             let mut sum = self.plan.header;
             (0..frames).find(|frame| {
                 let begins = sum;
                 sum += len(*frame);
-                begins >= place
+                begins >= location
             })
         };
         let first = if nth == 0 {
@@ -161,7 +165,7 @@ impl Bundle {
     }
 }
 
-/// What is before the records.
+/// The bytes before the records.
 #[derive(Clone, Copy)]
 enum Begin {
     Header,
@@ -169,11 +173,11 @@ enum Begin {
     Continued,
 }
 
-/// Bytes in pieces, each made when it is asked for.
+/// A sequence of pieces, each read when the caller takes it.
 pub struct Stream {
     source: Source,
     before: Option<[u8; PRELUDE]>,
-    /// What of the header's body is still to leave.
+    /// The range of the header's body that is not sent yet.
     header: Range<u64>,
     end: End,
     len: Option<u64>,
@@ -196,14 +200,14 @@ enum Source {
     Done,
 }
 
-/// No pack has this number.
+/// A number that no pack has.
 const NO_PACK: u32 = u32::MAX;
 
-/// Bytes of a content that are read at once: as many as an answer is counted to hold.
-const READ: u64 = 128 << 10;
+/// Bytes of a content per read. The memory limit of responses counts this number.
+const READ_SIZE: u64 = 128 << 10;
 
 impl Stream {
-    /// One content from wherever it lies.
+    /// Streams one content of an image.
     pub(super) fn of_file(
         source: Arc<dyn pierhead_toc::Source + Send + Sync>,
         content: pierhead_toc::FileDigest,
@@ -226,12 +230,12 @@ impl Stream {
         }
     }
 
-    /// Bytes in all, when they are known beforehand.
+    /// Number of bytes of the stream, if it is known in advance.
     pub const fn len(&self) -> Option<u64> {
         self.len
     }
 
-    /// Whether nothing will come.
+    /// Whether the stream has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == Some(0)
     }
@@ -252,15 +256,17 @@ impl Stream {
             len += match plan.record(nth)? {
                 PlanRecord::Absent => 0,
                 PlanRecord::InPlan { len, .. } => u64::from(len),
-                PlanRecord::InPack(place) if packs.contains(&place) => u64::from(place.len),
-                // Nobody knows how long it becomes when it is made again.
+                PlanRecord::InPack(location) if packs.contains(&location) => {
+                    u64::from(location.len)
+                }
+                // The pack is gone, so the record is not sent.
                 PlanRecord::InPack(_) => return None,
             };
         }
         Some(len)
     }
 
-    /// The next piece, if nothing has to be read or made for it.
+    /// The next piece, if it needs no read from the disk.
     pub fn next_ready(&mut self) -> Option<Piece> {
         if let Some(prelude) = self.before.take() {
             return Some(Piece::Bytes(prelude.to_vec()));
@@ -284,8 +290,8 @@ impl Stream {
         }
         let mut run: Option<(u32, SentFile, u64, u64)> = None;
         while *at < *until {
-            let lies = plan.record(*at)?;
-            let (pack, file, offset, len) = match lies {
+            let record = plan.record(*at)?;
+            let (pack, file, offset, len) = match record {
                 PlanRecord::Absent => {
                     *at += 1;
                     continue;
@@ -294,18 +300,18 @@ impl Stream {
                     let file = SentFile::Plan(plan.file.clone());
                     (NO_PACK, file, offset, len)
                 }
-                // It is read first, against its checksum, which is no work for whoever may not wait.
-                PlanRecord::InPack(place) if !packs.is_verified(&place) => break,
-                PlanRecord::InPack(place) => {
+                // An unverified record is read first, and reads may block.
+                PlanRecord::InPack(location) if !packs.is_verified(&location) => break,
+                PlanRecord::InPack(location) => {
                     let open = match &run {
-                        // The same pack is open already.
-                        Some((pack, file, ..)) if *pack == place.pack => file.clone(),
-                        _ => match packs.file(&place) {
+                        // The pack is open already.
+                        Some((pack, file, ..)) if *pack == location.pack => file.clone(),
+                        _ => match packs.file(&location) {
                             Ok(file) => SentFile::Pack(file),
                             Err(_) => break,
                         },
                     };
-                    (place.pack, open, place.offset, place.len)
+                    (location.pack, open, location.offset, location.len)
                 }
             };
             let len = u64::from(len);
@@ -330,10 +336,11 @@ impl Stream {
         None
     }
 
-    /// The next piece; `None` at the end. Blocks; up to a frame's memory and work.
+    /// The next piece; `None` at the end. Blocks on the disk. Takes at most the memory of one
+    /// frame.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the disk.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, Error> {
         if let Some(piece) = self.next_ready() {
             return Ok(Some(piece));
@@ -346,14 +353,14 @@ impl Stream {
                 at,
                 until,
             } => {
-                if check(plan, packs, *at, *until) {
-                    // Nobody can have forgotten it since, but for the upkeep.
+                if verify_next(plan, packs, *at, *until) {
+                    // Only maintenance can clear the mark of verified records meanwhile.
                     if let Some(piece) = self.next_ready() {
                         return Ok(Some(piece));
                     }
                     return self.next_piece();
                 }
-                // Its pack is gone: the worker asks for what was in it one by one.
+                // The pack is gone: the worker requests the contents of this frame one by one.
                 *at += 1;
                 self.end.records += 1;
                 Ok(Some(Piece::Bytes(unsent().to_vec())))
@@ -364,7 +371,7 @@ impl Stream {
                 at,
                 size,
             } => {
-                let len = (*size - *at).min(READ);
+                let len = (*size - *at).min(READ_SIZE);
                 if len == 0 {
                     self.source = Source::Done;
                     return Ok(None);
@@ -379,22 +386,23 @@ impl Stream {
     }
 }
 
-/// Reads the records that come next, in one pack, so that they may leave unread. Whether the first of them is sound.
-fn check(plan: &PlanFile, packs: &Packs, first: u32, until: u32) -> bool {
-    /// What a socket takes in a few calls.
-    const AHEAD: u64 = 4 << 20;
+/// Verifies the next records in packs, so that they can be sent by `sendfile`. Returns whether the
+/// first of them is intact.
+fn verify_next(plan: &PlanFile, packs: &Packs, first: u32, until: u32) -> bool {
+    /// Maximum bytes to verify in advance: a socket takes them in a few calls.
+    const MAX_VERIFIED_AHEAD: u64 = 4 << 20;
     let mut sum = 0;
     for nth in first..until {
         match plan.record(nth) {
-            Some(PlanRecord::InPack(place)) => {
-                if packs.check(&place).is_err() {
+            Some(PlanRecord::InPack(location)) => {
+                if packs.check(&location).is_err() {
                     return nth > first;
                 }
-                sum += u64::from(place.len);
+                sum += u64::from(location.len);
             }
             _ => return nth > first,
         }
-        if sum >= AHEAD {
+        if sum >= MAX_VERIFIED_AHEAD {
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! The threads of the background: each takes jobs from the queue and runs them.
+//! The background threads: each takes jobs from the queue and runs them.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +18,8 @@ use super::maintenance::maintain;
 use super::optimize::optimize;
 use super::reorder::reorder;
 use super::unused_packs::drop_late;
+use crate::Error;
 use crate::directory::Stage;
-use pierhead_toc::Error;
 
 /// Label of this task in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::BundleServer;
@@ -58,7 +58,8 @@ fn work(context: &Arc<Context>, lane: Lane) {
         let _ = rustix::process::setpriority_process(None, 19);
     }
     while let Some(job) = next_job(context, lane) {
-        // Lack of memory also ends a job, and is no interruption by another client.
+        // Set when another client interrupts the job. A lack of memory also ends a job, but does
+        // not set this flag.
         let interrupted = Arc::<AtomicBool>::default();
         let used = Cell::new(Duration::ZERO);
         let done = catch_unwind(AssertUnwindSafe(|| run(context, &job, &interrupted, &used)));
@@ -67,14 +68,14 @@ fn work(context: &Arc<Context>, lane: Lane) {
             panics.note(TASK, &**panic);
         });
         let done = done.unwrap_or_else(|_| match &job {
-            // The next image does not wait for one whose indexing panics.
+            // An image whose indexing panics is refused, so that it does not block the next images.
             Job::Index(QueuedImage { manifest, .. }) => {
-                tracing::error!(%manifest, "work on an image panicked; it is not bundled");
-                let why = "it could not be read, by a fault of pierhead: see its log".to_owned();
+                tracing::error!(%manifest, "indexing of an image panicked; pierhead makes no bundles of it");
+                let why = "a bug of pierhead: see its log".to_owned();
                 context.images.settle(manifest, Some(Stage::Refused(why)))
             }
             _ => {
-                tracing::error!("work in the background panicked");
+                tracing::error!("a background job panicked");
                 Ok(())
             }
         });
@@ -83,7 +84,7 @@ fn work(context: &Arc<Context>, lane: Lane) {
             Job::Index(image) => Some(image.client),
             _ => None,
         };
-        // A job that was cancelled under pressure has released its memory, and runs again later.
+        // A cancelled job has released its memory, and runs again later.
         if matches!(done, Err(Error::Stopped)) && !context.queue.is_stopped() {
             count(&context.counters.cancelled);
             match job {
@@ -104,7 +105,7 @@ fn work(context: &Arc<Context>, lane: Lane) {
             Ok(()) | Err(Error::Stopped) => {}
             Err(error) => {
                 count(&context.counters.failed);
-                tracing::warn!(%error, "work in the background failed");
+                tracing::warn!(%error, "a background job failed");
             }
         }
     }
@@ -120,7 +121,9 @@ fn run(
     let background = context.config.background.clone();
     let low_priority = |share: CpuShare| {
         let background = context.config.background.clone();
-        share.resting(background).after(context.queue.indexing())
+        share
+            .with_background(background)
+            .with_priority_jobs(context.queue.indexing())
     };
     match job {
         Job::Index(image) => {
@@ -132,11 +135,11 @@ fn run(
                 interrupts.fetch_or(is_wanted, Ordering::Relaxed) || is_wanted
             };
             let mut share = share
-                .resting(background)
-                .unless(Arc::new(wanted))
-                .yielding(time_slice(&context.config, image), Box::new(other))
-                .having_used(image.used)
-                .awaited(context.images.is_awaited(&image.manifest));
+                .with_background(background)
+                .continue_while(Arc::new(wanted))
+                .with_time_slice(time_slice(&context.config, image), Box::new(other))
+                .with_used(image.used)
+                .with_awaited(context.images.is_awaited(&image.manifest));
             let done = run_image_job(context, image, &mut share);
             used.set(share.used());
             done.and(drop_late(context))
@@ -144,7 +147,8 @@ fn run(
         Job::Pair(new, old) => prepare_pair_if_ready(context, new, old, &mut low_priority(share)),
         Job::Optimize(manifest) => optimize(context, manifest, &mut low_priority(share)),
         Job::Reorder(manifest) => reorder(context, manifest, &mut low_priority(share)),
-        // These two never pause. Maintenance frees disk space. Without the directory, indexing packs everything again.
+        // These two never pause. Maintenance frees disk space. Without a directory, indexing would
+        // pack all contents again.
         Job::Maintain => maintain(context, &mut { share }),
         Job::RebuildDirectory => rebuild_directory(context, &mut { share }),
     }
@@ -153,8 +157,9 @@ fn run(
 /// Waits for the next job. `None` when the server stops.
 fn next_job(context: &Context, lane: Lane) -> Option<Job> {
     while !context.queue.is_stopped() {
-        // Before all other jobs of this lane: indexing packs again what it does not find.
-        if lane == Lane::Optimize && context.directory.take_lost() {
+        // Runs before all other jobs of this lane: indexing packs contents again whose location is
+        // unknown.
+        if lane == Lane::Optimize && context.directory.take_replaced() {
             context.queue.begin_unqueued();
             return Some(Job::RebuildDirectory);
         }
@@ -163,7 +168,7 @@ fn next_job(context: &Context, lane: Lane) -> Option<Job> {
         let permission = |has_jobs: bool| {
             let is_used_up = has_jobs && !meter.may_write(false);
             match is_paused || is_used_up {
-                // Maintenance writes next to nothing.
+                // Maintenance may run without a write budget, since it writes almost nothing.
                 true if is_used_up && lane == Lane::Index && !meter.may_write(true) => {
                     Permission::Nothing
                 }

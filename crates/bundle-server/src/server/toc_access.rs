@@ -7,7 +7,8 @@ use pierhead_oci::Digest;
 use super::context::Context;
 use super::paths::remove;
 use super::reindex::reindex;
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use crate::Error;
+use pierhead_toc::{FileDigest, ImageToc};
 
 /// The TOC of a ready image.
 pub(super) fn load_toc(context: &Context, manifest: &Digest) -> Result<Arc<ImageToc>, Error> {
@@ -53,7 +54,7 @@ fn recover<T>(context: &Context, manifest: &Digest, error: Error) -> Result<T, E
         return Err(error);
     }
     if error.is_damage() {
-        tracing::warn!(%error, %manifest, "rebuilding the table of an image");
+        tracing::warn!(%error, %manifest, "the TOC of an image is damaged; pierhead rebuilds it");
         remove(&context.paths.toc(manifest));
     } else if matches!(error, Error::Io { .. }) {
         if !context.tocs.report_unreadable(manifest, &error) {
@@ -63,5 +64,5 @@ fn recover<T>(context: &Context, manifest: &Digest, error: Error) -> Result<T, E
         return Err(error);
     }
     reindex(context, manifest)?;
-    Err(Error::Missing(format!("the table of {manifest}")))
+    Err(Error::Missing(format!("the TOC of {manifest}")))
 }

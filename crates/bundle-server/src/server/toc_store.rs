@@ -7,8 +7,9 @@ use parking_lot::Mutex;
 use pierhead_oci::Digest;
 
 use super::paths::Paths;
+use crate::Error;
 use pierhead_toc::image_toc::{BlockCache, TocFile};
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
 /// Size of the block cache that single lookups share, in bytes.
 const BLOCK_CACHE: usize = 4 << 20;
@@ -123,7 +124,7 @@ impl TocStore {
             unreadable.insert(*image)
         };
         if is_first {
-            tracing::error!(%image, %error, "cannot read the table of an image; rebuilding it once");
+            tracing::error!(%image, %error, "cannot read the TOC of an image; pierhead rebuilds it once");
         }
         is_first
     }

@@ -1,7 +1,8 @@
 //! Recorded start orders: one small file per image, with the order that each client sent.
 //!
-//! Not in the directory: an order has up to a megabyte and may be sent as often as somebody likes, and sled keeps a
-//! value of that size in a file of its own, which it does not delete when another takes its place.
+//! The orders are not in the directory. An order has up to 1 MiB, and clients may send it often.
+//! sled stores a value of that size in a file of its own, and does not delete that file when the
+//! value is replaced.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,9 +16,11 @@ use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::paths::{Paths, remove};
+use crate::Error;
 use pierhead_bundle::api::MAX_DOCUMENT;
-use pierhead_toc::{Error, FileDigest};
+use pierhead_toc::FileDigest;
 
+/// The name of this format in error messages.
 const WHAT: &str = "trace";
 
 /// Maximum number of clients with an order for one image. Each has one vote. The oldest vote leaves first.
@@ -60,8 +63,8 @@ impl Votes {
         vote.files.iter().filter_map(path)
     }
 
-    /// The merged order: sorted by number of clients that opened the file, then by average position. So one client never
-    /// delays files on which two others agree.
+    /// The merged order: sorted by number of clients that opened the file, then by average
+    /// position. So a single client never delays files on which two others agree.
     fn merged(&self) -> Vec<String> {
         let mut seen: HashMap<&String, (usize, usize)> = HashMap::new();
         for vote in &self.votes {
@@ -143,10 +146,10 @@ impl TraceStore {
     /// The merged order of the image; `None` also when the file cannot be read. Deletes a damaged file.
     ///
     /// # Errors
-    /// When descriptors or memory are short.
+    /// `Io` when descriptors or memory are short: a plan without the order must not be stored.
     pub(super) fn merged(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
         match self.votes(image) {
-            // A plan without the order must not be stored.
+            // Any other error means that the image has no usable trace.
             Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
                 tracing::debug!(%error, %image, "a trace cannot be read");
                 Ok(None)
@@ -165,7 +168,7 @@ impl TraceStore {
         let path = self.paths.trace(image);
         match read(&path) {
             Err(error) if error.is_damage() => {
-                tracing::warn!(%error, %image, "a trace is forgotten");
+                tracing::warn!(%error, %image, "a recorded trace is damaged; pierhead deletes it");
                 remove(&path);
                 Ok(None)
             }
@@ -228,13 +231,13 @@ fn read(path: &Path) -> Result<Option<Votes>, Error> {
     let bytes = fs::read(path).map_err(failed)?;
     let (sum, bytes) = bytes
         .split_first_chunk()
-        .ok_or_else(|| wrong("its length"))?;
+        .ok_or_else(|| wrong("it ends too early"))?;
     if crc32c::crc32c(bytes).to_le_bytes() != *sum {
         return Err(wrong("its checksum does not match"));
     }
     postcard::from_bytes(bytes)
         .map(Some)
-        .map_err(|_| wrong("its form"))
+        .map_err(|_| wrong("it cannot be decoded"))
 }
 
 #[cfg(test)]
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn old_votes_leave_and_so_do_those_beyond_the_bound() {
+    fn expired_votes_and_votes_beyond_the_maximum_are_removed() {
         let mut votes = Votes::default();
         for client in 0..100 {
             votes.put(client, client, order("ab"));

@@ -8,32 +8,34 @@ use pierhead_oci::Digest;
 
 use super::context::Context;
 use super::paths::remove;
-use super::plan_file::{PlanFile, packed};
+use super::plan_file::{PlanFile, pack_locations};
 use super::plan_store::request_key;
 use super::record_locations::forget_locations;
+use crate::Error;
 use crate::pack::FrameIndex as _;
-use pierhead_toc::{Error, ImageToc};
+use pierhead_toc::ImageToc;
 
 /// Maximum number of attempts to delete unused packs between two indexing runs.
 const MAX_TRIES: u32 = 3;
 
-/// A plan to delete unless all its packs stay.
+/// A plan that is deleted unless all of its packs stay.
 struct DoubtfulPlan {
     path: PathBuf,
     version: Option<FileVersion>,
-    /// The packs that it names; `None` when it cannot be sent already.
+    /// The packs that the plan names. `None` when a pack is missing already.
     packs: Option<HashSet<u32>>,
 }
 
 /// Inode, and time of the last change in seconds and nanoseconds.
 type FileVersion = (u64, i64, i64);
 
+/// The version of a file. `None` when it does not exist.
 fn version(path: &Path) -> Option<FileVersion> {
     let meta = path.symlink_metadata().ok()?;
     Some((meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
 
-/// Whether the cache still has a blob. An error counts as yes, so that nothing is deleted after it.
+/// Whether the cache still has a blob. True after an error, so that an error deletes nothing.
 pub(super) fn is_cached(context: &Context, digest: &Digest) -> bool {
     matches!(context.blobs.open(digest), Ok(Some(_)) | Err(_))
 }
@@ -55,7 +57,7 @@ pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
         if has_config && is_cached(context, &manifest) {
             continue;
         }
-        // The note stays until the packs are deleted: a later prune does not find this image any more.
+        // The note stays until the packs are deleted, since a later prune does not find this image.
         context.pack_usage.note_unused();
         remove_image(context, &manifest)?;
     }
@@ -67,14 +69,16 @@ pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
     drop_late(context)
 }
 
-/// Closes TOCs and layers: evicted blobs and deleted files take disk space as long as they are open.
+/// Closes TOCs and layers. Evicted blobs and deleted files take disk space as long as they are
+/// open.
 pub(super) fn close_files(context: &Context) {
     context.tocs.close_all();
     context.layers.close_all();
 }
 
-/// Deletes packs that no remaining image needs, and the plans that name them. Waits while an image is being packed,
-/// since no plan and no TOC names its packs yet.
+/// Deletes packs that no remaining image needs, and the plans that name them. Does nothing while an
+/// image is being packed, since no plan and no TOC names its packs yet; the next maintenance tries
+/// again.
 fn drop_unused_packs(context: &Context) -> Result<(), Error> {
     for _ in 0..MAX_TRIES {
         if try_drop_unused_packs(context)? {
@@ -86,10 +90,12 @@ fn drop_unused_packs(context: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// `false` when an image was indexed or packed meanwhile.
+/// Tries once to delete unused packs. Returns `false` when an image was indexed or packed
+/// meanwhile.
 ///
-/// 1. Reading and hashing plans and TOCs holds no lock: indexing goes on.
-/// 2. Deletion holds the packing lock, and only after a check that no pack was written and no image was indexed since.
+/// 1. Reading and hashing plans and TOCs holds no lock, so indexing continues.
+/// 2. Deletion holds the packing lock. It starts after a check that no pack was written and no
+///    image was indexed since.
 fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
     let state = || {
         (
@@ -144,7 +150,9 @@ fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<Doubtful
         let version = version(path);
         let packs = match PlanFile::open(path) {
             Ok(plan) => {
-                let packs: HashSet<_> = packed(&plan).map(|place| place.pack).collect();
+                let packs: HashSet<_> = pack_locations(&plan)
+                    .map(|location| location.pack)
+                    .collect();
                 let has_packs = context.plans.has_packs(&plan);
                 if has_packs && packs.is_subset(used) {
                     return;
@@ -152,7 +160,7 @@ fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<Doubtful
                 has_packs.then_some(packs)
             }
             Err(Error::Malformed { .. }) => None,
-            // Deletes only files that are proven to be damaged. A file that cannot be opened now may be intact.
+            // Only proven damage deletes a file. A file that cannot be opened now may be intact.
             Err(_) => return,
         };
         doubtful.push(DoubtfulPlan {
@@ -182,40 +190,43 @@ fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
     let mut used = HashSet::new();
     for (manifest, was_begun) in context.images.accepted() {
         used.extend(packs_of(context, &manifest)?);
-        let toc = match ImageToc::open(&context.paths.toc(&manifest)) {
+        let toc = match ImageToc::open(&context.paths.toc(&manifest)).map_err(Error::from) {
             Ok(toc) => toc,
-            // The image has no packs yet.
+            // Indexing has not begun, so the image has no packs.
             Err(Error::Missing(_)) if !was_begun => continue,
             Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         for (content, _) in toc.contents().iter() {
-            let places = context.directory.get(&content)?;
-            used.extend(places.into_iter().map(|place| place.pack));
+            let locations = context.directory.get(&content)?;
+            used.extend(locations.into_iter().map(|location| location.pack));
         }
     }
     Ok(Some(used))
 }
 
-/// The packs that the plans of an image name, for workers without base images. None when there is no plan, or when it
-/// is damaged.
+/// The packs that the fresh plans of an image name. Empty when there is no plan, or when it is
+/// damaged.
 ///
 /// # Errors
-/// `Io` when the plan cannot be read now: its packs are unknown then, and none may be deleted.
+/// `Io` when the plan cannot be read. Its packs are unknown then, so no pack may be deleted.
 pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u32>, Error> {
     // The plan with layers names all packs of the plan without them. `PlanFile::open` does not count as a use.
     match PlanFile::open(&context.paths.plan(&request_key(manifest, &[], true))) {
-        Ok(plan) => Ok(packed(&plan).map(|place| place.pack).collect()),
+        Ok(plan) => Ok(pack_locations(&plan)
+            .map(|location| location.pack)
+            .collect()),
         Err(Error::Missing(_) | Error::Malformed { .. }) => Ok(HashSet::new()),
         Err(error) => Err(error),
     }
 }
 
-/// Deletes the fast packs that no image waits to optimize, and that no plan in use names. Deletes nothing when an image
-/// is indexed meanwhile; the next maintenance tries again.
+/// Deletes the fast packs that no image waits to optimize, and that no plan in use names. Deletes
+/// nothing when an image is indexed meanwhile; the next maintenance tries again.
 ///
-/// 1. Reading and hashing plans holds no lock: indexing goes on.
-/// 2. Deletion holds the packing lock, and only after a check that no image was indexed and no plan was superseded since.
+/// 1. Reading and hashing plans holds no lock, so indexing continues.
+/// 2. Deletion holds the packing lock. It starts after a check that no image was indexed and no
+///    plan was superseded since.
 pub(super) fn drop_unused_fast_packs(context: &Context) -> Result<(), Error> {
     let runs = || context.pack_usage.indexing_runs();
     let before = context.pack_usage.try_begin_deletion().map(|_guard| runs());
@@ -239,9 +250,9 @@ pub(super) fn drop_unused_fast_packs(context: &Context) -> Result<(), Error> {
     let deleted = context.packs.drop_fast(&|number| used.contains(&number))?;
     if deleted > 0 {
         let packs = &context.packs;
-        context
-            .directory
-            .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
+        context.directory.retain_locations(|locations| {
+            locations.iter().all(|location| packs.contains(location))
+        })?;
     }
     Ok(())
 }

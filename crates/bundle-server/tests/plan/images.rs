@@ -15,7 +15,7 @@ use zstd::zstd_safe::DCtx;
 pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
 /// Files in any order become the table of an image of one layer.
-pub(crate) fn table(files: &Files, source: &mut MemorySource) -> ImageToc {
+pub(crate) fn toc(files: &Files, source: &mut MemorySource) -> ImageToc {
     let mut files = files.clone();
     files.sort();
     files.dedup_by(|one, other| one.0 == other.0);
@@ -117,9 +117,9 @@ pub(crate) fn versions(rng: &mut Rng) -> (Files, Files) {
     (old, new)
 }
 
-struct Tables<'a>(TocView<'a>, &'a [TocView<'a>]);
+struct TocSizes<'a>(TocView<'a>, &'a [TocView<'a>]);
 
-impl Sizes for Tables<'_> {
+impl Sizes for TocSizes<'_> {
     fn wanted(&self, content: u32) -> Option<u64> {
         Some(self.0.content(content)?.1)
     }
@@ -136,7 +136,7 @@ pub(crate) fn apply(
     frames: &[(Frame, Option<Coded>)],
     source: &MemorySource,
 ) {
-    let sizes = Tables(want, haves);
+    let sizes = TocSizes(want, haves);
     let list =
         Frames::encode(frames.iter().map(|(frame, _)| frame), &sizes).expect("of the format");
     list.check(&sizes).expect("of the format, read again");

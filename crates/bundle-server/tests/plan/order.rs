@@ -7,7 +7,7 @@ use pierhead_testkit::source::MemorySource;
 use pierhead_toc::FileDigest;
 use pierhead_toc::{TocView, Tree};
 
-use crate::images::{Files, table, text};
+use crate::images::{Files, text, toc};
 
 /// An ELF file with an interpreter, one library that it needs, and one folder to find it in.
 fn program(interpreter: &str, library: &str, folder: &str) -> Vec<u8> {
@@ -64,8 +64,8 @@ fn files() -> Files {
 
 fn ranked(traced: &[Traced], files: &Files) -> Vec<String> {
     let mut source = MemorySource::default();
-    let table = table(files, &mut source);
-    let tree = Tree::of(TocView::mounted(&table)).expect("a sound table");
+    let toc = toc(files, &mut source);
+    let tree = Tree::of(TocView::mounted(&toc)).expect("a sound table");
     let start = Start {
         arguments: vec![b"./run".to_vec(), b"--verbose".to_vec()],
         environment: vec![b"PATH=/usr/local/bin:/usr/bin".to_vec()],
@@ -120,8 +120,8 @@ fn frames_of_a_pair_come_in_that_order() {
         new.push((format!("a/{nth}"), text(&mut rng, 3 << 20)));
     }
     let mut source = MemorySource::default();
-    let have = table(&Files::new(), &mut source);
-    let want = table(&new, &mut source);
+    let have = toc(&Files::new(), &mut source);
+    let want = toc(&new, &mut source);
     let want = TocView::mounted(&want);
     let tree = Tree::of(want).expect("a sound table");
     let start = Start {

@@ -3,12 +3,13 @@
 use fastrand::Rng;
 use pierhead_bundle::patch::{Coded, Effort, Level};
 use pierhead_bundle::{Coding, Frame};
+use pierhead_bundle_server::Error;
 use pierhead_bundle_server::plan::{Expected, prepare};
 use pierhead_testkit::source::MemorySource;
+use pierhead_toc::Source;
 use pierhead_toc::TocView;
-use pierhead_toc::{Error, Source};
 
-use crate::images::{Files, apply, edited, table, text, versions};
+use crate::images::{Files, apply, edited, text, toc, versions};
 
 fn prepared(
     want: TocView<'_>,
@@ -45,8 +46,8 @@ fn a_prepared_pair_makes_the_new_image_out_of_the_old_one_and_always_alike() {
         let mut rng = Rng::with_seed(seed);
         let (old, new) = versions(&mut rng);
         let mut source = MemorySource::default();
-        let have = table(&old, &mut source);
-        let want = table(&new, &mut source);
+        let have = toc(&old, &mut source);
+        let want = toc(&new, &mut source);
         let effort = Effort::Level(Level::new([1, 3, 6][usize::try_from(seed).unwrap() % 3]));
         let (want, have) = match seed % 2 {
             0 => (TocView::mounted(&want), TocView::mounted(&have)),
@@ -66,8 +67,8 @@ fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)>
     let old: Files = old.iter().map(owned).collect();
     let new: Files = vec![owned(&new)];
     let mut source = MemorySource::default();
-    let have = table(&old, &mut source);
-    let want = table(&new, &mut source);
+    let have = toc(&old, &mut source);
+    let want = toc(&new, &mut source);
     let (want, have) = (TocView::mounted(&want), TocView::mounted(&have));
     let frames = prepared(want, have, &source, Effort::Level(Level::FAST));
     apply(want, &[have], &frames, &source);
@@ -135,7 +136,7 @@ fn preparing_stops_where_it_is_told_to() {
     let mut rng = Rng::with_seed(10);
     let (old, new) = versions(&mut rng);
     let mut source = MemorySource::default();
-    let (have, want) = (table(&old, &mut source), table(&new, &mut source));
+    let (have, want) = (toc(&old, &mut source), toc(&new, &mut source));
     let stopped = prepare(
         TocView::mounted(&want),
         TocView::mounted(&have),
@@ -168,8 +169,8 @@ fn while_somebody_waits_too_much_is_not_begun() {
     let mut source = MemorySource::default();
     let files = |name: &str, bytes: &[u8]| -> Files { vec![(name.to_owned(), bytes.to_vec())] };
     let mut is_made = |old_name: &str, most| {
-        let have = table(&files(old_name, &old), &mut source);
-        let want = table(&files("bin/a", &new), &mut source);
+        let have = toc(&files(old_name, &old), &mut source);
+        let want = toc(&files("bin/a", &new), &mut source);
         let mut frames = 0;
         let is_made = prepare(
             TocView::mounted(&want),

@@ -1,15 +1,16 @@
-//! zstd without a window: one frame of a known length goes from one buffer into another, and nothing else is allocated.
+//! zstd frames of known length, from buffer to buffer. Decompression allocates no window, whatever
+//! the frame demands.
 
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, get_error_name, get_frame_content_size};
 
-use pierhead_toc::Error;
+use crate::Error;
 
 const WHAT: &str = "zstd frame";
 
-/// One frame with its length in it, of bytes that are at hand.
+/// Compresses bytes into one frame, which contains their length.
 ///
 /// # Errors
-/// zstd's, of which none is known for bytes in memory.
+/// Errors of zstd. None is known for bytes in memory.
 pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
     let mut context = CCtx::create();
     let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
@@ -20,18 +21,18 @@ pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// Undoes one frame of exactly `len` bytes, whose prefix is `prefix` unless that is empty. Allocates `len`
-/// bytes, whatever the frame says of its window: what it refers to lies in the output and the prefix.
+/// Decompresses one frame of exactly `len` bytes. `prefix` is the prefix of the frame, or empty.
+/// Allocates `len` bytes and no window: the frame refers only to the output and to the prefix.
 ///
 /// # Errors
-/// It is not one frame, or of another length.
+/// The input is not one frame, or has another length.
 pub fn decompress(coded: &[u8], len: usize, prefix: &[u8]) -> Result<Vec<u8>, Error> {
     let mut out = Vec::new();
     decompress_into(coded, len, prefix, &mut out)?;
     Ok(out)
 }
 
-/// As [`decompress`], into a buffer that is used again.
+/// As [`decompress`], into an existing buffer.
 pub fn decompress_into(
     coded: &[u8],
     len: usize,
@@ -42,7 +43,7 @@ pub fn decompress_into(
     if said != u64::try_from(len).ok() {
         return Err(Error::malformed(
             WHAT,
-            "it is of another length than promised",
+            "it has another length than promised",
         ));
     }
     if zstd::zstd_safe::find_frame_compressed_size(coded) != Ok(coded.len()) {

@@ -1,48 +1,49 @@
-//! Reads a bundle as it arrives: bytes in, header and records out; no I/O.
+//! A push parser of bundles: takes bytes, and returns the header and the records. Does no I/O.
 
 use super::header::{Header, PRELUDE, Prelude};
 use super::record::{End, Head};
+use crate::Error;
 use crate::{Coding, RECORD_HEAD, RecordHead};
-use pierhead_toc::Error;
 
-/// What a [`Decoder`] has put together.
+/// An event of a [`Decoder`].
 #[derive(Debug)]
 pub enum Event {
-    /// The first event of a bundle from its beginning.
+    /// The first event of a complete bundle.
     Header {
-        /// How it began.
+        /// The prelude.
         prelude: Prelude,
-        /// The bytes of the body as they came, for a worker that keeps them.
+        /// The bytes of the header's body, to store them.
         body: Vec<u8>,
-        /// Decoded.
+        /// The decoded header.
         header: Box<Header>,
     },
     /// The first event of a continuation.
     Continued(Prelude),
-    /// A frame's record, its payload checked against its digest.
+    /// The record of a frame. Its payload is verified.
     Record {
-        /// Which frame.
+        /// Number of the frame.
         frame: u32,
-        /// How the payload is to be read.
+        /// The coding of the payload.
         coding: Coding,
         /// The payload.
         payload: Vec<u8>,
     },
-    /// The server does not send this frame, or sent another payload than its digest says: its contents are to be asked
-    /// for one by one.
+    /// The server does not send this frame, or its payload is corrupt. The worker then requests its
+    /// contents one by one.
     Unsent {
-        /// Which frame.
+        /// Number of the frame.
         frame: u32,
     },
-    /// The last event: counts were right, and nothing may follow.
+    /// The last event. The counts of the end mark are right, and no byte may follow.
     End(End),
 }
 
-/// See the head of this module. Holds at most one header body or one payload.
+/// The parser. Holds at most one header body or one payload.
 pub struct Decoder {
     state: State,
     buffer: Vec<u8>,
-    /// Codings as the header tells them; of a continuation, from the header that was read before.
+    /// The codings of all frames, from the header. A continuation takes them from the earlier
+    /// header.
     codings: Vec<Coding>,
     expected: Option<[u8; 32]>,
     next: u32,
@@ -61,7 +62,7 @@ enum State {
 const WHAT: &str = "bundle";
 
 impl Decoder {
-    /// For a request without `resume`: only a bundle from its beginning is taken.
+    /// A decoder for a response that must be a complete bundle.
     pub fn new() -> Self {
         Self {
             state: State::Prelude,
@@ -77,7 +78,7 @@ impl Decoder {
         }
     }
 
-    /// For a request with `resume`: a continuation of this header, or another bundle from its beginning.
+    /// A decoder for a response that may also continue the bundle of this header.
     pub fn resumed(digest: [u8; 32], header: &Header) -> Self {
         Self {
             codings: header.frames.codings().collect(),
@@ -86,10 +87,11 @@ impl Decoder {
         }
     }
 
-    /// Takes bytes from the front of `bytes` until an event is put together. `None`: all were taken, and more are needed.
+    /// Takes bytes from the front of `bytes` until an event is complete. `None` after all bytes
+    /// were taken and more are needed.
     ///
     /// # Errors
-    /// The bundle is not of the format; nothing may be fed afterwards.
+    /// The bundle is malformed. The caller must not feed more bytes.
     pub fn feed(&mut self, bytes: &mut &[u8]) -> Result<Option<Event>, Error> {
         loop {
             let needed = match &self.state {
@@ -102,7 +104,8 @@ impl Decoder {
             };
             let missing = needed.saturating_sub(self.buffer.len());
             if self.buffer.is_empty() {
-                // No capacity beyond it: it leaves as it is. The bound was checked with the length.
+                // The exact capacity, since the buffer moves into the event. The limit was checked
+                // with the length.
                 self.buffer.reserve_exact(needed);
             }
             let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
@@ -118,7 +121,7 @@ impl Decoder {
         }
     }
 
-    /// Bytes of the payload that comes next, once its head is read: what the decoder is about to hold.
+    /// Length of the next payload, once its head is read. The decoder will hold that many bytes.
     pub fn announced(&self) -> Option<u64> {
         match &self.state {
             State::Payload(_, head) => Some(head.len.into()),
@@ -126,7 +129,8 @@ impl Decoder {
         }
     }
 
-    /// Whether the end mark was read. A stream that ends before was cut: resume.
+    /// Whether the end mark was read. A stream that ends earlier was cut, and the worker resumes
+    /// it.
     pub const fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }
@@ -136,7 +140,7 @@ impl Decoder {
             State::Prelude => {
                 let prelude = Prelude::decode(&array(&whole)?)?;
                 if prelude.piece {
-                    return Err(wrong("a piece of a header, which nobody asked for"));
+                    return Err(wrong("a piece of a header, which was not requested"));
                 }
                 if !prelude.continued {
                     self.state = State::Body(prelude);
@@ -163,7 +167,7 @@ impl Decoder {
                 self.counted.payload += u64::from(head.len);
                 self.state = State::Head;
                 if head.verify(&whole).is_err() {
-                    // It rotted where it is kept: asked for again it would be the same.
+                    // The record is corrupt on the server, so a retry would return the same bytes.
                     return Ok(Some(Event::Unsent { frame }));
                 }
                 Ok(Some(Event::Record {
@@ -200,7 +204,8 @@ impl Decoder {
         self.counted.records += 1;
         self.state = State::Head;
         match head {
-            // A server that finds a patch not worth it sends the bytes themselves; the other way round there are no bases.
+            // A server may send whole bytes in place of a patch. A patch in place of whole bytes
+            // has no bases.
             Head::Record(head) if head.coding == Coding::Patch && planned != Coding::Patch => {
                 Err(wrong("a patch against nothing"))
             }
@@ -212,7 +217,7 @@ impl Decoder {
         }
     }
 
-    /// Frames that copy have no record.
+    /// The next frame with a record. Frames with the coding `Copy` have none.
     fn next_with_record(&self) -> Option<(u32, Coding)> {
         (self.next..self.until)
             .filter_map(|frame| {

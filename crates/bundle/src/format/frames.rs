@@ -1,38 +1,40 @@
-//! The list of a bundle's frames: columns of small numbers, read in order without being unpacked.
+//! The compact list of a bundle's frames: columns of small numbers, which a cursor decodes one
+//! frame at a time.
 
 use std::collections::HashMap;
 
+use crate::Error;
 use crate::{BaseSlice, Coding, Frame, MAX_BASE, MAX_FRAME, Slice};
-use pierhead_toc::Error;
 use pierhead_toc::varint::{self, Reader};
 
-/// Most frames of a bundle.
+/// Maximum number of frames of a bundle.
 pub const MAX_FRAMES: usize = 1 << 18;
 
-/// Most members of a frame, and most bases.
+/// Maximum number of members of a frame, and of its bases.
 pub const MAX_MEMBERS: usize = 1 << 14;
 
-/// Most bytes of a frame list before compression: it is held in memory on both sides.
+/// Maximum size of a frame list before compression, in bytes. Both sides hold it in memory.
 pub const MAX_FRAME_LIST: usize = 4 << 20;
 
-/// Most contents that may be begun and not ended at any place of the list: bounds a reader's memory.
+/// Maximum number of contents that are partly covered at any position of the list. Bounds the
+/// memory of a reader.
 const MAX_OPEN: usize = 1 << 16;
 
 const WHAT: &str = "frame list";
 const COLUMNS: usize = 5;
 
-/// Sizes of the contents that slices name; `None` for numbers that a table does not have.
+/// The sizes of contents. `None` for a number that the TOC does not have.
 pub trait Sizes {
-    /// Of a content of the image that is wanted.
+    /// The size of a content of the wanted image.
     fn wanted(&self, content: u32) -> Option<u64>;
-    /// Of a content of an image that the worker has.
+    /// The size of a content of a base image. `image` is its position in the header.
     fn base(&self, image: u16, content: u32) -> Option<u64>;
 }
 
-/// A frame list in its compact form: about two bytes a member.
+/// A frame list in its compact form, which takes about two bytes per member.
 ///
-/// Ranges of one content stand in ascending order without gaps, and whatever has a range here is covered whole:
-/// members can neither overlap nor be missing, since the form has no way to say so.
+/// The ranges of one content are in ascending order without gaps, and cover the whole content. The
+/// compact form cannot express overlapping or missing ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frames {
     bytes: Vec<u8>,
@@ -40,11 +42,12 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Writes a list down. One pass.
+    /// Encodes a list. One pass.
     ///
     /// # Errors
-    /// A bound is exceeded, ranges of a content are not in ascending order without gaps or do not cover it, a
-    /// slice is empty or over its content's end, bases where the coding takes none (or the other way round).
+    /// [`Error::Malformed`] when a limit is exceeded; the ranges of a content are out of order or
+    /// do not cover it; a slice is empty or exceeds its content; or a frame has bases although its
+    /// coding takes none, or the reverse.
     pub fn encode<'a>(
         frames: impl IntoIterator<Item = &'a Frame>,
         sizes: &dyn Sizes,
@@ -100,10 +103,11 @@ impl Frames {
         Ok(Self { bytes, count })
     }
 
-    /// Takes what [`Frames::bytes`] gave. The codings are checked here, the rest as it is read.
+    /// Parses the result of [`Frames::bytes`]. Checks the codings. The cursor checks all other
+    /// columns.
     ///
     /// # Errors
-    /// Its outline is not of the format.
+    /// [`Error::Malformed`] when the columns or the codings are malformed.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, Error> {
         if bytes.len() > MAX_FRAME_LIST {
             return Err(wrong("it is too long"));
@@ -122,7 +126,7 @@ impl Frames {
         Ok(Self { bytes, count })
     }
 
-    /// Checks all of it against the tables. One pass.
+    /// Checks the whole list against the TOCs. One pass.
     ///
     /// # Errors
     /// As [`Frames::encode`].
@@ -135,12 +139,12 @@ impl Frames {
         &self.bytes
     }
 
-    /// How many there are.
+    /// Number of frames.
     pub const fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether there is no frame.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -153,7 +157,8 @@ impl Frames {
             .map(|byte| Coding::from_number(*byte).unwrap_or(Coding::Stored))
     }
 
-    /// Reads it from the first frame on; checks each frame as [`Frames::encode`] does, and at the end that nothing is missing.
+    /// Decodes the list from its first frame. Checks each frame as [`Frames::encode`] does, and at
+    /// the end that all contents are covered.
     ///
     /// # Errors
     /// As [`Frames::parse`].
@@ -178,7 +183,7 @@ impl Frames {
     }
 }
 
-/// Frames in order, each made when it is asked for; see [`Frames::cursor`].
+/// An iterator over the frames: see [`Frames::cursor`].
 pub struct Cursor<'a> {
     codings: Reader<'a>,
     counts: Reader<'a>,
@@ -262,17 +267,18 @@ impl Iterator for Cursor<'_> {
         }
         self.done = true;
         let columns = [&self.counts, &self.contents, &self.slices, &self.bases];
-        let end = columns.iter().try_for_each(|column| column.end());
-        end.and_then(|()| self.open.end()).err().map(Err)
+        let ends = columns.iter().try_for_each(|column| column.end());
+        let ends = ends.map_err(Error::from);
+        ends.and_then(|()| self.open.end()).err().map(Err)
     }
 }
 
-/// How far each content is covered that was begun and not ended.
+/// The number of covered bytes of each content that is partly covered.
 #[derive(Default)]
 struct Open(HashMap<u32, u64>);
 
 impl Open {
-    /// The next slice of a content: `len` bytes of it, or with 0 all that is left.
+    /// The next slice of a content: `len` bytes, or all bytes that are left when `len` is 0.
     fn take(&mut self, content: u32, len: u64, sizes: &dyn Sizes) -> Result<Slice, Error> {
         let offset = self.0.get(&content).copied().unwrap_or(0);
         let size = sizes.wanted(content).unwrap_or(0);
@@ -286,16 +292,16 @@ impl Open {
             },
         };
         if self.advance(&slice, sizes)? != (len == 0) {
-            return Err(wrong("a length that is written out though it is the rest"));
+            return Err(wrong("the length of a last range must be 0"));
         }
         Ok(slice)
     }
 
-    /// Whether the slice is all that was left.
+    /// Adds a slice. Returns whether it ends its content.
     fn advance(&mut self, slice: &Slice, sizes: &dyn Sizes) -> Result<bool, Error> {
         let size = sizes
             .wanted(slice.content)
-            .ok_or_else(|| wrong("a content that the table does not have"))?;
+            .ok_or_else(|| wrong("a content that the TOC does not have"))?;
         let begun = self.0.get(&slice.content).copied().unwrap_or(0);
         if slice.offset != begun {
             return Err(wrong("ranges of a content that are not in order"));
@@ -310,7 +316,7 @@ impl Open {
         };
         if end == size {
             self.0.remove(&slice.content);
-            // Contents that are whole are not kept in mind: one that comes again is ignored by the receiver.
+            // Complete contents are not remembered: the receiver ignores one that comes again.
             return Ok(true);
         }
         if self.0.insert(slice.content, end).is_none() && self.0.len() > MAX_OPEN {
@@ -335,7 +341,7 @@ fn base_size(base: &BaseSlice, sizes: &dyn Sizes) -> Result<u64, Error> {
     } = base.slice;
     let size = sizes
         .base(base.image, content)
-        .ok_or_else(|| wrong("a base that is in no table"))?;
+        .ok_or_else(|| wrong("a base that no TOC has"))?;
     let fits = offset
         .checked_add(len)
         .is_some_and(|end| len > 0 && end <= size);
@@ -385,7 +391,7 @@ fn columns(bytes: &[u8]) -> Result<[&[u8]; COLUMNS], Error> {
     Ok(columns)
 }
 
-/// A number as the distance to the one after the previous.
+/// Encodes a number as its difference to the previous number plus 1.
 fn put_next(out: &mut Vec<u8>, last: &mut u32, number: u32) {
     varint::put_signed(out, i64::from(number) - i64::from(*last));
     *last = number.wrapping_add(1);

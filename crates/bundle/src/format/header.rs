@@ -1,24 +1,27 @@
-//! The header of a bundle: everything that mounting needs, before the first byte of a file.
+//! The header of a bundle: manifest, config, TOC and frame list. It contains all that a mount
+//! needs, before any file contents.
 
 use pierhead_oci::{Algorithm, Digest};
 use sha2::{Digest as _, Sha256};
 
 use super::bounded;
 use super::frames::{Frames, MAX_FRAME_LIST};
+use crate::Error;
 use crate::api::MAX_BASE_IMAGES;
+use pierhead_toc::FileDigest;
 use pierhead_toc::varint::{self, Reader};
-use pierhead_toc::{Error, FileDigest};
 
-/// Bytes before the body of a header.
+/// Length of the prelude, in bytes.
 pub const PRELUDE: usize = 56;
 
-/// Most bytes of the body.
+/// Maximum size of the header's body in bytes.
 pub const MAX_BODY: usize = 10 << 20;
 
-/// Most bytes of a manifest and a config together. Both are held in memory.
+/// Maximum size of manifest and config together, in bytes. Both are held in memory.
 pub const MAX_DOCUMENTS: usize = 4 << 20;
 
-/// Most bytes of a table in its canonical form: about 220 000 files. Bounds the worker's memory.
+/// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. Bounds the memory of
+/// a worker.
 pub const MAX_TOC: usize = 16 << 20;
 
 const MAGIC: [u8; 8] = *b"\x89PHB\r\n\x1a\n";
@@ -29,16 +32,16 @@ const PIECE: u16 = 4;
 const MAX_MEDIA_TYPE: usize = 255;
 const WHAT: &str = "bundle header";
 
-/// The first bytes of every response: what follows, and of which bundle it is.
+/// The first bytes of every response. They identify the bundle, and say which parts follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prelude {
-    /// The body does not follow: the receiver has it from an earlier response.
+    /// The body does not follow, since the worker has it from an earlier response.
     pub continued: bool,
-    /// With `continued`: a piece of the body follows, which the share has that was asked for.
+    /// With `continued`: the piece of the body that belongs to the requested share follows.
     pub piece: bool,
-    /// The extras come too: what rebuilding the layers needs beyond the merged tree.
+    /// The bundle includes extras: contents that only rebuilding the layers needs.
     pub layers: bool,
-    /// Bytes of the body; with `continued`, of that which was sent before.
+    /// Length of the body. With `continued`, of the body that was sent before.
     pub body: u32,
     /// The first frame whose record may follow.
     pub first: u32,
@@ -49,7 +52,7 @@ pub struct Prelude {
 }
 
 impl Prelude {
-    /// Its bytes.
+    /// The bytes of the prelude.
     pub fn encode(&self) -> [u8; PRELUDE] {
         let mut bytes = [0; PRELUDE];
         let flags = (u16::from(self.continued) * CONTINUED)
@@ -65,10 +68,11 @@ impl Prelude {
         bytes
     }
 
-    /// Reads it.
+    /// Parses a prelude.
     ///
     /// # Errors
-    /// Another format or version, unknown flags, a body or a range that cannot be.
+    /// [`Error::Malformed`] for another format or version, unknown flags, or a body or range that
+    /// exceeds a limit.
     pub fn decode(bytes: &[u8; PRELUDE]) -> Result<Self, Error> {
         let u32_at = |at: usize| {
             let mut four = [0; 4];
@@ -76,13 +80,11 @@ impl Prelude {
             u32::from_le_bytes(four)
         };
         if bytes[..8] != MAGIC {
-            return Err(wrong("this is no bundle"));
+            return Err(wrong("these bytes are no bundle"));
         }
         let version = u16::from_le_bytes([bytes[8], bytes[9]]);
         if version != VERSION {
-            return Err(wrong(format!(
-                "version {version}, of which nothing is known here"
-            )));
+            return Err(wrong(format!("version {version} is unknown")));
         }
         let flags = u16::from_le_bytes([bytes[10], bytes[11]]);
         if flags & !(CONTINUED | LAYERS | PIECE) != 0 || flags & (CONTINUED | PIECE) == PIECE {
@@ -100,18 +102,18 @@ impl Prelude {
             digest,
         };
         if prelude.first > prelude.until || prelude.body_len() > MAX_BODY || prelude.body == 0 {
-            return Err(wrong("lengths that cannot be"));
+            return Err(wrong("invalid lengths"));
         }
         Ok(prelude)
     }
 
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub fn body_len(&self) -> usize {
         usize::try_from(self.body).unwrap_or(usize::MAX)
     }
 
-    /// The ETag of the bundle that the body alone names. A server whose records for one body may differ adds
-    /// what tells them apart: a receiver never looks into an ETag.
+    /// An `ETag` that identifies the body only. A server whose records may differ for one body uses
+    /// a longer `ETag`. A worker treats it as opaque.
     pub fn etag(&self) -> String {
         format!("\"{}\"", FileDigest::from_bytes(self.digest).hex())
     }
@@ -137,46 +139,48 @@ pub enum UsableContents {
     All,
 }
 
-/// The want's table, as it is sent.
+/// The TOC of the wanted image, compressed for the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WireToc {
-    /// Position in [`Header::base_images`] of the image whose table it is coded against.
+    /// Position in [`Header::base_images`] of the image whose TOC is the prefix of the compression.
     pub base: Option<u16>,
     /// SHA-256 of the canonical bytes.
     pub digest: [u8; 32],
-    /// Bytes of the canonical form, at most [`MAX_TOC`].
+    /// Length of the canonical form, at most [`MAX_TOC`].
     pub len: u32,
-    /// As `table` codes it.
+    /// The compressed bytes, from `pierhead_toc::image_toc::encode`.
     pub coded: Vec<u8>,
 }
 
-/// See the head of this module.
+/// The header of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The extras come too.
+    /// The bundle includes extras: contents that only rebuilding the layers needs.
     pub layers: bool,
-    /// Of the manifest, as a registry serves it.
+    /// Media type of the manifest.
     pub media_type: String,
-    /// The exact bytes.
+    /// The exact bytes of the manifest.
     pub manifest: Vec<u8>,
-    /// The exact bytes.
+    /// The exact bytes of the config.
     pub config: Vec<u8>,
-    /// The images of the worker that the server uses, in the server's order. [`crate::BaseSlice::image`] counts in it.
+    /// The base images that the bundle uses, in the order of the server.
+    /// [`crate::BaseSlice::image`] is a position in this list.
     pub base_images: Vec<BaseImage>,
-    /// The merged tree and its contents.
-    pub table: WireToc,
-    /// What follows, in order.
+    /// The TOC of the wanted image.
+    pub toc: WireToc,
+    /// The frames of the bundle, in the order of sending.
     pub frames: Frames,
-    /// Bytes of all records, heads included, if the server knows them; else 0. For progress and for parting
-    /// the frames among connections, nothing else.
+    /// Number of bytes of all records, with their heads, or 0 when the server does not know it.
+    /// Used only for progress and for the split among connections.
     pub records: u64,
 }
 
 impl Header {
-    /// Prelude and body, to be sent at once; the range is all frames. `level` is zstd's, for the documents and the frame list.
+    /// Encodes prelude and body, with the range of all frames. `level` is the zstd level for the
+    /// documents and the frame list.
     ///
     /// # Errors
-    /// A bound is exceeded.
+    /// [`Error::Malformed`] when a limit is exceeded.
     pub fn encode(&self, level: i32) -> Result<(Prelude, Vec<u8>), Error> {
         let mut body = Vec::new();
         self.check()?;
@@ -193,11 +197,11 @@ impl Header {
             });
             body.extend_from_slice(base.manifest.as_bytes());
         }
-        let table = &self.table;
-        varint::put(&mut body, table.base.map_or(0, |base| u64::from(base) + 1));
-        body.extend_from_slice(&table.digest);
-        varint::put(&mut body, u64::from(table.len));
-        put_bytes(&mut body, &table.coded);
+        let toc = &self.toc;
+        varint::put(&mut body, toc.base.map_or(0, |base| u64::from(base) + 1));
+        body.extend_from_slice(&toc.digest);
+        varint::put(&mut body, u64::from(toc.len));
+        put_bytes(&mut body, &toc.coded);
         let mut documents = Vec::new();
         put_bytes(&mut documents, self.media_type.as_bytes());
         put_bytes(&mut documents, &self.manifest);
@@ -222,11 +226,11 @@ impl Header {
         Ok((prelude, body))
     }
 
-    /// Reads the body that a prelude announces, which gives it back byte by byte if encoded again with the same
-    /// level. At most [`MAX_DOCUMENTS`] + [`MAX_FRAME_LIST`] bytes are allocated on top of it.
+    /// Parses the body that a prelude announces. Encoding the result at the same level gives the
+    /// same bytes. Allocates at most [`MAX_DOCUMENTS`] + [`MAX_FRAME_LIST`] bytes besides the body.
     ///
     /// # Errors
-    /// Not the digest of the prelude; not of the format; a bound is exceeded.
+    /// [`Error::Digest`] when the digest differs from the prelude; [`Error::Malformed`].
     pub fn decode(prelude: &Prelude, body: &[u8]) -> Result<Self, Error> {
         let found: [u8; 32] = Sha256::digest(body).into();
         if found != prelude.digest {
@@ -240,9 +244,12 @@ impl Header {
         let base_images = base_images(&mut reader)?;
         let base = match reader.u32()? {
             0 => None,
-            base => Some(u16::try_from(base - 1).map_err(|_| wrong("a table against nothing"))?),
+            base => Some(
+                u16::try_from(base - 1)
+                    .map_err(|_| wrong("a TOC that is coded against no image"))?,
+            ),
         };
-        let table = WireToc {
+        let toc = WireToc {
             base,
             digest: *reader.content()?.as_bytes(),
             len: reader.u32()?,
@@ -263,7 +270,7 @@ impl Header {
             manifest,
             config,
             base_images,
-            table,
+            toc,
             frames,
             records,
         };
@@ -278,17 +285,17 @@ impl Header {
     fn check(&self) -> Result<(), Error> {
         let over = |bytes: &[u8], most| bytes.len() > most;
         let base = self
-            .table
+            .toc
             .base
             .map(|base| self.base_images.get(usize::from(base)));
         if self.base_images.len() > MAX_BASE_IMAGES {
             return Err(wrong("too many images"));
         }
         if base.is_some_and(|have| have.is_none_or(|have| have.usable == UsableContents::None)) {
-            return Err(wrong("a table against one that is unknown"));
+            return Err(wrong("a TOC that is coded against an unusable base image"));
         }
-        if usize::try_from(self.table.len).map_or(true, |len| len > MAX_TOC) {
-            return Err(wrong("the table is too long"));
+        if usize::try_from(self.toc.len).map_or(true, |len| len > MAX_TOC) {
+            return Err(wrong("the TOC is too long"));
         }
         if over(self.media_type.as_bytes(), MAX_MEDIA_TYPE)
             || self.manifest.len() + self.config.len() + MAX_MEDIA_TYPE + 16 > MAX_DOCUMENTS
@@ -303,7 +310,7 @@ impl BaseImage {
     /// Decodes the base images from the start of the body of a header.
     ///
     /// # Errors
-    /// Not of the format.
+    /// [`Error::Malformed`].
     pub fn all_of(body: &[u8]) -> Result<Vec<Self>, Error> {
         base_images(&mut Reader::new(WHAT, body))
     }
@@ -318,18 +325,19 @@ fn base_image(reader: &mut Reader<'_>) -> Result<BaseImage, Error> {
         0 => UsableContents::None,
         1 => UsableContents::Visible,
         2 => UsableContents::All,
-        _ => return Err(wrong("an image of unknown standing")),
+        _ => return Err(wrong("an unknown kind of base image")),
     };
     let algorithm = match reader.byte()? {
         0 => Algorithm::Sha256,
         1 => Algorithm::Sha512,
-        _ => return Err(wrong("a digest of an unknown kind")),
+        _ => return Err(wrong("a digest of an unknown algorithm")),
     };
     let manifest = Digest::from_bytes(algorithm, reader.take(algorithm.hash_len())?);
     let manifest = manifest.ok_or_else(|| wrong("a digest of another length"))?;
     Ok(BaseImage { manifest, usable })
 }
 
+/// Reads and decompresses a part of the body.
 fn plain(reader: &mut Reader<'_>, most: usize) -> Result<Vec<u8>, Error> {
     let len = usize::try_from(reader.u64()?).unwrap_or(usize::MAX);
     if len > most {
@@ -346,7 +354,7 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 
 fn take_bytes<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], Error> {
     let len = reader.count()?;
-    reader.take(len)
+    Ok(reader.take(len)?)
 }
 
 fn as_u64(len: usize) -> u64 {

@@ -1,4 +1,4 @@
-//! A bundle on the wire, as `docs/formats/bundle.md` has it byte by byte.
+//! The wire format of a bundle. `docs/formats/bundle.md` specifies its bytes.
 
 pub mod bounded;
 mod decoder;

@@ -1,7 +1,8 @@
-//! What may stand where a record may begin: a record's head, the sign that a frame is not sent, the end mark.
+//! The three kinds of heads in a bundle: the head of a record, the mark of an unsent frame, and the
+//! end mark.
 
+use crate::Error;
 use crate::{RECORD_HEAD, RecordHead};
-use pierhead_toc::Error;
 
 const WHAT: &str = "record";
 const UNSENT: u8 = 0xfe;
@@ -10,18 +11,18 @@ const END: u8 = 0xff;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
     Record(RecordHead),
-    /// The frame is not sent: its contents are to be asked for one by one.
+    /// The frame is not sent. The worker requests its contents one by one.
     Unsent,
-    /// Nothing follows.
+    /// The bundle ends.
     End(End),
 }
 
-/// The end mark.
+/// The end mark, with the counts of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Records of this response, signs that a frame is not sent included.
+    /// Number of records, with the marks of unsent frames.
     pub records: u32,
-    /// Bytes of their payloads.
+    /// Number of bytes of all payloads.
     pub payload: u64,
 }
 
@@ -36,7 +37,7 @@ impl End {
     }
 }
 
-/// Stands instead of the record of a frame that the server can no longer make.
+/// The mark of an unsent frame, in place of its record.
 pub fn unsent() -> [u8; RECORD_HEAD] {
     let mut bytes = [0; RECORD_HEAD];
     bytes[0] = UNSENT;
@@ -60,7 +61,7 @@ impl Head {
                 } else {
                     Err(Error::malformed(
                         WHAT,
-                        "an end mark with more than its counts",
+                        "reserved bytes of the end mark are set",
                     ))
                 }
             }

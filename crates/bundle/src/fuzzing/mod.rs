@@ -1,10 +1,11 @@
-//! Bundles, their lists of frames, and patches.
+//! Fuzz properties of the parsers of this crate: bundles, frame lists and patches.
 
 use crate::RECORD_HEAD;
 use crate::format::{Decoder, Event, Frames, Header, PRELUDE, Sizes, bounded};
 use pierhead_toc::FileDigest;
 
-/// A bundle, its digests made right, as it comes in one piece and byte by byte: refused, or the same events both ways.
+/// Feeds a bundle with corrected digests as a whole and byte by byte. Property: both ways give the
+/// same events or the same error.
 pub fn bundle(bytes: &[u8]) {
     let bytes = &*rightly_named(bytes);
     let events = |piece: usize| {
@@ -33,7 +34,8 @@ pub fn bundle(bytes: &[u8]) {
     }
 }
 
-/// A list of frames over tables in which the content of number n has n % 7 * 1000 bytes: refused, or written again to the same bytes.
+/// Parses a frame list over TOCs whose content number n has n % 7 * 1000 bytes. Property: it is
+/// refused, or encoding it gives the same bytes.
 pub fn frames(bytes: &[u8]) {
     struct Made;
     impl Sizes for Made {
@@ -58,7 +60,8 @@ pub fn frames(bytes: &[u8]) {
     assert_eq!(again.bytes(), bytes);
 }
 
-/// A patch: two bytes of a base's length, two of the output's, the base, the payload. Refused, or exactly as long as it was said to be.
+/// Decompresses a patch. The input is the length of the base (2 bytes), the length of the output (2
+/// bytes), the base and the payload. Property: it is refused, or the output has this length.
 pub fn patch(bytes: &[u8]) {
     let Some(([a, b, c, d], rest)) = bytes.split_first_chunk() else {
         return;
@@ -72,7 +75,7 @@ pub fn patch(bytes: &[u8]) {
     }
 }
 
-/// The digests of a bundle's body and payloads, which no fuzzer hits, are made those of what is there.
+/// Replaces the digests of the body and of the payloads by the right ones, which no fuzzer finds.
 fn rightly_named(bytes: &[u8]) -> Vec<u8> {
     let mut named = bytes.to_vec();
     let at = |named: &[u8], place: usize| {
@@ -91,7 +94,7 @@ fn rightly_named(bytes: &[u8]) -> Vec<u8> {
     let mut place = at(&named, 12).and_then(|len| name(&mut named, 24, PRELUDE, len));
     while let Some(head) = place {
         let payload = head + RECORD_HEAD;
-        // Marks have no payload.
+        // The end mark and the marks of unsent frames have no payload.
         let is_record = named.get(head).is_some_and(|coding| *coding < 3);
         let len = at(&named, head + 4).filter(|_| is_record);
         place = len.and_then(|len| name(&mut named, head + 8, payload, len));

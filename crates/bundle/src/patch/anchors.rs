@@ -1,24 +1,26 @@
-//! Anchors: places in a content that another version of it finds again, chosen by the 64 bytes before them.
+//! Anchors: positions in a content that are found again in another version of it, chosen by the 64
+//! bytes before them.
 //!
-//! A rolling hash (gear) is taken at every byte and kept where its top bits are zero. So an insertion moves the
-//! anchors behind it and changes none. Chunks of 64 KiB are too coarse here: after relinking nearly every one
-//! of a program's differs, while runs of 64 equal bytes are still everywhere.
+//! A rolling hash (gear) is computed at every byte. A position is an anchor when the top bits of
+//! the hash are zero. An insertion therefore moves later anchors, and changes none. Chunks of 64
+//! KiB are too coarse: after relinking, nearly every chunk of a program differs, but runs of 64
+//! equal bytes are frequent.
 
 use std::collections::BTreeSet;
 
-/// A place, with the hash of what stands before it.
+/// A position in a content, with the hash of the bytes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Anchor {
     /// Hash of the 64 bytes before it.
     pub hash: u64,
-    /// Where it lies in the content.
+    /// Offset in the content.
     pub offset: u64,
 }
 
-/// Bytes that a hash depends on.
+/// Number of bytes that determine a hash.
 const REACH: u64 = 64;
 
-/// Walks over a content, fed in pieces of any length. No memory but its state.
+/// Finds the anchors of a content, which the caller feeds in pieces of any length.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     hash: u64,
@@ -29,7 +31,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Anchors are `1 << every_log2` bytes apart on the average.
+    /// Anchors have an average distance of `1 << every_log2` bytes.
     pub fn new(every_log2: u32) -> Self {
         Self {
             hash: 0,
@@ -39,8 +41,8 @@ impl Sampler {
         }
     }
 
-    /// Takes in the next bytes; `each` gets the anchors in them. Runs of one byte have one hash at every byte: only
-    /// the first of equal ones in a row is an anchor.
+    /// Takes the next bytes, and passes their anchors to `each`. A run of one byte value has the
+    /// same hash at every byte, so only the first of equal hashes in a row is an anchor.
     pub fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Anchor)) {
         for byte in bytes {
             self.hash = (self.hash << 1).wrapping_add(GEAR[usize::from(*byte)]);
@@ -58,17 +60,19 @@ impl Sampler {
     }
 }
 
-/// What a content is like: its smallest anchor hashes. Two contents share about as many as they share bytes.
+/// A sketch of a content: its smallest anchor hashes. The fraction of common hashes of two contents
+/// estimates the fraction of common bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sketch(BTreeSet<u64>);
 
 impl Sketch {
-    /// How many hashes are kept.
+    /// Maximum number of hashes.
     const KEPT: usize = 24;
 
-    /// Another anchor of the content.
+    /// Adds an anchor of the content.
     pub fn add(&mut self, anchor: Anchor) {
-        // The top bits are zero and the low ones hang on few bytes only: spread them before they are compared.
+        // The top bits are zero, and the low bits depend on few bytes, so the hash is mixed before
+        // comparison.
         self.0.insert(mix(anchor.hash));
         if self.0.len() > Self::KEPT {
             self.0.pop_last();
@@ -93,7 +97,7 @@ const GEAR: [u64; 256] = {
     table
 };
 
-/// The finaliser of splitmix64.
+/// The finalizer of splitmix64.
 const fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

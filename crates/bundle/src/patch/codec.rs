@@ -1,48 +1,50 @@
-//! One frame's bytes: against the prefix if that is smaller by a margin, else plain, else as they are.
+//! Codes the bytes of one frame as a patch, as a plain zstd frame, or stored, whichever is
+//! smallest.
 
 use zstd::zstd_safe::{CCtx, CParameter, compress_bound, get_error_name};
 
 use super::Level;
 use crate::Coding;
-use pierhead_toc::Error;
+use crate::Error;
 
-/// A patch must be smaller than the plain frame by 1/32: it makes the worker read its bases.
+/// A patch must be smaller than the plain zstd frame by 1/n, since the worker has to read its
+/// bases.
 const MARGIN: usize = 32;
 
-/// Above one quarter of its bytes a patch is doubted, and the plain frame is made too: measured on Debian and Python
-/// updates, patches that are smaller than that always beat the plain frame.
+/// A patch of more than 1/n of the data is compared with the plain zstd frame. Smaller patches were
+/// always smaller than the plain frame, in measurements on updates of Debian and Python images.
 const DOUBTFUL: usize = 4;
 
-/// The widest window that is asked for: prefix and data of the largest frame (20 MiB).
+/// Maximum window of zstd, as a power of two: prefix and data of the largest frame take 20 MiB.
 const MAX_WINDOW_LOG: u32 = 25;
 
-/// A frame's payload.
+/// The coded payload of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coded {
-    /// How it came out; never [`Coding::Copy`].
+    /// The chosen coding; never [`Coding::Copy`].
     pub coding: Coding,
-    /// What the record carries.
+    /// The payload of the record.
     pub payload: Vec<u8>,
 }
 
-/// Compresses frames at one level. The same bytes in give the same bytes out.
+/// Compresses frames at one level. The same input always gives the same output.
 ///
-/// Memory: the tables of a [`Level`], see there, for as long as a call lasts.
+/// Memory: the tables of zstd at that [`Level`], during a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder {
     level: Level,
 }
 
 impl Encoder {
-    /// For frames of this level.
+    /// An encoder of this level.
     pub const fn new(level: Level) -> Self {
         Self { level }
     }
 
-    /// The smallest of the codings. An empty prefix means that there are no bases.
+    /// Chooses the smallest coding. An empty prefix means that there are no bases.
     ///
     /// # Errors
-    /// Those of zstd, of which none is known for bytes in memory.
+    /// [`Error::Compression`]. No reason but a lack of memory is known.
     pub fn encode(&self, prefix: &[u8], data: &[u8]) -> Result<Coded, Error> {
         let mut best = Coded {
             coding: Coding::Stored,
@@ -75,7 +77,7 @@ impl Encoder {
     }
 
     fn compress(&self, prefix: &[u8], data: &[u8]) -> Result<Vec<u8>, Error> {
-        let failed = |code| Error::Image(format!("zstd cannot compress: {}", get_error_name(code)));
+        let failed = |code| Error::Compression(get_error_name(code));
         let mut context = CCtx::create();
         let window = window_log(prefix.len().saturating_add(data.len()));
         let mut set = |parameter| context.set_parameter(parameter).map(drop);
@@ -95,7 +97,7 @@ impl Encoder {
     }
 }
 
-/// Of a window that holds so many bytes.
+/// The logarithm of a window of at least `len` bytes.
 fn window_log(len: usize) -> u32 {
     len.next_power_of_two()
         .trailing_zeros()

@@ -1,14 +1,15 @@
-//! How much to spend on a frame, decided by bytes alone: a clock would make bundles differ from run to run.
+//! Chooses the zstd level of frames by the number of bytes alone. A clock would make bundles differ
+//! from run to run.
 
-/// How hard a frame is compressed: a zstd level.
+/// A zstd level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Level(i8);
 
 impl Level {
-    /// While a worker waits.
+    /// The level of patches while a worker waits.
     pub const FAST: Self = Self(3);
 
-    /// A zstd level from 1 to 22; others are taken to the nearest.
+    /// A level from 1 to 22. Clamps other numbers.
     pub const fn new(number: i8) -> Self {
         match number {
             ..1 => Self(1),
@@ -17,31 +18,32 @@ impl Level {
         }
     }
 
-    /// As zstd numbers them.
+    /// The number of the zstd level.
     pub const fn number(self) -> i8 {
         self.0
     }
 
-    /// Whether matches far away are searched for by a hash of their own: above, the level's own tables hold all
-    /// of prefix and data anyway.
+    /// Whether zstd's long-distance matching is on. At higher levels, the regular tables cover
+    /// prefix and data anyway.
     pub(super) const fn long_distance(self) -> bool {
         self.0 < 16
     }
 }
 
-/// What may be spent on a pair of images.
+/// The compression effort for a pair of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// The same level for everything.
+    /// The same level for all frames.
     Level(Level),
-    /// While a worker waits: [`Level::FAST`], and only if no more than so many bytes have to be read or compressed.
+    /// While a worker waits: [`Level::FAST`], and only when at most this number of bytes has to be
+    /// read or compressed.
     Waiting(u64),
-    /// Ahead of time: the highest levels that keep a pair below about 40 CPU-seconds.
+    /// In the background: the highest levels that keep a pair below about 40 CPU-seconds.
     Idle,
 }
 
-/// Milliseconds of one processor for 1 MiB of data or prefix, measured on updates of Debian and Python images
-/// with both cores of the machine busy.
+/// CPU milliseconds per MiB of data or prefix, by level. Measured on updates of Debian and Python
+/// images, with both cores of the machine busy.
 const COST: [(Level, u64); 8] = [
     (Level(3), 12),
     (Level(6), 25),
@@ -53,8 +55,8 @@ const COST: [(Level, u64); 8] = [
     (Level(19), 420),
 ];
 
-/// Levels for groups of small contents and for ranges of large ones, best first. Small ones first: they hold text,
-/// which gains most.
+/// Levels for groups of small contents and for ranges of large contents, best first. Small contents
+/// get the higher levels, since text gains most.
 const LADDER: [(Level, Level); 9] = [
     (Level(19), Level(19)),
     (Level(19), Level(17)),
@@ -67,14 +69,15 @@ const LADDER: [(Level, Level); 9] = [
     (Level(3), Level(3)),
 ];
 
-/// What [`Effort::Idle`] spends on a pair, in milliseconds by [`COST`].
+/// Maximum cost of a pair for [`Effort::Idle`], in milliseconds by [`COST`].
 const IDLE: u64 = 40_000;
 
-/// A pair that costs more than this at the lowest level is not patched at all: 5 GiB.
+/// Cost at the lowest level above which a pair gets no patches, in milliseconds: 5 GiB.
 const TOO_MUCH: u64 = 60_000;
 
 impl Effort {
-    /// Whether so many bytes may be compressed or compressed against, and so many read besides.
+    /// Whether a pair is within the effort. `compressed` is the number of bytes of data and
+    /// prefixes, `read` the number of other bytes to read.
     pub fn affords(self, compressed: u64, read: u64) -> bool {
         match self {
             Self::Level(_) => true,
@@ -83,8 +86,8 @@ impl Effort {
         }
     }
 
-    /// The levels for groups of small contents and for ranges of large ones, of which there are so many bytes,
-    /// prefixes included.
+    /// The levels for groups of small contents and for ranges of large contents. `small` and
+    /// `large` are their numbers of bytes, with prefixes.
     pub fn levels(self, small: u64, large: u64) -> (Level, Level) {
         match self {
             Self::Level(level) => (level, level),
@@ -97,6 +100,7 @@ impl Effort {
     }
 }
 
+/// The cost of compressing `bytes`, in CPU milliseconds.
 fn cost(level: Level, bytes: u64) -> u64 {
     let per_mebibyte = COST.iter().find(|(at, _)| *at >= level);
     let per_mebibyte = per_mebibyte.map_or(0, |(_, cost)| *cost);

@@ -1,4 +1,4 @@
-//! Making new contents out of old ones: solid zstd frames whose prefix is what the worker has.
+//! Patches: zstd frames whose prefix is an older version of the contents, which the worker has.
 
 mod anchors;
 mod codec;

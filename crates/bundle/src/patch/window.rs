@@ -1,13 +1,14 @@
-//! Which range of a large old content each range of its new version is made against.
+//! Finds the range of a large old content that is most similar to a range of its new version.
 
 use std::ops::Range;
 
 use super::Anchor;
 
-/// An anchor that is found more often than this in the old content says nothing about where one is.
+/// Maximum number of positions of an anchor in the old content. A more frequent anchor identifies
+/// no position.
 const COMMON: usize = 4;
 
-/// The old content's anchors, sorted; 16 bytes each.
+/// The sorted anchors of the old content, at 16 bytes each.
 #[derive(Debug)]
 pub struct Alignment {
     anchors: Vec<Anchor>,
@@ -16,7 +17,7 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// Takes all anchors of the old content.
+    /// `anchors` are all anchors of the old content.
     pub fn new(mut anchors: Vec<Anchor>, old_size: u64, new_size: u64) -> Self {
         anchors.sort_unstable();
         Self {
@@ -26,8 +27,9 @@ impl Alignment {
         }
     }
 
-    /// At most `len` bytes of the old content for the new one's `range`, whose anchors are given: where most of
-    /// them are found again, or else where the range would lie if all had grown alike.
+    /// A window of at most `len` bytes of the old content for a range of the new one with these
+    /// anchors. It is the window with most of the anchors. Without common anchors, it is the
+    /// proportional position.
     pub fn window(&self, range: &Range<u64>, anchors: &[Anchor], len: u64) -> Range<u64> {
         if self.old_size <= len {
             return 0..self.old_size;
@@ -59,7 +61,7 @@ impl Alignment {
     }
 }
 
-/// The part of sorted offsets, no longer than `len`, that holds most of them.
+/// The window of at most `len` bytes with the largest number of `offsets`, which are sorted.
 fn densest(offsets: &[u64], len: u64) -> Option<Range<u64>> {
     let mut best: Option<(usize, Range<u64>)> = None;
     let mut first = 0;
@@ -75,6 +77,7 @@ fn densest(offsets: &[u64], len: u64) -> Option<Range<u64>> {
     best.map(|(_, span)| span)
 }
 
+/// The proportional position in the old content.
 fn scaled(at: u64, old: u64, new: u64) -> u64 {
     let scaled = u128::from(at) * u128::from(old) / u128::from(new.max(1));
     u64::try_from(scaled).unwrap_or(old)

@@ -216,7 +216,7 @@ impl BundleHandler<'_> {
             .join(", ");
         let planned = self.plan(bundle_server, image.digest, base_images, query);
         let (bundle, is_new) = match planned.await? {
-            Err(pierhead_toc::Error::Missing(_)) => {
+            Err(pierhead_bundle_server::Error::Missing(_)) => {
                 // A blob of the image was evicted since the check above. This returns the progress of the new pull.
                 self.ready(bundle_server, &image).await?;
                 return Err(Error::NotReady(QUEUED));
@@ -260,7 +260,7 @@ impl BundleHandler<'_> {
         want: Digest,
         base_images: Vec<bundle_server::RequestBase>,
         query: &BundleQuery,
-    ) -> Result<Result<(bundle_server::Bundle, bool), pierhead_toc::Error>, Error> {
+    ) -> Result<Result<(bundle_server::Bundle, bool), pierhead_bundle_server::Error>, Error> {
         let (server, layers) = (bundle_server.clone(), query.layers);
         let etag = query.part.as_ref().map(|part| part.etag.clone());
         let (base_images, found) = blocking(move || {
@@ -519,10 +519,10 @@ fn with_length(
     respond::finish(builder, body)
 }
 
-fn bundle_error(error: pierhead_toc::Error) -> Error {
+fn bundle_error(error: pierhead_bundle_server::Error) -> Error {
     match error.fault() {
-        Fault::Theirs => Error::NotBundled(error.to_string()),
-        Fault::Ours | Fault::Nobody => Error::Bundle(Arc::new(error)),
+        Fault::Input => Error::NotBundled(error.to_string()),
+        Fault::Host | Fault::Nobody => Error::Bundle(Arc::new(error)),
     }
 }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use pierhead_bundle_server::BundleServer;
+use pierhead_bundle_server::Error;
 use pierhead_cache::Cache;
 use pierhead_host::BackgroundTask;
 use pierhead_oci::Digest;
-use pierhead_toc::Error;
 use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;

@@ -42,7 +42,7 @@ impl BundleRequest {
             return Err(Error::NotJson);
         }
         let body = body.as_ref().map_err(Clone::clone)?;
-        let malformed = |error: pierhead_toc::Error| Error::BadRequest(error.to_string());
+        let malformed = |error: pierhead_bundle::Error| Error::BadRequest(error.to_string());
         Ok(match endpoint {
             Endpoint::Bundle { .. } => {
                 let query = BundleQuery::parse(body).map_err(malformed)?;

@@ -9,20 +9,20 @@ use crate::image_toc::{LayerEntries, Node, compare};
 use crate::{Entry, Kind};
 
 /// Bytes of a table: refused, or walked to the end without an error, and merged anew from its own entries to the same tree.
-pub fn table(bytes: &[u8]) {
-    let Ok(table) = ImageToc::parse(bytes.to_vec()) else {
+pub fn toc(bytes: &[u8]) {
+    let Ok(toc) = ImageToc::parse(bytes.to_vec()) else {
         return;
     };
-    assert_eq!(table.bytes(), bytes);
-    let contents = table.contents();
+    assert_eq!(toc.bytes(), bytes);
+    let contents = toc.contents();
     let mut entries: Vec<Entry> = Vec::new();
-    let mut rows = table.rows();
+    let mut rows = toc.rows();
     while let Some(row) = rows.next().expect("it was checked") {
         if let Some(last) = entries.last() {
             assert!(compare(&last.path, row.path).is_lt());
         }
         if let Node::File(number) = row.node {
-            assert!(number < table.visible());
+            assert!(number < toc.visible());
         }
         let linked = match row.node {
             Node::HardLink(to) => entries[to as usize].path.clone(),
@@ -31,11 +31,11 @@ pub fn table(bytes: &[u8]) {
         let entry = row.to_entry(&contents, &linked).expect("known contents");
         entries.push(entry);
     }
-    assert_eq!(entries.len(), table.entries() as usize);
+    assert_eq!(entries.len(), toc.entries() as usize);
     for (number, (content, _)) in (0..).zip(contents.iter()) {
-        assert_eq!(table.find(&content), Some(number));
+        assert_eq!(toc.find(&content), Some(number));
     }
-    for layer in table.layers() {
+    for layer in toc.layers() {
         let layer = layer.expect("it was checked");
         assert!(layer.files.iter().all(|number| *number < contents.len()));
     }
@@ -65,7 +65,7 @@ mod tests {
     use pierhead_testkit::corpus::each;
 
     #[test]
-    fn table() {
-        each("table", super::table);
+    fn toc() {
+        each("toc", super::toc);
     }
 }

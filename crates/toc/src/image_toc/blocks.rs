@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::FileBlob;
 use crate::{Blob, Error, FileDigest};
@@ -97,7 +99,7 @@ impl Blocks {
         let (len, rest) = trailer.split_at(8);
         let (check, magic) = rest.split_at(4);
         if magic != MAGIC {
-            return Err(wrong("not a table file, or of another version"));
+            return Err(wrong("not a TOC file, or of another version"));
         }
         let body = u64::from_le_bytes(len.try_into().map_err(|_| wrong("its trailer"))?);
         // The derived data is smaller than the canonical bytes.
@@ -191,7 +193,7 @@ impl BlockCache {
     }
 
     fn lru(&self) -> MutexGuard<'_, Lru> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Gives each opened file its own blocks.
@@ -363,18 +365,18 @@ mod tests {
     }
 
     /// A table of that many contents, and the bytes of its file.
-    fn table(contents: u32) -> (ImageToc, Vec<u8>) {
+    fn toc(contents: u32) -> (ImageToc, Vec<u8>) {
         let files = (0..contents).map(|nth| Ok((content(nth), u64::from(nth) + 1)));
-        let table = ImageToc::merge([LayerEntries {
+        let toc = ImageToc::merge([LayerEntries {
             diff_id: FileDigest::of(b"diff").into(),
             skeleton: (FileDigest::of(b"skeleton"), 8),
             files,
             entries: std::iter::empty(),
         }]);
-        let table = table.expect("sound");
+        let toc = toc.expect("sound");
         let mut file = Vec::new();
-        table.write(&mut file).expect("written");
-        (table, file)
+        toc.write(&mut file).expect("written");
+        (toc, file)
     }
 
     fn open(disk: Disk, cache: &BlockCache) -> Result<TocFile, Error> {
@@ -383,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_lookup_reads_some_blocks_of_a_large_table() {
-        let (table, bytes) = table(20_000);
+        let (toc, bytes) = toc(20_000);
         let len = bytes.len();
         let cache = BlockCache::new(16 * BLOCK);
         let disk = Disk {
@@ -393,7 +395,7 @@ mod tests {
         let read = disk.read.clone();
         let file = open(disk, &cache).expect("sound");
         let found = file.find(&content(7)).expect("readable").expect("there");
-        assert_eq!(found, (table.find(&content(7)).expect("there"), 8));
+        assert_eq!(found, (toc.find(&content(7)).expect("there"), 8));
         assert!(file.find(&content(20_000)).expect("readable").is_none());
         let read = read.load(Ordering::Relaxed);
         assert!(read < len / 4, "{read} of {len}");
@@ -406,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_sector_that_cannot_be_read_is_an_error_of_the_lookups_that_need_it() {
-        let (_, bytes) = table(2000);
+        let (_, bytes) = toc(2000);
         let cache = BlockCache::new(1 << 20);
         let sound = Disk {
             bytes: bytes.clone(),
@@ -441,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_damaged_block_is_damage_where_it_is_read() {
-        let (_, bytes) = table(2000);
+        let (_, bytes) = toc(2000);
         let cache = BlockCache::new(1 << 20);
         let mut seen = 0;
         for at in (0..bytes.len()).step_by(BLOCK / 2) {
@@ -464,10 +466,10 @@ mod tests {
 
     #[test]
     fn a_file_that_is_cut_while_it_is_open_is_damage() {
-        let (table, _) = table(2000);
+        let (toc, _) = toc(2000);
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("table");
-        table.save(&path).expect("saved");
+        toc.save(&path).expect("saved");
         let file = TocFile::open(&path, &BlockCache::new(BLOCK)).expect("sound");
         let cut = File::options().write(true).open(&path).expect("there");
         cut.set_len(BLOCK as u64).expect("cut");

@@ -14,15 +14,15 @@ pub(super) fn check(toc: &ImageToc) -> Result<(), Error> {
 }
 
 /// Walks once: the form is the canonical one, and links name what can have several names, with its attributes.
-fn check_rows(table: &ImageToc) -> Result<(), Error> {
+fn check_rows(toc: &ImageToc) -> Result<(), Error> {
     let wrong = |why: &str| Err(Error::malformed(WHAT, why));
-    if table.numbered().has_twice() {
+    if toc.numbered().has_twice() {
         return wrong("attributes that stand in it twice");
     }
     /// What a link must agree with, attributes by number; `None` of what may have one name only.
     type Linked = Option<(u32, Time)>;
-    let mut seen: Vec<Linked> = Vec::with_capacity(widen(table.entries()));
-    let mut rows = table.rows();
+    let mut seen: Vec<Linked> = Vec::with_capacity(widen(toc.entries()));
+    let mut rows = toc.rows();
     while let Some(row) = rows.next()? {
         let (node, modified, mode) = (row.node, row.modified, row.attributes.mode);
         let this = Some((rows.number, modified));
@@ -45,9 +45,9 @@ fn check_rows(table: &ImageToc) -> Result<(), Error> {
 }
 
 /// Contents that are not visible are numbered by first use in the layers: the skeleton, then the files.
-fn check_layers(table: &ImageToc) -> Result<(), Error> {
-    let mut next = table.visible();
-    for layer in table.layers() {
+fn check_layers(toc: &ImageToc) -> Result<(), Error> {
+    let mut next = toc.visible();
+    for layer in toc.layers() {
         let layer = layer?;
         for number in std::iter::once(layer.skeleton).chain(layer.files) {
             if number > next {
@@ -58,10 +58,10 @@ fn check_layers(table: &ImageToc) -> Result<(), Error> {
             }
         }
     }
-    if table.layout.layer_count == 0 && !table.layout.layers(&table.bytes).is_empty() {
+    if toc.layout.layer_count == 0 && !toc.layout.layers(&toc.bytes).is_empty() {
         return Err(Error::malformed(WHAT, "layers that are not counted"));
     }
-    if next == table.contents().len() {
+    if next == toc.contents().len() {
         Ok(())
     } else {
         Err(Error::malformed(WHAT, "contents that nobody uses"))
@@ -69,8 +69,8 @@ fn check_layers(table: &ImageToc) -> Result<(), Error> {
 }
 
 /// No content has two numbers, and nothing but the empty one is empty.
-fn check_contents(table: &ImageToc) -> Result<(), Error> {
-    let contents = table.contents();
+fn check_contents(toc: &ImageToc) -> Result<(), Error> {
+    let contents = toc.contents();
     let empty = FileDigest::of(b"");
     if contents
         .iter()
@@ -79,7 +79,7 @@ fn check_contents(table: &ImageToc) -> Result<(), Error> {
         return Err(Error::malformed(WHAT, "a content of another size"));
     }
     let mut last = None;
-    for number in table.by_digest().iter() {
+    for number in toc.by_digest().iter() {
         let content = contents.content(number);
         if content == last {
             return Err(Error::malformed(WHAT, "a content that stands in it twice"));

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use crate::varint::Reader;
 
 /// The name of this format in error messages.
-pub(super) const WHAT: &str = "table";
+pub(super) const WHAT: &str = "TOC";
 
 /// Maximum size of a TOC in bytes. A TOC of a million entries is smaller.
 pub const MAX_TOC: usize = 256 << 20;

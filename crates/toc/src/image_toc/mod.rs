@@ -83,7 +83,7 @@ impl ImageToc {
         F: IntoIterator<Item = Result<(FileDigest, u64), Error>>,
     {
         let merged = merge::merge(layers)?;
-        let bytes = write::table(&merged)?;
+        let bytes = write::canonical_bytes(&merged)?;
         // Twice what the table is.
         drop(merged);
         Self::trusted(bytes)
@@ -94,9 +94,9 @@ impl ImageToc {
     /// # Errors
     /// `Malformed` when they are no table in its one canonical form.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, Error> {
-        let table = Self::trusted(bytes)?;
-        check::check(&table)?;
-        Ok(table)
+        let toc = Self::trusted(bytes)?;
+        check::check(&toc)?;
+        Ok(toc)
     }
 
     /// The canonical bytes, as [`ImageToc::parse`] takes them.

@@ -64,27 +64,27 @@ fn merge(layers: &[&[Entry]]) -> Result<ImageToc, Error> {
 
 /// One line an entry but the root: the path, and what it is.
 fn tree(layers: &[&[Entry]]) -> Vec<String> {
-    let table = merge(layers).expect("layers that can be merged");
-    let again = ImageToc::parse(table.bytes().to_vec()).expect("what was built is canonical");
-    assert_eq!(again.bytes(), table.bytes());
-    lines(&table)
+    let toc = merge(layers).expect("layers that can be merged");
+    let again = ImageToc::parse(toc.bytes().to_vec()).expect("what was built is canonical");
+    assert_eq!(again.bytes(), toc.bytes());
+    lines(&toc)
 }
 
-fn lines(table: &ImageToc) -> Vec<String> {
+fn lines(toc: &ImageToc) -> Vec<String> {
     let names: Vec<(FileDigest, &str)> = ["old", "new", "other", ""]
         .iter()
         .map(|text| (FileDigest::of(text.as_bytes()), *text))
         .collect();
     let mut paths: Vec<String> = Vec::new();
     let mut lines = Vec::new();
-    let mut rows = table.rows();
+    let mut rows = toc.rows();
     while let Some(row) = rows.next().expect("a sound table") {
         let path = String::from_utf8_lossy(row.path).into_owned();
         let what = match row.node {
             Node::Directory if row.attributes.mode == 0o755 => "/".to_owned(),
             Node::Directory => format!("/ {:o}", row.attributes.mode),
             Node::File(number) => {
-                let content = table
+                let content = toc
                     .contents()
                     .content(number)
                     .expect("a number of a content");
@@ -261,9 +261,9 @@ fn the_last_of_two_entries_counts_and_the_root_has_one_too() {
     let mut root = dir("");
     root.mode = 0o711;
     root.uid = 7;
-    let table = merge(&[&[file("a", "old"), root, file("a", "new")]]).expect("merged");
-    assert_eq!(lines(&table), ["a=new"]);
-    let mut rows = table.rows();
+    let toc = merge(&[&[file("a", "old"), root, file("a", "new")]]).expect("merged");
+    assert_eq!(lines(&toc), ["a=new"]);
+    let mut rows = toc.rows();
     let row = rows.next().expect("sound").expect("the root");
     assert_eq!(
         (row.path, row.attributes.mode, row.attributes.uid),
@@ -278,12 +278,8 @@ fn the_last_of_two_entries_counts_and_the_root_has_one_too() {
 fn contents_are_numbered_by_use_and_what_layers_need_besides_comes_last() {
     let lower = [file("a", "old"), file("b", "other"), file("c", "old")];
     let upper = [gone("b"), file("d", "new")];
-    let table = merge(&[&lower, &upper]).expect("merged");
-    let named: Vec<FileDigest> = table
-        .contents()
-        .iter()
-        .map(|(content, _)| content)
-        .collect();
+    let toc = merge(&[&lower, &upper]).expect("merged");
+    let named: Vec<FileDigest> = toc.contents().iter().map(|(content, _)| content).collect();
     let of = |text: &str| FileDigest::of(text.as_bytes());
     let expected = [
         of("old"),
@@ -293,8 +289,8 @@ fn contents_are_numbered_by_use_and_what_layers_need_besides_comes_last() {
         FileDigest::of(&[1, 1]),
     ];
     assert_eq!(named, expected);
-    assert_eq!(table.visible(), 2);
-    let layers: Vec<TocLayer> = table.layers().collect::<Result<_, _>>().expect("layers");
+    assert_eq!(toc.visible(), 2);
+    let layers: Vec<TocLayer> = toc.layers().collect::<Result<_, _>>().expect("layers");
     assert_eq!(
         (layers[0].skeleton, &layers[0].files[..]),
         (2, &[0, 3, 0][..])
@@ -302,9 +298,9 @@ fn contents_are_numbered_by_use_and_what_layers_need_besides_comes_last() {
     assert_eq!((layers[1].skeleton, &layers[1].files[..]), (4, &[1][..]));
     assert_eq!(layers[1].diff_id, FileDigest::of(&[1]));
     for (number, content) in (0..).zip(expected) {
-        assert_eq!(table.find(&content), Some(number));
+        assert_eq!(toc.find(&content), Some(number));
     }
-    assert_eq!(table.find(&of("nothing")), None);
+    assert_eq!(toc.find(&of("nothing")), None);
     assert!(
         merge(&[&[
             file("a", "old"),
@@ -354,12 +350,12 @@ fn sample() -> ImageToc {
 
 #[test]
 fn everything_of_an_entry_comes_back() {
-    let table = sample();
-    let mut rows = table.rows();
+    let toc = sample();
+    let mut rows = toc.rows();
     let mut found = None;
     while let Some(row) = rows.next().expect("sound") {
         if row.path == b"usr/bin/ping" {
-            found = row.to_entry(&table.contents(), b"");
+            found = row.to_entry(&toc.contents(), b"");
         }
     }
     let found = found.expect("it is there");
@@ -376,18 +372,15 @@ fn everything_of_an_entry_comes_back() {
 fn a_table_is_saved_and_opened_and_damage_is_seen() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("table");
-    let table = sample();
+    let toc = sample();
     assert!(matches!(ImageToc::open(&path), Err(Error::Missing(_))));
-    table.save(&path).expect("saved");
+    toc.save(&path).expect("saved");
     let opened = ImageToc::open(&path).expect("opened");
-    assert_eq!(opened.bytes(), table.bytes());
-    assert_eq!(lines(&opened), lines(&table));
-    for number in 0..table.contents().len() {
-        let content = table.contents().content(number).expect("a content");
-        assert_eq!(
-            opened.contents().size(number),
-            table.contents().size(number)
-        );
+    assert_eq!(opened.bytes(), toc.bytes());
+    assert_eq!(lines(&opened), lines(&toc));
+    for number in 0..toc.contents().len() {
+        let content = toc.contents().content(number).expect("a content");
+        assert_eq!(opened.contents().size(number), toc.contents().size(number));
         assert_eq!(opened.find(&content), Some(number));
     }
     let bytes = std::fs::read(&path).expect("read");
@@ -408,13 +401,13 @@ fn a_table_is_saved_and_opened_and_damage_is_seen() {
 fn a_table_outlives_the_truncation_of_its_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("table");
-    let table = sample();
-    table.save(&path).expect("saved");
+    let toc = sample();
+    toc.save(&path).expect("saved");
     let opened = ImageToc::open(&path).expect("opened");
     let file = std::fs::File::options().write(true).open(&path);
     file.expect("there").set_len(0).expect("truncated");
     // Memory of a mapping of that file would be gone: SIGBUS, the end of the process.
-    assert_eq!(lines(&opened), lines(&table));
+    assert_eq!(lines(&opened), lines(&toc));
     assert!(matches!(
         ImageToc::open(&path),
         Err(Error::Malformed { .. })
@@ -444,7 +437,7 @@ fn whatever_is_changed_is_refused_or_canonical() {
         for flip in [1, 2, 4, 8, 16, 32, 64, 128] {
             let mut changed = bytes.clone();
             changed[at] ^= flip;
-            crate::fuzzing::table(&changed);
+            crate::fuzzing::toc(&changed);
         }
         assert!(ImageToc::parse(bytes[..at].to_vec()).is_err());
     }
@@ -453,8 +446,8 @@ fn whatever_is_changed_is_refused_or_canonical() {
 
 #[test]
 fn a_link_to_a_directory_or_to_a_link_is_refused() {
-    let table = merge(&[&[file("a", "old"), link("b", "a"), link("c", "a")]]).expect("merged");
-    let bytes = table.bytes();
+    let toc = merge(&[&[file("a", "old"), link("b", "a"), link("c", "a")]]).expect("merged");
+    let bytes = toc.bytes();
     let layout = Layout::read(bytes, bytes.len()).expect("a head");
     let end = layout.nodes(bytes).as_ptr_range().end as usize - bytes.as_ptr() as usize;
     // The last number of the nodes is how far back `c` points: to `b` and to the root.

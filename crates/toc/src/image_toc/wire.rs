@@ -12,8 +12,8 @@ use super::ImageToc;
 use super::format::{MAX_TOC, WHAT};
 
 /// The window reaches back over all of a base.
-fn window(base: usize, table: usize) -> u32 {
-    (base + table)
+fn window(base: usize, toc: usize) -> u32 {
+    (base + toc)
         .next_power_of_two()
         .ilog2()
         .clamp(10, MAX_WINDOW)
@@ -32,8 +32,8 @@ const CHAIN_LOG: u32 = 21;
 ///
 /// # Errors
 /// `Io` when zstd has no memory.
-pub fn encode(table: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec<u8>, Error> {
-    let bytes = table.bytes();
+pub fn encode(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec<u8>, Error> {
+    let bytes = toc.bytes();
     let base = base.map_or(&[][..], ImageToc::bytes);
     let run = || {
         let mut encoder = Encoder::with_ref_prefix(Vec::new(), level, base)?;
@@ -53,7 +53,7 @@ pub fn encode(table: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<V
         encoder.write_all(bytes)?;
         encoder.finish()
     };
-    run().map_err(|error| Error::io("compress a table", error))
+    run().map_err(|error| Error::io("compress a TOC", error))
 }
 
 /// The table of such a frame.
@@ -72,7 +72,7 @@ pub fn decode(frame: &[u8], base: Option<&ImageToc>) -> Result<ImageToc, Error> 
     let mut limited = decoder.by_ref().take(limit + 1);
     limited.read_to_end(&mut bytes).map_err(wrong)?;
     if bytes.len() as u64 > limit {
-        return Err(Error::malformed(WHAT, "more bytes than a table has"));
+        return Err(Error::malformed(WHAT, "it is longer than the limit"));
     }
     if !decoder.finish().is_empty() {
         return Err(Error::malformed(WHAT, "bytes after its end"));

@@ -36,7 +36,7 @@ fn count(len: usize) -> Result<u32, Error> {
 }
 
 /// Writes the table of a merged tree.
-pub(super) fn table(merged: &Merged) -> Result<Vec<u8>, Error> {
+pub(super) fn canonical_bytes(merged: &Merged) -> Result<Vec<u8>, Error> {
     let mut entries = Entries::default();
     merged
         .walk(|path, item, attributes, modified| entries.put(path, item, attributes, modified))?;
@@ -80,7 +80,9 @@ pub(super) fn table(merged: &Merged) -> Result<Vec<u8>, Error> {
     };
     let len = HEAD + sections.iter().map(|section| section.len()).sum::<usize>() + digests.len();
     if len > MAX_TOC || entries.count > MAX_ENTRIES {
-        return Err(Error::Image("more entries than a table has".to_owned()));
+        return Err(Error::Image(
+            "it has more entries than the limit".to_owned(),
+        ));
     }
     let mut bytes = Vec::with_capacity(len);
     bytes.extend(layout.write());

@@ -2,7 +2,9 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::{Blob, Error, FileDigest, Source as _};
 
@@ -26,7 +28,7 @@ impl Blob for RecordingBlob {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.blob.read_at(offset, buf)?;
         let end = offset.saturating_add(buf.len() as u64);
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.read.lock();
         match read.last_mut() {
             Some(last) if (last.start..=last.end).contains(&offset) => last.end = last.end.max(end),
             _ => read.push(offset..end),
@@ -75,7 +77,7 @@ impl LayerIndex {
             }
         }
         drop(reader);
-        let mut read = recorder.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = recorder.read.lock();
         let mut read = std::mem::take(&mut *read);
         read.sort_unstable_by_key(|range| range.start);
         read.dedup_by(|later, range| {

@@ -1,7 +1,9 @@
 //! Contents read out of a layer's blob: decoding begins at the checkpoint before them.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::{Blob, Error, FileDigest, Source};
 
@@ -183,14 +185,14 @@ impl Source for LayerReader {
         if *content == skeleton {
             return Ok(Some(size));
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let row = self.find(&mut state, content).map_err(as_io)?;
         Ok(row.map(|row| row.size))
     }
 
     fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let (skeleton, size) = self.index.skeleton();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let within = |size: u64| match offset.checked_add(buf.len() as u64) {
             Some(end) if end <= size => Ok(()),
             _ => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),

@@ -13,8 +13,9 @@ use serde_json::json;
 use super::layout::{
     Documents, ImageLabels, RebuiltLayer, distinct, documents, layers_of, to_vec, write_layer,
 };
+use crate::Error;
 use crate::store::Image;
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
 /// Bytes of a tar block.
 const BLOCK: u64 = 512;

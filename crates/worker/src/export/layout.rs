@@ -15,10 +15,11 @@ use pierhead_atomic_file::Options;
 use pierhead_oci::{Algorithm, Body, Digest, Manifest};
 use serde_json::{Map, Value, json};
 
+use crate::Error;
 use crate::store::Image;
 use pierhead_toc::image_toc::TocLayer;
 use pierhead_toc::layer::rebuild;
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
 /// The annotation that names the digest of the original manifest.
 pub const ORIGINAL_MANIFEST: &str = "dev.pierhead.manifest.original";
@@ -130,7 +131,7 @@ pub(super) fn layers_of(image: &Image) -> Result<Vec<TocLayer>, Error> {
         let what = format!("the layer data of {}", image.digest());
         return Err(Error::Missing(what));
     }
-    image.toc.layers().collect()
+    Ok(image.toc.layers().collect::<Result<_, _>>()?)
 }
 
 /// Writes the tar of one layer, and verifies its digest at the end.
@@ -144,7 +145,9 @@ pub(super) fn write_layer(
     let contents = image.toc.contents();
     let named = |number: u32| {
         let found = contents.content(number).zip(contents.size(number));
-        found.ok_or_else(|| Error::malformed("TOC", "it names a content that it does not list"))
+        found.ok_or_else(|| {
+            pierhead_toc::Error::malformed("TOC", "it names a content that it does not list")
+        })
     };
     let (skeleton, size) = named(layer.skeleton)?;
     let mut limit = size.saturating_mul(512).saturating_add(SLACK);

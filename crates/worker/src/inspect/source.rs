@@ -88,7 +88,7 @@ impl ImageSource {
         };
         let stored = store.image(&digest.ok_or_else(not_stored)?);
         let stored = stored.map_err(|error| match error {
-            pierhead_toc::Error::Missing(_) => not_stored(),
+            Error::Missing(_) => not_stored(),
             error => error.into(),
         })?;
         Ok(ImageDetails {

@@ -113,7 +113,7 @@ fn pull_when_free(
     let mut is_noted = false;
     loop {
         match pull_once(context, report) {
-            Err(Error::Bundle(pierhead_toc::Error::Busy(fetch))) => {
+            Err(Error::Busy(fetch)) => {
                 if !std::mem::replace(&mut is_noted, true) {
                     let store = context.store.path().display();
                     context.progress.note(&format!(

@@ -102,9 +102,7 @@ impl BundlePull<'_> {
             let apply = match begun {
                 Ok(apply) => apply,
                 // The bundle needs layers that were removed from the store after the request.
-                Err(pierhead_toc::Error::Malformed { .. })
-                    if self.drop_missing_layers(&mut query)? =>
-                {
+                Err(Error::Malformed { .. }) if self.drop_missing_layers(&mut query)? => {
                     extra = ExtraConnections::default();
                     continue;
                 }
@@ -400,30 +398,27 @@ enum Fallback {
 ///
 /// A base image may be damaged, so the first fallback is a bundle without base images. The second
 /// is layers, whose digests the manifest contains.
-fn fallback(query: &mut BundleQuery, error: pierhead_toc::Error) -> Result<Fallback, Error> {
-    use pierhead_toc::Error as Bundle;
+fn fallback(query: &mut BundleQuery, error: Error) -> Result<Fallback, Error> {
     match error {
-        Bundle::Malformed { .. } | Bundle::Digest { .. } | Bundle::Missing(_)
+        Error::Malformed { .. } | Error::Digest { .. } | Error::Missing(_)
             if !query.have.is_empty() =>
         {
             query.have.clear();
             query.have_layers.clear();
             Ok(Fallback::RequestAgain)
         }
-        Bundle::Malformed { .. } | Bundle::Digest { .. } => Ok(Fallback::Layers(error.to_string())),
+        Error::Malformed { .. } | Error::Digest { .. } => Ok(Fallback::Layers(error.to_string())),
         error => Err(error.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use pierhead_toc::Error as Bundle;
-
     use super::*;
 
     #[test]
     fn the_fallbacks_are_a_bundle_without_base_images_and_then_layers() {
-        let malformed = || Bundle::Malformed {
+        let malformed = || Error::Malformed {
             what: "bundle",
             why: "x".to_owned(),
         };
@@ -439,12 +434,12 @@ mod tests {
         let second = fallback(&mut query, malformed());
         assert!(matches!(second, Ok(Fallback::Layers(reason)) if reason.contains('x')));
         query.have.push(base_image);
-        let missing = Bundle::Missing("content".to_owned());
+        let missing = Error::Missing("content".to_owned());
         assert!(matches!(
             fallback(&mut query, missing),
             Ok(Fallback::RequestAgain)
         ));
-        let full = Bundle::Io {
+        let full = Error::File {
             doing: "write".to_owned(),
             source: std::io::ErrorKind::StorageFull.into(),
         };

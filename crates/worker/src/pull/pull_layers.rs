@@ -92,7 +92,7 @@ pub(super) fn pull(
         manifest: resolved.manifest.bytes.to_vec(),
         config,
         base_images: Vec::new(),
-        table: WireToc {
+        toc: WireToc {
             base: None,
             digest: *FileDigest::of(toc.bytes()).as_bytes(),
             len: u32::try_from(toc.bytes().len()).unwrap_or(u32::MAX),

@@ -307,10 +307,10 @@ fn read_blob(
 fn check_digest(image: &Reference, wanted: &Digest, found: &Digest) -> Result<(), Error> {
     match wanted == found {
         true => Ok(()),
-        false => Err(Error::Bundle(pierhead_toc::Error::Digest {
+        false => Err(Error::Digest {
             what: format!("the response for {image}"),
             expected: wanted.to_string(),
             found: found.to_string(),
-        })),
+        }),
     }
 }

@@ -17,7 +17,8 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::stamps::StampLog;
-use pierhead_toc::{Error, FileDigest, Source, Time};
+use crate::Error;
+use pierhead_toc::{FileDigest, Source, Time};
 
 /// Seals are mtimes of the eight years from 2000 on.
 const SEAL_EPOCH: i64 = 946_684_800;

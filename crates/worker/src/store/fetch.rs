@@ -15,11 +15,12 @@ use super::fetch_dir::{FetchDir, lock, read_log};
 use super::folder;
 use super::image::{self, manifest_digest};
 use super::image_store::Store;
+use crate::Error;
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{
     Header, MAX_BODY, MAX_TOC, PRELUDE, Prelude, UsableContents, bounded,
 };
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
 /// A fetch to start: the request, and the header of the bundle in the response.
 pub struct NewFetch<'a> {
@@ -113,7 +114,7 @@ impl Store {
         let lock = lock(&path)?;
         match self.load(path.clone(), lock) {
             Ok(apply) => Ok(Some(apply)),
-            Err(error @ Error::Io { .. }) => Err(error),
+            Err(error @ Error::File { .. }) => Err(error),
             Err(_) => {
                 let _ = fs::remove_dir_all(&path);
                 Ok(None)
@@ -147,8 +148,8 @@ impl Store {
         drop(bytes);
         let base_images = self.base_image_tocs(&header)?;
         let toc = match ImageToc::open(&path.join("table")) {
-            Ok(toc) if sha(toc.bytes()) == header.table.digest => toc,
-            Err(error @ Error::Io { .. }) => return Err(error),
+            Ok(toc) if sha(toc.bytes()) == header.toc.digest => toc,
+            Err(error @ Error::File { .. }) => return Err(error),
             _ => return Err(damaged()),
         };
         let done = read_log(&path.join("log"))?;
@@ -161,7 +162,7 @@ impl Store {
     /// prove which tree belongs to a manifest, and a bundle does not contain layers.
     pub(super) fn check_toc(&self, header: &Header) -> Result<(), Error> {
         match self.image(&manifest_digest(&header.manifest)) {
-            Ok(image) if sha(image.toc.bytes()) != header.table.digest => Err(Error::malformed(
+            Ok(image) if sha(image.toc.bytes()) != header.toc.digest => Err(Error::malformed(
                 "bundle",
                 "its tree differs from the stored tree of the same manifest",
             )),
@@ -203,7 +204,7 @@ impl Store {
 /// # Errors
 /// `Malformed` or `Digest` if a check fails.
 pub fn decode_toc(header: &Header, base_images: &[Option<&ImageToc>]) -> Result<ImageToc, Error> {
-    let wire = &header.table;
+    let wire = &header.toc;
     let base = match wire.base {
         None => &[][..],
         Some(base) => match base_images.get(usize::from(base)) {

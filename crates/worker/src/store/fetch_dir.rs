@@ -15,9 +15,9 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use crate::Error;
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::MAX_FRAMES;
-use pierhead_toc::Error;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pierhead_toc::Error;
+use crate::Error;
 use rustix::fs::FlockOperation;
 
 use super::image;

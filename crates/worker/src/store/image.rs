@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use pierhead_oci::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
+use crate::Error;
 use pierhead_bundle::format::MAX_DOCUMENTS;
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
 /// An image whose contents are all in the store.
 #[derive(Debug)]

@@ -6,8 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::Error;
 use pierhead_oci::Digest;
-use pierhead_toc::{Error, FileDigest, Source, Time};
+use pierhead_toc::{FileDigest, Source, Time};
 use rustix::fs::FlockOperation;
 
 use super::content_dir::{ContentDir, is_absence};

@@ -13,7 +13,8 @@ use super::content_dir::ContentEntry;
 use super::folder::{entries, lock_folder};
 use super::image::{self, Image};
 use super::image_store::Store;
-use pierhead_toc::{Error, FileDigest, Source};
+use crate::Error;
+use pierhead_toc::{FileDigest, Source};
 
 /// The result of [`Store::verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -122,7 +123,7 @@ impl Store {
         match self.lock_exclusive() {
             Ok(()) => {}
             // The process that holds the lock recovered the store when it opened it.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
+            Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(());
             }
             Err(error) => return Err(error),

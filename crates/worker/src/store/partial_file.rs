@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::image_store::Store;
-use pierhead_toc::{Error, FileDigest};
+use crate::Error;
+use pierhead_toc::FileDigest;
 
 /// Bytes of one read while a file is hashed.
 const READ_SIZE: usize = 256 << 10;

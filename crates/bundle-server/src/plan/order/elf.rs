@@ -1,41 +1,50 @@
-//! What an ELF file asks the dynamic linker for. Little-endian ones of 64 bits; others ask for nothing.
+//! Reads the interpreter, the needed libraries and the search path of an ELF file. Supports
+//! little-endian 64-bit files; all others need nothing.
 //!
-//! A reader of its own: the crates there are want the file in memory, and a program may have hundreds of megabytes.
+//! Existing ELF crates need the file in memory, and a program may have hundreds of megabytes. This
+//! reader reads less than 64 KiB.
 
-use pierhead_toc::Error;
+use crate::Error;
 
+/// First bytes of a little-endian 64-bit ELF file.
 pub(super) const MAGIC: &[u8] = b"\x7fELF\x02\x01";
 
-/// Bounds of what is believed: program headers, bytes of the dynamic section, bytes of a name.
+/// Maximum number of program headers.
 const MAX_HEADERS: u64 = 64;
+/// Maximum bytes of the dynamic section that are read.
 const MAX_DYNAMIC: u64 = 16 << 10;
+/// Maximum length of a name in bytes.
 const MAX_NAME: u64 = 1 << 10;
+/// Maximum number of needed libraries, and of folders.
 const MAX_NEEDED: usize = 256;
 
+// Types of program headers.
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const INTERPRETER: u32 = 3;
 
+// Tags of the dynamic section.
 const NEEDED: u64 = 1;
 const STRINGS: u64 = 5;
 const RPATH: u64 = 15;
 const RUNPATH: u64 = 29;
 
-/// See the head of this module.
+/// The links of a program to other files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Links {
-    /// `PT_INTERP`.
+    /// Path of the dynamic linker (`PT_INTERP`).
     pub(super) interpreter: Option<Vec<u8>>,
-    /// `DT_NEEDED`.
+    /// Names of the needed libraries (`DT_NEEDED`).
     pub(super) needed: Vec<Vec<u8>>,
-    /// `DT_RUNPATH`, or else `DT_RPATH`; `$ORIGIN` as it stands there.
+    /// Search path (`DT_RUNPATH`, or else `DT_RPATH`), with `$ORIGIN` unchanged.
     pub(super) folders: Vec<Vec<u8>>,
 }
 
-/// Reads at an offset; never asked for what is over the end.
+/// Reads bytes at an offset. Callers stay within the file.
 pub(super) type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), Error>;
 
-/// Reads a file of `size` bytes, less than 64 KiB of it. `None`: it is not sound.
+/// Reads the links of a file of `size` bytes. Reads less than 64 KiB. Returns `None` when the file
+/// is malformed.
 pub(super) fn read(size: u64, read: ReadAt<'_>) -> Result<Option<Links>, Error> {
     let file = File { size, read };
     let Some(head) = file.bytes(0, 64)? else {
@@ -106,7 +115,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// `None` when that is not in the file. Lengths are bounded by the callers.
+    /// Reads a range of the file. `None` when the range exceeds the file. Callers limit the length.
     fn bytes(&self, offset: u64, len: u64) -> Result<Option<Vec<u8>>, Error> {
         let end = offset.checked_add(len);
         let Some(len) = end
@@ -120,6 +129,7 @@ impl File<'_> {
         Ok(Some(bytes))
     }
 
+    /// Reads a name from the string table.
     fn name(&self, strings: u64, value: u64) -> Result<Option<Vec<u8>>, Error> {
         let Some(start) = strings.checked_add(value) else {
             return Ok(None);
@@ -132,6 +142,7 @@ impl File<'_> {
     }
 }
 
+/// A program header.
 struct Segment {
     kind: u32,
     offset: u64,
@@ -150,7 +161,7 @@ impl Segment {
     }
 }
 
-/// Where in the file an address is.
+/// The file offset of a virtual address.
 fn offset_of(segments: &[Segment], address: u64) -> Option<u64> {
     segments
         .iter()
@@ -161,6 +172,7 @@ fn offset_of(segments: &[Segment], address: u64) -> Option<u64> {
         })
 }
 
+/// The bytes before the first NUL.
 fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or(bytes)
 }
@@ -187,7 +199,7 @@ mod tests {
         read(bytes.len() as u64, &at).expect("memory does not fail")
     }
 
-    /// Three segments; the strings are at address 0x1000 + 0x200, offset 0x200.
+    /// A program with three segments. Its strings are at address 0x1200 and at offset 0x200.
     fn program() -> Vec<u8> {
         let mut file = vec![0; 0x400];
         let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -224,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_names_its_linker_its_libraries_and_where_they_are() {
+    fn the_reader_finds_interpreter_libraries_and_search_path() {
         let found = links(&program()).expect("sound");
         assert_eq!(found.interpreter.as_deref(), Some(&b"/lib/ld.so.1"[..]));
         assert_eq!(found.needed, [b"libc.so.6".to_vec(), b"libz.so.1".to_vec()]);
@@ -235,12 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_program_is_refused_or_asks_for_little() {
+    fn a_hostile_program_is_refused_or_needs_few_libraries() {
         let sound = program();
         for len in 0..sound.len() {
             let _ = links(&sound[..len]);
         }
-        // Every byte of the headers that decides something, at its extremes.
+        // Sets each byte of the headers to extreme values.
         for at in 0..0x1d0 {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut hostile = sound.clone();

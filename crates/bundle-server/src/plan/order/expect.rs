@@ -1,14 +1,16 @@
-//! What a container opens first, as far as its configuration and its programs tell.
+//! Predicts which files a container start opens, from the image config and from the programs that
+//! it runs.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::elf;
+use crate::Error;
 use crate::plan::matching::read;
-use pierhead_toc::{Error, Source};
+use pierhead_toc::Source;
 use pierhead_toc::{Leaf, Tree};
 
-/// What an image's config says of its start.
+/// The part of an image config that a container start uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Start {
     /// `Entrypoint` and `Cmd`, one after the other.
@@ -19,7 +21,7 @@ pub struct Start {
     pub folder: Vec<u8>,
 }
 
-/// Where the dynamic linker looks when nothing else says so; with the folders of Debian's architectures.
+/// Default search folders of the dynamic linker, with those of Debian's architectures.
 const LIBRARY_FOLDERS: [&[u8]; 10] = [
     b"lib/x86_64-linux-gnu",
     b"usr/lib/x86_64-linux-gnu",
@@ -33,32 +35,34 @@ const LIBRARY_FOLDERS: [&[u8]; 10] = [
     b"usr/local/lib64",
 ];
 
-const PATH: &[u8] = b"usr/local/sbin:usr/local/bin:usr/sbin:usr/bin:sbin:bin";
+/// Default of the environment variable `DEFAULT_PATH`.
+const DEFAULT_PATH: &[u8] = b"usr/local/sbin:usr/local/bin:usr/sbin:usr/bin:sbin:bin";
 
-/// What every start reads.
-const ALWAYS: [&[u8]; 4] = [
+/// Files that every start reads.
+const COMMON_FILES: [&[u8]; 4] = [
     b"etc/ld.so.cache",
     b"etc/nsswitch.conf",
     b"etc/passwd",
     b"etc/group",
 ];
 
-/// Programs and libraries that are looked into.
-const MOST: usize = 512;
+/// Maximum number of programs and libraries that are read.
+const MAX_PROGRAMS: usize = 512;
 
-/// Paths that are looked up in one image: a program may ask for 256 libraries in as many folders.
-const LOOKUPS: u32 = 100_000;
+/// Maximum number of path lookups in one image. A program may need 256 libraries in 256 folders.
+const MAX_LOOKUPS: u32 = 100_000;
 
-/// Files that wait to be looked into.
-const WAITING: usize = 4 * MOST;
+/// Maximum number of files in the queue.
+const MAX_QUEUE: usize = 4 * MAX_PROGRAMS;
 
-/// Symbolic links that are followed for one path, as the kernel does.
-const LINKS: usize = 40;
+/// Maximum number of symbolic links that are followed for one path, as in the kernel
+/// (`MAXSYMLINKS`).
+const MAX_SYMLINKS: usize = 40;
 
-/// Bytes of a script's first line that count, as in the kernel.
-const HEADER: usize = 256;
+/// Maximum length of the first line of a script in bytes, as in the kernel (`BINPRM_BUF_SIZE`).
+const MAX_SCRIPT_LINE: usize = 256;
 
-/// Numbers of contents in the order of use.
+/// The content numbers of the predicted files, in the order of use.
 pub(super) fn expect(
     tree: &Tree<'_>,
     start: &Start,
@@ -67,28 +71,28 @@ pub(super) fn expect(
     let mut found = Vec::new();
     let tree = &Lookups {
         tree,
-        left: Cell::new(LOOKUPS),
+        left: Cell::new(MAX_LOOKUPS),
     };
     let mut queue: VecDeque<Vec<u8>> = VecDeque::new();
     for argument in &start.arguments {
         queue.extend(program(tree, start, argument));
     }
-    let mut looked_into = 0;
+    let mut programs_read = 0;
     while let Some(path) = queue.pop_front() {
         let Some((at, number)) = follow(tree, &path) else {
             continue;
         };
-        if found.contains(&number) || looked_into == MOST {
+        if found.contains(&number) || programs_read == MAX_PROGRAMS {
             continue;
         }
-        looked_into += 1;
+        programs_read += 1;
         found.push(number);
         let Some((content, size)) = tree.tree.content(number) else {
             continue;
         };
         let read = |offset: u64, buf: &mut [u8]| read(source, content, offset, buf);
-        let mut head = [0; HEADER];
-        let len = usize::try_from(size).map_or(HEADER, |size| size.min(HEADER));
+        let mut head = [0; MAX_SCRIPT_LINE];
+        let len = usize::try_from(size).map_or(MAX_SCRIPT_LINE, |size| size.min(MAX_SCRIPT_LINE));
         read(0, &mut head[..len])?;
         let folder = parent(tree.tree.path(at)).to_vec();
         if let Some(line) = head[..len].strip_prefix(b"#!") {
@@ -96,7 +100,7 @@ pub(super) fn expect(
             let words = line
                 .split(u8::is_ascii_whitespace)
                 .filter(|word| !word.is_empty());
-            // `#!/usr/bin/env python3` names two programs.
+            // A line such as `#!/usr/bin/env python3` names two programs.
             for word in words.take(3) {
                 queue.extend(program(tree, start, word));
             }
@@ -104,26 +108,28 @@ pub(super) fn expect(
             let links = elf::read(size, &read)?.unwrap_or_default();
             queue.extend(links.interpreter.map(|path| clean(&path, b"")));
             for name in &links.needed {
-                if queue.len() >= WAITING {
+                if queue.len() >= MAX_QUEUE {
                     break;
                 }
                 queue.extend(library(tree, name, &links.folders, &folder));
             }
         }
     }
-    let always = ALWAYS.iter().filter_map(|path| Some(follow(tree, path)?.1));
-    found.extend(always);
+    let common = COMMON_FILES
+        .iter()
+        .filter_map(|path| Some(follow(tree, path)?.1));
+    found.extend(common);
     Ok(found)
 }
 
-/// A tree that answers so many times.
+/// A tree with a limit on the number of lookups.
 struct Lookups<'a> {
     tree: &'a Tree<'a>,
     left: Cell<u32>,
 }
 
 impl Lookups<'_> {
-    /// What is at a path; nothing once too much was asked.
+    /// The position and the leaf of a path. `None` after the last allowed lookup.
     fn find(&self, path: &[u8]) -> Option<(usize, Leaf<'_>)> {
         self.left.set(self.left.get().checked_sub(1)?);
         let at = self.tree.find(path)?;
@@ -131,16 +137,18 @@ impl Lookups<'_> {
     }
 }
 
-/// The path of a program or of a file that an argument names.
+/// The path of a program, or of a file, that an argument names.
 fn program(tree: &Lookups<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
     if word.contains(&b'/') {
         return Some(clean(word, &start.folder));
     }
-    let told = start
+    let search_path = start
         .environment
         .iter()
         .find_map(|pair| pair.strip_prefix(b"PATH="));
-    let mut folders = told.unwrap_or(PATH).split(|byte| *byte == b':');
+    let mut folders = search_path
+        .unwrap_or(DEFAULT_PATH)
+        .split(|byte| *byte == b':');
     let in_folder = |folder: &[u8]| clean(word, folder);
     let mut paths = folders
         .by_ref()
@@ -149,12 +157,14 @@ fn program(tree: &Lookups<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
     paths.find(|path| follow(tree, path).is_some())
 }
 
+/// The path of a shared library. `folders` is the search path of the program, and `origin` the
+/// folder of the program.
 fn library(tree: &Lookups<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) -> Option<Vec<u8>> {
-    // As the linker has it: a name with a slash is a path.
+    // As in the dynamic linker, a name with a slash is a path.
     if name.contains(&b'/') {
         return Some(clean(name, b""));
     }
-    let told = folders.iter().map(|folder| {
+    let search_path = folders.iter().map(|folder| {
         let folder = folder
             .strip_prefix(b"$ORIGIN")
             .or_else(|| folder.strip_prefix(b"${ORIGIN}"))
@@ -162,18 +172,19 @@ fn library(tree: &Lookups<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) 
         clean(name, &folder)
     });
     let standard = LIBRARY_FOLDERS.iter().map(|folder| clean(name, folder));
-    let mut paths = told.chain(standard);
+    let mut paths = search_path.chain(standard);
     paths.find(|path| follow(tree, path).is_some())
 }
 
-/// The file that a path leads to through symbolic links, of folders too: its position, and the number of its content.
+/// Follows the symbolic links of a path, also those of its folders. Returns the position of the
+/// file, and the number of its content.
 fn follow(tree: &Lookups<'_>, path: &[u8]) -> Option<(usize, u32)> {
     let mut path = path.to_vec();
-    for _ in 0..LINKS {
+    for _ in 0..MAX_SYMLINKS {
         if let Some((at, Leaf::File(number))) = tree.find(&path) {
             return Some((at, number));
         }
-        // The first part of it that is a link.
+        // The shortest prefix of the path that is a link.
         let ends = (0..=path.len()).filter(|end| path.get(*end).is_none_or(|byte| *byte == b'/'));
         let (end, target) = ends
             .into_iter()
@@ -191,7 +202,7 @@ fn follow(tree: &Lookups<'_>, path: &[u8]) -> Option<(usize, u32)> {
     None
 }
 
-/// A path from the root without `.`, `..` and slashes at its ends, as tables have them.
+/// A path from the root, without `.`, `..` and slashes at its ends, as in a TOC.
 fn clean(path: &[u8], folder: &[u8]) -> Vec<u8> {
     let mut out: Vec<&[u8]> = Vec::new();
     let folder = if path.starts_with(b"/") { b"" } else { folder };
@@ -206,6 +217,7 @@ fn clean(path: &[u8], folder: &[u8]) -> Vec<u8> {
     out.join(&b'/')
 }
 
+/// The folder of a path.
 fn parent(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|byte| *byte == b'/');
     end.map_or(&[], |end| &path[..end])
@@ -234,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_much_is_looked_up_and_a_path_is_in_no_folder() {
+    fn the_number_of_lookups_is_limited_and_a_name_with_a_slash_is_a_path() {
         let layer = LayerEntries {
             diff_id: FileDigest::of(b"diff").into(),
             files: std::iter::empty(),
@@ -252,15 +264,15 @@ mod tests {
                 xattrs: Vec::new(),
             })),
         };
-        let table = ImageToc::merge([layer]).expect("sound");
-        let tree = Tree::of(TocView::mounted(&table)).expect("small");
+        let toc = ImageToc::merge([layer]).expect("sound");
+        let tree = Tree::of(TocView::mounted(&toc)).expect("small");
         let lookups = |left| Lookups {
             tree: &tree,
             left: Cell::new(left),
         };
-        let found = library(&lookups(LOOKUPS), b"a", &[], b"");
+        let found = library(&lookups(MAX_LOOKUPS), b"a", &[], b"");
         assert_eq!(found.as_deref(), Some(&b"lib/a"[..]));
-        // Seven folders come before it.
+        // Seven folders come before `lib` in the default search path.
         assert_eq!(library(&lookups(7), b"a", &[], b""), None);
         let few = lookups(0);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! The order of sending: what a start was seen to open, then what it is expected to open, then the rest.
+//! The order of frames in a bundle: first files that traces recorded, then files that the config of
+//! the image suggests, then all other files.
 
 mod elf;
 mod expect;
@@ -7,25 +8,26 @@ use std::collections::HashMap;
 
 pub use expect::Start;
 
+use crate::Error;
 use pierhead_toc::Tree;
-use pierhead_toc::{Error, FileDigest, Source};
+use pierhead_toc::{FileDigest, Source};
 
-/// The libraries that a program of `size` bytes asks for; for the fuzzer.
+/// The libraries that a program of `size` bytes needs. For the fuzzer.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn elf_needs(size: u64, read: elf::ReadAt<'_>) -> Result<Vec<Vec<u8>>, Error> {
     Ok(elf::read(size, read)?.unwrap_or_default().needed)
 }
 
-/// Ranks of contents by number; the lower, the earlier.
+/// Ranks of contents, by content number. A lower rank comes earlier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected(HashMap<u32, u32>);
 
 impl Expected {
-    /// Of an image: first what traces say (of itself or of versions before it, by path and by content), then
-    /// what `start` runs, with interpreters and libraries.
+    /// Computes the ranks: first the files of traces, by path and by content, then the programs
+    /// that `start` runs, with their interpreters and libraries.
     ///
     /// # Errors
-    /// Those of the source. A program that is not there, or not sound, expects nothing.
+    /// Errors of the source. A program that is missing or malformed adds nothing.
     pub fn of(
         tree: &Tree<'_>,
         traced: &[Traced],
@@ -36,7 +38,7 @@ impl Expected {
         for one in traced {
             let same = one
                 .content
-                .and_then(|content| tree.image().table.find(&content));
+                .and_then(|content| tree.image().toc.find(&content));
             if let Some(number) = tree.file(&one.path).or(same) {
                 expected.push(number);
             }
@@ -47,12 +49,12 @@ impl Expected {
         Ok(expected)
     }
 
-    /// Of a content; the same highest one for all that are not expected.
+    /// The rank of a content. All contents without an expected use have the same highest rank.
     pub fn rank(&self, content: u32) -> u32 {
         self.0.get(&content).copied().unwrap_or(u32::MAX)
     }
 
-    /// The contents that are expected, the earliest first.
+    /// The contents with a rank, the earliest first.
     pub fn in_order(&self) -> Vec<u32> {
         let mut order: Vec<_> = self
             .0
@@ -63,12 +65,12 @@ impl Expected {
         order.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// How many are expected.
+    /// Number of contents with a rank.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is.
+    /// Whether no content has a rank.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -79,11 +81,12 @@ impl Expected {
     }
 }
 
-/// A file that a start opened, in the image that was traced.
+/// A file that a recorded container start opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traced {
-    /// Its path there.
+    /// Its path in the traced image.
     pub path: Vec<u8>,
-    /// What it had in it, if that is still known: then it is found under another path too.
+    /// The digest of its contents, if the TOC of the traced image still exists. It finds the file
+    /// under another path.
     pub content: Option<FileDigest>,
 }

@@ -5,10 +5,10 @@ use super::cpu_share::CpuShare;
 use super::unused_packs::{
     close_files, drop_late, drop_unused_fast_packs, is_cached, remove_image,
 };
-use pierhead_toc::Error;
+use crate::Error;
 use pierhead_toc::layer::Pace as _;
 
-/// Runs every few minutes.
+/// Runs maintenance once. The queue calls it every few minutes.
 pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Error> {
     context.packs.maintain();
     close_files(context);
@@ -50,9 +50,9 @@ fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
     // Without a pause: the directory is locked meanwhile.
     let is_stopped = || context.queue.is_stopped();
     let packs = &context.packs;
-    context
-        .directory
-        .retain_places(|places| is_stopped() || places.iter().all(|place| packs.contains(place)))?;
+    context.directory.retain_locations(|locations| {
+        is_stopped() || locations.iter().all(|location| packs.contains(location))
+    })?;
     context.directory.flush()
 }
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pierhead_oci::units::human_bytes;
-use pierhead_toc::Error as StoreError;
 use pierhead_worker::Error;
 use pierhead_worker::pull::{
     ExportForm, ExportOptions, ExportTarget, FileSharing, PullMethod, PullOptions, PullReport,
@@ -69,11 +68,11 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Comm
 /// Opens the store of `--into`. A folder that is no store is a usage error.
 fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, CommandError> {
     Store::open(into, others).map_err(|error| match error {
-        StoreError::Foreign(reason) => CommandError::Usage(format!("--into: {reason}")),
-        StoreError::Io { .. } if into.exists() && !into.is_dir() => {
+        Error::Foreign(reason) => CommandError::Usage(format!("--into: {reason}")),
+        Error::File { .. } if into.exists() && !into.is_dir() => {
             CommandError::Usage(format!("--into: {} is no folder", into.display()))
         }
-        error => Error::from(error).into(),
+        error => error.into(),
     })
 }
 

@@ -166,7 +166,7 @@ fn position(len: usize) -> Result<u32, Error> {
 }
 
 fn many() -> Error {
-    Error::Image("more entries than a table has".to_owned())
+    Error::Image("it has more entries than the limit".to_owned())
 }
 
 fn bad(path: &[u8], why: &str) -> Error {
@@ -402,7 +402,7 @@ impl Merged {
     fn hold(&mut self, bytes: usize) -> Result<(), Error> {
         let left = self.bytes.checked_sub(bytes);
         self.bytes = left.ok_or_else(|| {
-            Error::Image("names and attributes of more bytes than a table has".to_owned())
+            Error::Image("its names and attributes take more bytes than the limit".to_owned())
         })?;
         Ok(())
     }

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
+use crate::Error;
 use attributes::Inode;
 pub use counts::Summary;
 use counts::{Counters, add};
@@ -33,7 +34,7 @@ use folder::Folders;
 use link::ChangeTime;
 use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc::Attributes;
-use pierhead_toc::{Error, FileDigest, Source, Time};
+use pierhead_toc::{FileDigest, Source, Time};
 use walk::{Walk, WalkError};
 
 /// Number of files in one batch for a writer. To pass each file alone would cost more than to write

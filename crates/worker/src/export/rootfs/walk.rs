@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{self as sys, AtFlags, FileType, Mode, OFlags};
 
+use crate::Error;
+use pierhead_toc::FileDigest;
 use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc::{Node, Row};
-use pierhead_toc::{Error, FileDigest};
 
 use super::attributes::{self, Inode};
 use super::counts::{Counters, add};
@@ -69,7 +70,10 @@ impl<'a> Walk<'a> {
         mut send: impl FnMut(FileJob<'a>) -> bool,
     ) -> Result<(), WalkError> {
         let mut rows = self.toc.rows();
-        while let Some(row) = rows.next().map_err(WalkError::Other)? {
+        while let Some(row) = rows
+            .next()
+            .map_err(|error| WalkError::Other(error.into()))?
+        {
             let done = self.entry(&row, &mut send);
             if !done.map_err(|error| WalkError::Io(row.path.to_vec(), error))? {
                 return Ok(());

@@ -11,11 +11,12 @@ use super::fetch_dir::FetchDir;
 use super::image::{Image, needed};
 use super::image_store::Store;
 use super::partial_file::{ContentWriter, PartialFile};
+use crate::Error;
 use parking_lot::{Condvar, Mutex};
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{Header, Sizes, UsableContents};
 use pierhead_bundle::{Coding, Frame, Slice};
-use pierhead_toc::{Error, FileDigest, ImageToc};
+use pierhead_toc::{FileDigest, ImageToc};
 
 /// Maximum number of bytes of payloads in the queue and in the decoding threads.
 const MAX_QUEUED_BYTES: u64 = 8 << 20;
@@ -194,7 +195,7 @@ impl Apply {
             frames.push(frame);
         }
         // The TOC is decoded already: free its coded bytes.
-        header.table.coded = Vec::new();
+        header.toc.coded = Vec::new();
         let mut state = State {
             done: vec![false; frames.len()],
             ..State::default()

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{ApplyCounts, MAX_DECODING_BYTES, Shared, as_u64, len};
+use crate::Error;
 use crate::store::content_dir::is_absence;
 use crate::store::folder::lock_folder;
 use crate::store::image::{Image, manifest_digest};
 use crate::store::partial_file::PartialFile;
 use pierhead_bundle::format::{Sizes as _, bounded};
 use pierhead_bundle::{BaseSlice, Coding, Frame, Slice};
-use pierhead_toc::{Error, FileDigest, ImageToc, Source as _};
+use pierhead_toc::{FileDigest, ImageToc, Source as _};
 
 enum Job {
     Record(u32, Coding, Vec<u8>),
@@ -130,7 +131,10 @@ impl Shared {
                 } else if let Err(error) =
                     bounded::decompress_into(payload, out, &bases, &mut decoded)
                 {
-                    return self.is_base_damaged(frame)?.then_some(false).ok_or(error);
+                    return self
+                        .is_base_damaged(frame)?
+                        .then_some(false)
+                        .ok_or(error.into());
                 }
                 &decoded
             }

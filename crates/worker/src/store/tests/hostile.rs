@@ -174,7 +174,7 @@ fn forged(test_image: &TestImage, change: impl Fn(&mut Entry)) -> (ImageToc, Enc
     let toc = ImageToc::merge([layer]).unwrap();
     let good = encode_frames(test_image, None, false, &[]);
     let mut header = Header::decode(&good.prelude, &good.body).unwrap();
-    header.table = WireToc {
+    header.toc = WireToc {
         base: None,
         digest: *FileDigest::of(toc.bytes()).as_bytes(),
         len: u32::try_from(toc.bytes().len()).unwrap(),
@@ -209,7 +209,8 @@ fn a_toc_with_size_0_does_not_empty_a_stored_content() {
     assert_holds(&store, &small(), false);
     assert!(!obtained);
     assert!(matches!(applied, Err(Error::Malformed { .. })));
-    assert!(matches!(parsed, Err(Error::Malformed { .. })));
+    let is_malformed = matches!(parsed, Err(pierhead_toc::Error::Malformed { .. }));
+    assert!(is_malformed);
     let (swollen, _) = forged(&other, |entry| {
         entry.kind = Kind::File {
             content: FileDigest::of(b""),
@@ -275,16 +276,16 @@ fn manifest_config_and_toc_that_do_not_match_are_refused() {
             ..header.clone()
         },
         Header {
-            table: WireToc {
+            toc: WireToc {
                 digest: [1; 32],
-                ..header.table.clone()
+                ..header.toc.clone()
             },
             ..header.clone()
         },
         Header {
-            table: WireToc {
-                len: header.table.len - 1,
-                ..header.table.clone()
+            toc: WireToc {
+                len: header.toc.len - 1,
+                ..header.toc.clone()
             },
             ..header.clone()
         },
@@ -310,9 +311,9 @@ fn headers_with_excessive_lengths_are_refused() {
     assert!(decoder.feed(&mut &prelude.encode()[..]).is_err());
     let header = Header::decode(&good.prelude, &good.body).unwrap();
     let large = Header {
-        table: WireToc {
+        toc: WireToc {
             len: u32::MAX,
-            ..header.table.clone()
+            ..header.toc.clone()
         },
         ..header.clone()
     };
@@ -324,7 +325,7 @@ fn headers_with_excessive_lengths_are_refused() {
     assert!(bomb.encode(3).is_err());
 }
 
-fn list(frames: &[Frame]) -> Result<Frames, Error> {
+fn list(frames: &[Frame]) -> Result<Frames, pierhead_bundle::Error> {
     let toc = small().toc();
     let base_toc = small().toc();
     Frames::encode(frames, &TocSizes(&toc, vec![&base_toc]))
@@ -421,10 +422,10 @@ fn a_toc_must_match_length_and_digest_of_its_header() {
     assert!(super::super::decode_toc(&header, &[]).is_ok());
     let decoded = |len, digest| {
         let mut header = header.clone();
-        (header.table.len, header.table.digest) = (len, digest);
+        (header.toc.len, header.toc.digest) = (len, digest);
         super::super::decode_toc(&header, &[])
     };
-    let WireToc { len, digest, .. } = header.table;
+    let WireToc { len, digest, .. } = header.toc;
     assert!(decoded(len, digest).is_ok());
     assert!(decoded(len - 1, digest).is_err());
     assert!(decoded(u32::MAX, digest).is_err());

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::content_dir::ContentDir;
 use super::folder::VERSION;
 use super::*;
+use crate::Error;
 use crate::export::rootfs::StoreFiles;
 use pierhead_bundle::api::BundleQuery;
 use pierhead_bundle::format::{
@@ -20,7 +21,7 @@ use pierhead_bundle::format::{
 };
 use pierhead_bundle::{BaseSlice, Coding, Frame, MAX_FRAME, RecordHead, Slice};
 use pierhead_toc::image_toc::{self, LayerEntries};
-use pierhead_toc::{Entry, Error, FileDigest, ImageToc, Kind, Source as _, Time};
+use pierhead_toc::{Entry, FileDigest, ImageToc, Kind, Source as _, Time};
 
 const NAME: &str = "registry.example/app:1";
 
@@ -272,7 +273,7 @@ fn encode_frames(
             })
             .into_iter()
             .collect(),
-        table: WireToc {
+        toc: WireToc {
             base: base_toc.as_ref().map(|_| 0),
             digest: *FileDigest::of(toc.bytes()).as_bytes(),
             len: u32::try_from(toc.bytes().len()).unwrap(),
@@ -932,7 +933,7 @@ fn contents_that_no_image_uses_are_removed() {
     let second = f.store();
     let busy = store.collect();
     assert!(
-        matches!(busy, Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::WouldBlock)
+        matches!(busy, Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock)
     );
     drop(second);
     store.forget(&f.old.digest()).unwrap();

@@ -1,0 +1,155 @@
+//! The error of this crate: what failed, whose fault it is, and whether a retry can help.
+
+use std::io;
+
+use pierhead_toc::Fault;
+
+/// Why an image cannot be indexed, or a bundle cannot be planned or sent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A layer, a manifest or a config is not what the image says, or exceeds a limit.
+    #[error("this image cannot be bundled: {0}")]
+    Image(String),
+    /// Bytes of a file or of a request are not of their format.
+    #[error("malformed {what}: {why}")]
+    Malformed {
+        /// The name of the format.
+        what: &'static str,
+        /// The violation.
+        why: String,
+    },
+    /// The SHA-256 of some bytes differs from the promised digest.
+    #[error("{what} has the digest {found}, not {expected}")]
+    Digest {
+        /// The name of the bytes.
+        what: String,
+        /// The promised digest.
+        expected: String,
+        /// The computed digest.
+        found: String,
+    },
+    /// An image, a plan, a record or a content does not exist, or no longer exists. Pull the image first.
+    #[error("{0} is not here")]
+    Missing(String),
+    /// The server stops, or the work ended early so that its memory is free for others.
+    #[error("stopped")]
+    Stopped,
+    /// The file system failed.
+    #[error("cannot {doing}: {source}")]
+    Io {
+        /// The operation, with the path.
+        doing: String,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Whose fault it is.
+    pub const fn fault(&self) -> Fault {
+        match self {
+            Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
+            Self::Io { .. } => Fault::Host,
+            Self::Missing(_) | Self::Stopped => Fault::Nobody,
+        }
+    }
+
+    /// Whether the same request may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        self.fault() != Fault::Input
+    }
+
+    /// Whether a file is damaged: its bytes are not those that were written.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Malformed { .. } => true,
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::InvalidData,
+            _ => false,
+        }
+    }
+
+    /// Whether file descriptors or memory are short. The file that could not be read may be intact.
+    pub fn is_exhausted(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if pierhead_toc::is_exhausted(source))
+    }
+
+    /// Makes the error of a parser. `what` is the name of the format.
+    pub fn malformed(what: &'static str, why: impl Into<String>) -> Self {
+        Self::Malformed {
+            what,
+            why: why.into(),
+        }
+    }
+
+    /// Makes an error of the file system. `doing` follows the word "cannot".
+    pub fn io(doing: impl Into<String>, source: io::Error) -> Self {
+        Self::Io {
+            doing: doing.into(),
+            source,
+        }
+    }
+}
+
+/// Keeps the variant, so that a caller of this crate matches one enum.
+impl From<pierhead_toc::Error> for Error {
+    fn from(error: pierhead_toc::Error) -> Self {
+        use pierhead_toc::Error as Toc;
+        match error {
+            Toc::Image(why) => Self::Image(why),
+            Toc::Malformed { what, why } => Self::Malformed { what, why },
+            Toc::Digest {
+                what,
+                expected,
+                found,
+            } => Self::Digest {
+                what,
+                expected,
+                found,
+            },
+            Toc::Missing(what) => Self::Missing(what),
+            Toc::Stopped => Self::Stopped,
+            Toc::Io { doing, source } => Self::Io { doing, source },
+            other => Self::io("read a TOC", io::Error::other(other)),
+        }
+    }
+}
+
+/// Keeps the variant, so that a caller of this crate matches one enum.
+impl From<pierhead_bundle::Error> for Error {
+    fn from(error: pierhead_bundle::Error) -> Self {
+        use pierhead_bundle::Error as Bundle;
+        match error {
+            Bundle::Malformed { what, why } => Self::Malformed { what, why },
+            Bundle::Digest {
+                what,
+                expected,
+                found,
+            } => Self::Digest {
+                what,
+                expected,
+                found,
+            },
+            Bundle::Toc(error) => error.into(),
+            other => Self::io("compress a frame", io::Error::other(other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_another_crate_keeps_its_variant_and_its_cause() {
+        let io = pierhead_toc::Error::io("read x", rustix::io::Errno::MFILE.into());
+        let io = Error::from(io);
+        assert!(io.is_exhausted() && io.is_retryable(), "{io}");
+        let missing = Error::from(pierhead_toc::Error::Missing("x".into()));
+        assert!(matches!(&missing, Error::Missing(what) if what == "x"));
+        let toc = pierhead_toc::Error::malformed("TOC", "cut");
+        let malformed = Error::from(pierhead_bundle::Error::from(toc));
+        assert!(malformed.is_damage() && !malformed.is_retryable());
+        assert_eq!(malformed.to_string(), "malformed TOC: cut");
+    }
+}
