@@ -85,7 +85,7 @@ fn main() -> Fallible<()> {
         },
     )?;
     println!(
-        "{old} {new}: {plain} bytes in {sent} of which {table} are the table, {frames} frames, {:.1} CPU-s {by:?}",
+        "{old} {new}: {plain} bytes in {sent} of which {toc} are the TOC, {frames} frames, {:.1} CPU-s {by:?}",
         processor_seconds()? - start
     );
     Ok(())

@@ -149,7 +149,7 @@ impl Store {
         let base_images = self.base_image_tocs(&header)?;
         let toc = match ImageToc::open(&path.join("table")) {
             Ok(toc) if sha(toc.bytes()) == header.toc.digest => toc,
-            Err(error @ Error::File { .. }) => return Err(error),
+            Err(error @ pierhead_toc::Error::Io { .. }) => return Err(error.into()),
             _ => return Err(damaged()),
         };
         let done = read_log(&path.join("log"))?;
