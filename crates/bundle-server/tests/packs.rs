@@ -88,7 +88,7 @@ fn what_is_appended_is_read_back_now_and_after_a_restart() {
         for (bytes, place) in contents.iter().zip(&places) {
             assert!(read(packs, place).unwrap() == *bytes);
             let frame = packs.frame(place).unwrap();
-            assert_eq!((frame.place, frame.coding), (*place, Coding::Stored));
+            assert_eq!((frame.location, frame.coding), (*place, Coding::Stored));
             assert_eq!(frame.members[0].content, FileDigest::of(bytes));
             let file = packs.file(place).unwrap();
             let mut record = vec![0; place.len as usize];
@@ -102,7 +102,7 @@ fn what_is_appended_is_read_back_now_and_after_a_restart() {
         let mut seen = Vec::new();
         packs
             .scan(&mut |frame| {
-                seen.push(frame.place);
+                seen.push(frame.location);
                 Ok(())
             })
             .unwrap();
