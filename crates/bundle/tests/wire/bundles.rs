@@ -95,7 +95,7 @@ pub(super) fn header(frames: &[Frame]) -> Header {
         manifest: br#"{"schemaVersion":2}"#.to_vec(),
         config: br#"{"os":"linux"}"#.to_vec(),
         base_images: (0..3).map(base).collect(),
-        table: WireToc {
+        toc: WireToc {
             base: Some(1),
             digest: [7; 32],
             len: 1000,

@@ -1,9 +1,9 @@
 //! The decoder of a bundle stream: any split of the bytes gives the same events; a stream that is
 //! not exactly one bundle is an error or stays incomplete.
 
+use pierhead_bundle::Error;
 use pierhead_bundle::format::{Decoder, End, Event, Header, Prelude, unsent};
 use pierhead_bundle::{Coding, Frame, RECORD_HEAD};
-use pierhead_toc::Error;
 use proptest::prelude::*;
 
 use super::bundles::{self, copy_frame, plain_frame};

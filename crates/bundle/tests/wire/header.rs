@@ -1,11 +1,11 @@
 //! The header and its prelude: each valid header survives encoding, and each bound is exact.
 
+use pierhead_bundle::Error;
 use pierhead_bundle::api::MAX_BASE_IMAGES;
 use pierhead_bundle::format::{
     BaseImage, Header, MAX_BODY, MAX_DOCUMENTS, MAX_TOC, PRELUDE, Prelude, UsableContents,
 };
 use pierhead_oci::{Algorithm, Digest};
-use pierhead_toc::Error;
 use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
 
@@ -68,7 +68,7 @@ proptest! {
                 [usize::from(*usable)],
         }).collect();
         let known = header.base_images.iter().position(|base| base.usable != UsableContents::None);
-        header.table.base = known.map(|known| known as u16);
+        header.toc.base = known.map(|known| known as u16);
         (header.layers, header.manifest, header.config, header.records) =
             (layers, manifest, config, records);
         let (prelude, body) = header.encode(3).unwrap();
@@ -152,9 +152,9 @@ fn the_bounds_of_a_header_are_exact() {
     assert!(header.encode(1).is_err());
 
     let mut header = bundles::header(&[]);
-    header.table.len = MAX_TOC as u32;
+    header.toc.len = MAX_TOC as u32;
     assert!(header.encode(1).is_ok());
-    header.table.len += 1;
+    header.toc.len += 1;
     assert!(header.encode(1).is_err());
 
     let mut header = bundles::header(&[]);
@@ -170,18 +170,18 @@ fn the_bounds_of_a_header_are_exact() {
     assert!(header.encode(1).is_err());
 
     let mut header = bundles::header(&[]);
-    header.table.coded = vec![1; MAX_BODY];
+    header.toc.coded = vec![1; MAX_BODY];
     assert!(header.encode(1).is_err(), "the body is too long");
 }
 
 #[test]
 fn the_toc_is_coded_against_a_usable_base_image_only() {
     let mut header = bundles::header(&[]);
-    header.table.base = None;
+    header.toc.base = None;
     assert!(header.encode(1).is_ok());
-    header.table.base = Some(3);
+    header.toc.base = Some(3);
     assert!(header.encode(1).is_err(), "there are three base images");
-    header.table.base = Some(2);
+    header.toc.base = Some(2);
     assert!(header.encode(1).is_ok());
     header.base_images[2].usable = UsableContents::None;
     assert!(header.encode(1).is_err(), "none of its contents are usable");
