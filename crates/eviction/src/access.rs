@@ -1,11 +1,11 @@
-//! One request as a policy sees it.
+//! A request, as policies and admissions see it.
 
 use std::hash::Hash;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What a policy can rank: small, compared and hashed on each request, and written into saved states.
+/// A key of a cache. Policies compare and hash it on each request and write it into saved states.
 pub trait Key: Clone + Eq + Hash + Send + Serialize + DeserializeOwned + 'static {}
 
 impl<K: Clone + Eq + Hash + Send + Serialize + DeserializeOwned + 'static> Key for K {}
@@ -13,26 +13,29 @@ impl<K: Clone + Eq + Hash + Send + Serialize + DeserializeOwned + 'static> Key f
 /// One request for one key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Access<K> {
-    /// What was asked for.
+    /// The requested key.
     pub key: K,
-    /// Bytes that it takes of the cache's bound. A key keeps the size that it entered with.
+    /// Size in bytes, as it counts against the capacity. A key keeps the size with which it
+    /// entered.
     pub size: u64,
-    /// Seconds on the caller's clock; never decreases. What counts in requests counts them itself.
+    /// Time in seconds on the caller's clock; never decreases. Policies that measure time in
+    /// requests count them themselves.
     pub tick: u64,
-    /// Seconds that a client would wait for it if it were not there.
+    /// Cost of a miss: seconds for which a client waits.
     pub cost: f32,
-    /// In how many images it is known to be; 1 when nothing is known.
+    /// Number of images that contain the key; 1 if unknown.
     pub shared: u32,
 }
 
 impl<K> Access<K> {
-    /// Seconds to the first byte from a distant registry, before any was measured.
+    /// Assumed time to the first byte from a distant registry, in seconds, before any measurement.
     pub const ROUND_TRIP: f64 = 0.44;
-    /// Seconds a megabyte (10^6 bytes) from a distant registry, before any was measured.
+    /// Assumed transfer time per megabyte (10^6 bytes) from a distant registry, in seconds, before
+    /// any measurement.
     pub const PER_MEGABYTE: f64 = 0.94;
 
-    /// A request of which only key, size and time are known: the cost is the prior
-    /// [`Access::ROUND_TRIP`] + [`Access::PER_MEGABYTE`] × size.
+    /// A request with the assumed cost [`Access::ROUND_TRIP`] + [`Access::PER_MEGABYTE`] × size, in
+    /// one image.
     pub fn new(key: K, size: u64, tick: u64) -> Self {
         Self {
             key,
@@ -43,8 +46,8 @@ impl<K> Access<K> {
         }
     }
 
-    /// The cost as a number that can be summed: finite and at least 0. One that is no number, infinite
-    /// or negative tells nothing and is 0.
+    /// The cost in seconds, finite and at least 0, so that costs can be summed. A cost that is
+    /// negative, infinite or NaN counts as 0.
     pub fn seconds(&self) -> f64 {
         if self.cost.is_finite() {
             f64::from(self.cost.max(0.0))
@@ -53,8 +56,8 @@ impl<K> Access<K> {
         }
     }
 
-    /// Seconds that fetching `size` bytes takes when nothing is known about the upstream.
-    // A cost needs no more precision than a float has.
+    /// Assumed time in seconds to fetch `size` bytes, before any measurement of the upstream.
+    // The precision of an f32 suffices for a cost.
     #[allow(clippy::cast_possible_truncation)]
     pub fn prior(size: u64) -> f32 {
         (Self::ROUND_TRIP + Self::PER_MEGABYTE * size as f64 / 1e6) as f32
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cost_that_tells_nothing_is_none() {
+    fn a_cost_that_is_not_a_time_counts_as_zero() {
         for (cost, seconds) in [
             (1.5, 1.5),
             (0.0, 0.0),

@@ -1,16 +1,18 @@
-//! Who enters a cache and who leaves it. Pure: no I/O, no clock, no bytes, no OCI.
+//! Eviction policies and admission filters of a cache. The crate does no I/O, has no clock and
+//! knows no OCI.
 //!
-//! A [`Policy`] ranks keys and an [`Admission`] keeps the door; whoever owns the bytes deletes them and
-//! holds the bound. Time is a tick that the caller gives, randomness a seed, so a replay of a trace is
-//! exact. [`PolicyName`] makes a policy by its name, [`SimulatedCache`] is a cache of keys without bytes.
+//! A [`Policy`] ranks the keys of a cache and names the next one to evict. An [`Admission`] decides
+//! which keys may enter. The owner of the bytes deletes them and enforces the capacity. The caller
+//! gives the time as a tick and randomness as a seed, so that a replay of a request trace is exact.
+//! [`PolicyName`] builds a policy by its name; [`SimulatedCache`] is a cache of keys without bytes.
 //!
-//! How a cache drives a policy, for each request:
+//! A cache calls its policy for each request as follows:
 //!
 //! ```text
-//! policy.hit(&access)        true: it was there, and that is all
-//!                            false: policy.miss(&access)           counts it in ghosts and sketches
-//!                                   policy.refuses(&access)?       then it goes past the cache
-//!                                   policy.evict(held) …           until there is room
+//! policy.hit(&access)        true: the cache holds the key
+//!                            false: policy.miss(&access)           counts the miss in ghosts and sketches
+//!                                   policy.refuses(&access)?       then the cache does not store it
+//!                                   policy.evict(pinned) …         until there is room
 //!                                   policy.insert(&access)
 //! ```
 

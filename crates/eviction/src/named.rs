@@ -1,4 +1,4 @@
-//! The policies that the daemon offers, by the names that the configuration has for them.
+//! The policies of the daemon, by their names in the configuration.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::policy::{cherry, gdsf, learned, lru, s3_fifo, size_split};
 use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, S3Fifo, SizeSplit};
 
-/// A policy that the daemon offers, with its documented default parameters.
+/// A policy of the daemon with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PolicyName {
@@ -24,16 +24,16 @@ pub enum PolicyName {
     Learned,
 }
 
-/// The daemon offers no policy of this name.
+/// Error: the daemon has no policy of this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no eviction policy is called {0:?}; there are: {names} (the simulator `pierhead-replay` has more)",
+    "{0:?} is no eviction policy: write one of {names} (pierhead-replay simulates more policies)",
     names = PolicyName::names()
 )]
 pub struct UnknownPolicy(pub String);
 
 impl PolicyName {
-    /// All of them, in the order in which they are listed to people.
+    /// All policies, in the order of help texts and errors.
     pub const ALL: &[Self] = &[
         Self::Lru,
         Self::S3Fifo,
@@ -43,12 +43,12 @@ impl PolicyName {
         Self::Learned,
     ];
 
-    /// What is used when nobody chooses: it misses less than LRU in objects and in bytes on every
-    /// registry workload that we have, at 1 % and 10 % of the footprint. From about a fifth of it on clients
+    /// The default policy. On every synthetic registry workload it misses fewer objects and bytes
+    /// than LRU, at 1 % and 10 % of the footprint. Above about a fifth of the footprint, clients
     /// wait longer than under LRU (`docs/explanation/eviction.md`).
     pub const DEFAULT: Self = Self::SizeSplit;
 
-    /// What it is called.
+    /// Its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
@@ -60,7 +60,7 @@ impl PolicyName {
         }
     }
 
-    /// A new one for a cache of `capacity` bytes; those that draw lots draw them from `seed`.
+    /// Builds the policy for a cache of `capacity` bytes. `seed` seeds its random numbers.
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
             Self::Lru => Box::new(Lru::new()),
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_found_and_another_is_told_which_there_are() {
+    fn every_name_is_parsed_and_the_error_for_another_lists_all_names() {
         for named in PolicyName::ALL {
             assert_eq!(named.name().parse(), Ok(*named));
         }

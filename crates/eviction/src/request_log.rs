@@ -1,4 +1,4 @@
-//! The request log of the daemon: one line for each request. Crate `replay` reads it.
+//! The line format of the daemon's request log: one line per request. Crate `replay` parses it.
 //!
 //! `docs/formats/request-log.md` describes the format.
 
@@ -6,42 +6,42 @@ use std::fmt;
 
 use crate::Access;
 
-/// The first line of each file, with its end.
+/// First line of each file, with its line end.
 pub const HEADER: &str = "#pierhead-trace 1\n";
 
-/// One request. `Display` writes its line, without the end of line.
+/// One request. `Display` writes its line, without the line end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Seconds since 1970.
+    /// Unix time in seconds.
     pub second: u64,
-    /// What was asked for, hashed.
+    /// Hash of the requested digest.
     pub key: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Milliseconds that a client waits for it when it has to be fetched.
+    /// Cost of a miss: milliseconds for which a client waits.
     pub cost_ms: u32,
-    /// In how many images it is known to be.
+    /// Number of images that contain the key.
     pub shared: u32,
-    /// What became of the request.
+    /// Whether the request was a hit.
     pub outcome: RecordedOutcome,
 }
 
-/// What became of a recorded request.
+/// Result of a recorded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RecordedOutcome {
-    /// It was served from the cache.
+    /// A hit: the cache held the blob.
     Hit,
-    /// It was fetched and kept.
+    /// A miss: the blob was fetched and stored.
     Miss,
-    /// It was fetched and not kept.
+    /// A miss: the blob was fetched and not stored.
     Passed,
 }
 
 impl RecordedOutcome {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Passed];
 
-    /// The word for it.
+    /// The word in the log line.
     pub fn word(self) -> &'static str {
         match self {
             Self::Hit => "hit",
@@ -67,7 +67,7 @@ impl fmt::Display for Record {
 }
 
 impl Record {
-    /// The request as a policy sees it.
+    /// The request as policies see it.
     pub fn access(&self) -> Access<u64> {
         Access {
             cost: seconds(self.cost_ms),
@@ -77,7 +77,7 @@ impl Record {
     }
 }
 
-// A cost needs no more precision than a float has.
+// The precision of an f32 suffices for a cost.
 #[allow(clippy::cast_possible_truncation)]
 fn seconds(milliseconds: u32) -> f32 {
     (f64::from(milliseconds) / 1000.0) as f32

@@ -1,64 +1,66 @@
-//! A cache of keys without bytes: what a replay runs, and the shadow that a gate consults.
+//! A simulated cache of keys without bytes. A replay runs it, and the policy `learned` runs two
+//! beside itself.
 
 use crate::{Access, Admission, Key, Policy};
 
-/// A policy, a bound, and perhaps a keeper of the door, driven as the real cache drives them.
+/// A policy, a capacity and an optional admission, driven as the real cache drives them.
 pub struct SimulatedCache<K, P = Box<dyn Policy<K>>> {
     policy: P,
     admission: Option<Box<dyn Admission<K>>>,
     capacity: u64,
-    enters_first: bool,
+    inserts_first: bool,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was there.
+    /// The cache held the key.
     Hit,
-    /// It was not there and is now; so many others had to leave.
+    /// A miss; the key entered.
     Kept {
-        /// Keys evicted for it.
+        /// Number of keys that were evicted for it.
         evicted: u32,
     },
-    /// It was not there and is not now: too large, refused, or not admitted.
+    /// A miss; the key did not enter, because it is too large, refused, or not admitted.
     Passed,
 }
 
 impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
-    /// An empty cache of `capacity` bytes.
+    /// An empty cache of `capacity` bytes, without an admission.
     pub fn new(policy: P, capacity: u64) -> Self {
         Self {
             policy,
             admission: None,
             capacity,
-            enters_first: false,
+            inserts_first: false,
         }
     }
 
-    /// The same, with a keeper of the door.
+    /// Adds an admission.
     pub fn admitting(mut self, admission: Box<dyn Admission<K>>) -> Self {
         self.admission = Some(admission);
         self
     }
 
-    /// The same, in which what enters competes with what is there, and may be evicted at once: libcachesim's
-    /// GDSF does so. The bound holds after each request, not within it.
-    pub fn entering_first(mut self) -> Self {
-        self.enters_first = true;
+    /// Inserts a key before it evicts, so that the new key may be evicted at once, as libcachesim's
+    /// GDSF does. The capacity then holds after each request, but not during one.
+    pub fn inserting_first(mut self) -> Self {
+        self.inserts_first = true;
         self
     }
 
-    /// One request. The sizes of what is held never exceed the bound, also not for a moment: what is
-    /// larger than the whole cache goes past it. What the policy put off is done after it ([`crate::Adaptation::train`]).
+    /// Performs one request. The cache never exceeds its capacity, not even during a request. A key
+    /// that is larger than the capacity does not enter. Afterwards the policy does one step of its
+    /// deferred work ([`crate::Adaptation::train`]).
     pub fn request(&mut self, access: &Access<K>) -> Outcome {
-        let outcome = self.answer(access);
+        let outcome = self.simulate(access);
         if let Some(adaptation) = self.policy.adaptation() {
             adaptation.train();
         }
         outcome
     }
 
-    fn answer(&mut self, access: &Access<K>) -> Outcome {
+    fn simulate(&mut self, access: &Access<K>) -> Outcome {
         if self.policy.hit(access) {
             if let Some(admission) = &mut self.admission {
                 admission.hit(access);
@@ -73,8 +75,8 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         if !admitted || access.size > self.capacity || self.policy.refuses(access) {
             return Outcome::Passed;
         }
-        if self.enters_first {
-            return self.enter_first(access);
+        if self.inserts_first {
+            return self.insert_first(access);
         }
         let mut evicted = 0;
         while self.policy.bytes() > self.capacity - access.size {
@@ -87,7 +89,7 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         Outcome::Kept { evicted }
     }
 
-    fn enter_first(&mut self, access: &Access<K>) -> Outcome {
+    fn insert_first(&mut self, access: &Access<K>) -> Outcome {
         self.policy.insert(access);
         let mut evicted = 0;
         while self.policy.bytes() > self.capacity {
@@ -110,7 +112,7 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         &mut self.policy
     }
 
-    /// Another bound; a smaller one holds from the next key that enters.
+    /// Sets the capacity in bytes. A smaller capacity holds from the next key that enters.
     pub fn resize(&mut self, capacity: u64) {
         self.capacity = capacity;
         if let Some(adaptation) = self.policy.adaptation() {
@@ -118,7 +120,7 @@ impl<K: Key, P: Policy<K>> SimulatedCache<K, P> {
         }
     }
 
-    /// The bound in bytes.
+    /// The capacity in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -130,7 +132,7 @@ mod tests {
     use crate::{Contents as _, Gdsf, Lru};
 
     #[test]
-    fn room_is_made_before_a_key_enters_and_what_is_too_large_passes() {
+    fn keys_are_evicted_before_a_key_enters_and_a_key_above_the_capacity_passes() {
         let mut cache = SimulatedCache::new(Lru::new(), 10);
         let mut request = |key: u32, size| cache.request(&Access::new(key, size, 0));
         assert_eq!(request(1, 6), Outcome::Kept { evicted: 0 });
@@ -142,11 +144,15 @@ mod tests {
     }
 
     #[test]
-    fn what_enters_first_may_be_the_first_to_leave() {
-        let mut cache = SimulatedCache::new(Gdsf::default(), 10).entering_first();
+    fn a_key_that_is_inserted_first_may_be_evicted_at_once() {
+        let mut cache = SimulatedCache::new(Gdsf::default(), 10).inserting_first();
         let mut request = |key: u32, size| cache.request(&Access::new(key, size, 0));
         assert_eq!(request(1, 8), Outcome::Kept { evicted: 0 });
-        assert_eq!(request(2, 9), Outcome::Passed, "less is lost with it");
+        assert_eq!(
+            request(2, 9),
+            Outcome::Passed,
+            "the new key has the lowest priority"
+        );
         assert_eq!(request(3, 4), Outcome::Kept { evicted: 1 });
         assert_eq!(cache.policy().bytes(), 4);
     }

@@ -1,4 +1,4 @@
-//! What the tests and fuzz targets of policies share: a trace in one line, and who was evicted.
+//! Helpers for tests and fuzz targets of policies: play a one-line trace, and read the victims.
 
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::building_blocks::saved;
@@ -6,13 +6,15 @@ use crate::{Access, Contents, PersistentState, Policy};
 
 pub use crate::building_blocks::saved::with_valid_checksum;
 
-/// The heuristic of [`crate::Learned`] without its network, which it must never lose to by much.
+/// The heuristic of [`crate::Learned`] without its network. [`crate::Learned`] must not wait much
+/// longer than it.
 pub fn heuristic_of_learned(seed: u64) -> Box<dyn Policy<u64>> {
     crate::policy::learned::heuristic(seed)
 }
 
-/// `a` asks for a key and lets it enter where it is not held, `!a` asks only, `-a` removes, `*` evicts;
-/// keys are one byte large unless they are followed by a digit: `a5`. The victims, `.` for none.
+/// Plays a trace on a policy and returns the victims, `.` for none. `a` requests key a and inserts
+/// it on a miss; `!a` requests it without inserting; `-a` removes it; `*` evicts. A key has one
+/// byte, or the size of a digit behind it: `a5`.
 pub fn play(policy: &mut impl Policy<char>, trace: &str) -> String {
     let mut victims = String::new();
     for step in trace.split_whitespace() {
@@ -41,11 +43,12 @@ pub fn play(policy: &mut impl Policy<char>, trace: &str) -> String {
     victims
 }
 
-/// A saved age or priority that is no number is refused and changes nothing.
+/// Checks that a policy refuses a saved age or priority that is not a finite number, and stays
+/// unchanged.
 ///
 /// # Panics
-/// When it is not refused, or changes something.
-pub fn refuses_a_broken_age<R: RankRule<Note = u32, State = f64>>(
+/// When the policy accepts such a state, or changes.
+pub fn refuses_an_age_that_is_not_finite<R: RankRule<Note = u32, State = f64>>(
     new: impl Fn() -> RankPolicy<char, R>,
 ) {
     let state = |age: f64, priority: f64| {

@@ -1,20 +1,20 @@
-//! Every policy runs the one suite, and every admission the other.
+//! Runs the conformance suites of testkit on each policy and each admission of the daemon.
 
 use pierhead_eviction::{AdmissionName, PolicyName};
 use pierhead_testkit::admission;
 use pierhead_testkit::policy::{CAPACITY, Key, Large, conforms, stays_small};
 
 #[test]
-fn every_named_policy() {
+fn every_policy_conforms() {
     for named in PolicyName::ALL {
         println!("{named}");
         conforms(|| named.build::<Key>(CAPACITY, 1));
     }
 }
 
-/// The learned policy's features are more than 64 bytes.
+/// The per-key data of `learned` has more than 64 bytes.
 #[test]
-fn every_other_named_policy_stays_small() {
+fn every_policy_but_learned_costs_at_most_64_bytes_per_key() {
     for named in PolicyName::ALL
         .iter()
         .filter(|it| **it != PolicyName::Learned)
@@ -25,7 +25,7 @@ fn every_other_named_policy_stays_small() {
 }
 
 #[test]
-fn every_named_admission() {
+fn every_admission_conforms() {
     for named in AdmissionName::ALL {
         println!("{named}");
         admission::conforms(|| named.build::<Key>(CAPACITY, 1));

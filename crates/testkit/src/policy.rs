@@ -1,4 +1,4 @@
-//! What every eviction policy owes to the owner of the bytes, whatever it ranks by.
+//! Conformance suite of eviction policies: the promises of the trait `Policy` and its parts.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;

@@ -1,11 +1,11 @@
-//! Everything may enter: the policy alone decides what stays.
+//! Admission `always`: each key may enter; the policy alone decides which keys stay.
 
 use crate::building_blocks::saved;
 use crate::{Access, Admission, PersistentState, StateError};
 
 pub(super) const NAME: &str = "always";
 
-/// Admits everything.
+/// Admits every key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Always;
 
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_enters_at_once() {
+    fn every_key_enters_with_its_first_request() {
         assert!((0..100_u64).all(|n| Always.admit(&Access::new(n, n << 40, n))));
     }
 }

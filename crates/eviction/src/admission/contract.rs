@@ -1,17 +1,17 @@
-//! What every admission promises to the owner of the bytes.
+//! The trait of admissions, which decide whether a requested key may enter the cache.
 
 use crate::{Access, PersistentState};
 
-/// Decides whether what was asked for and is not there shall be kept. What is not admitted is served
-/// all the same, past the cache. Every implementer runs the conformance suite of `testkit`.
+/// Decides whether a key that the cache does not hold may enter. The cache serves a refused key
+/// without storing it. Every implementer runs the conformance suite of `testkit`.
 ///
-/// Memory is bounded, whatever was asked for.
+/// The memory of an implementer is bounded, whatever clients request.
 pub trait Admission<K>: PersistentState + Send {
-    /// A key that is held was asked for: for those that count requests.
+    /// Counts a request for a key that the cache holds.
     fn hit(&mut self, _access: &Access<K>) {}
 
-    /// A key that is not held was asked for: counts it, and says whether it may enter. Called once for
-    /// each such request.
+    /// Counts a request for a key that the cache does not hold, and returns whether the key may
+    /// enter. The cache calls this once for each such request.
     fn admit(&mut self, access: &Access<K>) -> bool;
 }
 

@@ -1,4 +1,4 @@
-//! Who may enter the cache: what every admission promises, and the admissions there are.
+//! Admissions: filters that decide which keys may enter the cache.
 
 mod contract;
 mod named;

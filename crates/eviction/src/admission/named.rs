@@ -1,4 +1,4 @@
-//! The admissions by the names that the configuration and `pierhead-replay` know them by.
+//! Admissions by the names that the configuration and `pierhead-replay` use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,11 +25,11 @@ pub enum AdmissionName {
 
 /// No admission has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no admission is called {0:?}; there are: {names}", names = AdmissionName::names())]
+#[error("{0:?} is no admission: write one of {names}", names = AdmissionName::names())]
 pub struct UnknownAdmission(pub String);
 
 impl AdmissionName {
-    /// All of them, in the order in which they are listed to people.
+    /// All admissions, in the order of help texts and errors.
     pub const ALL: &[Self] = &[
         Self::Always,
         Self::SecondHit,
@@ -37,7 +37,7 @@ impl AdmissionName {
         Self::TinyLfu,
     ];
 
-    /// What it is called.
+    /// Its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Always => always::NAME,
@@ -47,7 +47,7 @@ impl AdmissionName {
         }
     }
 
-    /// A new one for a cache of `capacity` bytes; those that draw lots draw them from `seed`.
+    /// Builds the admission for a cache of `capacity` bytes. `seed` seeds its random numbers.
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Admission<K>> {
         match self {
             Self::Always => Box::new(Always),
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_found_and_another_is_told_which_there_are() {
+    fn every_name_is_parsed_and_the_error_for_another_lists_all_names() {
         for named in AdmissionName::ALL {
             assert_eq!(named.name().parse(), Ok(*named));
         }

@@ -1,8 +1,9 @@
-//! What is asked for a second time may enter: most objects are asked for once only, and do not wear out
-//! the flash then.
+//! Admission `second-hit`: a key may enter with its second request. Most objects are requested once
+//! only; not storing them spares the flash.
 //!
-//! Maggs and Sitaraman, "Algorithmic nuggets in content delivery", Computer Communication Review 45(3), 2015,
-//! section 4 (cache on second hit). They keep the history in Bloom filters that take turns; this one is exact.
+//! Maggs and Sitaraman, "Algorithmic nuggets in content delivery", Computer Communication Review
+//! 45(3), 2015, section 4 (cache on second hit). They keep the history in alternating Bloom
+//! filters; this history is exact.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::queues::{Queues, SavedQueues};
@@ -11,11 +12,11 @@ use crate::{Access, Admission, Key, PersistentState, StateError};
 
 pub(super) const NAME: &str = "second-hit";
 
-/// What can be chosen about [`SecondHit`].
+/// Parameters of [`SecondHit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecondHitParameters {
-    /// Keys that are remembered, from 1 to 2^24. Default 65536, about 5 MiB of digests: the blobs of
-    /// some thousand images.
+    /// Maximum number of remembered keys, from 1 to 2^24. Default 65536, about 5 MiB of digests:
+    /// the blobs of some thousand images.
     pub history: u32,
 }
 
@@ -25,17 +26,17 @@ impl Default for SecondHitParameters {
     }
 }
 
-/// The keys that were missed lately, of which one that is missed again is admitted. What was admitted and
-/// evicted again is known as long as the history goes back. O(1).
+/// The keys of the last misses. A miss of a key in this history is admitted. An admitted and
+/// evicted key stays in the history until newer keys displace it. O(1).
 #[derive(Debug)]
 pub struct SecondHit<K> {
     history: usize,
-    /// One queue, the key of the oldest miss first.
+    /// One queue; the oldest miss is at its front.
     missed: Queues<K>,
 }
 
 impl<K: Key> SecondHit<K> {
-    /// One that remembers nothing.
+    /// An empty history.
     ///
     /// # Errors
     /// When a parameter is out of its range.
@@ -70,7 +71,7 @@ impl<K: Key> SecondHit<K> {
 impl<K: Key> Admission<K> for SecondHit<K> {
     fn admit(&mut self, access: &Access<K>) -> bool {
         if let Some(known) = self.missed.find(&access.key) {
-            self.missed.shift(known, 0);
+            self.missed.move_to(known, 0);
             return true;
         }
         self.missed.add(0, access.key.clone(), access.size);
@@ -106,12 +107,12 @@ mod tests {
     #[test]
     fn a_key_enters_when_it_is_missed_again_within_the_history() {
         assert_eq!(admitted(2, "aabba"), "aba");
-        assert_eq!(admitted(2, "abcabc"), "", "forgotten by then");
-        assert_eq!(admitted(2, "abaca"), "aa", "known from its last miss on");
+        assert_eq!(admitted(2, "abcabc"), "", "newer keys displaced it");
+        assert_eq!(admitted(2, "abaca"), "aa", "the last miss counts");
     }
 
     #[test]
-    fn a_longer_history_is_cut_when_it_is_taken_up() {
+    fn restoring_a_longer_history_keeps_its_newest_keys() {
         let mut long =
             SecondHit::new(SecondHitParameters { history: 9 }).expect("within its range");
         for key in "abcde".chars() {

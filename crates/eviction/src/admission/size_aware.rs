@@ -1,8 +1,9 @@
-//! The larger an object, the less likely it may enter, so that one of gigabytes does not push out thousands.
+//! Admission `size-aware`: the chance to enter falls with the size, so that one object of gigabytes
+//! does not displace thousands.
 //!
-//! Berger, Sitaraman and Harchol-Balter, "AdaptSize: Orchestrating the hot object memory cache in a content
-//! delivery network", NSDI '17, section 3.2: the chance is e^(-size/c). AdaptSize tunes c as it runs; here it is
-//! a parameter.
+//! Berger, Sitaraman and Harchol-Balter, "AdaptSize: Orchestrating the hot object memory cache in a
+//! content delivery network", NSDI '17, section 3.2: the probability is e^(-size/c). AdaptSize
+//! tunes c at run time; here c is a parameter.
 
 use crate::building_blocks::hash::draw;
 use crate::building_blocks::parameter::{ParameterError, check};
@@ -11,16 +12,17 @@ use crate::{Access, Admission, PersistentState, StateError};
 
 pub(super) const NAME: &str = "size-aware";
 
-/// What can be chosen about [`SizeAware`].
+/// Parameters of [`SizeAware`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeAwareParameters {
-    /// c: of objects that have so many bytes 37 % enter each time, from 1. [`SizeAwareParameters::of`] gives a default.
+    /// c in bytes, from 1: an object of this size enters with probability 37 % per request.
+    /// [`SizeAwareParameters::of`] computes a default.
     pub typical: u64,
 }
 
 impl SizeAwareParameters {
-    /// The default for a cache of `capacity` bytes: 1/64 of them, so that of what would fill a tenth of the
-    /// cache one in six hundred enters.
+    /// The default for a cache of `capacity` bytes: 1/64 of them. An object that would fill a tenth
+    /// of the cache then enters once in six hundred requests.
     pub fn of(capacity: u64) -> Self {
         Self {
             typical: (capacity / 64).max(1),
@@ -28,15 +30,15 @@ impl SizeAwareParameters {
     }
 }
 
-/// Draws a lot for each miss.
+/// Draws a random number for each miss.
 #[derive(Clone, Debug)]
 pub struct SizeAware {
     typical: u64,
-    lots: u64,
+    random_state: u64,
 }
 
 impl SizeAware {
-    /// One that draws its lots from `seed`.
+    /// An admission with random numbers from `seed`.
     ///
     /// # Errors
     /// When a parameter is out of its range.
@@ -49,7 +51,7 @@ impl SizeAware {
     pub(super) fn with(parameters: SizeAwareParameters, seed: u64) -> Self {
         Self {
             typical: parameters.typical,
-            lots: seed,
+            random_state: seed,
         }
     }
 }
@@ -57,19 +59,19 @@ impl SizeAware {
 impl<K> Admission<K> for SizeAware {
     fn admit(&mut self, access: &Access<K>) -> bool {
         let chance = (-(access.size as f64) / self.typical as f64).exp();
-        // 53 bits are a float's.
-        let lot = (draw(&mut self.lots) >> 11) as f64 / (1_u64 << 53) as f64;
-        lot < chance
+        // A double has 53 bits of precision.
+        let drawn = (draw(&mut self.random_state) >> 11) as f64 / (1_u64 << 53) as f64;
+        drawn < chance
     }
 }
 
 impl PersistentState for SizeAware {
     fn save(&self) -> Vec<u8> {
-        saved::seal(NAME, &self.lots)
+        saved::seal(NAME, &self.random_state)
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        self.lots = saved::open(NAME, saved)?;
+        self.random_state = saved::open(NAME, saved)?;
         Ok(())
     }
 }
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_of_none_is_refused_and_the_default_is_never_that() {
+    fn a_typical_size_of_zero_is_refused_and_the_default_is_never_zero() {
         assert!(SizeAware::new(SizeAwareParameters { typical: 0 }, 0).is_err());
         assert_eq!(SizeAwareParameters::of(0).typical, 1);
     }

@@ -1,21 +1,21 @@
-//! What was asked for often enough lately may enter, as far as a small sketch can tell.
+//! Admission `tinylfu`: a key may enter once a sketch has counted enough recent requests for it.
 //!
-//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017. There the
-//! newcomer must beat the victim; a keeper of the door knows no victim, so it must reach a threshold.
-//! The simulator's W-TinyLFU compares the two.
+//! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4),
+//! 2017. In the paper, the new key must beat the victim. An admission does not know the victim, so
+//! a key must reach a threshold. The simulator's W-TinyLFU compares new key and victim.
 
 use crate::building_blocks::parameter::{ParameterError, check};
 use crate::building_blocks::saved;
-use crate::building_blocks::sketch::{MOST, Sketch};
+use crate::building_blocks::sketch::{MAX_COUNT, Sketch};
 use crate::{Access, Admission, Key, PersistentState, StateError};
 
 pub(super) const NAME: &str = "tinylfu";
 
-/// What can be chosen about [`TinyLfu`].
+/// Parameters of [`TinyLfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TinyLfuParameters {
-    /// The least requests that let a key enter, this one among them, from 1 to 15. All are halved from time to
-    /// time. Default 2.
+    /// Minimum number of requests, this one included, from 1 to 15. All counts are halved
+    /// periodically. Default 2.
     pub threshold: u8,
 }
 
@@ -25,7 +25,7 @@ impl Default for TinyLfuParameters {
     }
 }
 
-/// A sketch of how often keys were asked for, held or not, in 32 KiB to 2 MiB. O(1), amortised over its halving.
+/// A sketch of request counts of all keys, in 32 KiB to 2 MiB. O(1), amortised over the halving.
 #[derive(Debug)]
 pub struct TinyLfu {
     threshold: u8,
@@ -33,7 +33,7 @@ pub struct TinyLfu {
 }
 
 impl TinyLfu {
-    /// One for a cache of `capacity` bytes, whose sketch is hashed under `seed`.
+    /// An admission for a cache of `capacity` bytes. `seed` seeds the sketch's hash.
     ///
     /// # Errors
     /// When a parameter is out of its range.
@@ -46,7 +46,7 @@ impl TinyLfu {
             NAME,
             "threshold",
             parameters.threshold,
-            &(1..=MOST),
+            &(1..=MAX_COUNT),
             "from 1 to 15",
         )?;
         Ok(Self::with(capacity, parameters, seed))
@@ -87,14 +87,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_enters_when_it_was_asked_for_often_enough() {
+    fn a_key_enters_once_its_requests_reach_the_threshold() {
         let parameters = TinyLfuParameters { threshold: 3 };
         let mut admission = TinyLfu::new(0, parameters, 3).expect("within its range");
         let mut admit = |key: char| admission.admit(&Access::new(key, 1, 0));
         assert_eq!([admit('a'), admit('b'), admit('a')], [false; 3]);
         assert!(admit('a'));
         assert!(!admit('b'));
-        // What it was asked for while it was held counts too.
+        // Requests for a key in the cache count, too.
         admission.hit(&Access::new('b', 1, 0));
         assert!(admission.admit(&Access::new('b', 1, 0)));
     }

@@ -1,4 +1,4 @@
-//! A hash that stays the same over restarts, and lots drawn from a seed.
+//! A seeded hash that is stable across restarts, and a seeded random number generator.
 
 use std::hash::{Hash, Hasher};
 
@@ -9,8 +9,9 @@ pub fn hash<K: Hash>(key: &K, seed: u64) -> u64 {
     mixer.finish()
 }
 
-/// Multiplies and rotates eight bytes at a time, and mixes at the end as SplitMix64 (Steele et al.,
-/// OOPSLA '14) does. Whoever can choose keys that collide gets two keys' histories mixed up, no more.
+/// Multiplies and rotates eight bytes at a time and finishes like SplitMix64 (Steele et al., OOPSLA
+/// '14). The hash is not collision-resistant: chosen keys that collide share their request counts,
+/// nothing else.
 struct Mixer(u64);
 
 impl Hasher for Mixer {
@@ -33,14 +34,14 @@ impl Hasher for Mixer {
     }
 }
 
-/// A bijection that spreads each bit over all.
+/// The finalizer of SplitMix64: a bijection in which each input bit affects all output bits.
 pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// The next of a sequence of random numbers (SplitMix64).
+/// Advances the state and returns the next random number (SplitMix64).
 pub fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mix(*state)

@@ -1,4 +1,4 @@
-//! An order of priorities through a [`Table`]: what the policies that rank are made of.
+//! A priority queue through a [`Table`], with priorities that can change.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -6,24 +6,26 @@ use std::collections::BinaryHeap;
 use crate::Key;
 use crate::building_blocks::table::{Slot, Table};
 
-/// Children of a node: four of 16 bytes are a cache line, and the heap is half as deep as a binary one.
+/// Children per node. Four items of 16 bytes fill a cache line, and the heap is half as deep as a
+/// binary one.
 const ARITY: usize = 4;
 
-/// The lowest priority first; among equals the one whose priority was set first. Operations are
-/// O(log n), an entry takes 16 bytes.
+/// A min-heap. Among equal priorities, the one that was set first comes first. Operations are O(log
+/// n); an entry takes 16 bytes.
 ///
-/// Its entries are on no [`crate::building_blocks::table::List`]: the heap notes in the table where each of them is.
+/// Its entries must be on no [`crate::building_blocks::table::List`]: the heap stores the position
+/// of each entry in the table ([`Table::set_place`]).
 #[derive(Debug, Default)]
 pub struct Heap {
     items: Vec<Item>,
-    /// The age that the next item gets.
+    /// Age of the next item.
     next: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Item {
     priority: f64,
-    /// Older items have lower ones.
+    /// Lower for older items.
     age: u32,
     slot: Slot,
 }
@@ -51,14 +53,14 @@ impl PartialEq for Item {
 impl Eq for Item {}
 
 impl Heap {
-    /// Bytes of memory held.
+    /// Memory use in bytes.
     pub fn memory(&self) -> usize {
         self.items.capacity() * size_of::<Item>()
     }
 
-    /// Enters an entry that is in no heap and on no list.
+    /// Adds an entry that is in no heap and on no list.
     pub fn push<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot, priority: f64) {
-        // As the table: doubling would leave room for as many as there are.
+        // Growing by an eighth wastes less memory than doubling.
         if self.items.len() == self.items.capacity() {
             self.items.reserve_exact(self.items.len() / 8 + 4);
         }
@@ -72,7 +74,7 @@ impl Heap {
         self.rise(table, self.items.len() - 1, item);
     }
 
-    /// Gives an entry of this heap another priority; among equals it is the youngest.
+    /// Changes the priority of an entry of this heap. Among equals it becomes the last.
     pub fn set<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot, priority: f64) {
         let age = self.age();
         let item = Item {
@@ -83,7 +85,7 @@ impl Heap {
         self.settle(table, table.place(slot), item);
     }
 
-    /// Takes an entry out of this heap, in which it is.
+    /// Removes an entry of this heap.
     pub fn remove<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
         let at = table.place(slot);
         let last = self.items.pop();
@@ -97,19 +99,19 @@ impl Heap {
         self.items[table.place(slot)].priority
     }
 
-    /// The lowest entry that `held` does not hold back. Passing over h of them costs O(h log h) and
-    /// changes nothing.
-    pub fn first_free<K: Key, T>(
+    /// The lowest entry that is not pinned. Skipping p pinned entries costs O(p log p) and changes
+    /// nothing.
+    pub fn first_unpinned<K: Key, T>(
         &self,
         table: &Table<K, T>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Slot> {
-        let mut free = |item: &Item| !held(&table.get(item.slot).key);
+        let mut free = |item: &Item| !pinned(&table.get(item.slot).key);
         let root = self.items.first()?;
         if free(root) {
             return Some(root.slot);
         }
-        // An item is looked at after its parent only, so in order.
+        // A parent comes before its children, so items are visited in order.
         let mut front = BinaryHeap::new();
         let mut passed = 0;
         loop {
@@ -124,7 +126,7 @@ impl Heap {
         }
     }
 
-    /// All entries and their priorities in order.
+    /// All entries and their priorities, lowest first.
     pub fn ordered(&self) -> impl Iterator<Item = (Slot, f64)> + use<> {
         let mut items = self.items.clone();
         items.sort_unstable();
@@ -138,7 +140,7 @@ impl Heap {
 
     fn age(&mut self) -> u32 {
         if self.next == u32::MAX {
-            // Once in 2^32 requests, ages are dealt out anew in the same order.
+            // Once in 2^32 requests, all ages are renumbered in the same order.
             let mut order: Vec<usize> = (0..self.items.len()).collect();
             order.sort_unstable_by_key(|at| self.items[*at].age);
             self.next = 0;
@@ -152,7 +154,7 @@ impl Heap {
         age
     }
 
-    /// Puts an item into the free place `at`, or where it belongs above or below.
+    /// Puts an item at the free position `at`, or above or below it where it belongs.
     fn settle<K: Key, T>(&mut self, table: &mut Table<K, T>, at: usize, item: Item) {
         if at > 0 && item < self.items[(at - 1) / ARITY] {
             self.rise(table, at, item);
@@ -204,7 +206,7 @@ mod tests {
 
     fn drain(table: &mut Table<u32, ()>, heap: &mut Heap) -> Vec<u32> {
         std::iter::from_fn(|| {
-            let slot = heap.first_free(table, &mut |_| false)?;
+            let slot = heap.first_unpinned(table, &mut |_| false)?;
             heap.remove(table, slot);
             table.take(slot).map(|entry| entry.key)
         })
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_leave_in_the_order_in_which_they_were_set() {
+    fn equal_priorities_leave_in_the_order_in_which_they_were_set() {
         let (mut table, mut heap) = (Table::default(), Heap::default());
         let slots: Vec<Slot> = (0..9).map(|key| table.add(key, 1, ())).collect();
         for slot in &slots {
@@ -249,9 +251,9 @@ mod tests {
                     model.remove(&key);
                 }
             }
-            let held = |key: &u32| key.is_multiple_of(3);
-            let first = heap.first_free(&table, &mut |key| held(key));
-            let expected = model.iter().filter(|(key, _)| !held(key));
+            let pinned = |key: &u32| key.is_multiple_of(3);
+            let first = heap.first_unpinned(&table, &mut |key| pinned(key));
+            let expected = model.iter().filter(|(key, _)| !pinned(key));
             let expected = expected.min_by_key(|(_, rank)| **rank);
             assert_eq!(
                 first.map(|slot| table.get(slot).key),
@@ -265,13 +267,13 @@ mod tests {
         assert_eq!(drain(&mut table, &mut heap), expected);
     }
 
-    /// Non-negative floats order as their bits do.
+    /// Non-negative floats have the same order as their bits.
     fn random_bits(priority: f64) -> u64 {
         priority.to_bits()
     }
 
     #[test]
-    fn ages_that_run_out_are_dealt_anew_in_the_same_order() {
+    fn ages_are_renumbered_in_the_same_order_when_they_run_out() {
         let (mut table, mut heap) = (Table::default(), Heap::default());
         let slots: Vec<Slot> = (0..40).map(|key| table.add(key, 1, ())).collect();
         for slot in &slots {
@@ -283,24 +285,24 @@ mod tests {
             let slot = table.find(key).expect("it is in");
             heap.set(&mut table, slot, 0.0);
         }
-        assert!(heap.next < 100, "they were dealt anew");
+        assert!(heap.next < 100, "they were renumbered");
         assert_eq!(drain(&mut table, &mut heap), last);
     }
 
     #[test]
-    fn passing_over_what_is_held_looks_at_each_key_once() {
+    fn skipping_pinned_keys_checks_each_key_once() {
         let (mut table, mut heap) = (Table::default(), Heap::default());
         for key in 0..1000_u32 {
             let slot = table.add(key, 1, ());
             heap.push(&mut table, slot, f64::from(key));
         }
-        let mut asked = Vec::new();
-        let first = heap.first_free(&table, &mut |key| {
-            asked.push(*key);
+        let mut checked = Vec::new();
+        let first = heap.first_unpinned(&table, &mut |key| {
+            checked.push(*key);
             *key < 700
         });
         assert_eq!(first.map(|slot| table.get(slot).key), Some(700));
-        assert_eq!(asked, (0..=700).collect::<Vec<_>>());
-        assert_eq!(heap.first_free(&table, &mut |_| true), None);
+        assert_eq!(checked, (0..=700).collect::<Vec<_>>());
+        assert_eq!(heap.first_unpinned(&table, &mut |_| true), None);
     }
 }

@@ -1,6 +1,7 @@
-//! What policies are made of: tables, queues, heaps, sketches, hashes, and the envelope of saved states.
+//! Parts from which policies are built: tables, queues, heaps, sketches, hashes, and the file
+//! format of saved states.
 //!
-//! A policy of another crate, such as those of the simulator, uses the same parts.
+//! The simulator's policies in crate `replay` use the same parts.
 
 pub mod hash;
 pub mod heap;

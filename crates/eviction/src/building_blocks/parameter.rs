@@ -1,4 +1,4 @@
-//! Parameters of the algorithms: each is checked when a policy is made.
+//! Range checks for the parameters of policies and admissions.
 
 use std::fmt::Display;
 use std::ops::RangeBounds;
@@ -7,17 +7,18 @@ use std::ops::RangeBounds;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{policy}: {parameter} = {value} is out of range: {range}")]
 pub struct ParameterError {
-    /// Whose parameter it is.
+    /// Name of the policy or admission.
     pub policy: &'static str,
-    /// Which.
+    /// Name of the parameter.
     pub parameter: &'static str,
-    /// What was asked for.
+    /// The given value.
     pub value: String,
-    /// What it may be, in words.
+    /// The allowed range, as text.
     pub range: &'static str,
 }
 
-/// Checks that `value` is in `range`, which `words` describe to people. No range contains a NaN.
+/// Checks that `value` is in `range`. `words` describes the range in the error. No range contains
+/// NaN.
 pub fn check<T: PartialOrd + Display>(
     policy: &'static str,
     parameter: &'static str,
@@ -36,8 +37,8 @@ pub fn check<T: PartialOrd + Display>(
     })
 }
 
-/// That part of so many bytes, rounded down.
-// A share of a u64 is one: nothing is cut but the fraction.
+/// `part` of `capacity`, in bytes, rounded down.
+// The product is at most `capacity`; only the fraction is cut.
 #[allow(clippy::cast_possible_truncation)]
 pub fn share(capacity: u64, part: f64) -> u64 {
     (capacity as f64 * part) as u64

@@ -1,4 +1,5 @@
-//! A policy that is made of queues: what they have in common, around the rule in which they differ.
+//! A policy made of queues: the code that all such policies share, around a rule that each of them
+//! implements.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -10,23 +11,24 @@ use crate::{
     Access, Adaptation, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
 };
 
-/// How keys move among the queues of a [`QueuePolicy`]. What is not said is first in, first out.
+/// How keys move among the queues of a [`QueuePolicy`]. The default methods are first in, first
+/// out.
 pub trait QueueRule: Send {
-    /// What its saved states are called.
+    /// Name of the policy, also in its saved states.
     const NAME: &'static str;
-    /// Queues of keys that are held, the next victims first.
-    const HOLDING: usize;
-    /// Queues of keys that left.
-    const GHOSTS: usize = 0;
-    /// The highest frequency that it notes about a key.
-    const MOST: u8 = 0;
-    /// What is to be saved beside the queues; `()` when there is nothing.
+    /// Number of queues of resident keys, those with the next victims first.
+    const RESIDENT_QUEUES: usize;
+    /// Number of queues of ghosts.
+    const GHOST_QUEUES: usize = 0;
+    /// Maximum frequency that the rule counts for a key.
+    const MAX_FREQUENCY: u8 = 0;
+    /// State that is saved beside the queues; `()` for none.
     type State: Default + Serialize + DeserializeOwned;
 
-    /// A key that is held was asked for.
+    /// A request for a resident key.
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, access: &Access<K>);
 
-    /// A key was asked for that is not held; `ghost` when it was lately.
+    /// A request for a key that is not resident. `ghost` is its slot if it is a ghost.
     fn miss<K: Key>(&mut self, _queues: &mut Queues<K>, _ghost: Option<Slot>, _access: &Access<K>) {
     }
 
@@ -35,38 +37,39 @@ pub trait QueueRule: Send {
         false
     }
 
-    /// A key enters; `ghost` is the queue of ghosts that it was taken off for that.
+    /// A key enters. `ghost` is the queue of ghosts from which it was removed.
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _ghost: Option<usize>, access: &Access<K>) {
         queues.add(0, access.key.clone(), access.size);
     }
 
-    /// A key that is held is about to be dropped for its owner's reason.
+    /// A resident key is about to be removed by the cache, without an eviction.
     fn leave<K: Key>(&mut self, _queues: &Queues<K>, _slot: Slot) {}
 
     /// As [`Policy::evict`].
     fn evict<K: Key>(
         &mut self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
-        let slot = queues.first_free(0, held)?;
+        let slot = queues.first_unpinned(0, pinned)?;
         queues.drop(slot).map(Victim::from)
     }
 
     /// As [`crate::Adaptation::resize`].
     fn resize(&mut self, _capacity: u64) {}
 
-    /// Bytes of memory beside the queues.
+    /// Memory use in bytes, without the queues.
     fn memory(&self) -> usize {
         0
     }
 
-    /// What is to be saved beside the queues.
+    /// State that is saved beside the queues.
     fn state<K: Key>(&self, _queues: &Queues<K>) -> Self::State {
         Self::State::default()
     }
 
-    /// Goes on from such a state with the queues that were saved with it; on an error nothing has changed.
+    /// Restores the saved state. `_queues` are the queues of the same saved state. On an error
+    /// nothing changes.
     fn resume<K: Key>(
         &mut self,
         _queues: &Queues<K>,
@@ -76,7 +79,7 @@ pub trait QueueRule: Send {
     }
 }
 
-/// A policy made of queues. All operations are O(1), or amortised so.
+/// A policy made of queues. All operations are O(1), some of them amortised.
 #[derive(Debug)]
 pub struct QueuePolicy<K, R> {
     queues: Queues<K>,
@@ -84,23 +87,23 @@ pub struct QueuePolicy<K, R> {
 }
 
 impl<K: Key, R: QueueRule> QueuePolicy<K, R> {
-    /// An empty one under `rule`.
+    /// An empty policy with this rule.
     pub fn of(rule: R) -> Self {
         Self {
-            queues: Queues::new(R::HOLDING, R::GHOSTS),
+            queues: Queues::new(R::RESIDENT_QUEUES, R::GHOST_QUEUES),
             rule,
         }
     }
 
-    /// The keys held, queue by queue, each from the end at which keys leave it.
+    /// The resident keys, queue by queue, each from its front.
     pub fn iter(&self) -> impl Iterator<Item = &K> {
-        (0..R::HOLDING).flat_map(|queue| self.queues.iter(queue).map(|entry| &entry.key))
+        (0..R::RESIDENT_QUEUES).flat_map(|queue| self.queues.iter(queue).map(|entry| &entry.key))
     }
 }
 
 impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
     fn hit(&mut self, access: &Access<K>) -> bool {
-        let found = self.queues.held(&access.key);
+        let found = self.queues.find_resident(&access.key);
         if let Some(slot) = found {
             self.rule.hit(&mut self.queues, slot, access);
         }
@@ -108,12 +111,12 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
     }
 
     fn miss(&mut self, access: &Access<K>) {
-        let ghost = match R::GHOSTS {
+        let ghost = match R::GHOST_QUEUES {
             0 => None,
             _ => self.queues.find(&access.key),
         };
-        // Asked for again after an owner inserted it in between.
-        if ghost.is_none_or(|slot| !self.queues.holds(slot)) {
+        // An owner may have inserted the key between the miss and this call.
+        if ghost.is_none_or(|slot| !self.queues.is_resident(slot)) {
             self.rule.miss(&mut self.queues, ghost, access);
         }
     }
@@ -125,7 +128,7 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
     fn insert(&mut self, access: &Access<K>) {
         let found = self.queues.find(&access.key);
         let ghost = match found {
-            Some(slot) if self.queues.holds(slot) => return,
+            Some(slot) if self.queues.is_resident(slot) => return,
             Some(slot) => {
                 let queue = self.queues.queue(slot);
                 self.queues.drop(slot);
@@ -137,14 +140,14 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
     }
 
     fn remove(&mut self, key: &K) {
-        if let Some(slot) = self.queues.held(key) {
+        if let Some(slot) = self.queues.find_resident(key) {
             self.rule.leave(&self.queues, slot);
             self.queues.drop(slot);
         }
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
-        self.rule.evict(&mut self.queues, held)
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        self.rule.evict(&mut self.queues, pinned)
     }
 
     fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
@@ -154,7 +157,7 @@ impl<K: Key, R: QueueRule> Policy<K> for QueuePolicy<K, R> {
 
 impl<K: Key, R: QueueRule> Contents<K> for QueuePolicy<K, R> {
     fn contains(&self, key: &K) -> bool {
-        self.queues.held(key).is_some()
+        self.queues.find_resident(key).is_some()
     }
 
     fn len(&self) -> usize {
@@ -166,7 +169,7 @@ impl<K: Key, R: QueueRule> Contents<K> for QueuePolicy<K, R> {
     }
 
     fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
-        for queue in 0..R::HOLDING {
+        for queue in 0..R::RESIDENT_QUEUES {
             for entry in self.queues.iter(queue) {
                 visit(&entry.key, entry.size);
             }
@@ -182,7 +185,7 @@ impl<K: Key, R: QueueRule> PersistentState for QueuePolicy<K, R> {
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let (queues, state): (SavedQueues<K>, R::State) = saved::open(R::NAME, saved)?;
-        let queues = self.queues.restored(queues, R::MOST)?;
+        let queues = self.queues.restored(queues, R::MAX_FREQUENCY)?;
         self.rule.resume(&queues, state)?;
         self.queues = queues;
         Ok(())
@@ -205,12 +208,12 @@ impl<K: Key, R: QueueRule> Diagnostics for QueuePolicy<K, R> {
     }
 }
 
-/// The queues as a test reads them: `ab|c|d`, and a digit behind a key that was asked for again.
+/// The queues as text for tests: `ab|c|d`. A digit behind a key is its frequency, if above 0.
 #[cfg(any(test, feature = "testing"))]
 impl<R: QueueRule> QueuePolicy<char, R> {
     #[doc(hidden)]
     pub fn show(&self) -> String {
-        let queues = (0..R::HOLDING + R::GHOSTS).map(|queue| {
+        let queues = (0..R::RESIDENT_QUEUES + R::GHOST_QUEUES).map(|queue| {
             let mut text = String::new();
             for entry in self.queues.iter(queue) {
                 text.push(entry.key);

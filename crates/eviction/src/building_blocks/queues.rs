@@ -1,5 +1,5 @@
-//! Keys on one of several queues, some of which are of keys that left: what the policies share that are
-//! made of queues.
+//! Several queues of keys over one table: queues of resident keys, which the cache holds, and
+//! queues of ghosts, which it evicted.
 
 use std::ops::Range;
 
@@ -9,121 +9,121 @@ use serde::de::DeserializeOwned;
 use crate::building_blocks::table::{Entry, List, Slot, Table};
 use crate::{Key, StateError, Victim};
 
-/// Ghosts that may be remembered however few keys are held: some thousand bytes, so that a cache of a few
-/// large objects learns too.
-const FEW: usize = 256;
+/// Minimum for the maximum number of ghosts: some thousand bytes, so that a cache of a few large
+/// objects learns, too.
+const MIN_GHOST_LIMIT: usize = 256;
 
-/// Which queue a key is on, and how often it was asked for there.
+/// The queue of a key, and its request count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueNote {
     queue: u8,
-    /// Requests since it entered, as far as the policy counts them.
+    /// Requests since the key entered, up to the policy's maximum.
     pub frequency: u8,
 }
 
-/// One table of keys and the queues through it. Keys leave a queue at its front.
+/// A table of keys and the queues through it. Keys leave a queue at its front.
 ///
-/// The first `holding` queues are of keys that are held, the others of ghosts.
+/// The first `resident` queues contain resident keys, the others ghosts.
 #[derive(Debug)]
 pub struct Queues<K> {
     table: Table<K, QueueNote>,
     lists: Vec<List>,
-    holding: usize,
+    resident: usize,
 }
 
-/// The queues as they are saved: key, size and frequency, front first.
+/// The saved form of the queues: key, size and frequency of each key, front first.
 pub type SavedQueues<K> = Vec<Vec<(K, u64, u8)>>;
 
 impl<K: Key> Queues<K> {
-    /// Empty queues: `holding` for keys that are held, and `ghosts` for keys that left.
-    pub fn new(holding: usize, ghosts: usize) -> Self {
+    /// Empty queues: `resident` for resident keys and `ghosts` for ghosts.
+    pub fn new(resident: usize, ghosts: usize) -> Self {
         Self {
             table: Table::default(),
-            lists: (0..holding + ghosts).map(|_| List::default()).collect(),
-            holding,
+            lists: (0..resident + ghosts).map(|_| List::default()).collect(),
+            resident,
         }
     }
 
-    /// Where a key is, held or a ghost.
+    /// The slot of a key, resident or ghost.
     pub fn find(&self, key: &K) -> Option<Slot> {
         self.table.find(key)
     }
 
-    /// Where a key is that is held.
-    pub fn held(&self, key: &K) -> Option<Slot> {
-        self.find(key).filter(|slot| self.holds(*slot))
+    /// The slot of a key, if the key is resident.
+    pub fn find_resident(&self, key: &K) -> Option<Slot> {
+        self.find(key).filter(|slot| self.is_resident(*slot))
     }
 
-    /// Whether the key there is held, so no ghost.
-    pub fn holds(&self, slot: Slot) -> bool {
-        self.queue(slot) < self.holding
+    /// Whether the key is resident and not a ghost.
+    pub fn is_resident(&self, slot: Slot) -> bool {
+        self.queue(slot) < self.resident
     }
 
-    /// The queue that an entry is in.
+    /// The queue of an entry.
     pub fn queue(&self, slot: Slot) -> usize {
         self.table.get(slot).note.queue.into()
     }
 
-    /// An entry.
+    /// The entry at a slot.
     pub fn get(&self, slot: Slot) -> &Entry<K, QueueNote> {
         self.table.get(slot)
     }
 
-    /// The count of an entry, to change it.
+    /// The frequency of an entry, to change it.
     pub fn frequency(&mut self, slot: Slot) -> &mut u8 {
         &mut self.table.note(slot).frequency
     }
 
-    /// Whether there is none.
+    /// Whether no key is resident.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The keys held.
+    /// Number of resident keys.
     pub fn len(&self) -> usize {
-        self.lists[..self.holding].iter().map(List::len).sum()
+        self.lists[..self.resident].iter().map(List::len).sum()
     }
 
-    /// The bytes held.
+    /// Sum of the sizes of the resident keys, in bytes.
     pub fn bytes(&self) -> u64 {
-        let sizes = self.lists[..self.holding].iter().map(List::bytes);
+        let sizes = self.lists[..self.resident].iter().map(List::bytes);
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// One queue, to look at.
+    /// One queue.
     pub fn list(&self, queue: usize) -> &List {
         &self.lists[queue]
     }
 
-    /// The slot after this one on its queue.
+    /// The next slot on the same queue.
     pub fn after(&self, slot: Slot) -> Option<Slot> {
         self.table.after(slot)
     }
 
-    /// How many keys are before this one on its queue.
+    /// Number of keys before this one on its queue.
     pub fn position(&self, slot: Slot) -> Option<usize> {
         self.lists[self.queue(slot)]
             .iter(&self.table)
             .position(|(at, _)| at == slot)
     }
 
-    /// The slot with so many keys before it on a queue.
+    /// The slot with `before` keys before it on a queue.
     pub fn nth(&self, queue: usize, before: usize) -> Option<Slot> {
         let mut slots = self.lists[queue].iter(&self.table);
         slots.nth(before).map(|(slot, _)| slot)
     }
 
-    /// One queue from its front.
+    /// The entries of a queue, front first.
     pub fn iter(&self, queue: usize) -> impl Iterator<Item = &Entry<K, QueueNote>> {
         self.lists[queue].iter(&self.table).map(|(_, entry)| entry)
     }
 
-    /// The first key of a queue that `held` does not hold back.
-    pub fn first_free(&self, queue: usize, held: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
-        self.lists[queue].first_free(&self.table, held)
+    /// The first key of a queue that is not pinned.
+    pub fn first_unpinned(&self, queue: usize, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
+        self.lists[queue].first_unpinned(&self.table, pinned)
     }
 
-    /// Appends a key that is on no queue.
+    /// Appends a new key to a queue.
     pub fn add(&mut self, queue: usize, key: K, size: u64) -> Slot {
         let note = QueueNote {
             queue: index(queue),
@@ -134,24 +134,24 @@ impl<K: Key> Queues<K> {
         slot
     }
 
-    /// Takes a key off its queue and appends it to this one, which may be the same.
-    pub fn shift(&mut self, slot: Slot, queue: usize) {
+    /// Moves a key to the back of a queue, which may be its own.
+    pub fn move_to(&mut self, slot: Slot, queue: usize) {
         let from = self.queue(slot);
         self.lists[from].unlink(&mut self.table, slot);
         self.table.note(slot).queue = index(queue);
         self.lists[queue].push_back(&mut self.table, slot);
     }
 
-    /// Forgets a key.
+    /// Removes a key.
     pub fn drop(&mut self, slot: Slot) -> Option<Entry<K, QueueNote>> {
         let from = self.queue(slot);
         self.lists[from].unlink(&mut self.table, slot);
         self.table.take(slot)
     }
 
-    /// Lets go of a key and remembers it on a queue of ghosts.
-    pub fn bury(&mut self, slot: Slot, ghosts: usize) -> Victim<K> {
-        self.shift(slot, ghosts);
+    /// Evicts a key, and appends it to a queue of ghosts.
+    pub fn evict_to_ghosts(&mut self, slot: Slot, ghosts: usize) -> Victim<K> {
+        self.move_to(slot, ghosts);
         *self.frequency(slot) = 0;
         let entry = self.get(slot);
         Victim {
@@ -160,12 +160,12 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// The keys that are ghosts.
+    /// Number of ghosts.
     pub fn ghosts(&self) -> usize {
-        self.lists[self.holding..].iter().map(List::len).sum()
+        self.lists[self.resident..].iter().map(List::len).sum()
     }
 
-    /// Forgets the oldest of a queue of ghosts until it is within so many bytes.
+    /// Removes the oldest ghosts of a queue until the sum of their sizes is at most `bytes`.
     pub fn trim(&mut self, ghosts: usize, bytes: u64) {
         while self.lists[ghosts].bytes() > bytes {
             let Some(oldest) = self.lists[ghosts].front() else {
@@ -175,12 +175,12 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Forgets the oldest of the longest of some queues of ghosts until they have together at most `keys` for
-    /// each key that is held.
-    // A count of keys is far below 2^52, and the conversion saturates.
+    /// Removes the oldest ghosts of the longest of some queues, until these have together at most
+    /// `keys` ghosts per resident key.
+    // A number of keys is far below 2^52, and the conversion saturates.
     #[allow(clippy::cast_possible_truncation)]
     pub fn trim_together(&mut self, ghosts: Range<usize>, keys: f64) {
-        let keys = (self.len().max(FEW) as f64 * keys) as usize;
+        let keys = (self.len().max(MIN_GHOST_LIMIT) as f64 * keys) as usize;
         loop {
             let lists = self.lists[ghosts.clone()].iter();
             let (sum, longest) = lists.fold((0, None::<&List>), |(sum, longest), list| {
@@ -195,12 +195,12 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Bytes of memory held.
+    /// Memory use in bytes.
     pub fn memory(&self) -> usize {
         self.table.memory()
     }
 
-    /// All queues in their order, as [`Queues::restored`] takes them.
+    /// All queues in order, as [`Queues::restored`] reads them.
     pub fn save(&self) -> impl Serialize {
         let queues: Vec<Vec<(&K, u64, u8)>> = (0..self.lists.len())
             .map(|queue| {
@@ -213,12 +213,13 @@ impl<K: Key> Queues<K> {
         queues
     }
 
-    /// The queues that were saved, of the same number as these, where no key has a frequency above `most`.
-    pub fn restored(&self, saved: SavedQueues<K>, most: u8) -> Result<Self, StateError>
+    /// Builds queues from their saved form. The saved form must have as many queues as these, and
+    /// no frequency above `max_frequency`.
+    pub fn restored(&self, saved: SavedQueues<K>, max_frequency: u8) -> Result<Self, StateError>
     where
         K: DeserializeOwned,
     {
-        let mut restored = Self::new(self.holding, self.lists.len() - self.holding);
+        let mut restored = Self::new(self.resident, self.lists.len() - self.resident);
         if saved.len() != restored.lists.len() {
             return Err(StateError::Content("it has another number of queues"));
         }
@@ -227,8 +228,8 @@ impl<K: Key> Queues<K> {
                 if restored.find(&key).is_some() {
                     return Err(StateError::Content("a key is in it twice"));
                 }
-                if frequency > most {
-                    return Err(StateError::Content("a key was asked for too often"));
+                if frequency > max_frequency {
+                    return Err(StateError::Content("the frequency of a key is too high"));
                 }
                 let slot = restored.add(queue, key, size);
                 *restored.frequency(slot) = frequency;

@@ -1,4 +1,5 @@
-//! The policy that evicts whatever has the lowest priority; an algorithm is a [`RankRule`] for priorities.
+//! A policy that evicts the key with the lowest priority: the code that all such policies share,
+//! around a [`RankRule`] that computes priorities.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -8,48 +9,50 @@ use crate::building_blocks::saved;
 use crate::building_blocks::table::{Slot, Table};
 use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim};
 
-/// How an algorithm gives priorities. What stays is what has the highest.
+/// How a policy computes priorities. Keys with high priorities stay.
 pub trait RankRule: Send {
-    /// What it notes about each key, at most 8 bytes.
+    /// Per-key data, at most 8 bytes.
     type Note: Clone + Send + Serialize + DeserializeOwned;
-    /// What it knows beyond single keys.
+    /// State beside the per-key data.
     type State: Serialize + DeserializeOwned;
 
-    /// The name of the policy.
+    /// Name of the policy, also in its saved states.
     const NAME: &'static str;
 
-    /// Called first for each request, whether or not its key is held.
+    /// Called first for each request, whether or not the key is resident.
     fn request(&mut self) {}
 
-    /// The note and the priority of a key that enters.
+    /// Note and priority of a key that enters.
     fn enter<K>(&self, access: &Access<K>) -> (Self::Note, f64);
 
-    /// The priority of a held key that entered with `size` and was asked for.
-    fn again<K>(&self, access: &Access<K>, size: u64, note: &mut Self::Note) -> f64;
+    /// The new priority of a key that entered with `size` and is requested again.
+    fn hit<K>(&self, access: &Access<K>, size: u64, note: &mut Self::Note) -> f64;
 
-    /// A key of this priority was evicted.
-    fn evicted(&mut self, _priority: f64) {}
+    /// A key with this priority was evicted.
+    fn on_evict(&mut self, _priority: f64) {}
 
-    /// What [`RankRule::resume`] takes up.
+    /// The state for [`RankRule::resume`].
     fn state(&self) -> Self::State;
 
-    /// Goes on where a state was taken.
+    /// Restores a saved state.
     ///
     /// # Errors
-    /// When there is no such state; then nothing has changed.
+    /// When the state is invalid. Then nothing changes.
     fn resume(&mut self, state: Self::State) -> Result<(), StateError>;
 }
 
-/// L as it was saved: what is added to it must count.
+/// Checks a saved age (L in GDSF): it must be finite and at least 0.
 pub fn age(saved: f64) -> Result<f64, StateError> {
     if saved.is_finite() && saved >= 0.0 {
         return Ok(saved);
     }
-    Err(StateError::Content("its age is no number"))
+    Err(StateError::Content(
+        "its age is not a finite number of at least 0",
+    ))
 }
 
-/// One order of priorities, kept by an indexed heap: each request is O(log n). Among equal priorities
-/// the key goes first whose priority was given first.
+/// A policy with one order of priorities in an indexed heap. Each request is O(log n). Among equal
+/// priorities, the one that was set first is evicted first.
 #[derive(Debug)]
 pub struct RankPolicy<K, R: RankRule> {
     rule: R,
@@ -57,14 +60,15 @@ pub struct RankPolicy<K, R: RankRule> {
     heap: Heap,
 }
 
-/// What is saved: the state of the rule, and key, size, note and priority of each key in their order.
+/// The saved form: the state of the rule, and key, size, note and priority of each key, lowest
+/// priority first.
 type State<K, R> = (
     <R as RankRule>::State,
     Vec<(K, u64, <R as RankRule>::Note, f64)>,
 );
 
 impl<K: Key, R: RankRule> RankPolicy<K, R> {
-    /// An empty one under `rule`.
+    /// An empty policy with this rule.
     pub fn by(rule: R) -> Self {
         Self {
             rule,
@@ -73,7 +77,7 @@ impl<K: Key, R: RankRule> RankPolicy<K, R> {
         }
     }
 
-    /// The keys and their priorities in the order in which they would be evicted: O(n log n).
+    /// The keys and their priorities in the order of eviction: O(n log n).
     pub fn iter(&self) -> impl Iterator<Item = (&K, f64)> {
         let ordered = self.heap.ordered();
         ordered.map(|(slot, priority)| (&self.table.get(slot).key, priority))
@@ -92,7 +96,7 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
             return false;
         };
         let size = self.table.get(slot).size;
-        let priority = self.rule.again(access, size, self.table.note(slot));
+        let priority = self.rule.hit(access, size, self.table.note(slot));
         self.heap.set(&mut self.table, slot, priority);
         true
     }
@@ -111,9 +115,9 @@ impl<K: Key, R: RankRule> Policy<K> for RankPolicy<K, R> {
         }
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
-        let slot = self.heap.first_free(&self.table, held)?;
-        self.rule.evicted(self.heap.priority(&self.table, slot));
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        let slot = self.heap.first_unpinned(&self.table, pinned)?;
+        self.rule.on_evict(self.heap.priority(&self.table, slot));
         self.take(slot)
     }
 }
@@ -156,9 +160,12 @@ impl<K: Key, R: RankRule> PersistentState for RankPolicy<K, R> {
             if table.find(&key).is_some() {
                 return Err(StateError::Content("a key is in it twice"));
             }
-            // The lowest of all is what is never asked for again; nothing is worth everything.
+            // Negative infinity is valid: it is the priority of a key that is never requested
+            // again. Positive infinity is not.
             if priority.is_nan() || priority == f64::INFINITY {
-                return Err(StateError::Content("a priority is no number"));
+                return Err(StateError::Content(
+                    "a priority is not a number below infinity",
+                ));
             }
             let slot = table.add(key, size, note);
             heap.push(&mut table, slot, priority);
@@ -178,10 +185,10 @@ impl<K: Key, R: RankRule> Diagnostics for RankPolicy<K, R> {
 #[cfg(test)]
 mod tests {
     use crate::Gdsf;
-    use crate::testing::refuses_a_broken_age;
+    use crate::testing::refuses_an_age_that_is_not_finite;
 
     #[test]
-    fn an_age_or_a_priority_that_is_no_number_is_refused_and_changes_nothing() {
-        refuses_a_broken_age(Gdsf::<char>::default);
+    fn an_age_or_a_priority_that_is_not_finite_is_refused_and_changes_nothing() {
+        refuses_an_age_that_is_not_finite(Gdsf::<char>::default);
     }
 }

@@ -1,4 +1,4 @@
-//! The envelope of saved states: what wrote it, in which version, and whether it is whole.
+//! The file format around saved states: which policy and version wrote the state, and a checksum.
 //!
 //! ```text
 //! "PHEV" | version, u16 | length of the name, u8 | name | payload (postcard) | CRC-32C of all before, u32
@@ -9,33 +9,35 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 const MAGIC: &[u8; 4] = b"PHEV";
-/// Raised when the payload of any kind changes: a state is worth a warm start, not a migration.
+/// Version of all payloads. Raise it when a payload changes; there is no migration, since a lost
+/// state only costs a cold start of the policy.
 const VERSION: u16 = 1;
 const CHECKSUM: usize = 4;
 
-/// Why a saved state cannot be taken up. The mend is to start without it: nothing but ranks is lost.
+/// Why a saved state cannot be restored. The fix is to start without it: only the ranking of keys
+/// is lost.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StateError {
-    /// It does not begin or end as a state does.
-    #[error("not a saved eviction state, or cut short")]
+    /// The bytes are no saved state, or truncated.
+    #[error("not a saved eviction state, or truncated")]
     Damaged,
-    /// Another version of pierhead wrote it.
-    #[error("a saved eviction state of version {found}; this is version {VERSION}")]
+    /// Another version of pierhead wrote the state.
+    #[error("the saved eviction state has version {found}, expected {VERSION}")]
     Version {
-        /// The version that it names.
+        /// The version of the state.
         found: u16,
     },
-    /// Another policy wrote it.
-    #[error("a saved state of {found:?}, not of {expected:?}")]
+    /// Another policy or admission wrote the state.
+    #[error("the saved state belongs to {found:?}, expected {expected:?}")]
     Kind {
-        /// Whose it is.
+        /// Name of the policy or admission in the state.
         found: String,
-        /// Whose it should be.
+        /// Name of the policy or admission that restores it.
         expected: &'static str,
     },
-    /// Its checksum is right and its content is not.
-    #[error("a saved eviction state that contradicts itself: {0}")]
+    /// The checksum is right, but the contents are invalid.
+    #[error("the saved eviction state is invalid: {0}")]
     Content(&'static str),
 }
 
@@ -61,7 +63,7 @@ impl<P: PersistentState + ?Sized> PersistentState for Box<P> {
     }
 }
 
-/// Wraps the state of the policy `kind`.
+/// Serializes the state of the policy `kind`.
 pub fn seal<T: Serialize>(kind: &'static str, state: &T) -> Vec<u8> {
     let mut out = Vec::from(*MAGIC);
     out.extend(VERSION.to_le_bytes());
@@ -72,12 +74,12 @@ pub fn seal<T: Serialize>(kind: &'static str, state: &T) -> Vec<u8> {
             out.extend(crc32c::crc32c(&out).to_le_bytes());
             out
         }
-        // Writing to memory does not fail; a key that cannot be written makes no state.
+        // Writing to memory does not fail. A key that cannot be serialized gives an empty state.
         Err(_) => Vec::new(),
     }
 }
 
-/// The same bytes with the checksum that they should have had: what a fuzzer must not have to guess.
+/// The bytes with a valid checksum, so that a fuzzer need not guess it.
 #[cfg(any(test, feature = "testing"))]
 pub fn with_valid_checksum(saved: &[u8]) -> Vec<u8> {
     let body = saved.len().saturating_sub(CHECKSUM);
@@ -86,7 +88,7 @@ pub fn with_valid_checksum(saved: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Takes the state of the policy `kind` out of its envelope.
+/// Checks and deserializes the state of the policy `kind`.
 pub fn open<T: DeserializeOwned>(kind: &'static str, saved: &[u8]) -> Result<T, StateError> {
     let (body, sum) = saved
         .split_last_chunk::<CHECKSUM>()
@@ -112,7 +114,7 @@ pub fn open<T: DeserializeOwned>(kind: &'static str, saved: &[u8]) -> Result<T, 
     }
     match postcard::take_from_bytes(payload) {
         Ok((state, [])) => Ok(state),
-        _ => Err(StateError::Content("it is not of the shape of its kind")),
+        _ => Err(StateError::Content("its payload has another format")),
     }
 }
 
@@ -125,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_is_opened() {
+    fn a_sealed_state_is_opened_unchanged() {
         assert_eq!(open::<Vec<u64>>("lru", &sealed()), Ok(vec![1, 2, 300]));
     }
 
     #[test]
-    fn a_state_that_is_cut_anywhere_is_refused() {
+    fn a_state_that_is_truncated_anywhere_is_refused() {
         for end in 0..sealed().len() {
             assert!(open::<Vec<u64>>("lru", &sealed()[..end]).is_err(), "{end}");
         }
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_and_another_policy_are_named() {
+    fn errors_name_another_version_and_another_policy() {
         let mut other = sealed();
         other[4] = 9;
         assert_eq!(
@@ -161,8 +163,8 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_state_of_another_shape_is_refused() {
-        let content = StateError::Content("it is not of the shape of its kind");
+    fn a_state_with_another_payload_is_refused() {
+        let content = StateError::Content("its payload has another format");
         assert_eq!(open::<u8>("lru", &sealed()), Err(content));
     }
 }

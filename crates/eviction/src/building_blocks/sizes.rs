@@ -1,14 +1,15 @@
-//! Sizes of keys in classes, and which size a given part of them is below.
+//! A histogram of sizes, and quantiles of it.
 
 use serde::{Deserialize, Serialize};
 
-/// Classes in each power of two, as bits of the size after its first.
+/// Number of bits that divide each power of two into classes.
 const CLASS_BITS: u32 = 3;
 const CLASSES: usize = 64 << CLASS_BITS;
-/// Sizes after which all counts are halved, so that the quantile follows what is in demand.
+/// Number of counted sizes after which all counts are halved, so that quantiles follow the current
+/// requests.
 const WINDOW: u32 = 1 << 14;
 
-/// The class of a size: its power of two and the bits after its first. Sizes of one class differ by less
+/// The class of a size: its power of two and the next three bits. Sizes of one class differ by less
 /// than an eighth.
 pub fn class(size: u64) -> usize {
     let power = size.max(1).ilog2();
@@ -26,7 +27,7 @@ fn least(class: usize) -> u64 {
     u64::try_from(u128::from(mantissa) << power >> CLASS_BITS).unwrap_or(u64::MAX)
 }
 
-/// Counts of the sizes seen, older ones for less. Adding is O(1), a quantile O(512).
+/// Counts of sizes. Older sizes weigh less. Adding is O(1), a quantile O(512).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sizes {
     counts: Vec<u32>,
@@ -48,17 +49,17 @@ impl Sizes {
         }
     }
 
-    /// Whether there is none.
+    /// Whether no size was counted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many sizes this knows, the forgotten not counted.
+    /// Number of counted sizes, after halvings.
     pub fn len(&self) -> u32 {
         self.sum
     }
 
-    /// The size that a `part` of those seen is below, to an eighth.
+    /// The size below which `part` of the counted sizes lie, to an eighth.
     pub fn quantile(&self, part: f64) -> u64 {
         let mut left = part * f64::from(self.sum);
         let class = self.counts.iter().position(|count| {
@@ -68,8 +69,8 @@ impl Sizes {
         least(class.unwrap_or(self.counts.len()))
     }
 
-    /// Whether a restored one can be used.
-    pub fn is_sound(&self) -> bool {
+    /// Whether a restored histogram is consistent.
+    pub fn is_valid(&self) -> bool {
         let sum: u64 = self.counts.iter().map(|count| u64::from(*count)).sum();
         self.counts.len() <= CLASSES && sum == u64::from(self.sum) && self.sum < WINDOW
     }
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quantile_is_what_a_part_is_below() {
+    fn the_given_part_of_the_sizes_lies_below_the_quantile() {
         let mut sizes = Sizes::default();
         (1..=100).for_each(|n| sizes.add(n * 1000));
         for (part, size) in [(0.0, 1000), (0.5, 51_000), (0.9, 91_000)] {
@@ -103,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn the_quantile_follows_what_is_in_demand() {
+    fn the_quantile_follows_recent_sizes() {
         let mut sizes = Sizes::default();
         (0..100_000).for_each(|_| sizes.add(10));
         assert_eq!(sizes.quantile(0.5), 10);
         (0..40_000).for_each(|_| sizes.add(1 << 30));
         assert_eq!(sizes.quantile(0.5), 1 << 30);
-        assert!(sizes.is_sound());
+        assert!(sizes.is_valid());
     }
 }

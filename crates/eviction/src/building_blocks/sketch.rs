@@ -1,4 +1,4 @@
-//! How often keys were asked for lately, about, in a few bits each: a count-min sketch that ages.
+//! A count-min sketch with aging: estimates the recent request counts of keys in a few bits each.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017,
 //! sections 3.2 (counters of few bits, reset by halving) and 3.4 (what they cost); the sketch is that of
@@ -9,20 +9,22 @@ use serde::{Deserialize, Serialize};
 use crate::building_blocks::hash::{hash, mix};
 use crate::{Key, StateError};
 
-/// Counters of a key: the least of so many is its estimate.
+/// Number of counters of a key. Its estimate is the lowest of them.
 const ROWS: u32 = 4;
-/// As far as a counter of 4 bits counts.
-pub const MOST: u8 = 15;
-/// Halved after so many requests for each word: section 3.2.1 has a sample of about 10 for each key.
+/// Maximum of a counter of 4 bits.
+pub const MAX_COUNT: u8 = 15;
+/// Number of requests per word after which all counters are halved: section 3.2.1 has a sample of
+/// about 10 for each key.
 const SAMPLE: u64 = 10;
-/// Of each counter all bits but the highest.
+/// Mask of all bits of each counter except its highest.
 const HALVES: u64 = 0x7777_7777_7777_7777;
-/// Bytes of capacity for each word: a registry's blobs are larger in the mean and smaller in the median.
+/// Bytes of capacity per word. The mean size of a registry's blobs is larger, their median smaller.
 const BYTES_A_WORD: u64 = 256 << 10;
-/// 32 KiB to 2 MiB of counters, whatever the capacity.
+/// Minimum and maximum number of words: 32 KiB to 2 MiB, whatever the capacity.
 const WORDS: (u64, u64) = (1 << 12, 1 << 18);
 
-/// Words of 16 counters. A key has its four in four words, so a request touches four cache lines.
+/// Words of 16 counters each. The four counters of a key lie in four words, so a request touches
+/// four cache lines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sketch {
     words: Vec<u64>,
@@ -30,22 +32,22 @@ pub struct Sketch {
     requests: u64,
 }
 
-/// A power of two.
+/// Number of words for a capacity; a power of two.
 fn words(capacity: u64) -> usize {
     let words = (capacity / BYTES_A_WORD).clamp(WORDS.0, WORDS.1);
     usize::try_from(words.next_power_of_two()).unwrap_or(1)
 }
 
-/// Of each counter the higher of two: O(16).
+/// The higher of two counters, for each of the 16 counters of a word.
 fn higher(one: u64, other: u64) -> u64 {
     let counters = (0..u64::BITS)
         .step_by(4)
-        .map(|shift| u64::from(MOST) << shift);
+        .map(|shift| u64::from(MAX_COUNT) << shift);
     counters.fold(0, |word, mask| word | (one & mask).max(other & mask))
 }
 
 impl Sketch {
-    /// Empty, for a cache of so many bytes.
+    /// An empty sketch for a cache of `capacity` bytes.
     pub fn new(capacity: u64, seed: u64) -> Self {
         Self {
             words: vec![0; words(capacity)],
@@ -57,8 +59,8 @@ impl Sketch {
     /// Counts a request.
     pub fn count<K: Key>(&mut self, key: &K) {
         for (word, shift) in self.counters(key) {
-            let counter = (self.words[word] >> shift) & u64::from(MOST);
-            self.words[word] += u64::from(counter < MOST.into()) << shift;
+            let counter = (self.words[word] >> shift) & u64::from(MAX_COUNT);
+            self.words[word] += u64::from(counter < MAX_COUNT.into()) << shift;
         }
         self.requests += 1;
         if self.requests >= SAMPLE * self.words.len() as u64 {
@@ -69,29 +71,31 @@ impl Sketch {
         }
     }
 
-    /// How often a key was asked for lately: at least so often while collisions are none, at most 15.
+    /// Estimated number of recent requests for a key, at most 15. Collisions only raise the
+    /// estimate.
     pub fn estimate<K: Key>(&self, key: &K) -> u8 {
         let counters = self.counters(key);
-        let least = counters.map(|(word, shift)| (self.words[word] >> shift) & u64::from(MOST));
+        let least =
+            counters.map(|(word, shift)| (self.words[word] >> shift) & u64::from(MAX_COUNT));
         least
             .min()
             .and_then(|least| u8::try_from(least).ok())
             .unwrap_or(0)
     }
 
-    /// The words of a key's counters and how far from the right they are in them.
+    /// For each counter of a key, its word and its offset in bits from the right.
     fn counters<K: Key>(&self, key: &K) -> impl Iterator<Item = (usize, u32)> + use<K> {
         let (mut bits, mask) = (hash(key, self.seed), self.words.len() - 1);
         (0..ROWS).map(move |_| {
             bits = mix(bits.wrapping_add(1));
-            // Fewer than 2^18 words are told apart by 32 bits.
+            // 32 bits suffice to choose among 2^18 words.
             let word = (bits >> 32) as usize & mask;
             (word, (bits & 15) as u32 * 4)
         })
     }
 
-    /// Follows the capacity. No estimate falls: a larger sketch begins with each counter in all the places
-    /// to which its keys may go, a smaller one takes the highest of those that come together.
+    /// Follows a new capacity. No estimate falls: a larger sketch copies each counter to all words
+    /// where its keys may lie now; a smaller one takes the highest of the merged counters.
     pub fn resize(&mut self, capacity: u64) {
         let (old, new) = (self.words.len(), words(capacity));
         if new >= old {
@@ -107,18 +111,23 @@ impl Sketch {
         self.requests = self.requests.min(SAMPLE * new as u64 - 1);
     }
 
-    /// Bytes of memory held.
+    /// Memory use in bytes.
     pub fn memory(&self) -> usize {
         self.words.capacity() * size_of::<u64>()
     }
 
-    /// Goes on from a sketch that was saved; one of another size, as the capacity has changed, begins anew.
+    /// Restores a saved sketch. A sketch of another size, after a change of the capacity, is
+    /// dropped.
     pub fn resume(&mut self, saved: Self) -> Result<(), StateError> {
         if !saved.words.len().is_power_of_two() {
-            return Err(StateError::Content("its sketch has no size of sketches"));
+            return Err(StateError::Content(
+                "the size of its sketch is no power of two",
+            ));
         }
         if saved.requests >= SAMPLE * saved.words.len() as u64 {
-            return Err(StateError::Content("its sketch is more than full"));
+            return Err(StateError::Content(
+                "its sketch counted more requests than its size allows",
+            ));
         }
         if saved.words.len() == self.words.len() {
             *self = saved;
@@ -176,12 +185,12 @@ mod tests {
         (full / 2..full).for_each(|_| sketch.count(&1_u32));
         assert!(
             (2..99_u32).all(|key| sketch.estimate(&key) == 0),
-            "no bit goes to the next counter"
+            "no bit moves to the next counter"
         );
     }
 
     #[test]
-    fn its_size_follows_the_capacity_within_bounds() {
+    fn the_size_follows_the_capacity_within_bounds() {
         for (capacity, bytes) in [
             (0, 32 << 10),
             (2 << 30, 64 << 10),
@@ -193,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sketch_that_follows_the_capacity_keeps_its_estimates() {
+    fn a_resized_sketch_keeps_its_estimates() {
         let mut sketch = new();
         for key in 0..60_u32 {
             (0..key % 16).for_each(|_| sketch.count(&key));
@@ -213,11 +222,15 @@ mod tests {
         assert!((60..120_u32).all(|key| smaller.estimate(&key) >= sketch.estimate(&key)));
         sketch.requests = SAMPLE * (32 << 10) - 1;
         sketch.resize(0);
-        assert_eq!(new().resume(sketch), Ok(()), "it is no more than full");
+        assert_eq!(
+            new().resume(sketch),
+            Ok(()),
+            "it has counted no more requests than its size allows"
+        );
     }
 
     #[test]
-    fn a_sketch_of_another_size_begins_anew_and_an_odd_one_is_refused() {
+    fn a_saved_sketch_of_another_size_is_dropped_and_an_invalid_one_is_refused() {
         let (mut small, mut large) = (new(), Sketch::new(8 << 30, 7));
         small.count(&'a');
         assert_eq!(large.resume(small), Ok(()));

@@ -1,4 +1,4 @@
-//! Keys with what a policy notes about each, and lists through them: what the policies are made of.
+//! A table of keys with per-key data of a policy (notes), and linked lists through it.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -6,22 +6,22 @@ use hashbrown::HashTable;
 
 use crate::{Key, Victim};
 
-/// No slot: the end of a list.
+/// Marks the end of a list.
 const NIL: u32 = u32::MAX;
 
-/// The place of an entry in its table; it stays the same until the entry is removed, and is then given
-/// to another.
+/// Index of an entry in its table. It stays the same until the entry is removed; then another entry
+/// may reuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u32);
 
-/// Entries of key, size and notes, found by key or by slot, each on at most one [`List`]. Each operation
-/// is O(1) and each key is stored once.
+/// Entries of key, size and note, found by key or by slot, each on at most one [`List`]. Each
+/// operation is O(1), and each key is stored once.
 ///
-/// The hash is seeded at random against chosen keys; no order depends on it.
+/// The hash has a random seed against chosen keys. No order depends on it.
 #[derive(Debug)]
 pub struct Table<K, T> {
     slots: Vec<Cell<K, T>>,
-    /// The first free slot; they are chained by `next`.
+    /// First free slot. Free slots are chained by `next`.
     free: u32,
     index: HashTable<u32>,
     hasher: RandomState,
@@ -35,14 +35,14 @@ struct Cell<K, T> {
     next: u32,
 }
 
-/// What is known about one key.
+/// One key with its size and note.
 #[derive(Debug)]
 pub struct Entry<K, T> {
     /// The key.
     pub key: K,
-    /// The size that it entered with.
+    /// Size in bytes with which the key entered.
     pub size: u64,
-    /// What the policy notes of it.
+    /// Per-key data of the policy.
     pub note: T,
 }
 
@@ -55,7 +55,8 @@ impl<K, T> From<Entry<K, T>> for Victim<K> {
     }
 }
 
-/// A doubly linked list through a [`Table`]: only its ends are here.
+/// A doubly linked list through a [`Table`]. The links lie in the table; this value has only the
+/// ends.
 #[derive(Debug)]
 pub struct List {
     front: u32,
@@ -88,28 +89,28 @@ impl Default for List {
 }
 
 impl<K: Key, T> Table<K, T> {
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// The sizes of all entries together, or as much of them as a u64 says. The sum itself is exact, so
-    /// that it is right again when what was too much has left.
+    /// Sum of all sizes in bytes, at most [`u64::MAX`]. The internal sum is exact, so that the
+    /// result is exact again once enough entries left.
     pub fn bytes(&self) -> u64 {
         u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
 
-    /// Bytes of memory held.
+    /// Memory use in bytes.
     pub fn memory(&self) -> usize {
         self.slots.capacity() * size_of::<Cell<K, T>>() + self.index.allocation_size()
     }
 
-    /// Where the entry of a key is.
+    /// The slot of a key.
     pub fn find(&self, key: &K) -> Option<Slot> {
         self.index
             .find(self.hasher.hash_one(key), |at| {
@@ -125,14 +126,14 @@ impl<K: Key, T> Table<K, T> {
             .map(|entry| &entry.key)
     }
 
-    /// Adds an entry, on no list yet. The caller has seen that the key is not in.
+    /// Adds an entry that is on no list. The table must not contain the key.
     pub fn add(&mut self, key: K, size: u64, note: T) -> Slot {
         let hash = self.hasher.hash_one(&key);
         let entry = Some(Entry { key, size, note });
         self.bytes += u128::from(size);
         let at = self.free;
         let at = if at == NIL {
-            // Doubling would leave room for as many keys as there are.
+            // Growing by an eighth wastes less memory than doubling.
             if self.slots.len() == self.slots.capacity() {
                 self.slots.reserve_exact(self.slots.len() / 8 + 4);
             }
@@ -163,7 +164,7 @@ impl<K: Key, T> Table<K, T> {
         Slot(at)
     }
 
-    /// Takes an entry out. The caller has taken it off its list.
+    /// Removes an entry. The caller has unlinked it from its list.
     pub fn take(&mut self, slot: Slot) -> Option<Entry<K, T>> {
         let cell = &mut self.slots[slot.0 as usize];
         let entry = cell.entry.take()?;
@@ -176,13 +177,13 @@ impl<K: Key, T> Table<K, T> {
         Some(entry)
     }
 
-    /// The entry at a slot that was not taken since.
+    /// The entry at a slot. The slot must be in use.
     pub fn get(&self, slot: Slot) -> &Entry<K, T> {
         let entry = self.slots[slot.0 as usize].entry.as_ref();
         entry.expect("a slot is used only while its entry is in")
     }
 
-    /// The notes at a slot that was not taken since.
+    /// The note at a slot, to change it. The slot must be in use.
     pub fn note(&mut self, slot: Slot) -> &mut T {
         let entry = self.slots[slot.0 as usize].entry.as_mut();
         &mut entry
@@ -190,17 +191,18 @@ impl<K: Key, T> Table<K, T> {
             .note
     }
 
-    /// The slot after this one on its list.
+    /// The next slot on the same list.
     pub fn after(&self, slot: Slot) -> Option<Slot> {
         some(self.slots[slot.0 as usize].next)
     }
 
-    /// Where an entry that is on no list is in the order of whoever keeps it.
+    /// The position that [`Table::set_place`] stored.
     pub fn place(&self, slot: Slot) -> usize {
         self.slots[slot.0 as usize].previous as usize
     }
 
-    /// Notes where an entry is in such an order, which is no longer than this table.
+    /// Stores the position of an entry in an order that the caller keeps, such as a heap. The entry
+    /// is on no list; the order is no longer than this table.
     pub fn set_place(&mut self, slot: Slot, place: usize) {
         self.slots[slot.0 as usize].previous = u32::try_from(place).unwrap_or(NIL);
     }
@@ -218,27 +220,27 @@ fn some(at: u32) -> Option<Slot> {
 }
 
 impl List {
-    /// The end at which entries wait longest, by the convention of the policies: victims are at the front.
+    /// The front, where entries leave: the next victim is at the front.
     pub fn front(&self) -> Option<Slot> {
         some(self.front)
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many entries are on it.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// As [`Table::bytes`], of the entries on it.
+    /// Sum of the sizes of its entries, as [`Table::bytes`].
     pub fn bytes(&self) -> u64 {
         u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
 
-    /// From front to back.
+    /// Iterates from front to back.
     pub fn iter<'a, K: Key, T>(
         &self,
         table: &'a Table<K, T>,
@@ -247,14 +249,14 @@ impl List {
             .map(|slot| (slot, table.get(slot)))
     }
 
-    /// The first entry from the front that `held` does not hold back.
-    pub fn first_free<K: Key, T>(
+    /// The first entry from the front that is not pinned.
+    pub fn first_unpinned<K: Key, T>(
         &self,
         table: &Table<K, T>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Slot> {
         self.iter(table)
-            .find(|(_, entry)| !held(&entry.key))
+            .find(|(_, entry)| !pinned(&entry.key))
             .map(|(slot, _)| slot)
     }
 
@@ -271,7 +273,7 @@ impl List {
         self.bytes += u128::from(table.size(slot));
     }
 
-    /// Takes an entry off this list, on which it is.
+    /// Removes an entry from this list. The entry must be on it.
     pub fn unlink<K: Key, T>(&mut self, table: &mut Table<K, T>, slot: Slot) {
         let cell = &mut table.slots[slot.0 as usize];
         let (previous, next) = (cell.previous, cell.next);
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_move_between_lists_and_slots_are_used_again() {
+    fn entries_move_between_lists_and_slots_are_reused() {
         let mut table = Table::<u32, ()>::default();
         let (mut one, mut two) = (List::default(), List::default());
         for key in 0..5 {
@@ -332,12 +334,12 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_costs_little_beside_its_key() {
+    fn an_entry_costs_at_most_64_bytes_beside_its_key() {
         type Bytes = (u64, [u8; 32]);
         let mut table = Table::<Bytes, u64>::default();
         for n in 0..40_000 {
             table.add((n, [0; 32]), 1, 0);
-            // Small ones round up to whole groups of the index.
+            // A small table rounds up to whole groups of the index.
             if table.len() >= 64 {
                 let beside = table.memory() - table.len() * size_of::<Bytes>();
                 assert!(beside <= table.len() * 64, "{beside} bytes for {n}");

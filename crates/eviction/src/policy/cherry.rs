@@ -1,33 +1,35 @@
-//! CHERRY: evicts the layer that is in the fewest images and was run the least.
+//! Policy `cherry`: evicts the layer that the fewest images share and that was requested least
+//! often.
 //!
-//! After CHERRY, a manager of image layers in a small fast store: the priority of a layer is the number
-//! of images that share it times the number of runs of containers that need it. Here a run is a
-//! request, and the share count is [`Access::shared`]. Neither size nor age counts, so what was in demand
-//! once stays: a policy to compare with, for caches of few images.
+//! After CHERRY, a manager of image layers in a small fast store. There, the priority of a layer is
+//! the number of images that share it times the number of container starts that need it. Here, a
+//! request stands for a container start, and [`Access::shared`] is the number of images. Neither
+//! size nor age counts, so a layer that was popular once stays. Suits comparisons, and caches of
+//! few images.
 
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule};
 use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "cherry";
 
-/// CHERRY: one order of priorities. The runs of a layer count while it is held.
+/// One order of priorities. Only the requests since a layer entered count.
 pub type Cherry<K> = RankPolicy<K, Cherished>;
 
-/// How shares and runs make a priority.
+/// How the number of images and the number of requests make a priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Combination {
-    /// Shares × runs, the default, as CHERRY ranks: a run counts once for each image that it could have
-    /// been.
+    /// Images × requests, as in CHERRY; the default.
     #[default]
     Product,
-    /// Shares + runs, our own: a layer that nobody else has still lives by its runs.
+    /// Images + requests, our own variant: a layer of a single image can stay because of its
+    /// requests.
     Sum,
 }
 
-/// The parameters of CHERRY; none has a bound.
+/// Parameters of [`Cherry`]; each value is valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CherryParameters {
-    /// How shares and runs make a priority.
+    /// How the number of images and the number of requests make a priority.
     pub combination: Combination,
 }
 
@@ -38,7 +40,7 @@ pub struct Cherished {
 }
 
 impl<K: Key> Cherry<K> {
-    /// One that holds nothing.
+    /// An empty policy.
     pub fn new(parameters: CherryParameters) -> Self {
         Self::by(Cherished { parameters })
     }
@@ -51,18 +53,18 @@ impl<K: Key> Default for Cherry<K> {
 }
 
 impl Cherished {
-    fn priority<K>(&self, access: &Access<K>, runs: u32) -> f64 {
-        // What was asked for is in one image at least.
+    fn priority<K>(&self, access: &Access<K>, requests: u32) -> f64 {
+        // A requested layer is in at least one image.
         let shared = f64::from(access.shared.max(1));
         match self.parameters.combination {
-            Combination::Sum => shared + f64::from(runs),
-            Combination::Product => shared * f64::from(runs),
+            Combination::Sum => shared + f64::from(requests),
+            Combination::Product => shared * f64::from(requests),
         }
     }
 }
 
 impl RankRule for Cherished {
-    /// Runs since it entered.
+    /// Number of requests since the key entered.
     type Note = u32;
     type State = ();
 
@@ -72,9 +74,9 @@ impl RankRule for Cherished {
         (1, self.priority(access, 1))
     }
 
-    fn again<K>(&self, access: &Access<K>, _size: u64, runs: &mut u32) -> f64 {
-        *runs = runs.saturating_add(1);
-        self.priority(access, *runs)
+    fn hit<K>(&self, access: &Access<K>, _size: u64, requests: &mut u32) -> f64 {
+        *requests = requests.saturating_add(1);
+        self.priority(access, *requests)
     }
 
     fn state(&self) {}
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_and_runs_decide_and_equals_go_by_age() {
+    fn images_and_requests_decide_and_equal_priorities_leave_by_age() {
         let requests = [('a', 1), ('b', 5), ('c', 1), ('a', 1), ('a', 1), ('d', 0)];
         let sum = [('c', 2.0), ('d', 2.0), ('a', 4.0), ('b', 6.0)];
         assert_eq!(order(Combination::Sum, &requests), sum);
@@ -117,12 +119,12 @@ mod tests {
     }
 
     #[test]
-    fn shares_times_runs_is_the_default() {
+    fn images_times_requests_is_the_default() {
         assert_eq!(Combination::default(), Combination::Product);
     }
 
     #[test]
-    fn a_layer_that_a_new_image_shares_gains_with_its_next_request() {
+    fn a_layer_of_a_new_image_gains_priority_with_its_next_request() {
         let requests = [('a', 1), ('b', 2), ('a', 4)];
         let expected = [('b', 3.0), ('a', 6.0)];
         assert_eq!(order(Combination::Sum, &requests), expected);

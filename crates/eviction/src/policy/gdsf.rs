@@ -1,10 +1,10 @@
-//! Greedy dual size frequency: evicts the key of the least value for its bytes, aged by what was
-//! evicted before.
+//! Policy `gdsf`, greedy dual size frequency: evicts the key with the least value per byte. The
+//! priorities of evicted keys age the others.
 //!
 //! Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy",
-//! HP Laboratories HPL-98-69R1, 1998, section 3: the priority of a key is L + frequency × cost / size, where
-//! L is the priority of the last victim. The exponent of the frequency is that of GDS-Popularity (Jin and
-//! Bestavros, ICDCS '00).
+//! HP Laboratories HPL-98-69R1, 1998, section 3: the priority of a key is L + frequency × cost /
+//! size. L is the priority of the last victim. The exponent of the frequency is that of
+//! GDS-Popularity (Jin and Bestavros, ICDCS '00).
 
 use crate::building_blocks::parameter::{self, ParameterError};
 use crate::building_blocks::rank_policy::{RankPolicy, RankRule, age};
@@ -12,34 +12,35 @@ use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "gdsf";
 
-/// GDSF: one order of priorities. The requests of a key count while it is held.
+/// One order of priorities. Only the requests since a key entered count.
 ///
-/// Priorities are floats: when L has grown 2^53 times as large as a key's value, what it adds is lost and
-/// the key is ranked by its last access, as the oldest keys are meant to be.
+/// Priorities are floats. Once L is 2^53 times as large as the value of a key, the value is lost in
+/// the sum. Then the key ranks by its last request.
 pub type Gdsf<K> = RankPolicy<K, Greedy>;
 
-/// What a miss costs.
+/// The cost of a miss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cost {
-    /// The same for each key: GDSF(1) of section 3, which saves requests to the upstream. The default,
-    /// as it is the paper's and what others mean by GDSF.
+    /// The same for each key: GDSF(1) of section 3. It minimises the requests to the upstream. The
+    /// default, because the paper and other implementations use it.
     #[default]
     One,
-    /// [`Access::cost`], the seconds of waiting: large keys gain on small ones until a byte costs as
-    /// much as its part of a round trip.
+    /// [`Access::cost`], the seconds of waiting. Large keys gain against small ones until the
+    /// transfer time of a key exceeds the round trip.
     Waiting,
-    /// The size, so that it does not count: LFU with dynamic aging, which saves bytes (Arlitt, Friedrich
-    /// and Jin, "Evaluating content management techniques for Web proxy caches", PER 27(4), 2000).
+    /// The size, which cancels out: LFU with dynamic aging. It minimises the missed bytes (Arlitt,
+    /// Friedrich and Jin, "Evaluating content management techniques for Web proxy caches", PER
+    /// 27(4), 2000).
     Bytes,
 }
 
-/// The parameters of GDSF.
+/// Parameters of [`Gdsf`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GdsfParameters {
-    /// The exponent of the frequency, 0 (GreedyDual-Size: requests do not count) to 4; the default, 1, is
-    /// the paper's.
+    /// The exponent of the frequency, from 0 (GreedyDual-Size: the frequency does not count) to 4.
+    /// The default, 1, is the paper's.
     pub beta: f64,
-    /// What a miss costs.
+    /// The cost of a miss.
     pub cost: Cost,
 }
 
@@ -53,7 +54,7 @@ impl Default for GdsfParameters {
 }
 
 impl GdsfParameters {
-    /// The rules of libcachesim 0.3.5: the defaults.
+    /// The parameters of libcachesim 0.3.5, which are the defaults.
     pub fn libcachesim() -> Self {
         Self::default()
     }
@@ -63,12 +64,13 @@ impl GdsfParameters {
 #[derive(Debug)]
 pub struct Greedy {
     parameters: GdsfParameters,
-    /// L, the highest priority of any victim: it ages what is not asked for. It never falls.
+    /// L, the highest priority of any victim. It ages the keys that are not requested, and never
+    /// falls.
     last: f64,
 }
 
 impl<K: Key> Gdsf<K> {
-    /// One that holds nothing.
+    /// An empty policy.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -77,7 +79,7 @@ impl<K: Key> Gdsf<K> {
         Ok(Self::with(parameters))
     }
 
-    /// One with parameters that are known to be in range.
+    /// As [`Gdsf::new`], for parameters that are in range.
     pub(crate) fn with(parameters: GdsfParameters) -> Self {
         Self::by(Greedy {
             parameters,
@@ -101,19 +103,19 @@ impl Greedy {
             Cost::Bytes => size.max(1) as f64,
         };
         let frequency = f64::from(frequency);
-        // A power costs more than all the rest.
+        // `powf` costs more than the rest of this function.
         let frequency = if beta == 1.0 {
             frequency
         } else {
             frequency.powf(beta)
         };
-        // Something empty takes its place in the books all the same.
+        // An empty key counts as one byte.
         self.last + frequency * cost / size.max(1) as f64
     }
 }
 
 impl RankRule for Greedy {
-    /// Requests since it entered.
+    /// Number of requests since the key entered.
     type Note = u32;
     type State = f64;
 
@@ -123,13 +125,13 @@ impl RankRule for Greedy {
         (1, self.priority(access, access.size, 1))
     }
 
-    fn again<K>(&self, access: &Access<K>, size: u64, frequency: &mut u32) -> f64 {
+    fn hit<K>(&self, access: &Access<K>, size: u64, frequency: &mut u32) -> f64 {
         *frequency = frequency.saturating_add(1);
         self.priority(access, size, *frequency)
     }
 
-    fn evicted(&mut self, priority: f64) {
-        // A key that was held back has a lower one, from before.
+    fn on_evict(&mut self, priority: f64) {
+        // A key that was pinned may have a lower priority than an earlier victim.
         self.last = self.last.max(priority);
     }
 
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_frequency_for_its_bytes_is_first_and_ages_the_rest() {
+    fn the_key_with_the_least_frequency_per_byte_is_evicted_and_ages_the_others() {
         for (trace, victims, order) in [
             ("*", ".", vec![]),
             ("a2 b4 c8", "", vec![('c', 0.125), ('b', 0.25), ('a', 0.5)]),
@@ -167,11 +169,11 @@ mod tests {
                 "",
                 vec![('b', 0.25), ('a', 0.5), ('c', 0.5)],
             ),
-            // d enters at L = 0.25, so a, asked for as often and no larger, goes before it.
+            // d enters at L = 0.25; so a, with the same frequency and size, is evicted before it.
             ("a2 b4 * d2", "b", vec![('a', 0.5), ('d', 0.75)]),
             ("a2 b4 * a2", "b", vec![('a', 1.25)]),
             ("a4 b4 c4 a -b !x", "", vec![('c', 0.25), ('a', 0.5)]),
-            // What comes back is counted from one.
+            // The frequency of a key that enters again starts at one.
             ("a4 a a * a4", "a", vec![('a', 1.0)]),
         ] {
             let found = after(GdsfParameters::default(), trace);
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn beta_weighs_the_frequency() {
+    fn beta_is_the_exponent_of_the_frequency() {
         for (beta, priority) in [(0.0, 0.25), (0.5, 0.5), (2.0, 4.0)] {
             let parameters = GdsfParameters {
                 beta,
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_is_what_a_key_costs() {
+    fn the_cost_can_be_the_waiting_time() {
         let mut gdsf = Gdsf::new(GdsfParameters {
             cost: Cost::Waiting,
             ..GdsfParameters::default()
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_never_falls_though_a_key_was_held_back_meanwhile() {
+    fn the_age_never_falls_when_a_pinned_key_is_evicted_later() {
         let mut gdsf = Gdsf::default();
         play(&mut gdsf, "a8 b4 c2");
         for expected in ['b', 'c'] {
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn where_bytes_are_the_cost_the_size_does_not_count() {
+    fn the_size_cancels_out_if_it_is_the_cost() {
         let parameters = GdsfParameters {
             cost: Cost::Bytes,
             ..GdsfParameters::default()
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_evicted_before_a_save_ages_what_enters_after() {
+    fn the_age_survives_a_restart() {
         let mut saved = Gdsf::default();
         play(&mut saved, "a4 b2 *");
         let mut restored = Gdsf::default();

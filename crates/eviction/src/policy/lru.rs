@@ -1,7 +1,7 @@
-//! Least recently used: evicts the key whose last access is the oldest.
+//! Policy `lru`, least recently used: evicts the key whose last request is the oldest.
 //!
 //! Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
-//! The measure that every other policy here has to beat.
+//! The baseline for all other policies.
 
 use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use crate::building_blocks::queues::Queues;
@@ -10,7 +10,7 @@ use crate::{Access, Key};
 
 pub(crate) const NAME: &str = "lru";
 
-/// One queue, in the order of last accesses.
+/// One queue, in the order of last requests.
 pub type Lru<K> = QueuePolicy<K, Recency>;
 
 /// The rule of [`Lru`].
@@ -18,7 +18,7 @@ pub type Lru<K> = QueuePolicy<K, Recency>;
 pub struct Recency;
 
 impl<K: Key> Lru<K> {
-    /// One that holds nothing.
+    /// An empty policy.
     pub fn new() -> Self {
         Self::of(Recency)
     }
@@ -32,11 +32,11 @@ impl<K: Key> Default for Lru<K> {
 
 impl QueueRule for Recency {
     const NAME: &'static str = NAME;
-    const HOLDING: usize = 1;
+    const RESIDENT_QUEUES: usize = 1;
     type State = ();
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
-        queues.shift(slot, 0);
+        queues.move_to(slot, 0);
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use crate::{Policy, Victim};
 
     #[test]
-    fn the_queue_is_in_the_order_of_last_accesses() {
+    fn the_queue_is_in_the_order_of_last_requests() {
         for (trace, victims, queue) in [
             ("*", ".", ""),
             ("a b c", "", "abc"),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_key_keeps_its_place() {
+    fn a_pinned_key_keeps_its_position() {
         let mut lru = Lru::new();
         for key in 0..3 {
             lru.insert(&Access::new(key, 5, 0));

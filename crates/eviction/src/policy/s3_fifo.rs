@@ -1,9 +1,9 @@
-//! S3-FIFO: a small queue for what is new, a main one for what was asked for again, and ghosts of what
-//! left the small one.
+//! Policy `s3-fifo`: a small queue for new keys, a main queue for keys that were requested again,
+//! and ghosts of the keys that left the small queue.
 //!
-//! Yang et al., "FIFO queues are all you need for cache eviction", SOSP '23, section 4 (Algorithm 1), with
-//! the sizes in bytes, and with its authors' later change that until the first eviction the main queue
-//! takes what the small one has no room for.
+//! Yang et al., "FIFO queues are all you need for cache eviction", SOSP '23, section 4 (Algorithm
+//! 1), with sizes in bytes. As in a later change by its authors, until the first eviction the main
+//! queue takes the keys for which the small queue has no room.
 
 use crate::building_blocks::parameter::{ParameterError, check, share};
 use crate::building_blocks::queue_policy::{QueuePolicy, QueueRule};
@@ -16,28 +16,28 @@ pub(crate) const NAME: &str = "s3-fifo";
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 const GHOST: usize = 2;
-/// Ghosts that were asked for and may enter soon: their bytes are no longer the ghosts'.
+/// Ghosts that were requested and may enter soon. Their bytes do not count as those of [`GHOST`].
 const RETURNING: usize = 3;
 
-/// Requests that are told apart: section 4.1 keeps two bits for each key.
-const MOST: u8 = 3;
+/// Maximum frequency of a key: section 4.1 uses two bits.
+const MAX_FREQUENCY: u8 = 3;
 
-/// What can be chosen about [`S3Fifo`].
+/// Parameters of [`S3Fifo`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct S3FifoParameters {
-    /// The part of the bytes that the small queue gets, from 0 to below 1. Default 0.1 (section 4.2).
+    /// The share of the small queue in the capacity, from 0 to below 1. Default 0.1 (section 4.2).
     pub small: f64,
-    /// How many bytes the ghosts stood for, as a part of the bytes held, from 0 to 10. Default 0.9: as
-    /// many as the main queue (section 4.2).
+    /// The sum of the sizes of all ghosts, as a share of the capacity, from 0 to 10. Default 0.9,
+    /// the share of the main queue (section 4.2).
     pub ghosts: f64,
-    /// How many ghosts there may be for each key that is held, from 0. Default 1: where small objects leave
-    /// a cache of large ones, their bytes alone would let them be many more.
+    /// Maximum number of ghosts per resident key, from 0. Default 1. Without it, small objects that
+    /// leave a cache of large ones would make many more ghosts.
     pub ghosts_per_key: f64,
-    /// How often a key of the small queue has to be asked for again to get into the main one, from 1 to 3.
+    /// Number of requests after which a key moves from the small to the main queue, from 1 to 3.
     /// Default 2.
     pub threshold: u8,
-    /// Whether what is at least as large as the small queue goes past the cache. Default no: a layer that
-    /// never gets in is a miss each time. libcachesim does it.
+    /// Whether a key that is at least as large as the small queue is refused. Default no: a layer
+    /// that never enters is a miss each time. libcachesim refuses it.
     pub refuse_large: bool,
 }
 
@@ -54,7 +54,7 @@ impl Default for S3FifoParameters {
 }
 
 impl S3FifoParameters {
-    /// The rules of libcachesim 0.3.5.
+    /// The parameters of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
             refuse_large: true,
@@ -77,14 +77,14 @@ impl S3FifoParameters {
             NAME,
             "threshold",
             self.threshold,
-            &(1..=MOST),
+            &(1..=MAX_FREQUENCY),
             "from 1 to 3",
         )
     }
 }
 
-/// A small queue, a main queue, and ghosts. Eviction is O(1) amortised: a key moves on for each time that
-/// it was asked for, and for no other reason.
+/// A small queue, a main queue, and ghosts. An eviction is O(1) amortised: a key moves once per
+/// request at most.
 pub type S3Fifo<K> = QueuePolicy<K, SmallAndMain>;
 
 /// The rule of [`S3Fifo`].
@@ -96,7 +96,7 @@ pub struct SmallAndMain {
 }
 
 impl<K: Key> S3Fifo<K> {
-    /// One that holds nothing, for a cache of `capacity` bytes.
+    /// An empty policy for a cache of `capacity` bytes.
     ///
     /// # Errors
     /// When a parameter is out of its range.
@@ -129,20 +129,20 @@ impl SmallAndMain {
     fn evict_small<K: Key>(
         &self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let mut next = queues.list(SMALL).front();
         while let Some(slot) = next {
             next = queues.after(slot);
-            if held(&queues.get(slot).key) {
+            if pinned(&queues.get(slot).key) {
                 continue;
             }
             if *queues.frequency(slot) < self.parameters.threshold {
-                let victim = queues.bury(slot, GHOST);
+                let victim = queues.evict_to_ghosts(slot, GHOST);
                 self.trim(queues, GHOST);
                 return Some(victim);
             }
-            queues.shift(slot, MAIN);
+            queues.move_to(slot, MAIN);
             *queues.frequency(slot) = 0;
         }
         None
@@ -150,12 +150,12 @@ impl SmallAndMain {
 
     fn evict_main<K: Key>(
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let mut next = queues.list(MAIN).front();
         while let Some(slot) = next {
             next = queues.after(slot);
-            if held(&queues.get(slot).key) {
+            if pinned(&queues.get(slot).key) {
                 continue;
             }
             let frequency = queues.frequency(slot);
@@ -163,8 +163,8 @@ impl SmallAndMain {
                 return queues.drop(slot).map(Victim::from);
             }
             *frequency -= 1;
-            queues.shift(slot, MAIN);
-            // What was last is so still, and those before it were held.
+            queues.move_to(slot, MAIN);
+            // The last key stays last; all keys before it are pinned.
             next = next.or(Some(slot));
         }
         None
@@ -173,20 +173,20 @@ impl SmallAndMain {
 
 impl QueueRule for SmallAndMain {
     const NAME: &'static str = NAME;
-    const HOLDING: usize = 2;
-    const GHOSTS: usize = 2;
-    const MOST: u8 = MOST;
-    /// Whether something was evicted already.
+    const RESIDENT_QUEUES: usize = 2;
+    const GHOST_QUEUES: usize = 2;
+    const MAX_FREQUENCY: u8 = MAX_FREQUENCY;
+    /// Whether a key was evicted before.
     type State = bool;
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
         let frequency = queues.frequency(slot);
-        *frequency = (*frequency + 1).min(MOST);
+        *frequency = (*frequency + 1).min(MAX_FREQUENCY);
     }
 
     fn miss<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<Slot>, _: &Access<K>) {
         if let Some(slot) = ghost {
-            queues.shift(slot, RETURNING);
+            queues.move_to(slot, RETURNING);
             self.trim(queues, RETURNING);
         }
     }
@@ -205,15 +205,15 @@ impl QueueRule for SmallAndMain {
     fn evict<K: Key>(
         &mut self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         self.evicted = true;
         let main_is_over = queues.list(MAIN).bytes() > self.capacity - self.small();
-        if main_is_over && let Some(victim) = Self::evict_main(queues, held) {
+        if main_is_over && let Some(victim) = Self::evict_main(queues, pinned) {
             return Some(victim);
         }
-        self.evict_small(queues, held)
-            .or_else(|| Self::evict_main(queues, held))
+        self.evict_small(queues, pinned)
+            .or_else(|| Self::evict_main(queues, pinned))
     }
 
     fn resize(&mut self, capacity: u64) {
@@ -251,21 +251,22 @@ mod tests {
         for (trace, victims, queues) in [
             ("*", ".", "|||"),
             ("a b c a a a a a", "", "a3bc|||"),
-            // Until the first eviction, main takes what small has no room for.
+            // Until the first eviction, main takes the keys for which small has no room.
             ("a b c d e", "", "abc|de||"),
             ("a b c d e * f", "a", "bcf|de|a|"),
-            // Once more is not often enough, twice is.
+            // One more request is too few, two are enough.
             ("a b c a b b *", "a", "b2c||a|"),
             ("a b c a b b * *", "ac", "|b|ac|"),
-            // A ghost enters main; asked for without entering, it waits.
+            // A ghost enters main. A ghost that is requested without entering waits in the last
+            // queue.
             ("a b * a", "a", "b|a||"),
             ("a b c * * !a", "ab", "c||b|a"),
-            // Main is over its bytes and gives one back that was not asked for lately.
+            // Main is above its share and gives up a key without recent requests.
             ("a3 b4 c4 b b *", "c", "a|b1||"),
             // Small is empty.
             ("a b * * a b * ", "aba", "|b||"),
             ("a b * * a b a * *", "abba", "|||"),
-            // Removed by its owner: no ghost.
+            // A removed key leaves no ghost.
             ("a b -a *", "b", "||b|"),
         ] {
             let mut s3 = new(S3FifoParameters::default());
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn ghosts_are_bounded_by_their_bytes_and_by_what_is_held() {
+    fn ghosts_are_bounded_by_their_bytes_and_by_the_number_of_resident_keys() {
         let mut s3 = new(S3FifoParameters::default());
         play(&mut s3, "a5 * b4 * c1 *");
         assert_eq!(s3.show(), "||bc|");
@@ -296,11 +297,11 @@ mod tests {
             many.evict(&mut |_| false);
             many.miss(&Access::new(key, 1, 0));
         }
-        assert_eq!(many.ghosts(), 256, "those that were asked for among them");
+        assert_eq!(many.ghosts(), 256, "with the requested ghosts");
     }
 
     #[test]
-    fn large_objects_are_refused_when_that_is_asked_for() {
+    fn large_objects_are_refused_only_if_the_parameter_says_so() {
         for (refuse_large, size, refused) in [(false, 9, false), (true, 2, false), (true, 3, true)]
         {
             let s3 = new(S3FifoParameters {
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn held_keys_keep_place_and_frequency_and_all_held_is_an_end() {
+    fn pinned_keys_keep_position_and_frequency_and_all_pinned_gives_no_victim() {
         let mut s3 = new(S3FifoParameters::default());
         play(&mut s3, "a b c d e * f b b d e e e e");
         assert_eq!(s3.show(), "b2cf|d1e3|a|");
@@ -328,15 +329,15 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_asked_for_more_often_than_is_counted_is_refused() {
+    fn a_saved_frequency_above_the_maximum_is_refused() {
         let state = |frequency: u8| {
             let mut queues: Vec<Vec<(char, u64, u8)>> = vec![Vec::new(); 4];
             queues[SMALL].push(('a', 1, frequency));
             crate::building_blocks::saved::seal(NAME, &(queues, true))
         };
         let mut s3 = new(S3FifoParameters::default());
-        assert_eq!(s3.restore(&state(MOST)), Ok(()));
-        assert!(s3.restore(&state(MOST + 1)).is_err());
+        assert_eq!(s3.restore(&state(MAX_FREQUENCY)), Ok(()));
+        assert!(s3.restore(&state(MAX_FREQUENCY + 1)).is_err());
         assert!(s3.restore(&state(u8::MAX)).is_err());
         assert_eq!(s3.show(), "a3|||");
     }

@@ -100,17 +100,17 @@ impl Adaptive {
     fn demote<K: Key>(
         queues: &mut Queues<K>,
         queue: usize,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
-        let slot = queues.first_free(queue, held)?;
-        Some(queues.bury(slot, queue + ONCE_GHOST))
+        let slot = queues.first_unpinned(queue, pinned)?;
+        Some(queues.evict_to_ghosts(slot, queue + ONCE_GHOST))
     }
 
     /// REPLACE of figure 4.
     fn replace<K: Key>(
         &self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let once = queues.list(ONCE).bytes() as f64;
         let again_returns = self.last.ghost == Some(AGAIN_GHOST);
@@ -119,14 +119,14 @@ impl Adaptive {
             true => (ONCE, AGAIN),
             false => (AGAIN, ONCE),
         };
-        Self::demote(queues, first, held).or_else(|| Self::demote(queues, other, held))
+        Self::demote(queues, first, pinned).or_else(|| Self::demote(queues, other, pinned))
     }
 
     /// Case IV of figure 4: what is asked for is known nowhere.
     fn make_room<K: Key>(
         &self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let bytes = |queue: usize| queues.list(queue).bytes();
         let once = bytes(ONCE).saturating_add(bytes(ONCE_GHOST));
@@ -136,7 +136,7 @@ impl Adaptive {
         if once.saturating_add(self.last.size) > self.capacity {
             if let Some(oldest) = queues.list(ONCE_GHOST).front() {
                 queues.drop(oldest);
-            } else if let Some(slot) = queues.first_free(ONCE, held) {
+            } else if let Some(slot) = queues.first_unpinned(ONCE, pinned) {
                 return queues.drop(slot).map(Victim::from);
             }
         } else if all >= self.capacity.saturating_mul(2)
@@ -144,7 +144,7 @@ impl Adaptive {
         {
             queues.drop(oldest);
         }
-        self.replace(queues, held)
+        self.replace(queues, pinned)
     }
 
     fn trim<K: Key>(&self, queues: &mut Queues<K>) {
@@ -161,12 +161,12 @@ impl Adaptive {
 
 impl QueueRule for Adaptive {
     const NAME: &'static str = NAME;
-    const HOLDING: usize = 2;
-    const GHOSTS: usize = 3;
+    const RESIDENT_QUEUES: usize = 2;
+    const GHOST_QUEUES: usize = 3;
     type State = (f64, Option<usize>, u64);
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
-        queues.shift(slot, AGAIN);
+        queues.move_to(slot, AGAIN);
     }
 
     fn miss<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<Slot>, access: &Access<K>) {
@@ -191,7 +191,7 @@ impl QueueRule for Adaptive {
             _ => return,
         }
         self.target = self.target.clamp(0.0, self.capacity as f64);
-        queues.shift(slot, RETURNING);
+        queues.move_to(slot, RETURNING);
         self.trim(queues);
     }
 
@@ -203,11 +203,11 @@ impl QueueRule for Adaptive {
     fn evict<K: Key>(
         &mut self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let victim = match self.last.ghost {
-            Some(_) => self.replace(queues, held),
-            None => self.make_room(queues, held),
+            Some(_) => self.replace(queues, pinned),
+            None => self.make_room(queues, pinned),
         };
         self.trim(queues);
         victim

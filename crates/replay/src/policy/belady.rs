@@ -103,7 +103,7 @@ impl RankRule for Foresight {
         ((), self.future.nearness())
     }
 
-    fn again<K>(&self, _access: &Access<K>, _size: u64, (): &mut ()) -> f64 {
+    fn hit<K>(&self, _access: &Access<K>, _size: u64, (): &mut ()) -> f64 {
         self.future.nearness()
     }
 

@@ -98,12 +98,12 @@ impl<K: Key> Policy<K> for BeladySize<K> {
         }
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
         let farthest = self
             .classes
             .iter()
             .filter_map(|class| {
-                let slot = class.first_free(&self.table, held)?;
+                let slot = class.first_unpinned(&self.table, pinned)?;
                 Some((self.worth(class, slot), slot))
             })
             .max_by(|(one, _), (other, _)| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));

@@ -24,7 +24,7 @@ pub fn new<K: Key>() -> Fifo<K> {
 
 impl QueueRule for Entered {
     const NAME: &'static str = NAME;
-    const HOLDING: usize = 1;
+    const RESIDENT_QUEUES: usize = 1;
     type State = ();
 
     fn hit<K: Key>(&mut self, _: &mut Queues<K>, _: Slot, _: &Access<K>) {}

@@ -53,12 +53,12 @@ impl RankRule for Frequency {
         (1, self.age + 1.0)
     }
 
-    fn again<K>(&self, _: &Access<K>, _: u64, frequency: &mut u32) -> f64 {
+    fn hit<K>(&self, _: &Access<K>, _: u64, frequency: &mut u32) -> f64 {
         *frequency = frequency.saturating_add(1);
         self.age + f64::from(*frequency)
     }
 
-    fn evicted(&mut self, rank: f64) {
+    fn on_evict(&mut self, rank: f64) {
         if self.parameters.aged {
             // A key that was held back has a lower one, from before.
             self.age = self.age.max(rank);
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     use pierhead_eviction::Policy;
-    use pierhead_eviction::testing::{play, refuses_a_broken_age};
+    use pierhead_eviction::testing::{play, refuses_an_age_that_is_not_finite};
 
     fn order(aged: bool, trace: &str) -> (String, String) {
         let mut lfu = new(LfuParameters { aged });
@@ -137,6 +137,6 @@ mod tests {
 
     #[test]
     fn an_age_or_a_priority_that_is_no_number_is_refused_and_changes_nothing() {
-        refuses_a_broken_age(|| new::<char>(LfuParameters::default()));
+        refuses_an_age_that_is_not_finite(|| new::<char>(LfuParameters::default()));
     }
 }

@@ -162,7 +162,7 @@ impl SimulatedPolicy {
     }
 
     /// Whether what enters competes with what is there: libCacheSim's GDSF evicts after it has inserted.
-    pub fn enters_first(self, parameters: ParameterSet) -> bool {
+    pub fn inserts_first(self, parameters: ParameterSet) -> bool {
         self == Self::OfDaemon(PolicyName::Gdsf) && parameters == ParameterSet::Libcachesim
     }
 

@@ -26,9 +26,9 @@ pub fn new<K: Key>() -> Sieve<K> {
 
 impl QueueRule for Hand {
     const NAME: &'static str = NAME;
-    const HOLDING: usize = 1;
+    const RESIDENT_QUEUES: usize = 1;
     /// A mark.
-    const MOST: u8 = 1;
+    const MAX_FREQUENCY: u8 = 1;
     /// How many keys are older than the one at the hand.
     type State = Option<u32>;
 
@@ -45,13 +45,13 @@ impl QueueRule for Hand {
     fn evict<K: Key>(
         &mut self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
         let oldest = queues.list(0).front()?;
         let mut at = self.0.unwrap_or(oldest);
         // The first round takes all marks back, so what is not held is found in the second.
         for _ in 0..2 * queues.len() {
-            if !held(&queues.get(at).key) && std::mem::take(queues.frequency(at)) == 0 {
+            if !pinned(&queues.get(at).key) && std::mem::take(queues.frequency(at)) == 0 {
                 self.0 = queues.after(at);
                 return queues.drop(at).map(Victim::from);
             }

@@ -101,15 +101,15 @@ impl Duel {
     }
 
     /// The key that the main part would lose.
-    fn main_victim<K: Key>(queues: &Queues<K>, held: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
-        let probation = queues.first_free(PROBATION, held);
-        probation.or_else(|| queues.first_free(PROTECTED, held))
+    fn main_victim<K: Key>(queues: &Queues<K>, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
+        let probation = queues.first_unpinned(PROBATION, pinned);
+        probation.or_else(|| queues.first_unpinned(PROTECTED, pinned))
     }
 }
 
 impl QueueRule for Duel {
     const NAME: &'static str = NAME;
-    const HOLDING: usize = 3;
+    const RESIDENT_QUEUES: usize = 3;
     type State = State;
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, access: &Access<K>) {
@@ -118,11 +118,11 @@ impl QueueRule for Duel {
             WINDOW => WINDOW,
             _ => PROTECTED,
         };
-        queues.shift(slot, queue);
+        queues.move_to(slot, queue);
         while queues.list(PROTECTED).bytes() > self.protected()
             && let Some(oldest) = queues.list(PROTECTED).front()
         {
-            queues.shift(oldest, PROBATION);
+            queues.move_to(oldest, PROBATION);
         }
     }
 
@@ -149,23 +149,23 @@ impl QueueRule for Duel {
         while queues.list(WINDOW).bytes() > self.window()
             && let Some(oldest) = queues.list(WINDOW).front()
         {
-            queues.shift(oldest, PROBATION);
+            queues.move_to(oldest, PROBATION);
         }
     }
 
     fn evict<K: Key>(
         &mut self,
         queues: &mut Queues<K>,
-        held: &mut dyn FnMut(&K) -> bool,
+        pinned: &mut dyn FnMut(&K) -> bool,
     ) -> Option<Victim<K>> {
-        let candidate = queues.first_free(WINDOW, held);
-        let victim = Self::main_victim(queues, held);
+        let candidate = queues.first_unpinned(WINDOW, pinned);
+        let victim = Self::main_victim(queues, pinned);
         let overflows = queues.list(WINDOW).bytes().saturating_add(self.coming) > self.window();
         let loser = match (candidate, victim) {
             (Some(candidate), Some(victim)) if overflows => {
                 let estimate = |slot| self.sketch.estimate(&queues.get(slot).key);
                 if estimate(candidate) > estimate(victim) {
-                    queues.shift(candidate, PROBATION);
+                    queues.move_to(candidate, PROBATION);
                     victim
                 } else {
                     candidate

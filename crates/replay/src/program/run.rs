@@ -110,8 +110,8 @@ impl Plan<'_> {
         }
         let mut cache = SimulatedCache::new(policy, capacity)
             .admitting(self.admission.build(capacity, self.seed));
-        if simulated.enters_first(self.parameters) {
-            cache = cache.entering_first();
+        if simulated.inserts_first(self.parameters) {
+            cache = cache.inserting_first();
         }
         let mut tally = Tally::default();
         let mut memory = cache.policy().memory();

@@ -1,19 +1,20 @@
-//! The heuristic, and the ranking of its nominees by the network.
+//! The heuristic of the policy `learned`, and the ranking of its nominees by the network.
 //!
-//! Keys queue by classes of size, and of these only the one that waits longest is compared: the pyramidal
-//! selection scheme (Aggarwal, Wolf, Yu, "Caching on the World Wide Web", IEEE TKDE 11(1), 1999, section
-//! 3.1), with classes of use beside those of size, and with what a miss costs. The heuristic evicts the
-//! nominee whose bytes save the least waiting: the root of its count of accesses (decayed) over the time
-//! since the last one, times cost over size. The network replaces the first factor by what it learned.
+//! Keys are in queues by class of size and number of requests. Only the front of each queue is
+//! compared: the pyramidal selection scheme (Aggarwal, Wolf, Yu, "Caching on the World Wide Web",
+//! IEEE TKDE 11(1), 1999, section 3.1), extended by classes of use and by the cost of a miss. The
+//! heuristic evicts the nominee whose bytes save the least waiting. This value is the root of its
+//! decayed number of requests over the time since the last one, times cost over size. The network
+//! replaces the estimated request rate by the learned one.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::features::{Moment, Note};
+use super::features::{Clock, Note};
 use super::ghosts::Ghosts;
 use super::model::Model;
-use super::training::Race;
+use super::training::Pair;
 use crate::building_blocks::hash::{draw, hash};
 use crate::building_blocks::saved;
 use crate::building_blocks::table::{List, Slot, Table};
@@ -21,15 +22,16 @@ use crate::{Access, Contents, Diagnostics, Key, PersistentState, Policy, StateEr
 
 const NAME: &str = "learned-classes";
 
-/// Classes of size: four times as large each, from 1 KiB to 1 GiB.
-const SIZES: usize = 12;
-/// Classes of use: asked for once, twice, more often.
-const USES: usize = 3;
-/// Nominees that the network ranks.
+/// Number of size classes, each four times as large as the one before, from 1 KiB to 1 GiB.
+const SIZE_CLASSES: usize = 12;
+/// Number of use classes: requested once, twice, more often.
+const USE_CLASSES: usize = 3;
+/// Number of nominees that the network ranks.
 const NOMINEES: usize = 8;
-/// Pairs of nominees that an eviction puts up as races.
-const RACES: usize = 4;
-/// Victims after which a new one moves the turnover by a part of this.
+/// Number of pairs of nominees per eviction that become training data.
+const PAIRS: usize = 4;
+/// Number of victims after which the turnover becomes a decaying mean: a new victim then has this
+/// weight.
 const TURNOVER_VICTIMS: u32 = 512;
 
 /// Keys in their classes. A request is O(1), an eviction O(classes).
@@ -38,15 +40,15 @@ pub(super) struct Classes<K> {
     table: Table<K, Note>,
     lists: Vec<List>,
     ghosts: Ghosts,
-    at: Moment,
+    at: Clock,
     victims: u32,
     seed: u64,
     draws: u64,
-    /// Ranks the nominees, if it is there.
+    /// The network that ranks the nominees; `None` while the heuristic does.
     pub(super) model: Option<Arc<Model>>,
-    /// Whether to put up pairs of nominees as races.
-    pub(super) racing: bool,
-    races: Vec<Race>,
+    /// Whether evictions produce training pairs.
+    pub(super) draws_pairs: bool,
+    pairs: Vec<Pair>,
     nominees: Vec<Nominee>,
 }
 
@@ -54,16 +56,16 @@ pub(super) struct Classes<K> {
 struct Nominee {
     slot: Slot,
     density: f32,
-    /// What the bytes are worth to the heuristic.
+    /// The value per byte, as the heuristic estimates it.
     worth: f32,
 }
 
-/// What is saved: the lists from front to back, and the rest.
+/// The saved form: the lists from front to back, and the rest.
 #[derive(Serialize, Deserialize)]
 pub(super) struct State<K> {
     lists: Vec<Vec<(K, u64, Note)>>,
     ghosts: Ghosts,
-    at: Moment,
+    at: Clock,
     victims: u32,
     draws: u64,
 }
@@ -72,9 +74,11 @@ impl<K: Key> Classes<K> {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             table: Table::default(),
-            lists: (0..SIZES * USES).map(|_| List::default()).collect(),
+            lists: (0..SIZE_CLASSES * USE_CLASSES)
+                .map(|_| List::default())
+                .collect(),
             ghosts: Ghosts::default(),
-            at: Moment {
+            at: Clock {
                 now: 0,
                 tick: 0,
                 turnover: 1.0,
@@ -83,27 +87,27 @@ impl<K: Key> Classes<K> {
             seed,
             draws: seed,
             model: None,
-            racing: false,
-            races: Vec::new(),
+            draws_pairs: false,
+            pairs: Vec::new(),
             nominees: Vec::new(),
         }
     }
 
-    pub(super) fn at(&self) -> &Moment {
+    pub(super) fn at(&self) -> &Clock {
         &self.at
     }
 
-    /// The races that the last eviction put up.
-    pub(super) fn take_races(&mut self) -> impl Iterator<Item = Race> + '_ {
-        self.races.drain(..)
+    /// The training pairs of the last eviction.
+    pub(super) fn take_pairs(&mut self) -> impl Iterator<Item = Pair> + '_ {
+        self.pairs.drain(..)
     }
 
     fn class(size: u64, count: u16) -> u8 {
         let octave = (size | 1).ilog2().saturating_sub(8) / 2;
-        let octave = (octave as usize).min(SIZES - 1);
+        let octave = (octave as usize).min(SIZE_CLASSES - 1);
         let uses = usize::from(count.clamp(1, 3)) - 1;
         // Fewer than 256.
-        u8::try_from(uses * SIZES + octave).unwrap_or(0)
+        u8::try_from(uses * SIZE_CLASSES + octave).unwrap_or(0)
     }
 
     fn queue(&mut self, slot: Slot) {
@@ -118,17 +122,17 @@ impl<K: Key> Classes<K> {
         self.lists[usize::from(class)].unlink(&mut self.table, slot);
     }
 
-    /// The nominees, the one that the heuristic would evict first.
-    fn nominate(&mut self, held: &mut dyn FnMut(&K) -> bool) {
+    /// Computes the nominees. The heuristic's victim is first.
+    fn nominate(&mut self, pinned: &mut dyn FnMut(&K) -> bool) {
         let mut nominees = std::mem::take(&mut self.nominees);
         nominees.clear();
-        // Where sizes are alike there are few lists, and each nominates more.
+        // If all sizes are alike, there are few lists, and each nominates more keys.
         let queued = self.lists.iter().filter(|list| !list.is_empty()).count();
         let each = NOMINEES.div_ceil(queued.max(1));
         for list in &self.lists {
             let free = list
                 .iter(&self.table)
-                .filter(|(_, entry)| !held(&entry.key));
+                .filter(|(_, entry)| !pinned(&entry.key));
             for (slot, entry) in free.take(each) {
                 let density = entry.note.density(entry.size);
                 let nominee = Nominee {
@@ -146,7 +150,7 @@ impl<K: Key> Classes<K> {
         self.nominees = nominees;
     }
 
-    /// The nominee to evict.
+    /// Chooses the nominee to evict.
     fn choose(&mut self) -> Option<Slot> {
         let Some(model) = self.model.clone() else {
             return self.nominees.first().map(|nominee| nominee.slot);
@@ -166,23 +170,23 @@ impl<K: Key> Classes<K> {
         }
         let (_, worst) = worst?;
         if let Some((_, best)) = best.filter(|(_, best)| *best != worst) {
-            // Who is worth keeping gives those behind it a chance to be nominated.
+            // Moves the best nominee to the back, so that the keys behind it may be nominated.
             let class = usize::from(self.table.get(best).note.list);
             self.lists[class].move_back(&mut self.table, best);
         }
         Some(worst)
     }
 
-    /// Draws pairs of the nominees by lot.
-    fn put_up_races(&mut self) {
+    /// Draws random pairs of nominees.
+    fn draw_pairs(&mut self) {
         let count = self.nominees.len() as u64;
         if count < 2 {
             return;
         }
-        for _ in 0..RACES {
-            let lot = draw(&mut self.draws);
-            let first = lot % count;
-            let second = (first + 1 + (lot >> 32) % (count - 1)) % count;
+        for _ in 0..PAIRS {
+            let drawn = draw(&mut self.draws);
+            let first = drawn % count;
+            let second = (first + 1 + (drawn >> 32) % (count - 1)) % count;
             let pair = [first, second].map(|n| {
                 // At most NOMINEES.
                 let n = usize::try_from(n).unwrap_or(0);
@@ -190,7 +194,7 @@ impl<K: Key> Classes<K> {
                 let key = hash(&entry.key, self.seed);
                 (key, entry.note.features(entry.size, &self.at))
             });
-            self.races.push(Race {
+            self.pairs.push(Pair {
                 keys: pair.map(|(key, _)| key),
                 features: pair.map(|(_, features)| features),
             });
@@ -212,11 +216,11 @@ impl<K: Key> Classes<K> {
         }
     }
 
-    /// One that goes on where the state was taken, without a model.
+    /// Restores a saved state, without a model.
     pub(super) fn from_state(state: State<K>, seed: u64) -> Result<Self, StateError> {
         let mut classes = Self::new(seed);
         if state.lists.len() != classes.lists.len() {
-            return Err(StateError::Content("it has another number of lists"));
+            return Err(StateError::Content("it has a wrong number of lists"));
         }
         for (n, list) in state.lists.into_iter().enumerate() {
             for (key, size, mut note) in list {
@@ -250,7 +254,9 @@ impl<K: Key> Policy<K> for Classes<K> {
         };
         self.unqueue(slot);
         let at = self.at;
-        self.table.note(slot).asked(&at, access.cost, access.shared);
+        self.table
+            .note(slot)
+            .record_request(&at, access.cost, access.shared);
         self.queue(slot);
         true
     }
@@ -272,23 +278,23 @@ impl<K: Key> Policy<K> for Classes<K> {
         }
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
-        self.nominate(held);
-        if self.racing {
-            self.put_up_races();
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        self.nominate(pinned);
+        if self.draws_pairs {
+            self.draw_pairs();
         }
         let slot = self.choose()?;
         self.unqueue(slot);
         let entry = self.table.take(slot)?;
         let age = entry.note.age(&self.at);
         self.victims = self.victims.saturating_add(1).min(TURNOVER_VICTIMS);
-        // The mean at first, and then a decaying one.
+        // A plain mean at first, a decaying mean later.
         let part = 1.0 / self.victims as f32;
         self.at.turnover += (age - self.at.turnover) * part;
         let key = hash(&entry.key, self.seed);
-        let held = self.table.len();
+        let resident = self.table.len();
         self.ghosts
-            .put(key, entry.note.count(), entry.note.last(), held);
+            .put(key, entry.note.count(), entry.note.last(), resident);
         Some(entry.into())
     }
 }
@@ -323,7 +329,7 @@ impl<K: Key> PersistentState for Classes<K> {
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let mut restored = Self::from_state(saved::open(NAME, saved)?, self.seed)?;
         restored.model = self.model.take();
-        restored.racing = self.racing;
+        restored.draws_pairs = self.draws_pairs;
         *self = restored;
         Ok(())
     }

@@ -1,60 +1,63 @@
-//! What the network knows about a key: a few bytes that each key keeps, and the inputs made of them.
+//! The per-key data of the policy `learned`, and the inputs of the network computed from it.
 //!
-//! The choice of inputs follows HALP (Song et al., NSDI '23, section 4.2) and LRB (Song et al., NSDI '20,
-//! section 4.3): time since the last access, times between the accesses before, a count that decays, size;
-//! to which we add the cost of a miss and the count of images.
+//! The choice of inputs follows HALP (Song et al., NSDI '23, section 4.2) and LRB (Song et al.,
+//! NSDI '20, section 4.3): the time since the last request, the times between earlier requests, a
+//! decaying count, and the size. We add the cost of a miss and the number of images.
 
 use serde::{Deserialize, Serialize};
 
-/// Inputs of the network.
+/// Number of inputs of the network.
 pub(super) const INPUTS: usize = 16;
 
-/// A point of the network's input space; each input is within about ±4.
+/// The inputs of the network for one key; each is within about ±4.
 pub(super) type Features = [f32; INPUTS];
 
-/// Whether these can be the inputs of a key: with room for a cost that is not finite.
-pub(super) fn are_sound(features: &Features) -> bool {
+/// Whether the inputs of a saved state are valid. The bound leaves room for a cost that is not
+/// finite.
+pub(super) fn are_valid(features: &Features) -> bool {
     features.iter().all(|x| x.abs() <= 64.0)
 }
 
-/// Times between accesses that are remembered.
+/// Number of remembered times between requests.
 const GAPS: usize = 3;
-/// Steps of an octave in a logarithm that is kept in 16 bits: up to 2^32 in steps of 0.03 %.
+/// Steps per power of two in a logarithm of 16 bits: up to 2^32 in steps of 0.03 %.
 const STEPS: f32 = 2048.0;
-/// Below this many bytes the round trip is the larger part of [`crate::Access::prior`].
+/// Size in bytes below which the round trip is the larger part of [`crate::Access::prior`].
 const SMALL: u64 = 468_000;
 
-/// What a key keeps for the network, in 24 bytes. Times are counts of requests and wrap around; ages are
-/// differences of them.
+/// Per-key data, 24 bytes. Times are numbers of requests and wrap around; ages are differences of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Note {
     last: u32,
     first: u32,
-    /// Logarithms of the times between the last accesses, the newest first; 0 where there was none.
+    /// Logarithms of the times between the last requests, newest first; 0 for none.
     gaps: [u16; GAPS],
-    /// Logarithm of the count of accesses in which one that is a turnover old counts half.
+    /// Logarithm of the decayed number of requests at the time `at`.
     warmth: u16,
     count: u16,
     cost: f32,
     shared: u8,
-    /// The list that its [`super::classes::Classes`] keeps it on.
+    /// The list of [`super::classes::Classes`] that contains the key.
     pub(super) list: u8,
 }
 
-/// What the inputs are relative to.
+/// The current time and the turnover of the cache. Inputs are relative to them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Moment {
-    /// Requests so far, wrapping around.
+pub(super) struct Clock {
+    /// Number of requests so far, wrapping around.
     pub(super) now: u32,
-    /// Seconds of the caller's clock.
+    /// Time in seconds on the caller's clock.
     pub(super) tick: u64,
-    /// Requests that a key waits for its eviction after its last access, as of late; at least 1.
+    /// Recent mean number of requests between the last request for a key and its eviction; at least
+    /// 1.
     pub(super) turnover: f32,
 }
 
 impl Note {
-    /// A key that enters, with what its ghost remembers: how often it was asked for, and when last.
-    pub(super) fn new(at: &Moment, cost: f32, shared: u32, ghost: Option<(u16, u32)>) -> Self {
+    /// The data of a key that enters. `ghost` has the number of its requests and the time of the
+    /// last one, before its eviction.
+    pub(super) fn new(at: &Clock, cost: f32, shared: u32, ghost: Option<(u16, u32)>) -> Self {
         let mut note = Self {
             last: at.now,
             first: at.now,
@@ -66,16 +69,16 @@ impl Note {
             list: 0,
         };
         if let Some((count, last)) = ghost {
-            // The times before the last access are gone; what is known is that it was not the only one.
+            // The ghost does not know the times between the earlier requests.
             (note.count, note.first, note.last) = (count, last, last);
             note.warmth = code(f32::from(count));
-            note.asked(at, cost, shared);
+            note.record_request(at, cost, shared);
         }
         note
     }
 
-    /// Counts an access.
-    pub(super) fn asked(&mut self, at: &Moment, cost: f32, shared: u32) {
+    /// Counts a request.
+    pub(super) fn record_request(&mut self, at: &Clock, cost: f32, shared: u32) {
         let gap = self.age(at);
         self.gaps.copy_within(..GAPS - 1, 1);
         self.gaps[0] = code(gap);
@@ -86,40 +89,40 @@ impl Note {
         self.shared = byte(shared);
     }
 
-    /// Accesses that are known of.
+    /// Number of known requests.
     pub(super) fn count(&self) -> u16 {
         self.count
     }
 
-    /// The last access, in requests.
+    /// Time of the last request, as a number of requests.
     pub(super) fn last(&self) -> u32 {
         self.last
     }
 
-    /// Requests since the last access, plus 1.
-    pub(super) fn age(&self, at: &Moment) -> f32 {
+    /// Number of requests since the last one for this key, plus 1.
+    pub(super) fn age(&self, at: &Clock) -> f32 {
         at.now.wrapping_sub(self.last) as f32 + 1.0
     }
 
-    /// Logarithm of the decayed count of accesses as of now.
-    fn warmth(&self, at: &Moment) -> f32 {
+    /// Logarithm of the decayed number of requests at the time `at`.
+    fn warmth(&self, at: &Clock) -> f32 {
         decode(self.warmth) - (self.age(at) / at.turnover).min(16.0)
     }
 
-    /// Seconds a byte that are lost when it is asked for and is not there, as a logarithm of base 2.
+    /// Base-2 logarithm of the cost of a miss in seconds per byte.
     pub(super) fn density(&self, size: u64) -> f32 {
         lg(self.cost.max(1e-6)) - lg(float(size) + 1.0)
     }
 
-    /// What the heuristic takes for the logarithm of how soon the key is asked for again: the root of its
-    /// accesses over the time since the last one. A release is asked for by many at once and then hardly,
-    /// so that the count itself would keep the dead.
-    pub(super) fn rate(&self, at: &Moment) -> f32 {
+    /// The heuristic's estimate of the request rate, as a base-2 logarithm: the root of the decayed
+    /// number of requests, over the time since the last one. Many clients request a release at once
+    /// and hardly any later; the number itself, without the root, would rank such keys too high.
+    pub(super) fn rate(&self, at: &Clock) -> f32 {
         0.5 * decode(self.warmth) - lg(self.age(at))
     }
 
     /// The inputs of the network.
-    pub(super) fn features(&self, size: u64, at: &Moment) -> Features {
+    pub(super) fn features(&self, size: u64, at: &Clock) -> Features {
         let turnover = lg(at.turnover);
         let relative = |lg: f32| (lg - turnover) * 0.25;
         let known = |n: usize| self.gaps[n] != 0;
@@ -159,8 +162,8 @@ impl Note {
     }
 }
 
-/// The linear part of a network that says what [`Note::rate`] says, in natural logarithms and up to a
-/// constant.
+/// The linear weights with which the network computes [`Note::rate`], in natural logarithms and up
+/// to a constant.
 pub(super) fn heuristic() -> Features {
     let mut weights = [0.0; INPUTS];
     weights[0] = -4.0 * std::f32::consts::LN_2;
@@ -176,17 +179,17 @@ pub(super) fn float(size: u64) -> f32 {
     size as f32
 }
 
-/// The logarithm of base 2 of a positive number, within 0.01: the bits of a float are nearly one already,
-/// and a table or a library call would be most of the cost of an eviction.
+/// The base-2 logarithm of a positive number, to 0.01. The bits of a float nearly contain it. A
+/// table or a library call would be most of the cost of an eviction.
 pub(super) fn lg(x: f32) -> f32 {
     let bits = x.to_bits();
     let exponent = (bits >> 23) as f32 - 127.0;
     let m = f32::from_bits((bits & 0x007f_ffff) | 0x3f80_0000) - 1.0;
-    // The parabola through both ends with the least error between them.
+    // The parabola through both ends with the least maximum error.
     exponent + m * (1.346 - 0.346 * m)
 }
 
-// Saturates, as floats do.
+// The conversion saturates.
 #[allow(clippy::cast_possible_truncation)]
 fn code(x: f32) -> u16 {
     (lg(x.max(1.0)) * STEPS + 0.5) as u16
@@ -200,8 +203,8 @@ fn decode(code: u16) -> f32 {
 mod tests {
     use super::*;
 
-    fn at(now: u32) -> Moment {
-        Moment {
+    fn at(now: u32) -> Clock {
+        Clock {
             now,
             tick: 0,
             turnover: 16.0,
@@ -217,12 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn times_between_accesses_move_down_and_are_relative_to_the_turnover() {
+    fn times_between_requests_shift_and_are_relative_to_the_turnover() {
         let mut note = Note::new(&at(0), 1.0, 1, None);
         let unknown = note.features(1, &at(0));
         assert_eq!(unknown[1..5], [0.0; 4]);
         for now in [63, 78, 81] {
-            note.asked(&at(now), 1.0, 1);
+            note.record_request(&at(now), 1.0, 1);
         }
         let features = note.features(1, &at(81 + 15));
         // Ages count from 1: 64, 16 and 4 requests between them, 16 since.
@@ -233,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ghost_gives_back_its_count_and_the_time_that_it_was_gone() {
+    fn a_ghost_restores_its_count_and_the_time_since_its_last_request() {
         let note = Note::new(&at(100), 1.0, 1, Some((5, 37)));
         assert_eq!((note.count(), note.last()), (6, 100));
         let gap = note.features(1, &at(100))[1];
@@ -241,10 +244,10 @@ mod tests {
     }
 
     #[test]
-    fn a_count_of_requests_that_wraps_around_is_only_a_later_one() {
+    fn ages_are_right_after_the_request_counter_wraps() {
         let mut note = Note::new(&at(u32::MAX - 1), 1.0, 1, None);
         assert_eq!(note.age(&at(2)), 5.0);
-        note.asked(&at(2), 1.0, 1);
+        note.record_request(&at(2), 1.0, 1);
         assert_eq!(note.age(&at(5)), 4.0);
     }
 

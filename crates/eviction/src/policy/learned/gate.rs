@@ -1,8 +1,9 @@
-//! The gate: two shadow caches of a sample of the keys say whether the network or the heuristic is ahead.
+//! The gate of the policy `learned`: two simulated caches over a sample of the keys measure whether
+//! the network or the heuristic waits less.
 //!
-//! A shadow that holds only the keys whose hash falls under a threshold, in a cache that is smaller by the
-//! same factor, misses as often as the whole would (Waldspurger et al., "Efficient MRC construction with
-//! SHARDS", FAST '15, section 3); the threshold falls so that the shadow stays small (there, section 3.4).
+//! A simulated cache over a sample of keys, smaller by the sampling rate, has about the miss ratio
+//! of the whole cache (Waldspurger et al., "Efficient MRC construction with SHARDS", FAST '15,
+//! section 3). The sampling rate falls so that the simulated caches stay small (section 3.4 there).
 
 use std::sync::Arc;
 
@@ -12,22 +13,22 @@ use super::classes::{Classes, State};
 use super::model::Model;
 use crate::{Access, Contents, Diagnostics, Outcome, Policy, SimulatedCache, StateError};
 
-/// Keys that a shadow holds at most.
-const KEYS: usize = 16_384;
-/// Requests of the sample after which a second of waiting counts 1/e of what it did.
-const MEMORY: f64 = 16_384.0;
-/// Requests of the sample before anything is believed.
-const TRIAL: u64 = 512;
-/// The network comes in when it has waited this much less than the heuristic, and goes when it has waited
-/// this much more.
-const AHEAD: f64 = 0.002;
-/// The share of all that the heuristic alone would have waited that the cache may wait longer than it.
-/// Then the network is out until the debt is paid, whatever the shadows say: half of the promised 1 %
-/// for that, half for what the caches hold to change back. Once the sample is thinned the shadow that is
-/// listened to stands for the cache.
-const DEBT: f64 = 0.005;
+/// Maximum number of keys of a simulated cache.
+const MAX_KEYS: usize = 16_384;
+/// Number of sampled requests after which a second of waiting counts 1/e.
+const DECAY_REQUESTS: f64 = 16_384.0;
+/// Number of sampled requests before the gate may open.
+const TRIAL_REQUESTS: u64 = 512;
+/// The gate opens when the network has waited less than the heuristic by this share, and closes
+/// when it has waited more by this share.
+const MIN_LEAD: f64 = 0.002;
+/// Maximum share of the heuristic's total waiting by which the cache may wait longer than the
+/// heuristic. Above it, the gate stays closed until the share is below it again. Half of the
+/// promised 1 % is for this debt, half for the contents of the cache to adapt. If keys are sampled,
+/// the simulated cache in use stands for the real one.
+const MAX_DEBT: f64 = 0.005;
 
-/// Two shadows and their account, in seconds of waiting.
+/// Two simulated caches and their waiting times, in seconds.
 pub(super) struct Gate {
     heuristic: SimulatedCache<u64, Classes<u64>>,
     learned: SimulatedCache<u64, Classes<u64>>,
@@ -37,20 +38,20 @@ pub(super) struct Gate {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Account {
-    /// A key is in the sample when so many of the lowest bits of its hash are 0.
+    /// A key is in the sample if this many of the lowest bits of its hash are 0.
     zeros: u8,
     requests: u64,
-    /// Of late.
+    /// Decayed waiting times.
     heuristic: f64,
     learned: f64,
-    /// Since ever: what the heuristic waited, and since the trial: what the real cache, or the shadow that
-    /// stands for it, waited beyond that.
+    /// `total`: all waiting of the heuristic. `debt`: the waiting of the real cache, or of the
+    /// simulated one that stands for it, beyond the heuristic's, since the end of the trial.
     total: f64,
     debt: f64,
     open: bool,
 }
 
-/// What is saved.
+/// The saved form.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Saved {
     heuristic: State<u64>,
@@ -67,17 +68,17 @@ impl Gate {
             capacity,
             account: Account::default(),
         };
-        gate.take_up(model);
+        gate.set_model(model);
         gate
     }
 
-    /// Whether the network's choice is used.
+    /// Whether the network ranks victims.
     pub(super) fn is_open(&self) -> bool {
         self.account.open
     }
 
-    /// New weights for the shadow that follows the network.
-    pub(super) fn take_up(&mut self, model: &Arc<Model>) {
+    /// Gives new weights to the simulated cache with the network.
+    pub(super) fn set_model(&mut self, model: &Arc<Model>) {
         self.learned.policy_mut().model = Some(Arc::clone(model));
     }
 
@@ -85,8 +86,8 @@ impl Gate {
         hash & ((1 << self.account.zeros) - 1) == 0
     }
 
-    /// A request, and whether the real cache had the key: O(1) as a cache of keys is, for one in
-    /// 2^`zeros` keys. A cost that is no number of seconds counts as none.
+    /// Counts a request. `hit`: whether the real cache had the key. O(1) for one in 2^`zeros` keys.
+    /// A cost that is not a time counts as 0.
     pub(super) fn request<K>(&mut self, hash: u64, access: &Access<K>, hit: bool) {
         if !self.samples(hash) {
             return;
@@ -117,13 +118,13 @@ impl Gate {
             .policy()
             .len()
             .max(self.learned.policy().len())
-            > KEYS
+            > MAX_KEYS
         {
             self.thin_out();
         }
     }
 
-    /// A key that left for a reason of its owner's.
+    /// Removes a key that left without an eviction.
     pub(super) fn remove(&mut self, hash: u64) {
         if self.samples(hash) {
             self.heuristic.policy_mut().remove(&hash);
@@ -178,18 +179,22 @@ impl Gate {
         model: &Arc<Model>,
     ) -> Result<Self, StateError> {
         if saved.account.zeros > 63 {
-            return Err(StateError::Content("its sample is of no keys"));
+            return Err(StateError::Content("its sample has no keys"));
         }
-        if !saved.account.is_sound() {
-            return Err(StateError::Content("its account does not add up"));
+        if !saved.account.is_valid() {
+            return Err(StateError::Content(
+                "its waiting times contradict each other",
+            ));
         }
         let mask = (1 << saved.account.zeros) - 1;
         let shadow = |state| {
             let classes = Classes::from_state(state, seed)?;
             let mut sampled = true;
             classes.visit(&mut |hash, _| sampled &= hash & mask == 0);
-            if !sampled || classes.len() > KEYS {
-                return Err(StateError::Content("its shadow is of another sample"));
+            if !sampled || classes.len() > MAX_KEYS {
+                return Err(StateError::Content(
+                    "its simulated cache has another sample",
+                ));
             }
             Ok(SimulatedCache::new(
                 classes,
@@ -202,35 +207,35 @@ impl Gate {
             capacity,
             account: saved.account,
         };
-        gate.take_up(model);
+        gate.set_model(model);
         Ok(gate)
     }
 }
 
 impl Account {
     fn count(&mut self, heuristic: f64, learned: f64, real: f64) {
-        let keep = 1.0 - 1.0 / MEMORY;
+        let keep = 1.0 - 1.0 / DECAY_REQUESTS;
         self.requests = self.requests.saturating_add(1);
         self.heuristic = self.heuristic * keep + heuristic;
         self.learned = self.learned * keep + learned;
         self.total += heuristic;
-        if self.requests > TRIAL {
+        if self.requests > TRIAL_REQUESTS {
             self.debt += real - heuristic;
         }
-        // More than all that was ever waited is no measure of a loss.
+        // A debt above the total waiting would be meaningless.
         self.debt = self.debt.clamp(-self.total, self.total);
-        let ahead = if self.open { -AHEAD } else { AHEAD };
-        self.open = self.requests >= TRIAL
+        let ahead = if self.open { -MIN_LEAD } else { MIN_LEAD };
+        self.open = self.requests >= TRIAL_REQUESTS
             && self.learned < self.heuristic * (1.0 - ahead)
-            && self.debt <= self.total * DEBT;
+            && self.debt <= self.total * MAX_DEBT;
     }
 
-    /// Whether [`Account::count`] can have come to this.
-    fn is_sound(&self) -> bool {
+    /// Whether [`Account::count`] can reach this state.
+    fn is_valid(&self) -> bool {
         let longest = f64::from(f32::MAX);
         (0.0..=longest * self.requests as f64).contains(&self.total)
             && (0.0..=self.total).contains(&self.heuristic)
-            && (0.0..=longest * MEMORY * 2.0).contains(&self.learned)
+            && (0.0..=longest * DECAY_REQUESTS * 2.0).contains(&self.learned)
             && (-self.total..=self.total).contains(&self.debt)
     }
 }
@@ -253,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_does_not_add_up_is_not_taken_up() {
+    fn contradictory_waiting_times_are_refused() {
         assert!(restored(|_| {}));
         assert!(!restored(|account| account.total = f64::INFINITY));
         assert!(!restored(|account| account.debt = f64::NAN));
@@ -267,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_is_no_time_counts_for_nothing() {
+    fn a_cost_that_is_not_a_time_counts_as_zero() {
         let mut gate = gate();
         for cost in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, 2.0] {
             gate.request(
@@ -280,13 +285,13 @@ mod tests {
             );
         }
         assert_eq!(gate.account.total, 2.0);
-        assert!(gate.account.is_sound());
+        assert!(gate.account.is_valid());
     }
 
     #[test]
-    fn what_is_lost_before_the_trial_ends_is_no_debt() {
+    fn waiting_before_the_end_of_the_trial_is_no_debt() {
         let mut account = Account::default();
-        (0..TRIAL).for_each(|_| account.count(1.0, 1.0, 0.0));
+        (0..TRIAL_REQUESTS).for_each(|_| account.count(1.0, 1.0, 0.0));
         assert_eq!(account.debt, 0.0);
         account.count(1.0, 1.0, 3.0);
         assert_eq!(account.debt, 2.0);

@@ -1,18 +1,19 @@
-//! What is remembered of keys that left: how often each was asked for, and when last.
+//! The ghosts of the policy `learned`: for each recently evicted key, the number of its requests
+//! and the time of the last one.
 
 use serde::{Deserialize, Serialize};
 
-/// Cells among which a key may lie.
+/// Number of cells in which a key may lie.
 const WAYS: usize = 4;
 
-/// A set-associative table of fingerprints, 8 bytes each, about as many as keys are held. What does not
-/// fit overwrites the one that was asked for longest ago.
+/// A set-associative table of fingerprints, 8 bytes each, with about as many cells as resident
+/// keys. A new ghost without a free cell overwrites the one with the oldest last request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Ghosts {
     cells: Vec<Ghost>,
 }
 
-/// 0 as the fingerprint of an empty cell.
+/// One cell. An empty cell has the fingerprint 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Ghost {
     fingerprint: u16,
@@ -21,12 +22,12 @@ struct Ghost {
 }
 
 impl Ghosts {
-    /// Remembers a key when `held` others stay.
-    pub(super) fn put(&mut self, hash: u64, count: u16, last: u32, held: usize) {
-        // Four times too small is the time to grow; the ghosts so far are lost with it, which happens
-        // a few times in the life of a cache.
-        if self.cells.len() * 4 < held.max(WAYS) * 3 {
-            self.cells = vec![Ghost::default(); held.next_multiple_of(WAYS).max(WAYS)];
+    /// Adds a ghost. `resident` is the number of resident keys.
+    pub(super) fn put(&mut self, hash: u64, count: u16, last: u32, resident: usize) {
+        // The table grows when it has fewer cells than three quarters of the resident keys. It then
+        // loses its ghosts, which happens a few times in the life of a cache.
+        if self.cells.len() * 4 < resident.max(WAYS) * 3 {
+            self.cells = vec![Ghost::default(); resident.next_multiple_of(WAYS).max(WAYS)];
         }
         let fingerprint = fingerprint(hash);
         let bucket = self.bucket(hash);
@@ -53,7 +54,7 @@ impl Ghosts {
         };
     }
 
-    /// Forgets a key and says how often it was asked for, and when last.
+    /// Removes a ghost, and returns the number of its requests and the time of the last one.
     pub(super) fn take(&mut self, hash: u64) -> Option<(u16, u32)> {
         let fingerprint = fingerprint(hash);
         let ghost = self
@@ -64,10 +65,10 @@ impl Ghosts {
         Some((ghost.count, ghost.last))
     }
 
-    /// Empty when nobody left yet.
+    /// The cells in which a key may lie; empty before the first eviction.
     fn bucket(&mut self, hash: u64) -> &mut [Ghost] {
         let buckets = (self.cells.len() / WAYS) as u128;
-        // The high bits, scaled to the buckets; below their number, so it fits.
+        // The high bits of the hash, scaled to the number of buckets.
         let at = usize::try_from((u128::from(hash) * buckets) >> 64).unwrap_or(0) * WAYS;
         self.cells.get_mut(at..at + WAYS).unwrap_or_default()
     }
@@ -77,7 +78,7 @@ impl Ghosts {
     }
 }
 
-/// Of the low bits, which do not choose the bucket.
+/// The fingerprint uses the low bits, which do not choose the bucket.
 fn fingerprint(hash: u64) -> u16 {
     let low = u16::try_from(hash & 0xffff).unwrap_or(0);
     low.max(1)
@@ -89,7 +90,7 @@ mod tests {
     use crate::building_blocks::hash::mix;
 
     #[test]
-    fn about_as_many_are_remembered_as_are_held_and_each_is_taken_once() {
+    fn the_newest_ghosts_are_kept_and_each_is_taken_once() {
         let mut ghosts = Ghosts::default();
         assert_eq!(ghosts.take(mix(1)), None);
         for n in 0..4000 {
@@ -102,6 +103,6 @@ mod tests {
         });
         assert!(found.by_ref().count() > 600, "the newest stay");
         assert_eq!(ghosts.take(mix(3999)), None);
-        assert_eq!(ghosts.take(mix(0)), None, "the oldest made way");
+        assert_eq!(ghosts.take(mix(0)), None, "the oldest were overwritten");
     }
 }

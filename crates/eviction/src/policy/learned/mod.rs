@@ -1,11 +1,19 @@
-//! Learned: a heuristic nominates victims, a small network that learns online ranks them, and a gate
-//! uses its choice only while that waits less.
+//! Policy `learned`: a heuristic nominates victims, and a small neural network that learns online
+//! ranks them. A gate uses the network only while clients wait less with it.
 //!
-//! After HALP (Song et al., "HALP: Heuristic aided learned preference eviction policy for YouTube content
-//! delivery network", NSDI '23). The pieces are apart: `features` is what is known of a key, `classes` the
-//! heuristic and the ranking of its nominees, `model` the network, `training` how it learns, `gate`
-//! whether it is listened to. What differs from the paper: the heuristic knows sizes and costs, the score
-//! is the logarithm of a rate and is multiplied with what a miss costs a byte, and the network begins as
+//! After HALP (Song et al., "HALP: Heuristic aided learned preference eviction policy for YouTube
+//! content delivery network", NSDI '23).
+//!
+//! | module | contents |
+//! |---|---|
+//! | `features` | per-key data and the inputs of the network |
+//! | `classes` | the heuristic, and the ranking of its nominees |
+//! | `model` | the network |
+//! | `training` | training data and the optimiser |
+//! | `gate` | decides whether the network is used |
+//!
+//! Differences from the paper: the heuristic knows sizes and costs. The score is the logarithm of a
+//! request rate and is multiplied with the cost of a miss per byte. The network starts as a copy of
 //! the heuristic.
 
 mod classes;
@@ -25,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use self::classes::{Classes, State};
 use self::gate::Gate;
 use self::model::Model;
-use self::training::{Race, Races, Trainer};
+use self::training::{Pair, PendingPairs, Trainer};
 use crate::building_blocks::hash::hash;
 use crate::building_blocks::saved;
 use crate::{
@@ -34,45 +42,45 @@ use crate::{
 
 pub(crate) const NAME: &str = "learned";
 
-/// The learned policy. A request is O(1), an eviction O(classes of size); training happens in
-/// [`Adaptation::train`] alone, so that without it this is its heuristic.
+/// The learned policy. A request is O(1), an eviction O(size classes). Only [`Adaptation::train`]
+/// trains; without it, the policy equals its heuristic.
 pub struct Learned<K> {
     classes: Classes<K>,
     gate: Gate,
-    races: Races,
+    pairs: PendingPairs,
     trainer: Trainer,
-    /// What the trainer handed out last.
+    /// The last weights that the trainer published.
     model: Arc<Model>,
     capacity: u64,
     seed: u64,
 }
 
-/// What is saved.
+/// The saved form.
 #[derive(Serialize, Deserialize)]
-struct Whole<K> {
+struct SavedLearned<K> {
     classes: State<K>,
     gate: gate::Saved,
-    open: Vec<Option<(u32, Race)>>,
+    open: Vec<Option<(u32, Pair)>>,
     next: usize,
     trainer: Trainer,
     model: Model,
 }
 
-/// The heuristic alone, to compare with.
+/// The heuristic alone, as a baseline.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn heuristic<K: Key>(seed: u64) -> Box<dyn Policy<K>> {
     Box::new(Classes::new(seed))
 }
 
 impl<K: Key> Learned<K> {
-    /// An empty one for a cache of `capacity` bytes.
+    /// An empty policy for a cache of `capacity` bytes.
     pub fn new(capacity: u64, seed: u64) -> Self {
         let trainer = Trainer::new(seed);
         let model = Arc::new(trainer.model().clone());
         Self {
             classes: Classes::new(seed),
             gate: Gate::new(capacity, seed, &model),
-            races: Races::default(),
+            pairs: PendingPairs::default(),
             trainer,
             model,
             capacity,
@@ -80,12 +88,12 @@ impl<K: Key> Learned<K> {
         }
     }
 
-    /// Whether the network's choice is used now, and not the heuristic's.
+    /// Whether the network ranks victims now, and not the heuristic.
     pub fn is_open(&self) -> bool {
         self.gate.is_open()
     }
 
-    /// The gate opens and closes: who chooses follows.
+    /// Switches between network and heuristic as the gate decides.
     fn follow_gate(&mut self) {
         let open = self.gate.is_open();
         if open != self.classes.model.is_some() {
@@ -98,7 +106,7 @@ impl<K: Key> Policy<K> for Learned<K> {
     fn hit(&mut self, access: &Access<K>) -> bool {
         let hit = self.classes.hit(access);
         let hash = hash(&access.key, self.seed);
-        if let Some(label) = self.races.asked(hash) {
+        if let Some(label) = self.pairs.record_request(hash) {
             self.trainer.learn(label);
         }
         self.trainer.earn();
@@ -116,17 +124,17 @@ impl<K: Key> Policy<K> for Learned<K> {
             return;
         }
         let hash = hash(key, self.seed);
-        self.races.close(hash);
+        self.pairs.close(hash);
         self.gate.remove(hash);
         self.classes.remove(key);
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
         let at = *self.classes.at();
-        self.classes.racing = self.races.has_room(&at);
-        let victim = self.classes.evict(held);
-        for race in self.classes.take_races() {
-            self.races.open(at.now, race);
+        self.classes.draws_pairs = self.pairs.has_room(&at);
+        let victim = self.classes.evict(pinned);
+        for pair in self.classes.take_pairs() {
+            self.pairs.open(at.now, pair);
         }
         victim
     }
@@ -156,8 +164,8 @@ impl<K: Key> Contents<K> for Learned<K> {
 
 impl<K: Key> PersistentState for Learned<K> {
     fn save(&self) -> Vec<u8> {
-        let (open, next) = self.races.state();
-        let whole = Whole {
+        let (open, next) = self.pairs.state();
+        let saved = SavedLearned {
             classes: self.classes.state(),
             gate: self.gate.save(),
             open: open.to_vec(),
@@ -165,21 +173,21 @@ impl<K: Key> PersistentState for Learned<K> {
             trainer: self.trainer.clone(),
             model: Model::clone(&self.model),
         };
-        saved::seal(NAME, &whole)
+        saved::seal(NAME, &saved)
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        let whole: Whole<K> = saved::open(NAME, saved)?;
-        if !(whole.trainer.is_sound() && whole.model.is_sound()) {
-            return Err(StateError::Content("its network is of another shape"));
+        let state: SavedLearned<K> = saved::open(NAME, saved)?;
+        if !(state.trainer.is_valid() && state.model.is_valid()) {
+            return Err(StateError::Content("its network has another shape"));
         }
-        let races = Races::from_state(whole.open, whole.next)
-            .ok_or(StateError::Content("its races contradict each other"))?;
-        let classes = Classes::from_state(whole.classes, self.seed)?;
-        let model = Arc::new(whole.model);
-        self.gate = Gate::from_saved(whole.gate, self.capacity, self.seed, &model)?;
-        (self.classes, self.races) = (classes, races);
-        (self.trainer, self.model) = (whole.trainer, model);
+        let pairs = PendingPairs::from_state(state.open, state.next)
+            .ok_or(StateError::Content("its pairs contradict each other"))?;
+        let classes = Classes::from_state(state.classes, self.seed)?;
+        let model = Arc::new(state.model);
+        self.gate = Gate::from_saved(state.gate, self.capacity, self.seed, &model)?;
+        (self.classes, self.pairs) = (classes, pairs);
+        (self.trainer, self.model) = (state.trainer, model);
         self.follow_gate();
         Ok(())
     }
@@ -194,7 +202,7 @@ impl<K: Key> Adaptation for Learned<K> {
     fn train(&mut self) -> bool {
         if let Some(model) = self.trainer.train() {
             self.model = Arc::new(model);
-            self.gate.take_up(&self.model);
+            self.gate.set_model(&self.model);
             self.classes.model = self.gate.is_open().then(|| Arc::clone(&self.model));
         }
         self.trainer.can_train()
@@ -207,6 +215,6 @@ impl<K: Key> Diagnostics for Learned<K> {
     }
 
     fn memory(&self) -> usize {
-        self.classes.memory() + self.gate.memory() + self.races.memory() + self.trainer.memory()
+        self.classes.memory() + self.gate.memory() + self.pairs.memory() + self.trainer.memory()
     }
 }

@@ -1,46 +1,49 @@
-//! The network: from the inputs of a key to the logarithm of how soon it is asked for again.
+//! The neural network of the policy `learned`: computes the logarithm of a key's request rate from
+//! its inputs.
 //!
-//! Two keys whose requests come at the rates λa and λb are asked for in the order a, b with probability
-//! λa / (λa + λb), which is the logistic function of ln λa − ln λb (Bradley and Terry, Biometrika 39,
-//! 1952). So a score that is fitted to such races by the logistic loss (Burges et al., "Learning to rank
-//! using gradient descent", ICML '05, section 4) is ln λ but for a constant, and can be multiplied with
-//! what a miss costs.
+//! Let two keys have the request rates λa and λb. The probability that a is requested first is λa /
+//! (λa + λb), the logistic function of ln λa − ln λb (Bradley and Terry, Biometrika 39, 1952). A
+//! score that is fitted to such pairs by the logistic loss (Burges et al., "Learning to rank using
+//! gradient descent", ICML '05, section 4) is therefore ln λ plus a constant. It can be multiplied
+//! with the cost of a miss.
 
 use serde::{Deserialize, Serialize};
 
 use super::features::{self, Features, INPUTS};
 use crate::building_blocks::hash::draw;
 
-/// Units of the hidden layer.
+/// Number of units of the hidden layer.
 const HIDDEN: usize = 16;
 
 const BIAS: usize = INPUTS * HIDDEN;
 const OUT: usize = BIAS + HIDDEN;
 const DIRECT: usize = OUT + HIDDEN;
-/// Above what training comes to by far; the products of two layers of such are far below a float's limit.
+/// Maximum of a weight's absolute value, far above the results of training. Products over two
+/// layers stay far below the limit of an f32.
 pub(super) const LARGEST: f32 = 1e9;
-/// Weights in all.
+/// Number of weights.
 pub(super) const WEIGHTS: usize = DIRECT + INPUTS;
 
-/// One hidden layer of rectified units, and a direct way from each input to the output, which begins as
-/// the heuristic: before anything is learned the network ranks as the heuristic does.
+/// One hidden layer of rectified linear units, and a direct connection from each input to the
+/// output. The direct connections start as the heuristic, so that an untrained network ranks as the
+/// heuristic does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Model {
-    /// The hidden layer by inputs (all units of an input side by side, so that they are added at once),
-    /// its biases, the output by units, the direct ways.
+    /// The weights of the hidden layer, ordered by input so that all units of an input are added at
+    /// once; then its biases, the output weights of the units, and the direct connections.
     pub(super) weights: Vec<f32>,
 }
 
-/// The outputs of the hidden layer.
+/// Outputs of the hidden layer.
 pub(super) type Hidden = [f32; HIDDEN];
 
 impl Model {
-    /// One that has learned nothing. The hidden layer is drawn from `seed`; nobody listens to it yet.
+    /// An untrained network. `seed` seeds the hidden layer, whose output weights are 0.
     pub(super) fn new(seed: u64) -> Self {
         let mut state = seed;
         let mut weights = vec![0.0; WEIGHTS];
         for weight in &mut weights[..BIAS] {
-            // Uniform in ±0.43, so that a unit's output has about the variance of an input.
+            // Uniform in ±0.43: the output of a unit then has about the variance of an input.
             let unit = (draw(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
             *weight = (unit - 0.5) * 0.86;
         }
@@ -48,12 +51,12 @@ impl Model {
         Self { weights }
     }
 
-    /// Whether these are as many weights as a model has, and such that no score overflows.
-    pub(super) fn is_sound(&self) -> bool {
+    /// Whether a saved model has the right number of weights, and no score can overflow.
+    pub(super) fn is_valid(&self) -> bool {
         self.weights.len() == WEIGHTS && self.weights.iter().all(|weight| weight.abs() <= LARGEST)
     }
 
-    /// The score and what the hidden layer said.
+    /// Computes the score and the outputs of the hidden layer.
     pub(super) fn forward(&self, features: &Features) -> (f32, Hidden) {
         let (rows, rest) = self.weights.split_at(BIAS);
         let (bias, rest) = rest.split_at(HIDDEN);
@@ -74,7 +77,7 @@ impl Model {
         (score, hidden)
     }
 
-    /// Adds to `gradient` what a loss that grows by `by` for each unit of the score says of the weights.
+    /// Adds the gradient of a loss with slope `by` in the score to `gradient`.
     pub(super) fn backward(
         &self,
         features: &Features,
@@ -118,7 +121,7 @@ mod tests {
         std::array::from_fn(|_| (draw(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
     }
 
-    /// One whose every part has a say.
+    /// A model in which each part contributes to the score.
     fn model() -> Model {
         let mut model = Model::new(1);
         for (n, weight) in model.weights[OUT..DIRECT].iter_mut().enumerate() {
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn before_it_learned_it_says_what_the_heuristic_says() {
+    fn an_untrained_model_scores_as_the_heuristic_does() {
         let point = point(2);
         let heuristic = features::heuristic();
         let direct = heuristic.iter().zip(&point);
@@ -154,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_or_of_another_shape_is_unsound() {
-        assert!(model().is_sound());
+    fn a_model_with_nan_or_of_another_shape_is_invalid() {
+        assert!(model().is_valid());
         let mut other = model();
         other.weights[5] = f32::NAN;
-        assert!(!other.is_sound());
+        assert!(!other.is_valid());
         let mut other = model();
         other.weights.pop();
-        assert!(!other.is_sound());
+        assert!(!other.is_valid());
     }
 }

@@ -1,4 +1,5 @@
-//! The policy as a whole: that learning helps where there is something to learn, and never harms.
+//! Tests of the whole policy `learned`: learning helps where requests have a pattern, and otherwise
+//! costs at most 1 %.
 
 use super::*;
 use crate::building_blocks::hash;
@@ -6,7 +7,7 @@ use crate::{Outcome, SimulatedCache};
 
 const MB: u64 = 1_000_000;
 
-/// Seconds that clients wait.
+/// Seconds for which clients wait.
 fn waiting<P: Policy<u64>>(
     cache: &mut SimulatedCache<u64, P>,
     trace: impl IntoIterator<Item = Access<u64>>,
@@ -24,13 +25,13 @@ fn learned(capacity: u64) -> SimulatedCache<u64, Learned<u64>> {
     SimulatedCache::new(Learned::new(capacity, 7), capacity)
 }
 
-/// What the heuristic alone waits.
+/// A cache with the heuristic alone.
 fn heuristic(capacity: u64) -> SimulatedCache<u64, Classes<u64>> {
     SimulatedCache::new(Classes::new(7), capacity)
 }
 
-/// Keys in bursts of five that are dead afterwards, and others that come back at long intervals: who
-/// goes by recency and count keeps the dead.
+/// A request trace with keys in bursts of five requests that are never requested again, and keys
+/// that return at long intervals. A policy by recency and count keeps the former.
 fn bursts_and_returns(requests: u64) -> Vec<Access<u64>> {
     let mut random = 3;
     let mut burst = Vec::new();
@@ -44,8 +45,8 @@ fn bursts_and_returns(requests: u64) -> Vec<Access<u64>> {
                     born += 1;
                     burst.extend([born; 5]);
                 }
-                let lot = usize::try_from(hash::draw(&mut random) >> 40).expect("24 bits");
-                burst.swap_remove(lot % burst.len())
+                let drawn = usize::try_from(hash::draw(&mut random) >> 40).expect("24 bits");
+                burst.swap_remove(drawn % burst.len())
             };
             Access::new(key, MB, n / 10)
         })
@@ -53,7 +54,7 @@ fn bursts_and_returns(requests: u64) -> Vec<Access<u64>> {
 }
 
 #[test]
-fn learning_helps_where_there_is_something_to_learn() {
+fn clients_wait_less_than_with_the_heuristic_if_requests_have_a_pattern() {
     let trace = bursts_and_returns(30_000);
     let capacity = 500 * MB;
     let alone = waiting(&mut heuristic(capacity), trace.clone());
@@ -63,24 +64,24 @@ fn learning_helps_where_there_is_something_to_learn() {
     assert!(cache.policy().is_open());
 }
 
-/// A request of a trace that turns against what was learned: of keys with long and short intervals, the
-/// ones in turn are asked for again and the others are not.
-fn turncoat(requests: u64, phase: u64) -> Vec<Access<u64>> {
+/// A request trace that reverses its pattern: keys with long and with short intervals return in
+/// alternate phases.
+fn reversing_pattern(requests: u64, phase: u64) -> Vec<Access<u64>> {
     let mut random = 5;
-    let mut lately = std::collections::VecDeque::new();
+    let mut recent = std::collections::VecDeque::new();
     (0..requests)
         .map(|n| {
-            let lot = hash::draw(&mut random);
+            let drawn = hash::draw(&mut random);
             let old = (n / phase).is_multiple_of(2);
             let back = if old { 700 } else { 40 };
-            let key = if lot.is_multiple_of(3) && lately.len() > 800 {
-                lately[lately.len() - back]
+            let key = if drawn.is_multiple_of(3) && recent.len() > 800 {
+                recent[recent.len() - back]
             } else {
                 n + 1_000_000
             };
-            lately.push_back(key);
-            if lately.len() > 1000 {
-                lately.pop_front();
+            recent.push_back(key);
+            if recent.len() > 1000 {
+                recent.pop_front();
             }
             Access::new(key, MB / 2 + key % 7 * MB, n / 10)
         })
@@ -91,28 +92,33 @@ fn random(requests: u64, keys: u64, sizes: u64) -> Vec<Access<u64>> {
     let mut random = 11;
     (0..requests)
         .map(|n| {
-            let lot = hash::draw(&mut random);
-            // The product of two lots: some keys are asked for much more often than others.
-            let key = (lot >> 40) % keys * ((lot >> 20) % keys) / keys;
+            let drawn = hash::draw(&mut random);
+            // The product of two random numbers: some keys are requested much more often than
+            // others.
+            let key = (drawn >> 40) % keys * ((drawn >> 20) % keys) / keys;
             Access::new(key, 1 + hash::mix(key) % sizes, n / 10)
         })
         .collect()
 }
 
-fn round_and_round(requests: u64, keys: u64) -> Vec<Access<u64>> {
+fn cyclic(requests: u64, keys: u64) -> Vec<Access<u64>> {
     (0..requests)
         .map(|n| Access::new(n % keys, MB + n % keys % 5 * MB, n / 10))
         .collect()
 }
 
 #[test]
-fn it_loses_to_its_heuristic_by_one_per_cent_at_most() {
+fn clients_wait_at_most_one_percent_longer_than_with_the_heuristic() {
     for (name, capacity, trace) in [
-        ("turncoat", 600 * MB, turncoat(15_000, 2_000)),
-        ("slow turncoat", 600 * MB, turncoat(15_000, 5_000)),
+        ("reversing", 600 * MB, reversing_pattern(15_000, 2_000)),
+        (
+            "reversing slowly",
+            600 * MB,
+            reversing_pattern(15_000, 5_000),
+        ),
         ("random", 200 * MB, random(12_000, 2_000, 2 * MB)),
         ("random, small", 1000, random(12_000, 2_000, 100)),
-        ("round", 300 * MB, round_and_round(8_000, 200)),
+        ("cyclic", 300 * MB, cyclic(8_000, 200)),
         ("bursts", 500 * MB, bursts_and_returns(10_000)),
         ("thinned out", 20_000, random(24_000, 60_000, 2)),
     ] {
@@ -126,19 +132,19 @@ fn it_loses_to_its_heuristic_by_one_per_cent_at_most() {
 }
 
 #[test]
-fn it_loses_little_to_who_always_asks_for_the_last_victim() {
+fn clients_wait_at_most_one_percent_longer_if_they_request_each_victim_again() {
     let capacity = 100 * MB;
     let mut policy = Learned::new(capacity, 7);
     let mut alone = heuristic(capacity);
     let (mut with, mut without) = (0.0, 0.0);
     let mut last = 0;
-    let mut lots = 13;
+    let mut state = 13;
     for n in 0..6_000 {
-        let lot = hash::draw(&mut lots);
-        let key = if lot.is_multiple_of(2) {
+        let drawn = hash::draw(&mut state);
+        let key = if drawn.is_multiple_of(2) {
             last
         } else {
-            (lot >> 32) % 150
+            (drawn >> 32) % 150
         };
         let access = Access::new(key, MB + key % 3 * MB, n);
         if !policy.hit(&access) {
@@ -162,7 +168,7 @@ fn it_loses_little_to_who_always_asks_for_the_last_victim() {
 }
 
 #[test]
-fn a_restart_changes_nothing() {
+fn a_restart_changes_no_decision() {
     let capacity = 500 * MB;
     let trace = bursts_and_returns(16_000);
     let (before, after) = trace.split_at(8_000);
@@ -178,7 +184,7 @@ fn a_restart_changes_nothing() {
 }
 
 #[test]
-fn without_time_for_training_it_is_its_heuristic() {
+fn a_policy_without_training_equals_its_heuristic() {
     let capacity = 500 * MB;
     let mut policy = Learned::new(capacity, 7);
     let mut alone = heuristic(capacity);
@@ -201,7 +207,7 @@ fn without_time_for_training_it_is_its_heuristic() {
 }
 
 #[test]
-fn a_smaller_cache_is_followed_by_the_shadows() {
+fn the_simulated_caches_follow_a_smaller_capacity() {
     let mut cache = learned(500 * MB);
     waiting(&mut cache, bursts_and_returns(5_000));
     cache.resize(50 * MB);

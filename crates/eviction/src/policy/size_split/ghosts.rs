@@ -1,4 +1,4 @@
-//! What the size split remembers of the keys that left.
+//! The ghosts of the policy `size-split`: fingerprints of recently evicted keys.
 
 use std::hash::Hash;
 
@@ -6,7 +6,7 @@ use super::Side;
 use crate::building_blocks::hash::hash;
 use crate::building_blocks::table::{List, Slot, Table};
 
-/// Fingerprints of the keys that left each side lately, and their sizes.
+/// Fingerprints and sizes of the keys that were evicted recently from each side.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     pub(super) table: Table<u64, Side>,
@@ -14,7 +14,8 @@ pub(super) struct Ghosts {
     pub(super) large: List,
 }
 
-/// The same after a restart, as ghosts are saved. Two keys in 2^64 share a ghost, which moves the share once.
+/// The fingerprint of a key. It is stable across restarts, because ghosts are saved. If two keys
+/// collide, the share moves once by error.
 pub(super) fn fingerprint<K: Hash>(key: &K) -> u64 {
     hash(key, 0)
 }
@@ -28,7 +29,7 @@ impl Ghosts {
         self.table.memory()
     }
 
-    /// Fingerprints, sizes and sides, the oldest of each side first.
+    /// Fingerprint, size and side of each ghost; the oldest of each side first.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Side)> {
         let lists = [&self.small, &self.large].into_iter();
         lists
@@ -57,8 +58,8 @@ impl Ghosts {
         side
     }
 
-    /// Adds a key to those of its side, of which the oldest go until they have at most `bytes` and are at
-    /// most `count`.
+    /// Adds a ghost, and removes the oldest ghosts of the same side above `bytes` bytes or `count`
+    /// ghosts.
     pub(super) fn add(&mut self, key: u64, size: u64, side: Side, bytes: u64, count: usize) {
         self.take(key);
         let (list, table) = self.list(side);

@@ -1,11 +1,11 @@
-//! Size split: small keys have a small part of the bytes to themselves, ranked by value for their bytes; the
-//! rest goes to large ones, ranked by requests alone.
+//! Policy `size-split`: small keys get a small share of the capacity and are ranked by value per
+//! byte. Large keys get the rest and are ranked by requests.
 //!
-//! Our own. Small keys (manifests, configs, thin layers) are most of the requests of a registry and next
-//! to none of the bytes; under one order, each large layer that comes by drives thousands of them out, and
-//! each of them costs a round trip. GDSF over all keys keeps them, at the price of the large ones' bytes.
-//! Here GDSF saves round trips on one side, and LFU with dynamic aging saves bytes on the other. `docs/explanation/eviction.md`
-//! has what it was chosen by.
+//! Our own policy. Small keys (manifests, configs, thin layers) receive most requests of a registry
+//! and have few of its bytes. In a single order, one large layer displaces thousands of them, and
+//! each costs a round trip to fetch again. GDSF over all keys avoids this, but misses more bytes of
+//! large keys. Here, GDSF on the small side saves round trips, and LFU with dynamic aging on the
+//! large side saves bytes. `docs/explanation/eviction.md` has the measurements.
 
 mod ghosts;
 
@@ -25,31 +25,31 @@ use crate::{
 
 pub(crate) const NAME: &str = "size-split";
 
-/// Before so many sizes were seen, small is what is below [`FIRST_LIMIT`].
-const FEW: u32 = 64;
-/// 65 % of the layers of Docker Hub are smaller (Zhao et al., CLUSTER '19).
+/// Number of sizes below which [`FIRST_LIMIT`] separates small from large keys.
+const MIN_SIZES: u32 = 64;
+/// First limit in bytes: 65 % of the layers of Docker Hub are smaller (Zhao et al., CLUSTER '19).
 const FIRST_LIMIT: u64 = 1_000_000;
-/// Misses between two looks at the quantile.
-const LOOK: u32 = 64;
+/// Number of misses between two computations of the quantile.
+const QUANTILE_INTERVAL: u32 = 64;
 
-/// The parameters of the size split. The defaults were found on the synthetic workloads of seeds 1 and 2 and on
-/// the traces ibm_dal09, tencent_ns1326 and adaptsize_cdn; where each is, little depends on it.
+/// Parameters of [`SizeSplit`]. The defaults were found on the synthetic workloads of seeds 1 and 2
+/// and on the traces ibm_dal09, tencent_ns1326 and adaptsize_cdn. Near the defaults, the results
+/// depend little on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SizeSplitParameters {
-    /// The part of the keys that enter which counts as small, 0 to 1. Default 0.65.
+    /// The share of the requested keys that count as small, 0 to 1. Default 0.65.
     pub quantile: f64,
-    /// The part of the bytes that the small keys get at first, between the two next ones.
-    /// Default 0.05.
+    /// The initial share of the small keys in the capacity, from `least` to `most`. Default 0.05.
     pub share: f64,
-    /// The least part of the bytes that the small keys get, 0 to 1. Default 0.02.
+    /// The minimum share of the small keys, 0 to 1. Default 0.02.
     pub least: f64,
-    /// The most. Default 0.1.
+    /// The maximum share of the small keys. Default 0.1.
     pub most: f64,
-    /// By how much the part moves when a key is asked for that left its side lately and cost as much as
-    /// the mean miss, 0 to 0.1; by 16 times as much at most. Default 0.0005.
+    /// The change of the share per request for a ghost with the mean cost of a miss, 0 to 0.1. A
+    /// costlier request moves it by up to 16 times as much. Default 0.0005.
     pub step: f64,
-    /// The bytes that the keys which left lately had, of each side, as a part of the capacity, 0 to 1.
-    /// Default 0.05.
+    /// The sum of the sizes of each side's ghosts, as a share of the capacity, 0 to 1. Default
+    /// 0.05.
     pub ghosts: f64,
     /// The exponent of the frequency of large keys, 0 (LRU) to 4. Default 1.5.
     pub beta: f64,
@@ -89,24 +89,24 @@ impl SizeSplitParameters {
     }
 }
 
-/// The size split over two other policies. A request costs what theirs cost; a key is held by one of them,
-/// with the side that it entered on.
+/// Two policies behind a split by size. A request costs as much as theirs. A key stays on the side
+/// on which it entered.
 #[derive(Debug)]
 pub struct SizeSplit<K, S = Gdsf<K>, L = Gdsf<K>> {
     parameters: SizeSplitParameters,
     capacity: u64,
     small: S,
     large: L,
-    /// The part of the bytes that the small keys have.
+    /// The share of the small keys in the capacity.
     share: f64,
-    /// Below it a key is small.
+    /// Size in bytes below which a key is small.
     limit: u64,
     sizes: Sizes,
-    /// A moving mean of the costs of misses.
+    /// Moving mean of the cost of a miss, in seconds.
     cost: f64,
-    /// Misses.
+    /// Number of misses.
     misses: u32,
-    /// Size of what was asked for last and is to enter.
+    /// Size of the last missed key, which is about to enter; 0 after it entered.
     entering: u64,
     ghosts: Ghosts,
     key: PhantomData<fn(K)>,
@@ -132,8 +132,8 @@ struct State {
 }
 
 impl<K: Key> SizeSplit<K> {
-    /// One that holds nothing, for a cache of `capacity` bytes: small keys under GDSF, large ones under LFU
-    /// with dynamic aging.
+    /// An empty policy for a cache of `capacity` bytes: GDSF for small keys, LFU with dynamic aging
+    /// for large ones.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -156,7 +156,7 @@ impl<K: Key> SizeSplit<K> {
 }
 
 impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
-    /// One over two empty policies of your choice.
+    /// An empty policy over two given empty policies.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -189,18 +189,19 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         split
     }
 
-    /// The part of the bytes that the small keys have now.
+    /// The current share of the small keys in the capacity.
     pub fn share(&self) -> f64 {
         self.share
     }
 
-    /// The size below which a key that enters is small, now, if it is no larger than their whole part.
+    /// The current size in bytes below which a new key is small, unless it is larger than the whole
+    /// share of the small keys.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
     fn side(&self, size: u64) -> Side {
-        // What is larger than their whole part would drive all others out of it.
+        // A key larger than the whole share would displace all other small keys.
         if size < self.limit && size <= self.small_bytes() {
             Side::Small
         } else {
@@ -219,7 +220,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         let large = &self.large;
         self.small.visit(&mut |key, _| twice |= large.contains(key));
         if twice {
-            return Err(StateError::Content("a key is on both sides"));
+            return Err(StateError::Content("a key is both small and large"));
         }
         Ok(())
     }
@@ -234,7 +235,8 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         }
     }
 
-    /// The side of a ghost would have had it with a little more of the bytes.
+    /// A request for a ghost shows that its side has too few bytes: moves the share towards that
+    /// side.
     fn learn(&mut self, access: &Access<K>) {
         let cost = access.seconds();
         self.cost += (cost - self.cost) / f64::from(self.misses.clamp(1, 1024));
@@ -264,7 +266,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
     fn miss(&mut self, access: &Access<K>) {
         self.misses = self.misses.wrapping_add(1);
         self.sizes.add(access.size);
-        if self.sizes.len() >= FEW && self.misses.is_multiple_of(LOOK) {
+        if self.sizes.len() >= MIN_SIZES && self.misses.is_multiple_of(QUANTILE_INTERVAL) {
             self.limit = self.sizes.quantile(self.parameters.quantile);
         }
         self.learn(access);
@@ -298,21 +300,21 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
         self.large.remove(key);
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
         let entering = match self.side(self.entering) {
             Side::Small => self.entering,
             Side::Large => 0,
         };
         let small = self.small.bytes().saturating_add(entering) > self.small_bytes();
         let (victim, side) = if small {
-            match self.small.evict(held) {
+            match self.small.evict(pinned) {
                 Some(victim) => (victim, Side::Small),
-                None => (self.large.evict(held)?, Side::Large),
+                None => (self.large.evict(pinned)?, Side::Large),
             }
         } else {
-            match self.large.evict(held) {
+            match self.large.evict(pinned) {
                 Some(victim) => (victim, Side::Large),
-                None => (self.small.evict(held)?, Side::Small),
+                None => (self.small.evict(pinned)?, Side::Small),
             }
         };
         let bytes = share(self.capacity, self.parameters.ghosts);
@@ -365,17 +367,19 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> PersistentState for SizeSplit<K, S, L> 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let state: State = saved::open(NAME, saved)?;
         let SizeSplitParameters { least, most, .. } = self.parameters;
-        if !state.sizes.is_sound()
+        if !state.sizes.is_valid()
             || !(0.0..=1.0).contains(&state.share)
             || !(0.0..=f64::MAX).contains(&state.cost)
         {
-            return Err(StateError::Content("its sizes, share or cost cannot be"));
+            return Err(StateError::Content(
+                "its sizes, share or cost are out of range",
+            ));
         }
         let mut ghosts = Ghosts::default();
         for (key, size, side) in &state.ghosts {
             ghosts.add(*key, *size, *side, u64::MAX, usize::MAX);
         }
-        // Should the second fail, the first goes back, and should both hold a key, both do.
+        // If one side fails, or both contain the same key, both return to their previous state.
         let before = (self.small.save(), self.large.save());
         let restored = self.restore_halves(&state);
         if restored.is_err() {

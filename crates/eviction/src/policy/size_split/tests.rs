@@ -1,10 +1,10 @@
-//! Which side a key is on, which side has to give, and how the line between them moves.
+//! Tests of `size-split`: the side of a key, the side that evicts, and how the share moves.
 
 use super::*;
 
 use crate::testing::play;
 
-fn still() -> SizeSplitParameters {
+fn fixed_share() -> SizeSplitParameters {
     SizeSplitParameters {
         share: 0.2,
         least: 0.1,
@@ -15,7 +15,7 @@ fn still() -> SizeSplitParameters {
     }
 }
 
-/// Keys of less than 4 bytes are small; 20 bytes in all, of which the small have 4.
+/// A policy for 20 bytes: keys below 4 bytes are small and get 4 bytes.
 fn split(parameters: SizeSplitParameters) -> SizeSplit<char> {
     let mut split = SizeSplit::new(20, parameters).expect("in range");
     split.limit = 4;
@@ -28,23 +28,23 @@ fn sides(split: &SizeSplit<char>) -> (String, String) {
 }
 
 #[test]
-fn each_side_has_its_order_and_the_one_with_too_much_gives() {
+fn each_side_has_its_order_and_the_side_above_its_share_evicts() {
     for (trace, victims, small, large) in [
         ("*", ".", "", ""),
         ("a1 b2 c4 d9", "", "ba", "cd"),
-        // The small ones have less than their 4 bytes, so a large one goes, the least asked for.
+        // The small keys have less than their 4 bytes, so the least requested large key is evicted.
         ("a1 c4 d9 c *", "d", "a", "c"),
-        // With what enters they have more.
+        // With the entering key, the small keys have more than their share.
         ("a2 b2 c9 !x1 *", "a", "b", "c"),
         ("a2 b2 c9 !x9 *", "c", "ab", ""),
         // Large keys are ranked by requests, small ones by value for their bytes.
         ("c9 d4 c !x9 * a1 b3 b b !x1 *", "da", "b", "c"),
-        // A side that is empty cannot give.
+        // An empty side has no victim.
         ("a1 b1 * * *", "ab.", "", ""),
         ("c9 !x3 *", "c", "", ""),
         ("a1 c9 -a -c *", ".", "", ""),
     ] {
-        let mut split = split(still());
+        let mut split = split(fixed_share());
         let victims_found = play(&mut split, trace);
         let expected = (small.to_string(), large.to_string());
         assert_eq!(
@@ -57,7 +57,7 @@ fn each_side_has_its_order_and_the_one_with_too_much_gives() {
 
 #[test]
 fn a_key_stays_on_the_side_on_which_it_entered() {
-    let mut split = split(still());
+    let mut split = split(fixed_share());
     play(&mut split, "a3 c5");
     split.limit = 100;
     play(&mut split, "a3 c5 a c");
@@ -66,33 +66,34 @@ fn a_key_stays_on_the_side_on_which_it_entered() {
 }
 
 #[test]
-fn small_is_what_the_quantile_is_above() {
+fn keys_below_the_quantile_are_small() {
     let mut split =
         SizeSplit::<u64>::new(1 << 20, SizeSplitParameters::default()).expect("in range");
     for key in 0..200 {
         split.miss(&Access::new(key, (key + 1) * 100, 0));
         if key < 60 {
-            assert_eq!(split.limit(), FIRST_LIMIT, "too few to tell");
+            assert_eq!(split.limit(), FIRST_LIMIT, "too few sizes");
         }
     }
-    // 65 % of the 192 sizes seen at the last look.
+    // 65 % of the 192 sizes at the last computation of the quantile.
     let limit = split.limit() as f64;
     assert!((11_000.0..=12_500.0).contains(&limit), "{limit}");
 }
 
 #[test]
-fn the_share_follows_the_side_whose_keys_come_back_too_late() {
+fn the_share_moves_towards_the_side_whose_ghosts_are_requested() {
     let moving = SizeSplitParameters {
         step: 0.02,
-        ..still()
+        ..fixed_share()
     };
     let mut split = split(moving);
-    // c leaves and comes back: the large ones had too little.
+    // c is evicted and requested again: the large keys have too few bytes.
     play(&mut split, "a2 c9 !x9 *");
     let before = split.share();
     play(&mut split, "!c9");
     assert!(split.share() < before, "{}", split.share());
-    // b leaves and comes back: the small ones had too little. It is a ghost once.
+    // b is evicted and requested again: the small keys have too few bytes. A request uses up the
+    // ghost.
     play(&mut split, "b3 *");
     assert!(split.small.contains(&'a') && !split.small.contains(&'b'));
     let before = split.share();
@@ -104,12 +105,16 @@ fn the_share_follows_the_side_whose_keys_come_back_too_late() {
     for _ in 0..50 {
         play(&mut split, "c9 !x9 * !c9");
     }
-    assert_eq!(split.share(), moving.least, "it stays in its bounds");
+    assert_eq!(
+        split.share(),
+        moving.least,
+        "the share stays within its range"
+    );
 }
 
 #[test]
-fn ghosts_take_no_more_than_their_part() {
-    let mut split = split(still());
+fn ghosts_are_bounded_in_bytes_and_number() {
+    let mut split = split(fixed_share());
     for (key, size) in (0..100_u8)
         .map(char::from)
         .zip([1, 2, 5, 9].into_iter().cycle())
@@ -125,23 +130,23 @@ fn ghosts_take_no_more_than_their_part() {
 }
 
 #[test]
-fn what_is_larger_than_the_small_part_is_large() {
-    let mut split = split(still());
+fn a_key_above_the_share_of_the_small_keys_is_large() {
+    let mut split = split(fixed_share());
     split.limit = 9;
-    // The small ones have 4 bytes: 5 below the limit would drive all of them out and not fit.
+    // The small keys have 4 bytes. A key of 5 bytes would displace all of them and not fit.
     assert_eq!(play(&mut split, "a1 b2 c9 !e5 * e5"), "c");
     assert_eq!(sides(&split), ("ba".into(), "e".into()));
 }
 
 #[test]
-fn what_has_entered_needs_no_more_room() {
-    let mut split = split(still());
-    // After b entered, the small ones have their 4 bytes and no more.
+fn a_key_that_entered_reserves_no_more_room() {
+    let mut split = split(fixed_share());
+    // After b entered, the small keys fill their 4 bytes exactly.
     assert_eq!(play(&mut split, "a2 c9 !b2 b2 *"), "c");
 }
 
 #[test]
-fn figures_are_the_line_and_those_of_the_halves_and_both_are_given_time() {
+fn gauges_and_training_include_both_halves() {
     #[derive(Debug)]
     struct Half(Gdsf<char>, u8);
     impl Policy<char> for Half {
@@ -157,8 +162,8 @@ fn figures_are_the_line_and_those_of_the_halves_and_both_are_given_time() {
             self.0.remove(key);
         }
 
-        fn evict(&mut self, held: &mut dyn FnMut(&char) -> bool) -> Option<Victim<char>> {
-            self.0.evict(held)
+        fn evict(&mut self, pinned: &mut dyn FnMut(&char) -> bool) -> Option<Victim<char>> {
+            self.0.evict(pinned)
         }
 
         fn adaptation(&mut self) -> Option<&mut dyn Adaptation> {
@@ -211,14 +216,14 @@ fn figures_are_the_line_and_those_of_the_halves_and_both_are_given_time() {
         }
     }
     let half = |left| Half(Gdsf::default(), left);
-    let mut split = SizeSplit::over(20, half(2), half(3), still()).expect("in range");
+    let mut split = SizeSplit::over(20, half(2), half(3), fixed_share()).expect("in range");
     let more: Vec<bool> = (0..2).map(|_| split.train()).collect();
-    assert_eq!(more, [true, true], "either has more to do");
-    let mut figures = Vec::new();
-    split.gauges(&mut |name, value| figures.push((name, value)));
+    assert_eq!(more, [true, true], "one half has more to do");
+    let mut gauges = Vec::new();
+    split.gauges(&mut |name, value| gauges.push((name, value)));
     let limit = FIRST_LIMIT as f64;
     assert_eq!(
-        figures,
+        gauges,
         [
             ("share", 0.2),
             ("limit", limit),
@@ -229,8 +234,8 @@ fn figures_are_the_line_and_those_of_the_halves_and_both_are_given_time() {
 }
 
 #[test]
-fn the_look_at_the_quantile_goes_on_after_as_many_misses_as_are_counted() {
-    let mut split = split(still());
+fn the_quantile_is_computed_after_the_miss_counter_wraps() {
+    let mut split = split(fixed_share());
     split.misses = u32::MAX - 1;
     for size in 0..200 {
         split.miss(&Access::new('a', 100 + size, 0));
@@ -240,9 +245,9 @@ fn the_look_at_the_quantile_goes_on_after_as_many_misses_as_are_counted() {
 
 #[test]
 fn a_key_on_both_sides_is_refused_and_changes_nothing() {
-    let mut policy = split(still());
+    let mut policy = split(fixed_share());
     play(&mut policy, "a2 c9");
-    let mut other = split(still());
+    let mut other = split(fixed_share());
     play(&mut other, "b2 d9");
     other.large.insert(&Access::new('b', 9, 0));
     let before = policy.save();
@@ -254,7 +259,7 @@ fn a_key_on_both_sides_is_refused_and_changes_nothing() {
 fn share_and_ghosts_survive_a_restart() {
     let moving = SizeSplitParameters {
         step: 0.05,
-        ..still()
+        ..fixed_share()
     };
     let mut saved = split(moving);
     play(&mut saved, "a2 b3 c9 !x9 * !c9 d9 !x9 *");

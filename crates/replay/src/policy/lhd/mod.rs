@@ -265,7 +265,7 @@ impl<K: Key> Lhd<K> {
 
     /// The least dense of a sample and of those that entered last; when all of these are held, the next in
     /// the bag that is not.
-    fn victim(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
+    fn victim(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         if self.bag.is_empty() {
             return None;
         }
@@ -277,7 +277,7 @@ impl<K: Key> Lhd<K> {
         };
         let mut least: Option<(f32, Slot)> = None;
         let mut consider = |slot: Slot, density: f32, table: &Table<K, Note>| {
-            if least.is_none_or(|(lowest, _)| density < lowest) && !held(&table.get(slot).key) {
+            if least.is_none_or(|(lowest, _)| density < lowest) && !pinned(&table.get(slot).key) {
                 least = Some((density, slot));
             }
         };
@@ -294,7 +294,7 @@ impl<K: Key> Lhd<K> {
         let mut others = after.iter().chain(before);
         let other = || {
             others
-                .find(|slot| !held(&self.table.get(**slot).key))
+                .find(|slot| !pinned(&self.table.get(**slot).key))
                 .copied()
         };
         least.map(|(_, slot)| slot).or_else(other)
@@ -355,13 +355,13 @@ impl<K: Key> Policy<K> for Lhd<K> {
         }
     }
 
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
-        let slot = self.victim(held)?;
+    fn evict(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        let slot = self.victim(pinned)?;
         let density = self.density(slot).max(0.0);
         self.victims = DECAY * self.victims + (1.0 - DECAY) * density;
         let note = &self.table.get(slot).note;
         let (age, class) = (self.age(note), self.class(note));
-        self.model.evicted(class, age);
+        self.model.on_evict(class, age);
         self.take(slot)
     }
 }

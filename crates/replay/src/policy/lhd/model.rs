@@ -90,7 +90,7 @@ impl Model {
         self.classes[class].hits[usize::from(age)] += 1.0;
     }
 
-    pub(super) fn evicted(&mut self, class: usize, age: u16) {
+    pub(super) fn on_evict(&mut self, class: usize, age: u16) {
         self.classes[class].evictions[usize::from(age)] += 1.0;
     }
 
@@ -319,7 +319,7 @@ mod tests {
         let mut model = Model::new(50, 2, 1.0);
         for age in 0..40 {
             model.hit(usize::from(age % 3), age);
-            model.evicted(4, age / 2);
+            model.on_evict(4, age / 2);
         }
         model.reconfigure(9);
         model.hit(15, 0);
