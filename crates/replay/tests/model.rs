@@ -153,7 +153,7 @@ fn play(named: SimulatedPolicy, steps: &[Step], mut other: impl FnMut(Step) -> O
         let shown = take(&mut one, named, *step, now);
         if let Some(step) = other(*step) {
             assert_eq!(take(&mut two, named, step, now), shown, "{named}: {step:?}");
-            assert_eq!(pinned(&one), pinned(&two), "{named}: {step:?}");
+            assert_eq!(held(&one), held(&two), "{named}: {step:?}");
         }
     }
 }
