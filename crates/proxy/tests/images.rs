@@ -198,7 +198,7 @@ async fn hostile_documents_do_no_harm() {
 #[tokio::test]
 async fn towers_of_indexes_end() {
     let stage = Stage::open().await;
-    let tower = hostile::tower(20);
+    let tower = hostile::nested_indexes(20);
     for document in &tower {
         stage
             .upstream

@@ -1,10 +1,11 @@
-//! A registry, and a client of what stands between the two, for tests across machines. It prints its URL, then does
-//! what each line of its input says, and answers with a line of JSON, `{"error": …}` when something is wrong:
+//! A fake registry and a pulling client in one process, for tests across machines with pierhead
+//! between the two. It prints its URL. Then it runs each command of its input, and prints one line
+//! of JSON, `{"error": …}` for a failure:
 //!
 //! ```text
-//! pull ADDRESS          # the image, every byte compared: seconds, requests that it took the registry, answers from a cache
-//! get ADDRESS PATH      # status and body of an answer
-//! down, up              # ends the registry, and starts it again
+//! pull ADDRESS          # pulls the image and compares every byte: seconds, requests to the registry, responses from a cache
+//! get ADDRESS PATH      # sends a GET: status and body of the response
+//! down, up              # stops the registry, and starts it again
 //! ```
 
 use std::error::Error;
@@ -19,8 +20,8 @@ use serde_json::{Value, json};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// An emulated machine takes its time.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of one command. An emulated machine is slow.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const REPOSITORY: &str = "library/app";
 
@@ -49,7 +50,7 @@ fn main() -> Outcome<()> {
                 registry.restart();
                 Ok(json!({}))
             }
-            _ => Err(format!("what is {line:?}?").into()),
+            _ => Err(format!("unknown command {line:?}").into()),
         };
         say(&answer.unwrap_or_else(|error| json!({"error": error.to_string()})))?;
     }
@@ -85,7 +86,8 @@ async fn pull(address: &str, registry: &Background, image: &Image) -> Outcome<Va
     }))
 }
 
-/// Whether it came from a cache; an error unless it is `expected`.
+/// Fetches a path. Returns whether the response came from a cache; an error unless the body is
+/// `expected`.
 async fn whole(address: &str, path: &str, expected: &[u8]) -> Outcome<bool> {
     let answer = get(address, path).await?;
     if answer.status != 200 || answer.end != End::Clean {
@@ -99,5 +101,5 @@ async fn whole(address: &str, path: &str, expected: &[u8]) -> Outcome<bool> {
 
 async fn get(address: &str, path: &str) -> Outcome<Response> {
     let address: SocketAddr = address.parse()?;
-    Ok(tokio::time::timeout(PATIENCE, Request::get(path).send(address)).await??)
+    Ok(tokio::time::timeout(TIMEOUT, Request::get(path).send(address)).await??)
 }

@@ -1,4 +1,4 @@
-//! What every admission owes to the cache whose door it keeps, whatever it goes by.
+//! The conformance suite of admission policies (trait `Admission`).
 
 use std::sync::Arc;
 
@@ -6,32 +6,32 @@ use pierhead_eviction::{Access, Admission};
 
 use crate::policy::{Key, key};
 
-/// The conformance suite. `new` gives one that has seen nothing for a cache of
-/// [`crate::policy::CAPACITY`] bytes, each time with the same seed if it has one.
+/// Runs the conformance suite. `new` returns an empty admission for a cache of
+/// [`crate::policy::CAPACITY`] bytes, each time with the same seed.
 ///
 /// # Panics
-/// When the admission breaks a promise of [`Admission`].
+/// When the admission violates the contract of [`Admission`].
 pub fn conforms<A: Admission<Key>>(new: impl Fn() -> A) {
-    lets_in_what_is_asked_for_again_and_again(new());
-    decides_exactly(new(), new());
-    goes_on_where_it_was_saved(&new);
-    refuses_a_state_that_is_not_its_own(&new);
-    is_bounded(new());
-    lets_go_of_its_keys(new());
+    admits_a_key_after_many_misses(new());
+    decides_deterministically(new(), new());
+    continues_from_a_saved_state(&new);
+    refuses_a_foreign_state(&new);
+    takes_bounded_memory(new());
+    drops_its_keys(new());
 }
 
 fn access(n: u32, tick: u64) -> Access<Key> {
     Access::new(key(n), u64::from(n) * 1000 + 1, tick)
 }
 
-fn lets_in_what_is_asked_for_again_and_again(mut admission: impl Admission<Key>) {
+fn admits_a_key_after_many_misses(mut admission: impl Admission<Key>) {
     for n in 0..50 {
         let admitted = (0..100).any(|tick| admission.admit(&access(n, tick)));
         assert!(admitted, "a small key that is missed 100 times enters once");
     }
 }
 
-/// The same requests for everybody; the decisions.
+/// Runs a fixed sequence of requests. Returns the decisions.
 fn run(admission: &mut impl Admission<Key>) -> Vec<bool> {
     let mut random = fastrand::Rng::with_seed(0x0c1);
     let mut decisions = Vec::new();
@@ -45,7 +45,7 @@ fn run(admission: &mut impl Admission<Key>) -> Vec<bool> {
     decisions
 }
 
-fn decides_exactly(mut first: impl Admission<Key>, mut second: impl Admission<Key>) {
+fn decides_deterministically(mut first: impl Admission<Key>, mut second: impl Admission<Key>) {
     assert_eq!(
         run(&mut first),
         run(&mut second),
@@ -53,17 +53,17 @@ fn decides_exactly(mut first: impl Admission<Key>, mut second: impl Admission<Ke
     );
 }
 
-fn goes_on_where_it_was_saved<A: Admission<Key>>(new: &impl Fn() -> A) {
+fn continues_from_a_saved_state<A: Admission<Key>>(new: &impl Fn() -> A) {
     let (mut saved, mut restored) = (new(), new());
     run(&mut saved);
     restored
         .restore(&saved.save())
-        .expect("an admission takes up its own state");
+        .expect("an admission restores its own state");
     assert_eq!(run(&mut restored), run(&mut saved));
     assert_eq!(restored.save(), saved.save());
 }
 
-fn refuses_a_state_that_is_not_its_own<A: Admission<Key>>(new: &impl Fn() -> A) {
+fn refuses_a_foreign_state<A: Admission<Key>>(new: &impl Fn() -> A) {
     let (mut admission, mut other) = (new(), new());
     for n in 0..20 {
         admission.admit(&access(n, 0));
@@ -72,7 +72,7 @@ fn refuses_a_state_that_is_not_its_own<A: Admission<Key>>(new: &impl Fn() -> A) 
         other.admit(&access(n, 0));
     }
     let (before, state) = (admission.save(), other.save());
-    // All of a large sketch would take minutes.
+    // Every prefix of a large sketch would take minutes.
     let step = (state.len() / 500).max(1);
     for at in (0..state.len()).step_by(step) {
         assert!(admission.restore(&state[..at]).is_err(), "cut at {at}");
@@ -83,7 +83,7 @@ fn refuses_a_state_that_is_not_its_own<A: Admission<Key>>(new: &impl Fn() -> A) 
     assert_eq!(admission.save(), before, "a refused state changes nothing");
 }
 
-fn is_bounded(mut admission: impl Admission<Key>) {
+fn takes_bounded_memory(mut admission: impl Admission<Key>) {
     let mut ask = |keys: std::ops::Range<u32>| {
         for n in keys {
             admission.admit(&Access::new(key(n), 1, 0));
@@ -94,7 +94,7 @@ fn is_bounded(mut admission: impl Admission<Key>) {
     assert!(more <= some * 5 / 4, "{some} bytes, then {more}");
 }
 
-fn lets_go_of_its_keys(mut admission: impl Admission<Key>) {
+fn drops_its_keys(mut admission: impl Admission<Key>) {
     let held = key(1);
     let access = Access::new(held.clone(), 1, 0);
     for _ in 0..5 {
@@ -104,7 +104,7 @@ fn lets_go_of_its_keys(mut admission: impl Admission<Key>) {
     drop(access);
     assert!(
         Arc::strong_count(&held.0) <= 2,
-        "a key is remembered once at most"
+        "the admission holds a key at most once"
     );
     drop(admission);
     assert_eq!(Arc::strong_count(&held.0), 1);

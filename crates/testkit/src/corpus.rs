@@ -1,17 +1,18 @@
-//! The kept inputs of the fuzz targets, for tests that run without a fuzzer.
+//! Runs the properties of the fuzz targets over their stored corpus, in tests without a fuzzer.
 
 use std::path::Path;
 
-/// Fewer seeds than this say little about a parser.
-const AT_LEAST: usize = 6;
-/// Longer inputs are not cut at every byte: that would be quadratic.
-const SHORT: usize = 2 << 10;
+/// Minimum number of inputs of a target.
+const MIN_INPUTS: usize = 6;
+/// Maximum length in bytes of inputs whose prefixes are all tested. For longer ones this would take
+/// quadratic time.
+const MAX_PREFIX_TESTED: usize = 2 << 10;
 
-/// Calls `property` with every input that is kept for `target`, and with every beginning of the short
-/// ones: what is cut anywhere is what parsers stumble over.
+/// Calls `property` with every stored input of `target`, and with every prefix of the short ones:
+/// truncated inputs find most errors of parsers.
 ///
 /// # Panics
-/// As `property` does; when there are hardly any inputs.
+/// When `property` panics, or when there are fewer than [`MIN_INPUTS`] inputs.
 pub fn each(target: &str, property: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")
@@ -23,12 +24,12 @@ pub fn each(target: &str, property: fn(&[u8])) {
         inputs += 1;
         println!("{}", path.display());
         property(&input);
-        if input.len() <= SHORT {
+        if input.len() <= MAX_PREFIX_TESTED {
             (0..input.len()).for_each(|len| property(&input[..len]));
         }
     }
     assert!(
-        inputs >= AT_LEAST,
+        inputs >= MIN_INPUTS,
         "{inputs} inputs in {}",
         folder.display()
     );

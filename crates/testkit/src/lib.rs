@@ -1,8 +1,7 @@
-//! A registry that misbehaves on request, images made from a seed, and an HTTP client that sees how
-//! a body ended. For tests only: no crate may depend on this one outside of its dev-dependencies.
-//!
-//! What is made here is deterministic for a given seed. What is heard here is loopback only. Code of
-//! this crate panics with a message where a test would have to unwrap.
+//! Test fixtures: a fake registry with faults, generated images, an HTTP client, tiers, and
+//! conformance suites. For tests only: other crates may depend on this one only in
+//! dev-dependencies. All generators are deterministic for a given seed. All servers listen on
+//! loopback. Functions panic with a message instead of returning errors that tests would unwrap.
 
 #![forbid(unsafe_code)]
 

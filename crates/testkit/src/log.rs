@@ -7,7 +7,8 @@ use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Captures the log of this thread, from level info on, until dropped. Includes tasks of a current-thread runtime.
+/// Captures the log of this thread (levels info and above) until the result is dropped, including
+/// tasks of a current-thread runtime.
 pub fn capture() -> Lines {
     // `tracing` caches for each callsite whether any subscriber wants its events. While the process has a single
     // subscriber, it asks the one of the thread that reaches the callsite first, which may have none. A second
@@ -22,10 +23,10 @@ pub fn capture() -> Lines {
     }
 }
 
-/// Captures what all threads of this process log, from level info on, until it ends.
+/// Captures the log of all threads of this process (levels info and above) until it ends.
 ///
 /// # Panics
-/// When it is called twice in one process.
+/// When a process calls it twice.
 pub fn capture_process() -> Lines {
     let text = Text::default();
     let set = tracing::subscriber::set_global_default(subscriber(&text));
@@ -42,7 +43,7 @@ fn subscriber(text: &Text) -> impl Subscriber + Send + Sync + use<> {
         .finish()
 }
 
-/// See [`capture`].
+/// The captured log; see [`capture`].
 pub struct Lines {
     text: Text,
     _guard: Option<DefaultGuard>,
@@ -54,7 +55,7 @@ impl Lines {
         self.text.lock().clone()
     }
 
-    /// Those lines that have this text in them.
+    /// The lines that contain this text.
     pub fn with(&self, part: &str) -> Vec<String> {
         let text = self.text();
         let lines = text.lines().filter(|line| line.contains(part));

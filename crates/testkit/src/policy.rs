@@ -1,4 +1,4 @@
-//! Conformance suite of eviction policies: the promises of the trait `Policy` and its parts.
+//! The conformance suite of eviction policies (trait `Policy` and its parts).
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use pierhead_eviction::{Access, Policy};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Bytes of the cache that the suite plays: enough for all of its keys.
+/// Size of the cache in the suite in bytes, enough for all of its keys.
 pub const CAPACITY: u64 = 1 << 30;
 
-/// Counted, so that a key which a policy forgets without letting go of it shows.
+/// A reference-counted key, so that the suite detects a policy that leaks keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub(crate) Arc<u32>);
 
@@ -30,24 +30,24 @@ pub(crate) fn key(n: u32) -> Key {
     Key(Arc::new(n))
 }
 
-/// The conformance suite. `new` gives an empty policy for a cache of [`CAPACITY`] bytes, each time with
-/// the same seed if it has one.
+/// Runs the conformance suite. `new` returns an empty policy for a cache of [`CAPACITY`] bytes,
+/// each time with the same seed.
 ///
 /// # Panics
-/// When the policy breaks a promise of [`Policy`].
+/// When the policy violates the contract of [`Policy`].
 pub fn conforms<P: Policy<Key>>(new: impl Fn() -> P) {
     evicts_each_key_once(new());
     counts_a_key_that_enters_twice_once(new());
-    ignores_what_it_does_not_know(new());
-    passes_over_what_is_held(new());
-    takes_a_victim_back(new());
-    sums_sizes_beyond_all_bounds(&new);
+    ignores_unknown_keys(new());
+    skips_keys_in_use(new());
+    accepts_a_returned_victim(new());
+    sums_sizes_without_overflow(&new);
     agrees_with_a_map(new());
-    replays_exactly(new(), new());
-    goes_on_where_it_was_saved(&new);
-    refuses_a_state_that_is_not_its_own(&new);
-    costs_little_beside_the_key(new());
-    lets_go_of_its_keys(new());
+    evicts_deterministically(new(), new());
+    continues_from_a_saved_state(&new);
+    refuses_a_foreign_state(&new);
+    takes_little_memory_per_key(new());
+    drops_its_keys(new());
 }
 
 fn access(n: u32, tick: u64) -> Access<Key> {
@@ -60,16 +60,16 @@ fn next(policy: &mut dyn Policy<Key>) -> Option<u32> {
     assert_eq!(
         victim.size,
         access(n, 0).size,
-        "a victim is as large as it entered"
+        "a victim has the size with which it entered"
     );
     Some(n)
 }
 
-fn drain(policy: &mut dyn Policy<Key>) -> Vec<u32> {
+fn evict_all(policy: &mut dyn Policy<Key>) -> Vec<u32> {
     std::iter::from_fn(|| next(policy)).collect()
 }
 
-/// One request, as an owner with room for everything makes it.
+/// One request, as from a cache with enough space.
 fn request(policy: &mut dyn Policy<Key>, n: u32, tick: u64) {
     let access = access(n, tick);
     if !policy.hit(&access) {
@@ -81,14 +81,14 @@ fn request(policy: &mut dyn Policy<Key>, n: u32, tick: u64) {
 fn evicts_each_key_once(mut policy: impl Policy<Key>) {
     assert!(
         policy.is_empty() && next(&mut policy).is_none(),
-        "a new policy knows nothing"
+        "a new policy is empty"
     );
     (0..100).for_each(|n| policy.insert(&access(n, n.into())));
     assert_eq!(policy.len(), 100);
-    let mut victims = drain(&mut policy);
+    let mut victims = evict_all(&mut policy);
     assert!(
         policy.is_empty() && next(&mut policy).is_none(),
-        "nothing is left after the last victim"
+        "no key is left after the last victim"
     );
     victims.sort_unstable();
     assert_eq!(
@@ -108,29 +108,32 @@ fn counts_a_key_that_enters_twice_once(mut policy: impl Policy<Key>) {
         (1, 7001),
         "a key keeps its size"
     );
-    assert_eq!(drain(&mut policy), [7]);
+    assert_eq!(evict_all(&mut policy), [7]);
 }
 
-fn ignores_what_it_does_not_know(mut policy: impl Policy<Key>) {
-    assert!(!policy.hit(&access(1, 0)), "nothing is held yet");
+fn ignores_unknown_keys(mut policy: impl Policy<Key>) {
+    assert!(!policy.hit(&access(1, 0)), "the policy is empty");
     policy.remove(&key(1));
     policy.miss(&access(1, 0));
-    assert!(policy.is_empty(), "being asked for does not let a key in");
+    assert!(policy.is_empty(), "a request alone does not insert a key");
     policy.insert(&access(2, 1));
     policy.insert(&access(3, 2));
     assert!(!policy.hit(&access(1, 3)));
     policy.remove(&key(1));
     policy.remove(&key(3));
     policy.remove(&key(3));
-    assert!(!policy.hit(&access(3, 4)), "what was removed is not held");
+    assert!(
+        !policy.hit(&access(3, 4)),
+        "a removed key is not in the policy"
+    );
     assert_eq!(
-        drain(&mut policy),
+        evict_all(&mut policy),
         [2],
-        "neither the unknown nor the removed is a victim"
+        "neither an unknown nor a removed key is a victim"
     );
 }
 
-fn passes_over_what_is_held(mut policy: impl Policy<Key>) {
+fn skips_keys_in_use(mut policy: impl Policy<Key>) {
     (0..20).for_each(|n| request(&mut policy, n, n.into()));
     let mut odd = |key: &Key| *key.0 % 2 == 1;
     let mut victims: Vec<u32> = std::iter::from_fn(|| policy.evict(&mut odd))
@@ -138,16 +141,16 @@ fn passes_over_what_is_held(mut policy: impl Policy<Key>) {
         .collect();
     victims.sort_unstable();
     assert_eq!(victims, [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]);
-    assert_eq!(policy.len(), 10, "what is held back is not forgotten");
+    assert_eq!(policy.len(), 10, "skipped keys stay in the policy");
     assert!((1..20).step_by(2).all(|n| policy.contains(&key(n))));
-    let mut victims = drain(&mut policy);
+    let mut victims = evict_all(&mut policy);
     victims.sort_unstable();
     assert_eq!(victims, [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
 }
 
-fn takes_a_victim_back(mut policy: impl Policy<Key>) {
+fn accepts_a_returned_victim(mut policy: impl Policy<Key>) {
     (0..5).for_each(|n| policy.insert(&access(n, n.into())));
-    // A client that asks for one key over and over must not hide the others.
+    // A client that requests one key many times must not hide the others.
     let mut victims = Vec::new();
     for tick in 5..10_000 {
         match next(&mut policy) {
@@ -163,31 +166,35 @@ fn takes_a_victim_back(mut policy: impl Policy<Key>) {
     assert_eq!(
         victims,
         [1, 2, 3, 4],
-        "a key that always comes back does not hide the others"
+        "a returned key does not hide the others"
     );
-    assert_eq!(drain(&mut policy), [0]);
+    assert_eq!(evict_all(&mut policy), [0]);
 }
 
-fn sums_sizes_beyond_all_bounds<P: Policy<Key>>(new: &impl Fn() -> P) {
+fn sums_sizes_without_overflow<P: Policy<Key>>(new: &impl Fn() -> P) {
     let (mut policy, mut restored) = (new(), new());
     for (n, size) in [(1, u64::MAX), (2, 5), (3, u64::MAX), (4, 7)] {
         policy.insert(&Access::new(key(n), size, 0));
     }
     restored
         .restore(&policy.save())
-        .expect("a policy takes up its own state");
+        .expect("a policy restores its own state");
     for mut policy in [policy, restored] {
         assert_eq!((policy.len(), policy.bytes()), (4, u64::MAX));
         policy.remove(&key(1));
         assert_eq!((policy.len(), policy.bytes()), (3, u64::MAX));
         policy.remove(&key(3));
-        assert_eq!((policy.len(), policy.bytes()), (2, 12), "5 and 7 are held");
+        assert_eq!(
+            (policy.len(), policy.bytes()),
+            (2, 12),
+            "the keys of 5 and 7 bytes are in the policy"
+        );
         while policy.evict(&mut |key| *key.0 == 2).is_some() {}
         assert_eq!((policy.len(), policy.bytes()), (1, 5));
     }
 }
 
-/// The same operations for everybody.
+/// Runs a fixed sequence of operations.
 fn run(policy: &mut dyn Policy<Key>, mut then: impl FnMut(&mut dyn Policy<Key>, Step)) {
     let mut random = fastrand::Rng::with_seed(0x0c1);
     for tick in 0..20_000 {
@@ -243,7 +250,7 @@ fn agrees_with_a_map(mut policy: impl Policy<Key>) {
             Step::Removed(n) => drop(known.remove(&n)),
             Step::Evicted(Some(n)) => assert!(
                 known.remove(&n).is_some(),
-                "{n} is no longer there to be evicted"
+                "the victim {n} is not in the policy"
             ),
             Step::Evicted(None) => assert!(known.is_empty(), "no victim among {}", known.len()),
         }
@@ -258,14 +265,14 @@ fn agrees_with_a_map(mut policy: impl Policy<Key>) {
     policy.visit(&mut |key, size| {
         assert!(
             seen.insert(*key.0, size).is_none(),
-            "each key is shown once"
+            "each key is listed once"
         );
     });
-    assert_eq!(seen, known, "all keys are shown");
+    assert_eq!(seen, known, "all keys are listed");
     assert!((0..200).all(|n| policy.contains(&key(n)) == known.contains_key(&n)));
 }
 
-fn replays_exactly(mut first: impl Policy<Key>, mut second: impl Policy<Key>) {
+fn evicts_deterministically(mut first: impl Policy<Key>, mut second: impl Policy<Key>) {
     let mut steps = Vec::new();
     run(&mut first, |_, step| steps.push(step));
     let mut expected = steps.into_iter();
@@ -278,13 +285,13 @@ fn replays_exactly(mut first: impl Policy<Key>, mut second: impl Policy<Key>) {
     });
 }
 
-fn goes_on_where_it_was_saved<P: Policy<Key>>(new: &impl Fn() -> P) {
+fn continues_from_a_saved_state<P: Policy<Key>>(new: &impl Fn() -> P) {
     let (mut saved, mut restored) = (new(), new());
     run(&mut saved, |_, _| {});
     (500..700).for_each(|n| request(&mut saved, n, 20_000));
     restored
         .restore(&saved.save())
-        .expect("a policy takes up its own state");
+        .expect("a policy restores its own state");
     assert_eq!(
         (restored.len(), restored.bytes()),
         (saved.len(), saved.bytes())
@@ -296,13 +303,13 @@ fn goes_on_where_it_was_saved<P: Policy<Key>>(new: &impl Fn() -> P) {
         assert_eq!(
             Some(step),
             expected.next(),
-            "a restored policy goes on as the saved one"
+            "a restored policy continues like the saved one"
         )
     });
-    assert_eq!(drain(&mut restored), drain(&mut saved));
+    assert_eq!(evict_all(&mut restored), evict_all(&mut saved));
 }
 
-fn refuses_a_state_that_is_not_its_own<P: Policy<Key>>(new: &impl Fn() -> P) {
+fn refuses_a_foreign_state<P: Policy<Key>>(new: &impl Fn() -> P) {
     let (mut policy, mut other) = (new(), new());
     (0..50).for_each(|n| request(&mut policy, n, 0));
     (60..70).for_each(|n| request(&mut other, n, 0));
@@ -319,7 +326,7 @@ fn refuses_a_state_that_is_not_its_own<P: Policy<Key>>(new: &impl Fn() -> P) {
     assert!((0..50).all(|n| policy.contains(&key(n))));
 }
 
-fn costs_little_beside_the_key(mut policy: impl Policy<Key>) {
+fn takes_little_memory_per_key(mut policy: impl Policy<Key>) {
     let before = policy.memory();
     let count = 40_000;
     for n in 0..count {
@@ -329,29 +336,30 @@ fn costs_little_beside_the_key(mut policy: impl Policy<Key>) {
     let bound = count as usize * (size_of::<Key>() + 64);
     assert!(
         entries <= bound,
-        "{entries} bytes for {count} keys, not {bound}"
+        "{entries} bytes for {count} keys, more than {bound}"
     );
     assert!(
         entries >= count as usize * size_of::<Key>(),
-        "the keys count too"
+        "the memory includes the keys"
     );
 }
 
-/// A key as large as a digest: 65 bytes.
+/// A key of the size of a digest: 65 bytes.
 pub type Large = pierhead_oci::Digest;
 
-/// Measures the memory of an empty policy for a cache of [`CAPACITY`] bytes while keys enter, leave, and
-/// come back as ghosts.
+/// Measures the memory of a policy for a cache of [`CAPACITY`] bytes, while keys enter, leave, and
+/// return as ghosts.
 ///
 /// # Panics
-/// When a key that is held or a ghost costs more than itself and 64 bytes, or ghosts are more than the keys held.
+/// When a key or a ghost takes more than its size and 64 bytes, or when there are more ghosts than
+/// keys.
 pub fn stays_small(mut policy: impl Policy<Large>) {
     let (empty, held) = (policy.memory(), 20_000_u64);
     let size = CAPACITY / held;
     let mut random = fastrand::Rng::with_seed(0x0c2);
     let mut evicted = false;
     for tick in 0..3 * held {
-        // What is new, and what entered or left lately.
+        // New keys, and keys that recently entered or left.
         let n = if random.bool() {
             tick
         } else {
@@ -362,16 +370,16 @@ pub fn stays_small(mut policy: impl Policy<Large>) {
         if !policy.hit(&access) {
             policy.miss(&access);
             while policy.bytes() > CAPACITY - size {
-                assert!(policy.evict(&mut |_| false).is_some(), "room can be made");
+                assert!(policy.evict(&mut |_| false).is_some(), "a victim exists");
                 evicted = true;
             }
-            // Of what is asked for again and does not enter there are ghosts of another kind.
+            // Requested keys that do not enter are ghosts of another kind.
             if random.u8(..10) > 0 {
                 policy.insert(&access);
             }
         }
         let (len, ghosts) = (policy.len(), policy.ghosts());
-        assert!(ghosts <= len.max(256), "{ghosts} ghosts of {len} keys held");
+        assert!(ghosts <= len.max(256), "{ghosts} ghosts with {len} keys");
         if tick >= held / 4 && tick % 64 == 0 {
             let bound = (len + ghosts) * (size_of::<Large>() + 64);
             let memory = policy.memory().saturating_sub(empty);
@@ -384,7 +392,7 @@ pub fn stays_small(mut policy: impl Policy<Large>) {
     assert!(evicted, "the cache was full");
 }
 
-fn lets_go_of_its_keys(mut policy: impl Policy<Key>) {
+fn drops_its_keys(mut policy: impl Policy<Key>) {
     let keys: Vec<Key> = (0..30).map(key).collect();
     let entering = |key: &Key, tick| Access {
         key: key.clone(),
@@ -398,12 +406,12 @@ fn lets_go_of_its_keys(mut policy: impl Policy<Key>) {
     let held = |key: &Key| Arc::strong_count(&key.0) - 1;
     assert!(
         keys.iter().take(10).all(|key| held(key) == 0),
-        "a key that was removed is held no longer, not as a ghost either"
+        "a removed key is not held, not even as a ghost"
     );
-    drop(drain(&mut policy));
+    drop(evict_all(&mut policy));
     assert!(
         keys.iter().all(|key| held(key) <= 1),
-        "a key that was evicted is remembered once at most"
+        "an evicted key is held at most once"
     );
     drop(policy);
     assert!(keys.iter().all(|key| held(key) == 0));

@@ -1,13 +1,14 @@
-//! Tests that cannot run everywhere: said aloud, and a failure in CI.
+//! Skips tests that cannot run on this machine, with a message. In CI, a skipped test fails.
 
 use std::env;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
-/// Whether a test may go on; without what it needs it is skipped, said where the runner's capture does not hide it.
+/// Returns `has`. If it is `false`, prints that the test is skipped because of `needs`, past the
+/// capture of the test runner.
 ///
 /// # Panics
-/// In CI (`CI=true`), where a test that does not run is a failure.
+/// In CI (`CI=true`), where a skipped test is a failure.
 #[must_use]
 #[track_caller]
 pub fn unless(needs: &str, has: bool) -> bool {
@@ -20,31 +21,31 @@ pub fn unless(needs: &str, has: bool) -> bool {
     false
 }
 
-/// Whether this is CI, which has all that tests need.
+/// Whether this is CI, which has everything that tests need.
 #[must_use]
 pub fn is_ci() -> bool {
     env::var("CI").is_ok_and(|it| !matches!(it.as_str(), "" | "false" | "0"))
 }
 
-/// The name of the test that runs.
+/// The name of the running test.
 #[must_use]
 pub fn test() -> String {
     let thread = std::thread::current();
     thread.name().unwrap_or("a test").to_owned()
 }
 
-/// Says that this test is skipped: past the runner's capture to whoever looks on, and, as a line of the file that
-/// `PIERHEAD_SKIPPED` names, to whoever counts. The runner counts it as passed.
+/// Reports that this test is skipped: on the terminal, past the capture of the test runner, and as
+/// a line in the file `PIERHEAD_SKIPPED`. The test runner counts the test as passed.
 pub fn say(reason: &str) {
     let test = test();
-    // A closed stderr is nobody's loss.
+    // A closed stderr is ignored.
     let _ = writeln!(
         std::io::stderr().lock(),
         "\n*** SKIPPED *** {test}: {reason}\n"
     );
     if let Some(path) = env::var_os("PIERHEAD_SKIPPED") {
         let file = OpenOptions::new().append(true).create(true).open(path);
-        // One write: tests run at once.
+        // One write per line, since tests run in parallel.
         let told = file.and_then(|mut file| file.write_all(format!("{test}\n").as_bytes()));
         assert!(told.is_ok(), "PIERHEAD_SKIPPED: {told:?}");
     }

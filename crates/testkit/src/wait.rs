@@ -1,14 +1,14 @@
-//! Waits for another thread or task, and fails with a reason instead of hanging.
+//! Waits for another thread or task with a time limit, so that tests fail instead of hanging.
 
 use std::time::{Duration, Instant};
 
-/// Far above the time of any event that a test waits for, even on a busy machine: only a hang takes longer.
+/// Time limit of a wait, far longer than any event takes, even on a busy machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Yields this thread until `is` returns true.
 ///
 /// # Panics
-/// After a minute, with `what`.
+/// After [`TIME_LIMIT`], with `what`.
 #[track_caller]
 pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -21,7 +21,7 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
 /// Yields this task until `is` returns true, whatever tokio's clock says.
 ///
 /// # Panics
-/// After a minute, with `what`.
+/// After [`TIME_LIMIT`], with `what`.
 pub async fn until_async(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {

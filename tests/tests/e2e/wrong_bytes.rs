@@ -183,7 +183,7 @@ fn hostile_manifests_do_no_harm() -> Result<()> {
     );
 
     // A deep chain of indexes does not crash pierhead.
-    let tower = hostile::tower(100);
+    let tower = hostile::nested_indexes(100);
     for document in &tower {
         hub.put_manifest(
             "library/tower",

@@ -1,4 +1,4 @@
-//! A connection: requests go out, heads of answers come in.
+//! A client connection: sends requests and reads the heads of responses.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,16 +11,16 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::answer::{Answer, Framing, Response, invalid, text};
 use super::request::Request;
+use super::response::{Framing, Response, ResponseReader, invalid, text};
 
-/// A head that is larger is a fault of the server under test.
-const HEAD_MAX: usize = 4 << 20;
+/// Maximum size of a response head in bytes. A larger head is a fault of the server under test.
+const MAX_HEAD_SIZE: usize = 4 << 20;
 
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 
-/// A connection that is kept for several requests, one after the other.
+/// A keep-alive connection for sequential requests.
 pub struct Connection {
     pub(super) socket: Box<dyn Socket>,
     pub(super) received: BytesMut,
@@ -28,10 +28,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Plain TCP.
+    /// Connects by plain TCP.
     ///
     /// # Errors
-    /// Those of connecting.
+    /// The connection failed.
     pub async fn open(addr: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(addr).await?;
         stream.set_nodelay(true)?;
@@ -42,10 +42,11 @@ impl Connection {
         })
     }
 
-    /// TLS with HTTP/1.1, trusting this authority only. `name` is what the certificate must be for.
+    /// Connects by TLS with HTTP/1.1, and trusts only this authority. `name` is the expected name
+    /// of the certificate.
     ///
     /// # Errors
-    /// Those of connecting and of the handshake.
+    /// The connection or the handshake failed.
     pub async fn open_tls(addr: SocketAddr, name: &str, ca_pem: &str) -> io::Result<Self> {
         let mut roots = rustls::RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(ca_pem.as_bytes()) {
@@ -75,43 +76,43 @@ impl Connection {
         })
     }
 
-    /// Sends a request and reads its answer whole.
+    /// Sends a request and reads the whole response.
     ///
     /// # Errors
-    /// When the head of the answer does not come, or makes no sense.
+    /// The head of the response is missing or invalid.
     pub async fn exchange(&mut self, request: &Request) -> io::Result<Response> {
         self.start(request).await?.whole().await
     }
 
-    /// Sends a request and reads the head of its answer; the body is read as the caller asks.
+    /// Sends a request and reads the head of the response. The caller reads the body.
     ///
     /// # Errors
-    /// When the head of the answer does not come, or makes no sense.
-    pub async fn start(&mut self, request: &Request) -> io::Result<Answer<'_>> {
+    /// The head of the response is missing or invalid.
+    pub async fn start(&mut self, request: &Request) -> io::Result<ResponseReader<'_>> {
         let encoded = request.encode(&self.host);
         self.send_raw(&encoded).await?;
         self.answer(request.method != "HEAD").await
     }
 
-    /// Sends bytes that need not be HTTP.
+    /// Sends bytes that may be invalid HTTP.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// The write to the socket failed.
     pub async fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.socket.write_all(bytes).await?;
         self.socket.flush().await
     }
 
-    /// Reads the head of the next answer; interim ones (1xx) are skipped.
+    /// Reads the head of the next response, and skips interim responses (1xx).
     ///
     /// # Errors
-    /// When it does not come, or makes no sense.
-    pub async fn answer(&mut self, has_body: bool) -> io::Result<Answer<'_>> {
+    /// The head is missing or invalid.
+    pub async fn answer(&mut self, has_body: bool) -> io::Result<ResponseReader<'_>> {
         let (status, headers) = loop {
             match self.parse()? {
                 Some((100..=199, _)) => {}
                 Some(head) => break head,
-                None if self.received.len() > HEAD_MAX => {
+                None if self.received.len() > MAX_HEAD_SIZE => {
                     return Err(invalid("a head without end"));
                 }
                 None if self.socket.read_buf(&mut self.received).await? == 0 => {
@@ -132,7 +133,7 @@ impl Connection {
             Some(length) => Framing::Left(length),
             None => Framing::UntilClose,
         };
-        Ok(Answer {
+        Ok(ResponseReader {
             connection: self,
             status,
             headers,
@@ -140,13 +141,14 @@ impl Connection {
         })
     }
 
-    /// Whether the server closes the connection without sending anything more. Waits for either.
+    /// Waits until the server sends bytes or closes the connection. Returns whether it closes
+    /// without further bytes.
     pub async fn closes_silently(&mut self) -> bool {
         self.received.is_empty()
             && !matches!(self.socket.read_buf(&mut self.received).await, Ok(1..))
     }
 
-    /// Bytes that came and belong to no answer that was read.
+    /// Number of received bytes after the last response.
     pub fn unread(&self) -> usize {
         self.received.len()
     }
@@ -171,7 +173,7 @@ impl Connection {
         Ok(Some((status, map)))
     }
 
-    /// One line without its end.
+    /// Reads one line without its line end.
     pub(super) async fn line(&mut self) -> io::Result<String> {
         loop {
             if let Some(at) = self.received.windows(2).position(|pair| pair == b"\r\n") {
@@ -179,7 +181,7 @@ impl Connection {
                 self.received.advance(2);
                 return String::from_utf8(line.to_vec()).map_err(io::Error::other);
             }
-            if self.received.len() > HEAD_MAX
+            if self.received.len() > MAX_HEAD_SIZE
                 || self.socket.read_buf(&mut self.received).await? == 0
             {
                 return Err(io::ErrorKind::UnexpectedEof.into());

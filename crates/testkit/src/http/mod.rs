@@ -1,12 +1,11 @@
-//! A small HTTP/1.1 client that hides nothing: exact headers, and how each body ended.
-//!
-//! It follows no redirect, adds no header but `Host`, and takes a response apart only as far as its
-//! framing. For what real clients do there are real clients.
+//! A small HTTP/1.1 client for tests, with access to exact headers and to the way in which each
+//! body ended. It follows no redirects, adds only the header `Host`, and interprets only the
+//! framing of a response. The end-to-end tests use real clients in addition.
 
-mod answer;
 mod connection;
 mod request;
+mod response;
 
-pub use answer::{Answer, End, Response};
 pub use connection::Connection;
 pub use request::{Request, get, head};
+pub use response::{End, Response, ResponseReader};

@@ -1,14 +1,14 @@
-//! Requests, exactly as they are to be sent.
+//! Requests that are sent exactly as a test builds them.
 
 use std::io;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
 
-use super::answer::Response;
 use super::connection::Connection;
+use super::response::Response;
 
-/// What to ask for.
+/// A request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(super) method: String,
@@ -18,7 +18,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Any method; `path` with its query, sent as it is.
+    /// A request with any method. `path` includes the query and is sent unchanged.
     pub fn new(method: &str, path: impl Into<String>) -> Self {
         Self {
             method: method.to_owned(),
@@ -38,22 +38,23 @@ impl Request {
         Self::new("HEAD", path)
     }
 
-    /// One more header line; the same name may come several times.
+    /// Adds a header line. A name may occur several times.
     pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
     }
 
-    /// A body with its `Content-Length`.
+    /// Adds a body with its `Content-Length`.
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = body.into();
         self
     }
 
-    /// Sends it over a fresh plain connection and reads the answer whole.
+    /// Sends the request over a new plain connection and reads the whole response.
     ///
     /// # Errors
-    /// No connection, or none of the answer's head. A body that breaks off is no error: see [`Response::end`].
+    /// The connection failed, or the head of the response is missing. An incomplete body is not an
+    /// error: see [`Response::end`].
     pub async fn send(&self, addr: SocketAddr) -> io::Result<Response> {
         Connection::open(addr).await?.exchange(self).await
     }
@@ -80,19 +81,19 @@ impl Request {
     }
 }
 
-/// GET over a fresh plain connection.
+/// Sends a GET over a new plain connection.
 ///
 /// # Panics
-/// When there is no answer.
+/// When there is no response.
 pub async fn get(addr: SocketAddr, path: &str) -> Response {
     let answer = Request::get(path).send(addr).await;
     answer.unwrap_or_else(|error| panic!("GET {path}: {error}"))
 }
 
-/// HEAD over a fresh plain connection.
+/// Sends a HEAD over a new plain connection.
 ///
 /// # Panics
-/// When there is no answer.
+/// When there is no response.
 pub async fn head(addr: SocketAddr, path: &str) -> Response {
     let answer = Request::head(path).send(addr).await;
     answer.unwrap_or_else(|error| panic!("HEAD {path}: {error}"))

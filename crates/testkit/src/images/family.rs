@@ -1,4 +1,4 @@
-//! Well-formed images of every kind that registries hold.
+//! Generates well-formed images of every kind: OCI and Docker manifests, indexes, artifacts.
 
 use pierhead_oci::MediaType;
 use serde_json::{Value, json};
@@ -7,21 +7,21 @@ use super::layer::Layer;
 use super::{Blob, Document, Image, random_bytes};
 
 /// The media types of one generation of image formats.
-struct Words {
+struct MediaTypes {
     manifest: &'static str,
     index: &'static str,
     config: &'static str,
     layer: &'static str,
 }
 
-const OCI: Words = Words {
+const OCI: MediaTypes = MediaTypes {
     manifest: MediaType::OCI_MANIFEST,
     index: MediaType::OCI_INDEX,
     config: "application/vnd.oci.image.config.v1+json",
     layer: "application/vnd.oci.image.layer.v1.tar+gzip",
 };
 
-const DOCKER: Words = Words {
+const DOCKER: MediaTypes = MediaTypes {
     manifest: MediaType::DOCKER_MANIFEST,
     index: MediaType::DOCKER_LIST,
     config: "application/vnd.docker.container.image.v1+json",
@@ -31,7 +31,8 @@ const DOCKER: Words = Words {
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 
 impl Image {
-    /// One manifest, a config, and layers of these sizes in bytes that are random, not tars.
+    /// An image of one manifest, a config, and layers of these sizes in bytes. The layers are
+    /// random bytes and not tars.
     pub fn random(seed: u64, layers: &[usize]) -> Self {
         let config = json!({
             "architecture": "amd64",
@@ -48,17 +49,17 @@ impl Image {
         Self::assemble(&OCI, &config, (1..).zip(layers).map(layer).collect())
     }
 
-    /// An image whose layers are real tars of some files; it could be unpacked, and has nothing to run.
+    /// An image whose layers are tars of some files. It can be unpacked, but contains no program.
     pub fn unpackable(seed: u64, layers: u64) -> Self {
         Self::unpackable_as(&OCI, seed, layers, "amd64")
     }
 
-    /// The same with the media types of Docker's schema 2.
+    /// As [`unpackable`](Self::unpackable), with the media types of Docker's schema 2.
     pub fn docker(seed: u64, layers: u64) -> Self {
         Self::unpackable_as(&DOCKER, seed, layers, "amd64")
     }
 
-    fn unpackable_as(words: &Words, seed: u64, layers: u64, architecture: &str) -> Self {
+    fn unpackable_as(words: &MediaTypes, seed: u64, layers: u64, architecture: &str) -> Self {
         let layers: Vec<Layer> = (0..layers)
             .map(|nth| Layer::new(words.layer, seed, nth, 6))
             .collect();
@@ -76,7 +77,7 @@ impl Image {
         )
     }
 
-    /// Of layers as the OCI words them, compressed by gzip.
+    /// An image of gzip layers with OCI media types.
     pub(super) fn of_layers(architecture: &str, diff_ids: &[String], layers: Vec<Vec<u8>>) -> Self {
         let blobs = layers
             .into_iter()
@@ -86,7 +87,7 @@ impl Image {
     }
 
     fn of_blobs(
-        words: &Words,
+        words: &MediaTypes,
         seed: &Value,
         architecture: &str,
         diff_ids: &[String],
@@ -102,7 +103,7 @@ impl Image {
         Self::assemble(words, &config, layers)
     }
 
-    fn assemble(words: &Words, config: &Value, layers: Vec<Blob>) -> Self {
+    fn assemble(words: &MediaTypes, config: &Value, layers: Vec<Blob>) -> Self {
         let config = Blob::new(words.config, config.to_string());
         let manifest = Document::new(&json!({
             "schemaVersion": 2,
@@ -118,18 +119,18 @@ impl Image {
         }
     }
 
-    /// An index of one image for each architecture (in GOARCH words), each with an attestation as
-    /// BuildKit attaches them: an entry for the platform `unknown/unknown`.
+    /// An index with one image for each architecture (a GOARCH value), each with an attestation in
+    /// BuildKit's form: an entry for the platform `unknown/unknown`.
     pub fn multi_arch(seed: u64, architectures: &[&str]) -> Self {
         Self::index_as(&OCI, seed, architectures, true)
     }
 
-    /// The same as a manifest list of Docker's, which has no attestations.
+    /// As [`multi_arch`](Self::multi_arch), as a Docker manifest list, which has no attestations.
     pub fn docker_multi_arch(seed: u64, architectures: &[&str]) -> Self {
         Self::index_as(&DOCKER, seed, architectures, false)
     }
 
-    fn index_as(words: &Words, seed: u64, architectures: &[&str], attested: bool) -> Self {
+    fn index_as(words: &MediaTypes, seed: u64, architectures: &[&str], attested: bool) -> Self {
         let mut family = Self {
             blobs: Vec::new(),
             documents: Vec::new(),
@@ -172,7 +173,7 @@ impl Image {
         family
     }
 
-    /// An artifact of this type that refers to `subject`: what a signature or an SBOM is.
+    /// An artifact of this type that refers to `subject`, such as a signature or an SBOM.
     pub fn artifact(seed: u64, artifact_type: &str, subject: &Document) -> Self {
         let payload = Blob::new("application/octet-stream", random_bytes(seed, 500));
         let config = Blob::new(EMPTY, "{}");
@@ -199,7 +200,7 @@ impl Image {
     }
 }
 
-/// An in-toto statement about an image, in the shape of an image.
+/// An in-toto statement about an image, stored as an image.
 fn attestation(of: &Image) -> Image {
     let statement = json!({
         "_type": "https://in-toto.io/Statement/v0.1",

@@ -1,23 +1,23 @@
-//! Documents that somebody made to do harm: each is a manifest that must be refused, or bounded.
+//! Hostile manifests, which pierhead must refuse or handle within limits.
 
 use pierhead_oci::{Digest, Manifest, MediaType};
 use serde_json::{Value, json};
 
 use super::{Blob, Document, descriptor, digest_of, index};
 
-/// A hostile document and what it tries.
+/// A hostile document and its attack.
 #[derive(Clone, Debug)]
 pub struct Hostile {
-    /// For messages of tests.
+    /// The attack, for messages of tests.
     pub tries: &'static str,
     /// The document.
     pub document: Document,
-    /// Whether the image spec forbids it or a manifest's bounds do, so that a parser must refuse it. The
-    /// others are well-formed: they may be refused, and using what they say must do no harm.
+    /// Whether the image specification or a limit forbids the document, so that a parser must
+    /// refuse it. Other documents are well-formed: their use must do no harm.
     pub malformed: bool,
 }
 
-/// All of them; the largest is a little over the 4 MiB that a manifest may have.
+/// All hostile documents. The largest one slightly exceeds the maximum of 4 MiB for a manifest.
 pub fn documents() -> Vec<Hostile> {
     let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
     let sized =
@@ -121,9 +121,9 @@ pub fn documents() -> Vec<Hostile> {
         .collect()
 }
 
-/// Two indexes that contain each other, which no hash allows: the second is served under a digest
-/// that is not its own. To be put by [`put_manifest_as`](crate::registry::FakeRegistry::put_manifest_as).
-/// The first is a correct document under its correct digest.
+/// Two indexes that contain each other, which no hash allows: the second is served under a wrong
+/// digest, by [`put_manifest_as`](crate::registry::FakeRegistry::put_manifest_as). The first has
+/// its correct digest.
 pub fn cycle() -> (Document, (Digest, Document)) {
     let claimed = digest_of(b"what the second index claims to be");
     let entry = |digest: &Digest, size| descriptor(MediaType::OCI_INDEX, digest, size);
@@ -132,8 +132,9 @@ pub fn cycle() -> (Document, (Digest, Document)) {
     (first, (claimed, second))
 }
 
-/// Indexes of indexes, `depth` of them above one manifest; all well-formed. The outermost is last.
-pub fn tower(depth: usize) -> Vec<Document> {
+/// A chain of `depth` nested indexes above one manifest. All are well-formed. The outermost is
+/// last.
+pub fn nested_indexes(depth: usize) -> Vec<Document> {
     let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
     let mut documents = vec![Document::raw(MediaType::OCI_MANIFEST, manifest(&[&layer]))];
     for _ in 0..depth {
@@ -181,7 +182,7 @@ fn manifest(layers: &[&Value]) -> String {
     .to_string()
 }
 
-/// A manifest that is fine but for its size.
+/// A valid manifest of this size in bytes.
 fn padded(size: usize) -> String {
     let bare = manifest(&[]);
     let annotation = ",\"annotations\":{\"a\":\"\"}}";

@@ -1,4 +1,4 @@
-//! Layers: real tars, with real files, compressed by gzip.
+//! Generates gzip layers with tars of files.
 
 use std::io::Write;
 
@@ -9,15 +9,15 @@ use tar::{EntryType, Header};
 
 use super::{Blob, digest_of, random_bytes};
 
-/// A layer, and the digest of what it unpacks to.
+/// A layer and its diff ID, the digest of its uncompressed bytes.
 pub(super) struct Layer {
     pub(super) blob: Blob,
     pub(super) diff_id: Digest,
 }
 
 impl Layer {
-    /// Files of up to 8 KiB that do and do not compress, in folders, with a symbolic link, and a
-    /// whiteout when `nth` is not the first layer.
+    /// A layer of compressible and incompressible files of up to 8 KiB in folders, with a symbolic
+    /// link. A layer other than the first has a whiteout too.
     pub(super) fn new(media_type: &str, seed: u64, nth: u64, files: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed ^ nth.rotate_left(32));
         let mut tar = tar::Builder::new(Vec::new());
@@ -41,7 +41,7 @@ impl Layer {
             } else {
                 tar.append_data(&mut header, path, content)
             };
-            done.expect("a short path into memory");
+            done.expect("a tar entry in memory");
         };
         let folder = format!("layer-{nth}/");
         put(EntryType::Directory, &folder, b"");
@@ -66,7 +66,7 @@ impl Layer {
                 b"",
             );
         }
-        let tar = tar.into_inner().expect("memory takes everything");
+        let tar = tar.into_inner().expect("a write to memory");
         Self {
             blob: Blob::new(media_type, gzip(&tar)),
             diff_id: digest_of(&tar),
@@ -74,14 +74,14 @@ impl Layer {
     }
 }
 
-/// One member, quickly.
+/// Compresses bytes into one gzip member at the fastest level.
 pub(super) fn gzip(tar: &[u8]) -> Vec<u8> {
     gzip_at(Compression::fast(), tar)
 }
 
-/// One member at a level of compression.
+/// Compresses bytes into one gzip member at this level.
 pub(super) fn gzip_at(level: Compression, tar: &[u8]) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), level);
-    gzip.write_all(tar).expect("memory takes everything");
-    gzip.finish().expect("memory takes everything")
+    gzip.write_all(tar).expect("a write to memory");
+    gzip.finish().expect("a write to memory")
 }

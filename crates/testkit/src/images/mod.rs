@@ -1,4 +1,4 @@
-//! Images made from a seed: the same seed always gives the same bytes.
+//! Generates images from a seed. The same seed always produces the same bytes.
 
 mod family;
 pub mod hostile;
@@ -21,53 +21,53 @@ use serde_json::{Value, json};
 /// A config or layer.
 #[derive(Clone, Debug)]
 pub struct Blob {
-    /// Of the bytes.
+    /// The digest of the bytes.
     pub digest: Digest,
-    /// The content.
+    /// The bytes.
     pub bytes: Bytes,
-    /// What the descriptor says it is.
+    /// The media type in the descriptor.
     pub media_type: String,
 }
 
 /// A manifest or index.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// Of the bytes.
+    /// The digest of the bytes.
     pub digest: Digest,
     /// The exact bytes.
     pub bytes: Bytes,
-    /// What the registry shall call it.
+    /// The media type with which the registry serves it.
     pub media_type: String,
 }
 
-/// All that a tag leads to.
+/// An image: all documents and blobs behind a tag.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// Configs and layers.
     pub blobs: Vec<Blob>,
-    /// Manifests and indexes, the root among them.
+    /// Manifests and indexes, including the root.
     pub documents: Vec<Document>,
-    /// What a tag points to.
+    /// The digest to which a tag points.
     pub root: Digest,
 }
 
-/// The sha256 of `bytes`.
+/// The SHA-256 digest of `bytes`.
 pub fn digest_of(bytes: &[u8]) -> Digest {
     Digest::of(Algorithm::Sha256, bytes)
 }
 
-/// Bytes without any structure.
+/// Pseudo-random bytes.
 pub fn random_bytes(seed: u64, len: usize) -> Bytes {
     let mut bytes = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes.into()
 }
 
-/// Writes such bytes to a file, in pieces, so that a large blob costs no memory. They differ from
-/// those of [`random_bytes`] for the same seed.
+/// Writes pseudo-random bytes to a file in chunks, so that a large blob takes no memory. The bytes
+/// differ from [`random_bytes`] with the same seed.
 ///
 /// # Errors
-/// Those of the file.
+/// The write to the file failed.
 pub fn write_random(path: &Path, seed: u64, len: u64) -> io::Result<Digest> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut hasher = Hasher::new(Algorithm::Sha256);
@@ -94,7 +94,7 @@ pub(crate) fn index(manifests: &[Value]) -> Value {
 }
 
 impl Blob {
-    /// With its digest.
+    /// A blob of these bytes.
     pub fn new(media_type: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self {
@@ -104,14 +104,14 @@ impl Blob {
         }
     }
 
-    /// As a manifest refers to it.
+    /// The descriptor of the blob for a manifest.
     pub fn descriptor(&self) -> Value {
         descriptor(&self.media_type, &self.digest, self.bytes.len())
     }
 }
 
 impl Document {
-    /// From JSON, with the media type that it states itself, else the OCI manifest's.
+    /// A document from JSON. Its media type is the one in the JSON, else that of an OCI manifest.
     pub fn new(json: &Value) -> Self {
         let media_type = json["mediaType"]
             .as_str()
@@ -119,7 +119,7 @@ impl Document {
         Self::raw(media_type, json.to_string())
     }
 
-    /// From any bytes.
+    /// A document of any bytes.
     pub fn raw(media_type: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self {
@@ -129,7 +129,7 @@ impl Document {
         }
     }
 
-    /// As an index refers to it.
+    /// The descriptor of the document for an index.
     pub fn descriptor(&self) -> Value {
         descriptor(&self.media_type, &self.digest, self.bytes.len())
     }
@@ -139,7 +139,7 @@ impl Image {
     /// The document that a tag points to.
     ///
     /// # Panics
-    /// When it is not among the documents, which only hand-made images can reach.
+    /// When the root is missing, which is possible only in handmade images.
     pub fn root_document(&self) -> &Document {
         self.documents
             .iter()

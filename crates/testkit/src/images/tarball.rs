@@ -1,4 +1,5 @@
-//! Entries written as the tars of layers have them.
+//! Writes tar entries of a layer in all formats: ustar, GNU and PAX, including sparse files and
+//! whiteouts.
 
 use pierhead_toc::{Entry, Kind};
 use tar::{Builder, EntryType, Header};
@@ -6,7 +7,7 @@ use tar::{Builder, EntryType, Header};
 /// Writes one layer into memory.
 pub(super) struct Writer {
     tar: Builder<Vec<u8>>,
-    /// Names begin with `./`, as those of `tar -C root .` do.
+    /// Whether names begin with `./`, as with `tar -C root .`.
     dot: bool,
 }
 
@@ -16,7 +17,7 @@ impl Default for Writer {
     }
 }
 
-const DONE: &str = "memory takes everything";
+const DONE: &str = "a write to memory";
 
 impl Writer {
     pub(super) fn new(dot: bool) -> Self {
@@ -43,7 +44,7 @@ impl Writer {
         name
     }
 
-    /// What PAX alone can say.
+    /// Writes the attributes that only PAX headers support.
     fn pax(&mut self, entry: &Entry) {
         let mut records: Vec<(String, Vec<u8>)> = Vec::new();
         let time = entry.modified;
@@ -80,7 +81,7 @@ impl Writer {
             let set = header
                 .set_device_major(major)
                 .and_then(|()| header.set_device_minor(minor));
-            set.expect("a header of GNU");
+            set.expect("a GNU header");
             kind
         };
         let (kind, target) = match &entry.kind {
@@ -120,9 +121,10 @@ impl Writer {
         self.append(header, &name, &[]);
     }
 
-    /// In GNU's old format: up to four pieces in the header, more in blocks behind it.
+    /// Writes a sparse file in GNU's old format: up to four pieces in the header, more in extension
+    /// blocks.
     pub(super) fn sparse(&mut self, entry: &Entry, data: &[u8], pieces: &[(usize, usize)]) {
-        // The end of the file is told by a piece of no bytes.
+        // An empty piece marks the end of the file.
         let mut pieces = pieces.to_vec();
         pieces.push((data.len(), 0));
         let stored: Vec<u8> = pieces
@@ -161,7 +163,8 @@ impl Writer {
         pad(out, &stored);
     }
 
-    /// In version 1.0 of the form in PAX headers, which Go's unpackers know: the map stands before the bytes.
+    /// Writes a sparse file in the PAX format 1.0, which Go's unpackers support: the map precedes
+    /// the bytes.
     pub(super) fn sparse_pax(&mut self, entry: &Entry, data: &[u8], pieces: &[(usize, usize)]) {
         let name = self.name(&entry.path, false);
         let size = data.len().to_string();
@@ -186,7 +189,7 @@ impl Writer {
         self.append(header, b"GNUSparseFile.0/sparse", &stored);
     }
 
-    /// A name that does not fit into a header, in an entry before it.
+    /// Writes a name that is too long for a header, as a preceding entry.
     fn long(&mut self, kind: u8, name: &[u8]) {
         if name.len() <= 100 {
             return;

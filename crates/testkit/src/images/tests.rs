@@ -1,4 +1,4 @@
-//! What is generated is what it is said to be, and the same each time.
+//! Tests of the image generators: correct digests and descriptors, and deterministic results.
 
 use std::io::Read;
 
@@ -33,7 +33,7 @@ fn the_same_seed_gives_the_same_image() {
 }
 
 #[test]
-fn everything_that_is_referred_to_is_there() {
+fn every_descriptor_has_its_blob() {
     let subject = Image::random(1, &[5]);
     let families = [
         Image::random(3, &[10, 0]),
@@ -130,10 +130,10 @@ fn a_random_file_has_its_size_and_digest() {
     assert_eq!((bytes.len(), digest_of(&bytes)), (300_001, digest));
 }
 
-/// What the spec forbids is refused, and the rest is refused or understood: nothing panics, overflows
-/// the stack or takes for ever.
+/// Malformed documents are refused. Well-formed ones parse or are refused, without a panic, a stack
+/// overflow or a hang.
 #[test]
-fn hostile_documents_are_as_they_are_said_to_be() {
+fn malformed_documents_are_refused() {
     for Hostile {
         tries,
         document,
@@ -157,15 +157,15 @@ fn hostile_documents_are_as_they_are_said_to_be() {
             .any(|window| window == first.digest.to_string().as_bytes())
     );
     assert_ne!(second.digest, claimed);
-    assert_eq!(hostile::tower(30).len(), 31);
+    assert_eq!(hostile::nested_indexes(30).len(), 31);
     for name in hostile::NAMES {
         assert!(name.parse::<pierhead_oci::Repository>().is_err(), "{name}");
     }
 }
 
-/// What the generator expects is what a reader of tars sees, entry by entry, in the only layer.
+/// The expected tree equals the entries of the only layer's tar.
 #[test]
-fn a_random_tree_is_the_tar_of_its_layer() {
+fn a_random_tree_equals_the_tar_of_its_layer() {
     use std::os::unix::ffi::OsStrExt as _;
     for seed in 0..20 {
         let options = TreeOptions {
@@ -207,7 +207,7 @@ fn a_random_tree_is_the_tar_of_its_layer() {
 }
 
 #[test]
-fn versions_of_a_random_tree_differ_in_contents_alone() {
+fn versions_of_a_random_tree_differ_only_in_contents() {
     let of = |version| {
         let options = TreeOptions {
             version,

@@ -1,8 +1,7 @@
-//! Images of random file trees: everything that tars of layers hold, and the tree that must come out.
-//!
-//! The expected tree is kept by the generator as it goes, in the simplest way there is, so that it is an opinion of its own.
-//! What unpackers disagree about (a link's header that differs from its target's, times before 1970, folders that no layer has an
-//! entry of) is left out.
+//! Generates images of random file trees with every kind of tar entry, and the expected unpacked
+//! tree. The generator tracks the expected tree in the simplest way, independently of pierhead's
+//! unpacker. Cases in which unpackers disagree are left out: hard links whose header differs from
+//! the target, times before 1970, folders without an entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,22 +11,25 @@ use pierhead_toc::{Entry, FileDigest, Kind, Time};
 use super::tarball::Writer;
 use super::{Blob, Image, random_bytes};
 
-/// What is in a random image.
+/// Options of a random image.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeOptions {
-    /// At least one.
+    /// Number of layers, at least one.
     pub layers: u32,
-    /// Changes that each layer makes; a change is one entry, or a few.
+    /// Number of changes per layer. A change is one or several entries.
     pub changes: u32,
-    /// Of the same seed, another version has the same tree, and about a quarter of its files changed a little. Metadata follow the seed alone.
+    /// Version of the contents. Versions of one seed have the same tree and metadata, and about a
+    /// quarter of the files differ slightly.
     pub version: u32,
-    /// Devices, owners, modes beyond the permissions, and capabilities: what only root can unpack.
+    /// Whether the tree has devices, owners, special mode bits and capabilities, which only root
+    /// can unpack.
     pub privileged: bool,
-    /// Files of up to 10 MiB among the others, which have 8 KiB at most.
+    /// Whether some files have up to 10 MiB. Other files have at most 8 KiB.
     pub large: bool,
-    /// Every layer has entries for the folders of what it changes, as all builders make them; else some have not.
+    /// Whether every layer has entries for the parent folders of its changes, as from all builders.
+    /// Otherwise some are missing.
     pub parents: bool,
-    /// Sparse files in the form of PAX, since unpackers written in Go refuse GNU's own.
+    /// Whether sparse files use the PAX format, since unpackers in Go refuse GNU's format.
     pub sparse_pax: bool,
 }
 
@@ -48,42 +50,42 @@ impl Default for TreeOptions {
 /// A random image.
 #[derive(Clone, Debug)]
 pub struct TreeImage {
-    /// Of one manifest, its layers compressed by gzip.
+    /// The image: one manifest with gzip layers.
     pub image: Image,
-    /// The layers as they are before compression, the lowest first.
+    /// The uncompressed layers, lowest first.
     pub tars: Vec<Vec<u8>>,
-    /// What must come out of unpacking, in the order of a table: component by component, the root first.
+    /// The expected tree, in the order of a TOC: sorted by path components, the root first.
     pub tree: Vec<Entry>,
-    /// The contents of the files, those included that upper layers hide.
+    /// The contents of all files, including those that upper layers hide.
     pub contents: BTreeMap<FileDigest, Vec<u8>>,
 }
 
-/// A path as its components: their order is that of a table.
+/// A path as its components, which sort in the order of a TOC.
 type Path = Vec<Vec<u8>>;
 
-/// What several names can share.
+/// The attributes that hard links share.
 #[derive(Clone)]
 struct Inode {
     entry: Entry,
 }
 
-struct Growing<'a> {
+struct Generator<'a> {
     random: Rng,
     options: &'a TreeOptions,
     inodes: Vec<Inode>,
     names: BTreeMap<Path, usize>,
     contents: BTreeMap<FileDigest, Vec<u8>>,
-    /// Paths with an entry in this layer, and all above them.
+    /// Paths with an entry in this layer, and their parents.
     touched: BTreeSet<Path>,
     tar: Writer,
-    /// Files made so far: names a content across versions.
+    /// Number of files so far, which identifies a file across versions.
     files: u64,
 }
 
 impl Image {
     /// An image of a random tree. The same seed and options always give the same bytes.
     pub fn tree(seed: u64, options: &TreeOptions) -> TreeImage {
-        let mut growing = Growing {
+        let mut growing = Generator {
             random: Rng::with_seed(seed),
             options,
             inodes: Vec::new(),
@@ -115,7 +117,7 @@ impl Image {
     }
 }
 
-impl Growing<'_> {
+impl Generator<'_> {
     fn change(&mut self, upper: bool) {
         match self.random.u32(0..100) {
             0..35 => self.file(),
@@ -132,7 +134,7 @@ impl Growing<'_> {
             83..86 if upper => self.opaque(),
             86..90 => self.again(),
             90..95 => {
-                // A directory's attributes change, what is in it stays.
+                // Changes the attributes of a directory and keeps its entries.
                 let path = self.some_directory();
                 self.directory(path);
             }
@@ -179,11 +181,11 @@ impl Growing<'_> {
         const PARTS: [&str; 12] = [
             "a", "b", "lib", "x-1.0", ".so", "-", " ", "é", "README", "..", "~", "_",
         ];
-        // Longer than the 100 and 155 bytes of the header's own fields.
+        // Longer than the 100 and 155 bytes of the header fields.
         let parts = if self.random.u8(..) < 8 { 60 } else { 3 };
         let mut name = String::new();
         for _ in 0..self.random.usize(1..=parts) {
-            // A file system takes 255 bytes.
+            // A file name has at most 255 bytes.
             if name.len() < 240 {
                 name.push_str(PARTS[self.random.usize(..PARTS.len())]);
             }
@@ -245,7 +247,7 @@ impl Growing<'_> {
         of[self.random.usize(..of.len())]
     }
 
-    /// Entries for the folders above, where this layer has none yet.
+    /// Adds entries for the parent folders that have no entry in this layer.
     fn parents(&mut self, path: &Path) {
         for len in 0..path.len() {
             let parent = path[..len].to_vec();
@@ -261,7 +263,7 @@ impl Growing<'_> {
         }
     }
 
-    /// In place of what is there; a directory keeps what is in it.
+    /// Replaces the entry at a path. A directory keeps its entries.
     fn put(&mut self, path: Path, kind: Kind, data: &[u8]) {
         self.parents(&path);
         let entry = self.entry(&path, kind);
@@ -274,7 +276,7 @@ impl Growing<'_> {
         self.inodes.push(Inode { entry });
     }
 
-    /// With all that is in it.
+    /// Removes a path with all entries below it.
     fn remove(&mut self, path: &Path) {
         self.names.retain(|name, _| !name.starts_with(path));
         self.touched.retain(|name| !name.starts_with(path));
@@ -306,14 +308,14 @@ impl Growing<'_> {
 
     fn data(&mut self) -> Vec<u8> {
         self.files += 1;
-        // Of its own seed, so that versions differ in contents alone.
+        // A separate seed, so that versions differ only in contents.
         let mut random = Rng::with_seed(self.files.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let large = self.options.large && random.u8(..) < 10;
         let size = random.usize(..if large { 10 << 20 } else { 8 << 10 });
         let mut data = match random.u8(0..8) {
             0 => Vec::new(),
             1 => vec![b'a'; size],
-            // The same in many places.
+            // Equal contents in many files.
             2 => vec![random.u8(..3); 100],
             3 => random_bytes(random.u64(..), size).to_vec(),
             _ => words(&mut random, size),
@@ -357,7 +359,7 @@ impl Growing<'_> {
         };
         let path = self.new_path();
         self.parents(&path);
-        // Unpackers disagree whose attributes count, so they are the same.
+        // Both entries have equal attributes, since unpackers disagree on which ones count.
         let mut entry = self.inodes[inode].entry.clone();
         entry.path = path.join(&b'/');
         entry.kind = Kind::HardLink {
@@ -397,7 +399,7 @@ impl Growing<'_> {
         let kind = self.file_kind(&data);
         self.parents(&path);
         let mut entry = self.entry(&path, kind);
-        // The format of these headers has seconds only, and no extended attributes.
+        // This header format has times in seconds only, and no extended attributes.
         (entry.modified.nanos, entry.xattrs) = (0, Vec::new());
         match self.options.sparse_pax {
             true => self.tar.sparse_pax(&entry, &data, &pieces),
@@ -408,13 +410,13 @@ impl Growing<'_> {
         self.inodes.push(Inode { entry });
     }
 
-    fn untouched(&mut self) -> Option<Path> {
+    fn unchanged_path(&mut self) -> Option<Path> {
         self.some(|this, path| path.len() > 1 && !this.touched.contains(path))
     }
 
-    /// By something of any kind.
+    /// Replaces an entry by one of any kind.
     fn replace(&mut self) {
-        let Some(path) = self.untouched() else {
+        let Some(path) = self.unchanged_path() else {
             return;
         };
         match self.random.u8(0..4) {
@@ -432,7 +434,7 @@ impl Growing<'_> {
     }
 
     fn whiteout(&mut self) {
-        let Some(path) = self.untouched() else {
+        let Some(path) = self.unchanged_path() else {
             return;
         };
         self.parents(&path);
@@ -452,7 +454,7 @@ impl Growing<'_> {
         self.tar.opaque(&path.join(&b'/'));
     }
 
-    /// A second entry for a file of this layer.
+    /// Adds a second entry for a file of this layer.
     fn again(&mut self) {
         let of_file = |this: &Self, path: &Path| {
             let inode = this.names.get(path).map(|at| &this.inodes[*at]);
@@ -484,7 +486,7 @@ impl Growing<'_> {
     }
 }
 
-/// What compresses about as well as source code does.
+/// Text that compresses about as well as source code.
 fn words(random: &mut Rng, len: usize) -> Vec<u8> {
     const WORDS: [&str; 10] = [
         "return ", "the ", "if ", "(x)", "\n    ", "import ", "== ", "self.", "value", ", ",
@@ -501,7 +503,7 @@ fn words(random: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 impl Image {
-    /// An image of these layers, each compressed by gzip.
+    /// An image of these tars as gzip layers.
     pub fn of_tars(architecture: &str, tars: &[Vec<u8>]) -> Self {
         let layers = tars.iter().map(|tar| super::layer::gzip(tar)).collect();
         let diff_ids: Vec<String> = tars
@@ -511,10 +513,11 @@ impl Image {
         Self::of_layers(architecture, &diff_ids, layers)
     }
 
-    /// An image of one layer that holds one file of `len` zeros. Gzip compresses it about a thousand times.
+    /// An image of one layer with one file of `len` zeros. Gzip compresses it by a factor of about
+    /// a thousand.
     ///
     /// # Panics
-    /// When memory does not hold that many bytes.
+    /// When memory is too small.
     pub fn of_zeros(len: u64) -> Self {
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
@@ -530,7 +533,7 @@ impl Image {
     }
 }
 
-/// The compressed layer of a random image, for tests that need one alone.
+/// The uncompressed and the compressed layer of a random image, for tests that need one layer.
 pub fn layer(seed: u64) -> (Vec<u8>, Blob) {
     let options = TreeOptions {
         layers: 1,

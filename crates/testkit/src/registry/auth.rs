@@ -1,4 +1,4 @@
-//! Who is let in: basic authentication, and a token server in the manner of Docker Hub's.
+//! Authentication of the fake registry: basic, and a token server like Docker Hub's.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,18 +14,18 @@ use super::shared::Shared;
 
 const SERVICE: &str = "fake-registry";
 
-/// Tokens that are good, or were.
+/// The issued tokens, valid and expired.
 #[derive(Default)]
 pub(super) struct Issued {
     tokens: HashMap<String, Grant>,
-    /// Never reset, so that no token is ever issued twice.
+    /// Counter of tokens. It is never reset, so that each token is unique.
     count: u64,
 }
 
 struct Grant {
     repositories: BTreeSet<String>,
     expires: Instant,
-    /// Requests that it is still good for.
+    /// Number of requests for which the token is still valid.
     uses: Option<u32>,
 }
 
@@ -35,7 +35,7 @@ impl Issued {
     }
 }
 
-/// Lets a request in, or says with what to refuse it.
+/// Accepts a request, or returns the response that refuses it.
 pub(super) fn check(shared: &Shared, request: &RecordedRequest) -> Result<(), Reply> {
     if request.role != Role::Registry {
         return Ok(());
@@ -95,7 +95,7 @@ fn bearer(shared: &Shared, request: &RecordedRequest) -> Result<(), Reply> {
     )))
 }
 
-/// The repository of a path of the API.
+/// The repository in a path of the API.
 fn repository(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/v2/")?;
     let ends = ["/manifests/", "/blobs/", "/tags/", "/referrers/"];
@@ -115,7 +115,7 @@ fn basic(request: &RecordedRequest) -> Option<(String, String)> {
     Some((user.to_owned(), password.to_owned()))
 }
 
-/// What the token server answers.
+/// The response of the token server.
 pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
     let auth = shared.settings.lock().auth.clone();
     let Auth::Token(rules) = auth else {
@@ -151,7 +151,7 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
         .collect();
     let mut issued = shared.issued.lock();
     issued.count += 1;
-    // Unique to this registry: another fake registry must not accept the token as its own.
+    // Unique to this registry: another fake registry must not accept the token.
     let port = shared
         .bases
         .get()
@@ -173,7 +173,7 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
     Reply::json(200, &answer)
 }
 
-/// Whether the caller is somebody (`true`) or anybody (`false`); `None` when it may not have a token.
+/// Whether the client is a user (`true`) or anonymous (`false`); `None` when it gets no token.
 fn login(rules: &TokenAuth, request: &RecordedRequest, asked: &[(String, String)]) -> Option<bool> {
     let field = |name: &str| {
         asked

@@ -1,4 +1,4 @@
-//! A fake registry for tests that are not asynchronous themselves.
+//! Runs a fake registry in background threads, for synchronous tests.
 
 use std::ops::Deref;
 
@@ -6,15 +6,15 @@ use tokio::runtime::{Builder as Runtimes, Runtime};
 
 use super::{Builder, FakeRegistry};
 
-/// A [`FakeRegistry`] with threads of its own.
+/// A [`FakeRegistry`] in background threads.
 pub struct Background {
-    /// Before the runtime, so that it is dropped while there still is one.
+    /// Declared before the runtime, so that it is dropped first.
     registry: FakeRegistry,
     runtime: Runtime,
 }
 
 impl Builder {
-    /// Starts it on two threads of its own.
+    /// Starts the registry in two background threads.
     pub fn start_in_background(self) -> Background {
         let runtime = Runtimes::new_multi_thread()
             .worker_threads(2)
@@ -37,7 +37,7 @@ impl Background {
         self.runtime.block_on(self.registry.restart());
     }
 
-    /// Any other of its asynchronous operations, blocking:
+    /// Runs any other asynchronous operation and blocks:
     /// `registry.wait(async |registry| registry.stop_tokens().await)`.
     pub fn wait<T>(&self, operation: impl AsyncFnOnce(&FakeRegistry) -> T) -> T {
         self.runtime.block_on(operation(&self.registry))

@@ -1,4 +1,4 @@
-//! Sending a body at a given pace, up to where a fault stops it.
+//! Sends a response body at the configured rate, until its end or an injected fault.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -12,12 +12,12 @@ use super::reply::{Framing, Reply};
 use super::shared::Shared;
 use super::wire::{Connection, Next};
 
-/// One write. Small enough that a pace of 1 MB/s comes in steps of less than 0.1 s.
-const PIECE: usize = 64 << 10;
+/// Size of one write in bytes. At 1 MB/s, a write takes less than 0.1 s.
+const WRITE_SIZE: usize = 64 << 10;
 
-/// How far a sender may be behind its pace and still catch up: timers are late by a millisecond, and
-/// without this a fast link would be slower than it says.
-const CATCH_UP: Duration = Duration::from_millis(10);
+/// Maximum delay that a sender may catch up. Timers are about a millisecond late, which would slow
+/// down a fast link.
+const MAX_CATCH_UP: Duration = Duration::from_millis(10);
 
 enum Stop {
     Hang,
@@ -64,8 +64,10 @@ pub(super) async fn send(
         if left == 0 {
             break;
         }
-        let most = slow.map_or(PIECE, |rate| {
-            usize::try_from(rate / 20).unwrap_or(PIECE).clamp(1, PIECE)
+        let most = slow.map_or(WRITE_SIZE, |rate| {
+            usize::try_from(rate / 20)
+                .unwrap_or(WRITE_SIZE)
+                .clamp(1, WRITE_SIZE)
         });
         let piece = reply.content.read(
             reply.start + sent,
@@ -97,7 +99,7 @@ pub(super) async fn send(
     })
 }
 
-/// In order; those beyond the end never happen.
+/// The stops in order of their offsets. Stops beyond the end have no effect.
 fn stops(faults: &[Fault], len: u64) -> Vec<(u64, Stop)> {
     let stop = |fault: &Fault| match fault {
         Fault::HangBody(after) => Some((*after, Stop::Hang)),
@@ -115,11 +117,11 @@ fn stops(faults: &[Fault], len: u64) -> Vec<(u64, Stop)> {
     stops
 }
 
-/// Waits until the shared link and this body's own pace have carried `bytes` more.
+/// Waits until the rates of the shared link and of this body allow `bytes` more.
 async fn pace(shared: &Shared, bytes: usize, slow: Option<u64>, own_free: &mut Instant) {
     let now = Instant::now();
     let cost = |rate: u64| Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-    let earliest = now.checked_sub(CATCH_UP).unwrap_or(now);
+    let earliest = now.checked_sub(MAX_CATCH_UP).unwrap_or(now);
     let mut until = now;
     if let Some(rate) = slow {
         *own_free = (*own_free).max(earliest) + cost(rate);
@@ -135,7 +137,7 @@ async fn pace(shared: &Shared, bytes: usize, slow: Option<u64>, own_free: &mut I
     }
 }
 
-/// Counts a blob's body for as long as it is on its way.
+/// Counts a blob body as in flight until dropped.
 struct Flight(std::sync::Arc<Shared>);
 
 impl Flight {

@@ -1,4 +1,4 @@
-//! How a registry is to start, and its start.
+//! Options and start of a fake registry.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
@@ -15,7 +15,7 @@ use super::settings::{Auth, Settings, TokenAuth};
 use super::shared::{Bases, Shared};
 use super::tls::{Authority, Identity};
 
-/// How a [`FakeRegistry`] is to start.
+/// Options of a [`FakeRegistry`].
 #[derive(Default)]
 pub struct Builder {
     settings: Settings,
@@ -25,46 +25,46 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Speaks TLS on all three ports, by a certificate for `localhost` and the loopback addresses.
+    /// Uses TLS on all three ports, with a certificate for `localhost` and the loopback addresses.
     pub fn tls(self) -> Self {
         self.tls_for(&["localhost", "127.0.0.1", "::1"])
     }
 
-    /// Speaks TLS by a certificate for just these names, right or wrong.
+    /// Uses TLS with a certificate for exactly these names.
     pub fn tls_for(mut self, names: &[&str]) -> Self {
         self.tls_names = Some(names.iter().map(|&name| name.to_owned()).collect());
         self
     }
 
-    /// Its certificate was good once.
+    /// Uses TLS with an expired certificate.
     pub fn tls_expired(self) -> Self {
         self.tls_between(2020, 2021)
     }
 
-    /// Its certificate is good from the first day of a year to that of another.
+    /// Uses TLS with a certificate that is valid from January 1 of `from` to January 1 of `to`.
     pub fn tls_between(mut self, from: i32, to: i32) -> Self {
         self.tls_years = Some([from, to]);
         self
     }
 
-    /// Has its certificate from this authority instead of from one of its own.
+    /// Uses a certificate of this authority instead of a new one.
     pub fn authority(mut self, authority: Arc<Authority>) -> Self {
         self.authority = Some(authority);
         self
     }
 
-    /// Changes the settings that it starts with.
+    /// Changes the initial settings.
     pub fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings);
         self
     }
 
-    /// Asks for bearer tokens as Docker Hub does; everybody gets one.
+    /// Demands bearer tokens like Docker Hub. Every client gets one.
     pub fn token_auth(self) -> Self {
         self.with(|settings| settings.auth = Auth::Token(TokenAuth::default()))
     }
 
-    /// Asks for this user by basic authentication.
+    /// Demands basic authentication of this user.
     pub fn basic_auth(self, user: &str, password: &str) -> Self {
         self.with(|settings| {
             settings.auth = Auth::Basic {
@@ -74,12 +74,12 @@ impl Builder {
         })
     }
 
-    /// Listens on three ephemeral loopback ports.
+    /// Starts the registry on three ephemeral loopback ports.
     pub async fn start(self) -> FakeRegistry {
         self.start_at(SocketAddr::from(([127, 0, 0, 1], 0))).await
     }
 
-    /// Listens at `addr`, and on two ephemeral ports of the same address.
+    /// Starts the registry at `addr`, and on two ephemeral ports of the same address.
     pub async fn start_at(self, addr: SocketAddr) -> FakeRegistry {
         let tls = self.tls_names.map(|names| {
             let authority = self.authority.unwrap_or_else(|| Arc::new(Authority::new()));

@@ -1,4 +1,4 @@
-//! Bytes to serve, in memory or in a file, whole or damaged.
+//! The bytes that the fake registry serves, from memory or a file, unchanged or damaged.
 
 use std::fs::File;
 use std::io;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// Bytes at offsets. Clones share them.
+/// Readable bytes. Clones share them.
 #[derive(Clone)]
 pub(super) struct Content {
     source: Source,
-    /// Less than the source has, or more: zeros follow then.
+    /// Length in bytes. It may be shorter than the source, or longer with zeros at the end.
     len: u64,
-    /// Where one bit is flipped.
+    /// Offset of a flipped bit.
     flipped: Option<u64>,
 }
 
@@ -62,8 +62,8 @@ impl Content {
         self
     }
 
-    /// Up to `most` bytes from `offset`; empty only at the end. Files are read blocking: this is
-    /// for tests, whose files are in the page cache.
+    /// Reads up to `most` bytes from `offset`; empty only at the end. Reads files blocking, since
+    /// test files are in the page cache.
     pub(super) fn read(&self, offset: u64, most: usize) -> Bytes {
         let most = usize::try_from(self.len.saturating_sub(offset))
             .unwrap_or(usize::MAX)
@@ -81,7 +81,7 @@ impl Content {
                     .min(most);
                 let mut buffer = vec![0; there];
                 file.read_exact_at(&mut buffer, offset)
-                    .expect("a blob's file stays as it is");
+                    .expect("an unchanged blob file");
                 buffer.into()
             }
         };

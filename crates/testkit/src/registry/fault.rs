@@ -1,4 +1,4 @@
-//! Faults: what goes wrong, with which requests, how often.
+//! Faults that tests inject into the fake registry, and the rules that select their requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,75 +10,77 @@ use tokio::sync::watch;
 
 use crate::wait::TIME_LIMIT;
 
-/// Something that goes wrong. Several may befall one request. Offsets called `after` count bytes of
-/// the body that is being sent, so of the range where one was asked for.
+/// A fault. Several faults may affect one request. Offsets named `after` count bytes of the sent
+/// body, which is the range in a response to a range request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The connection is reset (RST) instead of an answer.
+    /// The connection is reset (RST) instead of a response.
     Reset,
-    /// The connection is closed (FIN) instead of an answer.
+    /// The connection is closed (FIN) instead of a response.
     Close,
-    /// Nothing is ever answered; the connection stays open.
+    /// The response never comes, and the connection stays open.
     HangHead,
-    /// The answer waits until the gate is released.
+    /// The response waits until the gate is released.
     GateHead(Gate),
-    /// A line that is not HTTP, then the connection is closed.
+    /// The response is a line that is not HTTP, and the connection is closed.
     Garbage,
-    /// This status with an error body of the spec.
+    /// This status with an error body of the specification.
     Status(u16),
     /// This status with a `Retry-After`.
     RetryAfter(u16, String),
-    /// 307 to itself, for ever.
+    /// A 307 to the same URL, always.
     RedirectLoop,
-    /// 307 to this URL.
+    /// A 307 to this URL.
     RedirectTo(String),
 
     /// After this many bytes the body stops; the connection stays open.
     HangBody(u64),
     /// After this many bytes the body waits until the gate is released.
     GateBody(u64, Gate),
-    /// The body trickles at so many bytes a second.
+    /// The body is sent at this number of bytes per second.
     Slow(u64),
     /// After this many bytes the connection is closed (FIN).
     CutBody(u64),
     /// After this many bytes the connection is reset (RST).
     ResetBody(u64),
-    /// `Content-Length` promises so many bytes more than come; then the connection is closed.
+    /// `Content-Length` is larger than the body by this number of bytes, and the connection is
+    /// closed after the body.
     LengthTooLong(u64),
-    /// `Content-Length` promises so many bytes less than are sent.
+    /// `Content-Length` is smaller than the body by this number of bytes.
     LengthTooShort(u64),
 
-    /// The content has one bit flipped, at this offset of the content.
+    /// One bit is flipped at this offset of the blob.
     Corrupt(u64),
-    /// The content ends after so many bytes, and the headers agree with that.
+    /// The blob is truncated to this number of bytes, with matching headers.
     Truncate(u64),
-    /// So many zero bytes follow the content, and the headers agree with that.
+    /// This number of zero bytes follows the blob, with matching headers.
     Pad(u64),
-    /// Other content altogether, and the headers agree with that.
+    /// Other contents, with matching headers.
     Replace(Bytes),
 
     /// Adds or replaces a header.
     Header(&'static str, String),
-    /// Leaves a header out, for example `docker-content-digest`.
+    /// Removes a header, for example `docker-content-digest`.
     WithoutHeader(&'static str),
-    /// So many bytes of needless headers.
+    /// Adds this number of bytes of unneeded headers.
     HugeHeaders(usize),
-    /// The body comes in chunks, without `Content-Length`.
+    /// The body is chunked, without `Content-Length`.
     Chunked,
     /// The body ends with the connection, without `Content-Length`.
     UntilClose,
-    /// A `Range` is answered by 200 and everything.
+    /// A range request gets a 200 with the whole blob.
     IgnoreRange,
-    /// A `Range` is answered by 416 without a word of the size, as registries do that know none with an open end.
+    /// A range request gets a 416 without the size, as from registries that do not support ranges
+    /// with an open end.
     RefuseRange,
-    /// A `Range` is answered by 206 with the bytes asked for, but a `Content-Range` that says others.
+    /// A range request gets a 206 with the right bytes and a wrong `Content-Range`.
     WrongContentRange,
 }
 
 impl Fault {
-    /// Befalls the requests whose path (without query) fits: `*` stands for any run of characters,
-    /// slashes included.
+    /// Affects the requests whose path (without query) matches. `*` matches any characters,
+    /// including slashes.
     pub fn on(self, pattern: impl Into<String>) -> Rule {
         Rule {
             pattern: pattern.into(),
@@ -90,28 +92,28 @@ impl Fault {
         }
     }
 
-    /// Befalls requests for this blob, at the registry and at the CDN alike.
+    /// Affects requests for this blob, at the registry and at the CDN.
     pub fn on_blob(self, digest: &Digest) -> Rule {
         self.on(format!("*/{digest}"))
     }
 
-    /// Befalls requests for manifests.
+    /// Affects requests for manifests.
     pub fn on_manifests(self) -> Rule {
         self.on("/v2/*/manifests/*")
     }
 
-    /// Befalls requests for blobs, at the registry and at the CDN alike.
+    /// Affects requests for blobs, at the registry and at the CDN.
     pub fn on_blobs(self) -> Rule {
         self.on("*/blobs/*")
     }
 
-    /// Befalls requests for tokens.
+    /// Affects requests for tokens.
     pub fn on_tokens(self) -> Rule {
         self.on("/token")
     }
 }
 
-/// A [`Fault`] and the requests that it befalls.
+/// A [`Fault`] and the requests that it affects.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pattern: String,
@@ -123,33 +125,33 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Only requests of this method.
+    /// Affects only requests with this method.
     pub fn method(mut self, method: &'static str) -> Self {
         self.method = Some(method);
         self
     }
 
-    /// Only so many requests; without this, always.
+    /// Affects only this number of requests. The default is no limit.
     pub fn times(mut self, times: usize) -> Self {
         self.times = Some(times);
         self
     }
 
-    /// The first so many requests that fit are spared.
+    /// Skips this number of matching requests.
     pub fn skip(mut self, skip: usize) -> Self {
         self.skip = skip;
         self
     }
 
-    /// Also befalls requests that lack authorization. Without this those get their 401 and do not
-    /// use up the fault.
+    /// Also affects requests without authorization. By default, these get their 401 and do not
+    /// count.
     pub fn before_auth(mut self) -> Self {
         self.before_auth = true;
         self
     }
 }
 
-/// A fault that is set: tells how often it struck and can be taken back.
+/// An injected fault. It counts the affected requests and can be removed.
 #[derive(Clone, Debug)]
 pub struct Injected {
     rules: Arc<Mutex<Vec<Arc<Active>>>>,
@@ -157,12 +159,12 @@ pub struct Injected {
 }
 
 impl Injected {
-    /// How many requests it befell.
+    /// Number of affected requests.
     pub fn hits(&self) -> usize {
         self.active.hits.load(Ordering::SeqCst)
     }
 
-    /// Takes it back; requests under way keep it.
+    /// Removes the fault. Running requests stay affected.
     pub fn remove(&self) {
         self.rules
             .lock()
@@ -173,7 +175,7 @@ impl Injected {
 #[derive(Debug)]
 struct Active {
     rule: Rule,
-    /// Requests that fitted, the spared ones included.
+    /// Number of matching requests, including skipped ones.
     seen: AtomicUsize,
     hits: AtomicUsize,
 }
@@ -199,18 +201,18 @@ impl Rules {
         self.0.lock().clear();
     }
 
-    /// The faults that befall a request, which counts for each of them.
-    pub(super) fn strike(&self, method: &str, path: &str, authorized: bool) -> Vec<Fault> {
+    /// The faults that affect a request. Counts the request for each of them.
+    pub(super) fn matching(&self, method: &str, path: &str, authorized: bool) -> Vec<Fault> {
         let rules = self.0.lock();
         rules
             .iter()
-            .filter_map(|active| active.strike(method, path, authorized))
+            .filter_map(|active| active.matching(method, path, authorized))
             .collect()
     }
 }
 
 impl Active {
-    fn strike(&self, method: &str, path: &str, authorized: bool) -> Option<Fault> {
+    fn matching(&self, method: &str, path: &str, authorized: bool) -> Option<Fault> {
         let Rule {
             pattern,
             method: only,
@@ -234,7 +236,7 @@ impl Active {
     }
 }
 
-/// `*` is greedy backtracking over bytes: patterns here are short.
+/// Matches by backtracking over bytes, since patterns are short.
 fn matches(pattern: &str, path: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == path,
@@ -244,7 +246,7 @@ fn matches(pattern: &str, path: &str) -> bool {
     }
 }
 
-/// Holds answers back until the test has seen what it wants to see: synchronisation without sleeping.
+/// Delays responses until the test releases them: synchronisation without sleeping.
 #[derive(Clone, Debug)]
 pub struct Gate {
     waiting: Arc<watch::Sender<usize>>,
@@ -266,17 +268,17 @@ impl Gate {
         }
     }
 
-    /// Opens it, for those who wait and all who come.
+    /// Opens the gate for waiting and later responses.
     pub fn release(&self) {
         self.open.send_replace(true);
     }
 
-    /// How many answers have come to the gate so far.
+    /// Number of responses that have reached the gate.
     pub fn arrived(&self) -> usize {
         *self.waiting.borrow()
     }
 
-    /// Returns once `count` answers have come to the gate.
+    /// Waits until `count` responses have reached the gate.
     ///
     /// # Panics
     /// After 30 seconds.
@@ -286,15 +288,15 @@ impl Gate {
             tokio::time::timeout(TIME_LIMIT, waiting.wait_for(|&arrived| arrived >= count)).await;
         assert!(
             arrived.is_ok(),
-            "{} of {count} answers came to the gate",
+            "{} of {count} responses reached the gate",
             self.arrived()
         );
     }
 
-    /// Waits at the gate. Cancel safe, but each call counts as an arrival.
+    /// Waits until the gate is open. Cancel safe, but each call counts as an arrival.
     pub(super) async fn pass(&self) {
         self.waiting.send_modify(|waiting| *waiting += 1);
-        // The sender lives in `self`, so this cannot fail.
+        // The sender is in `self`, so that this cannot fail.
         let _ = self.open.subscribe().wait_for(|&open| open).await;
     }
 }

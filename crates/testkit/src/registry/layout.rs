@@ -1,4 +1,5 @@
-//! An OCI image layout on disk as the contents of the registry, for images too large for memory.
+//! Serves an OCI image layout on disk from the fake registry, for images that are too large for
+//! memory.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,15 +10,15 @@ use serde_json::Value;
 
 use super::FakeRegistry;
 
-/// The annotation of `index.json` that says what an image is called.
+/// The annotation in `index.json` with the name of an image.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 impl FakeRegistry {
-    /// Puts every image of a layout that is called `repository:tag`; returns these names. Blobs stay
-    /// in their files, manifests are read.
+    /// Adds every image of a layout whose name is `repository:tag`. Returns these names. Blobs stay
+    /// in their files. Manifests are read.
     ///
     /// # Errors
-    /// Those of the files, and a layout that is not what the image spec says.
+    /// A file cannot be read, or the layout violates the image specification.
     pub fn push_layout(&self, folder: &Path) -> io::Result<Vec<String>> {
         let index = parse(&fs::read(folder.join("index.json"))?)?;
         let mut names = Vec::new();
@@ -51,7 +52,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// A manifest or index with all below it.
+    /// Adds a manifest or index with all its descendants.
     fn document(&mut self, digest: Digest, descriptor: &Value) -> io::Result<()> {
         if !self.seen.insert(digest) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A port that can be closed and opened again.
+//! A listener that can be stopped and started again on the same port.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use super::shared::Shared;
 use super::wire;
 
 pub(super) struct Listener {
-    /// Bound but never listening: the port is ours while nobody listens, and connecting is refused.
+    /// Bound but never listening: it reserves the port while connections are refused.
     reserve: Socket,
     role: Role,
     shared: Arc<Shared>,
@@ -24,13 +24,13 @@ pub(super) struct Listener {
 }
 
 struct Running {
-    /// Dropped = stop.
+    /// Dropping it stops the listener.
     stop: oneshot::Sender<()>,
     accepting: JoinHandle<()>,
 }
 
 impl Listener {
-    /// Reserves the port; nothing listens before [`start`](Self::start).
+    /// Reserves the port. [`start`](Self::start) begins to listen.
     pub(super) fn bind(addr: SocketAddr, role: Role, shared: Arc<Shared>) -> Self {
         let reserve = bound(addr).unwrap_or_else(|error| panic!("cannot bind {addr}: {error}"));
         Self {
@@ -64,7 +64,7 @@ impl Listener {
         *self.running.lock() = Some(Running { stop, accepting });
     }
 
-    /// Returns when the port is closed and all connections are gone.
+    /// Closes the port and all connections.
     pub(super) async fn stop(&self) {
         let running = self.running.lock().take();
         if let Some(Running { stop, accepting }) = running {
@@ -82,8 +82,8 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A process that another test is about to start holds a copy of our last socket from its `fork` to its `exec`:
-/// until then the port is taken.
+/// Listens at `addr`, and retries while the port is in use: a process that another test starts
+/// holds a copy of the last socket from its `fork` to its `exec`.
 async fn listening(addr: SocketAddr) -> io::Result<Socket> {
     let mut tries = 0;
     loop {

@@ -1,4 +1,4 @@
-//! The log of requests, which tests read and wait on.
+//! Records the requests to the fake registry. Tests read them and wait for them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,46 +11,47 @@ use tokio::sync::watch;
 
 use crate::wait::TIME_LIMIT;
 
-/// Which of the three ports a request came to.
+/// The port that received a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The registry.
     Registry,
     /// The token server.
     Tokens,
-    /// Where blobs are redirected to.
+    /// The target of redirects for blobs.
     Cdn,
 }
 
-/// One request and what became of it up to now.
+/// One request and the state of its response.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest {
-    /// Which port it came to.
+    /// The port that received the request.
     pub role: Role,
     /// `GET`, …
     pub method: String,
-    /// As it was sent, without the query.
+    /// The path as sent, without the query.
     pub path: String,
-    /// What follows the `?`.
+    /// The query, without the `?`.
     pub query: Option<String>,
-    /// All headers, in order of arrival among those of one name.
+    /// All headers. Values of one name keep their order.
     pub headers: HeaderMap,
-    /// The body, where it had one.
+    /// The body, which may be empty.
     pub body: Bytes,
-    /// Where it came from.
+    /// The address of the client.
     pub peer: SocketAddr,
-    /// Counts connections from 0 over all ports: two requests with the same number shared one.
+    /// Number of the connection, counted from 0 over all ports. Requests on one connection have the
+    /// same number.
     pub connection: u64,
-    /// The status sent, when one was.
+    /// The sent status, if any.
     pub status: Option<u16>,
-    /// Bytes of the body handed to the socket.
+    /// Number of body bytes written to the socket.
     pub sent: u64,
-    /// Whether nothing more will be sent for it.
+    /// Whether the response has ended.
     pub done: bool,
 }
 
 impl RecordedRequest {
-    /// The value of a header as text; `None` when it was not there.
+    /// The value of a header as text; `None` when the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
@@ -64,7 +65,7 @@ impl RecordedRequest {
     }
 }
 
-/// A request under way; dropping it means that nothing more is sent.
+/// A recorded request with the progress of its response.
 pub(super) struct Entry {
     request: RecordedRequest,
     status: AtomicU16,
@@ -84,7 +85,7 @@ impl Entry {
     }
 }
 
-/// What a connection holds of the request that it answers.
+/// The handle of a connection to its current request. Dropping it marks the response as ended.
 pub(super) struct Tracked {
     entry: Arc<Entry>,
     changed: Arc<watch::Sender<u64>>,
@@ -154,7 +155,7 @@ impl Log {
             tokio::time::timeout(TIME_LIMIT, changed.wait_for(|_| enough(&self.requests()))).await;
         assert!(
             waited.is_ok(),
-            "the requests did not come; there were {:#?}",
+            "the awaited requests did not arrive; there were {:#?}",
             self.requests()
         );
     }

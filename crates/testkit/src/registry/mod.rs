@@ -1,8 +1,7 @@
-//! An OCI registry inside the test's process, with faults that are set and taken back at run time.
-//!
-//! It speaks HTTP/1.1 by hand rather than through a server library: every fault is a thing that a
-//! correct server cannot be made to do. It listens on three loopback ports: the registry itself, its
-//! token server, and the "CDN" to which it may redirect blobs.
+//! A fake OCI registry in the test process. Tests inject and remove its faults at run time. It
+//! implements HTTP/1.1 itself, because a correct server library cannot produce the faults. It
+//! listens on three loopback ports: the registry, its token server, and the CDN to which it may
+//! redirect blobs.
 
 mod auth;
 mod background;
@@ -53,17 +52,17 @@ pub struct FakeRegistry {
 }
 
 impl FakeRegistry {
-    /// Plain HTTP, open to everybody, empty.
+    /// Starts an empty registry over plain HTTP without authentication.
     pub async fn start() -> Self {
         Self::builder().start().await
     }
 
-    /// To say how it shall start.
+    /// The options for a start.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Where the registry listens.
+    /// The address of the registry.
     pub fn addr(&self) -> SocketAddr {
         self.main.addr()
     }
@@ -78,12 +77,12 @@ impl FakeRegistry {
         format!("{scheme}://{}", self.addr())
     }
 
-    /// Where the token server listens.
+    /// The address of the token server.
     pub fn token_addr(&self) -> SocketAddr {
         self.tokens.addr()
     }
 
-    /// Where redirected blobs are.
+    /// The address of the CDN, to which blobs are redirected.
     pub fn cdn_addr(&self) -> SocketAddr {
         self.cdn.addr()
     }
@@ -91,7 +90,7 @@ impl FakeRegistry {
     /// The certificate of the authority behind the TLS of this registry, as PEM.
     ///
     /// # Panics
-    /// When it speaks plain HTTP.
+    /// When the registry uses plain HTTP.
     pub fn ca_pem(&self) -> &str {
         self.shared
             .tls
@@ -100,8 +99,8 @@ impl FakeRegistry {
             .ca_pem()
     }
 
-    /// Closes all three ports and every connection. From then on connections are refused; the ports
-    /// stay reserved for [`restart`](Self::restart).
+    /// Closes all three ports and every connection. Connections are then refused. The ports stay
+    /// reserved for [`restart`](Self::restart).
     pub async fn stop(&self) {
         self.main.stop().await;
         self.tokens.stop().await;
@@ -115,27 +114,27 @@ impl FakeRegistry {
         self.cdn.start().await;
     }
 
-    /// Closes the token server alone.
+    /// Stops only the token server.
     pub async fn stop_tokens(&self) {
         self.tokens.stop().await;
     }
 
-    /// Closes the CDN alone.
+    /// Stops only the CDN.
     pub async fn stop_cdn(&self) {
         self.cdn.stop().await;
     }
 
-    /// Changes settings; requests that come from now on see them.
+    /// Changes the settings for later requests.
     pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.shared.settings.lock());
     }
 
-    /// Forgets every token that was issued, as if all had expired.
+    /// Invalidates every issued token, as if all had expired.
     pub fn expire_tokens(&self) {
         self.shared.issued.lock().clear();
     }
 
-    /// Puts an image, all its blobs and manifests, into a repository and points `tag` at its root.
+    /// Adds all blobs and documents of an image to a repository, and points `tag` to its root.
     pub fn push(&self, repository: &str, tag: &str, image: &Image) {
         let mut store = self.shared.store.lock();
         for blob in &image.blobs {
@@ -152,7 +151,7 @@ impl FakeRegistry {
         store.tag(repository, tag, image.root);
     }
 
-    /// Puts one blob.
+    /// Adds one blob.
     pub fn put_blob(&self, repository: &str, bytes: impl Into<Bytes>) -> Digest {
         let bytes = bytes.into();
         let digest = crate::images::digest_of(&bytes);
@@ -163,7 +162,7 @@ impl FakeRegistry {
         digest
     }
 
-    /// Puts one blob under a digest that need not be its own.
+    /// Adds one blob under any digest, even a wrong one.
     pub fn put_blob_as(&self, repository: &str, digest: Digest, bytes: impl Into<Bytes>) {
         self.shared
             .store
@@ -171,7 +170,7 @@ impl FakeRegistry {
             .put_blob(repository, digest, Content::memory(bytes.into()));
     }
 
-    /// Puts a blob whose bytes stay in a file and are read as they are served.
+    /// Adds a blob whose bytes stay in a file and are read while they are served.
     pub fn put_blob_file(&self, repository: &str, digest: Digest, path: &Path) {
         let content =
             Content::file(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -181,7 +180,7 @@ impl FakeRegistry {
             .put_blob(repository, digest, content);
     }
 
-    /// Puts one manifest, sensible or not.
+    /// Adds one manifest, valid or not.
     pub fn put_manifest(
         &self,
         repository: &str,
@@ -197,7 +196,7 @@ impl FakeRegistry {
         digest
     }
 
-    /// Puts a document under a digest that need not be its own.
+    /// Adds a document under any digest, even a wrong one.
     pub fn put_manifest_as(
         &self,
         repository: &str,
@@ -211,43 +210,43 @@ impl FakeRegistry {
             .put_manifest(repository, digest, media_type, bytes.into());
     }
 
-    /// Points a tag at a manifest, which need not be there.
+    /// Points a tag to a manifest, which may be missing.
     pub fn tag(&self, repository: &str, tag: &str, digest: Digest) {
         self.shared.store.lock().tag(repository, tag, digest);
     }
 
-    /// Takes a tag away.
+    /// Removes a tag.
     pub fn untag(&self, repository: &str, tag: &str) {
         self.shared.store.lock().untag(repository, tag);
     }
 
-    /// Takes a blob or manifest away from a repository.
+    /// Removes a blob or manifest from a repository.
     pub fn remove(&self, repository: &str, digest: &Digest) {
         self.shared.store.lock().remove(repository, digest);
     }
 
-    /// Sets a fault, beside those already set:
+    /// Injects a fault in addition to others:
     /// `registry.inject(Fault::Status(503).on("/v2/*").times(2))`.
     pub fn inject(&self, rule: Rule) -> Injected {
         self.shared.rules.add(rule)
     }
 
-    /// Takes all faults back.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         self.shared.rules.clear();
     }
 
-    /// All requests so far, in the order in which their heads arrived.
+    /// All requests so far, in the order of arrival.
     pub fn requests(&self) -> Vec<RecordedRequest> {
         self.shared.log.requests()
     }
 
-    /// Forgets the requests so far.
+    /// Clears the recorded requests.
     pub fn clear_requests(&self) {
         self.shared.log.clear();
     }
 
-    /// How many requests so far fit.
+    /// Number of requests so far that match.
     pub fn count(&self, fits: impl FnMut(&RecordedRequest) -> bool) -> usize {
         let mut fits = fits;
         self.requests()
@@ -256,13 +255,13 @@ impl FakeRegistry {
             .count()
     }
 
-    /// How many GETs of this blob or manifest reached the registry itself, those that a fault
-    /// befell included.
+    /// Number of GETs of this blob or manifest at the registry itself, including those with a
+    /// fault.
     pub fn gets_of(&self, digest: &Digest) -> usize {
         self.count_of("GET", digest)
     }
 
-    /// How many HEADs of this blob or manifest reached the registry itself.
+    /// Number of HEADs of this blob or manifest at the registry itself.
     pub fn heads_of(&self, digest: &Digest) -> usize {
         self.count_of("HEAD", digest)
     }
@@ -276,7 +275,7 @@ impl FakeRegistry {
         })
     }
 
-    /// Returns as soon as the requests so far satisfy `enough`.
+    /// Waits until the requests so far satisfy `enough`.
     ///
     /// # Panics
     /// After 30 seconds.
@@ -284,7 +283,7 @@ impl FakeRegistry {
         self.shared.log.wait_for(enough).await;
     }
 
-    /// The largest number of blob bodies that were on their way at the same time.
+    /// Maximum number of concurrent blob bodies.
     pub fn peak_blobs_in_flight(&self) -> usize {
         self.shared.peak_blobs_in_flight.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! An answer before it is sent, and the faults that change what it says.
+//! A response of the fake registry before it is sent, and the faults that change its headers.
 
 use bytes::Bytes;
 use serde_json::json;
@@ -10,27 +10,27 @@ pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
     pub(super) content: Content,
-    /// Where in the content the body begins.
+    /// Offset of the body in the content.
     pub(super) start: u64,
-    /// How many bytes the body has.
+    /// Length of the body in bytes.
     pub(super) len: u64,
     pub(super) framing: Framing,
-    /// Whether this is the content of a blob.
+    /// Whether the body belongs to a blob.
     pub(super) is_blob: bool,
 }
 
-/// How the client is told where the body ends.
+/// How the response marks the end of the body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Framing {
     Length(u64),
     Chunked,
     UntilClose,
-    /// A status that has no body.
+    /// The status has no body.
     Bodiless,
 }
 
 impl Reply {
-    /// All of `content`.
+    /// A response with the whole `content`.
     pub(super) fn of(status: u16, media_type: &str, content: Content) -> Self {
         let len = content.len();
         Self {
@@ -52,7 +52,7 @@ impl Reply {
         )
     }
 
-    /// The spec's error body.
+    /// A response with an error body of the specification.
     pub(super) fn error(status: u16, code: &str) -> Self {
         let message = format!("the fake registry says {status}");
         Self::json(
@@ -81,7 +81,7 @@ impl Reply {
         self.headers.push((name.to_owned(), value));
     }
 
-    /// Narrows the body to bytes `start..=end` of the content and says so.
+    /// Limits the body to bytes `start..=end` of the content, with a `Content-Range`.
     pub(super) fn ranged(mut self, start: u64, end: u64) -> Self {
         self.status = 206;
         self.start = start;
@@ -91,7 +91,7 @@ impl Reply {
         self.header("content-range", format!("bytes {start}-{end}/{total}"))
     }
 
-    /// What the faults do to head and framing. What they do to the body as it is sent is `body`'s.
+    /// Applies the faults of headers and framing. Module `body` applies those of the body.
     pub(super) fn spoil(&mut self, faults: &[Fault]) {
         for fault in faults {
             match fault {
@@ -100,7 +100,7 @@ impl Reply {
                     .headers
                     .retain(|(other, _)| !other.eq_ignore_ascii_case(name)),
                 Fault::HugeHeaders(bytes) => {
-                    // 4 KiB a line: a client may limit a line as well as the head.
+                    // 4 KiB per line, since a client may limit lines as well as the head.
                     for (nth, left) in (0..*bytes).step_by(4096).enumerate() {
                         let value = "n".repeat((bytes - left).min(4096));
                         self.headers.push((format!("x-needless-{nth}"), value));
@@ -124,7 +124,7 @@ impl Reply {
         }
     }
 
-    /// The head as it goes over the wire.
+    /// The encoded head.
     pub(super) fn head(&self) -> Vec<u8> {
         let reason = http::StatusCode::from_u16(self.status)
             .ok()
@@ -147,7 +147,7 @@ impl Reply {
         head.into_bytes()
     }
 
-    /// Whether the connection ends with this answer by what its head says.
+    /// Whether the headers close the connection after this response.
     pub(super) fn closes(&self) -> bool {
         let says_close = |(name, value): &(String, String)| {
             name.eq_ignore_ascii_case("connection") && value.eq_ignore_ascii_case("close")

@@ -1,4 +1,4 @@
-//! From a request to the answer that a correct registry gives, and the faults that replace it.
+//! Creates the response of a correct registry for a request, or that of a fault.
 
 use pierhead_oci::{Digest, MediaType};
 use serde_json::json;
@@ -10,7 +10,7 @@ use super::log::{RecordedRequest, Role};
 use super::reply::{Framing, Reply};
 use super::shared::Shared;
 
-/// The answer to a request that was let in.
+/// The response to an authorized request.
 pub(super) fn route(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     match request.role {
         Role::Tokens => damage(auth::token(shared, request), faults),
@@ -22,7 +22,7 @@ pub(super) fn route(shared: &Shared, request: &RecordedRequest, faults: &[Fault]
     }
 }
 
-/// The answer that a fault gives instead.
+/// The response of a fault, which replaces the correct one.
 pub(super) fn replaced(request: &RecordedRequest, faults: &[Fault]) -> Option<Reply> {
     faults.iter().find_map(|fault| match fault {
         Fault::Status(status) => Some(Reply::error(*status, code(*status))),
@@ -122,7 +122,8 @@ fn manifest(
     reply
 }
 
-/// The index that clients keep under the tag `<algorithm>-<hex>` where the referrers API is lacking.
+/// The referrers index under the tag `<algorithm>-<hex>`, for clients of registries without the
+/// referrers API.
 fn tag_schema(shared: &Shared, name: &str, target: &str) -> Option<String> {
     let digest: Digest = target.replacen('-', ":", 1).parse().ok()?;
     let descriptors = shared.store.lock().referrers(name, &digest);
@@ -181,7 +182,8 @@ fn blob(
     identified(reply, &digest)
 }
 
-/// As object stores do, it refuses a request that is authorized twice: by the URL and by a header.
+/// The CDN. Like an object store, it refuses a request that is authorized both by its URL and by a
+/// header.
 fn cdn(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     let digest = request
         .path
@@ -209,7 +211,7 @@ fn damaged(content: Content, faults: &[Fault]) -> Content {
     })
 }
 
-/// For answers that are made for the request.
+/// Applies content faults to a generated response.
 fn damage(reply: Reply, faults: &[Fault]) -> Reply {
     let content = damaged(reply.content, faults);
     let len = content.len();
@@ -247,7 +249,7 @@ fn ranged(content: Content, request: &RecordedRequest, faults: &[Fault]) -> Repl
     }
 }
 
-/// First and last byte of a single range; `None` for what a server is free to ignore.
+/// First and last byte of a single range; `None` for a range that a server may ignore.
 fn span(range: &str, total: u64) -> Option<Result<(u64, u64), ()>> {
     let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
     let (start, end) = match (first, last) {

@@ -1,21 +1,24 @@
-//! What kind of registry it plays.
+//! The settings of the fake registry.
 
 use std::time::Duration;
 
-/// Changeable at run time by [`FakeRegistry::configure`](super::FakeRegistry::configure).
+/// Settings that [`FakeRegistry::configure`](super::FakeRegistry::configure) can change at run
+/// time.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Who may read.
+    /// The required authentication.
     pub auth: Auth,
-    /// Blobs are answered by 307 to the CDN's port, which refuses a request with an `Authorization`.
+    /// Whether blobs are redirected (307) to the CDN, which refuses a request with an
+    /// `Authorization`.
     pub redirect_blobs: bool,
-    /// Off: the referrers API answers 404, and the tag schema has to do.
+    /// Whether the referrers API exists. Without it, its status is 404, and clients use the tag
+    /// schema.
     pub referrers_api: bool,
-    /// No page of a tag list has more entries, whatever the client asks for.
+    /// Maximum number of tags per page, whatever the client requests.
     pub tags_page: Option<usize>,
-    /// Manifest GETs are counted and limited as Docker Hub does.
+    /// The rate limit of manifest GETs, like Docker Hub's.
     pub rate_limit: Option<RateLimit>,
-    /// Bytes a second that all bodies together get.
+    /// Maximum bytes per second of all bodies together.
     pub bandwidth: Option<u64>,
 }
 
@@ -32,20 +35,20 @@ impl Default for Settings {
     }
 }
 
-/// Who may read.
+/// The required authentication.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Auth {
-    /// Everybody.
+    /// No authentication.
     Open,
     /// One user, by basic authentication.
     Basic {
-        /// Its name.
+        /// The name of the user.
         user: String,
-        /// Its password.
+        /// The password of the user.
         password: String,
     },
-    /// Whoever brings a token of the token server.
+    /// A token of the token server.
     Token(TokenAuth),
 }
 
@@ -54,17 +57,17 @@ pub enum Auth {
 pub struct TokenAuth {
     /// Issues tokens to callers without credentials.
     pub anonymous: bool,
-    /// Name and password of those who may log in.
+    /// Names and passwords of the users.
     pub users: Vec<(String, String)>,
-    /// An identity token that counts as a login (OAuth2 refresh token, sent by POST).
+    /// An accepted identity token (OAuth2 refresh token, sent by POST).
     pub identity: Option<String>,
-    /// Repositories of which an anonymous token grants nothing.
+    /// Repositories to which an anonymous token gives no access.
     pub private: Vec<String>,
-    /// How long a token is good for; zero issues expired ones.
+    /// Lifetime of a token. Zero issues expired tokens.
     pub lifetime: Duration,
-    /// How many requests a token is good for; `None` for any number while it lives.
+    /// Number of requests for which a token is valid; `None`: no limit within its lifetime.
     pub uses: Option<u32>,
-    /// Whether the answer tells `expires_in`.
+    /// Whether the response contains `expires_in`.
     pub tells_expiry: bool,
     /// Whether the token is in `access_token` only, not in `token`.
     pub only_access_token: bool,
@@ -85,13 +88,13 @@ impl Default for TokenAuth {
     }
 }
 
-/// Docker Hub's limit on pulls, told by `ratelimit-limit` and `ratelimit-remaining`.
+/// Docker Hub's limit of pulls, reported in `ratelimit-limit` and `ratelimit-remaining`.
 #[derive(Clone, Copy, Debug)]
 pub struct RateLimit {
-    /// Manifest GETs in a window.
+    /// Maximum number of manifest GETs per window.
     pub limit: u64,
-    /// How many are left; at none, a manifest GET is answered 429.
+    /// Number of remaining manifest GETs. At 0, a manifest GET gets a 429.
     pub remaining: u64,
-    /// The window in seconds, as told; it never ends.
+    /// The reported window in seconds. The fake window never ends.
     pub window: u64,
 }

@@ -20,7 +20,7 @@ pub(super) struct Shared {
     pub(super) rules: Rules,
     pub(super) log: Log,
     pub(super) issued: Mutex<Issued>,
-    /// When the shared link has carried all bytes that it was given.
+    /// The time at which the shared link has sent all bytes so far.
     pub(super) link_free: Mutex<Instant>,
     pub(super) blobs_in_flight: AtomicUsize,
     pub(super) peak_blobs_in_flight: AtomicUsize,
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) bases: OnceLock<Bases>,
 }
 
-/// URLs of the listeners without a slash at the end.
+/// URLs of the listeners, without a slash at the end.
 pub(super) struct Bases {
     pub(super) tokens: String,
     pub(super) cdn: String,

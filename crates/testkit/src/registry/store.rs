@@ -1,4 +1,4 @@
-//! What the registry holds: repositories of blobs, manifests and tags.
+//! The contents of the fake registry: repositories with blobs, manifests and tags.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ pub(super) struct Store {
 #[derive(Default)]
 struct Repository {
     blobs: HashMap<Digest, Content>,
-    /// In order of digest, so that lists of referrers are the same at every run.
+    /// Documents in the order of their digests, so that lists of referrers are deterministic.
     manifests: BTreeMap<Digest, Document>,
     tags: BTreeMap<String, Digest>,
 }
@@ -78,7 +78,7 @@ impl Store {
             .cloned()
     }
 
-    /// By digest, whatever the repository: the CDN knows none.
+    /// A blob of any repository, for the CDN, whose URLs have no repository.
     pub(super) fn any_blob(&self, digest: &Digest) -> Option<Content> {
         self.repositories
             .values()
@@ -86,7 +86,7 @@ impl Store {
             .cloned()
     }
 
-    /// By tag or digest.
+    /// A manifest by tag or digest.
     pub(super) fn manifest(&self, repository: &str, target: &str) -> Option<Document> {
         let repository = self.repositories.get(repository)?;
         let digest = target
@@ -96,7 +96,7 @@ impl Store {
         repository.manifests.get(&digest).cloned()
     }
 
-    /// All tags in lexical order; `None` where the repository is not known.
+    /// All tags in lexical order; `None` for an unknown repository.
     pub(super) fn tags(&self, repository: &str) -> Option<Vec<String>> {
         Some(
             self.repositories
@@ -123,7 +123,7 @@ impl Store {
     }
 }
 
-/// Descriptor of a manifest as a list of referrers has it, when it refers to `subject`.
+/// The referrers descriptor of a manifest, if it refers to `subject`.
 fn descriptor(document: &Document, subject: &str) -> Option<Value> {
     let parsed: Value = serde_json::from_slice(&document.bytes).ok()?;
     (parsed["subject"]["digest"] == subject).then(|| {

@@ -1,4 +1,4 @@
-//! A certificate authority that lives as long as a test.
+//! A certificate authority for one test.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::TlsAcceptor;
 
-/// Signs certificates for servers and clients; trusted by whoever is given [`pem`](Self::pem).
+/// Signs certificates for servers and clients. Programs trust it through [`pem`](Self::pem).
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -19,7 +19,7 @@ impl Default for Authority {
 }
 
 impl Authority {
-    /// A new one, with a new key.
+    /// An authority with a new key.
     pub fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -34,7 +34,7 @@ impl Authority {
         }
     }
 
-    /// Its certificate as PEM.
+    /// The certificate of the authority as PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
@@ -46,7 +46,7 @@ impl Authority {
     }
 
     fn sign(&self, names: &[String], years: Option<[i32; 2]>) -> (rcgen::Certificate, KeyPair) {
-        let mut params = CertificateParams::new(names).expect("names that a certificate can hold");
+        let mut params = CertificateParams::new(names).expect("valid certificate names");
         params
             .distinguished_name
             .push(DnType::CommonName, "pierhead test");
@@ -61,7 +61,7 @@ impl Authority {
     }
 }
 
-/// A server's certificate at work.
+/// The certificate of a server, and its TLS acceptor.
 pub(super) struct Identity {
     authority: Arc<Authority>,
     pub(super) acceptor: TlsAcceptor,

@@ -1,4 +1,5 @@
-//! One connection: heads are read, answers are written, and the connection is broken on request.
+//! One server connection of the fake registry: reads requests, writes responses, and applies
+//! connection faults.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,8 +17,8 @@ use super::log::{RecordedRequest, Role};
 use super::shared::Shared;
 use super::{auth, body, route};
 
-/// A head or body that is larger is not what a registry's client sends.
-const REQUEST_MAX: usize = 1 << 20;
+/// Maximum size of a request's head or body in bytes.
+const MAX_REQUEST_SIZE: usize = 1 << 20;
 
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
     fn tcp(&self) -> &TcpStream;
@@ -35,15 +36,15 @@ impl Socket for TlsStream<TcpStream> {
     }
 }
 
-/// What becomes of a connection after an answer.
+/// The state of a connection after a response.
 #[derive(PartialEq, Eq)]
 pub(super) enum Next {
     KeepAlive,
-    /// The end is said properly (over TLS too).
+    /// Close orderly, with TLS close_notify.
     Close,
-    /// The connection ends in the middle of things, by FIN.
+    /// Close abruptly by FIN.
     Cut,
-    /// The same by RST.
+    /// Close abruptly by RST.
     Reset,
 }
 
@@ -57,14 +58,14 @@ pub(super) struct Connection {
 }
 
 pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, peer: SocketAddr) {
-    // A failure here means that the peer is gone already.
+    // A failure means that the client has disconnected.
     let _ = stream.set_nodelay(true);
     let id = shared.log.connection();
     let socket: Box<dyn Socket> = match &shared.tls {
         None => Box::new(stream),
         Some(tls) => match tls.acceptor.accept(stream).await {
             Ok(stream) => Box::new(stream),
-            // The client does not trust us, or left: its business.
+            // The client does not trust the certificate, or disconnected.
             Err(_) => return,
         },
     };
@@ -80,7 +81,7 @@ pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, pe
         match connection.exchange().await {
             Ok(Next::KeepAlive) => {}
             Ok(next) => break next,
-            // The client left.
+            // The client disconnected.
             Err(_) => break Next::Cut,
         }
     };
@@ -105,7 +106,7 @@ impl Connection {
         let verdict = auth::check(&shared, &request);
         let faults = shared
             .rules
-            .strike(&request.method, &request.path, verdict.is_ok());
+            .matching(&request.method, &request.path, verdict.is_ok());
         let tracked = shared.log.add(request.clone());
         for fault in &faults {
             match fault {
@@ -148,18 +149,18 @@ impl Connection {
         self.socket.flush().await
     }
 
-    /// Returns when the peer has closed, or breaks the connection. What it sends meanwhile is kept.
+    /// Waits until the client closes the connection. Keeps the bytes that arrive meanwhile.
     async fn gone(&mut self) {
         while matches!(self.socket.read_buf(&mut self.received).await, Ok(1..)) {}
     }
 
-    /// Says nothing more until the peer leaves.
+    /// Sends nothing until the client disconnects.
     pub(super) async fn hang(&mut self) -> io::Result<Next> {
         self.gone().await;
         Ok(Next::Cut)
     }
 
-    /// Waits for `event`; fails when the peer leaves before.
+    /// Waits for `event`. Fails when the client disconnects before.
     pub(super) async fn unless_gone(&mut self, event: impl Future<Output = ()>) -> io::Result<()> {
         tokio::select! {
             () = event => Ok(()),
@@ -167,13 +168,13 @@ impl Connection {
         }
     }
 
-    /// The next request with its body; `None` when the peer closes instead.
+    /// Reads the next request with its body; `None` when the client closes the connection.
     async fn read_request(&mut self) -> io::Result<Option<RecordedRequest>> {
         let (mut request, length) = loop {
             if let Some(parsed) = self.parse()? {
                 break parsed;
             }
-            if self.received.len() > REQUEST_MAX {
+            if self.received.len() > MAX_REQUEST_SIZE {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             if self.socket.read_buf(&mut self.received).await? == 0 {
@@ -181,7 +182,7 @@ impl Connection {
             }
         };
         while self.received.len() < length {
-            if length > REQUEST_MAX || self.socket.read_buf(&mut self.received).await? == 0 {
+            if length > MAX_REQUEST_SIZE || self.socket.read_buf(&mut self.received).await? == 0 {
                 return Err(io::ErrorKind::InvalidData.into());
             }
         }
@@ -189,7 +190,8 @@ impl Connection {
         Ok(Some(request))
     }
 
-    /// Takes a complete head off what was received, with the length of the body that follows.
+    /// Parses a complete head from the received bytes. Returns the request and the length of its
+    /// body.
     fn parse(&mut self) -> io::Result<Option<(RecordedRequest, usize)>> {
         let mut headers = [httparse::EMPTY_HEADER; 256];
         let mut head = httparse::Request::new(&mut headers);

@@ -1,4 +1,4 @@
-//! Blobs as layers are read from: one in memory, and a folder of files.
+//! Blobs from which tests read layers: in memory, or as files of a folder.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,25 +25,26 @@ impl Blob for MemoryBlob {
     }
 }
 
-/// Blobs as files of one folder, each under the hex digits of its digest: what `blobs/sha256` of an OCI layout is.
+/// Blobs as files of one folder, named by the hex digits of their digests, as in `blobs/sha256` of
+/// an OCI layout.
 #[derive(Clone, Debug)]
 pub struct BlobFolder(PathBuf);
 
 impl BlobFolder {
-    /// One that is there.
+    /// Uses an existing folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(folder.into())
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Has one blob more from now on; its digest.
+    /// Adds a blob. Returns its digest.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn put(&self, bytes: &[u8]) -> Digest {
         let digest = Digest::of(Algorithm::Sha256, bytes);
         fs::write(self.0.join(digest.hex()), bytes).expect("written");

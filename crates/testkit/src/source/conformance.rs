@@ -1,31 +1,32 @@
-//! What every source owes to those who read it, wherever its bytes lie.
+//! The conformance suite of sources of file contents (trait `Source`).
 
 use std::io;
 
 use pierhead_bundle::MAX_FRAME;
 use pierhead_toc::{FileDigest, Source};
 
-/// Reads at random places, of all contents in turn: what one read leaves behind must not reach the next.
+/// Number of reads at random offsets. They alternate over all contents, so that state that leaks
+/// between reads is found.
 const READS: usize = 300;
 
-/// The conformance suite. `new` gives a source that has these contents (each once, one of them empty, some
-/// larger than a frame, some that compress and some that do not), and nothing else that the suite asks for.
+/// Runs the conformance suite. `new` returns a source with exactly these contents: one empty, some
+/// larger than a frame, some compressible and some not.
 ///
 /// # Panics
-/// When the source breaks a promise of [`Source`].
+/// When the source violates the contract of [`Source`].
 pub fn conforms<S: Source>(new: impl Fn(&[Vec<u8>]) -> S) {
     let contents = contents();
     let source = new(&contents);
-    knows_sizes(&source, &contents);
-    gives_all_of_each(&source, &contents);
-    gives_any_range(&source, &contents);
-    says_where_the_end_is(&source, &contents);
-    says_what_is_not_here(&source, &contents);
-    // Not even after all those errors.
-    gives_all_of_each(&source, &contents);
+    returns_sizes(&source, &contents);
+    reads_each_content_completely(&source, &contents);
+    reads_any_range(&source, &contents);
+    fails_beyond_the_end(&source, &contents);
+    fails_for_unknown_contents(&source, &contents);
+    // Earlier errors must not affect later reads.
+    reads_each_content_completely(&source, &contents);
     let empty = new(&[]);
     for bytes in &contents {
-        lacks(&empty, &FileDigest::of(bytes));
+        assert_unknown(&empty, &FileDigest::of(bytes));
     }
 }
 
@@ -50,7 +51,7 @@ fn contents() -> Vec<Vec<u8>> {
         random.fill(&mut bytes);
         contents.push(bytes);
     }
-    // As a program's text: what compresses, and is like its neighbour.
+    // Compressible text, similar in each version.
     for version in 0..4 {
         let lines = (0..2000).map(|line| format!("{line}: version {version} of this line\n"));
         contents.push(lines.collect::<String>().into_bytes());
@@ -64,29 +65,29 @@ fn read(source: &impl Source, bytes: &[u8], offset: usize, len: usize) {
 }
 
 fn read_named(source: &impl Source, content: &FileDigest, bytes: &[u8], offset: usize, len: usize) {
-    // Not zeros: what is left as it was must show.
+    // Not zeros, so that unwritten bytes are detected.
     let mut buf = vec![0xa5; len];
     source
         .read_at(content, offset as u64, &mut buf)
         .unwrap_or_else(|error| panic!("{len} bytes from {offset} of {}: {error}", bytes.len()));
-    // Not by assert_eq!: nobody reads megabytes.
+    // Not by `assert_eq!`, which would print megabytes.
     assert!(
         buf == bytes[offset..offset + len],
-        "{len} bytes from {offset} of {} are others",
+        "{len} bytes from {offset} of {} are wrong",
         bytes.len()
     );
 }
 
-fn knows_sizes(source: &impl Source, contents: &[Vec<u8>]) {
+fn returns_sizes(source: &impl Source, contents: &[Vec<u8>]) {
     for bytes in contents {
         assert_eq!(
-            source.size(&FileDigest::of(bytes)).expect("looks it up"),
+            source.size(&FileDigest::of(bytes)).expect("a lookup"),
             Some(bytes.len() as u64)
         );
     }
 }
 
-fn gives_all_of_each(source: &impl Source, contents: &[Vec<u8>]) {
+fn reads_each_content_completely(source: &impl Source, contents: &[Vec<u8>]) {
     for bytes in contents {
         read(source, bytes, 0, bytes.len());
     }
@@ -98,7 +99,7 @@ fn gives_all_of_each(source: &impl Source, contents: &[Vec<u8>]) {
     }
 }
 
-fn gives_any_range(source: &impl Source, contents: &[Vec<u8>]) {
+fn reads_any_range(source: &impl Source, contents: &[Vec<u8>]) {
     let mut random = fastrand::Rng::with_seed(6);
     let names: Vec<FileDigest> = contents.iter().map(|bytes| FileDigest::of(bytes)).collect();
     for _ in 0..READS {
@@ -116,7 +117,7 @@ fn gives_any_range(source: &impl Source, contents: &[Vec<u8>]) {
     }
 }
 
-fn says_where_the_end_is(source: &impl Source, contents: &[Vec<u8>]) {
+fn fails_beyond_the_end(source: &impl Source, contents: &[Vec<u8>]) {
     for bytes in contents {
         let content = FileDigest::of(bytes);
         let size = bytes.len() as u64;
@@ -131,7 +132,7 @@ fn says_where_the_end_is(source: &impl Source, contents: &[Vec<u8>]) {
         ] {
             let error = source
                 .read_at(&content, offset, &mut vec![0; len])
-                .expect_err("there is no such byte");
+                .expect_err("a read beyond the end");
             assert_eq!(
                 error.kind(),
                 io::ErrorKind::UnexpectedEof,
@@ -141,7 +142,7 @@ fn says_where_the_end_is(source: &impl Source, contents: &[Vec<u8>]) {
     }
 }
 
-fn says_what_is_not_here(source: &impl Source, contents: &[Vec<u8>]) {
+fn fails_for_unknown_contents(source: &impl Source, contents: &[Vec<u8>]) {
     let near = contents.iter().filter(|bytes| bytes.len() > 1);
     let near = near.map(|bytes| FileDigest::of(&bytes[1..]));
     let never = [[0; 32], [255; 32]].map(FileDigest::from_bytes);
@@ -150,17 +151,17 @@ fn says_what_is_not_here(source: &impl Source, contents: &[Vec<u8>]) {
             .iter()
             .any(|bytes| FileDigest::of(bytes) == content)
         {
-            lacks(source, &content);
+            assert_unknown(source, &content);
         }
     }
 }
 
-fn lacks(source: &impl Source, content: &FileDigest) {
-    assert_eq!(source.size(content).expect("looks it up"), None);
+fn assert_unknown(source: &impl Source, content: &FileDigest) {
+    assert_eq!(source.size(content).expect("a lookup"), None);
     for offset in [0, 1, u64::MAX] {
         let error = source
             .read_at(content, offset, &mut [0; 1])
-            .expect_err("it is not here");
+            .expect_err("a read of unknown contents");
         assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
     }
 }

@@ -1,16 +1,16 @@
-//! The simplest source: contents in memory.
+//! A source of file contents in memory, for tests.
 
 use std::collections::HashMap;
 use std::io;
 
 use pierhead_toc::{FileDigest, Source};
 
-/// Contents by their names.
+/// File contents by digest.
 #[derive(Clone, Debug, Default)]
 pub struct MemorySource(HashMap<FileDigest, Vec<u8>>);
 
 impl MemorySource {
-    /// Has one content more from now on; says what it is called.
+    /// Adds the contents of a file. Returns their digest.
     pub fn add(&mut self, bytes: impl Into<Vec<u8>>) -> FileDigest {
         let bytes = bytes.into();
         let content = FileDigest::of(&bytes);
@@ -18,7 +18,7 @@ impl MemorySource {
         content
     }
 
-    /// All of a content.
+    /// The whole contents of a file.
     pub fn get(&self, content: &FileDigest) -> Option<&[u8]> {
         self.0.get(content).map(Vec::as_slice)
     }
@@ -55,11 +55,11 @@ mod tests {
     use crate::source::conforms;
 
     #[test]
-    fn the_one_in_memory_conforms() {
+    fn the_memory_source_conforms() {
         conforms(|contents| contents.iter().cloned().collect::<MemorySource>());
     }
 
-    /// Wrong in one way.
+    /// A source with one error.
     struct Wrong<F>(MemorySource, F);
 
     impl<F: Fn(&MemorySource, &FileDigest, u64, &mut [u8]) -> io::Result<()>> Source for Wrong<F> {
@@ -80,10 +80,10 @@ mod tests {
     }
 
     #[test]
-    fn the_suite_sees_a_source_that_is_wrong() {
+    fn the_suite_detects_a_wrong_source() {
         assert!(
             !refused(|source, content, offset, buf| source.read_at(content, offset, buf)),
-            "the right one passes"
+            "a correct source passes"
         );
         assert!(
             refused(|source, content, offset, buf| {
@@ -92,7 +92,7 @@ mod tests {
                 let short = usize::try_from(short).unwrap_or(0);
                 source.read_at(content, offset, &mut buf[..short])
             }),
-            "an end that goes unsaid"
+            "no error at the end"
         );
         assert!(
             refused(|source, content, offset, buf| {
@@ -110,7 +110,7 @@ mod tests {
                     .read_at(content, offset, buf)
                     .map_err(|_| io::ErrorKind::InvalidData.into())
             }),
-            "one error for all"
+            "the same error for all failures"
         );
     }
 }

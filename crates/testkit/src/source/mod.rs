@@ -1,4 +1,5 @@
-//! Sources of contents for tests: what every source owes, one in memory, and the blobs of layers.
+//! Sources of file contents for tests: the conformance suite, a source in memory, and blobs of
+//! layers.
 
 mod blobs;
 mod conformance;

@@ -1,4 +1,4 @@
-//! What every tier owes to the cache, whatever it is made of.
+//! The conformance suite of storage tiers (trait `Tier`).
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
@@ -6,20 +6,20 @@ use std::os::unix::fs::FileExt as _;
 use pierhead_cache::tier::{Blob, CHUNK, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
-/// The conformance suite. `new` gives an empty tier each time.
+/// Runs the conformance suite. `new` returns a new, empty tier.
 ///
 /// # Panics
-/// When the tier breaks a promise of [`Tier`].
+/// When the tier violates the contract of [`Tier`].
 pub fn conforms<T: Tier>(new: impl Fn() -> T) {
-    gives_back_what_was_committed(&new());
+    reads_committed_blobs(&new());
     shows_nothing_before_the_commit(&new());
-    reads_what_is_staged(&new());
-    keeps_what_was_staged_in_whole_chunks(&new());
+    reads_staged_bytes(&new());
+    recovers_staged_bytes_in_whole_chunks(&new());
     refuses_a_trailer_of_another_length(&new());
     replaces_a_blob(&new());
-    keeps_removed_blobs_for_their_readers(&new());
-    forgets_what_is_discarded(&new());
-    finds_all(&new());
+    keeps_removed_blobs_readable_for_open_readers(&new());
+    drops_discarded_bytes(&new());
+    scans_all_blobs(&new());
 }
 
 fn blob(seed: u64, len: usize) -> (Digest, Vec<u8>) {
@@ -51,16 +51,16 @@ fn read(from: &(impl ReadAt + ?Sized), offset: usize, len: usize) -> Vec<u8> {
     let mut at_once = vec![0; len];
     let got = from
         .try_read_at(offset as u64, &mut at_once)
-        .expect("never fails for want of waiting");
+        .expect("a read without blocking");
     assert_eq!(
         at_once[..got],
         bytes[..got],
-        "both ways of reading say the same"
+        "both read functions return the same bytes"
     );
     bytes
 }
 
-fn gives_back_what_was_committed(tier: &impl Tier) {
+fn reads_committed_blobs(tier: &impl Tier) {
     let cases = [
         (0, None),
         (1, Some("text/plain")),
@@ -94,12 +94,12 @@ fn gives_back_what_was_committed(tier: &impl Tier) {
     }
 }
 
-/// Extents follow one another, from any byte on, and hold the content.
+/// Checks that consecutive extents, from any offset on, contain the blob.
 fn returns_its_content_at_each_offset(blob: &dyn Blob, content: &[u8]) {
     let end = content.len() as u64;
     assert!(
         blob.extent(end + 1).is_none(),
-        "nothing lies behind the end"
+        "there is no extent at the end"
     );
     let mut offset = 0;
     while let Some(extent) = blob.extent(offset).filter(|_| offset < end) {
@@ -112,12 +112,14 @@ fn returns_its_content_at_each_offset(blob: &dyn Blob, content: &[u8]) {
             .expect("reads");
         assert_eq!(bytes, content[from..from + len]);
         let half = extent.len / 2;
-        let later = blob.extent(offset + half).expect("from its middle on");
+        let later = blob
+            .extent(offset + half)
+            .expect("an extent from the middle on");
         assert_eq!((later.at, later.len), (extent.at + half, extent.len - half));
         assert_eq!(later.record, extent.record);
         offset += extent.len;
     }
-    assert!(offset == 0 || offset == end, "all of it or nothing");
+    assert!(offset == 0 || offset == end, "one extent or none");
 }
 
 fn to_usize(len: u64) -> usize {
@@ -132,7 +134,7 @@ fn shows_nothing_before_the_commit(tier: &impl Tier) {
         .expect("scans");
 }
 
-fn reads_what_is_staged(tier: &impl Tier) {
+fn reads_staged_bytes(tier: &impl Tier) {
     let (digest, content) = blob(2, 200_000);
     let mut staged = tier.stage(&digest).expect("stages");
     assert_eq!(staged.size(), 0);
@@ -156,7 +158,7 @@ fn reads_what_is_staged(tier: &impl Tier) {
     );
 }
 
-fn keeps_what_was_staged_in_whole_chunks(tier: &impl Tier) {
+fn recovers_staged_bytes_in_whole_chunks(tier: &impl Tier) {
     let cases = [
         (0, 0),
         (1, 0),
@@ -204,9 +206,10 @@ fn replaces_a_blob(tier: &impl Tier) {
     assert_eq!(read(&*older, 0, 1000), read(&*newer, 0, 1000));
 }
 
-fn keeps_removed_blobs_for_their_readers(tier: &impl Tier) {
+fn keeps_removed_blobs_readable_for_open_readers(tier: &impl Tier) {
     let (digest, content) = blob(6, 100_000);
-    tier.remove(&digest).expect("what is not there is no error");
+    tier.remove(&digest)
+        .expect("removing a missing blob is not an error");
     commit(tier, &digest, &content, None);
     let blob = tier.open(&digest).expect("opens").expect("is committed");
     tier.remove(&digest).expect("removes");
@@ -214,10 +217,10 @@ fn keeps_removed_blobs_for_their_readers(tier: &impl Tier) {
     assert_eq!(read(&*blob, 0, 100_000), content);
 }
 
-fn forgets_what_is_discarded(tier: &impl Tier) {
+fn drops_discarded_bytes(tier: &impl Tier) {
     let (digest, content) = blob(7, 100_000);
     tier.discard(&digest)
-        .expect("what is not there is no error");
+        .expect("removing a missing blob is not an error");
     drop(stage(tier, &digest, &content));
     tier.discard(&digest).expect("discards");
     tier.scan_staged(&mut |found| panic!("{found:?} is discarded"))
@@ -225,7 +228,7 @@ fn forgets_what_is_discarded(tier: &impl Tier) {
     assert_eq!(tier.stage(&digest).expect("stages").size(), 0);
 }
 
-fn finds_all(tier: &impl Tier) {
+fn scans_all_blobs(tier: &impl Tier) {
     let mut expected = BTreeSet::new();
     for seed in 0..20 {
         let (digest, content) = blob(200 + seed, 500 * usize::try_from(seed).expect("small"));

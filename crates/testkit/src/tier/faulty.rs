@@ -1,4 +1,4 @@
-//! A tier that fails on request, in front of one that works.
+//! A tier with injected faults, on top of a working tier.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use pierhead_cache::tier::{Blob, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
 
-/// What can be made to fail.
+/// The operations that can fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the names are those of the traits' methods")]
 pub enum Op {
@@ -18,11 +18,11 @@ pub enum Op {
     Clear,
     Commit,
     Read,
-    /// What is staged and not committed.
+    /// The scan of staged, uncommitted bytes.
     ReadStaged,
 }
 
-/// Passes everything on until told otherwise; clones share their faults.
+/// A tier that forwards all calls except for injected faults. Clones share their faults.
 #[derive(Clone)]
 pub struct Faulty {
     tier: Arc<dyn Tier>,
@@ -31,13 +31,14 @@ pub struct Faulty {
 
 #[derive(Default)]
 struct Plan {
-    /// Which calls fail: so many pass before, then so many fail, with this `errno`.
+    /// The failing calls: the number of calls that pass first, the number that fail, and their
+    /// `errno`.
     faults: Vec<Fault>,
-    /// Every call counts; from this one on nothing works any more.
+    /// The number of the call from which on all calls fail.
     crash: Option<u64>,
     calls: u64,
     free: Option<u64>,
-    /// Bytes that read wrong: of which blob, where.
+    /// Corrupt bytes: the blob and the offset.
     rotten: Vec<(Digest, u64)>,
 }
 
@@ -55,7 +56,7 @@ enum How {
 }
 
 impl Faulty {
-    /// No faults yet.
+    /// A tier without faults.
     pub fn new(tier: Arc<dyn Tier>) -> Self {
         Self {
             tier,
@@ -63,7 +64,7 @@ impl Faulty {
         }
     }
 
-    /// Lets `pass` calls of `op` through, and answers the `fail` after them with `errno`.
+    /// Lets `pass` calls of `op` succeed, and the next `fail` calls fail with `errno`.
     pub fn fail(&self, op: Op, pass: u64, fail: u64, errno: i32) {
         let how = How::Errno(errno);
         self.plan().faults.push(Fault {
@@ -74,7 +75,7 @@ impl Faulty {
         });
     }
 
-    /// Lets `pass` calls of `op` through, and panics in the one after them.
+    /// Lets `pass` calls of `op` succeed, and panics in the next one.
     pub fn panic(&self, op: Op, pass: u64) {
         let (fail, how) = (1, How::Panic);
         self.plan().faults.push(Fault {
@@ -85,28 +86,29 @@ impl Faulty {
         });
     }
 
-    /// Lets `calls` more calls through, of any kind, and none after them: the medium is gone.
+    /// Lets `calls` more calls of any kind succeed. All later calls fail, as if the medium were
+    /// gone.
     pub fn crash_after(&self, calls: u64) {
         let mut plan = self.plan();
         plan.crash = Some(plan.calls + calls);
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.plan().calls
     }
 
-    /// What [`Tier::free`] says from now on.
+    /// Sets the result of [`Tier::free`].
     pub fn set_free(&self, free: u64) {
         self.plan().free = Some(free);
     }
 
-    /// Byte `offset` of the content of `digest` reads wrong from now on.
+    /// Corrupts byte `offset` of the blob `digest` in later reads.
     pub fn corrupt(&self, digest: Digest, offset: u64) {
         self.plan().rotten.push((digest, offset));
     }
 
-    /// Everything works again.
+    /// Removes all faults.
     pub fn restore(&self) {
         let calls = self.plan().calls;
         *self.plan() = Plan {
@@ -139,10 +141,10 @@ impl Faulty {
                 break;
             }
         }
-        // Who panics holds no lock of this.
+        // The panic happens without a lock on the plan.
         drop(plan);
         match how {
-            Some(How::Panic) => panic!("{op:?} was to panic"),
+            Some(How::Panic) => panic!("injected panic in {op:?}"),
             Some(How::Errno(errno)) => Err(io::Error::from_raw_os_error(errno)),
             None => Ok(()),
         }
@@ -210,11 +212,11 @@ impl Staged for FaultyStaged {
         self.staged.size()
     }
 
-    /// Each piece is a call of its own.
+    /// Counts each piece as one call.
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         for piece in pieces {
             if let Err(error) = self.faults.step(Op::Write) {
-                // A disk that is full takes some of it.
+                // A full disk writes a part of the piece.
                 self.staged.write(&[&piece[..piece.len() / 2]])?;
                 return Err(error);
             }

@@ -1,4 +1,4 @@
-//! The second tier: bytes in memory. Kept over a "restart" by keeping the value.
+//! A tier in memory, for tests. A test keeps the value to simulate a restart.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use pierhead_cache::tier::{Blob, CHUNK, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
 
-/// Blobs in memory; clones share them.
+/// Blobs in memory. Clones share them.
 #[derive(Clone, Default)]
 pub struct MemoryTier(Arc<Inner>);
 
@@ -16,7 +16,7 @@ pub struct MemoryTier(Arc<Inner>);
 struct Inner {
     blobs: Mutex<HashMap<Digest, (Arc<MemoryBlob>, u64)>>,
     staged: Mutex<HashMap<Digest, (Arc<Bytes>, u64)>>,
-    /// Stands for the time of day: later is more.
+    /// A logical clock that replaces the time of day.
     clock: AtomicU64,
 }
 
@@ -45,13 +45,13 @@ impl MemoryTier {
 impl Tier for MemoryTier {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let tick = self.tick();
-        let mut staged = self.0.staged.lock().expect("no panic inside");
+        let mut staged = self.0.staged.lock().expect("a lock without a panic");
         let bytes = staged
             .entry(*digest)
             .or_insert_with(|| (Arc::default(), tick))
             .0
             .clone();
-        let mut content = bytes.0.write().expect("no panic inside");
+        let mut content = bytes.0.write().expect("a lock without a panic");
         let kept = content.len().saturating_sub(1) / CHUNK * CHUNK;
         content.truncate(kept);
         drop(content);
@@ -66,25 +66,29 @@ impl Tier for MemoryTier {
         self.0
             .staged
             .lock()
-            .expect("no panic inside")
+            .expect("a lock without a panic")
             .remove(digest);
         Ok(())
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let blobs = self.0.blobs.lock().expect("no panic inside");
+        let blobs = self.0.blobs.lock().expect("a lock without a panic");
         Ok(blobs
             .get(digest)
             .map(|(blob, _)| blob.clone() as Arc<dyn Blob>))
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
-        self.0.blobs.lock().expect("no panic inside").remove(digest);
+        self.0
+            .blobs
+            .lock()
+            .expect("a lock without a panic")
+            .remove(digest);
         Ok(())
     }
 
     fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        for (digest, (blob, modified)) in &*self.0.blobs.lock().expect("no panic inside") {
+        for (digest, (blob, modified)) in &*self.0.blobs.lock().expect("a lock without a panic") {
             visit(TierEntry {
                 digest: *digest,
                 bytes: blob.trailer.size() + blob.extra,
@@ -95,8 +99,8 @@ impl Tier for MemoryTier {
     }
 
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        for (digest, (bytes, modified)) in &*self.0.staged.lock().expect("no panic inside") {
-            let len = bytes.0.read().expect("no panic inside").len();
+        for (digest, (bytes, modified)) in &*self.0.staged.lock().expect("a lock without a panic") {
+            let len = bytes.0.read().expect("a lock without a panic").len();
             visit(TierEntry {
                 digest: *digest,
                 bytes: len as u64,
@@ -115,7 +119,7 @@ impl FastMedium for MemoryTier {}
 
 impl ReadAt for Bytes {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let bytes = self.0.read().expect("no panic inside");
+        let bytes = self.0.read().expect("a lock without a panic");
         let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
         let found = bytes.get(start..).and_then(|rest| rest.get(..buf.len()));
         buf.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -123,7 +127,7 @@ impl ReadAt for Bytes {
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.0.read().expect("no panic inside");
+        let bytes = self.0.read().expect("a lock without a panic");
         let start = usize::try_from(offset)
             .unwrap_or(usize::MAX)
             .min(bytes.len());
@@ -151,11 +155,11 @@ impl Blob for MemoryBlob {
 
 impl Staged for MemoryStaged {
     fn size(&self) -> u64 {
-        self.bytes.0.read().expect("no panic inside").len() as u64
+        self.bytes.0.read().expect("a lock without a panic").len() as u64
     }
 
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
-        let mut content = self.bytes.0.write().expect("no panic inside");
+        let mut content = self.bytes.0.write().expect("a lock without a panic");
         pieces
             .iter()
             .for_each(|piece| content.extend_from_slice(piece));
@@ -163,7 +167,11 @@ impl Staged for MemoryStaged {
     }
 
     fn clear(&mut self) -> io::Result<()> {
-        self.bytes.0.write().expect("no panic inside").clear();
+        self.bytes
+            .0
+            .write()
+            .expect("a lock without a panic")
+            .clear();
         Ok(())
     }
 
@@ -185,14 +193,14 @@ impl Staged for MemoryStaged {
             .0
             .staged
             .lock()
-            .expect("no panic inside")
+            .expect("a lock without a panic")
             .remove(&self.digest);
         let entry = (blob.clone(), self.tier.tick());
         self.tier
             .0
             .blobs
             .lock()
-            .expect("no panic inside")
+            .expect("a lock without a panic")
             .insert(self.digest, entry);
         Ok(blob)
     }

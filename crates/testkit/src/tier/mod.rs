@@ -1,4 +1,5 @@
-//! Tiers for tests: what every tier owes to the cache, one in memory, one that fails on request.
+//! Storage tiers for tests: the conformance suite, a tier in memory, and a tier with injected
+//! faults.
 
 mod conformance;
 mod faulty;

@@ -1,4 +1,4 @@
-//! Authentication, tokens and redirects.
+//! Tests of the fake registry: authentication, tokens and redirects.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -31,7 +31,7 @@ fn bearer(answer: &Value) -> String {
 }
 
 #[tokio::test]
-async fn basic_authentication_lets_in_one_user() {
+async fn basic_authentication_accepts_one_user() {
     let (registry, _) = with_layer(FakeRegistry::builder().basic_auth("ann", "secret")).await;
     let refused = ask(&registry, "/v2/", &[]).await;
     assert_eq!(refused.status, 401);
@@ -82,7 +82,7 @@ async fn the_challenge_names_realm_service_and_scope() {
 }
 
 #[tokio::test]
-async fn a_token_is_good_for_its_scope_until_it_expires() {
+async fn a_token_is_valid_for_its_scope_until_it_expires() {
     let (registry, digest) = with_layer(FakeRegistry::builder().token_auth()).await;
     let (status, answer) = token(
         &registry,
@@ -136,7 +136,7 @@ async fn a_lifetime_of_zero_issues_expired_tokens() {
 }
 
 #[tokio::test]
-async fn a_token_can_be_good_for_a_number_of_requests() {
+async fn a_token_can_be_limited_to_a_number_of_requests() {
     let tokens = TokenAuth {
         uses: Some(2),
         ..TokenAuth::default()
@@ -155,7 +155,7 @@ async fn a_token_can_be_good_for_a_number_of_requests() {
 }
 
 #[tokio::test]
-async fn users_get_what_nobody_gets() {
+async fn users_get_access_to_private_repositories() {
     let tokens = TokenAuth {
         users: vec![("ann".to_owned(), "secret".to_owned())],
         identity: Some("refresh me".to_owned()),
@@ -212,7 +212,7 @@ async fn users_get_what_nobody_gets() {
 }
 
 #[tokio::test]
-async fn the_token_server_can_be_down_alone() {
+async fn the_token_server_can_be_stopped_alone() {
     let (registry, _) = with_layer(FakeRegistry::builder().token_auth()).await;
     registry.inject(Fault::Replace("{}".into()).on_tokens().times(1));
     assert_eq!(
@@ -230,7 +230,7 @@ async fn the_token_server_can_be_down_alone() {
 }
 
 #[tokio::test]
-async fn faults_spare_those_who_lack_authorization() {
+async fn faults_do_not_affect_unauthorized_requests() {
     let (registry, digest) = with_layer(FakeRegistry::builder().token_auth()).await;
     let fault = registry.inject(Fault::Status(503).on_blobs().times(1));
     assert_eq!(ask(&registry, &blob_path(&digest), &[]).await.status, 401);
@@ -262,7 +262,7 @@ async fn redirected_blobs_are_fetched_without_authorization() {
     let location = redirect.header("location").expect("a location").to_owned();
     let path = location
         .strip_prefix(&format!("http://{}", registry.cdn_addr()))
-        .expect("the CDN's address");
+        .expect("the address of the CDN");
     assert_eq!(redirect.status, 307);
     let blob = http::get(registry.cdn_addr(), path).await;
     assert_eq!(crate::images::digest_of(&blob.body), digest);
@@ -280,7 +280,7 @@ async fn redirected_blobs_are_fetched_without_authorization() {
     assert_eq!(
         registry.gets_of(&digest),
         1,
-        "the CDN's requests are not the registry's"
+        "requests to the CDN do not count for the registry"
     );
     registry.stop_cdn().await;
     assert!(Ask::get(path).send(registry.cdn_addr()).await.is_err());

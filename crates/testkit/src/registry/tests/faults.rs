@@ -1,4 +1,4 @@
-//! One test a fault.
+//! Tests of the fake registry: one test per kind of fault.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::*;
 use crate::http::{self, End};
 use crate::images::digest_of;
 
-/// The layer as the fault leaves it, and the same again after the fault, which strikes once.
+/// Two GETs of the layer: with the fault, which affects one request, and without it.
 async fn spoiled(fault: Fault) -> (Response, Response) {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let injected = registry.inject(fault.on_blob(&digest).times(1));
@@ -23,7 +23,7 @@ async fn spoiled(fault: Fault) -> (Response, Response) {
 }
 
 #[tokio::test]
-async fn instead_of_an_answer() {
+async fn faults_that_replace_the_response() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let path = blob_path(&digest);
     registry.inject(Fault::Reset.on_blobs().times(1));
@@ -36,7 +36,7 @@ async fn instead_of_an_answer() {
 }
 
 #[tokio::test]
-async fn a_head_that_hangs_does_so_until_the_client_leaves() {
+async fn a_hanging_head_ends_when_the_client_disconnects() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     registry.inject(Fault::HangHead.on_blobs());
     let mut connection = open(&registry).await;
@@ -50,7 +50,7 @@ async fn a_head_that_hangs_does_so_until_the_client_leaves() {
 }
 
 #[tokio::test]
-async fn statuses() {
+async fn status_faults() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     for status in [401, 403, 404, 429, 500, 503] {
         registry.inject(Fault::Status(status).on("/v2/*").times(1));
@@ -70,7 +70,7 @@ async fn statuses() {
 }
 
 #[tokio::test]
-async fn redirects() {
+async fn redirect_faults() {
     let (loops, _) = spoiled(Fault::RedirectLoop).await;
     assert_eq!(loops.status, 307);
     assert!(
@@ -86,13 +86,13 @@ async fn redirects() {
 }
 
 #[tokio::test]
-async fn bodies_that_end_too_soon() {
+async fn truncated_bodies() {
     for fault in [Fault::CutBody(70_000), Fault::ResetBody(70_000)] {
         let reset = matches!(fault, Fault::ResetBody(_));
         let (cut, whole) = spoiled(fault).await;
         assert_eq!((cut.status, cut.end), (200, End::Cut));
         assert_eq!(cut.header("content-length"), Some("300000"));
-        // A reset may destroy what the client has not read yet.
+        // A reset may discard bytes that the client has not read.
         assert!(
             if reset {
                 cut.body.len() <= 70_000
@@ -107,7 +107,7 @@ async fn bodies_that_end_too_soon() {
 }
 
 #[tokio::test]
-async fn a_cut_counts_from_the_start_of_the_range() {
+async fn offsets_of_faults_count_from_the_start_of_the_range() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     registry.inject(Fault::CutBody(10).on_blob(&digest));
     let part = ask(&registry, &blob_path(&digest), &[("range", "bytes=1000-")]).await;
@@ -118,7 +118,7 @@ async fn a_cut_counts_from_the_start_of_the_range() {
 }
 
 #[tokio::test]
-async fn a_body_that_hangs_keeps_the_connection() {
+async fn a_hanging_body_keeps_the_connection_open() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     registry.inject(Fault::HangBody(70_000).on_blobs());
     let mut connection = open(&registry).await;
@@ -131,14 +131,14 @@ async fn a_body_that_hangs_keeps_the_connection() {
         received += answer.chunk().await.expect("bytes").len();
     }
     let more = tokio::time::timeout(Duration::from_millis(50), answer.chunk()).await;
-    assert!(more.is_err(), "it went on");
+    assert!(more.is_err(), "the body continued");
     drop(connection);
     registry.wait_for(|requests| requests[0].done).await;
     assert_eq!(registry.requests()[0].sent, 70_000);
 }
 
 #[tokio::test]
-async fn gates_hold_until_released() {
+async fn gates_delay_responses_until_released() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let (before_head, in_body) = (Gate::new(), Gate::new());
     registry.inject(Fault::GateHead(before_head.clone()).on_blobs());
@@ -161,9 +161,9 @@ async fn gates_hold_until_released() {
     assert_eq!((before_head.arrived(), in_body.arrived()), (1, 1));
 }
 
-/// Bounds the rate from above only: a slow machine is no error.
+/// Checks the maximum rate only, so that a slow machine does not fail the test.
 #[tokio::test]
-async fn a_slow_body_trickles() {
+async fn a_slow_body_has_its_rate() {
     let began = tokio::time::Instant::now();
     let (slow, _) = spoiled(Fault::Slow(1_500_000)).await;
     assert_eq!(slow.end, End::Clean);
@@ -175,7 +175,7 @@ async fn a_slow_body_trickles() {
 }
 
 #[tokio::test]
-async fn lengths_that_lie() {
+async fn wrong_content_lengths() {
     let (long, whole) = spoiled(Fault::LengthTooLong(5)).await;
     assert_eq!(long.header("content-length"), Some("300005"));
     assert_eq!((long.end, long.body), (End::Cut, whole.body.clone()));
@@ -192,11 +192,11 @@ async fn lengths_that_lie() {
         (End::Clean, whole.body.slice(..SIZE - 5))
     );
     let next = connection.exchange(&Ask::get("/v2/")).await;
-    assert!(next.is_err(), "the surplus was not sent");
+    assert!(next.is_err(), "the extra bytes were not sent");
 }
 
 #[tokio::test]
-async fn contents_that_lie() {
+async fn wrong_contents() {
     let (flipped, whole) = spoiled(Fault::Corrupt(200_000)).await;
     let mut expected = whole.body.to_vec();
     expected[200_000] ^= 1;
@@ -219,7 +219,7 @@ async fn contents_that_lie() {
 }
 
 #[tokio::test]
-async fn a_flipped_bit_stays_where_it_is_in_ranges() {
+async fn a_flipped_bit_has_the_same_offset_in_ranges() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let whole = ask(&registry, &blob_path(&digest), &[]).await.body;
     registry.inject(Fault::Corrupt(1005).on_blobs());
@@ -238,7 +238,7 @@ async fn a_flipped_bit_stays_where_it_is_in_ranges() {
 }
 
 #[tokio::test]
-async fn headers_that_lie_or_lack() {
+async fn wrong_and_missing_headers() {
     let (registry, _) = with_layer(FakeRegistry::builder()).await;
     registry.inject(
         Fault::Header("content-type", "text/html".to_owned())
@@ -266,7 +266,7 @@ async fn headers_that_lie_or_lack() {
 }
 
 #[tokio::test]
-async fn bodies_without_a_length() {
+async fn bodies_without_content_length() {
     let (chunked, whole) = spoiled(Fault::Chunked).await;
     assert_eq!(chunked.header("content-length"), None);
     assert_eq!((chunked.end, &chunked.body), (End::Clean, &whole.body));
@@ -284,12 +284,12 @@ async fn bodies_without_a_length() {
     assert_eq!(
         (both.end, both.body.len()),
         (End::Cut, 1000),
-        "faults add up"
+        "several faults apply together"
     );
 }
 
 #[tokio::test]
-async fn a_body_until_close_ends_properly_over_tls() {
+async fn a_body_until_close_ends_with_a_tls_close_notify() {
     let (registry, digest) = with_layer(FakeRegistry::builder().tls()).await;
     let pull = async || {
         let mut connection = Connection::open_tls(registry.addr(), "localhost", registry.ca_pem())
@@ -307,7 +307,7 @@ async fn a_body_until_close_ends_properly_over_tls() {
 }
 
 #[tokio::test]
-async fn ranges_that_go_wrong() {
+async fn wrong_responses_to_ranges() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let range = [("range", "bytes=1000-1999")];
     registry.inject(Fault::IgnoreRange.on_blobs().times(1));
@@ -323,7 +323,7 @@ async fn ranges_that_go_wrong() {
 }
 
 #[tokio::test]
-async fn rules_choose_by_path_method_and_count() {
+async fn rules_select_by_path_method_and_count() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let head_only = registry.inject(Fault::Status(500).on("/v2/*/blobs/*").method("HEAD"));
     assert_eq!(ask(&registry, &blob_path(&digest), &[]).await.status, 200);

@@ -1,4 +1,4 @@
-//! A registry without faults answers as the spec says; with them, as each of them says.
+//! Tests of the fake registry: conformance without faults, and the effect of each fault.
 
 mod access;
 mod faults;
@@ -13,7 +13,7 @@ use crate::images::Image;
 const REPOSITORY: &str = "library/thing";
 const SIZE: usize = 300_000;
 
-/// A registry with one image of one layer of [`SIZE`] bytes; the layer's digest.
+/// A registry with one image of one layer of [`SIZE`] bytes, and the digest of the layer.
 async fn with_layer(builder: Builder) -> (FakeRegistry, Digest) {
     let registry = builder.start().await;
     let image = Image::random(7, &[SIZE]);
@@ -29,7 +29,7 @@ fn manifest_path(target: &str) -> String {
     format!("/v2/{REPOSITORY}/manifests/{target}")
 }
 
-/// GET with these headers.
+/// Sends a GET with these headers.
 async fn ask(registry: &FakeRegistry, path: &str, headers: &[(&str, &str)]) -> Response {
     let request = headers
         .iter()
@@ -39,7 +39,7 @@ async fn ask(registry: &FakeRegistry, path: &str, headers: &[(&str, &str)]) -> R
     request.send(registry.addr()).await.expect("an answer")
 }
 
-/// Whether GET brings no head at all, the connection being broken.
+/// Sends a GET whose connection must break before the response head. Returns the error.
 async fn breaks(registry: &FakeRegistry, path: &str) -> std::io::ErrorKind {
     Ask::get(path)
         .send(registry.addr())

@@ -1,4 +1,4 @@
-//! What a correct registry does.
+//! Tests of the fake registry without faults: the Distribution protocol.
 
 use pierhead_oci::MediaType;
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::http::{self, End};
 use crate::images::{digest_of, random_bytes};
 
 #[tokio::test]
-async fn it_serves_what_was_pushed() {
+async fn pushed_images_are_served() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let addr = registry.addr();
 
@@ -61,7 +61,7 @@ async fn it_serves_what_was_pushed() {
 }
 
 #[tokio::test]
-async fn a_known_etag_saves_the_body() {
+async fn a_current_etag_gets_a_304() {
     let (registry, _) = with_layer(FakeRegistry::builder()).await;
     let first = ask(&registry, &manifest_path("latest"), &[]).await;
     let etag = first.header("etag").expect("an etag");
@@ -86,7 +86,7 @@ async fn a_known_etag_saves_the_body() {
 }
 
 #[tokio::test]
-async fn accept_is_honoured_over_several_lines() {
+async fn accept_headers_in_several_lines_count() {
     let (registry, _) = with_layer(FakeRegistry::builder()).await;
     let path = manifest_path("latest");
     let docker = ("accept", MediaType::DOCKER_MANIFEST);
@@ -110,7 +110,7 @@ async fn accept_is_honoured_over_several_lines() {
 }
 
 #[tokio::test]
-async fn ranges_are_cut_from_the_content() {
+async fn ranges_select_bytes_of_a_blob() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let whole = ask(&registry, &blob_path(&digest), &[]).await.body;
     let path = blob_path(&digest);
@@ -160,7 +160,7 @@ async fn a_blob_in_a_file_is_served_like_one_in_memory() {
 }
 
 #[test]
-fn a_layout_on_disk_is_served_from_threads_of_its_own() {
+fn a_layout_on_disk_is_served_from_background_threads() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = Image::multi_arch(2, &["amd64", "arm64"]);
     let blobs = folder.path().join("blobs/sha256");
@@ -219,7 +219,7 @@ fn a_layout_on_disk_is_served_from_threads_of_its_own() {
 }
 
 #[tokio::test]
-async fn tags_come_in_pages_of_the_size_that_is_forced() {
+async fn tags_come_in_pages_of_the_configured_size() {
     let (registry, _) = with_layer(FakeRegistry::builder()).await;
     let root = digest_of(b"any");
     for tag in ["c", "a", "b", "d"] {
@@ -239,7 +239,7 @@ async fn tags_come_in_pages_of_the_size_that_is_forced() {
     loop {
         let page = ask(&registry, &next, &[]).await;
         seen.push(page.json()["tags"].clone());
-        assert!(seen.len() < 10, "pages without end");
+        assert!(seen.len() < 10, "too many pages");
         let Some(link) = page.header("link") else {
             break;
         };
@@ -258,7 +258,7 @@ async fn tags_come_in_pages_of_the_size_that_is_forced() {
 }
 
 #[tokio::test]
-async fn referrers_come_by_the_api_or_else_by_the_tag() {
+async fn referrers_come_from_the_api_or_the_tag() {
     let (registry, _) = with_layer(FakeRegistry::builder()).await;
     let subject = digest_of(b"subject");
     for kind in ["application/one", "application/two"] {
@@ -329,7 +329,7 @@ async fn manifests_are_counted_against_the_rate_limit() {
 }
 
 #[tokio::test]
-async fn it_goes_and_comes_on_the_same_port() {
+async fn a_restart_uses_the_same_port() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let mut kept = open(&registry).await;
     assert_eq!(
@@ -355,7 +355,7 @@ async fn it_goes_and_comes_on_the_same_port() {
 }
 
 #[tokio::test]
-async fn tls_is_for_those_who_trust_its_authority() {
+async fn tls_clients_must_trust_the_authority() {
     let (registry, digest) = with_layer(FakeRegistry::builder().tls()).await;
     assert!(registry.url().starts_with("https://"));
     for name in ["localhost", "127.0.0.1"] {
@@ -386,13 +386,13 @@ async fn tls_is_for_those_who_trust_its_authority() {
     let expired = FakeRegistry::builder().tls().tls_expired().start().await;
     let refused = Connection::open_tls(expired.addr(), "localhost", expired.ca_pem()).await;
     let Err(error) = refused else {
-        panic!("an expired certificate was good enough");
+        panic!("an expired certificate was accepted");
     };
     assert!(error.to_string().contains("xpired"), "{error}");
 }
 
 #[tokio::test]
-async fn the_log_tells_headers_connections_and_bytes() {
+async fn the_log_has_headers_connections_and_bytes() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     let mut kept = open(&registry).await;
     for path in [
@@ -421,7 +421,7 @@ async fn the_log_tells_headers_connections_and_bytes() {
     assert_eq!(registry.requests().len(), 0);
 }
 
-/// Bounds the rate from above only: a slow machine is no error.
+/// Checks the maximum rate only, so that a slow machine does not fail the test.
 #[tokio::test]
 async fn all_bodies_share_the_bandwidth() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
@@ -430,7 +430,7 @@ async fn all_bodies_share_the_bandwidth() {
     let path = blob_path(&digest);
     let (one, two) = tokio::join!(ask(&registry, &path, &[]), ask(&registry, &path, &[]));
     assert_eq!((one.body.len(), two.body.len()), (SIZE, SIZE));
-    // 0.2 s for both at this rate; what is sent last may leave before its time is up.
+    // 0.2 s for both at this rate. The last write may finish early.
     assert!(
         began.elapsed() > std::time::Duration::from_millis(120),
         "{:?}",

@@ -1,4 +1,4 @@
-//! An answer, and its body as its framing says.
+//! A response with its body, read by the framing of its headers.
 
 use std::io;
 
@@ -11,27 +11,27 @@ use super::connection::Connection;
 /// How a body ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Where the head or the last chunk said.
+    /// The body is complete by its length or its last chunk.
     Clean,
-    /// The connection was closed or reset before, or the chunks made no sense.
+    /// The connection was closed or reset early, or a chunk is invalid.
     Cut,
 }
 
-/// An answer that was read whole.
+/// A response with its whole body.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// The status.
     pub status: u16,
-    /// The headers, exactly.
+    /// The exact headers.
     pub headers: HeaderMap,
-    /// As much of the body as came, without chunk framing.
+    /// The received bytes of the body, without chunk framing.
     pub body: Bytes,
-    /// Whether that was all of it.
+    /// How the body ended.
     pub end: End,
 }
 
 impl Response {
-    /// The value of a header as text; `None` when it is not there.
+    /// The value of a header as text; `None` when the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         text(&self.headers, name)
     }
@@ -39,9 +39,9 @@ impl Response {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none, or was cut.
+    /// When the body is not JSON, or is incomplete.
     pub fn json(&self) -> serde_json::Value {
-        assert_eq!(self.end, End::Clean, "the body was cut");
+        assert_eq!(self.end, End::Clean, "the body is incomplete");
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
     }
@@ -55,7 +55,7 @@ pub(super) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Where in a body the reader is.
+/// The position in a body, by its framing.
 pub(super) enum Framing {
     Left(u64),
     ChunkSize,
@@ -65,23 +65,25 @@ pub(super) enum Framing {
     Broken,
 }
 
-/// An answer whose body is still to be read. Dropped in between, the connection is of no more use.
-pub struct Answer<'a> {
+/// A response whose body is not read yet. If it is dropped before the end of the body, the
+/// connection cannot be reused.
+pub struct ResponseReader<'a> {
     pub(super) connection: &'a mut Connection,
     /// The status.
     pub status: u16,
-    /// The headers, exactly.
+    /// The exact headers.
     pub headers: HeaderMap,
     pub(super) framing: Framing,
 }
 
-impl Answer<'_> {
-    /// The value of a header as text; `None` when it is not there.
+impl ResponseReader<'_> {
+    /// The value of a header as text; `None` when the header is missing.
     pub fn header(&self, name: &str) -> Option<&str> {
         text(&self.headers, name)
     }
 
-    /// The next bytes of the body; `None` at its end, however that came: see [`end`](Self::end). Cancel safe.
+    /// The next bytes of the body; `None` at its end, also after an error: see [`end`](Self::end).
+    /// Cancel safe.
     pub async fn chunk(&mut self) -> Option<Bytes> {
         match self.step().await {
             Ok(bytes) => bytes,
@@ -92,7 +94,7 @@ impl Answer<'_> {
         }
     }
 
-    /// How the body ended; `None` while it has not.
+    /// How the body ended; `None` before its end.
     pub fn end(&self) -> Option<End> {
         match self.framing {
             Framing::Ended => Some(End::Clean),
@@ -104,7 +106,7 @@ impl Answer<'_> {
     /// Reads the rest of the body.
     ///
     /// # Errors
-    /// None at present: a cut body is told by [`Response::end`].
+    /// None: [`Response::end`] reports an incomplete body.
     pub async fn whole(mut self) -> io::Result<Response> {
         let mut body = BytesMut::new();
         while let Some(bytes) = self.chunk().await {
@@ -159,7 +161,7 @@ impl Answer<'_> {
         }
     }
 
-    /// Between 1 and `most` bytes; `None` when the connection is closed.
+    /// Reads between 1 and `most` bytes; `None` when the connection is closed.
     async fn some(&mut self, most: u64) -> io::Result<Option<Bytes>> {
         let received = &mut self.connection.received;
         if received.is_empty() {
