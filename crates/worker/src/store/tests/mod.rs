@@ -1032,6 +1032,7 @@ fn a_frame_may_arrive_in_full_in_place_of_a_patch() {
     assert_holds(&store, &new, false);
 }
 
+mod crash;
 mod files;
 mod hostile;
 
