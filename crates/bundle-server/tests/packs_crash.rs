@@ -79,8 +79,8 @@ fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
             offset: 0,
             len: bytes.len() as u64,
         };
-        if let Ok(place) = writer.append(&[part], Coding::Stored, &bytes) {
-            done.push((seed, place));
+        if let Ok(location) = writer.append(&[part], Coding::Stored, &bytes) {
+            done.push((seed, location));
         }
     }
     // Its failure loses nothing but durability.
@@ -103,19 +103,19 @@ fn on_disk(folder: &Path) -> u64 {
 }
 
 /// Whether a record is there; if so it must be the right one.
-fn is_there(packs: &Packs, (seed, place): &(u64, RecordLocation)) -> bool {
+fn is_there(packs: &Packs, (seed, location): &(u64, RecordLocation)) -> bool {
     let mut payload = Vec::new();
-    if !packs.contains(place) {
+    if !packs.contains(location) {
         return false;
     }
-    match packs.read(place, &mut payload) {
+    match packs.read(location, &mut payload) {
         Ok(_) => assert!(payload == content(*seed), "{place:?} is another"),
         Err(_) => {
-            assert!(payload.is_empty() && !packs.contains(place));
+            assert!(payload.is_empty() && !packs.contains(location));
             return false;
         }
     }
-    let frame = packs.frame(place).unwrap();
+    let frame = packs.frame(location).unwrap();
     assert_eq!(frame.members[0].content, FileDigest::of(&payload));
     true
 }
@@ -163,17 +163,18 @@ fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
             .filter(|record| is_there(&after, record))
             .count();
         // A kill in the middle of an eviction may lose the pack that was to leave.
-        let evicting = before.iter().map(|(_, place)| place.pack).min();
+        let evicting = before.iter().map(|(_, location)| location.pack).min();
         let spared = before
             .iter()
-            .filter(|(_, place)| Some(place.pack) != evicting)
+            .filter(|(_, location)| Some(location.pack) != evicting)
             .count();
         assert!(may_lose || kept >= spared, "{kept} of {}", before.len());
         assert_eq!(after.stat().bytes, on_disk(copy.path()));
         assert!(after.stat().bytes <= BUDGET);
         let more = work(&after);
         assert_eq!(more.len() as u64, COUNT);
-        let clash = |(_, place): &(u64, RecordLocation)| before.iter().any(|(_, old)| old == place);
+        let clash =
+            |(_, location): &(u64, RecordLocation)| before.iter().any(|(_, old)| old == location);
         assert!(!more.iter().any(clash), "a place is given twice");
         let found = more
             .iter()
@@ -253,11 +254,12 @@ fn readers_and_writers_at_once_stay_within_the_budget() {
                 for seed in from..from + 100 {
                     let bytes = content(seed);
                     // Three threads may hold three packs: the budget has room for more.
-                    let place = packs.append(&[], Coding::Patch, &bytes).unwrap();
-                    done.push((seed, place));
-                    let (seed, place) = done[fastrand::Rng::with_seed(seed).usize(0..done.len())];
+                    let location = packs.append(&[], Coding::Patch, &bytes).unwrap();
+                    done.push((seed, location));
+                    let (seed, location) =
+                        done[fastrand::Rng::with_seed(seed).usize(0..done.len())];
                     let mut payload = Vec::new();
-                    if packs.read(&place, &mut payload).is_ok() {
+                    if packs.read(&location, &mut payload).is_ok() {
                         assert!(payload == content(seed));
                     }
                     assert!(packs.stat().bytes <= BUDGET);
