@@ -109,7 +109,7 @@ fn is_there(packs: &Packs, (seed, location): &(u64, RecordLocation)) -> bool {
         return false;
     }
     match packs.read(location, &mut payload) {
-        Ok(_) => assert!(payload == content(*seed), "{place:?} is another"),
+        Ok(_) => assert!(payload == content(*seed), "{location:?} is another"),
         Err(_) => {
             assert!(payload.is_empty() && !packs.contains(location));
             return false;
