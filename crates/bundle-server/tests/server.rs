@@ -240,17 +240,17 @@ fn a_fresh_bundle_has_all_contents_of_the_image() {
         assert_eq!(header.manifest, image.image.root_document().bytes);
         assert_eq!((header.layers, header.base_images.len()), (layers, 0));
         let all = toc.contents();
-        let max_plans = if layers { all.len() } else { toc.visible() };
-        for number in 0..max_plans {
+        let max = if layers { all.len() } else { toc.visible() };
+        for number in 0..max {
             let (content, size) = (all.content(number).unwrap(), all.size(number).unwrap());
             assert!(
                 size == 0 || contents.contains_key(&content),
-                "{number} of {most}"
+                "{number} of {max}"
             );
         }
         // Nothing that was not asked for.
         for content in contents.keys() {
-            assert!(toc.find(content).unwrap() < max_plans);
+            assert!(toc.find(content).unwrap() < max);
         }
         // The same question has the same answer, of a new process too.
         let again = bundle_server
@@ -1187,7 +1187,7 @@ fn a_prune_keeps_superseded_plans_of_cached_images_only() {
 struct CountingBlobs {
     blobs: MemoryBlobs,
     here: AtomicUsize,
-    max_plans: AtomicUsize,
+    max: AtomicUsize,
 }
 
 const PRUNE: &str = "prune";
@@ -1198,7 +1198,7 @@ impl Blobs for CountingBlobs {
             return self.blobs.open(digest);
         }
         let here = self.here.fetch_add(1, Ordering::Relaxed) + 1;
-        self.max_plans.fetch_max(here, Ordering::Relaxed);
+        self.max.fetch_max(here, Ordering::Relaxed);
         // Time for another one to come.
         std::thread::sleep(Duration::from_millis(5));
         let found = self.blobs.open(digest);
@@ -1226,7 +1226,7 @@ fn a_prune_waits_for_the_one_before_it() {
     for prune in prunes {
         prune.join().unwrap().unwrap();
     }
-    assert_eq!(blobs.max_plans.load(Ordering::Relaxed), 1);
+    assert_eq!(blobs.max.load(Ordering::Relaxed), 1);
     bundle_server.close();
 }
 
@@ -2350,7 +2350,7 @@ fn repeated_traces_take_a_bounded_space() {
     let image = images::Image::of_tars("amd64", &[tar(&[("a", "x"), ("b", "y")])]);
     blobs.put(&image);
     assert_eq!(offer(&bundle_server, &image), State::Ready);
-    let max_plans = 2 << 20;
+    let max = 2 << 20;
     for nth in 0..16 {
         let mut files: Vec<_> = (0..500)
             .map(|line| format!("{nth}/{line}/{}", "x".repeat(1000)))
@@ -2361,7 +2361,7 @@ fn repeated_traces_take_a_bounded_space() {
         bundle_server.trace(client(1), &image.root, &files).unwrap();
     }
     let used = bytes_below(folder.path());
-    assert!(used < max_plans, "{used} bytes of an image of two files");
+    assert!(used < max, "{used} bytes of an image of two files");
     bundle_server.close();
 }
 
@@ -2485,10 +2485,10 @@ fn an_update_takes_no_more_bytes_than_its_changed_files() {
             .bundle(&is.root, &[base_image_of], false)
             .unwrap();
         let records = bytes(bundle.stream(Some((0, bundle.frames()))).unwrap());
-        let max_plans = whole_files(&old, &new) * 102 / 100;
+        let max = whole_files(&old, &new) * 102 / 100;
         assert!(
-            records.len() as u64 <= max_plans,
-            "{seed}: {} of {most}",
+            records.len() as u64 <= max,
+            "{seed}: {} of {max}",
             records.len()
         );
         bundle_server.close();
