@@ -1,0 +1,92 @@
+//! A table of contents on the wire and on disk: it arrives unchanged, or not at all.
+
+use pierhead_toc::image_toc::{self, BlockCache, TocFile};
+use pierhead_toc::varint::{self, Reader};
+use pierhead_toc::{Error, ImageToc};
+use proptest::prelude::*;
+
+use super::model;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_toc_is_decoded_against_the_same_base_only(
+        new in model::layers(),
+        base in model::layers(),
+        level in prop::sample::select(vec![1, 3, 13]),
+    ) {
+        let (Ok(new), Ok(base)) = (model::merge(&new), model::merge(&base)) else {
+            return Ok(());
+        };
+        for base in [None, Some(&base)] {
+            let frame = image_toc::encode(&new, base, level).unwrap();
+            prop_assert!(image_toc::encode(&new, base, level).unwrap() == frame);
+            let decoded = image_toc::decode(&frame, base).unwrap();
+            prop_assert!(decoded.bytes() == new.bytes());
+        }
+        let frame = image_toc::encode(&new, Some(&base), level).unwrap();
+        // Without its base, a frame is an error, unless it uses no byte of the base.
+        if let Ok(decoded) = image_toc::decode(&frame, None) {
+            prop_assert!(decoded.bytes() == new.bytes());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_decoded_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(image_toc::decode(&bytes, None).is_err());
+        prop_assert!(ImageToc::parse(bytes).is_err());
+    }
+
+    #[test]
+    fn a_damaged_file_is_never_another_toc(
+        layers in model::layers(),
+        place in any::<prop::sample::Index>(),
+        change in 1..=u8::MAX,
+    ) {
+        let Ok(toc) = model::merge(&layers) else { return Ok(()) };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("toc");
+        toc.save(&path).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let place = place.index(bytes.len());
+        bytes[place] ^= change;
+        std::fs::write(&path, bytes).unwrap();
+        let opened = ImageToc::open(&path);
+        let is_malformed = matches!(opened, Err(Error::Malformed { .. }));
+        prop_assert!(is_malformed, "{:?}", opened);
+        // Single lookups read some blocks only: each is right, or an error.
+        let Ok(file) = TocFile::open(&path, &BlockCache::new(1 << 20)) else {
+            return Ok(());
+        };
+        for (number, (content, size)) in (0..).zip(toc.contents().iter()) {
+            if let Ok(found) = file.find(&content) {
+                prop_assert_eq!(found, Some((number, size)));
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_survive_encoding(unsigned in any::<u64>(), signed in any::<i64>(), narrow in any::<u32>()) {
+        let mut bytes = Vec::new();
+        varint::put(&mut bytes, unsigned);
+        varint::put_signed(&mut bytes, signed);
+        varint::put(&mut bytes, narrow.into());
+        let mut reader = Reader::new("numbers", &bytes);
+        prop_assert_eq!(reader.u64().unwrap(), unsigned);
+        prop_assert_eq!(reader.i64().unwrap(), signed);
+        prop_assert_eq!(reader.u32().unwrap(), narrow);
+        reader.end().unwrap();
+    }
+
+    #[test]
+    fn a_number_has_one_encoding(bytes in proptest::collection::vec(any::<u8>(), 0..12)) {
+        let mut reader = Reader::new("number", &bytes);
+        if let Ok(number) = reader.u64() {
+            let mut encoded = Vec::new();
+            varint::put(&mut encoded, number);
+            prop_assert_eq!(&encoded[..], &bytes[..bytes.len() - reader.rest().len()]);
+            prop_assert_eq!(Reader::new("number", &encoded).u32().is_ok(), number <= u32::MAX.into());
+        }
+    }
+}
