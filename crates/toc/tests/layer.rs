@@ -14,6 +14,9 @@ mod damage;
 #[path = "layer/hostile.rs"]
 mod hostile;
 
+#[path = "layer/random.rs"]
+mod random;
+
 use std::sync::Arc;
 
 use pierhead_toc::layer::{self, LayerIndex, Unpaced};
