@@ -16,6 +16,7 @@ const TESTKIT: &str = "pierhead-testkit";
 /// Every package of the workspace, and the workspace packages on which it may depend.
 /// Dev-dependencies may also name [`TESTKIT`].
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("pierhead-allocator", &[]),
     ("pierhead-atomic-file", &[]),
     ("pierhead-oci", &[]),
     ("pierhead-eviction", &[]),
@@ -72,6 +73,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     (
         "pierhead",
         &[
+            "pierhead-allocator",
             "pierhead-atomic-file",
             "pierhead-oci",
             "pierhead-eviction",
@@ -233,11 +235,18 @@ const SLED_IN: &[&str] = &[
 
 /// Packages that deny unsafe code in their roots and allow it in these files (or folders, by their
 /// `/`), each with the reason.
-const UNSAFE_IN: &[(&str, &str, &str)] = &[(
-    "pierhead-pmem",
-    "crates/pmem/src/sys/",
-    "no safe API maps a file for stores, flushes a cache line or survives SIGBUS",
-)];
+const UNSAFE_IN: &[(&str, &str, &str)] = &[
+    (
+        "pierhead-allocator",
+        "crates/allocator/src/glibc.rs",
+        "no safe API calls mallopt(3)",
+    ),
+    (
+        "pierhead-pmem",
+        "crates/pmem/src/sys/",
+        "no safe API maps a file for stores, flushes a cache line or survives SIGBUS",
+    ),
+];
 
 /// The allowed mutable `static`s, each with the reason.
 const GLOBAL_IN: &[(&str, &str)] = &[

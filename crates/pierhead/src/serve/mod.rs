@@ -46,6 +46,7 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Comm
     let level = logging::start(&config.log);
     apply_profile_and_cores(&config, &environment.machine);
     raise_open_files();
+    limit_arenas(&environment.machine);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(crate_configs::worker_threads(&config, &environment.machine))
         .max_blocking_threads(MAX_BLOCKING_THREADS)
@@ -58,6 +59,16 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Comm
     // The shutdown has already waited for `limits.shutdown_grace`.
     runtime.shutdown_background();
     Ok(())
+}
+
+/// Limits the allocator's arenas: 2, or a quarter of the cores, at most 4. By default, a burst of
+/// bundle planning on all threads left 2.4 times the memory of its peak with two arenas (755 and
+/// 354 MB resident on two cores).
+fn limit_arenas(machine: &Machine) {
+    let quarter = u8::try_from(machine.cores.len() / 4).unwrap_or(u8::MAX);
+    if !pierhead_allocator::limit_arenas(quarter.clamp(2, 4)) {
+        tracing::debug!("this C library has no limit of allocation arenas");
+    }
 }
 
 /// Raises the soft limit of open files to the hard limit. The usual soft limit of 1024 exists for programs that use
