@@ -1,3 +1,5 @@
+{{/* Named templates that the manifests share: names, labels, the addresses of hosts, checks of values. */}}
+
 {{- define "pierhead-host.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
@@ -28,7 +30,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "pierhead-host.image" -}}
 {{- with .Values.image -}}
 {{- if not .repository -}}
-{{- fail "image.repository: is required, as nobody publishes an image. Build one with `cargo xtask dist`, push it with `skopeo copy --all oci:target/dist/image:VERSION docker://REGISTRY/pierhead:VERSION`, and set image.repository=REGISTRY/pierhead" -}}
+{{- fail "image.repository: is required, since no image is published. Build one with `cargo xtask dist`, push it with `skopeo copy --all oci:target/dist/image:VERSION docker://REGISTRY/pierhead:VERSION`, and set image.repository=REGISTRY/pierhead" -}}
 {{- end -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}
 {{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
@@ -36,7 +38,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* Addresses of DPUs by the names of their hosts. */}}
+{{/* Map from the name of a host to the address of pierhead on its DPU. */}}
 {{- define "pierhead-host.pairs" -}}
 {{- $pairs := dict -}}
 {{- $it := .Values.discover -}}
@@ -61,7 +63,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- mergeOverwrite $pairs (deepCopy .Values.pairs) | toYaml -}}
 {{- end -}}
 
-{{/* The authority that hosts are given, as it is at this moment. */}}
+{{/* The CA of caConfigMapName, for a checksum that replaces the pods when it changes. */}}
 {{- define "pierhead-host.ca" -}}
 {{- with .Values.caConfigMapName -}}
 {{- get ((lookup "v1" "ConfigMap" $.Release.Namespace .).data | default dict) "ca.crt" -}}
@@ -70,23 +72,23 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "pierhead-host.check" -}}
 {{- if and .Values.address (or .Values.pairs .Values.discover.enabled) -}}
-{{- fail "address: not together with pairs or discover.enabled" -}}
+{{- fail "address: must be empty with pairs or discover.enabled" -}}
 {{- end -}}
 {{- if not (or .Values.address .Values.pairs .Values.discover.enabled) -}}
-{{- fail "address: how does a host reach its DPU? Set address, pairs or discover.enabled" -}}
+{{- fail "address: set address, pairs or discover.enabled, so that each host has the address of its DPU" -}}
 {{- end -}}
-{{- /* What `pierhead setup` would refuse, as far as the schema does not. */ -}}
+{{- /* Rejects addresses that `pierhead setup` rejects and the schema accepts. */ -}}
 {{- $addresses := list -}}
 {{- with .Values.address -}}{{- $addresses = append $addresses (list "address" .) -}}{{- end -}}
 {{- range $host, $address := .Values.pairs -}}{{- $addresses = append $addresses (list (printf "pairs.%s" $host) $address) -}}{{- end -}}
 {{- range $addresses -}}
 {{- include "pierhead-host.checkPort" . -}}
 {{- if and $.Values.caConfigMapName (hasPrefix "http://" (last .)) -}}
-{{- fail (printf "caConfigMapName: is for addresses with https, and %s is %s" (first .) (last .)) -}}
+{{- fail (printf "caConfigMapName: needs addresses with https, and %s is %s" (first .) (last .)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.caConfigMapName .Values.discover.enabled (eq .Values.discover.scheme "http") -}}
-{{- fail "caConfigMapName: is for addresses with https, and discover.scheme is http" -}}
+{{- fail "caConfigMapName: needs addresses with https, and discover.scheme is http" -}}
 {{- end -}}
 {{- range .Values.registries -}}
 {{- include "pierhead-host.checkPort" (list "registries" .) -}}
@@ -95,17 +97,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- fail (printf "registries: %s: a host that ends in a number must be an IPv4 address in four decimal parts" .) -}}
 {{- end -}}
 {{- if or (gt (len $host) 253) (regexMatch "[^.]{64}" $host) -}}
-{{- fail (printf "registries: %s: a host has at most 253 bytes, and 63 between its dots" .) -}}
+{{- fail (printf "registries: %s: a host name has at most 253 bytes, and each label at most 63" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Of a key and what ends in a port, or not. */}}
+{{/* Checks the port of an address. The argument is a list of a key and an address. */}}
 {{- define "pierhead-host.checkPort" -}}
 {{- $port := regexFind ":[0-9]+$" (last .) | trimPrefix ":" -}}
 {{- if ne $port "" -}}
 {{- if or (lt (float64 $port) 1.0) (gt (float64 $port) 65535.0) -}}
-{{- fail (printf "%s: %s: the port is not within 1 to 65535" (first .) (last .)) -}}
+{{- fail (printf "%s: %s: the port must be 1 to 65535" (first .) (last .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

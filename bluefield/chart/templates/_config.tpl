@@ -1,4 +1,6 @@
-{{/* A TOML value. Helm reads every number as a float, and pierhead's are whole. */}}
+{{/* Templates of pierhead.toml, the configuration file in the ConfigMap. */}}
+
+{{/* A TOML value. Helm parses every number as a float; the keys of pierhead are integers. */}}
 {{- define "pierhead.toml" -}}
 {{- if kindIs "string" . -}}{{ toJson . }}
 {{- else if kindIs "bool" . -}}{{ . }}
@@ -13,22 +15,22 @@
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
 {{- $config := mergeOverwrite (deepCopy $profile.config) (deepCopy $v.config) -}}
 {{- $sized := dict -}}
-{{- /* A folder of the node's disk gives way before the kubelet, who evicts pods at 10 % free; a volume of its own may be filled. */ -}}
+{{- /* On the disk of the node, 12 % stay free, since the kubelet evicts pods at 10 %. A separate volume needs no free space. */ -}}
 {{- if or (eq $v.storage.mode "hostPath") (and (eq $v.storage.mode "emptyDir") (not $v.storage.emptyDir.medium)) -}}
 {{- $_ := set $sized "cache" (dict "min_free" "12%") -}}
 {{- else if $v.storage.size -}}
 {{- $_ := set $sized "cache" (dict "min_free" "0") -}}
 {{- end -}}
 {{- with $v.storage.size -}}
-{{- $room := include "pierhead.mebibytes" . | int64 -}}
-{{- $packs := div (mul $room 10) 100 -}}
-{{- /* pierhead takes no less than this: it would hold no image. */ -}}
+{{- $mebibytes := include "pierhead.mebibytes" . | int64 -}}
+{{- $packs := div (mul $mebibytes 10) 100 -}}
+{{- /* 64 MiB is the minimum of bundle.size. */ -}}
 {{- $bundle := ternary (dict "size" (printf "%dMiB" $packs)) (dict "size" "off") (ge $packs 64) -}}
-{{- $sized = mergeOverwrite $sized (dict "cache" (dict "size" (printf "%dMiB" (div (mul $room 75) 100))) "bundle" $bundle) -}}
+{{- $sized = mergeOverwrite $sized (dict "cache" (dict "size" (printf "%dMiB" (div (mul $mebibytes 75) 100))) "bundle" $bundle) -}}
 {{- end -}}
 {{- $config = mergeOverwrite $sized $config -}}
 listen = ["{{ $v.network.address }}:{{ int64 $v.network.port }}"]
-{{- /* Probes and monitors ask another of the node's addresses, and the cache API answers the loopback alone. */}}
+{{- /* Probes and monitors use other addresses of the node. The cache API accepts loopback only. */}}
 admin = "{{ ternary "[::]" "0.0.0.0" (hasPrefix "[" $v.network.address) }}:{{ int64 $v.network.adminPort }}"
 data = "/var/lib/pierhead/cache"
 {{- with $v.dockerConfigSecretName }}
@@ -79,7 +81,7 @@ client_names = {{ include "pierhead.toml" . }}
 mode = {{ toJson $v.auth.mode }}
 cache_ttl = {{ toJson $v.auth.cacheTTL }}
 anonymous = {{ $v.auth.anonymous }}
-{{- if include "pierhead.asksPassword" . }}
+{{- if include "pierhead.needsPassword" . }}
 htpasswd = "/etc/pierhead/auth/htpasswd"
 {{- end }}
 {{- range $name, $it := $v.upstreams }}

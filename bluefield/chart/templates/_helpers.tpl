@@ -1,4 +1,6 @@
-{{/* DPF wants the release's name in every name, so there is no way to replace it. */}}
+{{/* Named templates that the manifests share: names, labels, resources, checks of values, mounts. */}}
+
+{{/* DPF needs the name of the release in every name, so no value replaces it. */}}
 {{- define "pierhead.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
@@ -29,7 +31,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "pierhead.image" -}}
 {{- with .Values.image -}}
 {{- if not .repository -}}
-{{- fail "image.repository: is required, as nobody publishes an image. Build one with `cargo xtask dist`, push it with `skopeo copy --all oci:target/dist/image:VERSION docker://REGISTRY/pierhead:VERSION`, and set image.repository=REGISTRY/pierhead" -}}
+{{- fail "image.repository: is required, since no image is published. Build one with `cargo xtask dist`, push it with `skopeo copy --all oci:target/dist/image:VERSION docker://REGISTRY/pierhead:VERSION`, and set image.repository=REGISTRY/pierhead" -}}
 {{- end -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}
 {{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
@@ -45,8 +47,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether clients may show a password of the file of users. */}}
-{{- define "pierhead.asksPassword" -}}
+{{/* "yes" if clients authenticate with a password of auth.htpasswd. */}}
+{{- define "pierhead.needsPassword" -}}
 {{- if has .Values.auth.mode (list "htpasswd" "mtls-or-htpasswd") -}}yes{{- end -}}
 {{- end -}}
 
@@ -54,21 +56,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
-{{/* Whether clients reach all addresses of a pod: without that its Service, and what asks through it, may not. */}}
-{{- define "pierhead.everywhere" -}}
+{{/* "yes" if pierhead listens on all addresses of the pod. Otherwise its Service may not reach it. */}}
+{{- define "pierhead.isOnAllAddresses" -}}
 {{- if and (not .Values.network.interface) (has .Values.network.address (list "0.0.0.0" "[::]")) -}}
 yes
 {{- end -}}
 {{- end -}}
 
-{{/* What the pod of `helm test` would need that the values do not give; empty when it can pull through the Service. */}}
-{{- define "pierhead.testLacks" -}}
+{{/* The value that `helm test` needs and that is not set; empty if the test can run. */}}
+{{- define "pierhead.missingForTest" -}}
 {{- $v := .Values -}}
-{{- $password := or (include "pierhead.asksPassword" .) (and (eq $v.auth.mode "pass-through") (not $v.auth.anonymous)) -}}
+{{- $password := or (include "pierhead.needsPassword" .) (and (eq $v.auth.mode "pass-through") (not $v.auth.anonymous)) -}}
 {{- if not $v.service.enabled -}}
 service.enabled
-{{- else if not (include "pierhead.everywhere" .) -}}
-a Service that reaches pierhead: it listens on {{ $v.network.interface | default $v.network.address }} alone
+{{- else if not (include "pierhead.isOnAllAddresses" .) -}}
+a Service that reaches pierhead, which listens on {{ $v.network.interface | default $v.network.address }} only
 {{- else if and $password (not $v.tests.loginSecretName) -}}
 tests.loginSecretName
 {{- else if and $v.tls.clientCAKey (ne $v.auth.mode "mtls-or-htpasswd") (not $v.tests.clientSecretName) -}}
@@ -76,13 +78,13 @@ tests.clientSecretName
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of the pod of `helm test`: not those of a pierhead, which the Service would send clients to. */}}
+{{/* Labels of the pod of `helm test`. They differ from those of pierhead, so that the Service does not select the test pod. */}}
 {{- define "pierhead.testSelector" -}}
 app.kubernetes.io/name: {{ include "pierhead.name" . | trunc 58 | trimSuffix "-" }}-test
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* The container's part of the restricted Pod Security Standard, and a read-only root beyond it. */}}
+{{/* Container settings of the restricted Pod Security Standard, with a read-only root file system. */}}
 {{- define "pierhead.containerSecurity" -}}
 allowPrivilegeEscalation: false
 privileged: false
@@ -106,8 +108,8 @@ seLinuxOptions:
 {{- end -}}
 
 {{/*
-Node affinity. Terms of one selector are alternatives, and both selectors must hold: so each term of one is
-joined with each of the other.
+Node affinity. A node must match one term of serviceDaemonSet.nodeSelector and one of the affinity, so each term of one is
+combined with each term of the other.
 */}}
 {{- define "pierhead.affinity" -}}
 {{- $affinity := deepCopy .Values.affinity -}}
@@ -115,13 +117,13 @@ joined with each of the other.
 {{- $node := $affinity.nodeAffinity | default dict -}}
 {{- $required := $node.requiredDuringSchedulingIgnoredDuringExecution | default dict -}}
 {{- $terms := list -}}
-{{- range $theirs := .nodeSelectorTerms -}}
-{{- range $ours := ($required.nodeSelectorTerms | default (list dict)) -}}
+{{- range $dpfTerm := .nodeSelectorTerms -}}
+{{- range $ownTerm := ($required.nodeSelectorTerms | default (list dict)) -}}
 {{- $term := dict -}}
-{{- with concat ($theirs.matchExpressions | default list) ($ours.matchExpressions | default list) -}}
+{{- with concat ($dpfTerm.matchExpressions | default list) ($ownTerm.matchExpressions | default list) -}}
 {{- $_ := set $term "matchExpressions" . -}}
 {{- end -}}
-{{- with concat ($theirs.matchFields | default list) ($ours.matchFields | default list) -}}
+{{- with concat ($dpfTerm.matchFields | default list) ($ownTerm.matchFields | default list) -}}
 {{- $_ := set $term "matchFields" . -}}
 {{- end -}}
 {{- $terms = append $terms $term -}}
@@ -134,13 +136,12 @@ joined with each of the other.
 {{- end -}}
 
 {{/*
-Requests and limits. What lies in memory besides the process is charged to its container, and comes on top of the profile's:
-the daemon plans with no more than the profile has.
+Requests and limits. Volumes in memory count for the container, so their size is added to the memory of the profile.
 */}}
 {{- define "pierhead.resources" -}}
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
 {{- $own := deepCopy $profile.resources -}}
-{{- $volumes := include "pierhead.inMemory" . | int64 -}}
+{{- $volumes := include "pierhead.memoryVolumes" . | int64 -}}
 {{- range $side := list "requests" "limits" -}}
 {{- if $volumes -}}
 {{- $of := get $own $side -}}
@@ -159,8 +160,8 @@ the daemon plans with no more than the profile has.
 {{ toYaml $resources }}
 {{- end -}}
 
-{{/* MiB of volumes that are memory of the pod. */}}
-{{- define "pierhead.inMemory" -}}
+{{/* Size of the volumes in memory, in MiB. */}}
+{{- define "pierhead.memoryVolumes" -}}
 {{- $sum := 0 -}}
 {{- if and (eq .Values.tier.kind "file") (not .Values.tier.hostPath) -}}
 {{- $sum = add $sum (include "pierhead.mebibytes" .Values.tier.size) -}}
@@ -171,19 +172,19 @@ the daemon plans with no more than the profile has.
 {{- $sum -}}
 {{- end -}}
 
-{{/* `20Gi` in MiB; values.schema.json allows nothing else. */}}
+{{/* Converts a quantity such as 20Gi to MiB. values.schema.json allows only Mi, Gi and Ti. */}}
 {{- define "pierhead.mebibytes" -}}
 {{- $number := regexFind "^[0-9]+" . | int64 -}}
 {{- $factor := get (dict "Mi" 1 "Gi" 1024 "Ti" 1048576) (regexFind "[MGT]i$" .) | int64 -}}
 {{- mul $number $factor -}}
 {{- end -}}
 
-{{/* MiB as the API server writes them back. */}}
+{{/* Formats MiB in the canonical form of the API server. */}}
 {{- define "pierhead.quantity" -}}
 {{- if mod . 1024 }}{{ . }}Mi{{ else }}{{ div . 1024 }}Gi{{ end -}}
 {{- end -}}
 
-{{/* Any quantity of Kubernetes in thousandths, to compare two of them. */}}
+{{/* Converts a quantity of Kubernetes to thousandths, for comparisons. */}}
 {{- define "pierhead.thousandths" -}}
 {{- $text := toString . -}}
 {{- $number := regexFind "^[0-9.]+([eE][0-9]+)?" $text -}}
@@ -191,47 +192,47 @@ the daemon plans with no more than the profile has.
 {{- mulf (float64 $number) (float64 $factor) 1000.0 | int64 -}}
 {{- end -}}
 
-{{/* Bytes of `1.5GiB`; of text that is no size, 0. */}}
+{{/* Converts a size of pierhead such as 1.5GiB to bytes; 0 if the text is not a size. */}}
 {{- define "pierhead.bytes" -}}
 {{- $units := dict "" 1.0 "b" 1.0 "k" 1e3 "kb" 1e3 "kib" 1024.0 "m" 1e6 "mb" 1e6 "mib" 1048576.0 "g" 1e9 "gb" 1e9 "gib" 1073741824.0 "t" 1e12 "tb" 1e12 "tib" 1099511627776.0 -}}
 {{- mulf (regexFind "^[0-9.]+" . | default "0" | float64) (get $units (regexFind "[a-zA-Z]*$" . | lower) | default 0.0) | printf "%.0f" -}}
 {{- end -}}
 
-{{/* Contradictions between values of the chart. Each message names the keys. pierhead checks its own keys (config-check). */}}
+{{/* Rejects contradicting values of the chart. Each message names the keys. The init container config-check checks `config`. */}}
 {{- define "pierhead.check" -}}
 {{- $v := .Values -}}
 {{- if and (eq $v.storage.mode "emptyDir") (not $v.storage.size) -}}
-{{- fail "storage.size: is needed with storage.mode=emptyDir, so that the cache stays below the limit of the volume" -}}
+{{- fail "storage.size: is required with storage.mode=emptyDir, since the cache must fit into the volume" -}}
 {{- end -}}
 {{- if and (eq $v.storage.mode "ephemeral") (not $v.storage.size) -}}
-{{- fail "storage.size: is needed with storage.mode=ephemeral: it is what is asked for of the storage class" -}}
+{{- fail "storage.size: is required with storage.mode=ephemeral: it is the requested size of the volume" -}}
 {{- end -}}
 {{- if and (eq $v.storage.mode "claim") (not $v.storage.claim.name) -}}
-{{- fail "storage.claim.name: is needed with storage.mode=claim" -}}
+{{- fail "storage.claim.name: is required with storage.mode=claim" -}}
 {{- end -}}
 {{- if and (not $v.network.hostNetwork) (not (has $v.network.address (list "0.0.0.0" "[::]"))) -}}
-{{- fail "network.address: one address needs network.hostNetwork=true: a pod's own is not known before" -}}
+{{- fail "network.address: a single address needs network.hostNetwork=true, since the address of a pod is not known in advance" -}}
 {{- end -}}
 {{- if and $v.network.interface (not (has $v.network.address (list "0.0.0.0" "[::]"))) -}}
-{{- fail "network.interface: stands for its addresses: not together with one in network.address" -}}
+{{- fail "network.interface: stands for its addresses, so network.address must be 0.0.0.0 or [::]" -}}
 {{- end -}}
 {{- if hasPrefix "tmfifo_net" $v.network.interface -}}
-{{- fail "network.interface: is the management link of the DPU: image data goes over a representor, or a scalable function" -}}
+{{- fail "network.interface: is the management link of the DPU: use a representor or a scalable function for image data" -}}
 {{- end -}}
 {{- if and (eq $v.tier.kind "pmem") (not $v.tier.hostPath) -}}
-{{- fail "tier.hostPath: is needed with tier.kind=pmem: a folder on a DAX file system of the node" -}}
+{{- fail "tier.hostPath: is required with tier.kind=pmem: a folder on a DAX file system of the node" -}}
 {{- end -}}
-{{- if and (include "pierhead.asksPassword" .) (not $v.auth.htpasswdSecretName) -}}
-{{- fail (printf "auth.htpasswdSecretName: is needed with auth.mode=%s" $v.auth.mode) -}}
+{{- if and (include "pierhead.needsPassword" .) (not $v.auth.htpasswdSecretName) -}}
+{{- fail (printf "auth.htpasswdSecretName: is required with auth.mode=%s" $v.auth.mode) -}}
 {{- end -}}
 {{- if and (hasPrefix "mtls" $v.auth.mode) (not $v.tls.clientCAKey) -}}
-{{- fail (printf "tls.clientCAKey: is needed with auth.mode=%s" $v.auth.mode) -}}
+{{- fail (printf "tls.clientCAKey: is required with auth.mode=%s" $v.auth.mode) -}}
 {{- end -}}
 {{- if and $v.tls.clientCASecretName (not $v.tls.clientCAKey) -}}
-{{- fail "tls.clientCAKey: is needed with tls.clientCASecretName" -}}
+{{- fail "tls.clientCAKey: is required with tls.clientCASecretName" -}}
 {{- end -}}
 {{- if and $v.tls.clientCAKey (not $v.tls.secretName) -}}
-{{- fail "tls.secretName: is needed with tls.clientCAKey" -}}
+{{- fail "tls.secretName: is required with tls.clientCAKey" -}}
 {{- end -}}
 {{- $resources := include "pierhead.resources" . | fromYaml -}}
 {{- range $name, $limit := $resources.limits -}}
@@ -241,36 +242,36 @@ the daemon plans with no more than the profile has.
 {{- end -}}
 {{- end -}}
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
-{{- $least := add (include "pierhead.inMemory" .) (include "pierhead.mebibytes" $profile.resources.requests.memory) -}}
+{{- $minimum := add (include "pierhead.memoryVolumes" .) (include "pierhead.mebibytes" $profile.resources.requests.memory) -}}
 {{- with $resources.limits.memory -}}
-{{- if lt (include "pierhead.thousandths" . | int64) (include "pierhead.thousandths" (printf "%dMi" $least) | int64) -}}
-{{- fail (printf "resources.limits.memory: %v is below the %s that profile %s and the volumes in memory need (tier.size, storage.size)" . (include "pierhead.quantity" $least) $v.profile) -}}
+{{- if lt (include "pierhead.thousandths" . | int64) (include "pierhead.thousandths" (printf "%dMi" $minimum) | int64) -}}
+{{- fail (printf "resources.limits.memory: %v is below the %s that profile %s and the volumes in memory need (tier.size, storage.size)" . (include "pierhead.quantity" $minimum) $v.profile) -}}
 {{- end -}}
 {{- end -}}
-{{- $planned := ($v.config.limits | default dict).memory | default "off" -}}
-{{- $bytes := include "pierhead.bytes" $planned | float64 -}}
-{{- if and (gt $bytes 0.0) (lt $bytes (include "pierhead.bytes" (printf "%dMiB" $least) | float64)) -}}
-{{- fail (printf "config.limits.memory: %s is below the %s that profile %s and the volumes in memory need: write more, or choose a smaller profile" $planned (include "pierhead.quantity" $least) $v.profile) -}}
+{{- $memory := ($v.config.limits | default dict).memory | default "off" -}}
+{{- $bytes := include "pierhead.bytes" $memory | float64 -}}
+{{- if and (gt $bytes 0.0) (lt $bytes (include "pierhead.bytes" (printf "%dMiB" $minimum) | float64)) -}}
+{{- fail (printf "config.limits.memory: %s is below the %s that profile %s and the volumes in memory need: write more, or choose a smaller profile" $memory (include "pierhead.quantity" $minimum) $v.profile) -}}
 {{- end -}}
 {{- with $resources.limits.memory -}}
 {{- if and (gt $bytes 0.0) (gt (mulf $bytes 1000.0) (include "pierhead.thousandths" . | float64)) -}}
-{{- fail (printf "config.limits.memory: %s is above resources.limits.memory, which is %v: write less, or raise that" $planned .) -}}
+{{- fail (printf "config.limits.memory: %s is above resources.limits.memory, which is %v: write less, or raise resources.limits.memory" $memory .) -}}
 {{- end -}}
 {{- end -}}
 {{- with $v.serviceDaemonSet.updateStrategy.rollingUpdate -}}
 {{- if and (not (has (toString (.maxSurge | default 0)) (list "0" "0%"))) (or $v.network.hostNetwork (has $v.storage.mode (list "hostPath" "claim")) (and (ne $v.tier.kind "off") $v.tier.hostPath)) -}}
-{{- fail "serviceDaemonSet.updateStrategy.rollingUpdate.maxSurge: the new pod of a node would wait for the port or the folder of the old one, and the old one for the new one: use maxUnavailable" -}}
+{{- fail "serviceDaemonSet.updateStrategy.rollingUpdate.maxSurge: the new and the old pod of a node need the same port or folder, so neither would proceed: use maxUnavailable" -}}
 {{- end -}}
 {{- end -}}
 {{- if and $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
 {{- range $v.env -}}
 {{- if and (regexMatch "(?i)^(https?|all)_proxy$" .name) (not .value) -}}
-{{- fail (printf "networkPolicy.egress: is needed, as the port of the proxy in env %s is not known" .name) -}}
+{{- fail (printf "networkPolicy.egress: is required, since the port of the proxy in env %s comes from a reference" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}
-{{- fail "metrics.podMonitor.enabled: not together with metrics.serviceMonitor.enabled: everything would be counted twice" -}}
+{{- fail "metrics.podMonitor.enabled: must be false with metrics.serviceMonitor.enabled, which would count every metric twice" -}}
 {{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled (not $v.service.enabled) -}}
 {{- fail "metrics.serviceMonitor.enabled: needs service.enabled=true; use metrics.podMonitor.enabled" -}}
@@ -281,11 +282,11 @@ the daemon plans with no more than the profile has.
 {{- end -}}
 {{- with $v.dockerConfigSecretName -}}{{- $logins = append $logins "dockerConfigSecretName" -}}{{- end -}}
 {{- if and $logins (eq $v.auth.mode "none") (not $v.tls.clientCAKey) (not $v.config.allow_open_proxy_with_credentials) -}}
-{{- fail (printf "%s: with a login for an upstream, everybody who reaches the port could pull what it can. Set auth.mode or tls.clientCAKey, or config.allow_open_proxy_with_credentials=true if that is meant" (join ", " $logins)) -}}
+{{- fail (printf "%s: every client that reaches the port could pull with these upstream credentials. Set auth.mode or tls.clientCAKey, or config.allow_open_proxy_with_credentials=true to allow it" (join ", " $logins)) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Mounts of pierhead's configuration, its files and its folders. */}}
+{{/* Volume mounts of the configuration, of files with secrets, and of the data folder. */}}
 {{- define "pierhead.mounts" -}}
 {{- $v := .Values -}}
 - name: config
@@ -304,7 +305,7 @@ the daemon plans with no more than the profile has.
 {{- if $v.tls.clientCASecretName }}
 - {name: clients, mountPath: /etc/pierhead/clients, readOnly: true}
 {{- end }}
-{{- if include "pierhead.asksPassword" . }}
+{{- if include "pierhead.needsPassword" . }}
 - {name: auth, mountPath: /etc/pierhead/auth, readOnly: true}
 {{- end }}
 {{- if $v.dockerConfigSecretName }}
@@ -317,24 +318,24 @@ the daemon plans with no more than the profile has.
 {{- end }}
 {{- end -}}
 
-{{/* A name that a volume may have, for one that a registry may have. */}}
+{{/* Name of the volume of an upstream. A hash, since names of registries contain characters that are invalid in a volume name. */}}
 {{- define "pierhead.upstreamVolume" -}}
 {{- printf "upstream-%s" (sha256sum . | trunc 10) -}}
 {{- end -}}
 
-{{/* Where the files of an upstream are: two names never share a folder. */}}
+{{/* Folder of the files of an upstream, different for every upstream. */}}
 {{- define "pierhead.upstreamFolder" -}}
 {{- printf "/etc/pierhead/upstreams/%s" (sha256sum . | trunc 10) -}}
 {{- end -}}
 
-{{/* The port of an address, as the key of a map: with or without a scheme and a path. */}}
+{{/* Port of an address, with or without scheme and path, as a key of a map. */}}
 {{- define "pierhead.portOf" -}}
 {{- $port := regexFind ":[0-9]+$" (regexReplaceAll "^([a-z0-9]+://)?([^/]*).*$" . "${2}") | trimPrefix ":" -}}
 {{ $port | default (ternary "80" "443" (hasPrefix "http://" .)) | quote }}: true
 {{- end -}}
 
 {{/*
-TCP ports at which upstreams and what they send us to are asked: 443, and whatever `upstreams` and the proxies of `env` name.
+TCP ports of upstreams and their redirects: 443, and the ports in `upstreams` and in the proxies of `env`.
 */}}
 {{- define "pierhead.egressPorts" -}}
 {{- $ports := dict "443" true -}}
