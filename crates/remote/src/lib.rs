@@ -18,6 +18,7 @@ mod connect;
 mod dns;
 mod error;
 mod exchange;
+mod file_stamp;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -34,6 +35,7 @@ pub use client::{Client, Prepared};
 pub use connect::certificate::{CertificateFault, certificate_fault};
 pub use connect::resolve::{Resolve, ResolveFuture};
 pub use error::{Error, Fault};
+pub use file_stamp::FileStamp;
 pub use pull::access::{AccessDecision, Resource};
 pub use pull::blob_stream::{BlobSources, BlobStream};
 pub use pull::document::{DocumentResponse, Validators};

@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +11,7 @@ use arc_swap::ArcSwap;
 use http::HeaderValue;
 use moka::sync::Cache;
 use pierhead_host::{BackgroundTask, Panics};
-use pierhead_remote::{KeyedHash, KeyedHasher};
+use pierhead_remote::{FileStamp, KeyedHash, KeyedHasher};
 use tokio::sync::Semaphore;
 
 use crate::access::MAX_CACHED_DECISIONS;
@@ -30,9 +29,6 @@ const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_HASHING: usize = 2;
 /// How long pierhead remembers wrong credentials. A client that repeats them costs no hash.
 const WRONG_CREDENTIALS_TTL: Duration = Duration::from_secs(10);
-
-/// Device, inode, size and modification time of the file; `None` without file.
-type FileStamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// Clones share everything.
 #[derive(Clone)]
@@ -56,7 +52,7 @@ struct State {
 
 /// One version of the file, and the decisions that were made by it.
 struct UsersFile {
-    stamp: FileStamp,
+    stamp: Option<FileStamp>,
     users: Users,
     /// Keyed hashes of `Authorization` headers with right and wrong credentials.
     right: Cache<KeyedHash, ()>,
@@ -64,7 +60,7 @@ struct UsersFile {
 }
 
 impl UsersFile {
-    fn new(stamp: FileStamp, users: Users, cache_ttl: Duration) -> Self {
+    fn new(stamp: Option<FileStamp>, users: Users, cache_ttl: Duration) -> Self {
         Self {
             stamp,
             users,
@@ -74,7 +70,7 @@ impl UsersFile {
     }
 
     /// The same users and decisions for a file that changed and cannot be read.
-    fn with_stamp(&self, stamp: FileStamp) -> Self {
+    fn with_stamp(&self, stamp: Option<FileStamp>) -> Self {
         Self {
             stamp,
             users: self.users.clone(),
@@ -93,7 +89,7 @@ impl HtpasswdAuth {
         metrics: AccessMetrics,
         panics: Panics,
     ) -> Self {
-        let stamp = stamp(&file);
+        let stamp = FileStamp::read(&file);
         let users = read(&file).unwrap_or_else(Users::none);
         Self(Arc::new(State {
             file,
@@ -193,7 +189,7 @@ impl State {
 
     /// Reads the file again if it changed.
     fn check_file(&self) {
-        let stamp = stamp(&self.file);
+        let stamp = FileStamp::read(&self.file);
         let old = self.users.load_full();
         if old.stamp == stamp {
             return;
@@ -239,11 +235,6 @@ impl State {
         self.metrics.count(AuthResult::Denied);
         Err(Error::LoginRequired)
     }
-}
-
-fn stamp(file: &Path) -> FileStamp {
-    let it = std::fs::metadata(file).ok()?;
-    Some((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()))
 }
 
 /// `None`: the file exists, but is unreadable or malformed.

@@ -1,8 +1,6 @@
 //! TLS configuration from files. pierhead applies changes of the files without a restart.
 
-use std::fs::Metadata;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +8,7 @@ use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use pierhead_remote::open_file;
+use pierhead_remote::{FileStamp, open_file};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -35,15 +33,6 @@ pub(crate) struct ReloadingTls {
 struct FileCheck {
     at: Instant,
     stamps: Vec<Option<FileStamp>>,
-}
-
-/// Identifies one version of a file. It changes when the file is written or replaced.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct FileStamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
 }
 
 impl ReloadingTls {
@@ -162,16 +151,10 @@ fn stamps(files: &Tls) -> Vec<Option<FileStamp>> {
         Some(&files.key),
         files.client_ca.as_ref(),
     ];
-    let stamp = |metadata: Metadata| FileStamp {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        size: metadata.size(),
-        modified: (metadata.mtime(), metadata.mtime_nsec()),
-    };
     paths
         .into_iter()
         .flatten()
-        .map(|path| std::fs::metadata(path).ok().map(stamp))
+        .map(|path| FileStamp::read(path))
         .collect()
 }
 

@@ -185,7 +185,7 @@ async fn credentials_of(session: &Session) -> Option<Credentials> {
         name,
         &session.shared.helper_folders,
         &session.name,
-        helper::TIMEOUT,
+        helper::HELPER_TIMEOUT,
     )
     .await;
     let (credentials, ttl) = match result {

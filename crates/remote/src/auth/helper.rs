@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 use crate::auth::credentials::{Credentials, is_helper_name};
 
 /// Time limit of one helper. Some helpers log in over the network first.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum length of a helper's output in bytes. Longer output is an error.
 const MAX_OUTPUT: usize = 64 << 10;

@@ -18,7 +18,7 @@ use crate::auth::identity::Fingerprint;
 use crate::error::Error;
 
 /// Maximum number of cached tokens over all upstreams. A token has 1 to 4 KiB.
-const CAPACITY: u64 = 512;
+const MAX_TOKENS: u64 = 512;
 
 /// Maximum size of the response of a token server, in bytes.
 pub(crate) const MAX_TOKEN_RESPONSE: usize = 64 << 10;
@@ -71,7 +71,7 @@ impl Default for Tokens {
     fn default() -> Self {
         Self(
             Cache::builder()
-                .max_capacity(CAPACITY)
+                .max_capacity(MAX_TOKENS)
                 .eviction_policy(EvictionPolicy::lru())
                 .build(),
         )
@@ -333,14 +333,14 @@ mod tests {
     #[tokio::test]
     async fn the_number_of_tokens_is_bounded() {
         let tokens = Tokens::default();
-        for n in 0..2 * CAPACITY {
+        for n in 0..2 * MAX_TOKENS {
             let fetch = || async { Ok(token(r#"{"token":"a"}"#).unwrap()) };
             tokens.get(&key(&n.to_string()), None, fetch).await.unwrap();
             tokens.0.run_pending_tasks();
         }
         tokens.0.run_pending_tasks();
-        assert_eq!(tokens.0.entry_count(), CAPACITY);
-        let latest = key(&(2 * CAPACITY - 1).to_string());
+        assert_eq!(tokens.0.entry_count(), MAX_TOKENS);
+        let latest = key(&(2 * MAX_TOKENS - 1).to_string());
         assert!(tokens.0.contains_key(&latest));
     }
 }

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -21,6 +21,7 @@ use hickory_resolver::{Hosts, TokioResolver};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{LOOKUP_LIMIT, LookupError};
+use crate::file_stamp::FileStamp;
 
 /// Maximum number of name servers, as in resolv.conf(5).
 const MAX_SERVERS: usize = 3;
@@ -54,16 +55,10 @@ impl Default for SystemFiles {
     }
 }
 
-/// Modification time and size of a file; `None` when it is missing.
-type FileStamp = Option<(SystemTime, u64)>;
-
 impl SystemFiles {
     /// A value that differs after each change. Blocks.
-    pub(super) fn stamp(&self) -> [FileStamp; 2] {
-        [&self.resolv_conf, &self.hosts].map(|path| {
-            let metadata = std::fs::metadata(path).ok()?;
-            Some((metadata.modified().ok()?, metadata.len()))
-        })
+    pub(super) fn stamp(&self) -> [Option<FileStamp>; 2] {
+        [&self.resolv_conf, &self.hosts].map(|path| FileStamp::read(path))
     }
 }
 
@@ -81,7 +76,7 @@ pub(super) struct NameServers {
     /// A name with fewer dots is searched in `search` first.
     ndots: usize,
     hosts: Hosts,
-    stamp: [FileStamp; 2],
+    stamp: [Option<FileStamp>; 2],
 }
 
 struct NameServer {
@@ -111,7 +106,7 @@ impl NameServers {
     }
 
     /// Reads the files. Blocks.
-    pub(super) fn read(files: &SystemFiles, stamp: [FileStamp; 2]) -> io::Result<Self> {
+    pub(super) fn read(files: &SystemFiles, stamp: [Option<FileStamp>; 2]) -> io::Result<Self> {
         let mut text = read(&files.resolv_conf)?;
         let names_server = |line: &[u8]| line.trim_ascii_start().starts_with(b"nameserver");
         if !text.split(|byte| *byte == b'\n').any(names_server) {
@@ -140,7 +135,7 @@ impl NameServers {
         })
     }
 
-    pub(super) fn stamp(&self) -> &[FileStamp; 2] {
+    pub(super) fn stamp(&self) -> &[Option<FileStamp>; 2] {
         &self.stamp
     }
 

@@ -8,17 +8,17 @@ use pierhead_oci::Digest;
 
 /// How long a mismatch is remembered: longer than the retry delay of clients, and short enough that
 /// a repaired mirror is soon used again.
-const TTL: Duration = Duration::from_secs(60);
+const MISMATCH_TTL: Duration = Duration::from_secs(60);
 
 /// Maximum number of digests per host, some 100 bytes each.
-const CAPACITY: u64 = 256;
+const MAX_MISMATCHES: u64 = 256;
 
 /// Recent digest mismatches of one host. They are hints only: a lost entry costs one more attempt.
 pub(crate) struct DigestMismatches(Cache<Digest, ()>);
 
 impl Default for DigestMismatches {
     fn default() -> Self {
-        Self::with_ttl(TTL)
+        Self::with_ttl(MISMATCH_TTL)
     }
 }
 
@@ -26,7 +26,7 @@ impl DigestMismatches {
     fn with_ttl(ttl: Duration) -> Self {
         Self(
             Cache::builder()
-                .max_capacity(CAPACITY)
+                .max_capacity(MAX_MISMATCHES)
                 .eviction_policy(moka::policy::EvictionPolicy::lru())
                 .time_to_live(ttl)
                 .build(),
@@ -65,11 +65,11 @@ mod tests {
     #[test]
     fn the_number_of_mismatches_is_bounded_and_the_most_recent_stay() {
         let mismatches = DigestMismatches::default();
-        for n in 0..3 * CAPACITY {
+        for n in 0..3 * MAX_MISMATCHES {
             mismatches.insert(digest(n));
             mismatches.0.run_pending_tasks();
             assert!(mismatches.contains(&digest(n)));
         }
-        assert_eq!(mismatches.0.entry_count(), CAPACITY);
+        assert_eq!(mismatches.0.entry_count(), MAX_MISMATCHES);
     }
 }

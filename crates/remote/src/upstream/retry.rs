@@ -22,6 +22,7 @@ const REFILL_PER_SUCCESS: f64 = 0.2;
 /// Maximum wait before the first retry. It doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 
+/// Maximum wait before a retry.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// The token bucket of retries for one host. A metric counts the retries that it grants.

@@ -1,0 +1,52 @@
+//! Detects that a file was replaced or written to, by its metadata.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+/// Identity, size and modification time of a file. Every replacement changes it, and so does every
+/// write within the resolution of the file system's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds since 1970.
+    modified: (i64, i64),
+}
+
+impl FileStamp {
+    /// The stamp of the file at `path`; `None` if it is missing or unreadable. Follows symbolic
+    /// links, as those of a Kubernetes Secret. Blocks.
+    pub fn read(path: &Path) -> Option<Self> {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_or_extended_file_has_another_stamp() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        assert_eq!(FileStamp::read(&path), None);
+        std::fs::write(&path, "one").expect("written");
+        let first = FileStamp::read(&path);
+        assert!(first.is_some());
+        assert_eq!(FileStamp::read(&path), first);
+        std::fs::write(&path, "longer").expect("written");
+        let extended = FileStamp::read(&path);
+        assert_ne!(extended, first);
+        let new = folder.path().join("new");
+        std::fs::write(&new, "longer").expect("written");
+        std::fs::rename(&new, &path).expect("renamed");
+        assert_ne!(FileStamp::read(&path), extended);
+    }
+}
