@@ -83,9 +83,9 @@ fn main() -> Done<()> {
     );
 
     let (began, mut total) = (Instant::now(), 0);
-    for location in &frames {
-        packs.check(location)?;
-        total += u64::from(location.len);
+    for place in &frames {
+        packs.check(place)?;
+        total += u64::from(place.len);
     }
     println!(
         "checked at {:.0} MiB/s",

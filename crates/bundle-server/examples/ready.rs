@@ -37,22 +37,22 @@ fn main() -> Result<(), Box<dyn Error>> {
         (config.fast_level, config.optimized_level) = (fast.parse()?, level.parse()?);
     }
     let blobs = BlobFolder::new(layout.join("blobs/sha256"));
-    let bundle_server = BundleServer::open(config, Arc::new(blobs))?;
+    let library = BundleServer::open(config, Arc::new(blobs))?;
     let began = Instant::now();
     let repository = "example/image".to_owned();
-    bundle_server.offer(Image {
+    library.offer(Image {
         manifest,
         repository,
     });
     let say = |what: &str| {
         let sent = [false, true].map(|layers| {
-            let bundle = bundle_server.bundle(&manifest, &[], layers);
+            let bundle = library.bundle(&manifest, &[], layers);
             bundle
                 .and_then(|it| it.stream(None))
                 .ok()
                 .and_then(|it| it.len())
         });
-        let stat = bundle_server.stat();
+        let stat = library.stat();
         println!(
             "{reference}: {what} after {:.1} s; bundle {:?} bytes, with layers {:?}; packs {} bytes, {} quick layers",
             began.elapsed().as_secs_f64(),
@@ -63,19 +63,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     };
     loop {
-        match bundle_server.awaited(&manifest) {
+        match library.awaited(&manifest) {
             State::Working(_) => sleep(Duration::from_millis(10)),
             State::Ready => break,
             state => return Err(format!("{state:?}").into()),
         }
     }
     say("ready");
-    if bundle_server.stat().fast_layers > 0 {
-        while bundle_server.stat().optimized == 0 {
+    if library.stat().fast_layers > 0 {
+        while library.stat().optimized == 0 {
             sleep(Duration::from_millis(100));
         }
         say("packed well");
     }
-    bundle_server.close();
+    library.close();
     Ok(())
 }

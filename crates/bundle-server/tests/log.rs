@@ -40,23 +40,20 @@ fn an_image_that_is_ready_has_one_line() {
     blobs.insert(refused.blobs[1].digest, broken);
     let folder = tempfile::tempdir().unwrap();
     let config = Config::new(folder.path(), 64 << 20, 16 << 20);
-    let bundle_server = BundleServer::open(config, Arc::new(MemoryBlobs(blobs))).unwrap();
+    let library = BundleServer::open(config, Arc::new(MemoryBlobs(blobs))).unwrap();
     for image in &images {
-        bundle_server.offer(Image {
+        library.offer(Image {
             manifest: image.root,
             repository: "registry.example/app".into(),
         });
-        while let State::Working(_) = bundle_server.state(&image.root) {
+        while let State::Working(_) = library.state(&image.root) {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-    assert_eq!(bundle_server.state(&ready.root), State::Ready);
-    assert!(matches!(
-        bundle_server.state(&refused.root),
-        State::Refused(_)
-    ));
+    assert_eq!(library.state(&ready.root), State::Ready);
+    assert!(matches!(library.state(&refused.root), State::Refused(_)));
     // The line comes behind the state.
-    bundle_server.close();
+    library.close();
     let found = lines.with("image ready for bundles");
     let [line] = &found[..] else {
         panic!("{}", lines.text());

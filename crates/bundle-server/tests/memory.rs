@@ -99,16 +99,16 @@ fn serve(shape: &str, folder: &Path) {
     let manifest = image(shape, &blobs);
     let mut config = Config::new(folder.join("data"), 256 << 20, 64 << 20);
     config.cpu_percent = 100;
-    let bundle_server = BundleServer::open(config, Arc::new(blobs)).unwrap();
-    bundle_server.offer(Image {
+    let library = BundleServer::open(config, Arc::new(blobs)).unwrap();
+    library.offer(Image {
         manifest,
         repository: "registry/app".into(),
     });
-    while matches!(bundle_server.awaited(&manifest), State::Working(_)) {
+    while matches!(library.awaited(&manifest), State::Working(_)) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(bundle_server.state(&manifest), State::Ready);
-    let bundle = bundle_server.bundle(&manifest, &[], true).unwrap();
+    assert_eq!(library.state(&manifest), State::Ready);
+    let bundle = library.bundle(&manifest, &[], true).unwrap();
     let mut stream = bundle.stream(None).unwrap();
     let mut out = BufWriter::new(File::create(folder.join("bundle")).unwrap());
     while let Some(piece) = stream.next_piece().unwrap() {
@@ -122,7 +122,7 @@ fn serve(shape: &str, folder: &Path) {
         }
     }
     out.flush().unwrap();
-    bundle_server.close();
+    library.close();
 }
 
 /// The worker's side: that bundle is applied to a store.

@@ -63,10 +63,10 @@ impl Bench {
     /// What frames decode to, content by content: each must be whole, right, and there once.
     fn contents(&self, packed: &PackResult) -> HashSet<FileDigest> {
         let mut found: Vec<(FileDigest, Vec<u8>)> = Vec::new();
-        for location in &packed.frames {
-            let frame = self.packs.frame(location).unwrap();
+        for place in &packed.frames {
+            let frame = self.packs.frame(place).unwrap();
             let (mut payload, mut bytes) = (Vec::new(), Vec::new());
-            let head = self.packs.read(location, &mut payload).unwrap();
+            let head = self.packs.read(place, &mut payload).unwrap();
             assert_eq!(head.coding, frame.coding);
             let len = frame.members.iter().map(|part| part.len).sum();
             decode(head.coding, &payload, len, &mut bytes).unwrap();
@@ -305,7 +305,7 @@ fn better_frames_go_on_where_they_were_stopped() {
     assert_eq!(made.len(), fast.frames.len());
     assert_eq!(bench.packs.stat().appended, before + made.len() as u64);
     let better = PackResult {
-        frames: fast.frames.iter().map(|location| made[location]).collect(),
+        frames: fast.frames.iter().map(|place| made[place]).collect(),
         ..PackResult::default()
     };
     assert!(better.frames.iter().all(|it| !is_fast(it.pack)));

@@ -51,9 +51,9 @@ fn append(packs: &Packs, bytes: &[u8]) -> Result<RecordLocation, Error> {
     packs.append(&[part], Coding::Stored, bytes)
 }
 
-fn read(packs: &Packs, location: &RecordLocation) -> Result<Vec<u8>, Error> {
+fn read(packs: &Packs, place: &RecordLocation) -> Result<Vec<u8>, Error> {
     let mut payload = Vec::new();
-    packs.read(location, &mut payload).map(|_| payload)
+    packs.read(place, &mut payload).map(|_| payload)
 }
 
 /// What the folder takes, as the budget counts it.
@@ -79,21 +79,21 @@ fn what_is_appended_is_read_back_now_and_after_a_restart() {
         .map(|nth| random(nth as u64, 5000 + nth))
         .collect();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let locations: Vec<_> = contents
+    let places: Vec<_> = contents
         .iter()
         .map(|bytes| append(&packs, bytes).unwrap())
         .collect();
     assert!(packs.stat().packs > 3, "{:?}", packs.stat());
     let sound = |packs: &Packs| {
-        for (bytes, location) in contents.iter().zip(&locations) {
-            assert!(read(packs, location).unwrap() == *bytes);
-            let frame = packs.frame(location).unwrap();
-            assert_eq!((frame.location, frame.coding), (*location, Coding::Stored));
+        for (bytes, place) in contents.iter().zip(&places) {
+            assert!(read(packs, place).unwrap() == *bytes);
+            let frame = packs.frame(place).unwrap();
+            assert_eq!((frame.location, frame.coding), (*place, Coding::Stored));
             assert_eq!(frame.members[0].content, FileDigest::of(bytes));
-            let file = packs.file(location).unwrap();
-            let mut record = vec![0; location.len as usize];
+            let file = packs.file(place).unwrap();
+            let mut record = vec![0; place.len as usize];
             file.file()
-                .read_exact_at(&mut record, location.offset)
+                .read_exact_at(&mut record, place.offset)
                 .unwrap();
             let head = RecordHead::decode(record.first_chunk::<RECORD_HEAD>().unwrap()).unwrap();
             assert_eq!(head, RecordHead::of(Coding::Stored, bytes).unwrap());
@@ -106,7 +106,7 @@ fn what_is_appended_is_read_back_now_and_after_a_restart() {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(seen, locations);
+        assert_eq!(seen, places);
         assert_eq!(packs.stat().bytes, on_disk(folder.path()));
     };
     sound(&packs);
@@ -115,11 +115,8 @@ fn what_is_appended_is_read_back_now_and_after_a_restart() {
     sound(&packs);
     // It goes on in the last pack, which has room.
     let more = append(&packs, &random(99, 100)).unwrap();
-    assert_eq!(more.pack, locations[39].pack);
-    assert_eq!(
-        more.offset,
-        locations[39].offset + u64::from(locations[39].len)
-    );
+    assert_eq!(more.pack, places[39].pack);
+    assert_eq!(more.offset, places[39].offset + u64::from(places[39].len));
 }
 
 #[test]
@@ -192,12 +189,12 @@ fn the_budget_is_never_exceeded_and_the_least_used_leaves() {
 fn what_is_held_is_neither_evicted_nor_uncounted() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let (mut locations, mut held) = (Vec::new(), Vec::new());
+    let (mut places, mut held) = (Vec::new(), Vec::new());
     let full = loop {
-        match append(&packs, &random(locations.len() as u64, 50_000)) {
-            Ok(location) => {
-                held.push(packs.file(&location).unwrap());
-                locations.push(location);
+        match append(&packs, &random(places.len() as u64, 50_000)) {
+            Ok(place) => {
+                held.push(packs.file(&place).unwrap());
+                places.push(place);
             }
             Err(error) => break error,
         }
@@ -206,15 +203,15 @@ fn what_is_held_is_neither_evicted_nor_uncounted() {
         matches!(&full, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull),
         "{full}"
     );
-    assert!(locations.len() > 10);
-    for (seed, location) in locations.iter().enumerate() {
-        assert!(read(&packs, location).unwrap() == random(seed as u64, 50_000));
+    assert!(places.len() > 10);
+    for (seed, place) in places.iter().enumerate() {
+        assert!(read(&packs, place).unwrap() == random(seed as u64, 50_000));
     }
     // One is let go: that one leaves.
     let gone = held.swap_remove(3).number();
     append(&packs, &random(77, 50_000)).unwrap();
-    for location in &locations {
-        assert_eq!(packs.contains(location), location.pack != gone);
+    for place in &places {
+        assert_eq!(packs.contains(place), place.pack != gone);
     }
 }
 
@@ -224,7 +221,7 @@ fn no_damaged_byte_is_given_to_anybody() {
     let folder = tempfile::tempdir().unwrap();
     let contents: Vec<_> = (0..3).map(|seed| random(seed, 60)).collect();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let locations: Vec<_> = contents
+    let places: Vec<_> = contents
         .iter()
         .map(|bytes| append(&packs, bytes).unwrap())
         .collect();
@@ -241,19 +238,19 @@ fn no_damaged_byte_is_given_to_anybody() {
             fs::write(folder.path().join(name), &bad).unwrap();
             let packs = Packs::open(config(folder.path())).unwrap();
             let mut lost = 0;
-            for (bytes, location) in contents.iter().zip(&locations) {
-                assert!(!packs.is_verified(location));
-                match (packs.check(location), read(&packs, location)) {
+            for (bytes, place) in contents.iter().zip(&places) {
+                assert!(!packs.is_verified(place));
+                match (packs.check(place), read(&packs, place)) {
                     (Ok(()), Ok(found)) => {
                         assert!(found == *bytes, "byte {at} of {name}");
                         assert_eq!(
-                            packs.frame(location).unwrap().members[0].content,
+                            packs.frame(place).unwrap().members[0].content,
                             FileDigest::of(bytes)
                         );
-                        assert!(packs.is_verified(location));
+                        assert!(packs.is_verified(place));
                     }
                     (Err(_), Err(Error::Missing(_))) => {
-                        assert!(!packs.contains(location) && packs.frame(location).is_err());
+                        assert!(!packs.contains(place) && packs.frame(place).is_err());
                         lost += 1;
                     }
                     (check, _) => panic!("byte {at} of {name}: {check:?}"),
@@ -269,21 +266,18 @@ fn no_damaged_byte_is_given_to_anybody() {
 fn damage_under_a_running_process_is_found_once_checks_are_old() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let location = append(&packs, &random(0, 10_000)).unwrap();
-    packs.check(&location).unwrap();
+    let place = append(&packs, &random(0, 10_000)).unwrap();
+    packs.check(&place).unwrap();
     let file = fs::OpenOptions::new()
         .write(true)
         .open(folder.path().join("00000000.pack"))
         .unwrap();
-    file.write_all_at(b"x", location.offset + 5000).unwrap();
-    assert!(packs.is_verified(&location));
+    file.write_all_at(b"x", place.offset + 5000).unwrap();
+    assert!(packs.is_verified(&place));
     packs.maintain();
-    assert!(!packs.is_verified(&location) && packs.contains(&location));
-    assert!(matches!(
-        packs.check(&location),
-        Err(Error::Malformed { .. })
-    ));
-    assert!(!packs.contains(&location));
+    assert!(!packs.is_verified(&place) && packs.contains(&place));
+    assert!(matches!(packs.check(&place), Err(Error::Malformed { .. })));
+    assert!(!packs.contains(&place));
 }
 
 fn items(contents: &[Vec<u8>]) -> Vec<PackItem> {
@@ -333,12 +327,12 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
         &mut |_| Ok(()),
     )
     .unwrap();
-    let location = known.get(&FileDigest::of(&contents[0])).unwrap()[0];
+    let place = known.get(&FileDigest::of(&contents[0])).unwrap()[0];
     let file = fs::OpenOptions::new()
         .write(true)
         .open(folder.path().join("00000000.pack"))
         .unwrap();
-    file.write_all_at(b"x", location.offset + 5000).unwrap();
+    file.write_all_at(b"x", place.offset + 5000).unwrap();
     let source = Contents::new(packs.clone(), known, all, 0);
     for bytes in &contents {
         let mut found = vec![0; 10_000];
@@ -347,7 +341,7 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
             .unwrap();
         assert!(found == *bytes);
     }
-    assert!(!packs.contains(&location));
+    assert!(!packs.contains(&place));
 }
 
 #[test]
@@ -365,32 +359,32 @@ fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
         writer.append(&[part], Coding::Stored, &bytes).unwrap()
     };
     let good = append(&packs, &random(1, 3000)).unwrap();
-    let locations: Vec<_> = (10..16).map(fast).collect();
-    assert!(locations.iter().all(|location| is_fast(location.pack)) && !is_fast(good.pack));
-    let (held, kept) = (locations[0].pack, locations[2].pack);
-    let other = locations[5].pack;
+    let places: Vec<_> = (10..16).map(fast).collect();
+    assert!(places.iter().all(|place| is_fast(place.pack)) && !is_fast(good.pack));
+    let (held, kept) = (places[0].pack, places[2].pack);
+    let other = places[5].pack;
     assert!(held != kept && kept != other && held != other);
-    let file = packs.file(&locations[0]).unwrap();
+    let file = packs.file(&places[0]).unwrap();
     assert!(packs.drop_fast(&|number| number == kept).unwrap() > 0);
-    for location in &locations {
-        let stays = [held, kept].contains(&location.pack);
-        assert_eq!(packs.contains(location), stays, "{location:?}");
+    for place in &places {
+        let stays = [held, kept].contains(&place.pack);
+        assert_eq!(packs.contains(place), stays, "{place:?}");
     }
     assert!(packs.contains(&good));
     drop(file);
     packs.drop_fast(&|_| false).unwrap();
-    assert!(locations.iter().all(|location| !packs.contains(location)));
+    assert!(places.iter().all(|place| !packs.contains(place)));
     assert_eq!(packs.stat().bytes, on_disk(folder.path()));
     // Their numbers are gone for good, whatever is left.
     drop(packs);
     let packs = Packs::open(config(folder.path())).unwrap();
     assert!(packs.contains(&good));
     let bytes = random(99, 50_000);
-    let location = append(&packs, &bytes).unwrap();
-    let used = locations.iter().map(|location| location.pack & !(1 << 31));
+    let place = append(&packs, &bytes).unwrap();
+    let used = places.iter().map(|place| place.pack & !(1 << 31));
     assert!(
         used.max() < Some(append(&packs, &random(98, 60_000)).unwrap().pack),
-        "{location:?}"
+        "{place:?}"
     );
 }
 
@@ -404,8 +398,8 @@ impl FrameIndex for Counting {
         self.0.get(content)
     }
 
-    fn put(&self, content: &FileDigest, locations: &[RecordLocation]) -> Result<(), Error> {
-        self.0.put(content, locations)
+    fn put(&self, content: &FileDigest, places: &[RecordLocation]) -> Result<(), Error> {
+        self.0.put(content, places)
     }
 }
 
@@ -426,8 +420,8 @@ fn a_content_of_many_ranges_is_laid_out_once() {
         let payload = &bytes[nth * RANGE..][..RANGE];
         packs.append(&[part], Coding::Stored, payload).unwrap()
     };
-    let mut locations: Vec<_> = (0..60).map(write).collect();
-    known.put(&content, &locations).unwrap();
+    let mut places: Vec<_> = (0..60).map(write).collect();
+    known.put(&content, &places).unwrap();
     let nothing = Arc::new(MemorySource::default());
     let source = Contents::new(packs.clone(), known.clone(), nothing, 0);
     let read = |offset: usize, len: usize| {
@@ -441,9 +435,9 @@ fn a_content_of_many_ranges_is_laid_out_once() {
     read(0, bytes.len());
     assert_eq!(known.1.load(Ordering::Relaxed), 1);
     // One that has another place by now is found there.
-    let moved = locations[30];
-    locations[30] = write(30);
-    known.put(&content, &locations).unwrap();
+    let moved = places[30];
+    places[30] = write(30);
+    known.put(&content, &places).unwrap();
     let path = folder.path().join(format!("{:08x}.pack", moved.pack));
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     file.write_all_at(b"damaged!", moved.offset + 500).unwrap();
@@ -459,11 +453,11 @@ fn packs_are_looked_up_while_files_are_made_and_deleted() {
     // At each change to the disk another thread asks for a place, as those do that send.
     let watch = move |step: pierhead_bundle_server::pack::DiskChange<'_>| {
         let changes_names = !matches!(step, pierhead_bundle_server::pack::DiskChange::Write(..));
-        if let Some((packs, location)) = of.get().filter(|_| changes_names)
+        if let Some((packs, place)) = of.get().filter(|_| changes_names)
             && let Some(packs) = packs.upgrade()
         {
-            let (location, (say, said)) = (*location, std::sync::mpsc::channel());
-            std::thread::spawn(move || say.send(packs.contains(&location)));
+            let (place, (say, said)) = (*place, std::sync::mpsc::channel());
+            std::thread::spawn(move || say.send(packs.contains(&place)));
             if said.recv_timeout(std::time::Duration::from_secs(5)).is_ok() {
                 count.fetch_add(1, Ordering::Relaxed);
             } else {
@@ -473,8 +467,8 @@ fn packs_are_looked_up_while_files_are_made_and_deleted() {
         Ok(())
     };
     let packs = Arc::new(Packs::open_watched(config(folder.path()), watch).unwrap());
-    let location = append(&packs, &random(0, 30_000)).unwrap();
-    here.set((Arc::downgrade(&packs), location)).unwrap();
+    let place = append(&packs, &random(0, 30_000)).unwrap();
+    here.set((Arc::downgrade(&packs), place)).unwrap();
     for seed in 1..60 {
         append(&packs, &random(seed, 30_000)).unwrap();
     }

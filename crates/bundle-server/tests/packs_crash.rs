@@ -79,8 +79,8 @@ fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
             offset: 0,
             len: bytes.len() as u64,
         };
-        if let Ok(location) = writer.append(&[part], Coding::Stored, &bytes) {
-            done.push((seed, location));
+        if let Ok(place) = writer.append(&[part], Coding::Stored, &bytes) {
+            done.push((seed, place));
         }
     }
     // Its failure loses nothing but durability.
@@ -103,19 +103,19 @@ fn on_disk(folder: &Path) -> u64 {
 }
 
 /// Whether a record is there; if so it must be the right one.
-fn is_there(packs: &Packs, (seed, location): &(u64, RecordLocation)) -> bool {
+fn is_there(packs: &Packs, (seed, place): &(u64, RecordLocation)) -> bool {
     let mut payload = Vec::new();
-    if !packs.contains(location) {
+    if !packs.contains(place) {
         return false;
     }
-    match packs.read(location, &mut payload) {
-        Ok(_) => assert!(payload == content(*seed), "{location:?} is another"),
+    match packs.read(place, &mut payload) {
+        Ok(_) => assert!(payload == content(*seed), "{place:?} is another"),
         Err(_) => {
-            assert!(payload.is_empty() && !packs.contains(location));
+            assert!(payload.is_empty() && !packs.contains(place));
             return false;
         }
     }
-    let frame = packs.frame(location).unwrap();
+    let frame = packs.frame(place).unwrap();
     assert_eq!(frame.members[0].content, FileDigest::of(&payload));
     true
 }
@@ -163,18 +163,17 @@ fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
             .filter(|record| is_there(&after, record))
             .count();
         // A kill in the middle of an eviction may lose the pack that was to leave.
-        let evicting = before.iter().map(|(_, location)| location.pack).min();
+        let evicting = before.iter().map(|(_, place)| place.pack).min();
         let spared = before
             .iter()
-            .filter(|(_, location)| Some(location.pack) != evicting)
+            .filter(|(_, place)| Some(place.pack) != evicting)
             .count();
         assert!(may_lose || kept >= spared, "{kept} of {}", before.len());
         assert_eq!(after.stat().bytes, on_disk(copy.path()));
         assert!(after.stat().bytes <= BUDGET);
         let more = work(&after);
         assert_eq!(more.len() as u64, COUNT);
-        let clash =
-            |(_, location): &(u64, RecordLocation)| before.iter().any(|(_, old)| old == location);
+        let clash = |(_, place): &(u64, RecordLocation)| before.iter().any(|(_, old)| old == place);
         assert!(!more.iter().any(clash), "a place is given twice");
         let found = more
             .iter()
@@ -254,12 +253,11 @@ fn readers_and_writers_at_once_stay_within_the_budget() {
                 for seed in from..from + 100 {
                     let bytes = content(seed);
                     // Three threads may hold three packs: the budget has room for more.
-                    let location = packs.append(&[], Coding::Patch, &bytes).unwrap();
-                    done.push((seed, location));
-                    let (seed, location) =
-                        done[fastrand::Rng::with_seed(seed).usize(0..done.len())];
+                    let place = packs.append(&[], Coding::Patch, &bytes).unwrap();
+                    done.push((seed, place));
+                    let (seed, place) = done[fastrand::Rng::with_seed(seed).usize(0..done.len())];
                     let mut payload = Vec::new();
-                    if packs.read(&location, &mut payload).is_ok() {
+                    if packs.read(&place, &mut payload).is_ok() {
                         assert!(payload == content(seed));
                     }
                     assert!(packs.stat().bytes <= BUDGET);

@@ -8,7 +8,7 @@ use crate::address::Address;
 
 /// Timeout of one connect and of one read. pierhead is near, so a slower server deserves the
 /// warning.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason why there is no registry at an address.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub fn probe(address: &Address) -> Result<(), Unreachable> {
     let targets = (address.host(), address.port()).to_socket_addrs();
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for target in targets.map_err(Unreachable::NoConnection)? {
-        match TcpStream::connect_timeout(&target, TIMEOUT) {
+        match TcpStream::connect_timeout(&target, PROBE_TIMEOUT) {
             Ok(_) if address.is_tls() => return Ok(()),
             Ok(stream) => return check_registry(stream, address),
             Err(error) => last = error,
@@ -61,7 +61,7 @@ fn check_registry(mut stream: TcpStream, address: &Address) -> Result<(), Unreac
 
 /// The first 12 bytes of the response: `HTTP/1.1 200`.
 fn request_status(stream: &mut TcpStream, host: &str) -> io::Result<[u8; 12]> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
     // One write, because a server may respond to the request line and close before a second write.
     let request = format!("GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n");
     stream.write_all(request.as_bytes())?;

@@ -75,6 +75,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
 /// Any other number. The message suggests the likely unit.
 pub fn bytes_without_unit(number: u64) -> Result<u64, UnitError> {
     // No disk has more GiB than this, so a larger number means bytes.
+    /// Maximum number without a unit that is suggested as GiB. No disk has more, so a larger number
+    /// means bytes.
     const MAX_GIB: u64 = 100_000;
     let suggestion = match number {
         0 => return Ok(0),

@@ -1,24 +1,23 @@
-//! One entry of a file tree, with all attributes that a mount needs.
+//! One entry of a file tree, with all that a mount needs.
 
 use crate::FileDigest;
 
-/// A time since 1970.
+/// Seconds since 1970 and nanoseconds (below 10^9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
     /// Seconds; negative before 1970.
     pub seconds: i64,
-    /// Nanoseconds, below 10^9.
+    /// Nanoseconds on top.
     pub nanos: u32,
 }
 
-/// One entry of a layer, or of the merged tree of an image.
+/// One entry of a layer or of an image's merged tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// A relative, clean path: components with single slashes between them, no `.` or `..`, no
-    /// slash at either end, no NUL. The root is the empty path. At most 4096 bytes, and 255 per
-    /// component.
+    /// Relative and clean: components parted by single slashes, no `.` or `..`, none empty, no slash at
+    /// either end, no NUL; any other byte. The root itself is the empty path. At most 4096 bytes, components at most 255.
     pub path: Vec<u8>,
-    /// The kind of the entry.
+    /// What it is.
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky: the lower 12.
     pub mode: u32,
@@ -32,7 +31,7 @@ pub struct Entry {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The kind of an [`Entry`].
+/// What an [`Entry`] is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -40,20 +39,19 @@ pub enum Kind {
     Directory,
     /// A regular file.
     File {
-        /// Digest of the contents. The holes of a sparse file count as zeros.
+        /// What is in it; of a sparse file with its holes as zeros.
         content: FileDigest,
-        /// Size in bytes.
+        /// Bytes of the content.
         size: u64,
     },
-    /// A symbolic link.
+    /// A symbolic link; the target is any bytes but NUL, 1 to 4096 of them, as they stand in the layer.
     Symlink {
-        /// The target, unchanged from the layer: 1 to 4096 bytes without NUL.
+        /// Where it points.
         target: Vec<u8>,
     },
-    /// Another name of a file, device or symbolic link of the same tree.
+    /// Another name of a file (or device, or link) of the same tree.
     HardLink {
-        /// The path of the other name, as in [`Entry::path`]. In a merged tree, it is never a hard
-        /// link.
+        /// The path of the other name, clean as [`Entry::path`]; never itself a hard link in a merged tree.
         target: Vec<u8>,
     },
     /// A character device.
@@ -72,8 +70,8 @@ pub enum Kind {
     },
     /// A named pipe.
     Fifo,
-    /// Only in a layer: deletes the entry of this path in lower layers. The tar has `.wh.NAME`.
+    /// In a layer only: deletes the entry of that path (`.wh.NAME` of the path's folder) in the layers below.
     Whiteout,
-    /// Only in a layer: the directory of this path hides all entries of lower layers in it.
+    /// In a layer only: the directory of that path (not of a file in it) hides all that layers below have in it.
     Opaque,
 }

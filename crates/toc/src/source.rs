@@ -1,4 +1,4 @@
-//! Traits for sources of bytes: file contents on server and worker, blobs of layers on the server.
+//! Where bytes come from: contents on either side, layers on the server.
 
 use std::fs::File;
 use std::io;
@@ -9,46 +9,46 @@ use pierhead_oci::Digest;
 
 use crate::FileDigest;
 
-/// A source of file contents: packs and layers of the server, or the store of the worker. Blocks.
+/// Where contents come from: the server's packs and layers, the worker's store. Blocks.
 ///
-/// Every implementation runs the conformance suite of `testkit`.
+/// Every implementer runs the conformance suite of `testkit`.
 pub trait Source {
-    /// The size of a content; `None` when the source does not have it.
+    /// Bytes of a content; `None` when it is not here.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Those of the medium.
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>>;
 
     /// Fills `buf` from `offset` of a content.
     ///
     /// # Errors
-    /// `NotFound` when the source does not have the content, `UnexpectedEof` when the range exceeds
-    /// it, `InvalidData` when damage was detected.
+    /// `NotFound` when it is not here, `UnexpectedEof` when it ends before, `InvalidData` when what lies there
+    /// is not that content, as far as can be told.
     fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 
-/// The bytes of one blob, such as a compressed layer. Blocks.
+/// The bytes of one blob, as they are stored: a layer, compressed or not. Blocks.
 pub trait Blob: Send + Sync {
-    /// The size in bytes.
+    /// All of its bytes.
     fn size(&self) -> u64;
 
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the range exceeds the blob; errors of the medium.
+    /// `UnexpectedEof` when it ends before; those of the medium.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 
-/// A source of blobs: the cache. Opening a blob does not count as an access for eviction.
+/// Where blobs come from: the server's cache. Opening is no access as eviction counts them.
 pub trait Blobs: Send + Sync {
-    /// A handle that stays readable after eviction; `None` when the blob is not cached.
+    /// A handle that outlives eviction; `None` when the blob is not here.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Those of the medium.
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>>;
 }
 
-/// A blob in a file.
+/// A blob that is a file of its own.
 #[derive(Debug)]
 pub struct FileBlob {
     file: File,
@@ -56,10 +56,10 @@ pub struct FileBlob {
 }
 
 impl FileBlob {
-    /// A blob of the current length of the file.
+    /// As long as the file is now.
     ///
     /// # Errors
-    /// Errors of the medium.
+    /// Those of the medium.
     pub fn new(file: File) -> io::Result<Self> {
         let size = file.metadata()?.len();
         Ok(Self { file, size })

@@ -1,18 +1,18 @@
-//! A view of a TOC: all contents, or only those that a mount needs.
+//! An image in a plan, and which of its contents others lack.
 
 use crate::{FileDigest, ImageToc};
 
-/// A TOC, and the number of its contents that count.
+/// An image that is wanted or had: its table, and how much of it.
 #[derive(Clone, Copy, Debug)]
 pub struct TocView<'a> {
-    /// The TOC.
+    /// The merged view.
     pub toc: &'a ImageToc,
-    /// Contents with lower numbers count. The other ones do not.
+    /// Contents with lower numbers are meant, those from here on are not.
     pub contents: u32,
 }
 
 impl<'a> TocView<'a> {
-    /// The contents of the merged tree, which a mount needs.
+    /// What a mount needs: the contents of the merged tree.
     pub const fn mounted(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -20,7 +20,7 @@ impl<'a> TocView<'a> {
         }
     }
 
-    /// All contents, with those that only rebuilding the layers needs.
+    /// What rebuilding the layers needs besides.
     pub fn with_layers(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -28,15 +28,14 @@ impl<'a> TocView<'a> {
         }
     }
 
-    /// Digest and size of a content of the view.
+    /// Digest and size of a content that is meant.
     pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
         let contents = self.toc.contents();
         let meant = number < self.contents;
         meant.then(|| Some((contents.content(number)?, contents.size(number)?)))?
     }
 
-    /// Says for each content number whether the content is in this view, is not empty, and is in
-    /// none of the `others`. Merges sorted lists.
+    /// By number: whether a content is meant, not empty and in none of the others. A merge of sorted lists.
     pub fn lacking(&self, haves: &[TocView<'_>]) -> Vec<bool> {
         let contents = self.toc.contents();
         let mut lacking: Vec<bool> = (0..contents.len())

@@ -1,11 +1,10 @@
-//! The files and symbolic links of a TOC by path, with random access, for planning.
+//! What planning needs of a table: files and symbolic links by path, and which contents they have.
 
 use crate::TocView;
 use crate::image_toc::{Node, compare};
 use crate::{Error, FileDigest};
 
-/// The files of an image in path order. Hard links count as files. Takes about 16 bytes per file,
-/// and its path.
+/// The files of an image in path order, hard links as files of their own. About 16 bytes a file, and its path.
 #[derive(Debug)]
 pub struct Tree<'a> {
     image: TocView<'a>,
@@ -13,7 +12,7 @@ pub struct Tree<'a> {
     names: Vec<Name>,
 }
 
-/// The object at a path of a [`Tree`].
+/// What a path of a [`Tree`] leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf<'a> {
     /// A regular file, by the number of its content.
@@ -26,24 +25,23 @@ pub enum Leaf<'a> {
 struct Name {
     start: u32,
     path: u32,
-    /// End of the target of a symbolic link, which follows the path. Equal to `path` for a file.
+    /// Equal to `path`, unless it is a symbolic link, whose target follows the path.
     end: u32,
     content: u32,
 }
 
-/// Maximum bytes of all paths and targets. Small layers may name half a million files below one
-/// long path.
+/// Maximum number of bytes of all paths and link targets of an image. A few small layers can have
+/// half a million files below one long path.
 const MAX_PATHS: usize = 96 << 20;
 
-/// Content number of directories, links and devices.
+/// Of directories, links and devices.
 const NO_CONTENT: u32 = u32::MAX;
 
 impl<'a> Tree<'a> {
-    /// Reads a TOC once.
+    /// Reads a table once.
     ///
     /// # Errors
-    /// [`Error::Image`] when the paths take more than 96 MiB; `Malformed`, but never for a TOC that
-    /// was parsed or built.
+    /// `Malformed`, never for a table that was parsed or built; `TocView` when its paths take more than 96 MiB.
     pub fn of(image: TocView<'a>) -> Result<Self, Error> {
         Self::within(image, MAX_PATHS)
     }
@@ -98,7 +96,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Number of files and symbolic links.
+    /// Of how many paths it is.
     pub fn len(&self) -> usize {
         self.names.len()
     }
@@ -115,7 +113,7 @@ impl<'a> Tree<'a> {
             .map_or(&[], |name| self.slice(name.start, name.path))
     }
 
-    /// The object at a position.
+    /// What is at a position.
     pub fn leaf(&self, at: usize) -> Option<Leaf<'_>> {
         let name = self.names.get(at)?;
         Some(match name.content {
@@ -124,19 +122,19 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// All regular files: position and content number.
+    /// All regular files: position and number of the content.
     pub fn files(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let files = self.names.iter().enumerate();
         files.filter_map(|(at, name)| (name.content != NO_CONTENT).then_some((at, name.content)))
     }
 
-    /// The position of a path. A binary search. Follows no link.
+    /// The position of a path. Logarithmic; follows no link.
     pub fn find(&self, path: &[u8]) -> Option<usize> {
         let order = |name: &Name| compare(self.slice(name.start, name.path), path);
         self.names.binary_search_by(order).ok()
     }
 
-    /// The content number of a regular file.
+    /// Number of the content of a regular file.
     pub fn file(&self, path: &[u8]) -> Option<u32> {
         let name = self.names.get(self.find(path)?)?;
         (name.content != NO_CONTENT).then_some(name.content)
@@ -147,7 +145,7 @@ impl<'a> Tree<'a> {
         self.image.content(number)
     }
 
-    /// The view of which the tree was made.
+    /// What it is of.
     pub const fn image(&self) -> &TocView<'a> {
         &self.image
     }
@@ -165,7 +163,7 @@ mod tests {
     use crate::{Entry, ImageToc, Kind, Time};
 
     #[test]
-    fn the_total_length_of_paths_is_limited() {
+    fn paths_are_bounded_in_bytes() {
         let file = |path: &str| {
             Ok(Entry {
                 path: path.into(),

@@ -10,10 +10,10 @@ use pierhead_toc::{TocView, Tree};
 use crate::images::{Files, text, toc};
 
 /// An ELF file with an interpreter, one library that it needs, and one folder to find it in.
-fn program(interpreter: &str, bundle_server: &str, folder: &str) -> Vec<u8> {
+fn program(interpreter: &str, library: &str, folder: &str) -> Vec<u8> {
     let strings = [
         &b"\0"[..],
-        bundle_server.as_bytes(),
+        library.as_bytes(),
         b"\0",
         folder.as_bytes(),
         b"\0",
@@ -26,19 +26,15 @@ fn program(interpreter: &str, bundle_server: &str, folder: &str) -> Vec<u8> {
     put(54, &56_u16.to_le_bytes());
     put(56, &3_u16.to_le_bytes());
     let lens = [0x1000, 64, interpreter.len() as u64];
-    let locations = [(1_u32, 0_u64), (2, 0x100), (3, 0x180)];
-    for (nth, ((kind, offset), len)) in locations.into_iter().zip(lens).enumerate() {
+    let places = [(1_u32, 0_u64), (2, 0x100), (3, 0x180)];
+    for (nth, ((kind, offset), len)) in places.into_iter().zip(lens).enumerate() {
         let at = 64 + nth * 56;
         put(at, &kind.to_le_bytes());
         put(at + 8, &offset.to_le_bytes());
         put(at + 16, &(0x1000 + offset).to_le_bytes());
         put(at + 32, &len.to_le_bytes());
     }
-    let tags = [
-        (1_u64, 1_u64),
-        (5, 0x1200),
-        (29, bundle_server.len() as u64 + 2),
-    ];
+    let tags = [(1_u64, 1_u64), (5, 0x1200), (29, library.len() as u64 + 2)];
     for (nth, (tag, value)) in tags.into_iter().enumerate() {
         put(0x100 + nth * 16, &tag.to_le_bytes());
         put(0x108 + nth * 16, &value.to_le_bytes());

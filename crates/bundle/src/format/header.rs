@@ -29,6 +29,7 @@ const VERSION: u16 = 1;
 const CONTINUED: u16 = 1;
 const LAYERS: u16 = 2;
 const PIECE: u16 = 4;
+/// Maximum length of a media type in a bundle header, in bytes.
 const MAX_MEDIA_TYPE: usize = 255;
 const WHAT: &str = "bundle header";
 

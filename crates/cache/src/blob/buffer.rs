@@ -26,7 +26,8 @@ pub(crate) struct Buffer {
 }
 
 impl Pool {
-    /// 1 MiB in all: enough that steady streams never allocate.
+    /// Maximum number of idle buffers of 128 KiB: 1 MiB in all, so that steady streams never
+    /// allocate.
     const MAX_IDLE: usize = 8;
 
     /// Takes a buffer of `len` bytes, at most [`BUFFER`], with arbitrary content.

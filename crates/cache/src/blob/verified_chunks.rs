@@ -17,10 +17,11 @@ use crate::tier::{CHUNK, Extent};
 
 /// How long a verification stays valid. Verifying 1 GB takes about 0.2 CPU seconds, so every 10
 /// minutes costs nearly nothing.
-const LIFETIME: Duration = Duration::from_secs(600);
-/// Maximum number of files. [`MAX_WORDS`] bounds their bits: words of 64 chunks each, 1 MiB for 512
-/// GiB of content.
+const VERIFICATION_LIFETIME: Duration = Duration::from_secs(600);
+/// Maximum number of files whose verified chunks are recorded.
 const MAX_FILES: usize = 4096;
+/// Maximum number of words of 64 bits that record the verified chunks of all files: 1 MiB, for 512
+/// GiB of blobs.
 const MAX_WORDS: usize = 128 << 10;
 
 /// Identifies a version of a blob's content: any change of the content changes it.
@@ -87,7 +88,8 @@ struct Chunks {
 
 impl Chunks {
     fn holds(&self, identity: &Identity, now: Instant) -> bool {
-        self.identity == *identity && now.saturating_duration_since(self.since) < LIFETIME
+        self.identity == *identity
+            && now.saturating_duration_since(self.since) < VERIFICATION_LIFETIME
     }
 }
 
@@ -177,7 +179,7 @@ impl ChunkMap {
             return;
         }
         self.files
-            .retain(|_, file| now.saturating_duration_since(file.since) < LIFETIME);
+            .retain(|_, file| now.saturating_duration_since(file.since) < VERIFICATION_LIFETIME);
         self.words = self.files.values().map(|file| file.bits.len()).sum();
         if !fits(self) {
             *self = Self::default();
@@ -232,12 +234,12 @@ mod tests {
         let verified_len =
             |changed, at| verified.verified_len(&of, &identity(changed), 0..2 * C, at);
         assert_eq!((verified_len(0, now), verified_len(1, now)), (2 * C, 0));
-        assert_eq!(verified_len(0, now + LIFETIME), 0);
+        assert_eq!(verified_len(0, now + VERIFICATION_LIFETIME), 0);
         verified.add(&of, identity(1), 2 * C, 0..1, now);
         assert_eq!((verified_len(0, now), verified_len(1, now)), (0, C));
-        verified.add(&of, identity(1), 2 * C, 1..2, now + LIFETIME);
+        verified.add(&of, identity(1), 2 * C, 1..2, now + VERIFICATION_LIFETIME);
         assert_eq!(
-            verified_len(1, now + LIFETIME),
+            verified_len(1, now + VERIFICATION_LIFETIME),
             0,
             "the first chunk was verified long ago"
         );

@@ -23,9 +23,9 @@ use crate::tier::{CHUNK, ReadAt, Staged, Sums, Trailer};
 /// Maximum bytes of one write and one wake-up of the readers, unless one piece is larger.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Bytes after which the disk starts to write them out. The commit of a large blob then waits for
-/// the last few bytes only. A fill that is faster than the disk does not fill the memory with
-/// unwritten pages.
+/// Number of bytes of a fill after which the disk starts to write them. So the commit of a large
+/// blob waits for the last bytes only, and a fast fill does not fill the memory with unwritten
+/// pages.
 const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
 
 /// The one permit for an early sync ([`Store::syncing`]); dropping it releases the permit.

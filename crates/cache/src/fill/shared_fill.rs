@@ -14,8 +14,9 @@ use crate::error::Error;
 use crate::store::origins::Origin;
 use crate::tier::{ReadAt, Staged};
 
-/// Bytes at the end of a content of known length that readers get only once the digest matches.
-const WITHHELD_BYTES: u64 = 64 * 1024;
+/// Maximum number of bytes at the end of a blob of known length that readers get only after the
+/// digest matches.
+const MAX_WITHHELD_BYTES: u64 = 64 * 1024;
 
 /// Maximum number of bytes of one fill that wait in memory for the disk.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
@@ -152,7 +153,7 @@ impl Progress {
         match self.size {
             _ if self.verified => self.written,
             None => 0,
-            Some(Some(size)) => self.written.min(size.saturating_sub(WITHHELD_BYTES)),
+            Some(Some(size)) => self.written.min(size.saturating_sub(MAX_WITHHELD_BYTES)),
             // The content may end with any byte, so readers do not get the last byte yet.
             Some(None) => self.written.saturating_sub(1),
         }

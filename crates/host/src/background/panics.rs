@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 
 use super::BackgroundTask;
 
-/// Minimum and maximum wait before a task restarts after a panic. Each wait is twice the previous
-/// one.
+/// Minimum wait before a task restarts after a panic. Each wait is twice the previous one.
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
+/// Maximum wait before a task restarts after a panic.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Number of panics by task. Clones share the counts.

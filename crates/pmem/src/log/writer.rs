@@ -9,8 +9,8 @@ use super::layout::{Kind, LINE, Line, MAX_KEY_LEN, MAX_META_LEN, Record, align, 
 use super::space::{Allocation, Lease, LeaseEnd, Stream};
 use crate::{Class, Error, Fault, Medium};
 
-/// Bytes after which cache lines are flushed, while they are still in the CPU cache. Files are not
-/// flushed early: that would be a system call that waits for the disk.
+/// Number of bytes after which cache lines are flushed, while they are still in the CPU cache.
+/// Files are not flushed early, since that is a system call that waits for the disk.
 const FLUSH_INTERVAL: u64 = 256 * 1024;
 /// Minimum room for a record of a value in bytes, with its head. With less, the record goes to
 /// another segment.

@@ -4,7 +4,7 @@
 //! 2. A quarter of the slots is reserved for configured registries.
 //! 3. One slot is reserved for clients without a pull. So is one of the slots that unconfigured registries may use.
 //! 4. A pull continues when its client leaves. A waiting client repeats its request every second. When no request came
-//!    within [`YIELD_AFTER`], the pull yields its slot to another pull. The client with most pulls yields first.
+//!    within [`YIELD_TIMEOUT`], the pull yields its slot to another pull. The client with most pulls yields first.
 //! 5. When no request came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot in any case.
 //! 6. A pull without a slot begins no download. Its running downloads yield to other downloads, as those of a client that
 //!    left. Their bytes stay staged.
@@ -34,7 +34,7 @@ const BOUNDS: SlotBounds = SlotBounds {
     min_share: 1,
 };
 /// Time without a request after which a pull yields its slot. Waiting clients repeat their request every second.
-const YIELD_AFTER: Duration = Duration::from_secs(30);
+const YIELD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time without a request after which a pull loses its slot.
 const UNREQUESTED_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long requests get the error of a failed pull, before another pull starts.
@@ -100,7 +100,7 @@ impl PullTable {
     /// The pull that yields its slot to one of `holder`.
     fn yielding(&self, holder: SlotHolder) -> Option<Reference> {
         let idle = self.running().filter(|(_, it)| {
-            it.last_request.elapsed() >= YIELD_AFTER
+            it.last_request.elapsed() >= YIELD_TIMEOUT
                 && self.obstacle(holder, Some(it.holder)).is_none()
         });
         let idle = idle.map(|(_, it)| (it.id, it.holder.client));
@@ -340,14 +340,14 @@ mod tests {
         let mut most = greedy(&pulls, &one, 0, false);
         let mut some = greedy(&pulls, &two, 10, false);
         let mut few = greedy(&pulls, &three, 20, false);
-        tokio::time::sleep(YIELD_AFTER / 2).await;
+        tokio::time::sleep(YIELD_TIMEOUT / 2).await;
         // A client still waits for the oldest pull.
         assert!(begin(&pulls, &two, 0, false).is_ok());
         assert_eq!(
             refused(&pulls, &four, 30, false),
             Some(Limit::UpstreamRequests)
         );
-        tokio::time::sleep(YIELD_AFTER / 2).await;
+        tokio::time::sleep(YIELD_TIMEOUT / 2).await;
         let started = begin(&pulls, &four, 30, false);
         assert!(matches!(started, Ok(PullStart::Started(..))));
         let mut is_lost = |(_, lost): &mut (PullSlot, oneshot::Receiver<()>)| {

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;
 use crate::error::Error;
-use crate::limits::memory::FRAME_BYTES;
+use crate::limits::memory::MAX_FRAME_BYTES;
 
 /// The body of a response with a bundle or a file.
 pub(crate) struct RecordStream {
@@ -93,12 +93,12 @@ impl RecordStream {
         }
     }
 
-    /// The next bytes, at most [`FRAME_BYTES`]. Empty at the end. Not cancel safe, since a dropped future loses the stream.
+    /// The next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end. Not cancel safe, since a dropped future loses the stream.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             self.take_ready();
             if !self.encoded.is_empty() {
-                let len = self.encoded.len().min(FRAME_BYTES);
+                let len = self.encoded.len().min(MAX_FRAME_BYTES);
                 let bytes = self.encoded.split_to(len);
                 self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
                 return Ok(bytes);
@@ -135,8 +135,8 @@ impl RecordStream {
 fn read(range: &FileRange) -> std::io::Result<Bytes> {
     use std::os::unix::fs::FileExt as _;
     let len = usize::try_from(range.len)
-        .unwrap_or(FRAME_BYTES)
-        .min(FRAME_BYTES);
+        .unwrap_or(MAX_FRAME_BYTES)
+        .min(MAX_FRAME_BYTES);
     let mut bytes = vec![0; len];
     range.file.file().read_exact_at(&mut bytes, range.offset)?;
     Ok(bytes.into())

@@ -26,7 +26,7 @@ use crate::http::respond::{self, CHALLENGE, JSON};
 use crate::http::route::route;
 use crate::limits::head;
 use crate::limits::limit::Limit;
-use crate::limits::memory::{FRAME_BYTES, MAX_UNCOUNTED};
+use crate::limits::memory::{MAX_FRAME_BYTES, MAX_UNCOUNTED};
 use crate::limits::resource_limits::ResourceLimits;
 use crate::metrics::{CacheOutcome, EndpointKind};
 use crate::pull::blob::BlobSource;
@@ -480,7 +480,7 @@ fn reserve_memory(
         MemoryNeed::Bytes(bytes) => bytes,
         // Bytes that `sendfile` cannot send count when they are read.
         MemoryNeed::File if peer.sends_files => 0,
-        MemoryNeed::File | MemoryNeed::Stream => frames * FRAME_BYTES,
+        MemoryNeed::File | MemoryNeed::Stream => frames * MAX_FRAME_BYTES,
     };
     let reservation = limits.reserve_shared(&peer.client, bytes)?;
     Ok(response.map(|body| body.with_reservation(reservation)))

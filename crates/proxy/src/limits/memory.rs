@@ -18,7 +18,7 @@ use crate::limits::share::{SHARE_DIVISOR, leaves_no_room};
 pub(crate) const MAX_UNCOUNTED: usize = 4 << 10;
 
 /// Maximum bytes of a frame. One stream holds one frame, in addition to the buffers of hyper and the kernel.
-pub(crate) const FRAME_BYTES: usize = 128 << 10;
+pub(crate) const MAX_FRAME_BYTES: usize = 128 << 10;
 
 /// The bytes that are reserved for all clients.
 #[derive(Default)]

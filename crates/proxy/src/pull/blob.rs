@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::context::RequestContext;
 use crate::error::{Error, is_not_admitted};
-use crate::limits::memory::FRAME_BYTES;
+use crate::limits::memory::MAX_FRAME_BYTES;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::claim;
@@ -195,13 +195,15 @@ impl BlobSource {
         }
     }
 
-    /// The next bytes, at most [`FRAME_BYTES`]. Empty at the end.
+    /// The next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             let left = self
                 .end
                 .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
-            let max = usize::try_from(left).unwrap_or(usize::MAX).min(FRAME_BYTES);
+            let max = usize::try_from(left)
+                .unwrap_or(usize::MAX)
+                .min(MAX_FRAME_BYTES);
             if !self.before.is_empty() {
                 return Ok(std::mem::take(&mut self.before));
             }

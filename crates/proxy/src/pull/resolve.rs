@@ -19,7 +19,8 @@ use crate::pull::manifest_type::manifest_media_type;
 use crate::pull::negative_cache::{Subject, registry_of};
 use crate::refusal_log::Refusal;
 
-/// Bytes from which on a document is copied. Below it, the registry client reserves no memory for a document.
+/// Minimum size of a document that is copied, in bytes. The registry client reserves no memory for
+/// smaller documents.
 const MIN_COPIED: usize = 16 << 10;
 
 /// Maximum time that a request with a stale response waits for a failing upstream.

@@ -1,5 +1,4 @@
-//! Attribute sets: mode, owner, group and extended attributes, which many entries share. Reading
-//! them allocates nothing.
+//! What entries share with many others, read where it stands: nothing is allocated for an extended attribute.
 
 use std::collections::HashSet;
 
@@ -14,12 +13,12 @@ const MAX_XATTR: usize = 255;
 /// Maximum length of the value of an extended attribute in bytes, as in Linux.
 const MAX_VALUE: usize = 64 << 10;
 
-/// Memory of an extended attribute besides its name and value, in bytes.
+/// What an extended attribute counts besides the bytes of its name and value.
 const XATTR: usize = 48;
-/// Maximum memory of all extended attributes of a TOC, in bytes.
+/// Maximum number of bytes of all extended attributes in a TOC.
 pub(super) const MAX_HELD: usize = 32 << 20;
 
-/// An attribute set of entries.
+/// What entries share with many others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes<'a> {
     /// Permission bits with setuid, setgid and sticky.
@@ -32,7 +31,7 @@ pub struct Attributes<'a> {
     pub xattrs: Xattrs<'a>,
 }
 
-/// Encoded extended attributes: names and values, sorted by name, names unique.
+/// Extended attributes as they stand in a table: names and values, sorted by name, names unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xattrs<'a>(&'a [u8]);
 
@@ -42,13 +41,13 @@ impl<'a> Xattrs<'a> {
         self.0.is_empty()
     }
 
-    /// Names and values. Ends at malformed bytes, which opening the TOC has ruled out.
+    /// Names and values. Ends where the bytes are none, which were checked when the table was opened.
     pub fn iter(self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let mut reader = reader(self.0);
         std::iter::from_fn(move || pair(&mut reader).ok())
     }
 
-    /// An owned copy.
+    /// A copy that stands alone.
     pub fn to_vec(self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let pairs = self.iter();
         pairs
@@ -64,11 +63,11 @@ fn pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], &'a [u8]), Error> {
     Ok((name, reader.take(len)?))
 }
 
-/// All attribute sets of a TOC, by number.
+/// All of a table, by number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbered<'a> {
     section: &'a [u8],
-    /// Offset of each set.
+    /// Where each begins.
     starts: &'a [u32],
 }
 
@@ -87,7 +86,7 @@ impl<'a> Numbered<'a> {
             mode: reader.u32().ok()?,
             uid: reader.u32().ok()?,
             gid: reader.u32().ok()?,
-            // The extended attributes follow their number.
+            // Behind their number, which is known by now.
             xattrs: match reader.count() {
                 Ok(0) | Err(_) => Xattrs(&[]),
                 Ok(_) => Xattrs(reader.rest()),
@@ -96,7 +95,7 @@ impl<'a> Numbered<'a> {
         Some(attributes)
     }
 
-    /// Whether two sets are equal. Equal sets have equal bytes, since numbers have one form.
+    /// Numbers have one form, so that the same bytes are the same attributes.
     pub(super) fn has_twice(&self) -> bool {
         let mut seen = HashSet::with_capacity(self.len());
         (0..self.len()).any(|number| !seen.insert(self.coded(number)))
@@ -110,7 +109,7 @@ impl<'a> Numbered<'a> {
     }
 }
 
-/// The offset of each set in its section. Checks all sets.
+/// Where each begins in its section, all of it checked.
 pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
     let section = layout.attributes(bytes);
     let mut reader = reader(section);
@@ -128,14 +127,14 @@ pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
             let (name, value) = pair(&mut reader)?;
             let sound = !name.is_empty() && name.len() <= MAX_XATTR && !name.contains(&0);
             if !sound || value.len() > MAX_VALUE {
-                return Err(reader.wrong("an invalid extended attribute"));
+                return Err(reader.wrong("an extended attribute that is none"));
             }
             if last.is_some_and(|last| last >= name) {
                 return Err(reader.wrong("extended attributes out of order"));
             }
             held += XATTR + name.len() + value.len();
             if held > MAX_HELD {
-                return Err(reader.wrong("extended attributes that exceed the memory limit"));
+                return Err(reader.wrong("extended attributes of too many bytes"));
             }
             last = Some(name);
         }
@@ -144,7 +143,7 @@ pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
     Ok(starts)
 }
 
-/// Encodes the attribute set of an entry.
+/// Those of an entry, as they stand in a table.
 pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
     for number in [mode, entry.uid, entry.gid] {
         varint::put(out, number.into());
@@ -158,7 +157,7 @@ pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// Memory of the extended attributes of an entry, in bytes.
+/// What so many extended attributes may count is over.
 pub(super) fn held(entry: &Entry) -> usize {
     let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
     entry.xattrs.iter().map(held).sum()

@@ -1,4 +1,4 @@
-//! The contents of a TOC by number, and in the order of their digests.
+//! Contents by number, and in the order of their digests.
 
 use crate::varint::Reader;
 use crate::{Error, FileDigest};
@@ -6,7 +6,7 @@ use crate::{Error, FileDigest};
 use super::format::reader;
 use super::layout::{DIGEST, Layout, widen};
 
-/// Digests and sizes by number, in two arrays.
+/// Digests and sizes by number. Both are an array: any one costs a memory access.
 #[derive(Clone, Copy, Debug)]
 pub struct Contents<'a> {
     digests: &'a [u8],
@@ -18,48 +18,48 @@ impl<'a> Contents<'a> {
         Self { digests, sizes }
     }
 
-    /// Number of contents.
+    /// How many.
     pub fn len(&self) -> u32 {
         u32::try_from(self.digests.len() / DIGEST).unwrap_or(u32::MAX)
     }
 
-    /// Whether there is no content.
+    /// Whether there is none.
     pub const fn is_empty(&self) -> bool {
         self.digests.is_empty()
     }
 
-    /// The digest of a content; `None` for a number out of range.
+    /// Its name; `None` over the end.
     pub fn content(&self, number: u32) -> Option<FileDigest> {
         let start = widen(number).checked_mul(DIGEST)?;
         let bytes = self.digests.get(start..)?.first_chunk()?;
         Some(FileDigest::from_bytes(*bytes))
     }
 
-    /// The size of a content; `None` for a number out of range.
+    /// Its bytes; `None` over the end.
     pub fn size(&self, number: u32) -> Option<u64> {
         let start = widen(number).checked_mul(8)?;
         let bytes = self.sizes.get(start..)?.first_chunk()?;
         Some(u64::from_le_bytes(*bytes))
     }
 
-    /// Digests and sizes of all contents, by number.
+    /// All, by number.
     pub fn iter(&self) -> impl Iterator<Item = (FileDigest, u64)> + use<'a> {
         let this = *self;
         (0..this.len()).filter_map(move |number| Some((this.content(number)?, this.size(number)?)))
     }
 }
 
-/// Content numbers by ascending digest.
+/// Numbers of contents by ascending digest.
 #[derive(Clone, Copy, Debug)]
 pub struct ByDigest<'a>(&'a [u8]);
 
 impl<'a> ByDigest<'a> {
-    /// Number of contents.
+    /// How many.
     pub fn len(&self) -> usize {
         self.0.len() / 4
     }
 
-    /// Whether there is no content.
+    /// Whether there is none.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -70,7 +70,7 @@ impl<'a> ByDigest<'a> {
         Some(u32::from_le_bytes(*bytes))
     }
 
-    /// All numbers.
+    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = u32> + use<'a> {
         self.0
             .chunks_exact(4)
@@ -79,12 +79,12 @@ impl<'a> ByDigest<'a> {
     }
 }
 
-/// Data derived from the canonical bytes: an array of sizes (u64) and an array of numbers by digest
-/// (u32), both little endian.
+/// What is not in the canonical bytes but follows from them: sizes as an array of u64, numbers by digest as one of u32,
+/// both little endian.
 pub(super) struct Index(Vec<u8>);
 
 impl Index {
-    /// Length in bytes for this number of contents.
+    /// Bytes for so many contents.
     pub(super) fn len_of(contents: u32) -> usize {
         widen(contents).saturating_mul(12)
     }
@@ -94,7 +94,7 @@ impl Index {
         Self(bytes)
     }
 
-    /// Computes the derived data. Sorts the digests.
+    /// Computes it. Sorts.
     pub(super) fn of(layout: &Layout, bytes: &[u8]) -> Result<Self, Error> {
         let mut index = Vec::with_capacity(Self::len_of(layout.contents));
         let mut sizes = reader(layout.sizes(bytes));
@@ -104,7 +104,7 @@ impl Index {
         sizes.end()?;
         let digests = layout.digests(bytes);
         let contents = Contents::new(digests, &[]);
-        // The first eight bytes nearly always decide, and are adjacent in memory.
+        // The first eight bytes decide nearly always, and lie next to each other.
         let mut order: Vec<(u64, u32)> = (0..layout.contents)
             .zip(digests.chunks_exact(DIGEST))
             .map(|(number, digest)| (head(digest), number))
@@ -131,7 +131,7 @@ impl Index {
         ByDigest(self.split().1)
     }
 
-    /// The bytes of the derived data in a TOC file.
+    /// As it stands in a file.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -143,11 +143,11 @@ fn head(digest: &[u8]) -> u64 {
         .map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// Reads a content number, which a layer's list encodes as a difference to `expected`.
+/// A content's number as it stands in a list of a layer: against the one that would come next.
 pub(super) fn number(reader: &mut Reader<'_>, expected: u32) -> Result<u32, Error> {
     let delta = reader.i64()?;
     i64::from(expected)
         .checked_add(delta)
         .and_then(|number| u32::try_from(number).ok())
-        .ok_or_else(|| reader.wrong("a content number out of range"))
+        .ok_or_else(|| reader.wrong("a content over the end"))
 }

@@ -1,27 +1,26 @@
-//! Interned byte strings: each string has a number, and is stored once.
+//! Byte strings, each once, by number: all of them in one piece of memory.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-/// Interned strings. A string takes its bytes and about 25 more. All strings together have at most
-/// 4 GiB.
+/// See the head of this module. A string takes its bytes and about 25 more, whatever its length; at most 4 GiB of them.
 #[derive(Default)]
 pub(super) struct Interned {
     bytes: Vec<u8>,
-    /// End offset of each string.
+    /// Where each ends.
     ends: Vec<u32>,
-    /// Numbers by hash, or by the next free hash after it.
+    /// By hash, or by the next free number behind it.
     numbers: HashMap<u64, u32>,
     hasher: RandomState,
 }
 
 impl Interned {
-    /// The number of an existing string.
+    /// The number of a string that is there.
     pub(super) fn find(&self, string: &[u8]) -> Option<u32> {
         self.look_up(string).ok()
     }
 
-    /// The number of a string. Adds a new string. `None` when there are too many strings.
+    /// The number of a string, the next one if it is new. `None` where there are too many of them.
     pub(super) fn get(&mut self, string: &[u8]) -> Option<u32> {
         let free = match self.look_up(string) {
             Ok(number) => return Some(number),
@@ -35,7 +34,7 @@ impl Interned {
         Some(number)
     }
 
-    /// The string of a number. Empty for an unknown number.
+    /// The string of a number; of none that was given out, nothing.
     pub(super) fn string(&self, number: u32) -> &[u8] {
         let at = usize::try_from(number).unwrap_or(usize::MAX);
         let wide = |end: &u32| usize::try_from(*end).unwrap_or(usize::MAX);
@@ -46,7 +45,7 @@ impl Interned {
             .unwrap_or_default()
     }
 
-    /// The number of a string, or the free hash for it.
+    /// The number, or under what it would be found.
     fn look_up(&self, string: &[u8]) -> Result<u32, u64> {
         let mut hash = self.hasher.hash_one(string);
         while let Some(number) = self.numbers.get(&hash) {
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_with_the_same_hash_have_different_numbers() {
+    fn strings_with_one_hash_are_told_apart() {
         let mut strings = Interned::default();
         strings.get(b"one").unwrap();
         // As if `two` had the hash of `one`.

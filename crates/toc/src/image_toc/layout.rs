@@ -1,10 +1,10 @@
-//! The head of a TOC: counts, and the lengths of its sections.
+//! The head of a table: how many there are of what, and where each section lies.
 
 use crate::Error;
 
 use super::format::{MAX_ENTRIES, MAX_TOC, WHAT};
 
-/// First bytes of every TOC. The last byte is the version.
+/// First bytes of every table; the last is the version.
 pub(super) const MAGIC: [u8; 8] = *b"phtable\x01";
 
 /// Bytes before the first section.
@@ -13,7 +13,7 @@ pub(super) const HEAD: usize = 48;
 /// Bytes of a digest.
 pub(super) const DIGEST: usize = 32;
 
-/// Counts, and the lengths of the sections in this order.
+/// Counts, and the lengths of the sections, which follow each other in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) entries: u32,
@@ -21,13 +21,12 @@ pub(super) struct Layout {
     pub(super) visible: u32,
     pub(super) contents: u32,
     pub(super) layer_count: u32,
-    /// Lengths of attributes, names, nodes, sizes and layers. The last section, digests, has
-    /// [`DIGEST`] bytes per content.
+    /// Attributes, names, nodes, sizes, layers; the digests, the last section, have [`DIGEST`] bytes each.
     pub(super) lengths: [u32; 5],
 }
 
 impl Layout {
-    /// Encodes the head.
+    /// The head of a table.
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         for number in self.numbers() {
@@ -52,15 +51,15 @@ impl Layout {
         ]
     }
 
-    /// Parses the head of a TOC of `len` bytes. Checks that each section fits into the TOC, and
-    /// each count into its section.
+    /// Parses the first bytes of a table of `len` bytes. Checks that each section lies within the table and each count
+    /// within its section.
     pub(super) fn read(bytes: &[u8], len: usize) -> Result<Self, Error> {
         let wrong = |why: &str| Error::malformed(WHAT, why);
         let (magic, rest) = bytes
             .split_first_chunk::<8>()
             .ok_or_else(|| wrong("it ends too early"))?;
         if *magic != MAGIC {
-            return Err(wrong("it is no TOC, or of another version"));
+            return Err(wrong("none, or of another version"));
         }
         let mut numbers = [0; 10];
         for (nth, number) in numbers.iter_mut().enumerate() {
@@ -97,7 +96,7 @@ impl Layout {
         if end.is_none_or(|end| end > len || end > MAX_TOC) {
             return Err(wrong("sections that do not fit"));
         }
-        // Each item takes at least one byte, so counts bound allocations.
+        // Each takes a byte at least, so that nothing is allocated that is not there.
         let sound = (1..=MAX_ENTRIES).contains(&entries)
             && entries <= c
             && attribute_count <= a
@@ -123,7 +122,7 @@ impl Layout {
         bytes.get(start..start + sections[nth]).unwrap_or_default()
     }
 
-    /// Length of the TOC.
+    /// Bytes of the table.
     pub(super) fn end(&self) -> usize {
         HEAD + self.sections().iter().sum::<usize>()
     }
@@ -153,7 +152,7 @@ impl Layout {
     }
 }
 
-/// Converts a number to `usize`, which has at least 32 bits on all supported hosts.
+/// Of a number that is bounded by memory: there is no smaller `usize` on a machine that runs this.
 pub(super) fn widen(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -1,32 +1,32 @@
-//! Content-defined chunks of large files: two versions of a file have chunks in common.
+//! Content-defined chunks of large files: what two versions share though no file is the same.
 
 use fastcdc::v2020::FastCDC;
 
 use crate::{Error, FileDigest};
 
-/// Minimum size of a content that is cut into chunks, in bytes.
+/// Contents of at least so many bytes are cut into chunks.
 pub const CHUNKED_FROM: u64 = 256 << 10;
 
-/// Minimum size of a chunk in bytes, except for the last one of a content.
+/// Least bytes of a chunk, but for the last one of a content.
 pub const CHUNK_MIN: usize = 16 << 10;
 
-/// Average size of a chunk in bytes.
+/// What chunks come to on the average.
 pub const CHUNK_AVERAGE: usize = 64 << 10;
 
-/// Maximum size of a chunk in bytes.
+/// Most bytes of a chunk.
 pub const CHUNK_MAX: usize = 256 << 10;
 
-/// Bytes of a chunk in the index: digest and length.
+/// Bytes of a chunk in the index: its hash and its length.
 pub(super) const RECORD: usize = 36;
 
-/// A content-defined chunk of a content.
+/// A part of a content, cut where the bytes say so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// SHA-256 of its bytes.
     pub content: FileDigest,
-    /// Offset in its content.
+    /// Where it begins in its content.
     pub offset: u64,
-    /// Length in bytes.
+    /// Bytes.
     pub len: u32,
 }
 
@@ -44,8 +44,7 @@ impl Chunk {
     }
 }
 
-/// Cuts contents into chunks. The caller feeds each content in pieces of any length. Holds up to
-/// two chunks of maximum size.
+/// Cuts one content after the other, fed in pieces of any length. Holds up to two of the longest chunks.
 pub(super) struct Cutter {
     held: Vec<u8>,
 }
@@ -55,7 +54,7 @@ impl Cutter {
         Self { held: Vec::new() }
     }
 
-    /// Takes the next bytes, and passes the record of each complete chunk to `each`.
+    /// Takes in the next bytes; `each` gets the record of each chunk that ends in them.
     pub(super) fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -72,7 +71,7 @@ impl Cutter {
         Ok(())
     }
 
-    /// Ends the content, and passes the record of its last chunks to `each`.
+    /// The content ends.
     pub(super) fn end(
         &mut self,
         each: &mut dyn FnMut(&[u8; RECORD]) -> Result<(), Error>,
@@ -80,7 +79,7 @@ impl Cutter {
         self.cut(1, each)
     }
 
-    /// Cuts chunks while at least `least` bytes are held.
+    /// Cuts as long as at least so many bytes are held.
     fn cut(
         &mut self,
         least: usize,

@@ -1,17 +1,17 @@
-//! Callbacks with which a caller slows down or stops background work.
+//! The pace of background work: how fast it may go, and when it stops.
 
 use crate::Error;
 
-/// Slows down or stops background work.
+/// Lets the caller bound how fast background work goes, and stop it.
 pub trait Pace {
-    /// Called after every portion of work of at most 1 MiB. May block.
+    /// Told after every portion of work (at most 1 MiB). Blocks as long as it likes.
     ///
     /// # Errors
     /// [`Error::Stopped`] ends the work at once.
     fn pause(&mut self, bytes: u64) -> Result<(), Error>;
 }
 
-/// A pace that never blocks.
+/// As fast as it goes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unpaced;
 

@@ -1,35 +1,33 @@
-//! Cleans the names of a layer as container runtimes do, and recognizes whiteouts.
+//! Names in a layer: hostile ones made harmless as the runtimes do it, and what whiteouts mean.
 
 use crate::Error;
 
-/// Maximum length of a path in bytes, as in Linux.
+/// Most bytes of a path, as Linux has it.
 pub(super) const MAX_PATH: usize = 4096;
 
-/// Maximum length of a component in bytes, as in Linux.
+/// Most bytes of a component.
 const MAX_COMPONENT: usize = 255;
 
-/// Prefix of the name of a whiteout.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// Name of the marker of an opaque directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// The meaning of a name in a layer.
+/// What a name stands for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
-    /// An entry with this path.
+    /// An entry of that path.
     Plain(Vec<u8>),
-    /// Deletes the entry with this path in lower layers.
+    /// Deletes that path.
     Whiteout(Vec<u8>),
-    /// Hides the entries of lower layers in the directory with this path.
+    /// Hides what the directory of that path had.
     Opaque(Vec<u8>),
 }
 
-/// Turns a name into a clean path below the root. Absolute names are relative to the root, and `..`
-/// does not leave it, as in a chroot.
+/// A name as a path below the root: absolute ones are relative to it, and `..` does not lead out of it, as if the
+/// layer were unpacked in a chroot.
 ///
 /// # Errors
-/// [`Error::Image`] for a name that Linux could not create: too long, or with a NUL.
+/// What Linux could not create: too long, or with a NUL.
 pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, Error> {
     if name.len() > 2 * MAX_PATH || name.contains(&0) {
         return Err(bad("too long or with a zero byte", name));
@@ -52,11 +50,10 @@ pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(path)
 }
 
-/// The meaning of a clean path in a layer.
+/// What a clean path stands for in a layer.
 ///
 /// # Errors
-/// [`Error::Image`] for a whiteout without a name, or of a name outside of its directory.
-/// containerd refuses both.
+/// A whiteout of nothing, or of what is outside of its directory, as containerd refuses it.
 pub(super) fn name(path: Vec<u8>) -> Result<Name, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/');
     let (folder, base) = match at {
@@ -90,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_leaves_the_root() {
+    fn no_name_leads_out_of_the_root() {
         for (name, path) in [
             ("./a/b/", "a/b"),
             ("/etc//passwd", "etc/passwd"),
@@ -110,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whiteout_has_the_path_that_it_hides() {
+    fn whiteouts_name_what_they_hide() {
         let path = |text: &str| text.as_bytes().to_vec();
         assert_eq!(name(path("a/b")).unwrap(), Name::Plain(path("a/b")));
         assert_eq!(name(path("a/.wh.b")).unwrap(), Name::Whiteout(path("a/b")));

@@ -1,4 +1,4 @@
-//! The uncompressed bytes of a layer, decoded in portions from its start or from a checkpoint.
+//! The uncompressed bytes of a layer, from its begin or from a checkpoint, a portion at a time.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,32 +8,32 @@ use super::decoder::{Coding, Decoder, Gzip, WINDOW};
 use super::pace::Pace;
 use super::probe::{Candidate, PROBED, probe};
 
-/// Distance of checkpoints in uncompressed bytes. A read decodes half of it on average without use
-/// (about 5 ms). A checkpoint takes about 10 KiB in the index.
+/// Uncompressed bytes between checkpoints. A read inflates half of it in vain on the average (about 5 ms);
+/// a window takes some 10 KiB in the index.
 pub(super) const SPACING: u64 = 4 << 20;
 
-/// Uncompressed bytes between two attempts to find a checkpoint. An attempt takes about 100 µs, and
-/// a blob may consist of tiny blocks.
+/// Uncompressed bytes before a checkpoint is looked for again that was not found. A try takes about 100 us, and a blob may
+/// be made of blocks that give nothing.
 const RETRY: u64 = 64 << 10;
 
-/// Bytes of the blob per read.
+/// Bytes read of a blob at a time.
 pub(super) const INPUT: usize = 64 << 10;
 
-/// Size of the output buffer in bytes: the window and one portion.
+/// Uncompressed bytes held: the window, and what is given out at a time.
 const OUTPUT: usize = WINDOW + (128 << 10);
 
-/// A checkpoint: a position where decoding can start.
+/// A place where decoding can begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Point {
-    /// Offset in the uncompressed bytes.
+    /// In the uncompressed bytes.
     pub(super) at: u64,
-    /// Offset in the blob.
+    /// In the blob.
     pub(super) blob_at: u64,
-    /// The window. `None` at the head of a gzip member or zstd frame.
+    /// Number of the window's block; none at the head of a gzip member or zstd frame.
     pub(super) window: Option<Entry>,
 }
 
-/// The data to enter a deflate block.
+/// How a deflate block is entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
     pub(super) block: u32,
@@ -41,33 +41,33 @@ pub(super) struct Entry {
     pub(super) byte: u8,
 }
 
-/// A checkpoint that the search found, with its window.
+/// A place found while reading, with the window that it needs: none at the head of a member or frame.
 pub(super) struct Found {
     pub(super) at: u64,
     pub(super) blob_at: u64,
     pub(super) window: Option<(u8, u8, Vec<u8>)>,
 }
 
-/// A decoder at a position in the uncompressed bytes. Takes about 250 KiB, plus the window of zstd.
+/// A position in the uncompressed bytes. About 250 KiB, and the window if it is zstd.
 pub(super) struct Stream {
     decoder: Decoder,
     input: Vec<u8>,
-    /// Range of `input` that is not decoded yet.
+    /// What of `input` is not decoded yet.
     ahead: (usize, usize),
-    /// Offset in the blob of the end of `input`.
+    /// Where in the blob `input` ends.
     blob_at: u64,
     output: Vec<u8>,
-    /// Range of `output` that is not taken yet.
+    /// What of `output` is not taken yet.
     ready: (usize, usize),
-    /// Offset in the uncompressed bytes of the end of `output`.
+    /// Where in the uncompressed bytes `output` ends.
     at: u64,
     seeking: Option<Seeking>,
 }
 
-/// The search for checkpoints during indexing.
+/// The search for checkpoints, while a layer is indexed.
 struct Seeking {
     last: u64,
-    /// Earliest offset of the next attempt: see [`RETRY`].
+    /// Where it may be tried again: see [`RETRY`].
     tried: u64,
     pending: Option<Pending>,
     found: Vec<Found>,
@@ -81,7 +81,7 @@ struct Pending {
 }
 
 impl Stream {
-    /// A stream from the start of the layer, which searches for checkpoints.
+    /// At the begin, in search of checkpoints.
     pub(super) fn begin(coding: Coding, max_window: u64) -> Result<Self, Error> {
         let mut this = Self::with(Decoder::new(coding, max_window)?, 0, 0);
         this.seeking = Some(Seeking {
@@ -93,7 +93,7 @@ impl Stream {
         Ok(this)
     }
 
-    /// A stream from a checkpoint without a window.
+    /// At a place where no window is needed.
     pub(super) fn at(
         coding: Coding,
         at: u64,
@@ -104,7 +104,7 @@ impl Stream {
         Ok(Self::with(decoder, at, blob_at))
     }
 
-    /// A stream from a deflate block of a gzip member.
+    /// At a block of a gzip member.
     pub(super) fn enter(
         at: u64,
         blob_at: u64,
@@ -128,22 +128,22 @@ impl Stream {
         }
     }
 
-    /// Offset of the next byte to take, in the uncompressed bytes.
+    /// Where in the uncompressed bytes the next one to be taken is.
     pub(super) fn position(&self) -> u64 {
         self.at - (self.ready.1 - self.ready.0) as u64
     }
 
-    /// Offset of the next byte to decode, in the blob.
+    /// Where in the blob decoding is.
     pub(super) fn blob_position(&self) -> u64 {
         self.blob_at - (self.ahead.1 - self.ahead.0) as u64
     }
 
-    /// The decoded bytes that are not taken yet.
+    /// What is ready to be taken.
     pub(super) fn ready(&self) -> &[u8] {
         &self.output[self.ready.0..self.ready.1]
     }
 
-    /// Takes `count` decoded bytes.
+    /// Takes so many of the bytes that are ready.
     pub(super) fn take(&mut self, count: usize) {
         self.ready.0 += count.min(self.ready.1 - self.ready.0);
     }
@@ -156,8 +156,8 @@ impl Stream {
             .unwrap_or_default()
     }
 
-    /// Decodes the next bytes after all decoded ones were taken. Returns `false` at the end. Calls
-    /// `pace` before each read of the blob, since a long blob may decode to few bytes.
+    /// Decodes the next bytes once all that were ready are taken. False at the end. Pauses whenever it reads: a blob may
+    /// be long and give little.
     pub(super) fn fill(&mut self, blob: &dyn Blob, pace: &mut dyn Pace) -> Result<bool, Error> {
         if self.ready.0 < self.ready.1 {
             return Ok(true);
@@ -177,8 +177,7 @@ impl Stream {
             }
             let before = (self.ahead.0, self.ready.1);
             self.decode(blob)?;
-            // A decoder may stop once at the end of a block. A decoder with input and room that
-            // makes no progress is stuck.
+            // A decoder may pause once at a block's end; one that has input and room but does nothing is stuck.
             idle = if before == (self.ahead.0, self.ready.1) {
                 idle + 1
             } else {
@@ -186,7 +185,7 @@ impl Stream {
             };
             if idle > 4 {
                 return Err(Error::Image(
-                    "the layer's compressed bytes cannot be decoded".to_owned(),
+                    "the layer's compressed bytes lead nowhere".to_owned(),
                 ));
             }
         }
@@ -244,7 +243,7 @@ impl Stream {
         if let Some(pending) = &seeking.pending
             && at - pending.at >= PROBED as u64
         {
-            // The output buffer still has all bytes since then.
+            // What came since stands in the output, which is longer by far.
             let since = usize::try_from(at - pending.at).unwrap_or(usize::MAX);
             let shown = self
                 .ready

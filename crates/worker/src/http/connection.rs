@@ -17,18 +17,21 @@ use super::message::{Request, Response};
 use super::server::Server;
 use crate::Error;
 
+/// Maximum time of a connect to a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of one read or write without progress. A server may use most of it to plan a
 /// bundle.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// A response fails if fewer than [`MIN_BYTES_PER_WINDOW`] bytes arrive in this time of waiting.
-/// [`STALL_TIMEOUT`] alone would not stop a server that sends one byte per minute.
+/// Time of waiting in which at least [`MIN_BYTES_PER_WINDOW`] must arrive. [`STALL_TIMEOUT`] alone
+/// would not stop a server that sends one byte per minute.
 const RATE_WINDOW: Duration = Duration::from_secs(120);
+/// Minimum number of bytes of a response in 120 s of waiting. A slower response fails.
 const MIN_BYTES_PER_WINDOW: u64 = 64 << 10;
 /// Most interim heads (status 1xx) before the final one.
 const MAX_INTERIM: usize = 16;
 /// Maximum number of bytes of a head. The head of a registry has less than 2 KiB.
 const MAX_HEAD: u64 = 64 << 10;
+/// Maximum number of header fields of a response.
 const MAX_HEADERS: usize = 100;
 /// Bytes of the read buffer. Larger reads bypass it.
 const READ_BUFFER: usize = 64 << 10;

@@ -3,8 +3,6 @@
 
 mod diff;
 mod source;
-#[cfg(test)]
-mod tests;
 
 use std::collections::HashSet;
 

@@ -10,15 +10,18 @@ use super::{
     TierSpeeds,
 };
 
-/// Maximum number of images that are remembered, and of layers of each: together a few megabytes.
+/// Maximum number of images that the placement remembers.
 const MAX_IMAGES: usize = 256;
+/// Maximum number of layers per image that the placement remembers. With 256 images, all take a few
+/// megabytes.
 const MAX_LAYERS: usize = 256;
 /// Maximum number of blobs whose requests are counted. At the limit, blobs with one request are
 /// dropped, or else all.
 const MAX_COUNTED: usize = 64 << 10;
-/// Average number of requests per counted blob, and minimum number of requests, after which all
-/// counts are halved. Blobs that are no longer requested thus lose their rank.
+/// Average number of requests per counted blob after which all counts are halved. So blobs that are
+/// no longer requested lose their rank.
 const REQUESTS_PER_BLOB: usize = 8;
+/// Minimum number of counted requests after which all counts are halved.
 const MIN_REQUESTS: usize = 1024;
 
 /// The facts for the placement rules; see the head of this module. No I/O.

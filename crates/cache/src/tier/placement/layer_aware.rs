@@ -34,8 +34,8 @@ pub struct FetchRate {
 
 /// Safety factor for the disk's write time: the disk may be 10 % slower than measured.
 const WRITE_TIME_FACTOR: f64 = 1.1;
-/// Bytes of a layer that may still be unwritten when its last byte arrives: the ingest starts a
-/// sync after each such amount.
+/// Number of bytes of a fill after which the disk starts to write them: at most so many are
+/// unwritten when the last byte of a layer arrives.
 pub(crate) const SYNC_INTERVAL: u64 = 4 << 20;
 /// Factor by which a pull may end later than its last byte. An extra 3 % of time often lets the
 /// disk store one more layer.

@@ -39,9 +39,9 @@ use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
 use crate::http::request_body::BodyLimits;
 use crate::limits::limit::Limit;
 
-/// Bytes that a fast client gets before the task yields to others: about a millisecond of work. A yield wakes another
-/// thread, so a yield at each MiB costs too much.
-const BURST_BYTES: u64 = 4 << 20;
+/// Maximum number of bytes that a fast client gets before the task yields to others: about a
+/// millisecond of work. A yield wakes another thread, so a yield at each MiB costs too much.
+const MAX_BURST_BYTES: u64 = 4 << 20;
 
 /// How the fast path ends.
 enum FastPathEnd {
@@ -328,7 +328,7 @@ async fn send(
                     FileSendResult::Sent(sent) => {
                         body.file_sent(sent);
                         in_a_row = if sent == len { in_a_row + sent } else { 0 };
-                        if in_a_row >= BURST_BYTES {
+                        if in_a_row >= MAX_BURST_BYTES {
                             in_a_row = 0;
                             tokio::task::yield_now().await;
                         }

@@ -1,18 +1,18 @@
-//! A decoder of Zstandard (RFC 8878) with several frames.
+//! Zstandard (RFC 8878), all frames.
 
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use super::Step;
 use crate::Error;
 
-/// The state of the zstd decoder.
+/// The decoder, between calls.
 pub(crate) struct Zstd {
     decoder: Decoder<'static>,
     between: bool,
 }
 
 impl Zstd {
-    /// A decoder before a frame. Refuses frames with a window of more than `max_window` bytes.
+    /// Before a frame; one with a window of more bytes is refused.
     pub(super) fn new(max_window: u64) -> Result<Self, Error> {
         let failed = |error: std::io::Error| Error::io("start zstd", error);
         let mut decoder = Decoder::new().map_err(failed)?;

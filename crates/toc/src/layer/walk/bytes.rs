@@ -1,5 +1,4 @@
-//! The uncompressed bytes of a layer for the walk. Hashes them, checks the limits, and passes
-//! checkpoints to the builder.
+//! The uncompressed bytes as the walk takes them: hashed, counted against the limits, checkpoints handed on.
 
 use pierhead_oci::{Algorithm, Digest, Hasher};
 
@@ -40,7 +39,7 @@ impl<'a> Bytes<'a> {
         })
     }
 
-    /// The compression, the number of bytes, and their digest, which is the diff ID.
+    /// How the bytes were compressed, how many they are, and their digest: the diff ID.
     pub(super) fn finish(self) -> (Coding, u64, Digest) {
         (self.coding, self.size, self.hash.finish())
     }
@@ -61,8 +60,7 @@ impl<'a> Bytes<'a> {
         self.stream.take(count);
     }
 
-    /// Checks the limits of file sizes before a file is hashed. `files` is the total size so far,
-    /// with holes.
+    /// Counts the bytes of a file, holes included, before they are hashed; `files` is the sum so far.
     pub(super) fn allow(&self, files: u64) -> Result<(), Error> {
         let Limits {
             max_size,
@@ -83,7 +81,7 @@ impl<'a> Bytes<'a> {
         Ok(())
     }
 
-    /// Ensures that bytes are ready. Returns `false` at the end of the layer.
+    /// Makes sure that bytes are ready; false at the end of the layer.
     pub(super) fn fill(&mut self, builder: &mut Builder) -> Result<bool, Error> {
         if !self.stream.ready().is_empty() {
             return Ok(true);
@@ -116,7 +114,7 @@ impl<'a> Bytes<'a> {
         Ok(some)
     }
 
-    /// The next block. `None` at the end. An incomplete block is an error.
+    /// The next block, or none at the end. A part of one is an error.
     pub(super) fn block(&mut self, builder: &mut Builder) -> Result<Option<[u8; BLOCK]>, Error> {
         if !self.fill(builder)? {
             return Ok(None);
@@ -131,7 +129,7 @@ impl<'a> Bytes<'a> {
         Ok(Some(block))
     }
 
-    /// Passes the next `len` bytes to `each`, in pieces.
+    /// So many bytes, handed to `each` in pieces.
     pub(super) fn data(
         &mut self,
         builder: &mut Builder,
@@ -151,7 +149,7 @@ impl<'a> Bytes<'a> {
         Ok(())
     }
 
-    /// The padding after `len` bytes. Shorter when the layer ends within it, which runtimes accept.
+    /// What pads so many bytes to a whole block; less if the layer ends in it, which runtimes let pass.
     pub(super) fn padding(&mut self, builder: &mut Builder, len: u64) -> Result<Vec<u8>, Error> {
         let mut pad = Vec::new();
         let mut left = usize::try_from(skeleton::padding(len)).unwrap_or(0);

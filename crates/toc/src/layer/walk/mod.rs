@@ -1,4 +1,4 @@
-//! The one pass over a tar: reads headers and data, and writes entries, contents and the skeleton.
+//! The one pass: tar headers in, entries, contents and skeleton out.
 
 mod bytes;
 
@@ -21,10 +21,10 @@ use bytes::Bytes;
 /// Maximum length of the value of an extended attribute in bytes, as in Linux.
 const MAX_XATTR: usize = 64 << 10;
 
-/// Zeros, for holes of sparse files.
+/// Zeros for holes.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Values of extended headers, which override fields of the next header.
+/// What stands before a header and changes what it says.
 #[derive(Default)]
 struct Overrides {
     pax: Pax,
@@ -32,7 +32,7 @@ struct Overrides {
     link: Option<Vec<u8>>,
 }
 
-/// Reads a layer to its end. Writes everything except the summary into `builder`.
+/// Reads a layer to its end. All but the summary is in `builder` then.
 pub(super) fn walk(
     blob: &dyn Blob,
     request: &Request<'_>,
@@ -51,7 +51,7 @@ pub(super) fn walk(
     };
     walk.headers()?;
     let Walk { bytes, builder, .. } = &mut walk;
-    // Runtimes read no entries after the end mark, but the digest covers all bytes.
+    // Behind the end's mark runtimes read no entries, but the digest goes over all.
     while bytes.fill(builder)? {
         let rest = bytes.ready().len();
         builder.skeleton(|skeleton, out| skeleton.bytes(bytes.ready(), out))?;
@@ -101,8 +101,7 @@ impl Walk<'_> {
                 b'L' => overrides.name = Some(text(&self.special(fields.size)?).to_vec()),
                 b'K' => overrides.link = Some(text(&self.special(fields.size)?).to_vec()),
                 b'g' => {
-                    // As in Go, a global header is ignored, and cancels the extended headers before
-                    // it.
+                    // Runtimes let global records lie; what came before them is lost as in Go.
                     self.special(fields.size)?;
                     overrides = Overrides::default();
                 }
@@ -112,7 +111,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The next header. `None` at the end of the bytes, or at the end mark: two blocks of zeros.
+    /// The next header; none at the end of the bytes or where two blocks of zeros mark it.
     fn header(&mut self) -> Result<Option<[u8; BLOCK]>, Error> {
         let Some(block) = self.bytes.block(self.builder)? else {
             return Ok(None);
@@ -124,7 +123,7 @@ impl Walk<'_> {
         }
         let second = self.bytes.block(self.builder)?;
         if second.is_some_and(|second| second.iter().any(|byte| *byte != 0)) {
-            return Err(image("has a header after a single block of zeros"));
+            return Err(image("has a header behind a lone block of zeros"));
         }
         let zeros = if second.is_some() { 2 } else { 1 };
         self.builder
@@ -132,7 +131,7 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    /// Reads the data of an extended header, and adds it to the skeleton.
+    /// Data of an extended header, which stays in the skeleton.
     fn special(&mut self, size: u64) -> Result<Vec<u8>, Error> {
         if size > MAX_SPECIAL {
             return Err(image("has an extended header over the limit of 1 MiB"));
@@ -183,7 +182,7 @@ impl Walk<'_> {
             Some(self.file(block, &mut fields, &pax, stored)?)
         } else {
             if !matches!(sparse::form(&pax)?, Form::None) {
-                return Err(image("has a sparse entry that is not a regular file"));
+                return Err(image("has a sparse file that is none"));
             }
             None
         };
@@ -204,8 +203,7 @@ impl Walk<'_> {
             Name::Opaque(path) => (path, Kind::Opaque),
             Name::Plain(path) => (path, self.kind(&fields, file, &small)?),
         };
-        // A whiteout with data, or a file with the path of the root, has no content in the tree,
-        // but its bytes are in the tar.
+        // What is deleted, or named like the root, has no content in the tree; the tar has it all the same.
         let rootless = path.is_empty() && matches!(kind, Kind::File { .. });
         if let Some((content, size)) = file
             && size > 0
@@ -282,7 +280,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Reads and hashes the content of a regular file. Its data takes `stored` bytes of the tar.
+    /// A regular file: reads and hashes its content. `stored` bytes of the tar are its data.
     fn file(
         &mut self,
         block: &[u8; BLOCK],
@@ -320,7 +318,7 @@ impl Walk<'_> {
                 }
                 sum.hole(size - at, &mut self.bytes, self.builder)?;
                 if map.0.is_empty() && size > 0 {
-                    // An empty extent marks a file as sparse that consists of one hole.
+                    // An extent of no bytes says that it is sparse all the same.
                     self.builder.extent(size, 0)?;
                 }
             }
@@ -342,7 +340,7 @@ impl Walk<'_> {
         Ok((content, size))
     }
 
-    /// The map of a sparse file, the size of the file, and the number of stored data bytes.
+    /// Where the stored bytes belong if the file is sparse, its size, and what of `stored` is padded behind it.
     fn map(
         &mut self,
         block: &[u8; BLOCK],
@@ -387,7 +385,7 @@ impl Walk<'_> {
         Ok((Some(map), size, data))
     }
 
-    /// Reads a block, and adds it to the skeleton.
+    /// A block that stays in the skeleton as it is.
     fn raw_block(&mut self) -> Result<[u8; BLOCK], Error> {
         let block = self.bytes.block(self.builder)?;
         let block = block.ok_or_else(|| image("is cut short"))?;
@@ -397,7 +395,7 @@ impl Walk<'_> {
     }
 }
 
-/// Computes the digest and the chunks of a content.
+/// What is computed over a content.
 struct Sum<'a> {
     hash: Hasher,
     cutter: Option<&'a mut Cutter>,
