@@ -41,7 +41,7 @@ pub(crate) fn remote(
     }
     let mut upstreams = HashMap::new();
     for (registry, upstream) in &config.upstreams {
-        let mut addresses = upstream.places(registry).into_iter().map(|(url, own)| {
+        let mut addresses = upstream.urls(registry).into_iter().map(|(url, own)| {
             let host: Option<http::Uri> = url.parse().ok();
             let host = host.and_then(|url| url.into_parts().authority);
             let name = match own {

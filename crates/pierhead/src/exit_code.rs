@@ -1,4 +1,4 @@
-//! The exit codes of pierhead, and how a command that fails gets its code and its message.
+//! The exit codes of pierhead, and the errors that select a code and a message.
 
 use std::fmt;
 use std::io;
@@ -9,11 +9,11 @@ use pierhead_worker as worker;
 
 use crate::terminal::escaped_lines;
 
-/// Each code once: the enum, and the list of all.
+/// Defines the enum, the list of all codes, and the table of the reference page from one list.
 macro_rules! exits {
     ($($(#[doc = $doc:literal])* $name:ident = $code:literal,)*) => {
-        /// Why a command failed, as scripts, systemd and Kubernetes read it (docs/how-to/troubleshoot.md). From 65 on the numbers are those of
-        /// BSD's sysexits(3), as near in meaning as they come.
+        /// Why a command failed, for scripts, systemd and Kubernetes (docs/how-to/troubleshoot.md). Codes from 65 are the closest
+        /// ones of BSD's sysexits(3).
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum ExitReason {
@@ -32,31 +32,31 @@ macro_rules! exits {
 }
 
 exits! {
-    /// It did not work, for none of the reasons below.
+    /// The command failed for a reason without a code of its own.
     Failed = 1,
-    /// The command line or the configuration is wrong (clap's code, too).
+    /// The command line or the configuration is invalid.
     Usage = 2,
-    /// `EX_DATAERR`: a file that the configuration names is not what it should be.
+    /// `EX_DATAERR`: a file that the configuration names has invalid contents.
     InvalidFile = 65,
-    /// `EX_NOINPUT`: the configuration, or a file that it names, cannot be read; there is no such image.
+    /// `EX_NOINPUT`: the configuration or a file that it names is unreadable, or an image does not exist.
     MissingFile = 66,
-    /// `EX_NOHOST`: there is no such interface, it has no address, or no interface has the one that was named.
+    /// `EX_NOHOST`: the network interface does not exist or has no address, or no interface has the listen address.
     NoInterface = 68,
-    /// `EX_UNAVAILABLE`: an address or the data folder belongs to another process.
+    /// `EX_UNAVAILABLE`: another process uses the listen address or the data folder.
     InUse = 69,
-    /// `EX_OSERR`: the machine is not the one that was described.
+    /// `EX_OSERR`: the profile, a limit or the fast tier does not fit the host.
     Machine = 71,
-    /// `EX_OSFILE`: the data folder is somebody else's, or of another version.
+    /// `EX_OSFILE`: the data folder belongs to another program or to another version.
     ForeignData = 72,
-    /// `EX_CANTCREAT`: the data folder cannot be written.
+    /// `EX_CANTCREAT`: the data folder is read-only or cannot be created.
     CannotWrite = 73,
     /// `EX_IOERR`: the disk of the data folder is full.
     DiskFull = 74,
-    /// `EX_TEMPFAIL`: the clock is wrong.
+    /// `EX_TEMPFAIL`: the clock of the host is years off.
     Clock = 75,
-    /// `EX_PROTOCOL`: no TLS with an upstream, for the authorities or the certificate.
+    /// `EX_PROTOCOL`: TLS to an upstream fails because of a certificate or a CA.
     Tls = 76,
-    /// `EX_NOPERM`: the data folder belongs to another user, or a port may not be had.
+    /// `EX_NOPERM`: the data folder belongs to another user, or binding the port needs root.
     PermissionDenied = 77,
 }
 
@@ -66,8 +66,7 @@ impl From<ExitReason> for ExitCode {
     }
 }
 
-/// An error with an exit code. It may stand anywhere in the chain of an [`anyhow::Error`]. The message says
-/// what is wrong, where, and the fix.
+/// An error with an exit code, at any place in the chain of an [`anyhow::Error`]. The message has the problem and its fix.
 #[derive(Debug)]
 pub(crate) struct ExitError {
     reason: ExitReason,
@@ -84,7 +83,7 @@ impl ExitError {
         }
     }
 
-    /// The system's error follows the message.
+    /// Adds the error of the system after the message.
     pub(crate) fn with_source(
         reason: ExitReason,
         message: impl Into<String>,
@@ -109,7 +108,7 @@ impl std::error::Error for ExitError {
     }
 }
 
-/// The code of the first error in the chain that has one.
+/// The code of the first error in the chain that has a code.
 fn reason_of(error: &anyhow::Error) -> ExitReason {
     let reason = |cause: &(dyn std::error::Error + 'static)| {
         let own = cause.downcast_ref::<ExitError>().map(|error| error.reason);
@@ -135,26 +134,26 @@ impl From<CertificateFault> for ExitReason {
     }
 }
 
-/// Why a command does not end with 0.
+/// Why the exit code of a command is not 0.
 #[derive(Debug)]
 pub(crate) enum CommandError {
-    /// It failed; an [`ExitError`] in the chain gives the code.
+    /// The command failed. An [`ExitError`] in the chain has the code.
     Failed(anyhow::Error),
-    /// Code 2: wrong usage or configuration. Each line has its fix.
+    /// Code 2: invalid usage or configuration. Each line has its fix.
     Usage(String),
-    /// A message for people, with its code.
+    /// A message with its code.
     Message(ExitReason, String),
-    /// The command worked, and has already printed the problem that it found.
+    /// The command has already printed the problem that it found.
     Reported(ExitReason),
-    /// A code that the help of the command explains. Everything is printed.
+    /// A code that the help of the command explains. The command has printed everything.
     Code(u8),
 }
 
 impl CommandError {
-    /// Prints it on standard error.
+    /// Prints the error on standard error, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         match self {
-            // `pierhead cache ls | head`: the reader has closed the pipe.
+            // As in `pierhead cache ls | head`: the reader has closed the pipe.
             Self::Failed(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
             Self::Failed(error) => {
                 eprintln!("pierhead: {}", escaped_lines(&describe(&error)));
@@ -171,7 +170,7 @@ impl CommandError {
     }
 }
 
-/// The message with its causes, without those whose text it contains.
+/// The message with its causes, without causes that the message already contains.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -214,25 +213,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_described_once() {
+    fn a_cause_appears_once_in_the_message() {
         #[derive(Debug, thiserror::Error)]
         #[error("cannot connect: {source}")]
-        struct Cut {
+        struct ConnectError {
             source: io::Error,
         }
         let source = io::Error::other("refused");
-        let cut = anyhow::Error::new(Cut { source });
-        assert_eq!(describe(&cut), "cannot connect: refused");
-        let wrapped = cut.context("no image");
+        let error = anyhow::Error::new(ConnectError { source });
+        assert_eq!(describe(&error), "cannot connect: refused");
+        let wrapped = error.context("no image");
         assert_eq!(describe(&wrapped), "no image: cannot connect: refused");
     }
 
     #[test]
-    fn help_and_page_name_every_code() {
+    fn the_help_and_the_page_have_every_code() {
         use clap::CommandFactory as _;
         let help = crate::cli::Cli::command().render_help().to_string();
         let page = include_str!("../../../docs/how-to/troubleshoot.md");
-        // As the help lays them out: "CODE meaning", at a line's begin or behind two spaces.
+        // The help prints "CODE meaning" at the start of a line or after two spaces.
         let codes = help
             .lines()
             .skip_while(|line| !line.starts_with("Exit codes:"));
@@ -250,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn the_code_is_found_below_what_was_being_done() {
-        let source = io::Error::other("taken");
+    fn the_code_is_found_below_a_context() {
+        let source = io::Error::other("in use");
         let error =
             anyhow::Error::new(ExitError::with_source(ExitReason::InUse, "no port", source));
         let error = error.context("cannot start");
         assert_eq!(reason_of(&error), ExitReason::InUse);
-        assert_eq!(describe(&error), "cannot start: no port: taken");
+        assert_eq!(describe(&error), "cannot start: no port: in use");
         assert_eq!(reason_of(&anyhow::anyhow!("else")), ExitReason::Failed);
     }
 }

@@ -1,4 +1,4 @@
-//! Log lines to standard error, and their level while running.
+//! Writes the log to standard error, and changes its level at run time.
 
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal as _;
@@ -15,7 +15,7 @@ use tracing_subscriber::{Registry, reload};
 use crate::config::{Log, LogFormat};
 use crate::terminal::EscapingWriter;
 
-/// The text format truncates longer field values.
+/// Maximum number of characters of a field value. The text format truncates longer ones.
 const MAX_VALUE_CHARS: usize = 4096;
 
 /// Changes the level of a running process.
@@ -24,17 +24,17 @@ pub(crate) struct Level(reload::Handle<Targets, Registry>);
 impl Level {
     /// Takes effect at once.
     pub(crate) fn set(&self, log: &Log) {
-        // It can fail only when the subscriber is gone, and then there is nobody to tell.
+        // Fails only after the subscriber is dropped, when no log exists any more.
         let _ = self.0.reload(targets(&log.level));
     }
 }
 
-/// Called once, before anything logs.
+/// Starts the log. It must run once, before the first log line.
 pub(crate) fn start(log: &Log) -> Level {
     let (filter, handle) = reload::Layer::new(targets(&log.level));
     let registry = tracing_subscriber::registry().with(filter);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    // A second start in one process would be a mistake of the tests, not of the user's.
+    // Fails only if a test starts the log twice in one process.
     let _ = match log.format {
         LogFormat::Text => registry
             .with(
@@ -118,8 +118,8 @@ impl Visit for Line<'_> {
     }
 }
 
-/// The configuration has checked the text. `Targets` rather than `EnvFilter`: it takes the words that people use
-/// without a regular-expression engine, which would be a sixth of the program.
+/// Parses the level, which the configuration has validated. `Targets` needs no regular expressions; `EnvFilter` would add a
+/// sixth to the size of the program.
 fn targets(level: &str) -> Targets {
     level.parse().unwrap_or_default()
 }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_line_and_bounded() {
+    fn an_event_is_one_line_of_bounded_length() {
         let log = Log::default();
         let writer = log.clone();
         let lines = tracing_subscriber::fmt::layer()
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_begins_a_line_or_steers_a_terminal() {
+    fn control_characters_are_escaped() {
         assert_eq!(escaped("a b é 日"), "a b é 日");
         assert_eq!(escaped("a\nINFO b\r\u{1b}[2J"), "a\\nINFO b\\r\\u{1b}[2J");
         assert_eq!(

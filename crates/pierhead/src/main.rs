@@ -1,4 +1,4 @@
-//! pierhead: a pull-through proxy and cache for container images.
+//! The program `pierhead`: parses the command line and runs the command.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Progress bar of all commands: on standard error when that is a terminal, at most 80 columns wide.
+//! The progress bar of all commands: on standard error if that is a terminal, and at most 80 columns wide.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -19,7 +19,7 @@ impl Unit {
     }
 }
 
-/// Longest subject that fits beside bytes and rate in 80 columns.
+/// Maximum number of characters of a subject, so that bytes and rate fit into 80 columns.
 const MAX_SUBJECT_CHARS: usize = 24;
 
 /// A progress bar. Clones share it.
@@ -41,10 +41,10 @@ impl Progress {
         Self { bar }
     }
 
-    /// Begins a part of the work with `total` units.
+    /// Begins a step of the work with `total` units.
     pub(crate) fn begin(&self, subject: &str, unit: Unit, total: u64) {
         let style = ProgressStyle::with_template(unit.template());
-        // Cannot fail: a test draws each constant template.
+        // Never fails: a test draws each template.
         self.bar
             .set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         self.bar.reset();
@@ -55,16 +55,16 @@ impl Progress {
     pub(crate) fn update(&self, subject: &str, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(done);
-        self.bar.set_message(end_of(subject));
+        self.bar.set_message(shorten(subject));
     }
 
     /// Sets the number of finished units.
-    pub(crate) fn at(&self, done: u64) {
+    pub(crate) fn set(&self, done: u64) {
         self.bar.set_position(done);
     }
 
     /// Adds finished units. Any thread may call it.
-    pub(crate) fn more(&self, units: u64) {
+    pub(crate) fn advance(&self, units: u64) {
         self.bar.inc(units);
     }
 
@@ -79,8 +79,8 @@ impl Progress {
     }
 }
 
-/// Shortens a subject. Keeps the end of a long name, but the beginning of a digest.
-fn end_of(subject: &str) -> String {
+/// Shortens a subject to its end, or a digest to its beginning.
+fn shorten(subject: &str) -> String {
     let length = subject.chars().count();
     if length <= MAX_SUBJECT_CHARS {
         return subject.to_owned();
@@ -189,6 +189,6 @@ mod tests {
     #[test]
     fn a_digest_is_shown_by_its_beginning() {
         let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
-        assert_eq!(end_of(&digest), "sha256:0123456789ab");
+        assert_eq!(shorten(&digest), "sha256:0123456789ab");
     }
 }

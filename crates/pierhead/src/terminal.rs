@@ -1,11 +1,11 @@
-//! Makes text from clients, registries and images safe for a terminal and for the log.
+//! Escapes text from clients, registries and images, so that it cannot control a terminal or forge log lines.
 
 use std::fmt::{self, Write as _};
 
-/// Most characters of a platform. A longer one would widen every row of a table.
+/// Maximum number of characters of a platform. A longer one would widen every row of a table.
 pub(crate) const MAX_PLATFORM_CHARS: usize = 64;
 
-/// `text` with escaped control characters, cut after `max_chars` characters.
+/// `text` with escaped control characters, truncated after `max_chars` characters.
 pub(crate) fn escaped(text: &str, max_chars: usize) -> String {
     let mut all = String::new();
     let mut writer = EscapingWriter {
@@ -58,7 +58,7 @@ mod tests {
     use super::{escaped, escaped_lines};
 
     #[test]
-    fn what_controls_a_terminal_is_escaped_and_what_is_long_is_cut() {
+    fn control_characters_are_escaped_and_long_text_is_truncated() {
         assert_eq!(escaped("linux/arm64/v8", 14), "linux/arm64/v8");
         assert_eq!(escaped("linux/arm64/v8", 5), "linux…");
         let hostile = "li\u{1b}[2J\u{7}\nforged\u{9b}\u{202e}";

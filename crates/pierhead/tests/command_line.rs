@@ -1,4 +1,4 @@
-//! The real binary, without a daemon: help, configuration commands, exit codes.
+//! Runs the program without a daemon: help texts, `config` commands, exit codes.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -7,15 +7,15 @@ use std::process::{Command, Output};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 fn pierhead(arguments: &[&str]) -> Output {
-    // What hangs is a failure.
+    // A time limit, so that a command that hangs fails the test.
     let mut command = Command::new("timeout");
     command.args(["60", env!("CARGO_BIN_EXE_pierhead")]);
-    // A fixed width and home, whatever the machine.
+    // A fixed terminal width and home folder, so that the output does not depend on the host.
     command
         .env("COLUMNS", "100")
         .env("HOME", "/home/someone")
         .env_remove("XDG_DATA_HOME");
-    command.args(arguments).output().expect("it runs")
+    command.args(arguments).output().expect("pierhead runs")
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -48,12 +48,12 @@ fn fails(arguments: &[&str], code: i32) -> String {
 
 fn file(folder: &Path, name: &str, content: &str) -> String {
     let path = folder.join(name);
-    std::fs::write(&path, content).expect("it is written");
+    std::fs::write(&path, content).expect("the file is written");
     path.to_str().expect("UTF-8").to_owned()
 }
 
 #[test]
-fn help_teaches() {
+fn the_help_of_each_command_has_its_flags_and_output_lines() {
     let all: [(&[&str], &[&str]); 12] = [
         (
             &[],
@@ -129,7 +129,7 @@ fn help_teaches() {
         (&["cache", "warm"], &["--platform", "--pin", "<IMAGE>..."]),
         (&["cache", "prune"], &["--to", "--all"]),
         (&["cache", "verify"], &["Exit code 1"]),
-        // Each line that it prints.
+        // The help explains each line of the output.
         (
             &["cache", "stat"],
             &[
@@ -154,21 +154,21 @@ fn help_teaches() {
                 "class ",
                 "failed ",
                 "used ",
-                "hot ",
+                "hot ranges ",
                 "medium ",
-                "to drain ",
+                "dirty ",
                 "since start ",
                 "opened ",
-                "damaged ",
+                "corrupt ",
             ],
         ),
     ];
-    for (command, words) in all {
+    for (command, parts) in all {
         let help = succeeds(&[command, &["--help"]].concat());
-        for word in words {
+        for part in parts {
             assert!(
-                help.contains(word),
-                "{command:?}: {word:?} is not in\n{help}"
+                help.contains(part),
+                "{command:?}: {part:?} is not in\n{help}"
             );
         }
         let wide = help.lines().find(|line| line.chars().count() > 105);
@@ -177,7 +177,7 @@ fn help_teaches() {
 }
 
 #[test]
-fn version_says_which_build() {
+fn the_version_has_target_and_license() {
     assert_eq!(
         succeeds(&["-V"]),
         format!("pierhead {}\n", env!("CARGO_PKG_VERSION"))
@@ -188,7 +188,7 @@ fn version_says_which_build() {
 }
 
 #[test]
-fn completions_and_manual() {
+fn completions_and_manual_pages_have_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let script = succeeds(&["completions", shell]);
         assert!(script.contains("cache-size"), "{shell}");
@@ -207,8 +207,8 @@ fn completions_and_manual() {
     }
     assert!(fails(&["man", "cache", "nothing"], 2).contains("cache nothing"));
     // The version section contains only the version.
-    for words in [&["man"][..], &["man", "cache", "warm"]] {
-        let page = succeeds(words);
+    for arguments in [&["man"][..], &["man", "cache", "warm"]] {
+        let page = succeeds(arguments);
         let section = page.split(".SH VERSION\n").nth(1).unwrap_or_default();
         let section = section.lines().take_while(|line| !line.starts_with(".SH"));
         let section: Vec<_> = section.collect();
@@ -217,18 +217,18 @@ fn completions_and_manual() {
 }
 
 #[test]
-fn what_is_quiet_says_what_is_wrong_alone() {
+fn a_quiet_command_prints_only_results_and_errors() {
     let folder = tempfile::tempdir().expect("a folder");
     let good = file(folder.path(), "good.toml", "cache.size = \"10GiB\"\n");
-    for words in [
+    for arguments in [
         &["--quiet", "config", "check", &good][..],
         &["config", "check", &good, "-q"],
     ] {
-        assert_eq!(succeeds(words), "", "{words:?}");
+        assert_eq!(succeeds(arguments), "", "{arguments:?}");
     }
     let bad = file(folder.path(), "bad.toml", "nothing = 1\n");
     assert!(fails(&["config", "check", "--quiet", &bad], 2).contains("nothing"));
-    // Results are printed all the same.
+    // Results are still printed.
     assert!(succeeds(&["config", "show", "--default", "--quiet"]).contains("[cache]"));
     let root = folder.path().join("root");
     let root = root.to_str().expect("UTF-8");
@@ -240,12 +240,12 @@ fn what_is_quiet_says_what_is_wrong_alone() {
 }
 
 #[test]
-fn usage_errors_are_2() {
+fn a_usage_error_has_exit_code_2() {
     for arguments in [
         &["serv"][..],
         &["serve", "--listen", "5000"],
         &["serve", "--cache-size", "much"],
-        // It would not get far.
+        // The invalid value is reported before the missing file.
         &["serve", "--cache-size", "0", "--config", "/nowhere"],
         &["serve", "--cache-size", "50", "--config", "/nowhere"],
         &["serve", "--upstream", "docker.io"],
@@ -276,7 +276,7 @@ fn usage_errors_are_2() {
 }
 
 #[test]
-fn check_names_file_line_and_mend() {
+fn config_check_reports_file_line_and_fix() {
     let folder = tempfile::tempdir().expect("a folder");
     let bad = file(
         folder.path(),
@@ -289,7 +289,7 @@ fn check_names_file_line_and_mend() {
          {bad}:5: log.format: \"xml\" is no log format: write \"text\", \"json\"\n"
     );
     assert_eq!(message, expected);
-    // serve refuses it in the same words, and before it makes the data folder.
+    // `serve` prints the same error, before it creates the data folder.
     let data = folder.path().join("data");
     let data = data.to_str().expect("UTF-8");
     assert_eq!(
@@ -301,21 +301,21 @@ fn check_names_file_line_and_mend() {
     for kind in ["file", "pmem"] {
         let text = format!("\n[tier]\nkind = \"{kind}\"\n");
         let tier = file(folder.path(), "tier.toml", &text);
-        let said = fails(&["config", "check", &tier], 2);
+        let output_text = fails(&["config", "check", &tier], 2);
         assert!(
-            said.starts_with(&format!("{tier}:3: tier.kind = \"{kind}\" needs")),
-            "{said}"
+            output_text.starts_with(&format!("{tier}:3: tier.kind = \"{kind}\" needs")),
+            "{output_text}"
         );
         assert_eq!(
             fails(&["serve", "--config", &tier, "--data", data], 2),
-            said
+            output_text
         );
     }
 
     let good = file(folder.path(), "good.toml", "cache.size = \"10GiB\"\n");
     assert_eq!(
         succeeds(&["config", "check", &good]),
-        format!("{good}: good\n")
+        format!("{good}: valid\n")
     );
     let missing = folder.path().join("none.toml");
     let message = fails(&["config", "check", missing.to_str().expect("UTF-8")], 66);
@@ -326,7 +326,7 @@ fn check_names_file_line_and_mend() {
 }
 
 #[test]
-fn check_reads_the_files_that_are_named() {
+fn config_check_reads_the_named_files() {
     let folder = tempfile::tempdir().expect("a folder");
     file(folder.path(), "empty", "\n");
     file(folder.path(), "no.pem", "nothing\n");
@@ -338,7 +338,7 @@ fn check_reads_the_files_that_are_named() {
     );
     let message = fails(&["config", "check", &bad], 65);
     let lines: Vec<_> = message.lines().collect();
-    for (line, words) in [
+    for (line, part) in [
         (3, "no.pem"),
         (4, "gone.pem: No such file"),
         (5, "no.pem"),
@@ -349,16 +349,16 @@ fn check_reads_the_files_that_are_named() {
         assert!(
             lines
                 .iter()
-                .any(|found| found.starts_with(&start) && found.contains(words)),
-            "{start}{words} in {message}"
+                .any(|found| found.starts_with(&start) && found.contains(part)),
+            "{start}{part} in {message}"
         );
     }
     assert_eq!(lines.len(), 5, "{message}");
 }
 
-/// Reading a pipe that nobody writes to never ends.
+/// A read from a pipe without a writer would hang.
 #[test]
-fn only_files_are_read() {
+fn a_pipe_in_place_of_a_named_file_is_an_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let pipe = folder.path().join("pipe");
     let (kind, mode) = (FileType::Fifo, Mode::from(0o600));
@@ -373,12 +373,15 @@ fn only_files_are_read() {
         message.contains("a folder, not a regular file"),
         "{message}"
     );
-    // A URL, as `cache --admin` takes it.
+    // A URL, as for `cache --admin`.
     let admin = "http://127.0.0.1:1/";
     let output = pierhead(&["doctor", "--offline", "--admin", admin, "--config", name]);
-    let said = text(&output.stdout);
-    assert!(said.contains("a pipe, not a regular file"), "{said}");
-    // What is wrong with the text itself counts for more.
+    let output_text = text(&output.stdout);
+    assert!(
+        output_text.contains("a pipe, not a regular file"),
+        "{output_text}"
+    );
+    // An error of the configuration file takes precedence for the exit code.
     let keys = [
         (66, "docker_config = \"pipe\"\n"),
         (66, "auth.mode = \"htpasswd\"\nauth.htpasswd = \"pipe\"\n"),
@@ -408,66 +411,75 @@ fn only_files_are_read() {
 }
 
 #[test]
-fn check_warns_as_serve_does() {
+fn config_check_prints_the_warnings_of_serve() {
     let folder = tempfile::tempdir().expect("a folder");
     let hash = format!("ann:$2y$05${}\n", ".".repeat(53));
     let users = file(folder.path(), "users", &hash);
     let everybody = std::fs::Permissions::from_mode(0o644);
-    std::fs::set_permissions(&users, everybody).expect("it is ours");
+    std::fs::set_permissions(&users, everybody).expect("a new mode");
     let text_of = "listen = \"0.0.0.0:1\"\nauth.mode = \"htpasswd\"\nauth.htpasswd = \"users\"\n";
     let open = file(folder.path(), "open.toml", text_of);
     let output = pierhead(&["config", "check", &open]);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    for words in ["chmod 600", "set tls.cert and tls.key"] {
-        assert!(said.contains(words), "{words:?} is missing: {said}");
+    let output_text = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{output_text}");
+    for part in ["chmod 600", "set tls.cert and tls.key"] {
+        assert!(
+            output_text.contains(part),
+            "{part:?} is missing: {output_text}"
+        );
     }
 }
 
 #[test]
-fn check_warns_of_an_open_key_and_of_the_certificate_of_an_authority() {
+fn config_check_warns_of_a_readable_key_and_of_a_ca_certificate() {
     let folder = tempfile::tempdir().expect("a folder");
     let key = rcgen::KeyPair::generate().expect("a key");
-    let mut about = rcgen::CertificateParams::new(["a.b".to_owned()]).expect("a name");
-    about.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let made = about.self_signed(&key).expect("made");
-    file(folder.path(), "tls.crt", &made.pem());
+    let mut parameters = rcgen::CertificateParams::new(["a.b".to_owned()]).expect("a name");
+    parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let certificate = parameters.self_signed(&key).expect("made");
+    file(folder.path(), "tls.crt", &certificate.pem());
     let private = file(folder.path(), "tls.key", &key.serialize_pem());
     let text_of = "listen = \"127.0.0.1:1\"\ntls.cert = \"tls.crt\"\ntls.key = \"tls.key\"\n";
     let config = file(folder.path(), "p.toml", text_of);
     for (mode, warned) in [(0o644, true), (0o600, false)] {
         let mode = std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(&private, mode).expect("it is ours");
+        std::fs::set_permissions(&private, mode).expect("a new mode");
         let output = pierhead(&["config", "check", &config]);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{said}");
-        assert_eq!(said.contains("chmod 600"), warned, "{said}");
-        assert!(said.contains("CA:FALSE"), "{said}");
+        let output_text = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{output_text}");
+        assert_eq!(output_text.contains("chmod 600"), warned, "{output_text}");
+        assert!(output_text.contains("CA:FALSE"), "{output_text}");
     }
 }
 
 #[test]
-fn a_prune_shows_what_it_needs() {
+fn a_prune_without_a_target_is_an_error() {
     let output = pierhead(&["cache", "prune"]);
     assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
-    assert!(said.contains("prune <--to <SIZE>|--all>"), "{said}");
+    let output_text = text(&output.stderr);
+    assert!(
+        output_text.contains("prune <--to <SIZE>|--all>"),
+        "{output_text}"
+    );
 }
 
-/// What a shell hands over (`<(…)`, `/dev/stdin`) is a pipe with somebody at its other end.
+/// Process substitution (`<(…)`) and `/dev/stdin` are pipes with a writer.
 #[test]
-fn a_configuration_may_be_handed_over() {
+fn a_configuration_can_come_from_a_pipe_with_a_writer() {
     let check = "echo 'listen = \"127.0.0.1:1\"' | \"$0\" config show /dev/stdin";
     let output = Command::new("timeout")
         .args(["60", "sh", "-c", check, env!("CARGO_BIN_EXE_pierhead")])
         .output()
-        .expect("it runs");
-    let said = text(&output.stdout);
-    assert!(said.contains("listen = [\"127.0.0.1:1\"]"), "{said}");
+        .expect("pierhead runs");
+    let output_text = text(&output.stdout);
+    assert!(
+        output_text.contains("listen = [\"127.0.0.1:1\"]"),
+        "{output_text}"
+    );
 }
 
 #[test]
-fn show_has_no_secrets_and_reads_back() {
+fn config_show_masks_secrets_and_its_output_is_valid() {
     let folder = tempfile::tempdir().expect("a folder");
     file(folder.path(), "password", "from-file-hunter2\n");
     let config = file(
@@ -498,7 +510,7 @@ fn show_has_no_secrets_and_reads_back() {
 }
 
 #[test]
-fn an_open_proxy_with_credentials_is_refused() {
+fn an_open_proxy_with_credentials_is_an_error() {
     let folder = tempfile::tempdir().expect("a folder");
     file(folder.path(), "password", "hunter2\n");
     let config = file(
@@ -521,7 +533,7 @@ fn an_open_proxy_with_credentials_is_refused() {
         2,
     );
     assert!(
-        message.contains("everybody who reaches 0.0.0.0:0")
+        message.contains("every client that reaches 0.0.0.0:0")
             && message.contains("allow_open_proxy_with_credentials = true"),
         "{message}"
     );
@@ -530,8 +542,8 @@ fn an_open_proxy_with_credentials_is_refused() {
 }
 
 #[test]
-fn without_a_daemon_the_message_helps() {
-    // A port that was free a moment ago.
+fn the_error_without_a_daemon_has_a_fix() {
+    // A free port, on which no process listens.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|it| it.local_addr())
         .expect("a port")
@@ -546,19 +558,22 @@ fn without_a_daemon_the_message_helps() {
         1,
     );
     assert!(
-        message.contains("is pierhead serving?") && message.contains("--admin"),
+        message.contains("start pierhead with") && message.contains("--admin"),
         "{message}"
     );
 }
 
 #[test]
-fn an_image_that_a_store_does_not_have_has_its_exit_code() {
+fn an_image_that_is_not_in_the_store_has_exit_code_66() {
     let folder = tempfile::tempdir().expect("a folder");
     pierhead_worker::store::Store::open(folder.path(), &[]).expect("a store");
     let store = folder.path().to_str().expect("UTF-8");
     let digest = format!("docker.io/library/redis@sha256:{}", "0".repeat(64));
     for image in ["docker.io/library/redis:7", &digest] {
-        let told = fails(&["inspect", "--from", store, image], 66);
-        assert!(told.contains("was not pulled into this store"), "{told}");
+        let message = fails(&["inspect", "--from", store, image], 66);
+        assert!(
+            message.contains("was not pulled into this store"),
+            "{message}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `pierhead setup` with the real binary, on folders that stand for `/`: every byte comes back.
+//! Tests of `pierhead setup` on folders that stand for `/`: `--undo` restores every byte.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Far beyond what anything here takes, so that only a hang ends so.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of each wait. Only a process that hangs exceeds it.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A machine's root folder.
+/// The root folder of a fake host.
 struct Machine(tempfile::TempDir);
 
 impl Machine {
@@ -38,7 +38,7 @@ impl Machine {
 
     fn command(&self, client: &str, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
-        // Nobody listens there.
+        // No daemon listens on this address.
         command.args(["setup", client, "--admin", "127.0.0.1:1", "--root"]);
         command.arg(self.0.path()).args(more);
         command
@@ -46,11 +46,11 @@ impl Machine {
 
     fn run(&self, client: &str, more: &[&str]) -> Output {
         let mut command = self.command(client, more);
-        command.arg("--yes").output().expect("it runs")
+        command.arg("--yes").output().expect("pierhead runs")
     }
 
-    /// Starts `setup --hold`, as the container of a host's pod does.
-    fn hold(&self, client: &str, more: &[&str]) -> Held {
+    /// Starts `setup --hold`, as in the pod of chart pierhead-host.
+    fn hold(&self, client: &str, more: &[&str]) -> HoldingSetup {
         let mut command = self.command(client, more);
         command
             .args(["--hold", "--yes"])
@@ -58,21 +58,21 @@ impl Machine {
             .stdout(Stdio::null());
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let pipe = BufReader::new(child.stderr.take().expect("a pipe"));
-        let (sender, said) = channel();
+        let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in pipe.lines().map_while(Result::ok) {
                 let _ = sender.send(line);
             }
         });
-        Held { child, said }
+        HoldingSetup { child, lines }
     }
 
-    /// Runs it; what it showed.
+    /// Runs the command, which must succeed. Returns standard output.
     #[track_caller]
     fn ok(&self, client: &str, more: &[&str]) -> String {
         let output = self.run(client, more);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{client} {more:?}: {said}");
+        let output_text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{client} {more:?}: {output_text}");
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
@@ -85,7 +85,7 @@ impl Machine {
         String::from_utf8(output.stderr).expect("UTF-8")
     }
 
-    /// Every file and folder, with mode and content.
+    /// Every file and folder, with mode and contents.
     fn everything(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         fn visit(folder: &Path, found: &mut BTreeMap<PathBuf, (u32, Vec<u8>)>) {
             for entry in fs::read_dir(folder).expect("a folder") {
@@ -109,19 +109,19 @@ impl Machine {
     }
 }
 
-/// A setup that holds; killed when dropped.
-struct Held {
+/// A running `setup --hold`. Dropping it kills the process.
+struct HoldingSetup {
     child: Child,
-    /// Line by line; closed with the process.
-    said: Receiver<String>,
+    /// Lines of standard error. The channel closes with the process.
+    lines: Receiver<String>,
 }
 
-impl Held {
-    /// Until everything is written.
-    fn holds(&self) {
+impl HoldingSetup {
+    /// Waits until the setup is complete.
+    fn wait_until_held(&self) {
         loop {
-            let line = self.said.recv_timeout(PATIENCE);
-            if line.expect("it holds").contains("until this process") {
+            let line = self.lines.recv_timeout(TIMEOUT);
+            if line.expect("it holds").contains("holding the setup") {
                 return;
             }
         }
@@ -129,24 +129,24 @@ impl Held {
 
     fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        kill_process(pid.expect("an id"), signal).expect("it is there");
+        kill_process(pid.expect("an id"), signal).expect("the file exists");
     }
 
-    /// How it ended, and what it said since.
+    /// Waits until the process exits. Returns its status, and the lines since the setup.
     fn ended(mut self) -> (ExitStatus, String) {
         let mut all = String::new();
         loop {
-            match self.said.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(TIMEOUT) {
                 Ok(line) => all.push_str(&(line + "\n")),
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
                 Err(error) => panic!("it did not end ({error}): {all}"),
             }
         }
-        (self.child.wait().expect("it is our child"), all)
+        (self.child.wait().expect("a child process"), all)
     }
 }
 
-impl Drop for Held {
+impl Drop for HoldingSetup {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -159,9 +159,9 @@ const DEFAULT: &str = "etc/containerd/certs.d/_default/hosts.toml";
 const PODMAN: &str = "etc/containers/registries.conf.d/50-pierhead.conf";
 const LOOPBACK: &str = "http://127.0.0.1:5000";
 
-/// Set up, again, with another address, and undone, on whatever was there before.
+/// Sets up, repeats it, sets up another address, and undoes it, for different original files.
 #[test]
-fn every_byte_comes_back() {
+fn an_undo_restores_every_byte() {
     let cases: [(&str, &[(&str, &str)]); 12] = [
         ("docker", &[]),
         ("docker", &[(DOCKER, "")]),
@@ -235,7 +235,7 @@ fn every_byte_comes_back() {
         assert!(shown.contains("10.9.8.7"), "{shown}");
         let fresh = Machine::new(files);
         fresh.ok(client, &elsewhere);
-        // The record also knows what the second run found.
+        // The record also has the files that the second run found.
         let relative = |machine: &Machine| -> BTreeMap<_, _> {
             let mut all = BTreeMap::new();
             for (path, what) in machine.everything() {
@@ -265,7 +265,7 @@ fn every_byte_comes_back() {
 }
 
 #[test]
-fn docker_on_another_machine_may_ask_without_tls() {
+fn docker_can_use_a_mirror_on_another_host_without_tls() {
     let machine = Machine::new(&[]);
     machine.ok("docker", &["--address", "http://10.0.0.1:5000"]);
     let text = machine.read(DOCKER);
@@ -279,10 +279,9 @@ fn docker_on_another_machine_may_ask_without_tls() {
     );
 }
 
-/// containerd 1.x takes the section of an imported file for the whole plugin: what the main file says of it
-/// would be lost.
+/// In containerd 1.x, the section of an imported file replaces the section of the main file.
 #[test]
-fn a_drop_in_takes_nothing_from_the_main_file() {
+fn a_drop_in_keeps_the_section_of_the_main_file() {
     let imports = "imports = [\"/etc/containerd/conf.d/*.toml\"]\n";
     let plain = Machine::new(&[(CONTAINERD, &format!("version = 2\n{imports}"))]);
     plain.ok("containerd", &[]);
@@ -314,7 +313,7 @@ fn a_drop_in_takes_nothing_from_the_main_file() {
             .contains("config_path")
     );
 
-    // A folder of hosts that is named already is used, and nothing else is touched.
+    // An existing config_path is used, and no other file changes.
     let text = format!(
         "version = 2\n{section}[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/srv/hosts:/b\"\n"
     );
@@ -329,15 +328,18 @@ fn a_drop_in_takes_nothing_from_the_main_file() {
 }
 
 #[test]
-fn a_registry_with_hosts_of_its_own_is_named_or_merged() {
+fn a_registry_with_its_own_hosts_file_is_reported_or_merged() {
     let own = "etc/containerd/certs.d/docker.io/hosts.toml";
     let text = "server = \"https://registry-1.docker.io\"\n\n[host.\"https://m.lab\"]\n";
     let machine = Machine::new(&[(own, text)]);
     let output = machine.run("containerd", &[]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("--registry docker.io"), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output_text.contains("--registry docker.io"),
+        "{output_text}"
+    );
     let note = "--hosts-dir /etc/containerd/certs.d";
-    assert!(said.contains(note), "{said}");
+    assert!(output_text.contains(note), "{output_text}");
     assert_eq!(machine.read(own), text);
     machine.ok("containerd", &["--registry", "docker.io"]);
     let merged = machine.read(own);
@@ -347,12 +349,12 @@ fn a_registry_with_hosts_of_its_own_is_named_or_merged() {
             .unwrap_or_else(|| panic!("{word} in {merged}"))
     };
     assert!(at("server") < at(LOOPBACK) && at(LOOPBACK) < at("m.lab"));
-    // Asked for one registry, it leaves the others alone.
+    // With --registry, the files of other registries do not change.
     assert!(!machine.path(DEFAULT).exists());
 }
 
 #[test]
-fn an_authority_goes_where_each_client_looks() {
+fn the_ca_is_written_to_the_path_that_each_client_reads() {
     let key = rcgen::generate_simple_self_signed(["p.example".to_owned()]).expect("a certificate");
     let machine = Machine::new(&[]);
     let ca = machine.path("ca.pem");
@@ -371,12 +373,12 @@ fn an_authority_goes_where_each_client_looks() {
     }
     assert!(machine.read(DEFAULT).contains("ca = \"pierhead-ca.crt\""));
     assert!(!machine.read(PODMAN).contains("insecure"));
-    let said = machine.refuses("docker", &["--address", LOOPBACK, "--ca", ca]);
-    assert!(said.contains("https://"), "{said}");
+    let output_text = machine.refuses("docker", &["--address", LOOPBACK, "--ca", ca]);
+    assert!(output_text.contains("https://"), "{output_text}");
 }
 
 #[test]
-fn mode_and_links_stay() {
+fn mode_and_symbolic_links_are_kept() {
     let machine = Machine::new(&[("srv/real.json", "{}\n")]);
     fs::set_permissions(
         machine.path("srv/real.json"),
@@ -393,14 +395,14 @@ fn mode_and_links_stay() {
         .expect("there")
         .mode();
     assert_eq!(mode & 0o7777, 0o640);
-    // The record may hold secrets of the configuration.
+    // The record may contain secrets of the configuration.
     let record = machine.path("var/lib/pierhead-setup/docker.json");
     assert_eq!(fs::metadata(record).expect("there").mode() & 0o077, 0);
     machine.ok("docker", &["--undo"]);
     let left = machine.everything();
     assert_eq!(left, before);
 
-    // A link that leads out of an image would change this machine.
+    // A link to a path outside of --root would change the host of the test.
     let outside = tempfile::tempdir().expect("a folder");
     let target = outside.path().join("daemon.json");
     fs::write(&target, "{}").expect("written");
@@ -413,7 +415,7 @@ fn mode_and_links_stay() {
 }
 
 #[test]
-fn what_others_changed_since_is_kept_or_named() {
+fn later_changes_of_others_are_kept_or_reported() {
     let machine = Machine::new(&[(CONTAINERD, "version = 2\n# one\n# two\n# three\n# four\n")]);
     machine.ok("containerd", &[]);
     let theirs = machine.read(CONTAINERD).replace("# one", "root = \"/srv\"");
@@ -428,18 +430,18 @@ fn what_others_changed_since_is_kept_or_named() {
     machine.ok("docker", &[]);
     let both = "{\"registry-mirrors\": [\"http://127.0.0.1:5000\", \"https://mine\"]}\n";
     fs::write(machine.path(DOCKER), both).expect("written");
-    for words in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
-        let said = machine.refuses("docker", words);
+    for arguments in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
+        let output_text = machine.refuses("docker", arguments);
         assert!(
-            said.contains("somebody edited the lines of pierhead in")
-                && said.contains("-  \"registry-mirrors\": [\"http://127"),
-            "{said}"
+            output_text.contains("somebody edited the lines of pierhead in")
+                && output_text.contains("-  \"registry-mirrors\": [\"http://127"),
+            "{output_text}"
         );
     }
 }
 
 #[test]
-fn an_address_where_no_registry_is_is_warned_of_and_written() {
+fn an_address_without_a_registry_is_a_warning() {
     let home = tempfile::tempdir().expect("a folder");
     let setup = |port: u16, more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
@@ -449,14 +451,14 @@ fn an_address_where_no_registry_is_is_warned_of_and_written() {
         command
             .env_remove("XDG_CONFIG_HOME")
             .env_remove("XDG_STATE_HOME");
-        let output = command.output().expect("it runs");
-        let said = String::from_utf8(output.stderr).expect("UTF-8");
-        assert!(output.status.success(), "{said}");
-        said
+        let output = command.output().expect("pierhead runs");
+        let output_text = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(output.status.success(), "{output_text}");
+        output_text
     };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    // Each answers one question.
+    // Each fake server handles one request.
     let answers = [
         "HTTP/1.1 401 no\r\n\r\n",
         "HTTP/1.1 404 no\r\n\r\n",
@@ -466,16 +468,16 @@ fn an_address_where_no_registry_is_is_warned_of_and_written() {
         for answer in answers {
             let (mut stream, _) = listener.accept().expect("a question");
             std::io::Write::write_all(&mut stream, answer.as_bytes()).expect("answered");
-            // Until it has gone.
+            // Reads until the client closes the connection.
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
         }
     });
-    let said = setup(port, &["--dry-run"]);
-    assert!(!said.contains("warning"), "{said}");
-    let said = setup(port, &["--dry-run"]);
+    let output_text = setup(port, &["--dry-run"]);
+    assert!(!output_text.contains("warning"), "{output_text}");
+    let output_text = setup(port, &["--dry-run"]);
     assert!(
-        said.contains("warning: there is a server that is no registry (404) at http://127"),
-        "{said}"
+        output_text.contains("warning: there is a server that is no registry (404) at http://127"),
+        "{output_text}"
     );
     assert!(setup(port, &["--dry-run"]).contains("does not speak HTTP"));
     served.join().expect("it answered");
@@ -483,18 +485,19 @@ fn an_address_where_no_registry_is_is_warned_of_and_written() {
         .path()
         .join(".config/containers/registries.conf.d/50-pierhead.conf");
     assert!(!written.exists());
-    let said = setup(port, &[]);
+    let output_text = setup(port, &[]);
     let check = format!("`curl -si http://127.0.0.1:{port}/v2/`");
     assert!(
-        said.contains("warning: no server accepts connections") && said.contains(&check),
-        "{said}"
+        output_text.contains("warning: no server accepts connections")
+            && output_text.contains(&check),
+        "{output_text}"
     );
     assert!(written.exists());
 }
 
-/// One that nobody can say of keeps no other from being taken back.
+/// An edited file does not prevent the undo of the others.
 #[test]
-fn an_edited_file_is_left_and_the_others_are_taken_back() {
+fn an_undo_keeps_an_edited_file_and_restores_the_others() {
     let key = rcgen::generate_simple_self_signed(["p.example".to_owned()]).expect("a certificate");
     let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
     let ca = machine.path("ca.pem");
@@ -523,24 +526,27 @@ fn an_edited_file_is_left_and_the_others_are_taken_back() {
     assert_eq!(output.status.code(), Some(1));
     assert!(machine.path(DEFAULT).exists(), "it was only shown");
     let output = machine.run("containerd", &["--undo"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{output_text}");
     let shown = machine.path(CONTAINERD);
     assert!(
-        said.contains(&format!("the lines of pierhead in {}", shown.display())),
-        "{said}"
+        output_text.contains(&format!("the lines of pierhead in {}", shown.display())),
+        "{output_text}"
     );
-    assert!(said.contains("the other files are restored"), "{said}");
+    assert!(
+        output_text.contains("the other files are restored"),
+        "{output_text}"
+    );
     assert_eq!(machine.read(CONTAINERD), edited);
     assert!(!machine.path(DEFAULT).exists() && !machine.path(authority).exists());
-    // A second time there is nothing else to do, and once it is mended all is as it was.
-    let said = machine.refuses("containerd", &["--undo"]);
-    assert!(said.contains("No file was changed"), "{said}");
+    // A second undo changes nothing. After the edit is reverted, the undo restores all files.
+    let output_text = machine.refuses("containerd", &["--undo"]);
+    assert!(output_text.contains("No file was changed"), "{output_text}");
     fs::write(machine.path(CONTAINERD), written).expect("written");
     machine.ok("containerd", &["--undo"]);
     assert!(machine.everything() == before);
 
-    // What the edited file names is left with it.
+    // Files that the edited file names stay as well.
     set_up();
     edit(DEFAULT, "\"pull\", \"resolve\"", "\"pull\"");
     let output = machine.run("containerd", &["--undo"]);
@@ -549,25 +555,25 @@ fn an_edited_file_is_left_and_the_others_are_taken_back() {
     assert!(machine.path(authority).exists() && machine.path(record).exists());
 }
 
-/// A file that somebody wrote anew has nothing of ours: it is what there was before from now on.
+/// A file that another program rewrote has no change of pierhead, so it becomes the original file.
 #[test]
-fn a_file_that_was_replaced_is_theirs() {
+fn a_rewritten_file_is_the_new_original() {
     let mine = "{\"registry-mirrors\": [\"https://mine\"]}\n";
-    for words in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
+    for arguments in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
         let machine = Machine::new(&[(DOCKER, "{\"debug\": true}\n")]);
         machine.ok("docker", &[]);
         fs::write(machine.path(DOCKER), mine).expect("written");
-        machine.ok("docker", words);
-        let undone = words == ["--undo"];
+        machine.ok("docker", arguments);
+        let undone = arguments == ["--undo"];
         assert_eq!(machine.read(DOCKER).contains("10.0.0.1:1"), !undone);
         machine.ok("docker", &["--undo"]);
         assert_eq!(machine.read(DOCKER), mine);
     }
 }
 
-/// Killed at any point: what is written is known from the record, which is written first.
+/// The record is written first, so an undo works after a crash at any point.
 #[test]
-fn a_run_that_was_killed_is_taken_back() {
+fn a_killed_setup_can_be_undone() {
     let files = [
         (CONTAINERD, "version = 2\n# mine\n"),
         (
@@ -582,7 +588,7 @@ fn a_run_that_was_killed_is_taken_back() {
         "--registry",
         "docker.io",
     ];
-    // The first run, one with another address, and one that no longer wants a file of the one before.
+    // The first run, a run with another address, and a run that needs fewer files than the one before.
     for runs in [
         &[&[][..]][..],
         &[&[], &elsewhere],
@@ -592,12 +598,12 @@ fn a_run_that_was_killed_is_taken_back() {
         let machine = Machine::new(&files);
         let before = machine.everything();
         let (last, earlier) = runs.split_last().expect("a run");
-        for words in earlier {
-            machine.ok("containerd", words);
+        for arguments in earlier {
+            machine.ok("containerd", arguments);
         }
         let found = machine.everything();
         machine.ok("containerd", last);
-        // Killed right after the record: each file is still as the run found it.
+        // Killed right after the record was written: no file has changed.
         let record = |path: &Path| path.starts_with(machine.path("var"));
         for (path, (_, bytes)) in machine.everything() {
             if path.is_file() && !record(&path) && !found.contains_key(&path) {
@@ -619,7 +625,7 @@ fn a_run_that_was_killed_is_taken_back() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_line() {
+fn an_impossible_setup_is_an_error_with_its_line() {
     let machine = Machine::new(&[
         (DOCKER, "{\n  \"a\": 1,\n}\n"),
         (CONTAINERD, "version = 2\nx = \n"),
@@ -640,10 +646,10 @@ fn what_cannot_be_is_refused_with_its_line() {
         "etc/default/docker",
         "DOCKER_OPTS=\"--registry-mirror=https://m\"\n",
     )]);
-    let said = machine.refuses("docker", &[]);
+    let output_text = machine.refuses("docker", &[]);
     assert!(
-        said.contains("/etc/default/docker") && said.contains("remove the flag"),
-        "{said}"
+        output_text.contains("/etc/default/docker") && output_text.contains("remove the flag"),
+        "{output_text}"
     );
 
     let machine = Machine::new(&[(PODMAN, "# mine\n")]);
@@ -654,9 +660,9 @@ fn what_cannot_be_is_refused_with_its_line() {
     );
 }
 
-/// A container's end is a SIGTERM; on a terminal it is a SIGINT.
+/// Kubernetes sends SIGTERM, and a terminal SIGINT.
 #[test]
-fn what_is_held_comes_back_byte_for_byte_by_a_signal() {
+fn a_signal_undoes_a_held_setup() {
     let files: [(&str, &[(&str, &str)]); 3] = [
         ("docker", &[(DOCKER, "{\r\n\t\"debug\" : true\r\n}")]),
         (
@@ -673,28 +679,31 @@ fn what_is_held_comes_back_byte_for_byte_by_a_signal() {
             let machine = Machine::new(files);
             if client == "docker" {
                 let mode = fs::Permissions::from_mode(0o640);
-                fs::set_permissions(machine.path(DOCKER), mode).expect("it is ours");
+                fs::set_permissions(machine.path(DOCKER), mode).expect("a new mode");
             }
             let before = machine.everything();
             let held = machine.hold(client, &["--address", "http://192.0.2.1:5000"]);
-            held.holds();
+            held.wait_until_held();
             let during = machine.everything();
-            let ours = during
+            let is_set_up = during
                 .values()
                 .any(|(_, bytes)| String::from_utf8_lossy(bytes).contains("192.0.2.1:5000"));
-            assert!(ours, "{client}: nothing was written");
+            assert!(is_set_up, "{client}: nothing was written");
             held.signal(signal);
-            let (status, said) = held.ended();
-            assert!(status.success(), "{client}: {said}");
-            assert!(said.contains("as it was before"), "{client}: {said}");
+            let (status, output_text) = held.ended();
+            assert!(status.success(), "{client}: {output_text}");
+            assert!(
+                output_text.contains("restored the files"),
+                "{client}: {output_text}"
+            );
             assert_eq!(machine.everything(), before, "{client}");
         }
     }
 }
 
-/// What no signal announces: the next one, or `--undo`, still knows what was there before.
+/// After SIGKILL, the next `--hold` or `--undo` restores the original files.
 #[test]
-fn what_was_held_by_a_killed_one_comes_back_too() {
+fn a_held_setup_is_undone_after_sigkill() {
     let files = [
         (CONTAINERD, "version = 3\n# mine"),
         (DEFAULT, "server = 'https://x'"),
@@ -705,46 +714,46 @@ fn what_was_held_by_a_killed_one_comes_back_too() {
         let machine = Machine::new(&files);
         let before = machine.everything();
         let held = machine.hold("containerd", &one);
-        held.holds();
+        held.wait_until_held();
         held.signal(Signal::KILL);
-        let (status, said) = held.ended();
+        let (status, output_text) = held.ended();
         assert!(
-            !status.success() && !said.contains("as it was before"),
-            "{said}"
+            !status.success() && !output_text.contains("restored the files"),
+            "{output_text}"
         );
         assert_ne!(machine.everything(), before);
         match end {
             "undo" => drop(machine.ok("containerd", &["--undo"])),
             "held again" => {
                 let held = machine.hold("containerd", &other);
-                held.holds();
+                held.wait_until_held();
                 assert!(machine.read(DEFAULT).contains("192.0.2.2"));
                 assert!(!machine.read(DEFAULT).contains("192.0.2.1"));
                 held.signal(Signal::TERM);
                 assert!(held.ended().0.success());
             }
-            // It cannot be held any more, so nothing of it stays.
+            // The new setup fails, so no change stays.
             _ => {
                 let none = machine.path("none");
-                let words = ["--address-file", none.to_str().expect("UTF-8")];
-                let (status, said) = machine.hold("containerd", &words).ended();
-                assert_eq!(status.code(), Some(66), "{said}");
+                let arguments = ["--address-file", none.to_str().expect("UTF-8")];
+                let (status, output_text) = machine.hold("containerd", &arguments).ended();
+                assert_eq!(status.code(), Some(66), "{output_text}");
             }
         }
         assert_eq!(machine.everything(), before, "{end}");
     }
 }
 
-/// One file for each machine, whose first line is the address.
+/// The first line of the file is the address.
 #[test]
-fn the_address_of_a_file_is_read_anew_and_refused_where_it_is_none() {
+fn the_address_of_a_file_is_read_at_each_run_and_an_invalid_one_is_an_error() {
     let machine = Machine::new(&[(DEFAULT, "server = 'https://x'")]);
-    // As in a ConfigMap that is mounted.
+    // As in a mounted ConfigMap.
     let pairs = tempfile::tempdir().expect("a folder");
     let file = pairs.path().join("node-1");
-    let words = ["--address-file", file.to_str().expect("UTF-8")];
+    let arguments = ["--address-file", file.to_str().expect("UTF-8")];
     let before = machine.everything();
-    for (text, code, said) in [
+    for (text, code, expected) in [
         (None, 66, "has no \"node-1\""),
         (Some(&b""[..]), 65, "is empty"),
         (Some(b"\nhttp://192.0.2.1:5000\n"), 65, "is empty"),
@@ -758,19 +767,19 @@ fn the_address_of_a_file_is_read_anew_and_refused_where_it_is_none() {
         if let Some(text) = text {
             fs::write(&file, text).expect("written");
         }
-        let output = machine.run("containerd", &words);
+        let output = machine.run("containerd", &arguments);
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{text:?}: {message}");
-        assert!(message.contains(said), "{text:?}: {message}");
+        assert!(message.contains(expected), "{text:?}: {message}");
         assert!(message.contains("--address-file: "), "{message}");
         assert_eq!(machine.everything(), before, "a refusal changes nothing");
     }
     for address in ["192.0.2.1:5000", "192.0.2.2:5000"] {
         fs::write(&file, format!("  http://{address} \n# the rest\n")).expect("written");
-        machine.ok("containerd", &words);
+        machine.ok("containerd", &arguments);
         assert!(machine.read(DEFAULT).contains(&format!("http://{address}")));
         assert_eq!(
-            machine.ok("containerd", &words),
+            machine.ok("containerd", &arguments),
             "",
             "nothing is left to do"
         );
@@ -781,7 +790,7 @@ fn the_address_of_a_file_is_read_anew_and_refused_where_it_is_none() {
 }
 
 #[test]
-fn nothing_is_written_unasked() {
+fn nothing_is_written_without_confirmation() {
     let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
     let set_up = &["--address", "http://10.0.0.1:5000"][..];
     for (nth, more) in [set_up, &["--undo"]].into_iter().enumerate() {
@@ -790,10 +799,13 @@ fn nothing_is_written_unasked() {
         }
         let before = machine.everything();
         let mut command = machine.command("containerd", more);
-        let output = command.stdin(Stdio::null()).output().expect("it runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{more:?}: {said}");
-        assert!(said.contains("--yes"), "{said}");
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .expect("pierhead runs");
+        let output_text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {output_text}");
+        assert!(output_text.contains("--yes"), "{output_text}");
         assert_eq!(machine.everything(), before, "{more:?}");
     }
     let shown = machine.ok("containerd", &["--dry-run", "--undo"]);
@@ -801,16 +813,19 @@ fn nothing_is_written_unasked() {
 }
 
 #[test]
-fn nothing_to_do_needs_no_answer() {
+fn a_setup_without_changes_needs_no_confirmation() {
     let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
     let set_up = ["--address", "http://10.0.0.1:5000"];
-    let unasked = |more: &[&str]| {
+    let run_without_terminal = |more: &[&str]| {
         let mut command = machine.command("containerd", more);
-        let output = command.stdin(Stdio::null()).output().expect("it runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{more:?}: {said}");
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .expect("pierhead runs");
+        let output_text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{more:?}: {output_text}");
     };
-    unasked(&["--undo"]);
+    run_without_terminal(&["--undo"]);
     machine.ok("containerd", &set_up);
-    unasked(&set_up);
+    run_without_terminal(&set_up);
 }

@@ -148,7 +148,7 @@ fn each_upstream_failure_has_its_finding() -> Result<()> {
     }
     let (level, what) = one(&findings, "upstream token.lab");
     ensure!(
-        level == "ok" && !what.contains("wants a login"),
+        level == "ok" && !what.contains("needs credentials"),
         "no token: {what}"
     );
     // One of two addresses is down: pulls work.
@@ -242,13 +242,13 @@ fn a_dockerd_with_unread_settings_is_found() -> Result<()> {
         &admin,
         "--docker-socket",
         &socket,
-        "--docker-config",
+        "--dockerd-config",
         &config,
     ];
     let (_, findings) = doctor(&words)?;
     let (level, what) = one(&findings, "client docker");
     ensure!(
-        level == "warn" && what.contains("registries themselves"),
+        level == "warn" && what.contains("directly from registries"),
         "{what}"
     );
 

@@ -48,7 +48,7 @@ fn a_missing_secret_is_an_error() -> Result<()> {
         "No such file",
     ];
     let with = |more: &[&'static str]| [&at[..], more].concat();
-    assert_refused(&options(), 66, &with(&["secret is not there", "mounted"]))?;
+    assert_refused(&options(), 66, &with(&["secret does not exist", "mounted"]))?;
     // First the versioned folder lacks the key, then its symbolic link has no target.
     let version = secret.join("..2026_11_22");
     fs::create_dir_all(&version)?;
@@ -58,7 +58,7 @@ fn a_missing_secret_is_an_error() -> Result<()> {
     assert_refused(
         &options(),
         66,
-        &with(&["a link to ..data/password", "lost this key"]),
+        &with(&["a link to ..data/password", "still has this key"]),
     )?;
     fs::write(version.join("password"), "\n")?;
     assert_refused(&options(), 65, &["pierhead.toml:2: ", "password is empty"])?;
@@ -82,7 +82,7 @@ fn an_unreadable_secret_is_an_error() -> Result<()> {
     assert_refused(
         &options,
         66,
-        &["Permission denied", "this is user", "fsGroup"],
+        &["Permission denied", "runs as user", "fsGroup"],
     )
 }
 
@@ -121,7 +121,7 @@ fn a_file_as_the_data_folder_is_an_error() -> Result<()> {
     assert_refused(
         &Options::new().data(&data),
         73,
-        &["data: ", "name a folder"],
+        &["data: ", "set data to a folder"],
     )
 }
 
@@ -168,7 +168,7 @@ fn a_data_folder_on_a_full_disk_is_an_error() -> Result<()> {
     assert_refused(
         &options,
         74,
-        &["data: ", "No space left", "df -h", "is safe"],
+        &["data: ", "No space left", "df -h", "are intact"],
     )
 }
 
@@ -181,10 +181,10 @@ fn files_that_are_not_utf8_are_errors() -> Result<()> {
     let options = Options::new().config(&format!(
         "[upstreams.\"registry.example\"]\nusername = \"me\"\npassword_file = {password:?}"
     ));
-    assert_refused(&options, 65, &["pierhead.toml:1: ", "is no text (UTF-8)"])?;
+    assert_refused(&options, 65, &["pierhead.toml:1: ", "is not UTF-8 text"])?;
     let file = password.to_str().context("UTF-8")?;
     let options = Options::new().argument("--config").argument(file);
-    assert_refused(&options, 2, &["this is no text (UTF-8)"])
+    assert_refused(&options, 2, &["is not UTF-8 text"])
 }
 
 /// Addresses on which pierhead cannot listen, for three reasons.
@@ -230,8 +230,8 @@ fn a_tier_larger_than_the_memory_is_an_error() -> Result<()> {
         &[
             "pierhead.toml:3: ",
             "tier.size",
-            "lies in memory",
-            "put tier.path onto a disk",
+            "is on a tmpfs",
+            "move tier.path to a disk",
         ],
     )?;
     assert!(!Path::new("/dev/shm/pierhead-never-made").exists());
@@ -249,10 +249,10 @@ fn invalid_ca_files_are_errors() -> Result<()> {
     let with = |more: &'static str| [&at[..], &[more]].concat();
     assert_refused(&options(), 66, &with("No such file"))?;
     fs::write(&ca, "nothing\n")?;
-    assert_refused(&options(), 76, &with("BEGIN CERTIFICATE is expected"))?;
+    assert_refused(&options(), 76, &with("with BEGIN CERTIFICATE"))?;
     let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     fs::write(&ca, garbage)?;
-    assert_refused(&options(), 76, &with("no certificate of an authority"))
+    assert_refused(&options(), 76, &with("not valid as a CA"))
 }
 
 /// The certificate of the default upstream is not valid by this machine's clock, and the cache is

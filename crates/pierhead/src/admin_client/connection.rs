@@ -1,4 +1,4 @@
-//! HTTP to the running daemon.
+//! HTTP requests to the admin listener of the running daemon.
 
 use std::io;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use tokio::net::TcpStream;
 
 use crate::api::{ErrorResponse, Event, HEADER};
 
-/// It is on this machine: what takes longer does not answer at all.
-const CONNECT: Duration = Duration::from_secs(5);
-/// Most bytes of a line that the command line reads from the admin listener.
-const MAX_LINE: usize = 1 << 20;
+/// Time limit of the connection to the admin listener, which usually is on this host.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size in bytes of one line of JSON from the admin listener.
+const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// The admin listener of a running pierhead.
+/// A client of the admin listener.
 pub(crate) struct AdminClient {
     authority: Authority,
 }
@@ -31,49 +31,49 @@ impl AdminClient {
         Self { authority }
     }
 
-    /// A document by GET.
+    /// Sends GET and parses the JSON document.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.call(Method::GET, path, None::<&()>).await
     }
 
-    /// A text by GET.
+    /// Sends GET and returns the text.
     pub(crate) async fn text(&self, path: &str) -> anyhow::Result<String> {
-        let answer = self.send(Method::GET, path, None::<&()>).await?;
-        let bytes = answer.into_body().collect().await?.to_bytes();
+        let response = self.send(Method::GET, path, None::<&()>).await?;
+        let bytes = response.into_body().collect().await?.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A document by any method.
+    /// Sends a request with a JSON body, and parses the JSON document of the response.
     pub(crate) async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Option<&impl Serialize>,
     ) -> anyhow::Result<T> {
-        let answer = self.send(method, path, body).await?;
-        let bytes = answer
+        let response = self.send(method, path, body).await?;
+        let bytes = response
             .into_body()
             .collect()
             .await
-            .context("pierhead broke off its answer")?
+            .context("pierhead aborted its response")?
             .to_bytes();
         serde_json::from_slice(&bytes).with_context(|| {
             format!(
-                "{} does not answer like a pierhead of this version",
+                "the response of {} is not that of a pierhead of this version",
                 self.authority
             )
         })
     }
 
-    /// A stream of events by POST.
+    /// Sends POST and returns the stream of events.
     pub(crate) async fn events(
         &self,
         path: &str,
         body: Option<&impl Serialize>,
     ) -> anyhow::Result<Events> {
-        let answer = self.send(Method::POST, path, body).await?;
+        let response = self.send(Method::POST, path, body).await?;
         Ok(Events {
-            body: answer.into_body(),
+            body: response.into_body(),
             buffer: BytesMut::new(),
         })
     }
@@ -98,21 +98,21 @@ impl AdminClient {
         let stream = self.connect().await?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        // It ends with the answer; what goes wrong on it shows in the answer, too.
+        // The task ends with the response. Errors of the connection also appear in the response.
         tokio::spawn(connection);
-        let answer = sender
+        let response = sender
             .send_request(request)
             .await
-            .with_context(|| format!("{} does not speak HTTP", self.authority))?;
-        if answer.status().is_success() {
-            return Ok(answer);
+            .with_context(|| format!("{} does not respond with HTTP", self.authority))?;
+        if response.status().is_success() {
+            return Ok(response);
         }
-        let status = answer.status();
-        let bytes = answer.into_body().collect().await?.to_bytes();
+        let status = response.status();
+        let bytes = response.into_body().collect().await?.to_bytes();
         match serde_json::from_slice::<ErrorResponse>(&bytes) {
-            Ok(refusal) => Err(anyhow!(refusal.error)),
+            Ok(body) => Err(anyhow!(body.error)),
             Err(_) => Err(anyhow!(
-                "{} answers {status} and is no admin listener of pierhead: see --admin",
+                "{} responds with {status} and is no admin listener of pierhead: check --admin",
                 self.authority
             )),
         }
@@ -125,29 +125,29 @@ impl AdminClient {
             .trim_start_matches('[')
             .trim_end_matches(']');
         let port = self.authority.port_u16().unwrap_or(5001);
-        let connecting = tokio::time::timeout(CONNECT, TcpStream::connect((host, port)));
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port)));
         match connecting
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         {
             Ok(stream) => Ok(stream),
             Err(error) => bail!(
-                "nothing answers at http://{} ({error}): is pierhead serving? Start it with `pierhead serve`, \
-                 or say where its admin listener is with --admin http://HOST:PORT",
+                "nothing responds at http://{} ({error}): start pierhead with `pierhead serve`, \
+                 or pass the address of its admin listener with --admin http://HOST:PORT",
                 self.authority
             ),
         }
     }
 }
 
-/// Newline-delimited JSON as it arrives.
+/// A stream of newline-delimited JSON.
 pub(crate) struct Events {
     body: Incoming,
     buffer: BytesMut,
 }
 
 impl Events {
-    /// The next event; `None` at the end.
+    /// Waits for the next event; `None` at the end.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Event>> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
@@ -155,15 +155,15 @@ impl Events {
                 self.buffer.advance(1);
                 return serde_json::from_slice(&line)
                     .map(Some)
-                    .context("pierhead sent a line that this version does not know");
+                    .context("pierhead sent an event that this version cannot parse");
             }
-            if self.buffer.len() > MAX_LINE {
-                bail!("pierhead sent a line without an end");
+            if self.buffer.len() > MAX_LINE_BYTES {
+                bail!("pierhead sent a line of more than 1 MiB");
             }
             match self.body.frame().await {
                 None => return Ok(None),
                 Some(frame) => {
-                    let frame = frame.context("pierhead broke off its answer")?;
+                    let frame = frame.context("pierhead aborted its response")?;
                     if let Some(data) = frame.data_ref() {
                         self.buffer.extend_from_slice(data);
                     }

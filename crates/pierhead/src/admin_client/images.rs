@@ -1,4 +1,4 @@
-//! `pierhead cache ls`: a table of images, one line per platform.
+//! Output of `pierhead cache ls`: a table of images, one row per platform.
 
 use std::io;
 
@@ -28,7 +28,7 @@ fn table(images: &[Image]) -> Vec<String> {
     let mut rows = vec![HEADING.map(str::to_owned)];
     for image in images {
         rows.extend(image.platforms.iter().map(|it| row(image, Some(it))));
-        // An index without any cached image.
+        // An index of which no platform is cached.
         if image.platforms.is_empty() {
             rows.push(row(image, None));
         }
@@ -52,16 +52,16 @@ fn table(images: &[Image]) -> Vec<String> {
 }
 
 fn row(image: &Image, platform: Option<&ImagePlatform>) -> [String; 6] {
-    let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
-    let of = platform.and_then(|it| it.platform.as_deref());
-    // The image chose this text.
-    let of = of.map(|platform| escaped(platform, MAX_PLATFORM_CHARS));
+    let yes_or_no = |value: bool| if value { "yes" } else { "no" }.to_owned();
+    let name = platform.and_then(|it| it.platform.as_deref());
+    // The text comes from the image, so it may contain control characters.
+    let name = name.map(|platform| escaped(platform, MAX_PLATFORM_CHARS));
     [
         image.image.clone(),
-        of.unwrap_or_else(|| "-".to_owned()),
+        name.unwrap_or_else(|| "-".to_owned()),
         human_bytes(platform.map_or(image.size, |it| it.size)),
-        yes(platform.is_some_and(|it| it.complete)),
-        yes(image.pinned),
+        yes_or_no(platform.is_some_and(|it| it.complete)),
+        yes_or_no(image.pinned),
         platform.map_or_else(|| "-".to_owned(), |it| ago(it.accessed)),
     ]
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_for_each_platform_below_a_heading() {
+    fn each_platform_is_a_row_below_the_heading() {
         let digest: pierhead_oci::Digest = format!("sha256:{}", "0".repeat(64))
             .parse()
             .expect("a digest");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_platform_forges_no_row_and_widens_no_column() {
+    fn control_characters_and_long_names_of_platforms_do_not_break_the_table() {
         let digest: pierhead_oci::Digest = format!("sha256:{}", "0".repeat(64))
             .parse()
             .expect("a digest");

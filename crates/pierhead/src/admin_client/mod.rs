@@ -1,4 +1,4 @@
-//! The `cache` commands: the client side of the admin API.
+//! The commands `pierhead cache …`: a client of the daemon's admin API.
 
 mod connection;
 mod images;
@@ -19,29 +19,29 @@ use crate::exit_code::CommandError;
 pub(crate) use connection::AdminClient;
 use output::Output;
 
-/// Runs one of them.
+/// Runs a `cache` command.
 pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start")?;
-    let daemon = AdminClient::new(args.admin.clone());
+    let client = AdminClient::new(args.admin.clone());
     let output = Output { json: args.json };
     runtime.block_on(async {
         match &args.command {
             CacheCommand::Ls { pins: true, .. } => {
-                output.pins(&daemon.get::<Pins>("/v1/pins").await?.pins)?
+                output.pins(&client.get::<Pins>("/v1/pins").await?.pins)?
             }
-            CacheCommand::Ls { blobs: true, .. } => list(&daemon, output).await?,
+            CacheCommand::Ls { blobs: true, .. } => list_blobs(&client, output).await?,
             CacheCommand::Ls { .. } => {
-                let known: Images = daemon.get("/v1/images").await?;
-                output.images(&known.images)?;
-                warn_of_more(&known);
+                let images: Images = client.get("/v1/images").await?;
+                output.images(&images.images)?;
+                warn_if_incomplete(&images);
             }
-            CacheCommand::Stat => output.stat(&daemon.get::<Stat>("/v1/stat").await?)?,
+            CacheCommand::Stat => output.stat(&client.get::<Stat>("/v1/stat").await?)?,
             CacheCommand::Pin { images } => {
                 for image in images {
-                    let pin: Pin = daemon
+                    let pin: Pin = client
                         .call(Method::PUT, &pin_path(image), None::<&()>)
                         .await?;
                     output.pinned(&pin)?;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
             }
             CacheCommand::Unpin { images } => {
                 for image in images {
-                    let pin: Pin = daemon
+                    let pin: Pin = client
                         .call(Method::DELETE, &pin_path(image), None::<&()>)
                         .await?;
                     output.unpinned(&pin)?;
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
             CacheCommand::Rm { images } => {
                 for image in images {
                     let path = format!("/v1/images?image={image}");
-                    let removed: Removed = daemon.call(Method::DELETE, &path, None::<&()>).await?;
+                    let removed: Removed = client.call(Method::DELETE, &path, None::<&()>).await?;
                     output.removed(&removed)?;
                 }
             }
@@ -67,24 +67,24 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
                     target: to.unwrap_or(0),
                 };
                 output.pruned(
-                    &daemon
+                    &client
                         .call::<Pruned>(Method::POST, "/v1/prune", Some(&prune))
                         .await?,
                 )?;
             }
             CacheCommand::Tier { command } => {
                 let (tier, wanted): (Tier, u64) = match command {
-                    TierCommand::Stat => (daemon.get("/v1/tier").await?, 0),
+                    TierCommand::Stat => (client.get("/v1/tier").await?, 0),
                     TierCommand::SetLimit { limit } => {
                         let body = TierLimit { limit: *limit };
-                        let tier = daemon.call(Method::PUT, "/v1/tier", Some(&body));
+                        let tier = client.call(Method::PUT, "/v1/tier", Some(&body));
                         (tier.await?, *limit)
                     }
                 };
                 output.tier(&tier, wanted)?;
             }
             CacheCommand::Verify => {
-                follow(&daemon, "/v1/verify", None::<&()>, output, "verified").await?
+                show_events(&client, "/v1/verify", None::<&()>, output, "verified").await?
             }
             CacheCommand::Warm {
                 images,
@@ -97,45 +97,48 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
                     platforms: platforms.clone(),
                     pin: *pin,
                 };
-                follow(&daemon, "/v1/warm", Some(&warm), output, "warmed").await?;
+                show_events(&client, "/v1/warm", Some(&warm), output, "warmed").await?;
             }
         }
         Ok(())
     })
 }
 
-fn warn_of_more(known: &Images) {
-    if known.more {
+fn warn_if_incomplete(images: &Images) {
+    if images.more {
         eprintln!("warning: the cache has more images than the 1000 listed");
     }
 }
 
-async fn list(daemon: &AdminClient, output: Output) -> anyhow::Result<()> {
-    let known: Images = daemon.get("/v1/images").await?;
-    warn_of_more(&known);
-    let mut parts = HashMap::<Digest, Vec<String>>::new();
-    for image in known.images {
+async fn list_blobs(client: &AdminClient, output: Output) -> anyhow::Result<()> {
+    let images: Images = client.get("/v1/images").await?;
+    warn_if_incomplete(&images);
+    let mut images_of_blob = HashMap::<Digest, Vec<String>>::new();
+    for image in images.images {
         for digest in image.digests {
-            parts.entry(digest).or_default().push(image.image.clone());
+            images_of_blob
+                .entry(digest)
+                .or_default()
+                .push(image.image.clone());
         }
     }
     let mut is_first = true;
-    each_page(daemon, |mut blobs| {
+    for_each_page(client, |mut blobs| {
         if is_first && !blobs.is_empty() {
             output.blobs_heading()?;
             is_first = false;
         }
         for blob in &mut blobs {
-            blob.images = parts.remove(&blob.digest).unwrap_or_default();
+            blob.images = images_of_blob.remove(&blob.digest).unwrap_or_default();
         }
         output.blobs(&blobs)
     })
     .await
 }
 
-/// All blobs, page by page.
-async fn each_page(
-    daemon: &AdminClient,
+/// Calls `visit` with each page of blobs.
+async fn for_each_page(
+    client: &AdminClient,
     mut visit: impl FnMut(Vec<Blob>) -> std::io::Result<()>,
 ) -> anyhow::Result<()> {
     let mut after = None::<Digest>;
@@ -143,7 +146,7 @@ async fn each_page(
         let query = after
             .map(|digest| format!("?after={digest}"))
             .unwrap_or_default();
-        let page: Blobs = daemon.get(&format!("/v1/blobs{query}")).await?;
+        let page: Blobs = client.get(&format!("/v1/blobs{query}")).await?;
         visit(page.blobs)?;
         match page.next {
             Some(next) => after = Some(next),
@@ -153,20 +156,20 @@ async fn each_page(
 }
 
 fn pin_path(image: &Reference) -> String {
-    // A complete reference has no character that a query could misread.
+    // A complete reference needs no percent-encoding in a query.
     format!("/v1/pins?image={image}")
 }
 
-/// Shows the events of a long answer as they come.
-async fn follow(
-    daemon: &AdminClient,
+/// Shows the events of a long-running request as they arrive.
+async fn show_events(
+    client: &AdminClient,
     path: &str,
     body: Option<&impl serde::Serialize>,
     output: Output,
     verb: &str,
 ) -> anyhow::Result<()> {
-    let mut events = daemon.events(path, body).await?;
-    let mut view = progress::View::new(output, verb);
+    let mut events = client.events(path, body).await?;
+    let mut view = progress::EventView::new(output, verb);
     while let Some(event) = events.next().await? {
         view.show(&event)?;
         if let Event::Done { bad, .. } = event {
@@ -176,5 +179,5 @@ async fn follow(
         }
     }
     view.finish();
-    anyhow::bail!("pierhead ended before it was done")
+    anyhow::bail!("the connection to pierhead ended before the request was complete")
 }

@@ -1,4 +1,4 @@
-//! What the `cache` commands print: a table for people, JSON for programs.
+//! Prints the results of the `cache` commands: text for people, or JSON for programs.
 
 use std::io::{self, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,35 +8,35 @@ use serde::Serialize;
 
 use crate::api::{Blob, Eviction, Pin, Pruned, Removed, Stat, Tier};
 
-/// How to print.
+/// The output format.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
     pub(crate) json: bool,
 }
 
 impl Output {
-    /// One JSON object on a line.
+    /// Prints one JSON object on one line.
     pub(crate) fn object(self, value: &impl Serialize) -> io::Result<()> {
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, value)?;
         out.write_all(b"\n")
     }
 
-    /// One line for people.
+    /// Prints one line of text.
     pub(crate) fn line(self, text: impl AsRef<str>) -> io::Result<()> {
         writeln!(io::stdout().lock(), "{}", text.as_ref())
     }
 
     /// Prints one line about the result, unless `--quiet` is set.
-    fn done(self, text: impl AsRef<str>) -> io::Result<()> {
+    fn result_line(self, text: impl AsRef<str>) -> io::Result<()> {
         match crate::verbosity::is_quiet() {
             true => Ok(()),
             false => self.line(text),
         }
     }
 
-    /// After a limit was set, of `wanted` bytes; 0 after none.
-    pub(crate) fn tier(self, tier: &Tier, wanted: u64) -> io::Result<()> {
+    /// Prints the state of the fast tier. `requested_limit` is the limit in bytes that this command set, or 0.
+    pub(crate) fn tier(self, tier: &Tier, requested_limit: u64) -> io::Result<()> {
         if self.json {
             return self.object(tier);
         }
@@ -44,7 +44,7 @@ impl Output {
         self.line(format!("class       {}", tier.class))?;
         if tier.failed {
             self.line(
-                "failed      its medium: all goes by the disk; `pierhead doctor` says what to do",
+                "failed      the medium failed, so pierhead uses the disk only: see `pierhead doctor`",
             )?;
         }
         self.line(format!(
@@ -54,19 +54,19 @@ impl Output {
             tier.blobs
         ))?;
         self.line(format!(
-            "hot         {} of {} blobs, of which the rest is on the disk",
+            "hot ranges  {} of {} blobs, whose other bytes are on the disk",
             bytes(tier.hot_used),
             tier.hot
         ))?;
-        if tier.ceiling < wanted {
+        if tier.ceiling < requested_limit {
             self.line(format!(
-                "            limited to {}: the medium holds no more",
+                "            limited to {}, the capacity of the medium",
                 bytes(tier.ceiling)
             ))?;
         }
         if tier.limit < tier.ceiling {
             self.line(format!(
-                "            limit lowered from {}: this machine is short of memory",
+                "            limit lowered from {} because of memory pressure",
                 bytes(tier.ceiling)
             ))?;
         }
@@ -76,23 +76,23 @@ impl Output {
             bytes(tier.free)
         ))?;
         self.line(format!(
-            "to drain    {}, {} blobs",
+            "dirty       {}, {} blobs",
             bytes(tier.dirty),
             tier.queue
         ))?;
         self.line(format!(
-            "since start {} staged, {} drained, {} downloads moved to the disk",
+            "since start {} written, {} written back, {} downloads moved to the disk",
             bytes(tier.staged),
             bytes(tier.written_back),
             tier.moved
         ))?;
         self.line(format!(
-            "opened      {} times here, {} in parts, {} on the disk",
+            "opened      {} on the tier, {} as hot ranges, {} on the disk",
             tier.hits, tier.hot_hits, tier.disk_hits
         ))?;
         if tier.damaged > 0 {
             self.line(format!(
-                "damaged     {} blobs: `pierhead doctor` says what to do",
+                "corrupt     {} blobs: see `pierhead doctor`",
                 tier.damaged
             ))?;
         }
@@ -104,7 +104,7 @@ impl Output {
             return self.object(stat);
         }
         let filled = stat.used.saturating_add(stat.reserved);
-        // A bound of 0 is full.
+        // A capacity of 0 counts as full.
         let percent = (u128::from(filled) * 100)
             .checked_div(u128::from(stat.capacity))
             .unwrap_or(100);
@@ -145,7 +145,7 @@ impl Output {
         ))?;
         if let Some(bundle) = &stat.bundle {
             self.line(format!(
-                "bundles     {} images, {} waiting, {} refused; packs {} of {}, plans {} of {}, indexes {}",
+                "bundles     {} images, {} waiting, {} not possible; packs {} of {}, plans {} of {}, indexes {}",
                 bundle.ready,
                 bundle.waiting,
                 bundle.refused,
@@ -164,7 +164,7 @@ impl Output {
             eviction.policy, eviction.evictions
         ))?;
         for (name, value) in &eviction.figures {
-            let (name, value) = (name.replace('_', " "), figure(*value));
+            let (name, value) = (name.replace('_', " "), three_digits(*value));
             self.line(format!("            {name} {value}"))?;
         }
         self.line(format!(
@@ -175,7 +175,7 @@ impl Output {
         self.line(format!("written     {}", written(eviction)))
     }
 
-    /// Above the lines of blobs; nothing in JSON.
+    /// Prints the heading of the table of blobs, unless the format is JSON.
     pub(crate) fn blobs_heading(self) -> io::Result<()> {
         match self.json {
             true => Ok(()),
@@ -199,7 +199,7 @@ impl Output {
                 "{}  {size:>10}  {:>8}  {pinned:6}  {kind}{}",
                 blob.digest,
                 ago(blob.accessed),
-                of(&blob.images),
+                images_of_blob(&blob.images),
             );
             self.line(text.trim_end())?;
         }
@@ -221,7 +221,7 @@ impl Output {
         if self.json {
             self.object(pin)
         } else {
-            self.done(format!("pinned {}, {} blobs", pin.image, pin.digests.len()))
+            self.result_line(format!("pinned {}, {} blobs", pin.image, pin.digests.len()))
         }
     }
 
@@ -229,7 +229,7 @@ impl Output {
         if self.json {
             self.object(pin)
         } else {
-            self.done(format!("unpinned {}", pin.image))
+            self.result_line(format!("unpinned {}", pin.image))
         }
     }
 
@@ -237,7 +237,7 @@ impl Output {
         if self.json {
             self.object(removed)
         } else {
-            self.done(format!(
+            self.result_line(format!(
                 "removed {}, freed {}",
                 removed.image,
                 human_bytes(removed.freed)
@@ -249,7 +249,7 @@ impl Output {
         if self.json {
             self.object(pruned)
         } else {
-            self.done(format!(
+            self.result_line(format!(
                 "freed {}, {} stay",
                 human_bytes(pruned.freed),
                 human_bytes(pruned.used)
@@ -258,19 +258,19 @@ impl Output {
     }
 }
 
-/// A whole number as it is, any other with three digits.
-fn figure(value: f64) -> String {
+/// A whole number as it is, and any other with three significant digits.
+fn three_digits(value: f64) -> String {
     if value.fract() == 0.0 {
         return value.to_string();
     }
-    let behind = (0_usize..9).find(|digits| {
+    let decimals = (0_usize..9).find(|digits| {
         let shift = i32::try_from(*digits).unwrap_or(0);
         value.abs() * 10_f64.powi(shift) >= 99.95
     });
-    format!("{value:.0$}", behind.unwrap_or(9))
+    format!("{value:.0$}", decimals.unwrap_or(9))
 }
 
-/// What the cache had, of what it was asked for.
+/// Hits and misses, with the share of hits.
 fn requests(eviction: &Eviction) -> String {
     let (hits, misses) = (eviction.hits, eviction.misses);
     let share = (u128::from(hits) * 100)
@@ -279,39 +279,42 @@ fn requests(eviction: &Eviction) -> String {
     format!("{hits} hits, {misses} misses since the start{share}")
 }
 
-/// Who kept how many downloads out.
+/// Downloads that the cache did not admit, by cause.
 fn refusals(eviction: &Eviction) -> String {
     let by: Vec<_> = eviction
         .refused_by
         .iter()
         .filter(|(_, count)| **count > 0)
         .map(|(by, count)| match by.as_str() {
-            "written" => format!("{count} over the bytes of the day"),
+            "written" => format!("{count} by the daily write budget"),
             by => format!("{count} by {by}"),
         })
         .collect();
     match by.as_slice() {
-        // An older daemon does not say who.
+        // An older daemon does not report the causes.
         [] => eviction.refused.to_string(),
         by => by.join(", "),
     }
 }
 
-/// What was written today, and whether anything is left of it.
+/// Bytes written today, and the daily write budget.
 fn written(eviction: &Eviction) -> String {
     let written = human_bytes(eviction.written_today);
     match eviction.daily_write_budget {
         0 => format!("{written} today (UTC)"),
         limit if eviction.written_today >= limit => format!(
-            "{written} today; the {} of a day are used up: nothing large enters until 00:00 UTC",
+            "{written} today; the daily write budget of {} is used up: no large blobs are stored until 00:00 UTC",
             human_bytes(limit)
         ),
-        limit => format!("{written} today (UTC), of {} a day", human_bytes(limit)),
+        limit => format!(
+            "{written} today (UTC), of a daily write budget of {}",
+            human_bytes(limit)
+        ),
     }
 }
 
-/// The image that a blob is part of, and of how many more.
-fn of(images: &[String]) -> String {
+/// The first image that contains a blob, and the number of the others.
+fn images_of_blob(images: &[String]) -> String {
     match images {
         [] => String::new(),
         [only] => format!("  {only}"),
@@ -319,7 +322,7 @@ fn of(images: &[String]) -> String {
     }
 }
 
-/// How long ago, in its largest unit.
+/// Time since the access, in its largest unit.
 pub(super) fn ago(accessed: u64) -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -340,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_has_three_digits() {
+    fn a_fraction_has_three_significant_digits() {
         for (value, text) in [
             (0.049211314727451536, "0.0492"),
             (0.5, "0.500"),
@@ -348,26 +351,30 @@ mod tests {
             (1234.5, "1234"),
             (-0.25, "-0.250"),
         ] {
-            assert_eq!(figure(value), text);
+            assert_eq!(three_digits(value), text);
         }
     }
 
     #[test]
-    fn whoever_refused_is_named() {
+    fn refusals_are_listed_by_cause() {
         let mut eviction = Eviction::default();
         assert_eq!(refusals(&eviction), "0");
         eviction.refused = 15;
-        assert_eq!(refusals(&eviction), "15", "of an older daemon");
+        assert_eq!(
+            refusals(&eviction),
+            "15",
+            "an older daemon reports no causes"
+        );
         let by = [("admission", 5), ("policy", 0), ("written", 10)];
         eviction.refused_by = by.map(|(by, count)| (by.to_owned(), count)).into();
         assert_eq!(
             refusals(&eviction),
-            "5 by admission, 10 over the bytes of the day"
+            "5 by admission, 10 by the daily write budget"
         );
     }
 
     #[test]
-    fn a_day_without_bytes_left_says_so() {
+    fn an_exhausted_write_budget_is_shown() {
         let mut eviction = Eviction {
             written_today: 84 << 20,
             ..Eviction::default()
@@ -376,14 +383,14 @@ mod tests {
         eviction.daily_write_budget = 100 << 20;
         assert_eq!(
             written(&eviction),
-            "84.0 MiB today (UTC), of 100.0 MiB a day"
+            "84.0 MiB today (UTC), of a daily write budget of 100.0 MiB"
         );
         eviction.daily_write_budget = 2 << 20;
-        assert!(written(&eviction).ends_with("nothing large enters until 00:00 UTC"));
+        assert!(written(&eviction).ends_with("no large blobs are stored until 00:00 UTC"));
     }
 
     #[test]
-    fn hits_are_a_share_of_the_requests() {
+    fn the_share_of_hits_is_shown() {
         let mut eviction = Eviction::default();
         assert_eq!(requests(&eviction), "0 hits, 0 misses since the start");
         (eviction.hits, eviction.misses) = (3, 1);

@@ -1,4 +1,4 @@
-//! Progress of long work: a bar on a terminal, a line an item otherwise, every event as JSON.
+//! Shows the events of `cache warm` and `cache verify`: a progress bar on a terminal, a line per item, or JSON.
 
 use std::io;
 
@@ -7,15 +7,15 @@ use crate::api::Event;
 use crate::progress::{Progress, Unit};
 use crate::verbosity;
 
-/// Where the events of one command are shown.
-pub(crate) struct View {
+/// Shows the events of one command.
+pub(crate) struct EventView {
     output: Output,
     bar: Progress,
     verb: String,
 }
 
-impl View {
-    /// The bar goes to standard error, and shows only if that is a terminal.
+impl EventView {
+    /// Creates the view. The bar is drawn on standard error, if that is a terminal.
     pub(crate) fn new(output: Output, verb: &str) -> Self {
         let bar = Progress::new(output.json);
         bar.begin(verb, Unit::Bytes, 0);
@@ -26,7 +26,7 @@ impl View {
         }
     }
 
-    /// One event.
+    /// Shows one event.
     pub(crate) fn show(&mut self, event: &Event) -> io::Result<()> {
         if self.output.json {
             return self.output.object(event);
@@ -47,12 +47,12 @@ impl View {
                 message,
             } => {
                 let (verb, message) = (&self.verb, message.as_deref().unwrap_or("no reason given"));
-                // A reason often begins with the image that the line names already.
+                // Removes the image from the start of the message, since the line already has it.
                 let message = message
                     .strip_prefix(subject.as_str())
                     .and_then(|rest| rest.strip_prefix(": "))
                     .unwrap_or(message);
-                // The bar moves away for a line and comes back below it.
+                // Hides the bar while the line is printed.
                 self.bar.suspend(|| match ok {
                     true if verbosity::is_quiet() => Ok(()),
                     true => self.output.line(format!("{verb} {subject}")),
@@ -71,7 +71,7 @@ impl View {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish();
     }

@@ -1,6 +1,6 @@
-//! The value of `--admin`.
+//! Parses the flag `--admin` of client commands: the address of an admin listener.
 
-/// `http://HOST:PORT` of an admin listener; the scheme and a final slash may be missing.
+/// Parses `http://HOST:PORT`. The scheme and a final slash are optional.
 pub(super) fn parse_admin_url(text: &str) -> Result<http::uri::Authority, String> {
     let bare = text
         .strip_prefix("http://")
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_admin_url_is_a_host_with_a_port() {
+    fn an_admin_url_needs_a_host_and_a_port() {
         for text in [
             "http://10.0.0.1:5001",
             "10.0.0.1:5001",

@@ -1,4 +1,4 @@
-//! `pierhead cache`.
+//! Flags of `pierhead cache` and its commands.
 
 use clap::{Args, Subcommand};
 use pierhead_oci::{Platform, Reference};
@@ -12,80 +12,105 @@ Examples:
   pierhead cache prune --to 10GiB
   pierhead cache ls --json | jq .size
 
-These commands talk to the running pierhead.";
+These commands send requests to the admin listener of the running pierhead.";
 
 const STAT: &str = "\
-What each line says:
-  pierhead    the version that runs, and since when
-  listens on  where clients reach it
-  data        the folder of the cache
-  used        bytes on the disk of blobs and of downloads under way or cut short, of the most
-              that may be (cache.size); at 100 % the next download evicts
-  blobs       layers, configs and manifests that are stored whole, and their bytes
-  downloads   how many are active, and the bytes reserved for them and for interrupted ones
-  pinned      bytes that no eviction takes (`pierhead cache pin`)
-  on disk     bytes of the whole data folder, by kind
-  bundles     images that can be sent as bundles, wait for it, cannot; the bytes kept for them
-  memory      of this process, resident
-  requests    for blobs since the start: hits were answered from the cache, misses began a
-              download
-  eviction    the policy that chooses the blobs to evict (eviction.policy), the number of
-              evicted blobs since the start, and the policy's own figures
-  admission   the rule that chooses the blobs to store (eviction.admission), and the downloads
-              that went to the client without being stored, by the rule that refused them
-  written     bytes written to the disk since midnight (UTC), of
-              cache.daily_write_budget if that is set
+Lines of the output:
+  pierhead    version, and time since the start
+  listens on  addresses for clients
+  data        data folder
+  used        bytes of blobs and of active or interrupted downloads, and the maximum (cache.size);
+              at 100 %, each download evicts blobs
+  blobs       number and bytes of complete layers, configs and manifests
+  downloads   number of active downloads, and bytes reserved for active and interrupted ones
+  pinned      bytes that are never evicted (`pierhead cache pin`)
+  on disk     bytes of the data folder, by kind of file
+  bundles     images that are indexed, waiting or not possible; bytes of packs, plans and indexes
+  memory      resident memory of the daemon
+  requests    requests for blobs since the start: hits came from the cache, misses began a download
+  eviction    eviction policy (eviction.policy), evicted blobs since the start, and statistics of
+              the policy
+  admission   admission rule (eviction.admission), and downloads since the start that were not
+              stored, by cause
+  written     bytes written to the disk since midnight (UTC), and cache.daily_write_budget if set
 
-Few hits and many evictions: the cache is smaller than what is pulled again and again.
-`pierhead-replay` (built from source) tells what another size or policy would have done. The same
-figures over time are at /metrics of the admin address; --json gives exact bytes.
+With few hits and many evictions, the cache is too small for the images in use. `pierhead-replay`
+computes the hits of another size or policy from a request log. Build it from the source:
+  cargo install --path crates/replay
+The metrics of the admin listener (/metrics) have the same numbers over time; --json has exact bytes.
 
 Example:
   pierhead cache stat --json | jq '.eviction.hits'";
 
 const LS: &str = "\
-One line for each image and platform. SIZE is its cached size; a layer that several images share counts for each.
-The list has images with a tag. --blobs also lists images that were pulled by digest only. Listing does not count
-as a use of an image.";
+The output has one line per image and platform. SIZE is the cached size; a layer that several images share counts
+for each. The list has images with a tag. --blobs also lists images that were pulled by digest only. Listing is no
+use of an image.
+
+Examples:
+  pierhead cache ls
+  pierhead cache ls --blobs --json | jq .size";
 
 const RM: &str = "\
-Deletes the tag, the blobs that no other cached image uses, and the bundles of the image. With a digest, it deletes
-all tags of that image in its repository. It refuses a pinned image: unpin it first.";
+Deletes the tag, the blobs that no other cached image uses, and the bundles of the image. With a digest, deletes
+all tags of the image in its repository. A pinned image is an error: unpin it first.
+
+Example:
+  pierhead cache rm docker.io/library/redis:6";
 
 const WARM: &str = "\
-It makes no bundle: pierhead indexes an image when a client pulls it, or asks for a bundle of it.";
+This command makes no bundles: pierhead indexes an image when a client pulls it or requests a bundle of it.
+
+Example:
+  pierhead cache warm docker.io/library/redis:7 --platform linux/arm64 --pin";
 
 const PRUNE: &str = "\
-Deletes bundles first, since pierhead rebuilds them from blobs: those of deleted images, then the least recently
-used. Then evicts blobs by the eviction policy. Tags, pins and the catalog stay and count; it refuses a smaller
-size. Files that are not the cache's do not count.";
+First deletes bundles, since pierhead rebuilds them from blobs: those of deleted images, then the least recently
+used. Then evicts blobs by the eviction policy. Tags, pins and the catalog count and stay; a smaller target is an
+error. Files of other programs do not count.
+
+Examples:
+  pierhead cache prune --to 10GiB
+  pierhead cache prune --all";
 
 const TIER_STAT: &str = "\
-What each line says:
-  class       what becomes of it when the power goes: pmem (it stays), emulated-file (a file on
-              a disk, it stays), volatile (memory, it is lost; the disk gets a copy of all)
-  failed      only when the medium could not be read or written: nothing goes there any more
-              until a restart
-  used        bytes of blobs in it, of the most that may be (set-limit); blobs
-              that are whole
-  hot         bytes of the parts that starts of containers read, where the rest is on the disk
-              alone
-  medium      bytes of the file (tier.size), and what is free of them
-  to drain    what the disk does not have yet
-  since start written to it, copied on to the disk, and downloads that went on on the disk for
-              want of room
-  opened      where what was asked for lay: here, in parts here, on the disk alone
-  damaged     only when there are such: blobs that did not read as they were written";
+Lines of the output:
+  class       medium: pmem (persistent memory), emulated-file (a file on a disk, persistent) or
+              volatile (memory, lost at power-off; pierhead writes all blobs back to the disk)
+  failed      only after an I/O error of the medium: pierhead uses the disk only until a restart
+  used        bytes of blobs on the tier, their maximum (set-limit), and complete blobs
+  hot ranges  bytes that container starts read, of blobs whose other bytes are on the disk only
+  medium      size of the file (tier.size), and free bytes
+  dirty       bytes and blobs that are not yet written back to the disk
+  since start bytes written to the tier, bytes written back to the disk, and downloads that moved
+              to the disk because the tier was full
+  opened      opened blobs: complete on the tier, as hot ranges on the tier, on the disk only
+  corrupt     only if there are any: blobs whose bytes on the tier do not match their checksums
+
+Example:
+  pierhead cache tier stat --json | jq .dirty";
+
+const SET_LIMIT: &str = "\
+If the tier has more bytes, pierhead first evicts the blobs with the lowest value.
+
+Example:
+  pierhead cache tier set-limit 4GiB";
+
+const PIN: &str = "\
+Pins the blobs of the image that the tag refers to now. Pin it again after the tag has moved.
+
+Example:
+  pierhead cache pin docker.io/library/redis:7";
 
 /// Flags of all `cache` commands.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CacheArgs {
-    /// The admin address of the running pierhead
+    /// Address of the admin listener of the running pierhead
     #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = super::admin_url::parse_admin_url)]
     pub(crate) admin: http::uri::Authority,
 
-    /// Print JSON: one document, or one object a line for lists and progress
+    /// Print JSON instead of text
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -93,7 +118,7 @@ pub(crate) struct CacheArgs {
     pub(crate) command: CacheCommand,
 }
 
-/// What to do with the cache.
+/// The `cache` commands.
 #[derive(Subcommand)]
 pub(crate) enum CacheCommand {
     /// List cached images: platform, size, whether they are complete and pinned, and their last use
@@ -110,25 +135,24 @@ pub(crate) enum CacheCommand {
     /// Remove images from the cache
     #[command(after_help = RM)]
     Rm {
-        /// References such as docker.io/library/redis:7 or docker.io/library/redis@sha256:…
+        /// References of images, such as docker.io/library/redis:7 or docker.io/library/redis@sha256:…
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
-    /// Show how full the cache is, hits and misses, eviction and admission
+    /// Show the state of the daemon: size of the cache, hits and misses, eviction and admission
     #[command(after_help = STAT)]
     Stat,
-    /// Keep cached images from eviction, until unpin
-    #[command(
-        after_help = "A pin keeps what the image's tag means now. Pin it again after the tag moved."
-    )]
+    /// Exclude cached images from eviction, until they are unpinned
+    #[command(after_help = PIN)]
     Pin {
-        /// References such as docker.io/library/redis:7
+        /// References of images, such as docker.io/library/redis:7
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
-    /// Let pinned images be evicted again
+    /// Remove the pins of images, so that they can be evicted again
+    #[command(after_help = "Example:\n  pierhead cache unpin docker.io/library/redis:7")]
     Unpin {
-        /// References as they were pinned
+        /// References of images, as they were pinned
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
@@ -138,45 +162,48 @@ pub(crate) enum CacheCommand {
         group = clap::ArgGroup::new("target").required(true).args(["to", "all"])
     )]
     Prune {
-        /// Target size of the cache's files, such as 10GiB
+        /// Target size of the data folder, such as 10GiB
         #[arg(long, value_name = "SIZE", value_parser = pierhead_oci::units::parse_bytes)]
         to: Option<u64>,
-        /// Evict every blob that is not pinned, and all bundles
+        /// Delete all bundles and every blob that is not pinned
         #[arg(long)]
         all: bool,
     },
-    /// The fast tier in front of the disk
+    /// Show or limit the fast tier in front of the disk
     Tier {
         #[command(subcommand)]
         command: TierCommand,
     },
-    /// Read every blob against its digest; damaged ones are removed and fetched again when asked for
-    #[command(after_help = "Exit code 1 when something was damaged.")]
+    /// Compare every blob with its digest, and remove corrupt blobs
+    #[command(
+        after_help = "pierhead fetches a removed blob again at the next request. Exit code 1: at least one blob was corrupt.\n\nExample:\n  pierhead cache verify"
+    )]
     Verify,
     /// Pull the manifests and blobs of images into the cache in advance
     #[command(after_help = WARM)]
     Warm {
-        /// References such as docker.io/library/redis:7
+        /// References of images, such as docker.io/library/redis:7
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
-        /// Only this platform of a multi-platform image, such as linux/arm64; may be given several times
+        /// Platform of a multi-platform image, such as linux/arm64; repeatable [default: all platforms]
         #[arg(long = "platform", value_name = "OS/ARCH[/VARIANT]", value_parser = parse_platform)]
         platforms: Vec<String>,
-        /// Pin them, too
+        /// Also pin the images
         #[arg(long)]
         pin: bool,
     },
 }
 
-/// What to do with the fast tier.
+/// The `cache tier` commands.
 #[derive(Subcommand)]
 pub(crate) enum TierCommand {
-    /// What it is, holds and did
+    /// Show the state and the statistics of the fast tier
     #[command(after_help = TIER_STAT)]
     Stat,
-    /// Change how many bytes it holds, until the next start; the least valuable leave first
+    /// Set the maximum bytes in use on the fast tier, until the next start
+    #[command(after_help = SET_LIMIT)]
     SetLimit {
-        /// Such as 4GiB
+        /// Maximum size, such as 4GiB
         #[arg(value_name = "SIZE", value_parser = pierhead_oci::units::parse_bytes)]
         limit: u64,
     },

@@ -1,44 +1,44 @@
-//! `pierhead config`.
+//! `pierhead config`: checks a configuration file, or prints the configuration.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use super::serve::{ProfileName, cli_profile};
+use super::serve::{ProfileName, parse_profile};
 use crate::config::{self, Config, Overrides};
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 use pierhead_host::machine::Machine;
 
-/// What to do with the configuration.
+/// The `config` commands.
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Read a file and all that it names, as `serve` would; open nothing
+    /// Check a configuration file and the files that it names, without starting anything
     #[command(
         after_help = "Example:\n  pierhead config check /etc/pierhead/pierhead.toml && systemctl reload pierhead"
     )]
     Check {
-        /// The file
+        /// Configuration file
         file: PathBuf,
     },
-    /// Print the configuration in effect as a commented TOML file, secrets masked
+    /// Print a configuration as a commented TOML file, with secrets masked
     #[command(
         after_help = "Examples:\n  pierhead config show --default > pierhead.toml\n  pierhead config show /etc/pierhead/pierhead.toml\n  pierhead config show --profile bluefield2"
     )]
     Show {
-        /// The file; without one, the defaults
+        /// Configuration file [default: none, which prints the defaults]
         file: Option<PathBuf>,
-        /// As `serve --profile` on this machine
-        #[arg(long, value_name = "NAME", value_parser = cli_profile)]
+        /// Share of the host that pierhead takes: small, bluefield2, bluefield3, server or none [default: none]
+        #[arg(long, value_name = "NAME", value_parser = parse_profile)]
         profile: Option<ProfileName>,
-        /// The defaults, as a file to start from
+        /// Print the defaults, as a file to start from
         #[arg(long, conflicts_with_all = ["file", "profile"])]
         default: bool,
     },
 }
 
-/// Runs it.
+/// Runs a `config` command.
 pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<(), CommandError> {
     let load = |file, profile: Option<ProfileName>, machine: &Machine| {
         let overrides = Overrides {
@@ -49,9 +49,9 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
     };
     let text = match command {
         ConfigCommand::Check { file } => {
-            // It may be for another machine.
-            let another = Machine::default();
-            let config = load(Some(file), None, &another)?;
+            // The file may be for another host, so problems with this host are warnings only.
+            let unlimited = Machine::default();
+            let config = load(Some(file), None, &unlimited)?;
             for warning in config::warnings(&config) {
                 eprintln!("warning: {warning}");
             }
@@ -60,7 +60,7 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
             }
             match crate::verbosity::is_quiet() {
                 true => String::new(),
-                false => format!("{}: good\n", file.display()),
+                false => format!("{}: valid\n", file.display()),
             }
         }
         ConfigCommand::Show {

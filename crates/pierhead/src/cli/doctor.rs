@@ -1,4 +1,4 @@
-//! `pierhead doctor`.
+//! Flags of `pierhead doctor`.
 
 use std::path::PathBuf;
 
@@ -13,35 +13,36 @@ Examples:
   pierhead doctor --config /etc/pierhead/pierhead.toml --registry ghcr.io
   pierhead doctor --offline --json | jq '.findings[] | select(.level != \"ok\")'
 
-It takes the flags of `serve`, so that it looks at what that would do; without --config it takes the file of
-the pierhead that runs here. It writes one file of 32 MiB in the data folder, unlinked before it is written.
+doctor accepts the flags of `serve`, and checks the configuration that `serve` would have with them. Without
+--config, it reads the file of the running pierhead. To measure the disk, it writes 32 MiB to an unlinked file in
+the data folder.
 
-Exit codes: 0 nothing failed (there may be warnings), 1 something failed, 2 wrong usage, 75 the clock
-is years off, which has to be fixed first.";
+Exit codes: 0 no check failed (warnings are possible), 1 a check failed, 2 invalid usage, 75 the clock of the host
+is years off: set it first.";
 
 /// Flags of `doctor`.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// One JSON document instead of lines
+    /// Print JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Ask no upstream
+    /// Connect to no upstream
     #[arg(long)]
     pub(crate) offline: bool,
 
-    /// Ask this registry, too; may be given several times
+    /// Registry to check in addition to the configured ones; repeatable
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "offline")]
     pub(crate) registries: Vec<Registry>,
 
-    /// Where dockerd listens
+    /// Unix socket of dockerd
     #[arg(long, value_name = "PATH", default_value = "/run/docker.sock")]
     pub(crate) docker_socket: PathBuf,
 
-    /// dockerd's daemon.json, where it is not the usual one
+    /// Configuration file of dockerd [default: /etc/docker/daemon.json]
     #[arg(long, value_name = "FILE")]
-    pub(crate) docker_config: Option<PathBuf>,
+    pub(crate) dockerd_config: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) serve: ServeArgs,

@@ -1,4 +1,4 @@
-//! Completions and manual pages, made from the command line's own definition.
+//! `pierhead completions` and `pierhead man`: both derive from the definition of the command line.
 
 use std::io::{self, Write as _};
 
@@ -7,18 +7,18 @@ use clap::CommandFactory as _;
 use super::Cli;
 use crate::exit_code::CommandError;
 
-/// `pierhead completions SHELL`.
+/// Runs `pierhead completions SHELL`.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandError> {
-    // Into memory first: the generator panics when a pipe closes early.
+    // Writes to memory first: the generator panics when standard output is a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "pierhead", &mut script);
     io::stdout().write_all(&script)?;
     Ok(())
 }
 
-/// `pierhead man [COMMAND…]`.
+/// Runs `pierhead man [COMMAND…]`.
 pub(crate) fn man(path: &[String]) -> Result<(), CommandError> {
-    // The section of the version has that alone; the long one is for `--version`.
+    // The section VERSION of a manual page has the version only, without the lines of `--version`.
     let mut command = Cli::command().long_version(env!("CARGO_PKG_VERSION"));
     command.build();
     for name in path {

@@ -1,4 +1,4 @@
-//! The command line: what can be typed, and the help that teaches it.
+//! The command line: commands, flags and their help.
 
 mod admin_url;
 pub(crate) mod cache;
@@ -13,13 +13,12 @@ use clap::{Parser, Subcommand};
 
 /// Pull-through proxy and cache for container images.
 ///
-/// Docker, containerd, CRI-O and podman pull any image of any registry through pierhead. The first
-/// pull streams from the upstream while it is being stored; every later one is served from the cache,
-/// also while the upstream is down.
+/// Docker, containerd, CRI-O and podman pull images of any registry through pierhead. The first pull of an image streams
+/// from the registry while pierhead stores it. Later pulls come from the cache, also while the registry is down.
 #[derive(Parser)]
 #[command(name = "pierhead", version, long_version = LONG_VERSION, after_help = EXAMPLES, propagate_version = true)]
 pub(crate) struct Cli {
-    /// Print results, warnings and errors only: no progress and no notes (serve: log warnings and errors)
+    /// Print only results, warnings and errors (with `serve`: log only warnings and errors)
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
 
@@ -43,52 +42,58 @@ const LONG_VERSION: &str = concat!(
 
 const EXAMPLES: &str = "\
 Examples:
-  pierhead serve                                   listen on 0.0.0.0:5000 for everything
+  pierhead serve                                   run the proxy on 0.0.0.0:5000, for all registries
   docker pull 127.0.0.1:5000/docker.io/library/alpine
   podman pull --tls-verify=false 127.0.0.1:5000/quay.io/podman/hello
-  pierhead setup docker                            make plain `docker pull` go through it
-  pierhead doctor                                  is everything well?
-  pierhead cache stat                              how full is it, who listens where
-  pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
+  pierhead setup docker                            configure docker to pull through pierhead
+  pierhead doctor                                  find problems, each with its fix
+  pierhead cache stat                              show the state of the daemon and its cache
+  pierhead cache warm docker.io/library/alpine     pull an image into the cache in advance
   pierhead pull redis:7 --via http://10.0.0.1:5000 --into store --as docker-archive --output - | docker load
-  pierhead config show --default > pierhead.toml   a file with every key, to start from
+  pierhead config show --default > pierhead.toml   write a configuration file with every key
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Where the reason is known:
-  65 a file that the configuration names is wrong      66 it, or an image, is missing
-  68 no such interface, or no such address             69 the port or the data folder is in use
-  71 profile, limits or tier do not fit the machine    72 the data folder is another program's or version's
-  73 the data folder is read-only, or none             74 its disk is full
-  75 the clock is years off                            76 no TLS with an upstream
-  77 the data folder is another user's, or binding the port needs root";
+Environment:
+  https_proxy, HTTPS_PROXY   proxy for connections to registries
+  no_proxy, NO_PROXY         hosts that pierhead reaches without that proxy
+  XDG_DATA_HOME, HOME        default data folder of a user other than root
+  DOCKER_CONFIG              folder of Docker's config.json, for `pull`, `trace`, `inspect` and `diff`
 
-/// What to do.
+Exit codes: 0 done, 1 failed, 2 invalid usage or configuration. Specific failures:
+  65 a file that the configuration names is invalid    66 such a file, or an image, is missing
+  68 the interface or the listen address is missing    69 the port or the data folder is in use
+  71 profile, limits or tier do not fit the host       72 the data folder has another owner or version
+  73 the data folder is read-only or missing           74 the disk of the data folder is full
+  75 the clock of the host is years off                76 TLS to an upstream fails
+  77 the data folder has another user, or binding the port needs root";
+
+/// The commands.
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Run the proxy in the foreground
     Serve(serve::ServeArgs),
-    /// Check or show the configuration
+    /// Check a configuration file, or print the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Look into the cache of the running pierhead, and manage it
+    /// Show and manage the cache of the running pierhead
     Cache(cache::CacheArgs),
-    /// Make docker, containerd, podman or CRI-O of this machine pull through pierhead, or no longer
+    /// Configure docker, containerd, podman or CRI-O on this host to pull through pierhead, or undo it
     Setup(setup::SetupArgs),
-    /// Check pierhead, its disk, its upstreams and the clients of this machine, and name the fix for each problem
+    /// Check pierhead, its disk, its upstreams and the clients of this host, and print the fix for each problem
     Doctor(doctor::DoctorArgs),
-    /// Pull an image as a delta bundle: just the file contents that this machine lacks
+    /// Pull an image as a delta bundle: only the file contents that this host does not have yet
     Pull(Box<worker::PullArgs>),
-    /// Record which files of an image a start opens, so that bundles carry these first
+    /// Record which files of an image a container start opens, so that bundles send these files first
     Trace(Box<worker::TraceArgs>),
-    /// Show an image as bundles see it: layers, shared content, hot files
+    /// Show the contents of an image for bundles: layers, contents shared with other images, hot files
     Inspect(Box<worker::InspectArgs>),
-    /// Show what an update of an image would move, by each method
+    /// Show the bytes that an update from one image to another transfers, by each method
     Diff(Box<worker::DiffArgs>),
-    /// Print completions for a shell
+    /// Print a completion script for a shell
     #[command(
         after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead"
     )]
     Completions {
-        /// bash, zsh, fish, elvish or powershell
+        /// Name of the shell
         shell: clap_complete::Shell,
     },
     /// Print the manual page
@@ -96,7 +101,7 @@ pub(crate) enum Command {
         after_help = "Examples:\n  pierhead man | man -l -\n  pierhead man cache warm | man -l -"
     )]
     Man {
-        /// A command, for its own page
+        /// Command whose page is printed [default: the page of pierhead]
         command: Vec<String>,
     },
 }
@@ -111,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_can_be_quiet() {
+    fn every_command_has_the_flag_quiet() {
         fn walk(command: &clap::Command) {
             let has = |name: &str| {
                 command
@@ -127,5 +132,57 @@ mod tests {
         let mut command = super::Cli::command();
         command.build();
         walk(&command);
+    }
+
+    /// All commands, with their paths such as `cache ls`.
+    fn commands() -> Vec<(String, clap::Command)> {
+        fn walk(command: &clap::Command, path: &str, all: &mut Vec<(String, clap::Command)>) {
+            all.push((path.to_owned(), command.clone()));
+            let children = command.get_subcommands();
+            for child in children.filter(|it| it.get_name() != "help") {
+                walk(child, &format!("{path} {}", child.get_name()), all);
+            }
+        }
+        let mut command = super::Cli::command();
+        command.build();
+        let mut all = Vec::new();
+        walk(&command, "pierhead", &mut all);
+        all
+    }
+
+    /// Flags that share a name, although they mean different things in these commands.
+    const HOMONYMS: &[&str] = &[
+        "admin", "config", "output", "platform", "registry", "root", "user",
+    ];
+
+    #[test]
+    fn a_flag_has_the_same_help_in_every_command() {
+        let mut first = std::collections::BTreeMap::<String, (String, String)>::new();
+        for (path, command) in commands() {
+            for argument in command.get_arguments() {
+                let Some(name) = argument.get_long().filter(|it| *it != "help") else {
+                    continue;
+                };
+                let help = argument.get_help().map(ToString::to_string);
+                let help = help.unwrap_or_default();
+                let (other, expected) = first
+                    .entry(argument.to_string())
+                    .or_insert_with(|| (path.clone(), help.clone()));
+                let is_homonym = HOMONYMS.contains(&name);
+                assert!(
+                    is_homonym || help == *expected,
+                    "--{name} of {path} differs from that of {other}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_without_children_has_an_example() {
+        for (path, command) in commands() {
+            let help = command.get_after_help().map(ToString::to_string);
+            let has_example = help.is_some_and(|it| it.contains("Example"));
+            assert!(command.has_subcommands() || has_example, "{path}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `pierhead serve`.
+//! Flags of `pierhead serve`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,23 +17,22 @@ Examples:
   pierhead serve --config /etc/pierhead/pierhead.toml
   pierhead serve --profile bluefield2
 
-What the command line says wins over the file. SIGHUP reads the file again, without dropping a
-connection; SIGTERM or SIGINT lets answers under way finish, a second one ends at once.";
+Flags take precedence over the configuration file. SIGHUP reads the file again and keeps all connections.
+SIGTERM or SIGINT shuts pierhead down after responses in progress; a second one aborts them.";
 
-/// Flags of `serve`.
-// The last one counts, so that a script can add to a command line that somebody else made.
+/// Flags of `serve`. Of a repeated flag the last one counts, so that a script can append flags to a given command line.
 #[derive(Args, Clone)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ServeArgs {
-    /// TOML file; every key of it has a default (see `pierhead config show --default`)
+    /// Configuration file in TOML [default: none; `pierhead config show --default` prints the defaults]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// How much of this machine it takes: small, bluefield2, bluefield3, server, or none
-    #[arg(long, value_name = "NAME", value_parser = cli_profile)]
+    /// Share of the host that pierhead takes: small, bluefield2, bluefield3, server or none [default: none]
+    #[arg(long, value_name = "NAME", value_parser = parse_profile)]
     profile: Option<ProfileName>,
 
-    /// Address for clients; may be given several times [default: 0.0.0.0:5000]
+    /// Address for clients; repeatable [default: 0.0.0.0:5000]
     #[arg(long, value_name = "IP:PORT", value_parser = config::parse_address)]
     listen: Vec<SocketAddr>,
 
@@ -41,48 +40,47 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 
-    /// Bound of the cache: bytes with a unit (50GiB), a share of the file system (80%), or auto
+    /// Maximum size of the cache: bytes (50GiB), a share of the file system (80%) or auto [default: auto]
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     cache_size: Option<Size>,
 
-    /// Where a registry really is; may be given several times; http:// and private addresses are fine here
+    /// Address of a registry that is not at https://NAME, such as a mirror; repeatable [default: none]
     #[arg(long = "upstream", value_name = "NAME=URL", value_parser = config::parse_upstream)]
     upstreams: Vec<(Registry, String)>,
 
-    /// Address of metrics, health and the cache commands, or off [default: 127.0.0.1:5001]
+    /// Address of the admin listener (metrics, health, `pierhead cache`), or off [default: 127.0.0.1:5001]
     #[arg(long, value_name = "IP:PORT", value_parser = parse_admin)]
     admin: Option<Admin>,
 
-    /// error, warn, info, debug or trace; also by module: info,pierhead_remote=debug [default: info]
+    /// Level of the log: error, warn, info, debug or trace; per module: info,pierhead_remote=debug [default: info]
     #[arg(long = "log", value_name = "LEVEL", value_parser = config::check_level)]
     log_level: Option<String>,
 
-    /// How log lines look [default: text]
+    /// Format of the log: text for people, json for log collectors [default: text]
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 
-    /// Write {"listen":[…],"admin":…} with the bound addresses to this file once ready; for scripts that
-    /// listen on port 0
+    /// File to which pierhead writes its addresses as {"listen":[…],"admin":…} when it is ready [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) ready_file: Option<PathBuf>,
 }
 
-/// A type of its own, because clap reads meaning into nested options.
+/// A type of its own, because clap interprets a nested `Option` as an optional flag.
 #[derive(Clone, Copy)]
 pub(crate) struct ProfileName(pub(super) Option<&'static Profile>);
 
-pub(super) fn cli_profile(text: &str) -> Result<ProfileName, String> {
+pub(super) fn parse_profile(text: &str) -> Result<ProfileName, String> {
     match text {
         "none" => Ok(ProfileName(None)),
         name => crate::config::profile_named(name).map(|profile| ProfileName(Some(profile))),
     }
 }
 
-/// A type of its own, because clap reads meaning into nested options.
+/// A type of its own, because clap interprets a nested `Option` as an optional flag.
 #[derive(Clone, Copy)]
 struct Admin(Option<SocketAddr>);
 
-/// With a scheme, too, as `pierhead cache --admin` takes it.
+/// Also accepts `http://IP:PORT`, the form that `pierhead cache --admin` has.
 fn parse_admin(text: &str) -> Result<Admin, String> {
     let bare = text.strip_prefix("http://");
     let bare = bare.map_or(text, |text| text.trim_end_matches('/'));
@@ -94,7 +92,7 @@ fn parse_cache_size(text: &str) -> Result<Size, String> {
 }
 
 impl ServeArgs {
-    /// What stands over the file.
+    /// The values that take precedence over the configuration file.
     pub(crate) fn overrides(&self) -> Overrides {
         Overrides {
             listen: self.listen.clone(),
@@ -104,7 +102,7 @@ impl ServeArgs {
             cache_size: self.cache_size,
             upstreams: self.upstreams.clone(),
             log_level: self.log_level.clone().or_else(|| {
-                // What the command line says wins over the file.
+                // `--quiet` is a flag as well, so it takes precedence over the file.
                 crate::verbosity::is_quiet().then(|| "warn".to_owned())
             }),
             log_format: self.log_format,

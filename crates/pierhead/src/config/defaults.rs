@@ -1,4 +1,4 @@
-//! What a bare `pierhead serve` uses.
+//! The defaults of all keys.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,11 +16,11 @@ use pierhead_host::machine::CpuSelection;
 use pierhead_host::pressure::Resource;
 
 impl Config {
-    /// Where the admin listener is unless told otherwise.
+    /// Default of the key `admin`.
     pub(crate) const DEFAULT_ADMIN: SocketAddr =
         SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5001);
 
-    /// All defaults, with this data folder.
+    /// The default configuration with this data folder.
     pub(crate) fn with_data(data: PathBuf) -> Self {
         let remote = pierhead_remote::Config::default();
         let proxy = pierhead_proxy::Config::default();

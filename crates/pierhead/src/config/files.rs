@@ -1,4 +1,4 @@
-//! The files that a configuration names: read and checked before anything is opened.
+//! Reads and checks the files that a configuration names, such as certificates and passwords.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _};
@@ -17,12 +17,12 @@ use super::key_locations::Lines;
 use super::{Config, Problem, Secret};
 use crate::exit_code::{ExitError, ExitReason};
 
-/// Most bytes of a file with a password or token.
-const MAX_SECRET: u64 = 64 << 10;
-/// Most bytes of the file of `docker_config`.
-const MAX_DOCKER_CONFIG: u64 = 1 << 20;
+/// Maximum size of a file with a password or token, in bytes.
+const MAX_SECRET_BYTES: u64 = 64 << 10;
+/// Maximum size of the file of `docker_config`, in bytes.
+const MAX_DOCKER_CONFIG_BYTES: u64 = 1 << 20;
 
-/// What is wrong with a file, with the exit code and the fix.
+/// The problem of a file, with its exit code and its fix.
 #[derive(Debug)]
 pub(crate) struct FileError {
     exit: ExitReason,
@@ -35,19 +35,19 @@ impl FileError {
         Self { exit, message }
     }
 
-    /// Not there, or not for us.
-    fn unread(what: &str, path: &Path, error: &io::Error) -> Self {
+    /// The file is missing or unreadable.
+    fn unreadable(what: &str, path: &Path, error: &io::Error) -> Self {
         let hint = hint(path, error);
         let message = format!("{what} {}: {error}{hint}", path.display());
         Self::new(ExitReason::MissingFile, message)
     }
 
-    /// There, and not what it should be.
-    fn wrong(message: impl Into<String>) -> Self {
+    /// The file has invalid contents.
+    fn invalid(message: impl Into<String>) -> Self {
         Self::new(ExitReason::InvalidFile, message)
     }
 
-    /// The error of a file that is named by something other than the configuration.
+    /// The error of a file that a flag names, and not the configuration.
     pub(crate) fn into_exit_error(self, named_by: &str) -> ExitError {
         ExitError::new(self.exit, format!("{named_by}: {}", self.message))
     }
@@ -58,18 +58,18 @@ impl FileError {
 }
 
 impl From<FileError> for String {
-    fn from(unfit: FileError) -> Self {
-        unfit.message
+    fn from(error: FileError) -> Self {
+        error.message
     }
 }
 
-/// What is wrong with any named file.
+/// Checks all files that the configuration names.
 pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)> {
     let mut problems = Vec::new();
     let mut report = |key: &str, name: &str, result: Result<(), FileError>| {
-        if let Err(unfit) = result {
-            let message = format!("{name}: {}", unfit.message);
-            problems.push(FileError { message, ..unfit }.at(lines.get(key).copied()));
+        if let Err(error) = result {
+            let message = format!("{name}: {}", error.message);
+            problems.push(FileError { message, ..error }.at(lines.get(key).copied()));
         }
     };
     if let Some(path) = &config.tls.cert {
@@ -97,9 +97,9 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)
         let key = format!("upstreams.{registry}");
         let name = |name: &str| format!("[upstreams.\"{registry}\"] {name}");
         if let Some(path) = &upstream.ca {
-            let checked = authorities(path).map_err(|unfit| match unfit.exit {
-                ExitReason::InvalidFile => FileError::new(ExitReason::Tls, unfit.message),
-                _ => unfit,
+            let checked = authorities(path).map_err(|error| match error.exit {
+                ExitReason::InvalidFile => FileError::new(ExitReason::Tls, error.message),
+                _ => error,
             });
             report(&key, &name("ca"), checked);
         }
@@ -110,23 +110,23 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(ExitReason, Problem)
     problems
 }
 
-/// The secret in the first line of a file.
+/// Reads the secret in the first line of a file.
 pub(crate) fn first_line(path: &Path) -> Result<Secret, FileError> {
     let mut text = Zeroizing::new(String::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
-    file.take(MAX_SECRET)
+    file.take(MAX_SECRET_BYTES)
         .read_to_string(&mut text)
         .map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData => FileError::wrong(format!(
-                "{} is no text (UTF-8): the password, token or address belongs into its first line",
+            io::ErrorKind::InvalidData => FileError::invalid(format!(
+                "{} is not UTF-8 text: write the password, token or address into its first line",
                 path.display()
             )),
             _ => cannot_read(path, &error),
         })?;
     match text.lines().next() {
-        None | Some("") => Err(FileError::wrong(format!(
-            "the first line of {} is empty: the password, token or address belongs there (of a Secret or ConfigMap: the \
-             key's value)",
+        None | Some("") => Err(FileError::invalid(format!(
+            "the first line of {} is empty: write the password, token or address there (for a Secret or ConfigMap: into the \
+             value of the key)",
             path.display()
         ))),
         Some(line) => Ok(Secret::new(line.to_owned())),
@@ -135,36 +135,37 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, FileError> {
 
 fn htpasswd(path: &Path) -> Result<(), FileError> {
     open_file(path).map_err(|error| cannot_read(path, &error))?;
-    pierhead_proxy::check_htpasswd(path).map_err(FileError::wrong)
+    pierhead_proxy::check_htpasswd(path).map_err(FileError::invalid)
 }
 
-/// Whom to log in as, as `docker login` left it.
+/// Reads the credentials of a Docker config.json, as written by `docker login`.
 pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, FileError> {
     let mut bytes = Zeroizing::new(Vec::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
-    file.take(MAX_DOCKER_CONFIG)
+    file.take(MAX_DOCKER_CONFIG_BYTES)
         .read_to_end(&mut bytes)
         .map_err(|error| cannot_read(path, &error))?;
     pierhead_remote::docker_config(&bytes)
-        .map_err(|error| FileError::wrong(format!("{}: {error}", path.display())))
+        .map_err(|error| FileError::invalid(format!("{}: {error}", path.display())))
 }
 
-/// Whether a file that holds secrets may be read by everybody on this machine.
+/// Whether every user of this host can read the file.
 pub(crate) fn readable_by_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
 }
 
-/// What a server shows, in PEM: whether it is the certificate of an authority, which pierhead's own commands refuse.
+/// Whether the first certificate of a PEM file is a CA certificate, which pierhead's own commands refuse as a server
+/// certificate.
 pub(crate) fn is_authority(path: &Path) -> bool {
-    of_first(path, |certificate| certificate.is_ca()).unwrap_or(false)
+    with_first_certificate(path, |certificate| certificate.is_ca()).unwrap_or(false)
 }
 
-/// The fix for the certificate of an authority.
-pub(crate) const NO_AUTHORITY: &str = "make one with basicConstraints=critical,CA:FALSE (docs/how-to/tls-and-credentials.md has the command)";
+/// The fix for a CA certificate in place of a server certificate.
+pub(crate) const NO_AUTHORITY: &str = "create one with basicConstraints=critical,CA:FALSE (docs/how-to/tls-and-credentials.md has the command)";
 
-/// The first host name of a certificate in PEM that is no pattern.
+/// The first host name in a PEM certificate that has no wildcard.
 pub(crate) fn first_name(path: &Path) -> Option<String> {
-    of_first(path, |certificate| {
+    with_first_certificate(path, |certificate| {
         let names = certificate.subject_alternative_name().ok()??;
         names
             .value
@@ -177,35 +178,38 @@ pub(crate) fn first_name(path: &Path) -> Option<String> {
     })?
 }
 
-fn of_first<T>(path: &Path, look: impl FnOnce(&X509Certificate<'_>) -> T) -> Option<T> {
+fn with_first_certificate<T>(
+    path: &Path,
+    read: impl FnOnce(&X509Certificate<'_>) -> T,
+) -> Option<T> {
     let all = certificates(path).ok()?;
     let (_, parsed) = X509Certificate::from_der(all.first()?).ok()?;
-    Some(look(&parsed))
+    Some(read(&parsed))
 }
 
-/// Certificates that others can be trusted by.
+/// Checks that all certificates of a PEM file are CA certificates.
 fn authorities(path: &Path) -> Result<(), FileError> {
     let mut roots = RootCertStore::empty();
     let mut all = certificates(path)?.into_iter();
     all.try_for_each(|it| roots.add(it)).map_err(|error| {
-        FileError::wrong(format!(
-            "{} holds what is no certificate of an authority: {error}",
+        FileError::invalid(format!(
+            "{} has a certificate that is not valid as a CA: {error}",
             path.display()
         ))
     })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
-    let file =
-        open_file(path).map_err(|error| FileError::unread("no certificate in", path, &error))?;
+    let file = open_file(path)
+        .map_err(|error| FileError::unreadable("no certificate in", path, &error))?;
     let all = CertificateDer::pem_reader_iter(file).collect::<Result<Vec<_>, _>>();
     let all = all.map_err(|error| {
-        let why = pem(&error);
-        FileError::wrong(format!("{}: {why}", path.display()))
+        let cause = pem(&error);
+        FileError::invalid(format!("{}: {cause}", path.display()))
     })?;
     match all.is_empty() {
-        true => Err(FileError::wrong(format!(
-            "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
+        true => Err(FileError::invalid(format!(
+            "no certificate in {}: use a PEM file with BEGIN CERTIFICATE",
             path.display()
         ))),
         false => Ok(all),
@@ -213,10 +217,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> 
 }
 
 fn private_key(path: &Path) -> Result<(), FileError> {
-    let file =
-        open_file(path).map_err(|error| FileError::unread("no private key in", path, &error))?;
-    let wrong = |error: rustls_pki_types::pem::Error| {
-        FileError::wrong(format!(
+    let file = open_file(path)
+        .map_err(|error| FileError::unreadable("no private key in", path, &error))?;
+    let invalid = |error: rustls_pki_types::pem::Error| {
+        FileError::invalid(format!(
             "no private key in {}: {}",
             path.display(),
             pem(&error)
@@ -224,28 +228,28 @@ fn private_key(path: &Path) -> Result<(), FileError> {
     };
     PrivateKeyDer::from_pem_reader(file)
         .map(drop)
-        .map_err(wrong)
+        .map_err(invalid)
 }
 
 fn pem(error: &rustls_pki_types::pem::Error) -> String {
     match error {
         rustls_pki_types::pem::Error::Io(error) => error.to_string(),
-        rustls_pki_types::pem::Error::NoItemsFound => "nothing in PEM form in it".to_owned(),
+        rustls_pki_types::pem::Error::NoItemsFound => "it has no PEM section".to_owned(),
         other => other.to_string(),
     }
 }
 
 fn cannot_read(path: &Path, error: &io::Error) -> FileError {
-    FileError::unread("cannot read", path, error)
+    FileError::unreadable("cannot read", path, error)
 }
 
-/// Why a file cannot be read, as far as can be seen, and the fix. The kubelet's way with Secrets and ConfigMaps: a
-/// name is a link to `..data/NAME`, and `..data` one to the folder of the version that is meant.
+/// The probable cause why a file cannot be read, with the fix. It knows the kubelet's layout of Secrets and ConfigMaps: a
+/// file is a symbolic link to `..data/NAME`, and `..data` is a link to the folder of the current version.
 pub(super) fn hint(path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => missing(path),
         io::ErrorKind::PermissionDenied => format!(
-            " (this is user {}, group {}: chown or chmod the file and the folders above it; of a Secret, set defaultMode \
+            " (pierhead runs as user {}, group {}: chown or chmod the file and its parent folders; for a Secret, set defaultMode \
              and the pod's fsGroup)",
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw()
@@ -258,15 +262,15 @@ fn missing(path: &Path) -> String {
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
     match (std::fs::read_link(path), folder) {
         (Ok(target), _) => format!(
-            " (it is a link to {}, where nothing is: a Secret or ConfigMap lost this key, or its volume is not mounted whole)",
+            " (it is a link to {}, which does not exist: check whether the Secret or ConfigMap still has this key and is mounted completely)",
             target.display()
         ),
         (Err(_), Some(folder)) if !folder.is_dir() => format!(
-            " ({} is not there: is the Secret, the ConfigMap or the disk mounted that should bring it?)",
+            " ({} does not exist: check whether the Secret, ConfigMap or disk is mounted)",
             folder.display()
         ),
         (Err(_), Some(folder)) => format!(
-            " ({} is there and has no {:?}: misspelt, or a key that the Secret lacks?)",
+            " ({} exists and has no {:?}: check the name, and the keys of the Secret)",
             folder.display(),
             path.file_name().unwrap_or_default()
         ),

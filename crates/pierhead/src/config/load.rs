@@ -1,4 +1,4 @@
-//! Defaults, file and command line become one checked [`Config`].
+//! Loads the configuration: merges defaults, profile, file and command line, and validates the result.
 
 use std::fmt;
 use std::fs::File;
@@ -20,17 +20,17 @@ use crate::tier;
 use pierhead_host::machine::Machine;
 use pierhead_host::profile::{MemoryRequest, Profile};
 
-/// Most bytes of the configuration file.
-const MAX_FILE: u64 = 1 << 20;
+/// Maximum size of the configuration file, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What the command line says over the file.
+/// Values of the command line, which take precedence over the file.
 #[derive(Clone, Default)]
 pub(crate) struct Overrides {
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) data: Option<PathBuf>,
-    /// `Some(None)`: none.
+    /// `Some(None)` is `--profile none`.
     pub(crate) profile: Option<Option<&'static Profile>>,
-    /// `Some(None)`: off.
+    /// `Some(None)` is `--admin off`.
     pub(crate) admin: Option<Option<SocketAddr>>,
     pub(crate) cache_size: Option<Size>,
     pub(crate) upstreams: Vec<(Registry, String)>,
@@ -76,7 +76,7 @@ impl From<InvalidConfig> for CommandError {
 }
 
 impl InvalidConfig {
-    /// Of the text when anything is wrong with it, else of the first file.
+    /// The exit code: that of an invalid configuration file, else that of the first invalid named file.
     pub(crate) fn exit(&self) -> ExitReason {
         let mut exits = self.problems.iter().map(|(exit, _)| *exit);
         let of_text = exits.clone().find(|exit| *exit == ExitReason::Usage);
@@ -86,29 +86,29 @@ impl InvalidConfig {
     }
 }
 
-/// Reads and checks everything, the files that the configuration names included; opens nothing else.
+/// Reads and validates the configuration, and the files that it names.
 pub(crate) fn load(
     file: Option<&Path>,
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
 ) -> Result<Config, InvalidConfig> {
-    load_by(None, file, overrides, default_data, machine)
+    load_with(None, file, overrides, default_data, machine)
 }
 
-/// The same for a process that runs as `old` says: what follows from a profile or a budget of memory goes on following from those of `old`,
-/// whatever the text says of these, since they take a restart.
-pub(crate) fn load_under(
+/// Loads the configuration for a reload. Defaults that follow from the profile and `limits.memory` use those of `old`, since
+/// these two keys need a restart.
+pub(crate) fn load_for_reload(
     old: &Config,
     file: Option<&Path>,
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
 ) -> Result<Config, InvalidConfig> {
-    load_by(Some(old), file, overrides, default_data, machine)
+    load_with(Some(old), file, overrides, default_data, machine)
 }
 
-fn load_by(
+fn load_with(
     old: Option<&Config>,
     file: Option<&Path>,
     overrides: &Overrides,
@@ -121,18 +121,18 @@ fn load_by(
     };
     let text = match file {
         None => Zeroizing::default(),
-        Some(path) => read(path).map_err(|unfit| refuse(vec![unfit.at(None)]))?,
+        Some(path) => read(path).map_err(|error| refuse(vec![error.at(None)]))?,
     };
-    // The shown configuration may be read from another folder, so its paths must be absolute.
+    // `config show` prints absolute paths, since another folder may be the current one when its output is read.
     let absolute = file.and_then(|file| std::path::absolute(file).ok());
     let base = absolute.as_deref().or(file).and_then(Path::parent);
     let base = base.unwrap_or(Path::new(""));
-    checked(&text, (file, base), overrides, old, (default_data, machine))
+    validated(&text, (file, base), overrides, old, (default_data, machine))
 }
 
-/// Parses the configuration that a running pierhead shows ([`show()`](super::show())). `text` is untrusted, since any
-/// process may have the port. So upstreams get their login from `file`, and only where both describe the upstream
-/// equally. Also returns the upstreams that stay without their login.
+/// Parses the configuration that a running pierhead prints ([`show()`](super::show())). `text` is untrusted, since any
+/// process may have the port. So an upstream gets the credentials of `file` only if both describe it equally. Also returns
+/// the upstreams that stay without credentials.
 pub(crate) fn load_shown(
     text: &str,
     file: &Config,
@@ -141,8 +141,8 @@ pub(crate) fn load_shown(
     machine: &Machine,
 ) -> Result<(Config, Vec<String>), InvalidConfig> {
     let base = Path::new("");
-    let here = (default_data, machine);
-    let mut config = checked(text, (None, base), overrides, None, here)?;
+    let host = (default_data, machine);
+    let mut config = validated(text, (None, base), overrides, None, host)?;
     config.docker_config.clone_from(&file.docker_config);
     let mut without = Vec::new();
     let none = Upstream::default();
@@ -155,7 +155,7 @@ pub(crate) fn load_shown(
             without.push(format!("upstream {registry}"));
         }
         *upstream = std::mem::take(upstream).without_credentials();
-        // A Docker config file has logins by registry name, whatever its address.
+        // A Docker config.json has credentials by registry name, and thus for any address.
         if config.docker_config.take().is_some() {
             without.push("docker_config".to_owned());
         }
@@ -163,7 +163,7 @@ pub(crate) fn load_shown(
     Ok((config, without))
 }
 
-fn checked(
+fn validated(
     text: &str,
     (file, base): (Option<&Path>, &Path),
     overrides: &Overrides,
@@ -175,14 +175,14 @@ fn checked(
         problems,
     };
     let defaults = Config::with_data(default_data.to_owned());
-    let settled = settled(text, base, defaults, overrides, old, machine);
-    let (mut config, mut lines) = settled.map_err(refuse)?;
-    let flags = apply(overrides, &mut config, &mut lines);
-    // Log and `cache stat` name the folder to people who do not know where the daemon was started.
+    let parsed = parse_with_profile(text, base, defaults, overrides, old, machine);
+    let (mut config, mut lines) = parsed.map_err(refuse)?;
+    let flags = apply_overrides(overrides, &mut config, &mut lines);
+    // Log and `cache stat` print the folder, and their reader does not know the daemon's current folder.
     if let Ok(data) = std::path::absolute(&config.data) {
         config.data = data;
     }
-    let mut problems = of_text(validate(&config, &lines, &flags));
+    let mut problems = with_usage_code(validate(&config, &lines, &flags));
     problems.extend(files::check(&config, &lines));
     problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
@@ -193,13 +193,14 @@ fn checked(
     }
 }
 
-fn of_text(problems: Vec<Problem>) -> Vec<(ExitReason, Problem)> {
+fn with_usage_code(problems: Vec<Problem>) -> Vec<(ExitReason, Problem)> {
     let problems = problems.into_iter();
     problems.map(|it| (ExitReason::Usage, it)).collect()
 }
 
-/// Reads `text` over the defaults, and over what the profile that it, or `old`, names gives these.
-fn settled(
+/// Parses `text` twice: first for its profile, then over the defaults of that profile. `old` takes precedence for the
+/// profile and the memory.
+fn parse_with_profile(
     text: &str,
     base: &Path,
     defaults: Config,
@@ -207,29 +208,29 @@ fn settled(
     old: Option<&Config>,
     machine: &Machine,
 ) -> Result<(Config, Lines), Vec<(ExitReason, Problem)>> {
-    let misfit = |message, line| vec![(ExitReason::Machine, Problem::new(line, message))];
-    let (first, lines) = parse(text, base, defaults.clone()).map_err(of_text)?;
+    let machine_problem = |message, line| vec![(ExitReason::Machine, Problem::new(line, message))];
+    let (first, lines) = parse(text, base, defaults.clone()).map_err(with_usage_code)?;
     let profile = overrides.profile.unwrap_or(first.profile);
-    let by = old.unwrap_or(&first);
+    let effective = old.unwrap_or(&first);
     let request = MemoryRequest {
         profile: old.map_or(profile, |old| old.profile),
-        memory: by.limits.memory,
-        tier: tier::bytes_in_memory(&by.tier),
+        memory: effective.limits.memory,
+        tier: tier::bytes_in_memory(&effective.tier),
     };
-    let mut settled = defaults;
-    let given = apply_profile(&mut settled, request, machine);
-    let origins = given.map_err(|UnfitKey { key, message }| {
+    let mut with_profile = defaults;
+    let applied = apply_profile(&mut with_profile, request, machine);
+    let origins = applied.map_err(|UnfitKey { key, message }| {
         let by_flag = key == "profile" && overrides.profile.is_some();
-        // The default of one key for what another asks for.
-        let or = if key == "tier.size" { "tier.path" } else { key };
-        let line = lines.get(key).or_else(|| lines.get(or)).copied();
+        // `tier.size` may have its default, and then `tier.path` is the key in the file.
+        let fallback = if key == "tier.size" { "tier.path" } else { key };
+        let line = lines.get(key).or_else(|| lines.get(fallback)).copied();
         let problem = Problem {
             flag: by_flag.then_some("--profile"),
             ..Problem::new(line, message)
         };
         vec![(ExitReason::Machine, problem)]
     })?;
-    let (mut config, lines) = parse(text, base, settled).map_err(of_text)?;
+    let (mut config, lines) = parse(text, base, with_profile).map_err(with_usage_code)?;
     config.profile = profile;
     let is_set = |key: &str| {
         lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
@@ -237,89 +238,89 @@ fn settled(
     let origins = origins.into_iter().filter(|(key, _)| !is_set(key));
     config.origins = origins.collect::<Origins>();
     let cores = config.limits.cores.resolve(machine);
-    cores.map_err(|message| misfit(message, lines.get("limits.cores").copied()))?;
+    cores.map_err(|message| machine_problem(message, lines.get("limits.cores").copied()))?;
     Ok((config, lines))
 }
 
 fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     let mut text = Zeroizing::new(String::new());
-    let cannot = |error: io::Error| {
+    let read_error = |error: io::Error| {
         if error.kind() == io::ErrorKind::InvalidData {
             return FileError::new(
                 ExitReason::Usage,
-                "this is no text (UTF-8), and so no configuration of pierhead",
+                "the file is not UTF-8 text, so it is no configuration of pierhead",
             );
         }
         let hint = files::hint(path, &error);
         let message = format!("cannot read the configuration: {error}{hint}");
         FileError::new(ExitReason::MissingFile, message)
     };
-    let file = if is_handed_over(path) {
+    let file = if is_descriptor(path) {
         File::open(path)
     } else {
         pierhead_remote::open_file(path)
     };
-    file.map_err(cannot)?
-        .take(MAX_FILE + 1)
+    file.map_err(read_error)?
+        .take(MAX_FILE_BYTES + 1)
         .read_to_string(&mut text)
-        .map_err(cannot)?;
-    if text.len() as u64 > MAX_FILE {
-        let message = "this is larger than 1 MiB and no configuration of pierhead";
+        .map_err(read_error)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        let message = "the file is larger than 1 MiB, so it is no configuration of pierhead";
         return Err(FileError::new(ExitReason::Usage, message));
     }
     Ok(text)
 }
 
-/// Whether it is a descriptor of ours, as a shell's `<(…)` is: a pipe with somebody at its other end.
-fn is_handed_over(path: &Path) -> bool {
+/// Whether the path is a file descriptor of this process, such as the pipe of a shell's `<(…)`.
+fn is_descriptor(path: &Path) -> bool {
     path == "/dev/stdin" || path.starts_with("/dev/fd") || path.starts_with("/proc/self/fd")
 }
 
-/// Whether the file says the same when it is read again. A pipe is empty then, which would be all defaults.
+/// Checks that the file can be read a second time. A pipe is empty then, which would mean all defaults.
 ///
 /// # Errors
-/// For people.
-pub(crate) fn can_be_read_again(path: &Path) -> Result<(), String> {
-    match is_handed_over(path) {
+/// A message for the operator.
+pub(crate) fn check_rereadable(path: &Path) -> Result<(), String> {
+    match is_descriptor(path) {
         true => Err(format!(
-            "{} can be read only once: start anew, or name a file",
+            "{} can be read only once: restart pierhead, or pass a file with --config",
             path.display()
         )),
         false => Ok(()),
     }
 }
 
-fn apply(overrides: &Overrides, config: &mut Config, lines: &mut Lines) -> Flags {
+fn apply_overrides(overrides: &Overrides, config: &mut Config, lines: &mut Lines) -> Flags {
     let mut flags = Flags::new();
-    let mut overruled = |key: &'static str, flag| {
+    let mut override_key = |key: &'static str, flag| {
         lines.remove(key);
         flags.insert(key, flag);
     };
     if overrides.profile.is_some() {
-        overruled("profile", "--profile");
+        override_key("profile", "--profile");
     }
     if !overrides.listen.is_empty() {
-        overruled("listen", "--listen");
+        override_key("listen", "--listen");
         config.listen.clone_from(&overrides.listen);
     }
     if let Some(data) = &overrides.data {
-        overruled("data", "--data");
+        override_key("data", "--data");
         config.data.clone_from(data);
     }
     if let Some(admin) = overrides.admin {
-        overruled("admin", "--admin");
+        override_key("admin", "--admin");
         config.admin = admin;
     }
     if let Some(size) = overrides.cache_size {
-        overruled("cache.size", "--cache-size");
+        override_key("cache.size", "--cache-size");
         config.cache.size = size;
     }
     if let Some(level) = &overrides.log_level {
-        overruled("log.level", "--log");
+        override_key("log.level", "--log");
         config.log.level.clone_from(level);
     }
     if let Some(format) = overrides.log_format {
-        overruled("log.format", "--log-format");
+        override_key("log.format", "--log-format");
         config.log.format = format;
     }
     for (registry, url) in &overrides.upstreams {
@@ -332,7 +333,7 @@ fn apply(overrides: &Overrides, config: &mut Config, lines: &mut Lines) -> Flags
     flags
 }
 
-/// `NAME=URL` of the command line.
+/// Parses `NAME=URL` of `--upstream`.
 pub(crate) fn parse_upstream(text: &str) -> Result<(Registry, String), String> {
     let (name, url) = text
         .split_once('=')

@@ -28,7 +28,9 @@ pub(crate) use key_locations::KeyLocations;
 #[cfg(test)]
 pub(crate) use keys::paths;
 pub(crate) use keys::{IDENTITY_TOKEN_USER, MANAGEMENT, check_level};
-pub(crate) use load::{Overrides, can_be_read_again, load, load_shown, load_under, parse_upstream};
+pub(crate) use load::{
+    Overrides, check_rereadable, load, load_for_reload, load_shown, parse_upstream,
+};
 pub(crate) use problem::Problem;
 pub(crate) use profile::profile_named;
 pub(crate) use request_log_file::check_request_log_file;

@@ -1,4 +1,4 @@
-//! Text to [`Config`]: every problem of the file at once, each with its line.
+//! Parses the configuration file. Reports all problems at once, each with its line.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::suggestion::suggest;
 use super::value::Value;
 use super::{Config, Problem, Upstream};
 
-/// Reads `text` over `defaults`. Relative paths in it start at `base`. No I/O, never panics.
+/// Parses `text` over `defaults`. Relative paths start at `base`. Does no I/O and never panics.
 pub(crate) fn parse(
     text: &str,
     base: &Path,
@@ -69,7 +69,12 @@ impl Reader<'_> {
                 DeValue::Table(inner) if is_section => self.section(name, inner),
                 DeValue::Table(inner) if name == UPSTREAMS => self.upstreams(inner),
                 _ if is_section || name == UPSTREAMS => {
-                    self.problem(entry.0.span().start, format!("{name} is a table: write [{name}] on a line of its own and its keys below"));
+                    self.problem(
+                        entry.0.span().start,
+                        format!(
+                            "{name} is a table: write [{name}] on its own line, and its keys below"
+                        ),
+                    );
                 }
                 _ => self.key("", entry),
             }
@@ -113,7 +118,7 @@ impl Reader<'_> {
             let offset = name.span().start;
             let text = name.get_ref().as_ref();
             let DeValue::Table(keys) = value.get_ref() else {
-                self.problem(offset, format!("{UPSTREAMS}.{text} is a table: write [{UPSTREAMS}.{text:?}] on a line of its own and its keys below"));
+                self.problem(offset, format!("{UPSTREAMS}.{text} is a table: write [{UPSTREAMS}.{text:?}] on its own line, and its keys below"));
                 continue;
             };
             if let Some((rest, _)) = keys.iter().find(|(_, value)| value.get_ref().is_table()) {
@@ -121,7 +126,7 @@ impl Reader<'_> {
                 self.problem(
                     offset,
                     format!(
-                        "a registry's name with a dot needs quotes: write [{UPSTREAMS}.{whole:?}]"
+                        "a registry name with a dot needs quotes: write [{UPSTREAMS}.{whole:?}]"
                     ),
                 );
                 continue;
@@ -147,7 +152,7 @@ impl Reader<'_> {
                 .insert(registry.clone(), upstream)
                 .is_some()
             {
-                self.problem(offset, format!("{text:?} is another name of {registry}, which is configured already: keep one of them"));
+                self.problem(offset, format!("{text:?} is another name of {registry}, which is already configured: keep one of them"));
             }
         }
     }

@@ -1,11 +1,11 @@
-//! What is wrong with a configuration.
+//! The type of one problem of a configuration.
 
 /// A problem of the configuration, with its fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// From 1; `None` when it is about no line of the file.
+    /// Line of the file, from 1; `None` if the problem has no line.
     pub(crate) line: Option<usize>,
-    /// Of the command line, which said it over the file.
+    /// The flag with the invalid value, if the command line overrides the key.
     pub(crate) flag: Option<&'static str>,
     pub(crate) message: String,
 }

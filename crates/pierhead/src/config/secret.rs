@@ -1,8 +1,8 @@
-//! A value that is never shown.
+//! A secret value: it cannot be printed, and its memory is cleared.
 
 use zeroize::Zeroizing;
 
-/// No `Debug`, no `Display`; memory is wiped on drop.
+/// A secret without `Debug` and `Display`. Dropping it clears its memory.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(Zeroizing<String>);
 
@@ -11,7 +11,7 @@ impl Secret {
         Self(Zeroizing::new(text))
     }
 
-    /// For whoever presents it to an upstream, and nobody else.
+    /// Returns the secret. Only code that sends it to an upstream may call this.
     pub(crate) fn reveal(&self) -> Zeroizing<String> {
         self.0.clone()
     }

@@ -1,4 +1,4 @@
-//! The values of all keys.
+//! The type [`Config`] with the values of all keys, one struct per table.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,16 +16,16 @@ use super::key_locations::KeyLocations;
 use super::size::Size;
 use super::upstream::Upstream;
 
-/// The keys that have a default of this machine or of a profile, each with its source.
+/// Keys whose default follows from this host or a profile, each with its source.
 pub(crate) type Origins = Vec<(&'static str, String)>;
 
-/// Everything that can be configured; [`super::keys`] says what each means.
+/// The complete configuration. The key table ([`super::keys`]) documents the fields.
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) profile: Option<&'static Profile>,
-    /// The keys whose value is a default that this machine, or a profile, gave.
+    /// Keys whose default follows from this host or a profile.
     pub(crate) origins: Origins,
-    /// Where keys were set.
+    /// File and line of each key.
     pub(crate) key_locations: KeyLocations,
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) data: PathBuf,
@@ -57,9 +57,9 @@ pub(crate) struct Network {
 pub(crate) struct Cache {
     pub(crate) size: Size,
     pub(crate) min_free: Size,
-    /// Bytes per day; 0: no limit.
+    /// Bytes per day; 0 is no limit.
     pub(crate) daily_write_budget: u64,
-    /// Bytes of small blobs in memory; no key: it follows from `limits.memory` or the profile.
+    /// Bytes of small blobs in memory. There is no key: the value follows from `limits.memory` or the profile.
     pub(crate) memory: u64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct RequestLog {
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Bundle {
-    /// `None`: no bundles.
+    /// `None`: bundles are off.
     pub(crate) size: Option<Size>,
     pub(crate) workers: usize,
 }
@@ -88,7 +88,7 @@ pub(crate) struct Tier {
     /// Bytes.
     pub(crate) size: u64,
     pub(crate) placement: pierhead_cache::Placement,
-    /// Bytes a second.
+    /// Bytes per second.
     pub(crate) write_back_rate: Option<u64>,
 }
 
@@ -119,15 +119,15 @@ pub(crate) struct Tags {
 #[derive(Clone)]
 pub(crate) struct Limits {
     pub(crate) connections: usize,
-    /// Bytes a second.
+    /// Bytes per second.
     pub(crate) upstream_bandwidth: Option<u64>,
     pub(crate) downloads: usize,
-    /// Bytes of responses under way; no key: it follows from `memory` or the profile.
+    /// Bytes of responses in progress. There is no key: the value follows from `memory` or the profile.
     pub(crate) response_memory: usize,
     pub(crate) response_timeout: Duration,
     pub(crate) upstream_timeout: Duration,
     pub(crate) shutdown_grace: Duration,
-    /// Bytes that defaults are made from.
+    /// Bytes from which the defaults of other limits follow.
     pub(crate) memory: Option<u64>,
     pub(crate) cores: CpuSelection,
     pub(crate) pause_under: Vec<Resource>,
@@ -186,8 +186,8 @@ pub(crate) struct Log {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text for people
     Text,
-    /// One object a line.
+    /// One JSON object per line, for log collectors
     Json,
 }

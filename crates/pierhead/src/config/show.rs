@@ -1,4 +1,5 @@
-//! A configuration as a commented TOML file that reads back as the same configuration.
+//! Prints a configuration as a commented TOML file, and compares configurations. Parsing the file gives the same
+//! configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -6,13 +7,13 @@ use std::fmt::Write as _;
 use super::keys::{Key, Reload, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, UPSTREAMS_HELP, keys};
 use super::{Config, Upstream};
 
-/// The whole file. It has no secrets: these stand in files of their own.
+/// Prints all keys. The text has no secrets, since these are in separate files.
 pub(crate) fn show(config: &Config) -> String {
     let mut text = String::from(
-        "# pierhead's configuration: every key, as it is in effect. A key behind # is not set.\n",
+        "# The configuration of pierhead, with the value of every key. A key behind # is not set.\n",
     );
     if !config.origins.is_empty() {
-        text.push_str("# What stands behind a value says where it is from, if not from the file or pierhead itself.\n");
+        text.push_str("# A comment after a value names its source, if it is neither the file nor the built-in default.\n");
     }
     section(&mut text, "", config);
     for (name, doc) in SECTIONS {
@@ -34,16 +35,16 @@ pub(crate) fn show(config: &Config) -> String {
     text
 }
 
-/// The keys whose values differ, with both as people write them. Of upstreams, only which ones differ.
+/// The keys with different values, as `OLD -> NEW`. For upstreams, only the names of those that differ.
 pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
-    let shown = |value: Option<String>| {
+    let text = |value: Option<String>| {
         let value = value.unwrap_or_else(|| "unset".to_owned());
         value.trim_matches('"').to_owned()
     };
     let mut changes: Vec<_> = keys()
         .map(|key| (key.path(), (key.show)(old), (key.show)(new)))
         .filter(|(_, old, new)| old != new)
-        .map(|(path, old, new)| (path, format!("{} -> {}", shown(old), shown(new))))
+        .map(|(path, old, new)| (path, format!("{} -> {}", text(old), text(new))))
         .collect();
     let upstreams = |config: &Config| {
         let text = |keys: &Upstream| {
@@ -58,13 +59,13 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
     let (old, new) = (upstreams(old), upstreams(new));
     let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
     for name in names {
-        let what = match (old.get(name), new.get(name)) {
+        let change = match (old.get(name), new.get(name)) {
             (Some(old), Some(new)) if old == new => continue,
             (Some(_), Some(_)) => "changed",
             (None, _) => "added",
             (_, None) => "removed",
         };
-        changes.push((format!("{UPSTREAMS}.\"{name}\""), what.to_owned()));
+        changes.push((format!("{UPSTREAMS}.\"{name}\""), change.to_owned()));
     }
     changes
 }
@@ -95,8 +96,9 @@ fn entry<T>(text: &mut String, key: &Key<T>, of: &T) {
     };
 }
 
-/// In lines that fit a page.
+/// Adds a comment, wrapped to the width of a page.
 fn comment(text: &mut String, help: &str) {
+    /// Maximum width of a comment in the output of `config show`, in columns.
     const MAX_COLUMNS: usize = 98;
     let mut line = String::from("#");
     for word in help.split_whitespace() {
@@ -110,26 +112,30 @@ fn comment(text: &mut String, help: &str) {
     let _ = writeln!(text, "{line}");
 }
 
-/// Gives `new`, which a running process loads, the values of `old` where a change takes a restart. Returns the keys
-/// of the changes that wait for it. `asked` is what a restart would make of the same file.
-pub(crate) fn keep_until_restart(old: &Config, asked: &Config, new: &mut Config) -> Vec<String> {
-    let mut waiting = Vec::new();
-    let same_profile = old.profile == asked.profile;
+/// Gives `new` the values of `old` for keys whose change needs a restart. Returns the keys that have such a change.
+/// `after_restart` is the configuration that a restart would read from the same file.
+pub(crate) fn keep_until_restart(
+    old: &Config,
+    after_restart: &Config,
+    new: &mut Config,
+) -> Vec<String> {
+    let mut changed_keys = Vec::new();
+    let same_profile = old.profile == after_restart.profile;
     for key in keys() {
         let (Reload::Restart(keep) | Reload::SomeRestart(keep)) = key.reload else {
             continue;
         };
-        let wanted = (key.show)(new);
+        let requested = (key.show)(new);
         keep(new, old);
         let path = key.path();
         let changed = match path.as_str() {
-            // What a profile plans changes with the profile.
-            "limits.memory" => same_profile && (key.show)(old) != (key.show)(asked),
-            _ => wanted != (key.show)(new),
+            // The value follows from the profile, so a changed profile is reported alone.
+            "limits.memory" => same_profile && (key.show)(old) != (key.show)(after_restart),
+            _ => requested != (key.show)(new),
         };
         if changed {
-            waiting.push(path);
+            changed_keys.push(path);
         }
     }
-    waiting
+    changed_keys
 }

@@ -8,25 +8,25 @@ use pierhead_oci::units::{exact_bytes, parse_bytes};
 /// Bytes, or a share of the file system that holds the data folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// 80 % of the bytes that are free or in use by the cache, from [`Size::AUTO_FLOOR`] to
-    /// [`Size::AUTO_CAP`].
+    /// 80 % of the bytes that are free or in use by the cache, from [`Size::MIN_AUTO_BYTES`] to
+    /// [`Size::MAX_AUTO_BYTES`].
     Auto,
     Bytes(u64),
-    /// 1 to 100, of the file system's total.
+    /// Percentage from 1 to 100 of the size of the file system.
     Percent(u8),
 }
 
 impl Size {
-    /// A smaller cache is of little use; `min_free` still guards the disk.
-    pub(crate) const AUTO_FLOOR: u64 = 1 << 30;
-    /// A larger cache has to be configured.
-    pub(crate) const AUTO_CAP: u64 = 1 << 40;
+    /// Minimum of `auto` in bytes: a smaller cache has little use. `cache.min_free` still applies.
+    pub(crate) const MIN_AUTO_BYTES: u64 = 1 << 30;
+    /// Maximum of `auto` in bytes. An operator must configure a larger cache.
+    pub(crate) const MAX_AUTO_BYTES: u64 = 1 << 40;
 
     /// Returns bytes. `total` is the size of the file system, `available` the bytes that are free
     /// or in use by the cache.
     pub(crate) fn resolve(self, total: u64, available: u64) -> u64 {
         match self {
-            Self::Auto => (available / 5 * 4).clamp(Self::AUTO_FLOOR, Self::AUTO_CAP),
+            Self::Auto => (available / 5 * 4).clamp(Self::MIN_AUTO_BYTES, Self::MAX_AUTO_BYTES),
             Self::Bytes(bytes) => bytes,
             Self::Percent(percent) => total / 100 * u64::from(percent),
         }
@@ -39,7 +39,7 @@ impl Size {
     pub(crate) fn of_a_cache(self) -> Result<Self, String> {
         match self {
             Self::Bytes(0) => Err(
-                "a cache of 0 bytes could store nothing: write bytes such as \"10GiB\", a share such as \"50%\", or \"auto\""
+                "a cache of 0 bytes cannot store anything: write bytes such as \"10GiB\", a share such as \"50%\", or \"auto\""
                     .to_owned(),
             ),
             size => Ok(size),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_without_a_unit_is_refused_with_what_was_meant() {
+    fn a_size_without_a_unit_is_an_error_with_a_suggestion() {
         for text in ["10", "50", "1073741824", "12345678"] {
             let refused = parse_bytes(text).unwrap_err().to_string();
             assert_eq!(text.parse::<Size>().unwrap_err(), refused);
@@ -99,16 +99,16 @@ mod tests {
     }
 
     #[test]
-    fn automatic_size_keeps_its_bounds() {
+    fn the_automatic_size_has_a_minimum_and_a_maximum() {
         assert_eq!(Size::Auto.resolve(u64::MAX, 10 << 30), 8 << 30);
-        assert_eq!(Size::Auto.resolve(u64::MAX, 100), Size::AUTO_FLOOR);
-        assert_eq!(Size::Auto.resolve(u64::MAX, u64::MAX), Size::AUTO_CAP);
+        assert_eq!(Size::Auto.resolve(u64::MAX, 100), Size::MIN_AUTO_BYTES);
+        assert_eq!(Size::Auto.resolve(u64::MAX, u64::MAX), Size::MAX_AUTO_BYTES);
         assert_eq!(Size::Percent(25).resolve(1000, 0), 250);
     }
 
     proptest! {
         #[test]
-        fn no_text_panics(text: String) {
+        fn no_text_causes_a_panic(text: String) {
             let _ = text.parse::<Size>();
         }
     }

@@ -1,4 +1,4 @@
-//! Bad input is refused with line and fix; good input reads back.
+//! Unit tests of the configuration: errors have line and fix, and a printed configuration parses to the same values.
 
 use std::path::Path;
 
@@ -31,60 +31,60 @@ fn problems(text: &str) -> Vec<String> {
         .collect()
 }
 
-fn good(text: &str) -> Config {
+fn parsed(text: &str) -> Config {
     assert_eq!(problems(text), [""; 0]);
     parse(text, Path::new("/etc/pierhead"), defaults())
         .map(|(config, _)| config)
         .unwrap_or_else(|_| defaults())
 }
 
-/// One problem, at `line`, that says all of `words`.
+/// Asserts that `text` has one problem, at `line`, whose message contains all `parts`.
 #[track_caller]
-fn refused(text: &str, line: usize, words: &[&str]) {
+fn assert_refused(text: &str, line: usize, parts: &[&str]) {
     let found = problems(text);
     assert_eq!(found.len(), 1, "{text}: {found:?}");
     assert!(
         found[0].starts_with(&format!("{line}: ")),
         "{text}: {found:?}"
     );
-    for word in words {
+    for part in parts {
         assert!(
-            found[0].contains(word),
-            "{text}: {word:?} is not in {found:?}"
+            found[0].contains(part),
+            "{text}: {part:?} is not in {found:?}"
         );
     }
 }
 
 #[test]
-fn unknown_keys_name_the_nearest() {
-    refused(
+fn an_unknown_key_is_an_error_with_the_closest_key() {
+    assert_refused(
         "\nlisten = \"0.0.0.0:1\"\nlsten = 1",
         3,
         &["\"lsten\"", "did you mean \"listen\""],
     );
-    refused(
+    assert_refused(
         "[cache]\n\nsice = \"1GiB\"",
         3,
         &["\"cache.sice\"", "\"cache.size\""],
     );
-    refused("size = \"1GiB\"", 1, &["\"cache.size\""]);
-    refused("[limits]\nttl = \"1s\"", 2, &["\"tags.ttl\""]);
-    // Keys that there were, by what they follow from.
-    for (gone, follows) in [
+    assert_refused("size = \"1GiB\"", 1, &["\"cache.size\""]);
+    assert_refused("[limits]\nttl = \"1s\"", 2, &["\"tags.ttl\""]);
+    // Keys that do not exist, with a similar key.
+    for (unknown, similar) in [
         ("connections_per_client = 1", "\"limits.connections\""),
         ("downloads_per_client = 1", "\"limits.downloads\""),
     ] {
-        refused(&format!("[limits]\n{gone}"), 2, &[follows]);
+        assert_refused(&format!("[limits]\n{unknown}"), 2, &[similar]);
     }
-    refused("[cahce]\nsize = 1", 1, &["\"cahce\"", "\"cache\""]);
-    refused("[upstream]\n", 1, &["\"upstreams\""]);
-    refused(
+    assert_refused("[cahce]\nsize = 1", 1, &["\"cahce\"", "\"cache\""]);
+    assert_refused("[upstream]\n", 1, &["\"upstreams\""]);
+    assert_refused(
         "[upstreams.\"ghcr.io\"]\nuser = \"a\"",
         2,
         &["[upstreams.\"ghcr.io\"]", "\"username\""],
     );
-    refused("zzzzzzzzzzzzz = 1", 1, &["config show --default"]);
-    refused(
+    assert_refused("zzzzzzzzzzzzz = 1", 1, &["config show --default"]);
+    assert_refused(
         &format!("{} = 1", "a".repeat(100_000)),
         1,
         &["config show --default"],
@@ -92,39 +92,43 @@ fn unknown_keys_name_the_nearest() {
 }
 
 #[test]
-fn wrong_types_and_values_say_what_would_do() {
-    refused(
+fn a_wrong_type_or_value_is_an_error_with_a_valid_value() {
+    assert_refused(
         "[cache]\nsize = true",
         2,
         &["cache.size", "\"10GiB\"", "true or false"],
     );
-    refused("[cache]\nsize = -1", 2, &["0 or more"]);
-    refused("[cache]\nsize = \"0\"", 2, &["store nothing", "10GiB"]);
-    refused("[cache]\nsize = 0", 2, &["store nothing"]);
+    assert_refused("[cache]\nsize = -1", 2, &["0 or more"]);
+    assert_refused(
+        "[cache]\nsize = \"0\"",
+        2,
+        &["cannot store anything", "10GiB"],
+    );
+    assert_refused("[cache]\nsize = 0", 2, &["cannot store anything"]);
     for unitless in ["50", "\"50\""] {
         for key in ["cache]\nsize", "cache]\nmin_free"] {
             let text = format!("[{key} = {unitless}");
-            refused(&text, 2, &["50 bytes?", "50GiB", "50B"]);
+            assert_refused(&text, 2, &["50 bytes?", "50GiB", "50B"]);
         }
         let text = format!("[limits]\nupstream_bandwidth = {unitless}");
-        refused(&text, 2, &["50MB/s", "50B/s"]);
+        assert_refused(&text, 2, &["50MB/s", "50B/s"]);
     }
-    refused("[tier]\nsize = \"5%\"", 2, &["is not a size"]);
-    refused("[tier]\nsize = true", 2, &["4MiB"]);
-    refused("[tier]\nsize = \"1MiB\"", 2, &["32MiB or more"]);
-    refused(
+    assert_refused("[tier]\nsize = \"5%\"", 2, &["is not a size"]);
+    assert_refused("[tier]\nsize = true", 2, &["4MiB"]);
+    assert_refused("[tier]\nsize = \"1MiB\"", 2, &["32MiB or more"]);
+    assert_refused(
         "[bundle]\nsize = \"1MiB\"",
         2,
         &["64MiB or more", "\"off\""],
     );
-    refused("[limits]\nmemory = \"1MiB\"", 2, &["128MiB to 16TiB"]);
-    refused(
+    assert_refused("[limits]\nmemory = \"1MiB\"", 2, &["128MiB to 16TiB"]);
+    assert_refused(
         "[eviction]\npolicy = \"lrv\"",
         2,
         &["mean \"lru\"", "\"s3-fifo\""],
     );
     // A policy of the simulator: the error lists the policies of the daemon and names the simulator.
-    refused(
+    assert_refused(
         "[eviction]\npolicy = \"sieve\"",
         2,
         &[
@@ -132,75 +136,75 @@ fn wrong_types_and_values_say_what_would_do() {
             "pierhead-replay simulates more",
         ],
     );
-    refused("[eviction]\npolicy = 1", 2, &["a number"]);
-    refused("[limits]\npause_under = [\"io\", \"io\"]", 2, &["twice"]);
-    refused("[limits]\npause_under = [\"disk\"]", 2, &["\"io\""]);
-    refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);
-    refused("[cache]\nsize = \"101%\"", 2, &["1% to 100%"]);
-    refused("[cache]\nmin_free = \"auto\"", 2, &["512MiB"]);
-    refused("cache = 4", 1, &["write [cache]"]);
-    refused("listen = \"5000\"", 1, &["0.0.0.0:5000"]);
-    refused("listen = []", 1, &["at least one"]);
-    refused(
+    assert_refused("[eviction]\npolicy = 1", 2, &["a number"]);
+    assert_refused("[limits]\npause_under = [\"io\", \"io\"]", 2, &["twice"]);
+    assert_refused("[limits]\npause_under = [\"disk\"]", 2, &["\"io\""]);
+    assert_refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);
+    assert_refused("[cache]\nsize = \"101%\"", 2, &["1% to 100%"]);
+    assert_refused("[cache]\nmin_free = \"auto\"", 2, &["512MiB"]);
+    assert_refused("cache = 4", 1, &["write [cache]"]);
+    assert_refused("listen = \"5000\"", 1, &["0.0.0.0:5000"]);
+    assert_refused("listen = []", 1, &["at least one"]);
+    assert_refused(
         "listen = [\n \"127.0.0.1:1\",\n 7]",
         1,
         &["listen", "string in quotes", "a number"],
     );
-    refused("admin = \"no\"", 1, &["\"off\""]);
-    refused("[tags]\nttl = 60", 2, &["\"60s\"", "a number"]);
-    refused("[tags]\nttl = \"1000y\"", 2, &["out of range"]);
-    refused("[limits]\nconnections = 0", 2, &["1 to 1000000"]);
-    refused(
+    assert_refused("admin = \"no\"", 1, &["\"off\""]);
+    assert_refused("[tags]\nttl = 60", 2, &["\"60s\"", "a number"]);
+    assert_refused("[tags]\nttl = \"1000y\"", 2, &["out of range"]);
+    assert_refused("[limits]\nconnections = 0", 2, &["1 to 1000000"]);
+    assert_refused(
         "[limits]\nconnections = 99999999999999999999999",
         2,
         &["whole number"],
     );
-    refused("[limits]\nupstream_bandwidth = \"0\"", 2, &["\"off\""]);
-    refused("[limits]\nresponse_timeout = \"2h\"", 2, &["100ms to 1m"]);
-    refused("[log]\nlevel = \"verbose\"", 2, &["debug"]);
-    refused("[log]\nformat = \"xml\"", 2, &["json"]);
-    refused(
+    assert_refused("[limits]\nupstream_bandwidth = \"0\"", 2, &["\"off\""]);
+    assert_refused("[limits]\nresponse_timeout = \"2h\"", 2, &["100ms to 1m"]);
+    assert_refused("[log]\nlevel = \"verbose\"", 2, &["debug"]);
+    assert_refused("[log]\nformat = \"xml\"", 2, &["json"]);
+    assert_refused(
         "default_upstream = \"not a name\"",
         1,
         &["default_upstream", "registry"],
     );
-    refused(
+    assert_refused(
         "allow_open_proxy_with_credentials = \"yes\"",
         1,
         &["expected true or false, found a string"],
     );
-    refused("docker_config = \"\"", 1, &["path"]);
-    refused(
+    assert_refused("docker_config = \"\"", 1, &["path"]);
+    assert_refused(
         "[upstreams.\"ghcr.io\"]\naddresses = \"ghcr.io\"",
         2,
         &["https://HOST"],
     );
-    refused(
+    assert_refused(
         "[upstreams.\"ghcr.io\"]\naddresses = \"ftp://ghcr.io\"",
         2,
         &["https://HOST"],
     );
-    refused(
+    assert_refused(
         "[upstreams.\"ghcr.io\"]\ncredential_helper = \"../sh\"",
         2,
         &["docker-credential-"],
     );
-    refused(
+    assert_refused(
         "[upstreams]\n\"ghcr.io\" = \"https://ghcr.io\"",
         2,
         &["[upstreams.\"ghcr.io\"]"],
     );
-    refused(
+    assert_refused(
         "[upstreams.\"no registry\"]\naddresses = \"http://a\"",
         1,
         &["no registry"],
     );
-    refused(
+    assert_refused(
         "[upstreams.\"ghcr.io\"]\ntrusted_hosts = [\"a/b\"]",
         2,
         &["HOST:PORT"],
     );
-    refused(
+    assert_refused(
         "[upstreams.docker.io]\naddresses = \"http://a\"",
         1,
         &["needs quotes", "[upstreams.\"docker.io\"]"],
@@ -208,15 +212,15 @@ fn wrong_types_and_values_say_what_would_do() {
 }
 
 #[test]
-fn broken_toml_has_its_line() {
-    refused("listen = \"0.0.0.0:1\"\ndata = ", 2, &[]);
-    refused("data = \"a\"\ndata = \"b\"", 2, &["duplicate"]);
-    refused("[cache]\n[tags]\n[cache]", 3, &["duplicate"]);
-    refused("\0", 1, &[]);
+fn a_toml_syntax_error_has_its_line() {
+    assert_refused("listen = \"0.0.0.0:1\"\ndata = ", 2, &[]);
+    assert_refused("data = \"a\"\ndata = \"b\"", 2, &["duplicate"]);
+    assert_refused("[cache]\n[tags]\n[cache]", 3, &["duplicate"]);
+    assert_refused("\0", 1, &[]);
 }
 
 #[test]
-fn all_problems_are_told_at_once_in_order() {
+fn all_problems_are_reported_in_the_order_of_lines() {
     let found = problems("x = 1\n[cache]\nsize = true\n[log]\nformat = \"xml\"\n");
     let lines: Vec<_> = found
         .iter()
@@ -226,28 +230,28 @@ fn all_problems_are_told_at_once_in_order() {
 }
 
 #[test]
-fn contradictions_are_refused() {
-    refused("[tls]\ncert = \"a\"", 2, &["tls.key"]);
-    refused("[tls]\nkey = \"a\"", 2, &["tls.cert"]);
-    refused("[tls]\n\nclient_ca = \"a\"", 3, &["needs TLS"]);
-    refused("listen = \"127.0.0.1:5001\"", 0, &["another port"]);
-    refused("listen = [\"127.0.0.1:1\", \"127.0.0.1:1\"]", 1, &["twice"]);
+fn contradicting_keys_are_an_error() {
+    assert_refused("[tls]\ncert = \"a\"", 2, &["tls.key"]);
+    assert_refused("[tls]\nkey = \"a\"", 2, &["tls.cert"]);
+    assert_refused("[tls]\n\nclient_ca = \"a\"", 3, &["needs TLS"]);
+    assert_refused("listen = \"127.0.0.1:5001\"", 0, &["another port"]);
+    assert_refused("listen = [\"127.0.0.1:1\", \"127.0.0.1:1\"]", 1, &["twice"]);
     let local = |keys: &str| format!("listen = \"127.0.0.1:1\"\n[upstreams.\"ghcr.io\"]\n{keys}");
-    refused(&local("username = \"a\""), 2, &["password_file"]);
-    refused(&local("password_file = \"a\""), 2, &["needs username"]);
-    refused(
+    assert_refused(&local("username = \"a\""), 2, &["password_file"]);
+    assert_refused(&local("password_file = \"a\""), 2, &["needs username"]);
+    assert_refused(
         &local("username = \"a\"\npassword_file = \"b\"\ncredential_helper = \"c\""),
         2,
         &["keep one"],
     );
     let hosts = "credential_hosts = [\"a\"]\naddresses = \"http://a\"";
-    refused(&local(hosts), 2, &["several addresses"]);
+    assert_refused(&local(hosts), 2, &["several addresses"]);
     let users = "[auth]\nmode = \"mtls-or-htpasswd\"\nhtpasswd = \"a\"";
-    refused(users, 2, &["tls.client_ca"]);
+    assert_refused(users, 2, &["tls.client_ca"]);
     let tls = "[tls]\ncert = \"c\"\nkey = \"k\"\nclient_ca = \"a\"";
     let mode = format!("{tls}\n[auth]\nmode = \"mtls-or-htpasswd\"");
-    refused(&mode, 6, &["auth.htpasswd"]);
-    good(&format!("{mode}\nhtpasswd = \"a\""));
+    assert_refused(&mode, 6, &["auth.htpasswd"]);
+    parsed(&format!("{mode}\nhtpasswd = \"a\""));
     let twice = "[upstreams.\"docker.io\"]\naddresses = \"http://a\"\n[upstreams.\"index.docker.io\"]\naddresses = \"http://b\"";
     let found = problems(twice);
     assert!(
@@ -257,46 +261,46 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn credentials_are_not_lent_to_everybody() {
+fn upstream_credentials_need_client_authentication() {
     let credentials = "[upstreams.\"ghcr.io\"]\nusername = \"a\"\npassword_file = \"b\"";
-    let words = [
+    let parts = [
         "ghcr.io",
         "tls.client_ca",
         "allow_open_proxy_with_credentials = true",
         "0.0.0.0:5000",
     ];
-    refused(credentials, 0, &words);
-    refused(
+    assert_refused(credentials, 0, &parts);
+    assert_refused(
         &format!("listen = [\"127.0.0.1:1\", \"10.0.0.1:2\"]\n{credentials}"),
         1,
         &["10.0.0.1:2"],
     );
-    refused(
+    assert_refused(
         "docker_config = \"/root/.docker/config.json\"",
         0,
         &["/root/.docker/config.json"],
     );
-    refused(
+    assert_refused(
         "[upstreams.\"ghcr.io\"]\ncredential_helper = \"ecr-login\"",
         0,
         &["ghcr.io"],
     );
-    refused(
+    assert_refused(
         "[upstreams.\"ghcr.io\"]\nusername = \"<token>\"\npassword_file = \"t\"",
         0,
         &["ghcr.io"],
     );
-    good(&format!(
+    parsed(&format!(
         "listen = [\"127.0.0.1:1\", \"[::1]:2\", \"[::ffff:127.0.0.1]:3\"]\n{credentials}"
     ));
-    good(&format!(
+    parsed(&format!(
         "allow_open_proxy_with_credentials = true\n{credentials}"
     ));
-    good(&format!(
+    parsed(&format!(
         "tls.cert = \"c\"\ntls.key = \"k\"\ntls.client_ca = \"a\"\n{credentials}"
     ));
-    // TLS alone asks nobody who they are.
-    refused(
+    // TLS without client certificates does not authenticate clients.
+    assert_refused(
         &format!("tls.cert = \"c\"\ntls.key = \"k\"\n{credentials}"),
         0,
         &["ghcr.io"],
@@ -304,8 +308,8 @@ fn credentials_are_not_lent_to_everybody() {
 }
 
 #[test]
-fn secrets_are_in_no_message() {
-    for bad in [
+fn no_error_message_contains_a_secret() {
+    for invalid in [
         "password = \"hunter2\"",
         "addresses = \"https://me:hunter2@ghcr.io\"",
         "addresses = [\"https://me:hunter2@ghcr.io\"]",
@@ -314,17 +318,17 @@ fn secrets_are_in_no_message() {
         "username = [\"hunter2\"]",
         "password_file = \"hunter2",
     ] {
-        let found = problems(&format!("[upstreams.\"ghcr.io\"]\n{bad}"));
-        assert!(!found.is_empty(), "{bad}");
+        let found = problems(&format!("[upstreams.\"ghcr.io\"]\n{invalid}"));
+        assert!(!found.is_empty(), "{invalid}");
         assert!(!found.concat().contains("hunter2"), "{found:?}");
     }
     let inline = "listen = \"127.0.0.1:1\"\n[upstreams.\"a.b\"]\npassword = \"x\"";
-    refused(inline, 3, &["\"password_file\""]);
+    assert_refused(inline, 3, &["\"password_file\""]);
 }
 
 #[test]
-fn good_values_arrive() {
-    let config = good(
+fn valid_values_are_parsed() {
+    let config = parsed(
         "listen = \"localhost:1\"\nadmin = \"off\"\ndata = \"cache\"\ndocker_config = \"off\"\ndefault_upstream = \"quay.io\"\n\
          [cache]\nsize = \"1kB\"\nmin_free = \"5%\"\n[limits]\nupstream_bandwidth = \"1MB/s\"\n\
          [upstreams.\"lab:5000\"]\naddresses = \"http://10.0.0.1:5000/\"\nca = \"lab.crt\"\n[log]\nlevel = \"info,pierhead_remote=debug\"\nformat = \"json\"",
@@ -347,18 +351,18 @@ fn good_values_arrive() {
 }
 
 #[test]
-fn what_is_shown_reads_back() {
+fn a_printed_configuration_parses_to_the_same_configuration() {
     let text = show(&defaults());
-    assert_eq!(show(&good(&text)), text);
-    let config = good(
+    assert_eq!(show(&parsed(&text)), text);
+    let config = parsed(
         "listen = [\"127.0.0.1:1\", \"[::1]:2\"]\ncache.size = \"3GB\"\nlimits.upstream_bandwidth = \"5MiB\"\n[upstreams.\"a.b:1\"]\naddresses = \"http://c\"\n[upstreams.\"c.d\"]\nusername = \"u\\\"\"\npassword_file = \"p\"",
     );
     let text = show(&config);
-    assert_eq!(show(&good(&text)), text);
+    assert_eq!(show(&parsed(&text)), text);
 }
 
 #[test]
-fn every_example_is_a_good_value() {
+fn every_example_is_a_valid_value() {
     for key in keys() {
         let text = if key.section.is_empty() {
             format!("{} = {}", key.name, key.example)
@@ -383,9 +387,9 @@ fn every_example_is_a_good_value() {
     }
 }
 
-/// Text that is close to a configuration, so that the deeper branches are reached.
+/// Text similar to a configuration, so that the tests reach deeper branches of the parser.
 fn nearly_toml() -> impl Strategy<Value = String> {
-    let word = prop_oneof![
+    let part = prop_oneof![
         Just("listen".to_owned()),
         Just("[cache]".to_owned()),
         Just("size".to_owned()),
@@ -399,40 +403,40 @@ fn nearly_toml() -> impl Strategy<Value = String> {
         Just("1979-05-27".to_owned()),
         "\\PC{0,4}",
     ];
-    proptest::collection::vec(word, 0..24).prop_map(|words| words.concat())
+    proptest::collection::vec(part, 0..24).prop_map(|parts| parts.concat())
 }
 
 proptest! {
     #[test]
-    fn no_text_panics(text in "\\PC*") {
+    fn no_text_causes_a_panic(text in "\\PC*") {
         let _ = problems(&text);
     }
 
     #[test]
-    fn no_nearly_good_text_panics(text in nearly_toml()) {
+    fn no_similar_text_causes_a_panic(text in nearly_toml()) {
         let _ = problems(&text);
     }
 
     #[test]
-    fn no_nesting_overflows(depth in 0_usize..20_000) {
+    fn no_nesting_overflows_the_stack(depth in 0_usize..20_000) {
         let _ = problems(&format!("listen = {}", "[".repeat(depth)));
         let _ = problems(&format!("{} = 1", vec!["a"; depth].join(".")));
     }
 }
 
 #[test]
-fn lines_are_known_for_later_problems() {
+fn the_parser_returns_the_line_of_each_key() {
     let (_, lines): (_, Lines) = parse("\n\n[tls]\ncert = \"x\"", Path::new("/"), defaults())
-        .unwrap_or_else(|_| panic!("it is good"));
+        .unwrap_or_else(|_| panic!("the text is valid"));
     assert_eq!(lines["tls.cert"], 4);
 }
 
-/// Loads `text` on a card with 16 GiB, 8 cores and a group of 1 GiB.
+/// Loads `text` on a DPU with 16 GiB of memory, 8 cores and a cgroup limit of 1 GiB.
 fn loaded(text: &str, overrides: &Overrides) -> Result<Config, InvalidConfig> {
-    loaded_under(None, text, overrides)
+    load_with_old(None, text, overrides)
 }
 
-fn loaded_under(
+fn load_with_old(
     old: Option<&Config>,
     text: &str,
     overrides: &Overrides,
@@ -452,11 +456,11 @@ fn loaded_under(
     let (file, data) = (Some(&*file), Path::new("/data"));
     match old {
         None => load(file, overrides, data, &machine),
-        Some(old) => load_under(old, file, overrides, data, &machine),
+        Some(old) => load_for_reload(old, file, overrides, data, &machine),
     }
 }
 
-fn by(profile: &str) -> Overrides {
+fn with_profile(profile: &str) -> Overrides {
     let profile = Profile::named(profile);
     Overrides {
         profile: Some(profile),
@@ -482,23 +486,27 @@ fn one_client_gets_an_eighth_of_all_connections() {
 }
 
 #[test]
-fn a_profile_is_under_the_file_and_the_command_line_over_both() {
+fn the_file_overrides_the_profile_and_the_command_line_overrides_both() {
     let text = "profile = \"bluefield2\"\n[limits]\npause_under = [\"io\"]";
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-    assert_eq!(config.cache.memory, 4 << 20, "of the profile");
+    assert_eq!(config.cache.memory, 4 << 20, "value of the profile");
     assert_eq!(config.limits.memory, Some(1 << 30));
     assert_eq!(config.limits.connections, 1920);
     let shown = show(&config);
     for line in [
         "profile = \"bluefield2\"\n",
-        "memory = \"1GiB\" # profile bluefield2: the limit of the cgroup (version 2)\n",
-        "connections = 1920 # profile bluefield2: what limits.memory leaves for it\n",
-        "cores = \"last 2\" # profile bluefield2: of its table\n",
+        "memory = \"1GiB\" # profile bluefield2: the memory limit of the cgroup (version 2)\n",
+        "connections = 1920 # profile bluefield2: computed from limits.memory\n",
+        "cores = \"last 2\" # profile bluefield2: value of the profile\n",
         "pause_under = [\"io\"]\n",
     ] {
         assert!(shown.contains(&format!("\n{line}")), "{line} in {shown}");
     }
-    assert_eq!(good(&shown).limits.connections, 1920, "and it reads back");
+    assert_eq!(
+        parsed(&shown).limits.connections,
+        1920,
+        "the printed configuration"
+    );
     let none = Overrides {
         profile: Some(None),
         cache_size: Some(Size::Percent(7)),
@@ -512,46 +520,46 @@ fn a_profile_is_under_the_file_and_the_command_line_over_both() {
     assert!(!show(&config).contains("# profile "));
     let sized = Overrides {
         cache_size: Some(Size::Percent(7)),
-        ..by("small")
+        ..with_profile("small")
     };
     let config = loaded("", &sized).unwrap_or_else(|it| panic!("{it}"));
     assert!(show(&config).contains("size = \"7%\"\n"));
 }
 
 #[test]
-fn what_the_machine_does_not_have_is_told_apart() {
+fn a_profile_that_does_not_fit_the_host_has_its_own_exit_code() {
     let refused = |text: &str, overrides: &Overrides| {
-        let refused = loaded(text, overrides).err().expect("it is refused");
+        let refused = loaded(text, overrides).err().expect("an error");
         (refused.exit() == ExitReason::Machine, refused.to_string())
     };
-    let (unfit, output) = refused("\nprofile = \"server\"", &Overrides::default());
+    let (is_machine, output) = refused("\nprofile = \"server\"", &Overrides::default());
     assert!(
-        unfit && output.contains("pierhead.toml:2: profile \"server\" does not fit"),
+        is_machine && output.contains("pierhead.toml:2: profile \"server\" does not fit"),
         "{output}"
     );
-    let (unfit, output) = refused("[limits]\nmemory = \"2GiB\"", &Overrides::default());
+    let (is_machine, output) = refused("[limits]\nmemory = \"2GiB\"", &Overrides::default());
     assert!(
-        unfit && output.contains(":2: limits.memory is 2.0 GiB"),
+        is_machine && output.contains(":2: limits.memory is 2.0 GiB"),
         "{output}"
     );
-    let (unfit, output) = refused("[limits]\ncores = \"7-8\"", &Overrides::default());
+    let (is_machine, output) = refused("[limits]\ncores = \"7-8\"", &Overrides::default());
     assert!(
-        unfit && output.contains("may run on 0-7 and not on 8"),
+        is_machine && output.contains("may run on 0-7 and not on 8"),
         "{output}"
     );
-    let (unfit, _) = refused("profile = \"huge\"", &Overrides::default());
-    assert!(!unfit, "a name that there is not is a mistake");
-    assert!(loaded("", &by("bluefield3")).is_ok());
+    let (is_machine, _) = refused("profile = \"huge\"", &Overrides::default());
+    assert!(!is_machine, "an unknown name is a usage error");
+    assert!(loaded("", &with_profile("bluefield3")).is_ok());
 }
 
-/// Half a profile is none: what it makes of other keys waits for the restart, too.
+/// The defaults that follow from a changed profile also wait for the restart.
 #[test]
-fn a_profile_that_takes_a_restart_changes_nothing_before() {
+fn a_reload_with_another_profile_changes_no_default() {
     let loaded = |old: Option<&Config>, text: &str| {
-        let loaded = loaded_under(old, text, &Overrides::default());
+        let loaded = load_with_old(old, text, &Overrides::default());
         loaded.unwrap_or_else(|it| panic!("{it}"))
     };
-    let made = |config: &Config| {
+    let derived = |config: &Config| {
         let limits = &config.limits;
         (
             config.cache.size,
@@ -573,9 +581,9 @@ fn a_profile_that_takes_a_restart_changes_nothing_before() {
         let old = loaded(None, before);
         for after in texts {
             let new = loaded(Some(&old), after);
-            assert!(made(&new) == made(&old), "{before:?} to {after:?}");
+            assert!(derived(&new) == derived(&old), "{before:?} to {after:?}");
         }
-        // What is set itself changes.
+        // A key that the file sets changes.
         let text = "limits.upstream_bandwidth = \"7MB/s\"\nprofile = \"small\"";
         let new = loaded(Some(&old), text);
         assert_eq!(new.limits.upstream_bandwidth, Some(7_000_000));
@@ -583,12 +591,12 @@ fn a_profile_that_takes_a_restart_changes_nothing_before() {
 }
 
 #[test]
-fn a_key_is_told_with_its_place_unless_something_overruled_it() {
+fn a_key_is_described_with_file_and_line_unless_a_flag_overrides_it() {
     let text = "\nlisten = [\"127.0.0.1:1\"]\n[cache]\nmin_free = \"1GiB\"";
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-    let reported = config.key_locations.describe("cache.min_free");
-    assert!(reported.starts_with("cache.min_free (/"), "{reported}");
-    assert!(reported.ends_with("/pierhead.toml:4)"), "{reported}");
+    let described = config.key_locations.describe("cache.min_free");
+    assert!(described.starts_with("cache.min_free (/"), "{described}");
+    assert!(described.ends_with("/pierhead.toml:4)"), "{described}");
     assert_eq!(config.key_locations.describe("cache.size"), "cache.size");
     assert!(config.key_locations.describe("listen").ends_with(":2)"));
     let by_flag = Overrides {
@@ -600,9 +608,9 @@ fn a_key_is_told_with_its_place_unless_something_overruled_it() {
 }
 
 #[test]
-fn what_the_command_line_said_is_told_by_its_flag() {
+fn an_error_of_an_overridden_key_names_the_flag() {
     let refused = |text: &str, overrides: &Overrides| {
-        let refused = loaded(text, overrides).err().expect("it is refused");
+        let refused = loaded(text, overrides).err().expect("an error");
         refused.to_string()
     };
     let address = |text: &str| text.parse::<std::net::SocketAddr>().expect("an address");
@@ -613,7 +621,7 @@ fn what_the_command_line_said_is_told_by_its_flag() {
     };
     let (one, both) = ("127.0.0.1:6000", "are both 127.0.0.1:6000");
     let file = "\nlisten = [\"127.0.0.1:6000\"]\nadmin = \"127.0.0.1:6000\"";
-    // The key that is named is admin, wherever it was said.
+    // The message names the key admin, and its place is the file or the flag.
     for (text, listen, admin, place) in [
         (file, &[][..], None, "/pierhead.toml:3: admin and listen"),
         (file, &[], Some(one), "--admin: admin and listen"),
@@ -628,37 +636,35 @@ fn what_the_command_line_said_is_told_by_its_flag() {
     let login = "\nlisten = [\"127.0.0.1:6000\"]\n[upstreams.\"a.b\"]\nusername = \"x\"\npassword_file = \"y\"";
     let output = refused(login, &flags(&["0.0.0.0:6000"], None));
     assert!(
-        output.starts_with("--listen: pierhead would lend"),
+        output.starts_with("--listen: every client that reaches"),
         "{output}"
     );
-    // A profile that does not fit: which of the two named it.
+    // A flag overrides the profile of the file, so the message names the flag.
     for text in ["", "\nprofile = \"small\"", "\nprofile = \"server\""] {
-        let output = refused(text, &by("server"));
+        let output = refused(text, &with_profile("server"));
         assert!(
             output.starts_with("--profile: profile \"server\" does not"),
             "{output}"
         );
     }
-    // A size that nobody wrote is that of the path.
-    let text = "\n[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-never-made\"";
+    // For the default tier.size, the message has the line of tier.path.
+    let text = "\n[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-missing\"";
     let output = refused(text, &Overrides::default());
     assert!(
-        output.contains("/pierhead.toml:4: tier.path lies in memory"),
+        output.contains("/pierhead.toml:4: tier.path is on a tmpfs"),
         "{output}"
     );
 }
 
 #[test]
-fn a_tier_in_memory_that_does_not_fit_is_told_by_its_line() {
-    // Every Linux has one, and it need not be written to.
-    let text = "[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-never-made\"\nsize = \"1GiB\"";
-    let refused = loaded(text, &Overrides::default())
-        .err()
-        .expect("it is refused");
+fn a_tier_in_memory_that_does_not_fit_is_an_error_with_its_line() {
+    // /dev/shm is a tmpfs on every Linux, and the test writes nothing to it.
+    let text = "[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-missing\"\nsize = \"1GiB\"";
+    let refused = loaded(text, &Overrides::default()).err().expect("an error");
     assert!(refused.exit() == ExitReason::Machine, "{refused}");
     let output = refused.to_string();
     assert!(
-        output.contains("pierhead.toml:4: tier.path lies in memory"),
+        output.contains("pierhead.toml:4: tier.path is on a tmpfs"),
         "{output}"
     );
     assert!(loaded(&text.replace("1GiB", "512MiB"), &Overrides::default()).is_ok());

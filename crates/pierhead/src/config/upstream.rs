@@ -1,12 +1,13 @@
-//! What the configuration says of one registry, and where that is then.
+//! The configuration of one upstream, and the URLs that follow from it.
 
 use std::path::PathBuf;
 
 use pierhead_oci::Registry;
 
+/// The keys of one table `[upstreams."NAME"]`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Upstream {
-    /// Empty: `https://` and the registry's name.
+    /// URLs in the order of preference. If empty, the URL is `https://NAME`.
     pub(crate) addresses: Vec<String>,
     pub(crate) credential_hosts: Vec<String>,
     pub(crate) username: Option<String>,
@@ -17,16 +18,16 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Where this registry is, and whether that is the registry itself (which its login is for) and not a
-    /// mirror, in the order of preference.
-    pub(crate) fn places(&self, registry: &Registry) -> Vec<(String, bool)> {
+    /// The URLs of this registry in the order of preference. The boolean is true for the registry itself, which gets the
+    /// credentials, and false for a mirror.
+    pub(crate) fn urls(&self, registry: &Registry) -> Vec<(String, bool)> {
         let default = pierhead_remote::default_url(registry);
         let urls = match &self.addresses[..] {
             [] => vec![default.clone()],
             addresses => addresses.to_vec(),
         };
         let authority = |url: &str| url.parse::<http::Uri>().ok()?.into_parts().authority;
-        let named = |url: &str, host: &str| {
+        let has_host = |url: &str, host: &str| {
             authority(url).is_some_and(|authority| {
                 let host = host.strip_prefix("http://").unwrap_or(host);
                 authority.as_str().eq_ignore_ascii_case(host)
@@ -34,15 +35,14 @@ impl Upstream {
             })
         };
         let is_own = |url: &str| match &self.credential_hosts[..] {
-            [] => authority(url) == authority(&default) || named(url, registry.as_str()),
-            hosts => hosts.iter().any(|host| named(url, host)),
+            [] => authority(url) == authority(&default) || has_host(url, registry.as_str()),
+            hosts => hosts.iter().any(|host| has_host(url, host)),
         };
-        // Registries of a local name, all of whose addresses are its own.
-        let none = urls.len() == 1 || !urls.iter().any(|url| is_own(url));
-        let places = urls.into_iter();
-        places
+        // If no URL has the registry's name, as with a local alias, all URLs are the registry itself.
+        let all_own = urls.len() == 1 || !urls.iter().any(|url| is_own(url));
+        urls.into_iter()
             .map(|url| {
-                let own = none || is_own(&url);
+                let own = all_own || is_own(&url);
                 (url, own)
             })
             .collect()

@@ -1,4 +1,4 @@
-//! What no single key can say: keys that contradict each other, and what is refused for safety.
+//! Validates combinations of keys: contradictions, and combinations that are unsafe.
 
 use std::collections::HashMap;
 
@@ -8,8 +8,7 @@ use super::{AuthMode, Config, Problem, TierKind};
 /// The keys that the command line overrides, each with its flag.
 pub(super) type Flags = HashMap<&'static str, &'static str>;
 
-/// Every contradiction. `lines` says where the keys stand, as far as they come from a file, and `flags` which the command line said
-/// over it.
+/// Returns every contradiction. `lines` has the line of each key of the file, and `flags` the flag of each overridden key.
 pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut report = |key: &str, message: String| {
@@ -62,31 +61,31 @@ pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Pro
         report(
             "network.interface",
             format!(
-                "network.interface = {interface:?} chooses among the addresses of this machine, and listen names none but \
-                 fixed ones: write 0.0.0.0:PORT into listen, or remove one of the two keys"
+                "network.interface = {interface:?} needs a wildcard address in listen, and listen has only fixed addresses: \
+                 write 0.0.0.0:PORT into listen, or remove one of the two keys"
             ),
         );
     }
     for (registry, upstream) in &config.upstreams {
         let at_key = format!("upstreams.{registry}");
         let table = format!("[upstreams.\"{registry}\"]");
-        let places = upstream.places(registry);
-        // A password must not be shown to a host just because it is listed beside another.
+        let urls = upstream.urls(registry);
+        // A host must not get a password only because the same table lists it.
         if upstream.has_credentials()
             && upstream.credential_hosts.is_empty()
-            && places.iter().filter(|(_, own)| *own).count() > 1
+            && urls.iter().filter(|(_, own)| *own).count() > 1
         {
             report(
                 &at_key,
                 format!(
-                    "{table}: write into credential_hosts which of the addresses get the credentials"
+                    "{table}: set credential_hosts to the hosts of addresses that get the credentials"
                 ),
             );
         }
         if !upstream.credential_hosts.is_empty() && upstream.addresses.len() < 2 {
             report(
                 &at_key,
-                format!("{table}: credential_hosts is for several addresses: remove it"),
+                format!("{table}: credential_hosts needs several addresses: remove it"),
             );
         }
         let (user, file) = (&upstream.username, &upstream.password_file);
@@ -114,24 +113,24 @@ fn no_tier_path(kind: TierKind) -> String {
     )
 }
 
-/// Contradictions in how clients authenticate.
+/// Contradictions between keys of client authentication.
 pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
     let mut problems = Vec::new();
     let (tls, auth) = (&config.tls, &config.auth);
     let mode = auth.mode.name();
-    let (asks_password, asks_certificate) = match auth.mode {
+    let (needs_password, needs_certificate) = match auth.mode {
         AuthMode::None | AuthMode::PassThrough => (false, false),
         AuthMode::Htpasswd => (true, false),
         AuthMode::Mtls => (false, true),
         AuthMode::MtlsOrHtpasswd => (true, true),
     };
-    if asks_password && auth.htpasswd.is_none() {
+    if needs_password && auth.htpasswd.is_none() {
         let message = format!("auth.mode = \"{mode}\" needs a file of users: set auth.htpasswd");
         problems.push(("auth.mode", message));
     }
-    if asks_certificate && tls.client_ca.is_none() {
+    if needs_certificate && tls.client_ca.is_none() {
         let message = format!(
-            "auth.mode = \"{mode}\" needs the authorities of the clients: set tls.client_ca"
+            "auth.mode = \"{mode}\" needs the CA of the client certificates: set tls.client_ca"
         );
         problems.push(("auth.mode", message));
     }
@@ -142,15 +141,16 @@ pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
     problems
 }
 
-/// An open listener would lend its upstream credentials to everybody who reaches it.
+/// Refuses a listener without authentication together with upstream credentials: every client that reaches it could pull with
+/// these credentials.
 pub(crate) fn open_proxy(config: &Config) -> Option<String> {
-    let closed = match config.auth.mode {
+    let is_restricted = match config.auth.mode {
         AuthMode::None => config.tls.client_ca.is_some(),
         AuthMode::Mtls | AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd => true,
-        // Clients are asked for their own, and ours are for `pierhead cache warm` only.
+        // Clients use their own credentials. `pierhead cache warm` alone uses the configured ones.
         AuthMode::PassThrough => true,
     };
-    if config.allow_open_proxy_with_credentials || closed {
+    if config.allow_open_proxy_with_credentials || is_restricted {
         return None;
     }
     let open = config
@@ -161,19 +161,19 @@ pub(crate) fn open_proxy(config: &Config) -> Option<String> {
         .upstreams
         .iter()
         .find(|(_, upstream)| upstream.has_credentials());
-    let whose = match (named, &config.docker_config) {
+    let credentials = match (named, &config.docker_config) {
         (Some((registry, _)), _) => format!("credentials for {registry}"),
         (None, Some(path)) => format!("the credentials of {}", path.display()),
         (None, None) => return None,
     };
     Some(format!(
-        "pierhead would lend {whose} to everybody who reaches {open}: listen on 127.0.0.1 only, \
-         or ask clients for a certificate (tls.client_ca) or a password (auth.mode), or set allow_open_proxy_with_credentials = true \
-         if everybody who can connect may pull what these credentials can"
+        "every client that reaches {open} could pull with {credentials}: listen on 127.0.0.1 only, \
+         require a certificate (tls.client_ca) or a password (auth.mode), or set allow_open_proxy_with_credentials = true \
+         if every client that can connect may use these credentials"
     ))
 }
 
-/// Also when written as an IPv6 address that carries an IPv4 one.
+/// Also recognizes IPv4 addresses in IPv6 form (`::ffff:127.0.0.1`).
 fn is_loopback(ip: std::net::IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }

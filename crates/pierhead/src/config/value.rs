@@ -1,4 +1,4 @@
-//! One value of the file, read as what a key wants; a refusal says what would do.
+//! Reads one TOML value as the type that its key needs. An error names the valid values.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::Size;
 use super::keys::Kind;
 use super::suggestion::suggest;
 
-/// A TOML value, what its key takes, and the folder that relative paths start from.
+/// A TOML value, the type of its key, and the folder where relative paths start.
 pub(crate) struct Value<'a> {
     pub(crate) toml: &'a DeValue<'a>,
     pub(crate) base: &'a Path,
@@ -20,9 +20,8 @@ pub(crate) struct Value<'a> {
 }
 
 impl Value<'_> {
-    /// What it is, for a message about what it should be. Never the value itself: it may be a secret
-    /// that stands under the wrong key.
-    fn found(&self) -> &'static str {
+    /// The type of the value, for an error message. Never the value itself, which may be a secret under the wrong key.
+    fn type_name(&self) -> &'static str {
         match self.toml {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "a number",
@@ -34,23 +33,25 @@ impl Value<'_> {
         }
     }
 
-    fn not(&self, wanted: &str) -> String {
-        format!("expected {wanted}, found {}", self.found())
+    fn wrong_type(&self, wanted: &str) -> String {
+        format!("expected {wanted}, found {}", self.type_name())
     }
 
     pub(crate) fn text(&self) -> Result<&str, String> {
         self.toml
             .as_str()
-            .ok_or_else(|| self.not("a string in quotes"))
+            .ok_or_else(|| self.wrong_type("a string in quotes"))
     }
 
-    /// Whether it says so.
+    /// Whether the value is `"off"`.
     pub(crate) fn is_off(&self) -> bool {
         self.toml.as_str() == Some("off")
     }
 
     pub(crate) fn boolean(&self) -> Result<bool, String> {
-        self.toml.as_bool().ok_or_else(|| self.not("true or false"))
+        self.toml
+            .as_bool()
+            .ok_or_else(|| self.wrong_type("true or false"))
     }
 
     fn integer(&self) -> Option<Result<u64, String>> {
@@ -65,9 +66,11 @@ impl Value<'_> {
 
     /// A whole number within the key's range.
     pub(crate) fn count(&self) -> Result<usize, String> {
-        let number = self.integer().ok_or_else(|| self.not("a whole number"))??;
+        let number = self
+            .integer()
+            .ok_or_else(|| self.wrong_type("a whole number"))??;
         let Kind::Count { min, max } = self.kind else {
-            return Err(self.not("another value"));
+            return Err(self.wrong_type("another value"));
         };
         match usize::try_from(number) {
             Ok(number) if (min..=max).contains(&number) => Ok(number),
@@ -82,7 +85,7 @@ impl Value<'_> {
             None => self
                 .toml
                 .as_str()
-                .ok_or_else(|| self.not("a size such as \"10GiB\""))?
+                .ok_or_else(|| self.wrong_type("a size such as \"10GiB\""))?
                 .parse()?,
         };
         match (size, self.kind) {
@@ -93,13 +96,13 @@ impl Value<'_> {
         }
     }
 
-    /// Bytes within the key's range, and no share of anything.
+    /// Bytes within the key's range.
     pub(crate) fn bytes(&self) -> Result<u64, String> {
         let bytes = match self.integer() {
             Some(bytes) => units::bytes_without_unit(bytes?)?,
             None => {
                 let text = self.toml.as_str();
-                units::parse_bytes(text.ok_or_else(|| self.not("bytes such as \"4MiB\""))?)?
+                units::parse_bytes(text.ok_or_else(|| self.wrong_type("bytes such as \"4MiB\""))?)?
             }
         };
         let (min, max) = match self.kind {
@@ -134,7 +137,7 @@ impl Value<'_> {
 
     fn one_of_names(&self, name: &str) -> Result<&'static str, String> {
         let (Kind::Choice { noun, names } | Kind::Choices { noun, names }) = self.kind else {
-            return Err(self.not("another value"));
+            return Err(self.wrong_type("another value"));
         };
         let known = names();
         if let Some(known) = known.iter().find(|known| **known == name) {
@@ -151,14 +154,14 @@ impl Value<'_> {
         ))
     }
 
-    /// Bytes a second; `None` for `"off"`.
+    /// Bytes per second; `None` for `"off"`.
     pub(crate) fn rate(&self) -> Result<Option<u64>, String> {
         match self.integer() {
             Some(bytes) => Ok(Some(units::parse_rate(&bytes?.to_string())?)),
             None => match self
                 .toml
                 .as_str()
-                .ok_or_else(|| self.not("a rate such as \"100MB/s\", or \"off\""))?
+                .ok_or_else(|| self.wrong_type("a rate such as \"100MB/s\", or \"off\""))?
             {
                 "off" => Ok(None),
                 text => Ok(Some(units::parse_rate(text)?)),
@@ -166,15 +169,15 @@ impl Value<'_> {
         }
     }
 
-    /// A time within the key's range.
+    /// A duration within the key's range.
     pub(crate) fn duration(&self) -> Result<Duration, String> {
         let text = self
             .toml
             .as_str()
-            .ok_or_else(|| self.not("a time such as \"60s\""))?;
+            .ok_or_else(|| self.wrong_type("a time such as \"60s\""))?;
         let duration = units::parse_duration(text)?;
         let Kind::Duration { min, max } = self.kind else {
-            return Err(self.not("another value"));
+            return Err(self.wrong_type("another value"));
         };
         if (min..=max).contains(&duration) {
             return Ok(duration);
@@ -186,7 +189,7 @@ impl Value<'_> {
         Err(format!("{text:?} is out of range: write {min} to {max}"))
     }
 
-    /// A path; a relative one starts at the folder of the config file.
+    /// A path. A relative one starts at the folder of the configuration file.
     pub(crate) fn path(&self) -> Result<PathBuf, String> {
         match self.text()? {
             "" => Err("expected a path, found an empty string".to_owned()),
@@ -205,9 +208,12 @@ impl Value<'_> {
     /// A list of hosts: `host`, `host:port`, or either after `http://`.
     pub(crate) fn hosts(&self) -> Result<Vec<String>, String> {
         let wanted = "a list of hosts such as [\"auth.lab:5001\"]";
-        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        let list = self
+            .toml
+            .as_array()
+            .ok_or_else(|| self.wrong_type(wanted))?;
         let host = |item: &DeValue<'_>| {
-            let text = item.as_str().ok_or_else(|| self.not(wanted))?;
+            let text = item.as_str().ok_or_else(|| self.wrong_type(wanted))?;
             let bare = text.strip_prefix("http://").unwrap_or(text);
             match bare.parse::<Authority>() {
                 Ok(authority) if !bare.contains('@') && !authority.host().is_empty() => {
@@ -224,10 +230,16 @@ impl Value<'_> {
     /// A list of patterns of registries and repositories.
     pub(crate) fn patterns(&self) -> Result<Vec<pierhead_proxy::Pattern>, String> {
         let wanted = "a list of patterns such as [\"docker.io/library/*\"]";
-        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        let list = self
+            .toml
+            .as_array()
+            .ok_or_else(|| self.wrong_type(wanted))?;
         list.iter()
             .map(|item| {
-                let text = item.get_ref().as_str().ok_or_else(|| self.not(wanted))?;
+                let text = item
+                    .get_ref()
+                    .as_str()
+                    .ok_or_else(|| self.wrong_type(wanted))?;
                 text.parse()
             })
             .collect()
@@ -239,10 +251,17 @@ impl Value<'_> {
             return Ok(vec![parse_url(url)?]);
         }
         let wanted = "a URL such as \"https://mirror.example\", or a list of them";
-        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        let list = self
+            .toml
+            .as_array()
+            .ok_or_else(|| self.wrong_type(wanted))?;
         let mut urls = Vec::new();
         for item in list {
-            let url = parse_url(item.get_ref().as_str().ok_or_else(|| self.not(wanted))?)?;
+            let url = parse_url(
+                item.get_ref()
+                    .as_str()
+                    .ok_or_else(|| self.wrong_type(wanted))?,
+            )?;
             if urls.contains(&url) {
                 return Err(format!("{url:?} is named twice: keep one"));
             }
@@ -257,9 +276,12 @@ impl Value<'_> {
     /// A list of names, none of them empty.
     pub(crate) fn names(&self) -> Result<Vec<String>, String> {
         let wanted = "a list of names such as [\"node1.example\"]";
-        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        let list = self
+            .toml
+            .as_array()
+            .ok_or_else(|| self.wrong_type(wanted))?;
         let name = |item: &DeValue<'_>| match item.as_str() {
-            Some("") | None => Err(self.not(wanted)),
+            Some("") | None => Err(self.wrong_type(wanted)),
             Some(text) => Ok(text.to_owned()),
         };
         list.iter().map(|item| name(item.get_ref())).collect()
@@ -282,7 +304,7 @@ impl Value<'_> {
     }
 }
 
-/// `0.0.0.0:5000`, `[::]:5000`.
+/// Parses `IP:PORT` or `localhost:PORT`.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let with_localhost = text
         .strip_prefix("localhost:")
@@ -293,7 +315,7 @@ pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// The address of the admin listener; `None` for `off`.
+/// Parses the address of the admin listener; `None` for `off`.
 pub(crate) fn parse_admin(text: &str) -> Result<Option<SocketAddr>, String> {
     if text == "off" {
         return Ok(None);
@@ -303,29 +325,29 @@ pub(crate) fn parse_admin(text: &str) -> Result<Option<SocketAddr>, String> {
         .map_err(|message| format!("{message}, or \"off\""))
 }
 
-/// `http(s)://host[:port][/prefix]` without credentials, query or fragment.
+/// Parses `http(s)://HOST[:PORT][/PREFIX]` without credentials, query or fragment.
 pub(crate) fn parse_url(text: &str) -> Result<String, String> {
-    let wrong = |why: &str| {
+    let error = |problem: &str| {
         Err(format!(
-            "{why}: write http://HOST[:PORT] or https://HOST[:PORT]"
+            "{problem}: write http://HOST[:PORT] or https://HOST[:PORT]"
         ))
     };
     let Ok(uri) = text.parse::<http::Uri>() else {
-        return wrong("this is not a URL");
+        return error("this is not a URL");
     };
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return wrong(&format!(
+        return error(&format!(
             "{text:?} has no http:// or https:// before a host"
         ));
     };
-    // The text is not repeated: what stands before the @ is a password.
+    // Does not print the text, since the part before the @ may be a password.
     if authority.as_str().contains('@') {
-        return wrong(
-            "a URL with a user or password in it is refused; they have keys of their own (username, password_file)",
+        return error(
+            "a URL must not contain a user or password; use the keys username and password_file",
         );
     }
     if authority.host().is_empty() || uri.query().is_some() || text.contains('#') {
-        return wrong(&format!("{text:?} is not the address of a registry"));
+        return error(&format!("{text:?} is not the address of a registry"));
     }
     Ok(text.trim_end_matches('/').to_owned())
 }

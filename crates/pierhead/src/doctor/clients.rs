@@ -28,7 +28,7 @@ pub(crate) async fn check(
         }
         let about = format!("client {}", client.name());
         let root = config_root_of(client, environment, is_root);
-        match ConfiguredMirrors::read(&root, client, args.docker_config.as_deref()) {
+        match ConfiguredMirrors::read(&root, client, args.dockerd_config.as_deref()) {
             Ok(found) => {
                 let setup = setup_command(client, &root);
                 let finding = check_client(

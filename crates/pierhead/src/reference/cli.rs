@@ -1,4 +1,4 @@
-//! `cli.md`, from clap and the table of exit codes.
+//! Generates docs/reference/cli.md from the definition of the command line and the table of exit codes.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::{check_page, wrap};
 use crate::cli::Cli;
 use crate::exit_code::ExitReason;
 
-/// Without the styles of a terminal, in one paragraph.
+/// The text in one paragraph, without terminal styles.
 fn plain(text: Option<&StyledStr>) -> String {
     let text = text.map(ToString::to_string).unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -20,6 +20,49 @@ fn sentence(text: &str) -> String {
         true => text.to_owned(),
         false => format!("{text}."),
     }
+}
+
+/// Help, default and possible values of a flag, in full sentences.
+fn facts(argument: &clap::Arg) -> String {
+    let help = plain(argument.get_long_help().or(argument.get_help()));
+    // A default that depends on the host stands in the help, in the form of clap's own defaults.
+    let (help, mut default) = match help.split_once(" [default: ") {
+        Some((help, default)) => (help.to_owned(), default.trim_end_matches(']').to_owned()),
+        None => (help, String::new()),
+    };
+    let is_flag = !argument.get_action().takes_values();
+    if let [value] = argument.get_default_values()
+        && !is_flag
+    {
+        default = format!("`{}`", value.to_string_lossy());
+    }
+    let mut text = sentence(&help);
+    let values = argument.get_possible_values();
+    if !values.is_empty() && !is_flag {
+        let values = values.iter().map(|value| match value.get_help() {
+            Some(help) => format!("`{}` ({})", value.get_name(), plain(Some(help))),
+            None => format!("`{}`", value.get_name()),
+        });
+        let values: Vec<_> = values.collect();
+        let _ = write!(text, " Values: {}.", values.join(", "));
+    }
+    if !default.is_empty() {
+        let _ = write!(text, " Default: {}", sentence(&default));
+    }
+    text
+}
+
+/// Environment variables of the help of `pierhead`, as a list.
+fn environment(help: &str) -> String {
+    let lines = help.lines().skip_while(|line| *line != "Environment:");
+    let lines = lines.skip(1).take_while(|line| !line.is_empty());
+    let row = |line: &str| {
+        let (names, meaning) = line.trim().split_once("   ")?;
+        let names: Vec<_> = names.split(", ").map(|it| format!("`{it}`")).collect();
+        let line = format!("- {}: {}", names.join(", "), sentence(meaning.trim()));
+        Some(wrap(&line).replace('\n', "\n  ") + "\n")
+    };
+    lines.filter_map(row).collect()
 }
 
 fn describe(text: &mut String, command: &mut clap::Command, path: &str) {
@@ -33,9 +76,8 @@ fn describe(text: &mut String, command: &mut clap::Command, path: &str) {
         if argument.is_hide_set() || matches!(id, "help" | "version") {
             continue;
         }
-        let help = argument.get_long_help().or(argument.get_help());
-        let help = sentence(&plain(help));
-        let line = wrap(&format!("- `{}`: {help}", argument.to_string().trim()));
+        let facts = facts(argument);
+        let line = wrap(&format!("- `{}`: {facts}", argument.to_string().trim()));
         let _ = writeln!(text, "{}", line.replace('\n', "\n  "));
     }
     if !text.ends_with("\n\n") {
@@ -49,11 +91,18 @@ fn describe(text: &mut String, command: &mut clap::Command, path: &str) {
 }
 
 #[test]
-fn the_page_has_every_command_and_exit_code() {
+fn the_page_has_every_command_variable_and_exit_code() {
     let mut command = Cli::command();
     command.build();
     let mut text = String::new();
     describe(&mut text, &mut command, "pierhead");
+    let help = command.get_after_help().map(ToString::to_string);
+    let variables = environment(&help.unwrap_or_default());
+    assert!(
+        !variables.is_empty(),
+        "the help has no environment variables"
+    );
+    let _ = write!(text, "## Environment variables\n\n{variables}\n");
     text.push_str("## Exit codes\n\n- 0: success.\n");
     for (code, meaning) in ExitReason::TABLE {
         let line = wrap(&format!("- {code}: {}", meaning.trim()));

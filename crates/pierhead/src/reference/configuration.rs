@@ -1,4 +1,4 @@
-//! `configuration.md` and `configuration.schema.json`, from the key table.
+//! Generates docs/reference/configuration.md and configuration.schema.json from the key table.
 
 use std::fmt::Write as _;
 

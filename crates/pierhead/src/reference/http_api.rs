@@ -1,4 +1,4 @@
-//! `http-api.md`, from the route tables of both listeners and the documents of the admin API.
+//! Generates docs/reference/http-api.md from the route tables of both listeners and the documents of the admin API.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -30,7 +30,7 @@ fn statuses(text: &mut String, rows: &[(u16, &str)]) {
 }
 
 fn distribution(text: &mut String) {
-    text.push_str("## The listener of clients\n\n");
+    text.push_str("## Client listener\n\n");
     text.push_str("| method | path | statuses | response |\n|---|---|---|---|\n");
     for route in routes::ROUTES {
         let methods = match route.methods {
@@ -40,7 +40,7 @@ fn distribution(text: &mut String) {
         let (path, codes, purpose) = (route.path, codes(route.statuses), one_line(route.purpose));
         let _ = writeln!(text, "| {methods} | `{path}` | {codes} | {purpose} |");
     }
-    text.push_str("\nParameters of the query, and fields of the body of a POST:\n\n");
+    text.push_str("\nQuery parameters, and fields of the body of a POST:\n\n");
     text.push_str("| path | name | meaning |\n|---|---|---|\n");
     for route in routes::ROUTES {
         for (name, meaning) in route.parameters {
@@ -49,12 +49,12 @@ fn distribution(text: &mut String) {
     }
     text.push_str("\nStatuses of single paths:\n\n");
     statuses(text, routes::OTHER_STATUSES);
-    text.push_str("Statuses that any path can have:\n\n");
+    text.push_str("Statuses of all paths:\n\n");
     statuses(text, routes::STATUSES);
 }
 
 fn admin(text: &mut String) {
-    text.push_str("## The admin listener\n\n");
+    text.push_str("## Admin listener\n\n");
     text.push_str(
         "| method | path | input | output | statuses | purpose |\n|---|---|---|---|---|---|\n",
     );
@@ -67,11 +67,11 @@ fn admin(text: &mut String) {
             route.method, route.path
         );
     }
-    text.push_str("\nStatuses that any path can have:\n\n");
+    text.push_str("\nStatuses of all paths:\n\n");
     statuses(text, route_table::STATUSES);
 }
 
-/// A type of `api.rs` as JSON has it, and whether a field of it may be absent.
+/// The JSON type of a Rust type of `api.rs`, and whether a field of this type may be absent.
 fn json_type(of: &str) -> (String, bool) {
     let inner = |prefix: &str| of.strip_prefix(prefix)?.strip_suffix('>');
     if let Some(inner) = inner("Option<") {
@@ -91,12 +91,12 @@ fn json_type(of: &str) -> (String, bool) {
     (name.to_owned(), false)
 }
 
-/// `[`Stat`]` is a link of rustdoc only.
+/// Removes the brackets of rustdoc links.
 fn without_links(text: &str) -> String {
     text.replace("[`", "`").replace("`]", "`")
 }
 
-/// The structs of `api.rs` and the variants of its enum, with their fields.
+/// Describes the structs of `api.rs` and the variants of its enum, with their fields.
 fn documents(text: &mut String) {
     let (mut help, mut is_open) = (String::new(), false);
     for line in API.lines() {
@@ -108,12 +108,12 @@ fn documents(text: &mut String) {
         if line.starts_with('#') {
             continue;
         }
-        let said = without_links(help.trim());
+        let description = without_links(help.trim());
         help.clear();
         let line = line.strip_prefix("pub(crate) ").unwrap_or(line);
         let head = line.strip_prefix("struct ").or(line.strip_prefix("enum "));
         if let Some(name) = head.and_then(|rest| rest.strip_suffix(" {")) {
-            let _ = write!(text, "### `{name}`\n\n{said}\n\n");
+            let _ = write!(text, "### `{name}`\n\n{description}\n\n");
             text.push_str("| field | type | meaning |\n|---|---|---|\n");
             is_open = true;
         } else if line == "}" {
@@ -125,20 +125,20 @@ fn documents(text: &mut String) {
         } else if let Some(variant) = line.strip_suffix(" {") {
             let _ = writeln!(
                 text,
-                "| `event: \"{}\"` | | {said} |",
+                "| `event: \"{}\"` | | {description} |",
                 variant.to_lowercase()
             );
         } else if let Some((variant, fields)) = line.split_once(" { ") {
             let _ = writeln!(
                 text,
-                "| `event: \"{}\"` | | {said} |",
+                "| `event: \"{}\"` | | {description} |",
                 variant.to_lowercase()
             );
             for field in fields.trim_end_matches(" },").split(", ") {
                 field_row(text, field, "");
             }
         } else if line.contains(": ") {
-            field_row(text, line.trim_end_matches(','), &said);
+            field_row(text, line.trim_end_matches(','), &description);
         }
     }
 }
@@ -190,7 +190,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The statuses that the code of a folder names.
+/// The statuses that occur in the code of a folder.
 fn statuses_in(folder: &str) -> BTreeSet<u16> {
     let mut found = Vec::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -201,7 +201,7 @@ fn statuses_in(folder: &str) -> BTreeSet<u16> {
         for rest in text.split("StatusCode::").skip(1) {
             let end = rest.find(|letter: char| !letter.is_ascii_uppercase() && letter != '_');
             let name = &rest[..end.unwrap_or(rest.len())];
-            // A name has no value here; each status has a reason that is its name.
+            // The constant's name equals the reason phrase of its status.
             let of_name = (100..600).filter(|code| {
                 let status = http::StatusCode::from_u16(*code).ok();
                 let reason = status.and_then(|status| status.canonical_reason());
@@ -217,7 +217,7 @@ fn statuses_in(folder: &str) -> BTreeSet<u16> {
 fn the_tables_have_every_status_that_the_code_names() {
     let of_proxy = routes::STATUSES.iter().chain(routes::OTHER_STATUSES);
     let of_proxy: BTreeSet<_> = of_proxy.map(|(code, _)| *code).collect();
-    // 204 is the head of any response without a body.
+    // The code uses 204 for a response without a body before it sets the status.
     let named: BTreeSet<_> = statuses_in("proxy/src")
         .into_iter()
         .filter(|it| *it != 204)

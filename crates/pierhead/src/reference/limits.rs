@@ -1,4 +1,7 @@
-//! `limits.md`, from the constants of the code that bound something.
+//! Generates docs/reference/limits.md from the constants of the code that limit something.
+//!
+//! A constant is a limit if its name begins or ends as [`PREFIXES`] and [`SUFFIXES`] say. It needs a doc comment that
+//! reads alone, since the page shows the comment without its context.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,15 +11,23 @@ use std::time::Duration;
 
 use super::check_page;
 
-/// Crates without a bound that a user meets: simulators, drawings, fixtures, and policies.
-const SKIPPED_CRATES: &[&str] = &["eviction", "plot", "replay", "testkit"];
-/// Files without a bound of the product.
+/// Crates whose limits no user of pierhead meets: eviction policies, the simulator and test fixtures.
+const SKIPPED_CRATES: &[&str] = &["eviction", "replay", "testkit"];
+/// Files and folders without code of the product.
 const SKIPPED_FILES: &[&str] = &["tests", "fuzzing", "examples", "reference", "forge.rs"];
-/// Beginnings and ends of the names of bounds.
+/// Beginnings of the names of limits.
 const PREFIXES: &[&str] = &["MAX_", "MIN_"];
-const SUFFIXES: &[&str] = &["_LIMIT", "_TIMEOUT", "_TTL", "_LIFETIME", "_CAPACITY"];
-/// Whole names of bounds.
-const NAMES: &[&str] = &[
+/// Ends of the names of limits.
+const SUFFIXES: &[&str] = &[
+    "_CAPACITY",
+    "_INTERVAL",
+    "_LIFETIME",
+    "_LIMIT",
+    "_TIMEOUT",
+    "_TTL",
+];
+/// Names that say neither what is limited nor in which unit, so no constant may have them.
+const BARE_NAMES: &[&str] = &[
     "AT_ONCE",
     "CAPACITY",
     "CONNECTIONS",
@@ -24,13 +35,43 @@ const NAMES: &[&str] = &[
     "LIMIT",
     "LONGEST",
     "MAX",
+    "MIN",
     "MOST",
     "PER_CLIENT",
     "STREAMS",
     "TIMEOUT",
     "TTL",
 ];
-/// Beginnings and parts of a description that tell a size from a count.
+/// First words of a comment that needs its context to be understood.
+const DANGLING_WORDS: &[&str] = &[
+    "Above", "As", "Below", "Beyond", "Bytes", "Fewer", "Half", "Longer", "More", "Of", "Shorter",
+    "Some", "Than", "That", "These", "They", "This", "What",
+];
+/// Sections of the page: heading, introduction, and the paths below `crates/` whose limits it lists.
+const SECTIONS: &[(&str, &str, &[&str])] = &[
+    (
+        "Limits that clients meet",
+        "Requests, responses and connections of clients. A client that exceeds one gets an error, waits, or is disconnected.",
+        &["proxy/", "oci/"],
+    ),
+    (
+        "Limits of registries and images",
+        "Responses of registries, and the contents of images. Beyond these, pierhead treats a response as invalid, or makes no \
+         bundle of the image.",
+        &["remote/", "toc/", "bundle/", "bundle-server/"],
+    ),
+    (
+        "Limits that operators meet",
+        "Configuration, command line and admin listener of the daemon, `pierhead setup`, and the commands of a worker.",
+        &["pierhead/", "client-setup/", "worker/"],
+    ),
+    (
+        "Internal limits",
+        "Memory, queues and intervals of the cache and of background work. No request meets them.",
+        &["atomic-file/", "cache/", "host/", "pmem/"],
+    ),
+];
+/// Parts of a comment that mean a size in bytes.
 const OF_BYTES: &[&str] = &[
     "bytes of",
     "most bytes",
@@ -38,6 +79,7 @@ const OF_BYTES: &[&str] = &[
     "longest",
     "maximum size",
 ];
+/// Beginnings of a comment that mean a count.
 const OF_COUNT: &[&str] = &[
     "blobs",
     "entries",
@@ -50,10 +92,10 @@ const OF_COUNT: &[&str] = &[
     "most files",
     "runs",
 ];
-/// Names of a size whose value is one power of two.
+/// Ends of the names of sizes whose value is a single power of two.
 const SIZES: &[&str] = &["FILE", "LINE", "CONFIG", "SPECIAL"];
-/// Fewer bounds than this mean that the test reads nothing.
-const FEWEST: usize = 80;
+/// Fewer limits than this mean that the test does not find the sources.
+const MIN_LIMITS: usize = 80;
 
 #[derive(Debug, PartialEq)]
 enum Value {
@@ -61,14 +103,14 @@ enum Value {
     Time(Duration),
 }
 
-/// A constant as the source has it.
+/// A constant of the source code.
 struct Constant {
     name: String,
     expression: String,
     help: String,
 }
 
-/// The constants of a file that are numbers or times.
+/// The constants of a file whose type is a number or a duration.
 fn constants(text: &str) -> Vec<Constant> {
     const TYPES: &[&str] = &["usize", "u64", "u32", "u16", "u8", "i64", "Duration"];
     let (mut found, mut help) = (Vec::new(), Vec::new());
@@ -106,7 +148,7 @@ fn constants(text: &str) -> Vec<Constant> {
     found
 }
 
-/// The value of an expression of numbers, `<<`, `*`, `+`, `-`, other constants and `Duration`.
+/// Evaluates an expression of numbers, `<<`, `*`, `+`, `-`, other constants and `Duration`.
 fn value(expression: &str, known: &BTreeMap<String, String>, depth: usize) -> Option<Value> {
     let expression = expression.trim();
     for (name, unit) in [("secs", 1_000_000), ("millis", 1000), ("micros", 1)] {
@@ -124,7 +166,7 @@ fn value(expression: &str, known: &BTreeMap<String, String>, depth: usize) -> Op
     }
 }
 
-/// Left to right by the weakest operator first, without brackets: no bound has any.
+/// Evaluates an expression without brackets: no limit has brackets.
 fn number(expression: &str, known: &BTreeMap<String, String>, depth: usize) -> Option<u64> {
     let expression = expression.trim();
     for operator in [" << ", " + ", " - ", " * "] {
@@ -148,10 +190,10 @@ fn number(expression: &str, known: &BTreeMap<String, String>, depth: usize) -> O
         .flatten()
 }
 
-fn shown(constant: &Constant, value: Option<&Value>) -> String {
+fn format_value(constant: &Constant, value: Option<&Value>) -> String {
     let number = match value {
         None => return format!("`{}`", constant.expression),
-        Some(Value::Time(time)) => return shown_time(*time),
+        Some(Value::Time(time)) => return format_time(*time),
         Some(Value::Number(number)) => *number,
     };
     let help = constant.help.to_lowercase();
@@ -171,7 +213,7 @@ fn shown(constant: &Constant, value: Option<&Value>) -> String {
     }
 }
 
-fn shown_time(time: Duration) -> String {
+fn format_time(time: Duration) -> String {
     let (seconds, millis) = (time.as_secs(), time.as_millis());
     match seconds {
         0 => format!("{millis} ms"),
@@ -188,10 +230,26 @@ fn pairs(all: &[Constant]) -> impl Iterator<Item = (String, String)> {
         .map(|it| (it.name.clone(), it.expression.clone()))
 }
 
-fn is_bound(name: &str) -> bool {
-    NAMES.contains(&name)
-        || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+fn is_limit(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// What is wrong with a comment that the page shows alone.
+fn comment_problem(help: &str) -> Option<&'static str> {
+    let first = help.split([' ', ',']).next().unwrap_or_default();
+    match () {
+        () if help.is_empty() => Some("has no comment"),
+        () if !help.ends_with('.') => Some("has a comment that does not end with a full stop"),
+        () if !first.starts_with(|it: char| it.is_uppercase()) => {
+            Some("has a comment that does not begin with a capital letter")
+        }
+        () if help.split_whitespace().count() < 4 => Some("has a comment of less than four words"),
+        () if DANGLING_WORDS.contains(&first) => Some(
+            "has a comment that needs its context: begin with a noun, such as \"Maximum number of …\"",
+        ),
+        () => None,
+    }
 }
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -214,78 +272,95 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-#[test]
-fn the_page_has_every_bound() {
+/// The sources of all crates: each file's path below `crates/`, with its constants.
+fn all_constants() -> Vec<(String, Vec<Constant>)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let crates = crates.canonicalize().expect("the crates");
-    let mut names: Vec<_> = fs::read_dir(&crates)
-        .expect("a readable folder")
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .filter(|name| !SKIPPED_CRATES.contains(&name.as_str()))
-        .collect();
-    names.sort();
-    let mut sources_of = Vec::new();
-    for name in names {
-        let mut files = Vec::new();
-        sources(&crates.join(&name).join("src"), &mut files);
-        files.sort();
-        let read = files.into_iter().map(|file| {
-            let source = fs::read_to_string(&file).expect("a readable file");
-            // What stands below the tests of a file is no bound of the product.
-            let source = source
-                .split("#[cfg(test)]\nmod tests")
-                .next()
-                .unwrap_or_default();
-            let place = file
-                .strip_prefix(&crates)
-                .expect("below")
-                .display()
-                .to_string();
-            (place, constants(source))
-        });
-        sources_of.push((name, read.collect::<Vec<_>>()));
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&crates).expect("a readable folder") {
+        let folder = entry.expect("an entry").path();
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        if !SKIPPED_CRATES.contains(&&*name) {
+            sources(&folder.join("src"), &mut found);
+        }
     }
-    // A bound may be made of one of another file.
-    let everywhere = sources_of.iter().flat_map(|(_, files)| files);
-    let everywhere: BTreeMap<_, _> = everywhere.flat_map(|(_, all)| pairs(all)).collect();
+    found.sort();
+    let constants_of = |file: PathBuf| {
+        let source = fs::read_to_string(&file).expect("a readable file");
+        // Code after the tests of a file is test code.
+        let source = source.split("#[cfg(test)]\nmod tests").next();
+        let path = file.strip_prefix(&crates).expect("a path below crates");
+        (
+            path.display().to_string(),
+            constants(source.unwrap_or_default()),
+        )
+    };
+    found.into_iter().map(constants_of).collect()
+}
+
+/// One row of the page.
+fn row(path: &str, constant: &Constant, known: &BTreeMap<String, String>) -> String {
+    let value = value(&constant.expression, known, 4);
+    let value = format_value(constant, value.as_ref());
+    let help = constant.help.replace("[`", "`").replace("`]", "`");
+    let help = help.replace('|', "\\|");
+    format!("| {help} | {value} | `{}` in `{path}` |\n", constant.name)
+}
+
+#[test]
+fn the_page_has_every_limit() {
+    let files = all_constants();
+    // A limit may be computed from a constant of another file.
+    let everywhere: BTreeMap<_, _> = files.iter().flat_map(|(_, all)| pairs(all)).collect();
     let (mut text, mut count) = (String::new(), 0);
-    for (name, files) in sources_of {
-        let mut rows = String::new();
-        for (place, all) in files {
+    for (heading, introduction, paths) in SECTIONS {
+        let introduction = super::wrap(introduction);
+        let _ = write!(
+            text,
+            "## {heading}\n\n{introduction}\n\n| limit | value | constant |\n|---|---|---|\n"
+        );
+        for (path, all) in &files {
+            if !paths.iter().any(|prefix| path.starts_with(prefix)) {
+                continue;
+            }
             let mut known = everywhere.clone();
-            known.extend(pairs(&all));
-            for constant in all
-                .iter()
-                .filter(|it| is_bound(&it.name) && !it.help.is_empty())
-            {
-                let value = value(&constant.expression, &known, 4);
-                let (shown, help) = (
-                    shown(constant, value.as_ref()),
-                    constant.help.replace("[`", "`"),
-                );
-                let (name, help) = (&constant.name, help.replace("`]", "`").replace('|', "\\|"));
-                let _ = writeln!(rows, "| `{name}` | {shown} | {help} | `{place}` |");
+            known.extend(pairs(all));
+            for constant in all.iter().filter(|it| is_limit(&it.name)) {
+                text.push_str(&row(path, constant, &known));
                 count += 1;
             }
         }
-        if !rows.is_empty() {
-            let head =
-                "| constant | value | what it bounds | file below `crates/` |\n|---|---|---|---|\n";
-            let _ = write!(text, "## {name}\n\n{head}{rows}\n");
-        }
+        text.push('\n');
     }
-    assert!(count >= FEWEST, "only {count} bounds");
+    let all = files.iter().flat_map(|(_, all)| all);
+    let limits = all.filter(|it| is_limit(&it.name)).count();
+    assert_eq!(count, limits, "a crate is in no section");
+    assert!(count >= MIN_LIMITS, "only {count} limits");
     check_page("limits.md", &format!("{}\n", text.trim_end()));
 }
 
 #[test]
-fn values_are_read_as_the_compiler_reads_them() {
+fn every_limit_has_a_comment_that_reads_alone() {
+    let mut problems = Vec::new();
+    for (path, all) in all_constants() {
+        for constant in all {
+            if BARE_NAMES.contains(&&*constant.name) {
+                problems.push(format!(
+                    "{path}: {} does not say what it limits",
+                    constant.name
+                ));
+            }
+            let is_listed = is_limit(&constant.name);
+            if let Some(problem) = comment_problem(&constant.help).filter(|_| is_listed) {
+                problems.push(format!("{path}: {} {problem}", constant.name));
+            }
+        }
+    }
+    assert_eq!(problems.len(), 0, "{problems:#?}");
+}
+
+#[test]
+fn constant_expressions_are_evaluated_like_the_compiler_does() {
     let source = "/// Bytes.\npub const MAX_A: usize = 4 << 20;\nconst B: u64 = 24 * 3600;\n\
                   /// Days.\npub(crate) const MAX_C: Duration = Duration::from_secs(365 * B);\n\
                   const D: u64 = MAX_A as u64;\nconst TEXT: &str = \"x\";\n";
@@ -303,6 +378,6 @@ fn values_are_read_as_the_compiler_reads_them() {
     );
     assert_eq!(read(3), Some(Value::Number(4 << 20)));
     assert_eq!(all.len(), 4);
-    assert_eq!(shown(&all[0], read(0).as_ref()), "4MiB");
-    assert_eq!(shown(&all[2], read(2).as_ref()), "365 d");
+    assert_eq!(format_value(&all[0], read(0).as_ref()), "4MiB");
+    assert_eq!(format_value(&all[2], read(2).as_ref()), "365 d");
 }

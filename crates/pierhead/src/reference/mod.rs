@@ -1,6 +1,6 @@
-//! The reference pages: what is generated from the code, held against docs/reference/.
+//! Tests that compare the generated pages in docs/reference/ with the code.
 //!
-//! `cargo xtask docs --write` runs these tests with `PIERHEAD_WRITE_DOCS=1`, which writes the pages.
+//! `cargo xtask docs --write` runs these tests with `PIERHEAD_WRITE_DOCS=1`; they then write the pages.
 
 mod cli;
 mod configuration;
@@ -10,7 +10,7 @@ mod limits;
 use std::fs;
 use std::path::PathBuf;
 
-/// Text above this line is written by hand, text below it by this program.
+/// Separates the manual introduction of a page from its generated part.
 const MARKER: &str =
     "<!-- Generated from the code by `cargo xtask docs --write`. Edit the code instead. -->";
 
@@ -19,33 +19,33 @@ fn page(name: &str) -> PathBuf {
     PathBuf::from(root).join(name)
 }
 
-/// Compares a generated page with `generated`, or writes it.
+/// Compares the generated part of a page with `generated`, or writes it.
 ///
 /// # Panics
-/// When they differ.
+/// They differ, and `PIERHEAD_WRITE_DOCS` is not set.
 fn check_page(name: &str, generated: &str) {
     let written = fs::read_to_string(page(name)).unwrap_or_default();
-    let by_hand = written.split(MARKER).next().unwrap_or_default();
-    check_file(name, &format!("{by_hand}{MARKER}\n\n{generated}"));
+    let introduction = written.split(MARKER).next().unwrap_or_default();
+    check_file(name, &format!("{introduction}{MARKER}\n\n{generated}"));
 }
 
-/// Compares a generated file with `wanted`, or writes it.
+/// Compares a generated file with `expected`, or writes it.
 ///
 /// # Panics
-/// When they differ.
-fn check_file(name: &str, wanted: &str) {
+/// They differ, and `PIERHEAD_WRITE_DOCS` is not set.
+fn check_file(name: &str, expected: &str) {
     let path = page(name);
-    if fs::read_to_string(&path).is_ok_and(|found| found == wanted) {
+    if fs::read_to_string(&path).is_ok_and(|found| found == expected) {
         return;
     }
     if std::env::var_os("PIERHEAD_WRITE_DOCS").is_some() {
-        fs::write(&path, wanted).expect("the page is writable");
+        fs::write(&path, expected).expect("the page is writable");
         return;
     }
     panic!("docs/reference/{name} is not current: run `cargo xtask docs --write`");
 }
 
-/// Text in lines that fit a page.
+/// Wraps text to 100 columns.
 fn wrap(text: &str) -> String {
     const MAX_COLUMNS: usize = 100;
     let mut lines = vec![String::new()];

@@ -73,13 +73,13 @@ fn prepare(
     cache: &Cache,
 ) -> anyhow::Result<(Config, Prepared, u64)> {
     if let Some(path) = &args.config {
-        config::can_be_read_again(path).map_err(anyhow::Error::msg)?;
+        config::check_rereadable(path).map_err(anyhow::Error::msg)?;
     }
     let (file, overrides) = (args.config.as_deref(), args.overrides());
     let (data, machine) = (&environment.default_data, &environment.machine);
     // The configuration that a restart would have, and the one that is possible without a restart.
     let after_restart = config::load(file, &overrides, data, machine)?;
-    let mut new = config::load_under(old, file, &overrides, data, machine)?;
+    let mut new = config::load_for_reload(old, file, &overrides, data, machine)?;
     keep_restart_keys(old, &after_restart, &mut new)?;
     let remote = crate_configs::remote(&new, environment).map_err(anyhow::Error::msg)?;
     let remote = client.prepare(remote)?;

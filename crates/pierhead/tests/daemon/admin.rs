@@ -1,4 +1,4 @@
-//! The admin listener as scrapers, probes, scripts and attackers see it.
+//! Tests of the admin listener: health, metrics, invalid requests, cross-site requests.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use crate::harness::{Daemon, soon};
 
 #[tokio::test]
-async fn health_and_metrics() {
+async fn health_and_metrics_are_served() {
     let daemon = Daemon::start("", &[]).await;
     assert_eq!(daemon.get("/livez").await.status, 200);
     assert_eq!(daemon.get("/readyz").await.status, 200);
@@ -34,14 +34,14 @@ async fn health_and_metrics() {
     ] {
         assert!(text.contains(name), "{name} in {text}");
     }
-    // HEAD is GET without the body.
+    // HEAD has the response of GET without its body.
     let head = daemon.ask(Request::head("/livez")).await;
     assert_eq!((head.status, head.body.len()), (200, 0));
 }
 
 /// A pipe without a writer simulates a hanging disk: opening it blocks.
 #[tokio::test]
-async fn a_disk_that_hangs_makes_it_unready_until_it_answers() {
+async fn a_hanging_disk_makes_readyz_fail_until_it_recovers() {
     let daemon = Daemon::start("", &[]).await;
     assert_eq!(daemon.get("/readyz").await.status, 200);
     let file = daemon.data().join("version");
@@ -54,7 +54,7 @@ async fn a_disk_that_hangs_makes_it_unready_until_it_answers() {
         let answer = daemon.get("/readyz").await;
         let why = String::from_utf8_lossy(&answer.body);
         assert_eq!(answer.status, 503, "{why}");
-        assert!(why.contains("did not answer"), "{why}");
+        assert!(why.contains("did not end"), "{why}");
     }
     assert_eq!(daemon.get("/livez").await.status, 200);
     // Opens both ends, which does not block, and releases the waiting reader.
@@ -68,7 +68,7 @@ async fn a_disk_that_hangs_makes_it_unready_until_it_answers() {
 }
 
 #[tokio::test]
-async fn stat_tells_what_is_configured() {
+async fn the_stat_document_has_the_configuration() {
     let daemon = Daemon::start("cache.size = \"3GiB\"", &[]).await;
     let stat = daemon.get("/v1/stat").await.json();
     assert_eq!(stat["capacity"], 3_u64 << 30);
@@ -78,7 +78,7 @@ async fn stat_tells_what_is_configured() {
 }
 
 #[tokio::test]
-async fn a_page_of_another_origin_gets_nothing() {
+async fn a_request_of_another_origin_is_refused() {
     let daemon = Daemon::start("", &[]).await;
     let prune = || Request::new("POST", "/v1/prune").body("{\"target\":0}");
     for (request, status) in [
@@ -104,14 +104,14 @@ async fn a_page_of_another_origin_gets_nothing() {
 }
 
 #[tokio::test]
-async fn bad_requests_are_told_why() {
+async fn an_invalid_request_gets_an_error_with_the_cause() {
     let daemon = Daemon::start("", &[]).await;
     let post = |path: &str, body: String| {
         Request::new("POST", path)
             .header("x-pierhead", "1")
             .body(body)
     };
-    for (request, status, words) in [
+    for (request, status, part) in [
         (Request::get("/"), 404, "/metrics"),
         (Request::get("/v1/nothing"), 404, "/v1/nothing"),
         (Request::get("/v1/prune"), 405, "GET"),
@@ -177,18 +177,18 @@ async fn bad_requests_are_told_why() {
             .as_str()
             .map(str::to_owned)
             .expect("a text");
-        assert!(message.contains(words), "{words:?} in {message:?}");
+        assert!(message.contains(part), "{part:?} in {message:?}");
     }
 }
 
 #[tokio::test]
-async fn silent_connections_keep_no_probe_out() {
+async fn idle_connections_do_not_block_a_probe() {
     let daemon = Daemon::start("", &[]).await;
     let connect = || TcpStream::connect(daemon.admin);
     let mut silent = Vec::new();
-    // Twice as many as there are places; all tests of this process share its files.
+    // Twice the maximum. All tests of this process share its open files.
     for nth in 0..150 {
-        let mut stream = connect().await.expect("it is accepted");
+        let mut stream = connect().await.expect("a connection");
         if nth % 2 == 0 {
             stream.write_all(b"GET /livez HT").await.expect("sent");
         }
@@ -199,9 +199,9 @@ async fn silent_connections_keep_no_probe_out() {
         let answer = tokio::time::timeout(Duration::from_secs(10), asked).await;
         assert_eq!(answer.expect("at once").status, 200);
     }
-    // And none of them stays.
+    // All idle connections are closed.
     for mut stream in silent {
-        // Reset, or ended with or without a word.
+        // The connection is reset, or ends with or without a response.
         let _ = soon("its end", stream.read_to_end(&mut Vec::new())).await;
     }
 }

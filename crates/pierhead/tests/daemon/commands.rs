@@ -1,4 +1,4 @@
-//! `pierhead cache …` against a running daemon.
+//! Tests of `pierhead cache …` and `pierhead doctor` with a running daemon.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn objects(text: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn warm_list_and_stat() {
+async fn a_warmed_image_is_listed_and_counted() {
     let (registry, image, daemon) = with_image().await;
     let out = daemon.cached(&["warm", IMAGE]).await;
     assert_eq!(out, format!("warmed {IMAGE}\nwarmed 1, failed 0\n"));
@@ -57,25 +57,25 @@ async fn warm_list_and_stat() {
         "{list}"
     );
 
-    // Each line of the image says so; and the image has a line of its own.
+    // Each blob of the image names the image, and the image has a line of its own.
     assert_eq!(
         list.matches(IMAGE).count(),
         image.digests().count(),
         "{list}"
     );
     let table = daemon.cached(&["ls"]).await;
-    let words: Vec<Vec<&str>> = table
+    let cells: Vec<Vec<&str>> = table
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
     assert_eq!(
-        words[0],
+        cells[0],
         [
             "IMAGE", "PLATFORM", "SIZE", "COMPLETE", "PINNED", "LAST", "USE"
         ]
     );
-    assert_eq!((words.len(), words[1][0]), (2, IMAGE), "{table}");
-    assert_eq!(words[1][4..6], ["yes", "no"], "{table}");
+    assert_eq!((cells.len(), cells[1][0]), (2, IMAGE), "{table}");
+    assert_eq!(cells[1][4..6], ["yes", "no"], "{table}");
     let row = &objects(&daemon.cached(&["ls", "--json"]).await)[0];
     assert_eq!(
         (&row["image"], &row["pinned"]),
@@ -117,7 +117,7 @@ async fn warm_list_and_stat() {
 }
 
 #[tokio::test]
-async fn warm_tells_progress_and_failure() {
+async fn a_warm_reports_progress_and_failures() {
     let (registry, image, daemon) = with_image().await;
     let events = objects(&daemon.cached(&["warm", IMAGE, "--json"]).await);
     let last = events.last().expect("events");
@@ -132,7 +132,7 @@ async fn warm_tells_progress_and_failure() {
     assert_eq!(progress["done"], progress["blobs"], "{progress}");
     assert_eq!(progress["bytes_done"], progress["bytes"], "{progress}");
 
-    // One of three cannot be had: the other two are there, and the exit code says that not all is well.
+    // One of three images does not exist: the other two are cached, and the exit code is 1.
     registry.push("team/app", "2", &Image::random(8, &[1000]));
     registry.inject(Fault::Status(404).on("*/team/gone/*"));
     let (code, out, err) = daemon
@@ -150,7 +150,7 @@ async fn warm_tells_progress_and_failure() {
 }
 
 #[tokio::test]
-async fn pins_outlive_a_prune() {
+async fn pinned_images_survive_a_prune() {
     let (_registry, image, daemon) = with_image().await;
     daemon.cached(&["warm", "--pin", IMAGE]).await;
     let pins = daemon.cached(&["ls", "--pins"]).await;
@@ -201,7 +201,7 @@ async fn pins_outlive_a_prune() {
 }
 
 #[tokio::test]
-async fn verify_finds_what_is_damaged() {
+async fn a_verification_removes_a_corrupt_blob() {
     let (registry, image, daemon) = with_image().await;
     daemon.cached(&["warm", IMAGE]).await;
     assert!(
@@ -222,9 +222,9 @@ async fn verify_finds_what_is_damaged() {
         .join("blobs/sha256")
         .join(&hex[..2])
         .join(&hex);
-    let mut content = std::fs::read(&path).expect("it is there");
+    let mut content = std::fs::read(&path).expect("the file exists");
     content[1000] ^= 1;
-    std::fs::write(&path, content).expect("it is written");
+    std::fs::write(&path, content).expect("the file is written");
 
     let (code, out, _) = daemon.cache(&["verify", "--json"]).await;
     assert_eq!(code, Some(1), "{out}");
@@ -239,7 +239,7 @@ async fn verify_finds_what_is_damaged() {
     );
     let done = events.last().expect("events");
     assert_eq!((&done["good"], &done["bad"]), (&4.into(), &1.into()));
-    // It is out, and comes back.
+    // The blob is removed, and fetched again at the next request.
     assert!(
         !daemon
             .cached(&["ls", "--blobs"])
@@ -257,7 +257,7 @@ async fn verify_finds_what_is_damaged() {
 }
 
 #[tokio::test]
-async fn doctor_looks_at_what_the_daemon_runs_with() {
+async fn doctor_checks_the_configuration_in_effect() {
     let hub = FakeRegistry::builder()
         .basic_auth("someone", "hunter2")
         .start()
@@ -281,7 +281,7 @@ async fn doctor_looks_at_what_the_daemon_runs_with() {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pierhead"));
     command.args(["doctor", "--json", "--admin", &daemon.admin.to_string()]);
     let output = crate::harness::soon("its end", command.output()).await;
-    let output = output.expect("it runs");
+    let output = output.expect("pierhead runs");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let findings = report["findings"].as_array().expect("findings");
     let level = |about: &str| {
@@ -291,9 +291,9 @@ async fn doctor_looks_at_what_the_daemon_runs_with() {
             of.next().is_none(),
         )
     };
-    // Only a flag of the daemon names this upstream.
+    // This upstream is only in a flag of the daemon.
     assert_eq!(level("upstream flag.lab"), ("ok".into(), true), "{report}");
-    // Only the file has the password: the shown configuration masks it.
+    // Only the file has the password: the configuration in effect masks it.
     assert_eq!(level("upstream hub.lab"), ("ok".into(), true), "{report}");
     assert_eq!(level("configuration").0, "ok", "{report}");
     assert!(!report.to_string().contains("hunter2"));
@@ -331,7 +331,7 @@ async fn fake_admin(bodies: Vec<(&'static str, String)>) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn doctor_sends_secrets_to_addresses_of_the_file_alone() {
+async fn doctor_sends_credentials_only_to_addresses_of_the_file() {
     let password = async || {
         let registry = FakeRegistry::builder().basic_auth("someone", "hunter2");
         registry.start().await
@@ -367,7 +367,7 @@ async fn doctor_sends_secrets_to_addresses_of_the_file_alone() {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pierhead"));
     command.args(["doctor", "--json", "--admin", &admin.to_string()]);
     let output = crate::harness::soon("its end", command.output()).await;
-    let output = output.expect("it runs");
+    let output = output.expect("pierhead runs");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let asked = thief.requests();
     assert!(!asked.is_empty(), "the address is looked at: {report}");
@@ -389,7 +389,7 @@ async fn doctor_sends_secrets_to_addresses_of_the_file_alone() {
 }
 
 #[tokio::test]
-async fn a_list_of_images_that_ends_early_says_so() {
+async fn an_incomplete_list_of_images_is_a_warning() {
     let admin = fake_admin(vec![(
         "/v1/images",
         "{\"images\":[],\"more\":true}".to_owned(),
@@ -398,19 +398,19 @@ async fn a_list_of_images_that_ends_early_says_so() {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pierhead"));
     command.args(["cache", "ls", "--admin", &format!("http://{admin}")]);
     let output = crate::harness::soon("its end", command.output()).await;
-    let output = output.expect("it runs");
+    let output = output.expect("pierhead runs");
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{err}");
     assert!(err.contains("1000"), "{err}");
 }
 
 #[tokio::test]
-async fn what_a_prune_cannot_free_evicts_nothing() {
+async fn a_prune_below_the_fixed_size_deletes_nothing() {
     let (_registry, _, daemon) = with_image().await;
     daemon.cached(&["warm", IMAGE]).await;
     let used = async || daemon.get("/v1/stat").await.json()["used"].clone();
     let before = used().await;
-    // A file that is not the cache's.
+    // A file of another program.
     std::fs::write(daemon.data().join("backup"), vec![1; 4 << 20]).expect("written");
     daemon.cached(&["prune", "--to", "2MiB"]).await;
     assert_eq!(used().await, before, "there is room for all that counts");
@@ -423,7 +423,7 @@ async fn what_a_prune_cannot_free_evicts_nothing() {
 }
 
 #[tokio::test]
-async fn an_image_is_removed_unless_it_is_pinned() {
+async fn an_unpinned_image_is_removed() {
     let (registry, image, daemon) = with_image().await;
     let other = Image::random(8, &[50_000]);
     registry.push("team/app", "2", &other);
@@ -467,7 +467,7 @@ async fn an_image_is_removed_unless_it_is_pinned() {
     );
 }
 
-/// Bytes of bundle files, without the directory.
+/// Bytes of packs, plans and indexes.
 async fn bundle_bytes(daemon: &Daemon) -> u64 {
     let stat = &objects(&daemon.cached(&["stat", "--json"]).await)[0];
     let kind = |name: &str| stat["bundle"][name].as_u64().expect("bytes");
@@ -475,7 +475,7 @@ async fn bundle_bytes(daemon: &Daemon) -> u64 {
 }
 
 #[tokio::test]
-async fn bundles_leave_with_their_images() {
+async fn a_removed_image_loses_its_bundles() {
     let registry = FakeRegistry::start().await;
     let options = TreeOptions {
         changes: 600,
@@ -499,7 +499,7 @@ async fn bundles_leave_with_their_images() {
             while request()
                 .send(daemon.listen)
                 .await
-                .expect("an answer")
+                .expect("a response")
                 .status
                 != 200
             {
@@ -507,7 +507,7 @@ async fn bundles_leave_with_their_images() {
             }
         };
         crate::harness::soon("a bundle", asking).await;
-        // A pack that is made anew changes the bytes that the test counts.
+        // A pack that is rebuilt would change the bytes that the test counts.
         let packing = async {
             while daemon.get("/v1/stat").await.json()["bundle"]["jobs"] != 0 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -520,7 +520,7 @@ async fn bundles_leave_with_their_images() {
     daemon.cached(&["rm", "lab:5000/team/app:1"]).await;
     assert_eq!(bundle_bytes(&daemon).await, 0, "after rm");
     ready().await;
-    // The target fits all blobs and no pack.
+    // The target is large enough for all blobs and no pack.
     let before = daemon.get("/v1/stat").await.json();
     let bytes = |of: &str, kind: &str| before[of][kind].as_u64().expect("bytes");
     let counted = bytes("disk", "total") - bytes("disk", "other");

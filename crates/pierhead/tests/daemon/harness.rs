@@ -1,4 +1,4 @@
-//! The real binary as a process of its own, on ports that it picks.
+//! Test harness: runs the daemon as a process on free ports, and sends requests and signals to it.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,10 +13,10 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-/// No event that is waited for may take longer: what takes so long hangs.
+/// Time limit of each event. A longer wait means that pierhead hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for an event, not for ever.
+/// Waits for an event, with a time limit.
 pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, event).await {
         Ok(value) => value,
@@ -24,7 +24,7 @@ pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
     }
 }
 
-/// A running pierhead; killed when dropped.
+/// A running daemon. Dropping it kills the process.
 pub(crate) struct Daemon {
     child: Child,
     folder: TempDir,
@@ -53,14 +53,14 @@ fn serving(folder: &Path, arguments: &[&str]) -> Command {
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    // What this machine says about proxies must not change what is tested.
+    // Removes the proxy settings of the host, which would change the test.
     for name in ["https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"] {
         command.env_remove(name);
     }
     command
 }
 
-/// Collects lines as they come.
+/// Collects the lines of the log.
 fn follow(child: &mut Child) -> watch::Receiver<String> {
     let (sender, receiver) = watch::channel(String::new());
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
@@ -76,12 +76,12 @@ fn follow(child: &mut Child) -> watch::Receiver<String> {
 }
 
 impl Daemon {
-    /// Starts it with this configuration and waits until it is ready.
+    /// Starts a daemon with this configuration, and waits until it is ready.
     pub(crate) async fn start(config: &str, arguments: &[&str]) -> Self {
         Self::start_with(config, arguments, |_| {}).await
     }
 
-    /// The same with more that is set of the process.
+    /// Starts a daemon, after `more` has changed its command.
     pub(crate) async fn start_with(
         config: &str,
         arguments: &[&str],
@@ -89,25 +89,25 @@ impl Daemon {
     ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("pierhead.toml");
-        std::fs::write(&file, config).expect("it is written");
-        // Whatever the umask.
+        std::fs::write(&file, config).expect("the file is written");
+        // Sets the mode independently of the umask.
         let everybody = std::fs::Permissions::from_mode(0o644);
-        std::fs::set_permissions(file, everybody).expect("it is ours");
+        std::fs::set_permissions(file, everybody).expect("a new mode");
         let mut command = serving(folder.path(), arguments);
         more(&mut command);
         let mut child = command.spawn().expect("it starts");
         let mut log = follow(&mut child);
         let ready = folder.path().join("ready");
-        // The line comes after the file; a process that ends instead closes the log.
+        // The log line follows the ready file. If the process exits instead, the log ends.
         let started = soon("the start", log.wait_for(|log| log.contains("is ready")))
             .await
             .is_ok();
         assert!(started, "it did not start: {}", *log.borrow());
         let told: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(ready).expect("it is there")).expect("JSON");
+            serde_json::from_slice(&std::fs::read(ready).expect("the file exists")).expect("JSON");
         let address = |value: &serde_json::Value| value.as_str().and_then(|text| text.parse().ok());
         let listen = address(&told["listen"][0]).expect("an address");
-        // Where it is off, nobody may ask it.
+        // Without an admin listener, an address that refuses connections.
         let admin = address(&told["admin"]).unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
         Self {
             child,
@@ -118,16 +118,16 @@ impl Daemon {
         }
     }
 
-    /// A second one on the same data folder, which is expected to refuse.
+    /// Runs a second daemon with the same data folder, which must fail.
     pub(crate) async fn second(&self, arguments: &[&str]) -> Output {
         refuse(self.folder.path(), arguments).await
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id().expect("it runs")
+        self.child.id().expect("pierhead runs")
     }
 
-    /// Of its configuration and all else.
+    /// The folder with configuration and data.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -140,47 +140,48 @@ impl Daemon {
         self.folder.path().join("ready")
     }
 
-    /// Takes effect at the next SIGHUP.
+    /// Writes the configuration file. The daemon reads it at the next SIGHUP.
     pub(crate) fn configure(&self, config: &str) {
-        std::fs::write(self.folder.path().join("pierhead.toml"), config).expect("it is written");
+        std::fs::write(self.folder.path().join("pierhead.toml"), config)
+            .expect("the file is written");
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        tell(&self.child, signal);
+        send_signal(&self.child, signal);
     }
 
-    /// How it ends.
+    /// Waits until the process exits.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         soon("the end", self.child.wait())
             .await
             .expect("it is our child")
     }
 
-    /// Everything logged so far.
+    /// The log so far.
     pub(crate) fn log(&self) -> String {
         self.log.borrow().clone()
     }
 
-    /// Waits until the log says so.
-    pub(crate) async fn logs(&self, words: &str) {
+    /// Waits until the log contains the text.
+    pub(crate) async fn logs(&self, text: &str) {
         let mut log = self.log.clone();
-        let said = soon(words, log.wait_for(|log| log.contains(words)))
+        let is_logged = soon(text, log.wait_for(|log| log.contains(text)))
             .await
             .is_ok();
-        assert!(said, "{words:?} was never logged: {}", *log.borrow());
+        assert!(is_logged, "{text:?} was never logged: {}", *log.borrow());
     }
 
-    /// One request to the admin listener.
+    /// Sends a request to the admin listener.
     pub(crate) async fn ask(&self, request: Request) -> Response {
-        request.send(self.admin).await.expect("an answer")
+        request.send(self.admin).await.expect("a response")
     }
 
-    /// GET from the admin listener.
+    /// Sends GET to the admin listener.
     pub(crate) async fn get(&self, path: &str) -> Response {
         self.ask(Request::get(path)).await
     }
 
-    /// `pierhead cache …` against it: exit code, standard output, standard error.
+    /// Runs `pierhead cache …`. Returns exit code, standard output and standard error.
     pub(crate) async fn cache(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
         command
@@ -189,7 +190,7 @@ impl Daemon {
             .args(["--admin", &format!("http://{}", self.admin)]);
         let output = soon("the command's end", command.output())
             .await
-            .expect("it runs");
+            .expect("pierhead runs");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         (
             output.status.code(),
@@ -198,7 +199,7 @@ impl Daemon {
         )
     }
 
-    /// The same where it is to succeed: standard output.
+    /// Runs `pierhead cache …`, which must succeed. Returns standard output.
     #[track_caller]
     pub(crate) fn cached(&self, arguments: &[&str]) -> impl Future<Output = String> {
         let caller = std::panic::Location::caller();
@@ -211,36 +212,36 @@ impl Daemon {
 }
 
 /// Sends a signal.
-pub(crate) fn tell(child: &Child, signal: Signal) {
+pub(crate) fn send_signal(child: &Child, signal: Signal) {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    let pid = pid.and_then(Pid::from_raw).expect("it runs");
-    rustix::process::kill_process(pid, signal).expect("it is there");
+    let pid = pid.and_then(Pid::from_raw).expect("pierhead runs");
+    rustix::process::kill_process(pid, signal).expect("the file exists");
 }
 
-/// Starts it where it is expected to hang before it is ready.
+/// Starts a daemon that must hang before it is ready.
 pub(crate) fn start_only(folder: &Path, more: impl FnOnce(&mut Command)) -> Child {
-    std::fs::write(folder.join("pierhead.toml"), "").expect("it is written");
+    std::fs::write(folder.join("pierhead.toml"), "").expect("the file is written");
     let mut command = serving(folder, &[]);
     more(&mut command);
     command.spawn().expect("it starts")
 }
 
-/// Runs `serve` in a folder where it is expected to refuse.
+/// Runs `serve` in a folder, which must fail.
 pub(crate) async fn refuse(folder: &Path, arguments: &[&str]) -> Output {
     let config = folder.join("pierhead.toml");
     if !config.exists() {
-        std::fs::write(config, "").expect("it is written");
+        std::fs::write(config, "").expect("the file is written");
     }
     soon("the refusal", serving(folder, arguments).output())
         .await
-        .expect("it runs")
+        .expect("pierhead runs")
 }
 
-/// A password, as an upstream's `password_file`.
+/// A password file of an upstream.
 pub(crate) fn password_file() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&file, "hunter2\n").expect("a password");
-    // pierhead warns of this.
+    // All users can read it, which is a warning of pierhead.
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     std::fs::set_permissions(&file, all).expect("its mode");
     file

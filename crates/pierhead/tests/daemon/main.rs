@@ -1,4 +1,4 @@
-//! The real binary with a daemon running: start, admin API, cache commands, signals.
+//! Tests with a running daemon: start, admin API, cache commands, upstreams, signals.
 
 mod admin;
 mod commands;

@@ -1,4 +1,4 @@
-//! Naming rules for the metrics of all crates.
+//! Tests of the metrics of all crates: naming rules, `promtool`, and the page docs/reference/metrics.md.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Seek as _, Write as _};
@@ -10,7 +10,7 @@ use pierhead_testkit::registry::FakeRegistry;
 
 use crate::harness::{Daemon, soon};
 
-/// One line of the exposition.
+/// One sample of the metrics text.
 struct Sample<'a> {
     name: &'a str,
     labels: Vec<(&'a str, &'a str)>,
@@ -43,10 +43,10 @@ fn is_snake_case(name: &str) -> bool {
     starts && name.chars().all(is_allowed) && !name.contains("__") && !name.ends_with('_')
 }
 
-/// The naming errors of a metric family of that type.
+/// Violations of the naming rules by a metric family of this type.
 fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     let mut faults = Vec::new();
-    let words: Vec<&str> = name.split('_').collect();
+    let parts: Vec<&str> = name.split('_').collect();
     let mut must_not = |is_wrong: bool, fault| {
         if is_wrong {
             faults.push(fault);
@@ -54,7 +54,7 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     };
     must_not(!is_snake_case(name), "is not snake_case");
     must_not(
-        !matches!(words[0], "pierhead" | "process"),
+        !matches!(parts[0], "pierhead" | "process"),
         "has a prefix that is not ours",
     );
     for unit in [
@@ -74,7 +74,7 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
         "mbit",
         "bits",
     ] {
-        must_not(words.contains(&unit), "has a unit that is no base unit");
+        must_not(parts.contains(&unit), "has a unit that is not a base unit");
     }
     // A metric family name ends with its unit. The encoder adds type suffixes such as `_total`.
     for suffix in ["_total", "_count", "_sum", "_bucket", "_info", "_created"] {
@@ -83,25 +83,25 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     let is_rate = name.ends_with("_bytes_per_second");
     for unit in ["bytes", "seconds"] {
         must_not(
-            words.contains(&unit) && words.last() != Some(&unit) && !is_rate,
+            parts.contains(&unit) && parts.last() != Some(&unit) && !is_rate,
             "does not end with its unit",
         );
     }
-    let is_of_a_rate = words.iter().any(|it| matches!(*it, "bandwidth" | "speed"));
+    let is_of_a_rate = parts.iter().any(|it| matches!(*it, "bandwidth" | "speed"));
     must_not(is_of_a_rate && !is_rate, "is a rate in no unit");
     must_not(is_rate && kind != "gauge", "is a rate and no gauge");
     must_not(name.contains("seconds") && is_rate, "has two units");
     faults
 }
 
-/// The errors of one sample.
+/// Violations of the rules by one sample.
 fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
     let mut faults = Vec::new();
     for (label, value) in &sample.labels {
         if !is_snake_case(label) {
             faults.push(format!("{label} is not snake_case"));
         }
-        // An address is as in the configuration, and the last bucket is `+Inf`.
+        // Addresses are those of the configuration, and the last bucket is `+Inf`.
         if !["address", "le"].contains(label) && value.chars().any(char::is_uppercase) {
             faults.push(format!("{label}={value:?} is not lower case"));
         }
@@ -117,7 +117,7 @@ fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
     faults
 }
 
-/// The same in the older text format, which `promtool check metrics` reads.
+/// Converts to the older text format, which `promtool check metrics` reads.
 fn as_text_format(text: &str) -> String {
     let kinds: HashMap<&str, &str> = text
         .lines()
@@ -147,7 +147,7 @@ fn as_text_format(text: &str) -> String {
     converted
 }
 
-/// The errors that `promtool` finds, where it is installed.
+/// The errors of `promtool`; `None` if it is not installed.
 fn promtool(text: &str) -> Option<String> {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(as_text_format(text).as_bytes())
@@ -161,13 +161,13 @@ fn promtool(text: &str) -> Option<String> {
     if !pierhead_testkit::skip::unless("promtool", has) {
         return None;
     }
-    let checked = checked.expect("it runs");
+    let checked = checked.expect("pierhead runs");
     let found = [checked.stdout, checked.stderr].concat();
     let found = String::from_utf8_lossy(&found).into_owned();
     (!checked.status.success() || !found.is_empty()).then_some(found)
 }
 
-/// Whether docs/reference/metrics.md has each metric of `text`, and no others but those of another kernel.
+/// Asserts that docs/reference/metrics.md has each metric of `text`, and no others except those of other kernels.
 /// `cargo xtask docs --write` writes the page.
 fn is_on_the_page(text: &str) {
     const MARKER: &str =
@@ -231,7 +231,7 @@ fn is_on_the_page(text: &str) {
 }
 
 #[test]
-fn a_name_or_a_label_against_the_rules_is_found() {
+fn a_violation_of_the_naming_rules_is_found() {
     for (name, kind) in [
         ("pierhead_Cache", "gauge"),
         ("cache_hits", "counter"),
@@ -253,11 +253,11 @@ fn a_name_or_a_label_against_the_rules_is_found() {
 }
 
 #[tokio::test]
-async fn every_metric_keeps_the_rules() {
+async fn every_metric_follows_the_naming_rules() {
     let registry = FakeRegistry::start().await;
     let image = Image::random(1, &[70_000]);
     registry.push("app", "1", &image);
-    // A tier in memory has metrics of its own.
+    // A tier in memory has additional metrics.
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
     let config = format!(
         "default_upstream = \"reg.example\"\n\
@@ -329,7 +329,7 @@ async fn every_metric_keeps_the_rules() {
         let is_there = names.iter().any(|name| name.starts_with(&prefix));
         assert!(is_there, "nothing of {prefix} was looked at: {names:?}");
     }
-    // The names of Prometheus' own client libraries.
+    // The names that the client libraries of Prometheus use.
     for name in [
         "process_cpu_seconds_total",
         "process_max_fds",
@@ -351,14 +351,14 @@ async fn every_metric_keeps_the_rules() {
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix("process_start_time_seconds "));
-        line.expect("it is told").to_owned()
+        line.expect("the metric exists").to_owned()
     };
     let again = daemon.get("/metrics").await;
     assert_eq!(
         started(&text),
         started(&String::from_utf8_lossy(&again.body))
     );
-    // Two misses when the second request arrived before the commit of the blob.
+    // Two misses if the second request arrives before the blob is committed.
     let line = "pierhead_proxy_requests_total{endpoint=\"blob\",cache=\"miss\",status=\"2xx\"} ";
     let misses = text.lines().find_map(|it| it.strip_prefix(line));
     assert!(

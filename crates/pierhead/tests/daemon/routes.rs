@@ -1,4 +1,4 @@
-//! The routes of `docs/reference/http-api.md`, held against a running daemon.
+//! Compares the routes in docs/reference/http-api.md with a running daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +7,14 @@ use pierhead_testkit::http::Request;
 use crate::harness::Daemon;
 
 const METHODS: &[&str] = &["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"];
-/// Nothing listens there: each request for an upstream fails at once.
+/// An upstream without a listener, so each request to it fails immediately.
 const NO_UPSTREAM: &str = "docker.io=http://127.0.0.1:1";
 
-/// A path with its methods, and all statuses that the page allows.
+/// The methods and statuses of each path on the page.
 struct Routes(BTreeMap<String, (BTreeSet<String>, BTreeSet<u16>)>);
 
 impl Routes {
-    /// Of the section of the page with this heading.
+    /// Parses the section of the page with this heading.
     fn of(heading: &str) -> Self {
         let page = concat!(
             env!("CARGO_MANIFEST_DIR"),
@@ -35,7 +35,7 @@ impl Routes {
             .map(cells)
             .collect();
         let common = rows.iter().filter_map(|row| row[0].parse::<u16>().ok());
-        // Statuses of single paths stand with their paths, and are wrong elsewhere.
+        // Statuses of single paths are valid for these paths only.
         let common: BTreeSet<_> = common.filter(|code| *code >= 400).collect();
         let mut routes = Self(BTreeMap::new());
         for row in rows.iter().filter(|row| row[1].starts_with('/')) {
@@ -50,7 +50,7 @@ impl Routes {
         routes
     }
 
-    /// Asks for each path by each method.
+    /// Sends each method to each path.
     async fn check(&self, daemon: &Daemon, is_admin: bool) {
         let digest = format!("sha256:{}", "0".repeat(64));
         for (path, (methods, statuses)) in &self.0 {
@@ -79,17 +79,17 @@ impl Routes {
 }
 
 #[tokio::test]
-async fn clients_have_the_routes_of_the_page() {
+async fn the_client_listener_has_the_routes_of_the_page() {
     let daemon = Daemon::start("", &["--upstream", NO_UPSTREAM]).await;
-    let routes = Routes::of("## The listener of clients\n");
+    let routes = Routes::of("## Client listener\n");
     assert!(routes.0.len() >= 11, "{}", routes.0.len());
     routes.check(&daemon, false).await;
 }
 
 #[tokio::test]
-async fn operators_have_the_routes_of_the_page() {
+async fn the_admin_listener_has_the_routes_of_the_page() {
     let daemon = Daemon::start("", &["--upstream", NO_UPSTREAM]).await;
-    let routes = Routes::of("## The admin listener\n");
+    let routes = Routes::of("## Admin listener\n");
     assert!(routes.0.len() >= 12, "{}", routes.0.len());
     routes.check(&daemon, true).await;
 }

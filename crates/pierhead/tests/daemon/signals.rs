@@ -1,4 +1,4 @@
-//! SIGHUP, SIGTERM, SIGINT.
+//! Tests of signals: SIGHUP reloads the configuration, SIGTERM and SIGINT shut the daemon down.
 
 use pierhead_testkit::http::{Connection, End, Request};
 use pierhead_testkit::images::Image;
@@ -6,7 +6,7 @@ use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 
-use crate::harness::{Daemon, soon, start_only, tell};
+use crate::harness::{Daemon, send_signal, soon, start_only};
 
 async fn capacity(daemon: &Daemon) -> u64 {
     daemon.get("/v1/stat").await.json()["capacity"]
@@ -15,18 +15,21 @@ async fn capacity(daemon: &Daemon) -> u64 {
 }
 
 #[tokio::test]
-async fn hangup_takes_a_new_configuration_and_keeps_connections() {
+async fn a_reload_applies_the_configuration_and_keeps_connections() {
     let daemon = Daemon::start("cache.size = \"1GiB\"", &[]).await;
     let mut client = Connection::open(daemon.listen).await.expect("a connection");
     let ping = Request::get("/v2/");
-    assert_eq!(client.exchange(&ping).await.expect("an answer").status, 200);
+    assert_eq!(
+        client.exchange(&ping).await.expect("a response").status,
+        200
+    );
 
     daemon.configure("cache.size = \"2GiB\"\n[log]\nlevel = \"debug\"");
     daemon.signal(Signal::HUP);
     daemon.logs("configuration reloaded").await;
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
-    // A mistake changes nothing, not even what stands before it.
+    // A configuration with an error changes nothing, not even the keys before the error.
     daemon.configure("cache.size = \"3GiB\"\ntags.tttl = \"1s\"");
     daemon.signal(Signal::HUP);
     daemon
@@ -34,7 +37,7 @@ async fn hangup_takes_a_new_configuration_and_keeps_connections() {
         .await;
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
-    // What cannot change is named; the rest changes.
+    // The log names keys that need a restart; the other keys change.
     daemon.configure("cache.size = \"4GiB\"\ncache.min_free = \"1MiB\"");
     daemon.signal(Signal::HUP);
     daemon.logs("pierhead.toml:2) changed in").await;
@@ -56,7 +59,7 @@ async fn hangup_takes_a_new_configuration_and_keeps_connections() {
 }
 
 #[tokio::test]
-async fn hangup_takes_new_upstreams() {
+async fn a_reload_applies_new_upstreams() {
     let (one, two) = (FakeRegistry::start().await, FakeRegistry::start().await);
     for (registry, seed) in [(&one, 1), (&two, 2)] {
         registry.push("team/app", "1", &Image::random(seed, &[10]));
@@ -72,7 +75,7 @@ async fn hangup_takes_new_upstreams() {
         let answer = Request::get("/v2/lab:5000/team/app/manifests/1")
             .send(daemon.listen)
             .await
-            .expect("an answer");
+            .expect("a response");
         answer
             .header("docker-content-digest")
             .expect("a digest")
@@ -85,13 +88,12 @@ async fn hangup_takes_new_upstreams() {
     assert_eq!(manifest().await, Image::random(2, &[10]).root.to_string());
 }
 
-/// A pipe in place of the file would be waited for, and one that was read at the start is empty now,
-/// which would be all defaults.
+/// A reload from a new pipe would hang. A pipe that the start has read is empty, which would mean all defaults.
 #[tokio::test]
-async fn hangup_reads_files_alone() {
+async fn a_reload_reads_regular_files_only() {
     let mut daemon = Daemon::start("", &[]).await;
     let pipe = daemon.folder().join("pierhead.toml");
-    std::fs::remove_file(&pipe).expect("it is there");
+    std::fs::remove_file(&pipe).expect("the file exists");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).expect("a pipe");
     daemon.signal(Signal::HUP);
     daemon.logs("the configuration stays as it was").await;
@@ -105,9 +107,9 @@ async fn hangup_reads_files_alone() {
     assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
 }
 
-/// What a profile makes of other keys waits for the restart that the profile itself takes.
+/// Defaults that follow from a changed profile wait for the restart, like the profile.
 #[tokio::test]
-async fn hangup_applies_no_half_of_a_profile() {
+async fn a_reload_does_not_apply_a_changed_profile_in_part() {
     let nothing = "configuration reloaded: no key changed";
     for (before, after) in [("", "profile = \"small\""), ("profile = \"small\"", "")] {
         let daemon = Daemon::start(before, &[]).await;
@@ -116,16 +118,16 @@ async fn hangup_applies_no_half_of_a_profile() {
         daemon.logs(nothing).await;
         let log = daemon.log();
         assert!(log.contains("the change needs a restart"), "{log}");
-        // Told with its line, where it has one.
-        let told = match after {
+        // The log line has the line of the key, if the file has the key.
+        let message = match after {
             "" => " profile changed in",
             _ => "pierhead.toml:1) changed in",
         };
-        assert!(log.contains(told), "{log}");
+        assert!(log.contains(message), "{log}");
     }
 }
 
-/// A file whose disk hangs, as whoever opens it sees it: returns what ends that once it is dropped.
+/// Simulates a file on a hanging disk by a pipe. Dropping the result ends the hang.
 async fn hanging(pipe: std::path::PathBuf) -> std::fs::File {
     let open = move || std::fs::OpenOptions::new().write(true).open(pipe);
     let opened = tokio::task::spawn_blocking(open);
@@ -136,15 +138,15 @@ async fn hanging(pipe: std::path::PathBuf) -> std::fs::File {
 }
 
 #[tokio::test]
-async fn terminate_is_obeyed_while_a_reload_hangs() {
+async fn sigterm_ends_the_daemon_while_a_reload_hangs() {
     let folder = tempfile::tempdir().expect("a folder");
     let pipe = folder.path().join("authorities.pem");
-    std::fs::write(&pipe, "").expect("it is written");
+    std::fs::write(&pipe, "").expect("the file is written");
     let mut daemon = Daemon::start_with("", &[], |command| {
         command.env("SSL_CERT_FILE", &pipe);
     })
     .await;
-    std::fs::remove_file(&pipe).expect("it is there");
+    std::fs::remove_file(&pipe).expect("the file exists");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).expect("a pipe");
     daemon.signal(Signal::HUP);
     let hangs = hanging(pipe).await;
@@ -155,7 +157,7 @@ async fn terminate_is_obeyed_while_a_reload_hangs() {
 }
 
 #[tokio::test]
-async fn terminate_is_obeyed_while_a_start_hangs() {
+async fn sigterm_ends_the_daemon_while_a_start_hangs() {
     let folder = tempfile::tempdir().expect("a folder");
     let pipe = folder.path().join("authorities.pem");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).expect("a pipe");
@@ -163,14 +165,14 @@ async fn terminate_is_obeyed_while_a_start_hangs() {
         command.env("SSL_CERT_FILE", &pipe);
     });
     let hangs = hanging(pipe).await;
-    tell(&child, Signal::TERM);
+    send_signal(&child, Signal::TERM);
     let ended = soon("the end", child.wait()).await.expect("our child");
     assert_eq!(ended.code(), Some(0));
     drop(hangs);
 }
 
 #[tokio::test]
-async fn terminate_lets_answers_finish() {
+async fn sigterm_waits_for_responses_in_progress() {
     let registry = FakeRegistry::start().await;
     let image = Image::random(3, &[500_000]);
     registry.push("team/app", "1", &image);
@@ -196,7 +198,7 @@ async fn terminate_lets_answers_finish() {
     gate.release();
     let whole = soon("the whole answer", answer.whole())
         .await
-        .expect("an answer");
+        .expect("a response");
     assert_eq!(
         (whole.status, whole.end, whole.body.len()),
         (200, End::Clean, 500_000)
@@ -207,7 +209,7 @@ async fn terminate_lets_answers_finish() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_at_once() {
+async fn a_second_signal_aborts_responses() {
     let registry = FakeRegistry::start().await;
     let image = Image::random(4, &[500_000]);
     registry.push("team/app", "1", &image);
@@ -233,7 +235,7 @@ async fn a_second_signal_ends_at_once() {
     daemon.logs("shutting down").await;
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(1), "{}", daemon.log());
-    // Never a short body that looks whole.
+    // An aborted response must never look complete.
     assert!(
         soon("the cut", answer.whole())
             .await

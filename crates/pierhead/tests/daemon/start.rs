@@ -1,4 +1,4 @@
-//! What a start says, and when it is refused.
+//! Tests of the start: log lines, exit codes of failures, ports, limits and TLS.
 
 use pierhead_testkit::http::{Connection, Request};
 use pierhead_testkit::registry::FakeRegistry;
@@ -7,32 +7,32 @@ use rustix::process::Signal;
 use crate::harness::{Daemon, password_file, refuse};
 
 #[tokio::test]
-async fn says_where_it_listens_and_how_to_use_it() {
+async fn the_log_has_the_addresses_and_a_command_for_clients() {
     let daemon = Daemon::start("cache.size = \"1GiB\"", &[]).await;
     let log = daemon.log();
-    for words in [
+    for part in [
         format!("listens on http://{}", daemon.listen),
         format!("admin http://{}", daemon.admin),
         format!("docker pull {}/docker.io/library/alpine", daemon.listen),
         "of 1.0 GiB used".to_owned(),
         daemon.data().display().to_string(),
     ] {
-        assert!(log.contains(&words), "{words} in {log}");
+        assert!(log.contains(&part), "{part} in {log}");
     }
 }
 
 #[tokio::test]
-async fn a_size_above_the_disk_is_warned_of() {
+async fn a_cache_size_above_the_disk_is_a_warning() {
     let daemon = Daemon::start("cache.size = \"1000000GiB\"", &[]).await;
     let log = daemon.log();
-    assert_eq!(log.matches("there is room for").count(), 1, "{log}");
+    assert_eq!(log.matches("the disk has room for").count(), 1, "{log}");
     let daemon = Daemon::start("cache.size = \"1MiB\"", &[]).await;
     let log = daemon.log();
-    assert!(!log.contains("there is room for"), "{log}");
+    assert!(!log.contains("the disk has room for"), "{log}");
 }
 
 #[tokio::test]
-async fn a_second_process_on_the_same_data_is_refused() {
+async fn a_second_daemon_with_the_same_data_folder_fails() {
     let daemon = Daemon::start("", &[]).await;
     let output = daemon.second(&[]).await;
     let message = String::from_utf8_lossy(&output.stderr);
@@ -42,16 +42,16 @@ async fn a_second_process_on_the_same_data_is_refused() {
         "{message}"
     );
     assert!(message.contains("--data"), "{message}");
-    // The first one is as well as before.
+    // The first daemon still works.
     assert_eq!(daemon.get("/readyz").await.status, 200);
 }
 
 #[tokio::test]
-async fn data_of_another_version_is_refused_and_left_alone() {
+async fn a_data_folder_of_another_version_is_an_error_and_unchanged() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("data");
     std::fs::create_dir_all(data.join("blobs/sha256/ab")).expect("a folder");
-    std::fs::write(data.join("version"), "7000\n").expect("it is written");
+    std::fs::write(data.join("version"), "7000\n").expect("the file is written");
     let output = refuse(folder.path(), &[]).await;
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(72), "{message}");
@@ -61,13 +61,13 @@ async fn data_of_another_version_is_refused_and_left_alone() {
     );
     assert!(data.join("blobs/sha256/ab").exists());
     assert_eq!(
-        std::fs::read_to_string(data.join("version")).expect("it is there"),
+        std::fs::read_to_string(data.join("version")).expect("the file exists"),
         "7000\n"
     );
 }
 
 #[tokio::test]
-async fn a_taken_port_is_named() {
+async fn a_port_in_use_is_an_error_with_its_address() {
     let daemon = Daemon::start("", &[]).await;
     let folder = tempfile::tempdir().expect("a folder");
     let address = daemon.listen.to_string();
@@ -81,8 +81,8 @@ async fn a_taken_port_is_named() {
 }
 
 #[tokio::test]
-async fn pulls_are_served_though_the_default_admin_port_is_taken() {
-    // Whether by this or by somebody else on the machine.
+async fn pierhead_starts_without_an_admin_listener_if_its_default_port_is_in_use() {
+    // The port is in use by this test, or by another process of the host.
     let _taken = std::net::TcpListener::bind("127.0.0.1:5001");
     let daemon = Daemon::start("", &["--admin", "127.0.0.1:5001"]).await;
     assert!(
@@ -95,7 +95,7 @@ async fn pulls_are_served_though_the_default_admin_port_is_taken() {
 }
 
 #[tokio::test]
-async fn as_many_files_as_are_allowed_can_be_open() {
+async fn the_soft_limit_of_open_files_is_raised() {
     // The test lowers its own soft limit, which the daemon inherits.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let low = rustix::process::Rlimit {
@@ -106,18 +106,18 @@ async fn as_many_files_as_are_allowed_can_be_open() {
     let daemon = Daemon::start("", &[]).await;
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("as it was");
     let limits =
-        std::fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).expect("it runs");
+        std::fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).expect("pierhead runs");
     let line = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max open files"))
-        .expect("the kernel says it");
-    let mut words = line.split_whitespace();
-    assert_eq!(words.next(), words.next(), "{line}");
+        .expect("a line of the kernel");
+    let mut limits = line.split_whitespace();
+    assert_eq!(limits.next(), limits.next(), "{line}");
 }
 
 #[tokio::test]
-async fn both_families_can_have_the_same_port() {
-    // A port that was free a moment ago; on a machine without IPv6 there is nothing to see.
+async fn ipv4_and_ipv6_listeners_can_have_the_same_port() {
+    // A free port. Without IPv6 on the host, there is nothing to test.
     let free = std::net::TcpListener::bind("[::1]:0").and_then(|it| it.local_addr());
     let Ok(port) = free.map(|address| address.port()) else {
         return;
@@ -136,10 +136,10 @@ async fn both_families_can_have_the_same_port() {
 async fn the_admin_listener_can_be_off() {
     let mut daemon = Daemon::start("", &["--admin", "off"]).await;
     assert!(daemon.log().contains("; admin off"), "{}", daemon.log());
-    let told = std::fs::read_to_string(daemon.ready_file()).expect("it is there");
+    let message = std::fs::read_to_string(daemon.ready_file()).expect("the file exists");
     assert!(
-        told.ends_with("\"admin\":null}") || told.starts_with("{\"admin\":null"),
-        "{told}"
+        message.ends_with("\"admin\":null}") || message.starts_with("{\"admin\":null"),
+        "{message}"
     );
     daemon.signal(Signal::TERM);
     assert!(daemon.ended().await.success());
@@ -149,7 +149,7 @@ async fn the_admin_listener_can_be_off() {
 async fn log_lines_can_be_json() {
     let mut daemon = Daemon::start("[log]\nformat = \"json\"\nlevel = \"debug\"", &[]).await;
     daemon.signal(Signal::TERM);
-    daemon.logs("\"ended\"").await;
+    daemon.logs("\"shut down\"").await;
     assert!(daemon.ended().await.success());
     for line in daemon.log().lines() {
         let value: serde_json::Value =
@@ -186,7 +186,7 @@ async fn secrets_are_in_no_log_and_no_metric() {
     daemon.logs("configuration reloaded").await;
     daemon.signal(Signal::TERM);
     daemon.ended().await;
-    // The password, and the two as basic auth carries them.
+    // The password, and user and password as in basic authentication.
     for secret in ["hunter2", "c29tZW9uZTpodW50ZXIy"] {
         assert!(!daemon.log().contains(secret), "{secret} is in the log");
         assert!(
@@ -201,8 +201,8 @@ async fn https_with_and_without_certificates_of_clients() {
     let folder = tempfile::tempdir().expect("a folder");
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("crt"), own.cert.pem()).expect("it is written");
-    std::fs::write(path("key"), own.signing_key.serialize_pem()).expect("it is written");
+    std::fs::write(path("crt"), own.cert.pem()).expect("the file is written");
+    std::fs::write(path("key"), own.signing_key.serialize_pem()).expect("the file is written");
     let tls = format!("[tls]\ncert = {:?}\nkey = {:?}\n", path("crt"), path("key"));
 
     let daemon = Daemon::start(&tls, &[]).await;
@@ -216,10 +216,10 @@ async fn https_with_and_without_certificates_of_clients() {
         let mut connection = Connection::open_tls(daemon.listen, "localhost", &pem).await?;
         connection.exchange(&Request::get("/v2/")).await
     };
-    assert_eq!(ping().await.expect("an answer").status, 200);
+    assert_eq!(ping().await.expect("a response").status, 200);
 
-    // With an authority for clients, whoever shows no certificate gets no answer; and credentials may be
-    // configured on an address that is open to all, since not all are let in.
+    // With a CA for clients, a client without a certificate gets no response. So upstream credentials are valid on a
+    // non-loopback address.
     let client_ca = format!("client_ca = {:?}\n", path("crt"));
     let secret = password_file();
     let credentials = format!(

@@ -1,4 +1,4 @@
-//! Upstreams of several addresses, and which of them may be asked for what.
+//! Tests of an upstream with several addresses, and of access rules.
 
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
@@ -46,8 +46,8 @@ impl Two {
             .expect("one")
     }
 
-    fn said(&self, words: &str) -> usize {
-        self.daemon.log().matches(words).count()
+    fn count_in_log(&self, text: &str) -> usize {
+        self.daemon.log().matches(text).count()
     }
 
     async fn has_metric(&self, line: &str) -> bool {
@@ -59,7 +59,7 @@ impl Two {
 }
 
 #[tokio::test]
-async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothing() {
+async fn a_failing_address_is_logged_once_and_clients_get_the_other() {
     let two = Two::start().await;
     let state = |value: u8| {
         let address = two.mirror.addr();
@@ -81,25 +81,30 @@ async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothin
     two.daemon
         .logs("another address responded upstream=reg.example image=reg.example/app:1")
         .await;
-    let told = two.said("another address responded");
-    assert!(told <= 8, "{}", two.daemon.log());
+    let count = two.count_in_log("another address responded");
+    assert!(count <= 8, "{}", two.daemon.log());
     two.mirror.restart().await;
     soon("its return", async {
-        while two.said("upstream healthy again after") == 0 {
+        while two.count_in_log("upstream healthy again after") == 0 {
             assert_eq!(two.get("manifests/1").await.status, 200);
         }
     })
     .await;
     assert!(two.has_metric(&state(0)).await);
-    assert_eq!(two.said("upstream unhealthy"), 1, "{}", two.daemon.log());
-    assert_eq!(two.said("upstream healthy again after"), 1);
+    assert_eq!(
+        two.count_in_log("upstream unhealthy"),
+        1,
+        "{}",
+        two.daemon.log()
+    );
+    assert_eq!(two.count_in_log("upstream healthy again after"), 1);
     assert!(!two.mirror.requests().is_empty());
 }
 
-/// Bytes that do not fit their digest cut one client, unless none has left yet: then, and for the next
-/// one, they are fetched from elsewhere, unseen.
+/// Bytes that do not match their digest abort at most one response. If no byte has left, and for the next request, pierhead
+/// fetches from the other address.
 #[tokio::test]
-async fn a_mirror_that_sends_wrong_bytes_spoils_one_pull_at_most() {
+async fn a_mirror_with_corrupt_blobs_aborts_at_most_one_pull() {
     let two = Two::start().await;
     two.mirror.inject(Fault::Corrupt(7).on_blobs());
     let layer = two.image.blobs[1].digest;
@@ -113,7 +118,7 @@ async fn a_mirror_that_sends_wrong_bytes_spoils_one_pull_at_most() {
 }
 
 #[tokio::test]
-async fn hangup_takes_new_rules() {
+async fn a_reload_applies_new_access_rules() {
     let two = Two::start().await;
     assert_eq!(two.get("manifests/1").await.status, 200);
     let rules = "access.deny = [\"reg.example/app\"]\n";
@@ -124,13 +129,16 @@ async fn hangup_takes_new_rules() {
     assert_eq!(denied.status, 403);
     let line = "pull refused registry=reg.example repository=app client=127.0.0.1";
     two.daemon.logs(line).await;
-    // One line for a pull: of what cannot be pulled nobody asks for the blobs.
+    // One log line per pull: a client that gets no manifest requests no blobs.
     let blob = format!("blobs/{}", two.image.blobs[0].digest);
     assert_eq!(two.get(&blob).await.status, 403);
-    assert_eq!(two.said("pull refused"), 1);
+    assert_eq!(two.count_in_log("pull refused"), 1);
     let (code, out, err) = two.daemon.cache(&["warm", "reg.example/app:1"]).await;
-    let told = out + &err;
-    assert!(code != Some(0) && told.contains("access.deny"), "{told}");
+    let message = out + &err;
+    assert!(
+        code != Some(0) && message.contains("access.deny"),
+        "{message}"
+    );
     two.daemon
         .configure(&format!("access.deny = [\"docker.io/*\"]\n{}", two.config));
     two.daemon.signal(Signal::HUP);

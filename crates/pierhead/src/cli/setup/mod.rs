@@ -1,4 +1,4 @@
-//! `pierhead setup`.
+//! Flags of `pierhead setup`.
 
 mod run;
 
@@ -12,87 +12,87 @@ pub(crate) use run::run;
 
 const EXAMPLES: &str = "\
 Examples:
-  pierhead setup docker --dry-run                       what would change
+  pierhead setup docker --dry-run                       show the changes
   pierhead setup containerd --address http://10.0.0.1:5000
   pierhead setup podman --registry docker.io --registry quay.io
-  pierhead setup docker --undo                          every byte as it was before
+  pierhead setup docker --undo                          restore the files as they were before
 
-The differences come first, on standard output; nothing else is written there, so that an empty
-output means that nothing is to do. You are asked before anything is written; without a terminal, pass --yes.
-podman and CRI-O read the same files: setting up or undoing one is setting up or undoing both.
-What was there before is kept below /var/lib/pierhead-setup (with --user: ~/.local/state/pierhead-setup).
+setup prints the changes of files as a diff on standard output; an empty output means that nothing has to change.
+It asks before it writes. Without a terminal, pass --yes. podman and CRI-O read the same files, so setup and --undo
+of one apply to both. The original files are saved below /var/lib/pierhead-setup (with --user:
+~/.local/state/pierhead-setup).
 
-Exit codes: 0 done, nothing to do, or only shown (--dry-run); 1 failed, and nothing was changed (--undo: but for
-what was edited since, which is named), or nobody holds it (--held); 2 wrong usage;
-65, 66 what --address-file names holds no address, or cannot be read.";
+Exit codes: 0 done, nothing to change, or --dry-run; 1 failed, and no file was changed (--undo: files that were
+edited after the setup stay, and are named), or no process holds the setup (--held); 2 invalid usage; 65 the file
+of --address-file has no valid address; 66 that file is unreadable.";
 
 /// Flags of `setup`.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SetupArgs {
-    /// Who is to pull through pierhead
+    /// Client to configure
     pub(crate) client: ClientArg,
 
-    /// Put everything back as it was before
+    /// Restore the files as they were before the setup
     #[arg(long)]
     pub(crate) undo: bool,
 
-    /// Show the differences and write nothing
+    /// Print the changes and write nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Where this client reaches pierhead [default: what a pierhead running here listens on, else
+    /// Address of pierhead for this client [default: that of the pierhead on this host, else
     /// http://127.0.0.1:5000]
     #[arg(long, value_name = "URL", conflicts_with = "undo")]
     pub(crate) address: Option<Address>,
 
-    /// As --address, from the first line of this file: for machines that are told apart by its name
+    /// File whose first line is the address of pierhead, such as one per host [default: none; see --address]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["undo", "address"])]
     pub(crate) address_file: Option<PathBuf>,
 
-    /// Stay until SIGTERM or SIGINT, and put everything back then: for a container that stands for the setup
+    /// Keep running, and undo the setup at SIGTERM or SIGINT; for a container that holds the setup
     #[arg(long, requires = "yes", conflicts_with_all = ["undo", "dry_run"])]
     pub(crate) hold: bool,
 
-    /// Exit 0 if a `setup --hold` process in this network namespace finished its setup
+    /// Exit with 0 if a `setup --hold` process in this network namespace has finished its setup
     #[arg(long, conflicts_with_all = ["undo", "dry_run", "hold", "address", "address_file"])]
     pub(crate) held: bool,
 
-    /// PEM file of the authority that signed pierhead's certificate, when it is not a public one
+    /// PEM file of the CA that signed pierhead's certificate [default: none, for a public CA]
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     pub(crate) ca: Option<PathBuf>,
 
-    /// Only these registries; may be given several times [default: containerd: all; podman and CRI-O:
-    /// the well-known ones; docker: docker.io, for which alone it has mirrors]
+    /// Registry to pull through pierhead; repeatable [default: containerd: all registries; podman and CRI-O: the
+    /// best-known ones; docker: docker.io, the only one for which docker supports mirrors]
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "undo")]
     pub(crate) registries: Vec<Registry>,
 
-    /// Of your own rootless client: ~/.config instead of /etc
+    /// Configure the rootless client of this user, in ~/.config instead of /etc
     #[arg(long)]
     pub(crate) user: bool,
 
-    /// A folder that stands for / (the root of an image that is being built)
+    /// Folder that setup uses as /, such as the root of an image that is being built [default: /]
     #[arg(long, value_name = "DIR", conflicts_with = "user")]
     pub(crate) root: Option<PathBuf>,
 
-    /// The client's main configuration file, where it is not the usual one (docker, containerd)
+    /// Main configuration file of docker or containerd [default: its standard path]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Also reload or restart the client where that is needed; without it, the command is printed
+    /// Reload or restart the client if needed [default: print the command for it]
     #[arg(long, conflicts_with_all = ["dry_run", "root"])]
     pub(crate) restart: bool,
 
-    /// Do not ask; needed where there is no terminal to ask on
+    /// Write without confirmation; needed without a terminal
     #[arg(long, short)]
     pub(crate) yes: bool,
 
-    /// The admin address of the running pierhead
+    /// Address of the admin listener of the running pierhead
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = super::admin_url::parse_admin_url)]
     pub(crate) admin: http::uri::Authority,
 }
 
-/// A program that pulls images, as it is typed.
+/// A program that pulls images.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ClientArg {
     /// dockerd: daemon.json
@@ -101,7 +101,7 @@ pub(crate) enum ClientArg {
     Containerd,
     /// podman, buildah and skopeo: registries.conf.d
     Podman,
-    /// CRI-O: as podman
+    /// CRI-O: registries.conf.d, as podman
     Crio,
 }
 

@@ -1,4 +1,4 @@
-//! Runs `pierhead setup`: shows the changes, asks, and lets `client-setup` write them.
+//! Runs `pierhead setup`: shows the changes, asks for confirmation, and lets `client-setup` write them.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::path::Path;
@@ -19,19 +19,19 @@ use crate::environment::Environment;
 use crate::exit_code::{CommandError, ExitError, ExitReason};
 use crate::verbosity::note;
 
-/// For the admin API of a daemon on this machine.
+/// Time limit of a request to the admin listener on this host.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 const ADDRESS_FILE: &str = "--address-file";
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), CommandError> {
     let root = config_root(args, environment)?;
     let client = args.client.into();
     let done = if args.held {
         match is_held(client, &root)? {
             true => Ok(()),
-            false => Err(anyhow!("nobody holds the setup of {client}")),
+            false => Err(anyhow!("no `setup --hold` process has set up {client}")),
         }
     } else if args.undo {
         undo(args, &root)
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Com
     done.map_err(|error| with_fix(error).into())
 }
 
-/// Adds the way out of a missing permission.
+/// Adds the fix for a missing permission.
 fn with_fix(error: anyhow::Error) -> anyhow::Error {
     let is_denied = error.chain().any(|cause| {
         let cause = cause.downcast_ref::<Error>();
@@ -61,7 +61,7 @@ fn config_root(args: &SetupArgs, environment: &Environment) -> Result<ConfigRoot
             let root = std::path::absolute(root)?;
             if !root.is_dir() {
                 return Err(CommandError::Usage(format!(
-                    "{} is no folder",
+                    "{} is not a folder",
                     root.display()
                 )));
             }
@@ -71,21 +71,21 @@ fn config_root(args: &SetupArgs, environment: &Environment) -> Result<ConfigRoot
         (None, true) => match (&environment.user_config, &environment.user_state) {
             (Some(config), Some(state)) => Ok(ConfigRoot::user(config, state)),
             _ => Err(CommandError::Usage(
-                "--user needs HOME to be set".to_owned(),
+                "--user needs the environment variable HOME".to_owned(),
             )),
         },
     }
 }
 
-/// Sets up, waits for SIGTERM or SIGINT, and undoes it.
+/// Sets up, waits for SIGTERM or SIGINT, and undoes the setup.
 fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
         .context("cannot wait for signals")?;
     runtime.block_on(async {
-        // Before anything is written, so that a signal in the middle undoes it, too. Also, a signal
-        // without a handler does not end the first process of a container.
+        // Installs the handlers before the first write, so that a signal in the middle undoes the setup as well. Also, a
+        // signal without a handler does not end the first process of a container.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let begin = || {
@@ -94,7 +94,7 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
         };
         let held = match begin() {
             Ok(hold) => {
-                note!("the setup stays until this process gets SIGTERM or SIGINT");
+                note!("holding the setup until SIGTERM or SIGINT");
                 tokio::select! {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
@@ -104,18 +104,18 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
             }
             Err(error) => Err(error),
         };
-        // Also after an error: a killed run may have left changes.
+        // Undoes after an error, too: a killed run may have left changes.
         let undone = undo(args, root);
         match (held, undone) {
-            (Err(error), Err(of_undo)) => {
-                Err(error.context(format!("and {of_undo:#} while undoing it")))
-            }
+            (Err(error), Err(of_undo)) => Err(error.context(format!(
+                "the setup failed, and so did its undo: {of_undo:#}"
+            ))),
             (held, undone) => held.and(undone),
         }
     })
 }
 
-/// The address in the first line of a file.
+/// Reads the address in the first line of a file.
 fn address_in(file: &Path) -> anyhow::Result<Address> {
     let line = files::first_line(file).map_err(|error| error.into_exit_error(ADDRESS_FILE))?;
     let address = line.reveal().trim().parse().map_err(|error| {
@@ -135,7 +135,7 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     };
     let ca = args.ca.as_deref().map(read_ca).transpose()?;
     if ca.is_some() && !address.is_tls() {
-        bail!("--ca is for an address with https://");
+        bail!("--ca needs an address with https://");
     }
     let registries: Vec<_> = args.registries.iter().map(ToString::to_string).collect();
     let config = args
@@ -154,17 +154,17 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     for note in setup.notes() {
         note!("note: {note}");
     }
-    // Before the question. It is no error: until pierhead answers, clients ask the registries.
+    // Warns before the confirmation. It is no error: while pierhead does not respond, clients pull from the registries.
     if root.is_live()
         && let Err(why) = probe(&address)
     {
         eprintln!(
-            "warning: {why} at {address}: see `curl -si {address}/v2/`, start `pierhead serve` there, or name another by --address; until \
-             then images come from the registries themselves"
+            "warning: {why} at {address}: try `curl -si {address}/v2/`, start `pierhead serve` there, or pass another --address; until \
+             then clients pull directly from the registries"
         );
     }
     if setup.changes().is_empty() {
-        note!("nothing to do: {client} pulls through {address} already");
+        note!("nothing to change: {client} already pulls through {address}");
         return Ok(());
     }
     if !is_confirmed(args, setup.changes())? {
@@ -173,7 +173,7 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     if let Some(lock) = &lock {
         setup.apply(lock)?;
     }
-    note!("{client} pulls through {address} from now on");
+    note!("{client} now pulls through {address}");
     reload(args, root, setup.changes())
 }
 
@@ -181,7 +181,7 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     let client: Client = args.client.into();
     let lock = lock(args, root)?;
     let Some(undo) = Undo::plan(root, client)? else {
-        note!("nothing to undo: pierhead setup has changed nothing for {client} here");
+        note!("nothing to undo: pierhead setup has changed no file of {client}");
         return Ok(());
     };
     let changes = undo.changes();
@@ -193,7 +193,7 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     };
     undo.apply(lock)?;
     if undo.is_complete() {
-        note!("{client} is as it was before pierhead");
+        note!("restored the files of {client}");
         return reload(args, root, changes);
     }
     let outcome = match changes.is_empty() {
@@ -206,13 +206,13 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     Ok(undo.check_edited(outcome)?)
 }
 
-/// A dry run writes nothing, not even the folder of the lock.
+/// Locks the setup. A dry run takes no lock, since the lock needs a folder.
 fn lock<'a>(args: &SetupArgs, root: &'a ConfigRoot) -> anyhow::Result<Option<Lock<'a>>> {
     let lock = (!args.dry_run).then(|| Lock::take(root));
     Ok(lock.transpose()?)
 }
 
-/// Shows the changes and asks, unless the flags answer.
+/// Shows the changes and asks for confirmation, unless `--yes` or `--dry-run` is set.
 fn is_confirmed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     let mut out = io::stdout().lock();
     for change in changes {
@@ -230,37 +230,40 @@ fn is_confirmed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     if args.yes {
         return Ok(true);
     }
-    // Without a terminal nobody can see and confirm the diff.
+    // Without a terminal, no user can confirm the diff.
     if !io::stdin().is_terminal() {
         return Err(ExitError::new(
             ExitReason::Usage,
-            "no terminal for a confirmation: pass --yes to write without a question, or --dry-run to see what would change",
+            "there is no terminal for the confirmation: pass --yes to write without it, or --dry-run to show the changes",
         )
         .into());
     }
     eprint!("Write this? [y/N] ");
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    let yes = matches!(answer.trim(), "y" | "Y" | "yes");
+    let mut reply = String::new();
+    io::stdin().lock().read_line(&mut reply)?;
+    let yes = matches!(reply.trim(), "y" | "Y" | "yes");
     if !yes {
-        note!("nothing was changed");
+        note!("no file was changed");
     }
     Ok(yes)
 }
 
-/// Reloads the client with `--restart`, else says how.
+/// Reloads the client with `--restart`, else prints the command for it.
 fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Result<()> {
     let Some(reload) = Reload::after(args.client.into(), root, changes) else {
         return Ok(());
     };
     if reload.keeps_old_mirrors() {
         eprintln!(
-            "docker keeps a mirror until it starts anew, which ends containers unless live-restore is on; until then \
-             it asks Docker Hub itself whenever pierhead does not answer"
+            "dockerd uses a removed mirror until it restarts (which stops containers unless live-restore is on); until then \
+             it pulls from Docker Hub whenever pierhead does not respond"
         );
     }
     if !args.restart {
-        note!("to take effect: {}   (--restart does it)", reload.shown());
+        note!(
+            "to apply the change: {}   (or pass --restart)",
+            reload.shown()
+        );
         return Ok(());
     }
     let done = reload.run()?;
@@ -268,7 +271,7 @@ fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Re
     Ok(())
 }
 
-/// Where a pierhead on this machine listens.
+/// The address of the pierhead on this host, if it runs.
 fn address_of_daemon(args: &SetupArgs) -> Option<Address> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -11,48 +11,49 @@ const PULL_EXAMPLES: &str = "\
 Examples:
   pierhead pull redis:7 --via http://pierhead.example:5000 --into /var/lib/worker
   pierhead pull redis:7 --via http://pierhead.example:5000 --into store --as rootfs --output redis
-  pierhead pull redis:8 --via http://pierhead.example:5000 --into store          just what 7 lacks
+  pierhead pull redis:8 --via http://pierhead.example:5000 --into store          only what 7 does not have
   pierhead pull flask:3 --via … --into store --as docker-archive --output - | docker load
   pierhead pull flask:3 --via … --into new --have-from store --json | jq .bytes_received
 
-The folder of --into keeps every file content once, under its digest, and knows the images that are whole in it:
-these are what the next pull builds upon. Several pulls may share it at a time. Every byte is verified as it arrives.
-A pull that is cut off, or stopped by Ctrl-C, goes on where it was when it is run again.
+The folder of --into is a store: it has each file content once, under its digest, and a list of complete images.
+The next pull uses these as base images. Several pulls can use a store at the same time. pull verifies every byte.
+After an interruption or Ctrl-C, the same command resumes the pull.
 
-Where the other end offers no bundles (an older pierhead, bundles switched off, a plain registry, an image that cannot
-be bundled) the layers are pulled instead: what comes out is the same.
+If the server has no bundle of the image (an older pierhead, bundles off, a registry, an image that cannot be
+bundled), pull downloads the layers instead. The result is the same.
 
 Forms (--as):
-  rootfs          the tree as a container sees it; as root with owners, devices and attributes
-  oci-layout      a folder that skopeo, podman, buildah and umoci read as oci:FOLDER
-  docker-archive  a tar that `docker load` and `podman load` take
+  rootfs          the root file system; as root also owners, devices and extended attributes
+  oci-layout      an OCI image layout, which skopeo, podman, buildah and umoci read as oci:FOLDER
+  docker-archive  a tar archive for `docker load` and `podman load`
 
-Exit codes: 0 done, 1 failed (what was received stays), 2 wrong usage, 66 no such image, 130 stopped by Ctrl-C.";
+Exit codes: 0 done, 1 failed (the store keeps received contents), 2 invalid usage, 66 the image does not exist,
+130 stopped by Ctrl-C.";
 
 /// TLS and credentials for the server.
 #[derive(Args, Clone)]
 pub(crate) struct LoginArgs {
-    /// Trust the authorities of this PEM file, too, for https
+    /// PEM file of the CA that signed pierhead's certificate [default: none, for a public CA]
     #[arg(long, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
 
-    /// Show the certificate of this PEM file to a server that asks for one, and to none that it sends us to
+    /// PEM file of a client certificate for this server; not sent to redirect targets [default: none]
     #[arg(long, value_name = "FILE", requires = "key")]
     pub(crate) cert: Option<PathBuf>,
 
-    /// Its private key, a PEM file
+    /// PEM file of the private key of --cert
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub(crate) key: Option<PathBuf>,
 
-    /// Log in as this user; without it, as `docker login` has it for that host
+    /// User name for the server [default: the credentials of --docker-config for this server]
     #[arg(long, value_name = "NAME", requires = "password_file")]
     pub(crate) user: Option<String>,
 
-    /// The first line of this file is the password; - reads standard input
+    /// File with the password of --user in its first line; - reads standard input
     #[arg(long, value_name = "FILE", requires = "user")]
     pub(crate) password_file: Option<PathBuf>,
 
-    /// Docker's config.json with logins [default: $DOCKER_CONFIG or ~/.docker, if there is one]
+    /// Docker's config.json with credentials [default: config.json in $DOCKER_CONFIG or ~/.docker, if it exists]
     #[arg(long, value_name = "FILE", conflicts_with = "user")]
     pub(crate) docker_config: Option<PathBuf>,
 }
@@ -61,48 +62,48 @@ pub(crate) struct LoginArgs {
 #[derive(Args)]
 #[command(after_help = PULL_EXAMPLES)]
 pub(crate) struct PullArgs {
-    /// Such as redis:7, ghcr.io/org/app:1.2 or quay.io/org/app@sha256:…
+    /// Reference of an image, such as redis:7, ghcr.io/org/app:1.2 or quay.io/org/app@sha256:…
     #[arg(value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
-    /// The pierhead to pull through, such as `http://pierhead.example:5000`
+    /// Address of pierhead, such as http://pierhead.example:5000
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Url,
 
-    /// The store on this machine; made if it is not there
+    /// Folder of the store; created if it does not exist
     #[arg(long, value_name = "DIR")]
     pub(crate) into: PathBuf,
 
-    /// Build upon the images of this store, too; it is only read. May be given several times
+    /// Another store whose images are base images; read only; repeatable [default: none]
     #[arg(long, value_name = "DIR")]
     pub(crate) have_from: Vec<PathBuf>,
 
-    /// Write the image in this form besides
+    /// Also write the image in this form [default: only the store]
     #[arg(long = "as", value_name = "FORM")]
     pub(crate) form: Option<Form>,
 
-    /// Where to: a folder, or a file (- for standard output) for docker-archive
-    /// [default: DIR/rootfs, DIR/oci-layout or DIR/image.tar]
+    /// Target of --as: a folder, or for docker-archive a file (- for standard output) [default: rootfs,
+    /// oci-layout or image.tar in the store]
     #[arg(long, value_name = "PATH", requires = "form")]
     pub(crate) output: Option<PathBuf>,
 
-    /// How files of a rootfs share bytes with the store
+    /// How files of --as rootfs share bytes with the store
     #[arg(long, value_name = "HOW", default_value = "reflink", requires = "form")]
     pub(crate) link: Link,
 
-    /// Which one of a multi-platform image [default: this machine's]
+    /// Platform of a multi-platform image, such as linux/arm64 [default: that of this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
-    /// Connections at a time [default: 1, and more for what is large and far away]
+    /// Number of parallel connections [default: 1, and more for a large image over a long round-trip time]
     #[arg(long, value_name = "N", value_parser = parse_connections)]
     pub(crate) connections: Option<NonZeroUsize>,
 
-    /// Pull layers, as any client does, even where there are bundles
+    /// Pull layers, even if the server has a bundle
     #[arg(long)]
     pub(crate) layers: bool,
 
-    /// Print one JSON object at the end, and no progress
+    /// Print JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -110,23 +111,23 @@ pub(crate) struct PullArgs {
     pub(crate) login: LoginArgs,
 }
 
-/// What a pulled image can be written as.
+/// Form in which `pull` writes an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Form {
-    /// The tree as a container sees it
+    /// The root file system
     Rootfs,
     /// An OCI image layout
     OciLayout,
-    /// What `docker load` takes
+    /// A tar archive for `docker load`
     DockerArchive,
 }
 
 /// How a rootfs shares bytes with the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Link {
-    /// Shared blocks where the file system has them (btrfs, XFS), else copies
+    /// Reflinks on btrfs and XFS, else copies
     Reflink,
-    /// Hard links, for trees that nobody writes to: what is written there is written to the store
+    /// Hard links, for read-only trees: a write to the tree would change the store
     Hard,
 }
 
@@ -138,57 +139,57 @@ Examples:
   pierhead trace --image redis:7 --root rootfs --output order.txt -- chroot rootfs redis-cli --version
   pierhead trace --image redis:7 --via http://pierhead.example:5000 --send order.txt
 
-It records which files of the image a start opens, and in which order. Bundles of the image and of later versions
-then carry these files first. It watches the file system of the root with fanotify, which needs root
-(CAP_SYS_ADMIN) and Linux 5.6. It also records opens by other programs in the same tree.
+trace records the order in which a container start opens files of the image. Bundles of this image and of later
+versions then send these files first. trace watches the file system with fanotify, which needs root
+(CAP_SYS_ADMIN) and Linux 5.6. It also records files that other programs open below the same root.
 
-The root is --root, or with --pid the root of that process in its own mount namespace: a container's process has the
-image as its root. It refuses a process whose root is the root of this machine. It leaves out mounts below the root
-(volumes, /proc, /etc/resolv.conf), and sends only paths of the image's own files.
-An order is text: one path per line, relative to the root.
+The root folder is --root, or with --pid the root of that process in its mount namespace, which for a container is
+its image. A process whose root is the root of this host is an error. trace ignores mounts below the root (volumes,
+/proc, /etc/resolv.conf), and sends only paths of files of the image.
+An order is a text file with one path per line, relative to the root.
 
-Exit codes: 0 recorded and sent; else that of the command; 1 failed, 2 wrong usage, 66 no such image.";
+Exit codes: 0 recorded and sent; 1 failed; 2 invalid usage; 66 the image does not exist; else the exit code of CMD.";
 
 /// Flags of `trace`.
 #[derive(Args)]
 #[command(after_help = TRACE_EXAMPLES)]
 pub(crate) struct TraceArgs {
-    /// The image that is run, as it was pulled
+    /// Reference of the image that the container runs
     #[arg(long, value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
-    /// The pierhead to send the order to
+    /// Address of pierhead, such as http://pierhead.example:5000
     #[arg(long, value_name = "URL", value_parser = Url::parse, required_unless_present = "output")]
     pub(crate) via: Option<Url>,
 
-    /// Where the image's tree is; with --pid that of the process
+    /// Root folder of the container [default with --pid: that of the process]
     #[arg(long, value_name = "DIR", required_unless_present_any = ["pid", "send"])]
     pub(crate) root: Option<PathBuf>,
 
-    /// Watch what a process opens that runs already
+    /// Record the files that a running process opens
     #[arg(long, value_name = "PID", conflicts_with_all = ["command", "send"], required_unless_present_any = ["command", "send"])]
     pub(crate) pid: Option<u32>,
 
-    /// Record for so long at most [default: until the command or process ends]
+    /// Maximum time of the recording, in seconds [default: until the command or process ends]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: Option<u64>,
 
-    /// Write the order to this file (- for standard output)
+    /// File to which the order is written (- for standard output) [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Record nothing and send the order of this file
+    /// File with a recorded order to send, without recording [default: none]
     #[arg(long, value_name = "FILE", requires = "via", conflicts_with_all = ["root", "output", "command"])]
     pub(crate) send: Option<PathBuf>,
 
-    /// Which one of a multi-platform image [default: this machine's]
+    /// Platform of a multi-platform image, such as linux/arm64 [default: that of this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
     #[command(flatten)]
     pub(crate) login: LoginArgs,
 
-    /// The command that starts it
+    /// Command that starts the container
     #[arg(last = true, value_name = "CMD", num_args = 1..)]
     pub(crate) command: Vec<std::ffi::OsString>,
 }
@@ -198,16 +199,16 @@ Examples:
   pierhead inspect redis:7 --via http://pierhead.example:5000
   pierhead inspect redis:7 --from store --json | jq .layers
 
-It shows an image as bundles see it: its layers, what it has in common with the other images of the store, and which
-of its files come first.
+inspect shows the layers of an image, the contents that it shares with other images of the store, and the files that
+bundles send first.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 66 no such image.";
+Exit codes: 0 done, 1 failed, 2 invalid usage, 66 the image does not exist.";
 
 /// Flags of `inspect`.
 #[derive(Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct InspectArgs {
-    /// Such as redis:7
+    /// Reference of an image, such as redis:7
     #[arg(value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
@@ -215,22 +216,22 @@ pub(crate) struct InspectArgs {
     pub(crate) source: SourceArgs,
 }
 
-/// Where `inspect` and `diff` look up images.
+/// The source of images for `inspect` and `diff`.
 #[derive(Args)]
 pub(crate) struct SourceArgs {
-    /// Ask this pierhead
+    /// Address of pierhead, such as http://pierhead.example:5000
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Option<Url>,
 
-    /// Look into this store of `pierhead pull`
+    /// Store of `pierhead pull` that has the image
     #[arg(long, value_name = "DIR", required_unless_present = "via")]
     pub(crate) from: Option<PathBuf>,
 
-    /// Which one of a multi-platform image [default: this machine's]
+    /// Platform of a multi-platform image, such as linux/arm64 [default: that of this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
-    /// Print one JSON object
+    /// Print JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -243,19 +244,19 @@ Examples:
   pierhead diff redis:7.0 redis:7.2 --via http://pierhead.example:5000
   pierhead diff flask:2.3 flask:3.0 --from store --json
 
-It shows what an update would move by each method: whole layers, whole files, and a bundle with its patches.
+diff shows the bytes that an update transfers by each method: whole layers, whole files, and a bundle with patches.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 66 no such image.";
+Exit codes: 0 done, 1 failed, 2 invalid usage, 66 the image does not exist.";
 
 /// Flags of `diff`.
 #[derive(Args)]
 #[command(after_help = DIFF_EXAMPLES)]
 pub(crate) struct DiffArgs {
-    /// What a machine has
+    /// Reference of the image that a host has
     #[arg(value_name = "OLD", value_parser = parse_reference)]
     pub(crate) old: Reference,
 
-    /// What it should have
+    /// Reference of the image that the host updates to
     #[arg(value_name = "NEW", value_parser = parse_reference)]
     pub(crate) new: Reference,
 
@@ -265,7 +266,7 @@ pub(crate) struct DiffArgs {
 
 fn parse_connections(text: &str) -> Result<NonZeroUsize, String> {
     text.parse()
-        .map_err(|_| "write a number from 1 on".to_owned())
+        .map_err(|_| "write a number of 1 or more".to_owned())
 }
 
 fn parse_reference(text: &str) -> Result<Reference, String> {

@@ -1,4 +1,4 @@
-//! `pierhead inspect` and `pierhead diff`: options from the command line, and the printed result.
+//! `pierhead inspect` and `pierhead diff`: turn flags into options of the worker, and print its report.
 
 use std::io::{self, Write as _};
 
@@ -42,7 +42,7 @@ fn source(args: &SourceArgs, environment: &Environment) -> Result<ImageSource, C
         Some(folder) if !folder.join("version").exists() => {
             let shown = folder.display();
             return Err(CommandError::Usage(format!(
-                "{shown} is no store of `pierhead pull`"
+                "{shown} is not a store of `pierhead pull`"
             )));
         }
         Some(folder) => Some(Store::open(folder, &[]).map_err(Error::from)?),
@@ -119,7 +119,7 @@ fn start_order_lines(order: &StartOrder) -> String {
         OrderSource::Config => {
             "the command of the config, its interpreters and libraries".to_owned()
         }
-        _ => "a source that this version does not know".to_owned(),
+        _ => "unknown to this version".to_owned(),
     };
     let applied = match order.applied {
         true => "bundles carry these files first",
@@ -175,7 +175,7 @@ fn print_diff(report: &DiffReport, json: bool) -> io::Result<()> {
             "  chunks",
             0,
             format!(
-                "{} that are here already, in {} frames",
+                "{} that this host already has, in {} frames",
                 human_bytes(bundle.chunked.bytes),
                 bundle.chunked.count
             ),
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_name_the_source_and_the_preparation_of_a_start_order() {
+    fn the_text_has_the_source_and_the_state_of_a_start_order() {
         let image = Digest::of(Algorithm::Sha256, b"image");
         let mut order = StartOrder {
             source: OrderSource::Trace {

@@ -1,9 +1,9 @@
-//! Ctrl-C and SIGTERM, handled by a thread of its own.
+//! Handles Ctrl-C and SIGTERM of worker commands on a thread of its own.
 
 use std::thread;
 
-/// Calls `then` at the first of either signal. A second signal ends the process with 130.
-pub(super) fn at_interrupt(then: impl FnOnce() + Send + 'static) {
+/// Calls `on_interrupt` at the first signal. A second signal ends the process with exit code 130.
+pub(super) fn at_interrupt(on_interrupt: impl FnOnce() + Send + 'static) {
     let watch = || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -19,7 +19,7 @@ pub(super) fn at_interrupt(then: impl FnOnce() + Send + 'static) {
                 }
             };
             wait().await;
-            then();
+            on_interrupt();
             wait().await;
             std::process::exit(130)
         })

@@ -1,4 +1,4 @@
-//! Credentials for the server: from the command line, else from Docker's config.json.
+//! Credentials of worker commands: from the command line, else from Docker's config.json.
 
 use std::io::{self, BufRead as _};
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use zeroize::Zeroizing;
 use super::args::LoginArgs;
 use crate::config::files;
 
-/// The value of the `Authorization` header for a server. `default_config` is the path of Docker's config.json if no flag
-/// names one.
+/// Returns the value of the `Authorization` header for a server, or `None` without credentials. `default_config` is the path
+/// of Docker's config.json without the flag `--docker-config`.
 ///
 /// # Errors
-/// A message for people: a file cannot be used, or the password would cross the network in the clear.
+/// A message for the user: a file is invalid, or the password would cross the network without TLS.
 pub(super) fn login(
     args: &LoginArgs,
     url: &Url,
@@ -25,7 +25,7 @@ pub(super) fn login(
     if let (Some(user), Some(file)) = (&args.user, &args.password_file) {
         if !is_safe(url) {
             return Err(format!(
-                "a password is not sent to {url} in the clear: name it with https://, and its authority with --ca"
+                "pierhead does not send a password to {url} without TLS: use https://, with --ca for a private CA"
             ));
         }
         return Ok(Some(basic_header(user, &password(file)?)));
@@ -34,7 +34,7 @@ pub(super) fn login(
     let Some(path) = named.or(default_config) else {
         return Ok(None);
     };
-    // The default file may be missing, or hold nothing for this server.
+    // The default file may be missing, or have no credentials for this server.
     if named.is_none() && (!path.exists() || !is_safe(url)) {
         return Ok(None);
     }
@@ -46,12 +46,12 @@ pub(super) fn login(
             Ok(Some(basic_header(&user, &password)))
         }
         Some(Credentials::Basic { .. }) => Err(format!(
-            "the login in {} is not sent to {url} in the clear: name it with https://",
+            "pierhead does not send the credentials of {} to {url} without TLS: use https://",
             path.display()
         )),
-        // A file that no flag names is skipped in silence.
+        // Unusable credentials in the default file are ignored; those of --docker-config are an error.
         Some(_) if named.is_some() => Err(format!(
-            "the login of {registry} in {} is kept by a helper or is a token: use --user and --password-file",
+            "the credentials of {registry} in {} are a token or come from a credential helper: use --user and --password-file",
             path.display()
         )),
         _ => Ok(None),
@@ -68,12 +68,14 @@ fn password(file: &Path) -> Result<Zeroizing<String>, String> {
     read.map_err(|error| format!("cannot read the password from standard input: {error}"))?;
     let password = Zeroizing::new(line.trim_end_matches(['\r', '\n']).to_owned());
     match password.is_empty() {
-        true => Err("standard input holds no password in its first line".to_owned()),
+        true => {
+            Err("the first line of standard input is empty: write the password there".to_owned())
+        }
         false => Ok(password),
     }
 }
 
-/// Whether a password is safe on the way: the connection is encrypted, or stays on this machine.
+/// Whether a password is safe on this connection: it uses TLS, or stays on this host.
 fn is_safe(url: &Url) -> bool {
     let address = url.host.parse::<IpAddr>();
     let local = address.map_or(url.host == "localhost", |it| {
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_is_found_and_never_sent_in_the_clear() {
+    fn credentials_are_found_and_never_sent_without_tls() {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("config.json");
         // hub:p:w
@@ -101,17 +103,17 @@ mod tests {
             password_file: None,
             docker_config: Some(config.clone()),
         };
-        let ask = |args: &LoginArgs, url: &str| {
+        let header = |args: &LoginArgs, url: &str| {
             let url = Url::parse(url).expect("an address");
             let found = login(args, &url, None)?;
             Ok::<_, String>(found.map(|it| it.to_string()))
         };
         let basic = Ok(Some("Basic aHViOnA6dw==".to_owned()));
-        assert_eq!(ask(&args, "http://127.0.0.1:5000"), basic);
-        assert_eq!(ask(&args, "https://far.example"), basic);
-        assert_eq!(ask(&args, "https://other.example"), Ok(None));
-        let refused = ask(&args, "http://far.example").expect_err("in the clear");
-        assert!(refused.contains("in the clear"), "{refused}");
+        assert_eq!(header(&args, "http://127.0.0.1:5000"), basic);
+        assert_eq!(header(&args, "https://far.example"), basic);
+        assert_eq!(header(&args, "https://other.example"), Ok(None));
+        let refused = header(&args, "http://far.example").expect_err("no TLS");
+        assert!(refused.contains("without TLS"), "{refused}");
 
         let file = folder.path().join("password");
         std::fs::write(&file, "p:w\nmore\n").expect("written");
@@ -123,7 +125,7 @@ mod tests {
             cert: None,
             key: None,
         };
-        assert_eq!(ask(&args, "https://other.example"), basic);
-        assert!(ask(&args, "http://other.example").is_err());
+        assert_eq!(header(&args, "https://other.example"), basic);
+        assert!(header(&args, "http://other.example").is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! `pierhead pull`, `trace`, `inspect` and `diff`: the commands of a machine that runs images.
+//! `pierhead pull`, `trace`, `inspect` and `diff`: the commands of a host that runs containers.
 //!
-//! Crate `pierhead-worker` does the work. These modules turn flags into its options, and print its results.
+//! The crate `pierhead-worker` does the work. These modules turn flags into its options, and print its reports.
 
 mod args;
 mod inspect;

@@ -1,4 +1,4 @@
-//! Draws the progress of the worker commands on standard error.
+//! Shows the progress of the worker commands on standard error.
 
 use std::io::{self, IsTerminal as _};
 
@@ -7,14 +7,14 @@ use pierhead_worker::Unit;
 use crate::progress::{self, Progress};
 use crate::verbosity;
 
-/// A bar and lines on standard error.
+/// Progress on standard error: a bar, and notes above it.
 pub(super) struct TerminalProgress {
     bar: Progress,
     shows_notes: bool,
 }
 
 impl TerminalProgress {
-    /// Draws a bar on a terminal. `--quiet` hides bar and notes, `is_json` both too.
+    /// Draws a bar on a terminal. `--quiet` and `is_json` hide bar and notes.
     pub(super) fn new(is_json: bool) -> Self {
         Self {
             bar: Progress::new(is_json),
@@ -22,7 +22,7 @@ impl TerminalProgress {
         }
     }
 
-    /// Prints notes only, unless `--quiet` is set.
+    /// Draws no bar. Prints notes unless `--quiet` is set.
     pub(super) fn notes_only() -> Self {
         Self {
             bar: Progress::new(true),
@@ -46,11 +46,11 @@ impl pierhead_worker::Progress for TerminalProgress {
     }
 
     fn set(&self, done: u64) {
-        self.bar.at(done);
+        self.bar.set(done);
     }
 
     fn advance(&self, units: u64) {
-        self.bar.more(units);
+        self.bar.advance(units);
     }
 
     fn note(&self, line: &str) {

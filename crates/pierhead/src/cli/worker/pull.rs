@@ -1,4 +1,4 @@
-//! `pierhead pull`: options from the command line, and the printed result.
+//! `pierhead pull`: turns flags into options of the worker, and prints its report.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Comm
     let is_piped = output.as_deref() == Some(Path::new("-"));
     let progress = TerminalProgress::new(args.json);
     interrupt::at_interrupt(|| {
-        eprintln!("\nstopped: the same command goes on from here");
+        eprintln!("\nstopped: run the same command again to resume");
         std::process::exit(130);
     });
     let export = args.form.zip(output.clone()).map(|(form, output)| {
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Comm
     Ok(())
 }
 
-/// Opens the store of `--into`. A folder that is no store is a usage error.
+/// Opens the store of `--into`. A folder that is not a store is a usage error.
 fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, CommandError> {
     Store::open(into, others).map_err(|error| match error {
         Error::Foreign(reason) => CommandError::Usage(format!("--into: {reason}")),
@@ -76,7 +76,7 @@ fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, CommandError> {
     })
 }
 
-/// The stores of `--have-from` that can be used, and a warning for each other one. A folder that is no store is a usage
+/// Returns the usable stores of `--have-from`, and a warning for each unusable one. A folder that is not a store is a usage
 /// error.
 fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandError> {
     let (mut usable, mut warnings) = (Vec::new(), Vec::new());
@@ -86,11 +86,11 @@ fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandEr
             Ok(FolderKind::Store) => usable.push(folder.clone()),
             Ok(FolderKind::None | FolderKind::Foreign) => {
                 return Err(CommandError::Usage(format!(
-                    "--have-from: {shown} is no store of `pierhead pull`"
+                    "--have-from: {shown} is not a store of `pierhead pull`"
                 )));
             }
             Ok(FolderKind::Later) => warnings.push(format!(
-                "--have-from {shown} was written by a later pierhead: not used"
+                "--have-from {shown} has a newer format than this version can read: not used"
             )),
             Err(error) => warnings.push(format!("--have-from {shown} is not used: {error}")),
         }
@@ -98,7 +98,7 @@ fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandEr
     Ok((usable, warnings))
 }
 
-/// The target of the export. What cannot be written there is an error before anything is pulled.
+/// The target of the export. Checks it before the pull, so that a wrong target fails early.
 fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
     let Some(form) = args.form else {
         return Ok(None);
@@ -115,8 +115,9 @@ fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
             "only a docker-archive can be written to standard output: name a folder with --output";
         return Err(CommandError::Usage(reason.to_owned()));
     }
-    let is_used = || std::fs::read_dir(&output).is_ok_and(|mut entries| entries.next().is_some());
-    if form == Form::Rootfs && is_used() {
+    let is_not_empty =
+        || std::fs::read_dir(&output).is_ok_and(|mut entries| entries.next().is_some());
+    if form == Form::Rootfs && is_not_empty() {
         return Err(CommandError::Usage(format!(
             "{} is not empty: name an empty folder with --output",
             output.display()
@@ -125,8 +126,7 @@ fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
     Ok(Some(output))
 }
 
-/// Prints the result: on standard error if standard output is the archive. With `--quiet` prints only warnings, unless
-/// `--json` asks for the object.
+/// Prints the report, on standard error if standard output is the archive. `--quiet` without `--json` prints only warnings.
 fn print(report: &PullReport, json: bool, is_piped: bool) -> io::Result<()> {
     if verbosity::is_quiet() && !json {
         for warning in &report.warnings {
@@ -161,7 +161,7 @@ fn lines(report: &PullReport) -> String {
     );
     let _ = writeln!(
         text,
-        "contents  {} here already, {} patched, {} in part, {} whole",
+        "contents  {} already here, {} patched, {} in part, {} complete",
         contents.reused, contents.patched, contents.chunked, contents.full
     );
     if let Some(output) = &report.output {
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_name_bytes_and_time() {
+    fn the_text_has_bytes_and_time() {
         let report = PullReport {
             image: "docker.io/library/redis:7".to_owned(),
             bytes_received: 7,

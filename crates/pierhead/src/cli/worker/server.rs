@@ -1,4 +1,4 @@
-//! The server and the platform that the flags of a worker command name.
+//! Turns the flags `--via`, `--ca`, `--user` and `--platform` of worker commands into a server and a platform.
 
 use pierhead_oci::Platform;
 use pierhead_worker::{Server, TlsConfigs, Url};
@@ -9,7 +9,7 @@ use crate::crate_configs;
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 
-/// The server of `--via`, with its TLS settings and credentials. Connects to nothing yet.
+/// The server of `--via`, with TLS settings and credentials. Does not connect yet.
 pub(super) fn server(
     via: &Url,
     args: &LoginArgs,
@@ -22,7 +22,7 @@ pub(super) fn server(
     Ok(Server::new(via.clone(), tls, login))
 }
 
-/// The platform of `--platform`, or the one of this machine.
+/// The platform of `--platform`, or that of this host.
 pub(super) fn platform(named: Option<&Platform>) -> Platform {
     named.cloned().unwrap_or_else(|| {
         let architecture = match std::env::consts::ARCH {

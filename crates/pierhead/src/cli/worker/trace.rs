@@ -1,4 +1,4 @@
-//! `pierhead trace`: options from the command line, and the printed result.
+//! `pierhead trace`: turns flags into options of the worker, sends the recorded order, and prints the result.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -20,7 +20,7 @@ use crate::exit_code::CommandError;
 /// Runs the command.
 pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), CommandError> {
     let progress = TerminalProgress::notes_only();
-    // A wrong URL, CA or login fails before the command runs.
+    // A wrong URL, CA or password fails before the command starts.
     let server = match &args.via {
         Some(via) => Some(server(via, &args.login, environment)?),
         None => None,
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Com
     let (paths, status) = match &args.send {
         Some(file) => (trace::read_paths(file)?, None),
         None => {
-            // A missing image fails before the command runs, which may take long.
+            // A missing image fails before the command starts, since the command may run for a long time.
             if let Some(server) = &server {
                 pierhead_worker::require_image(server, &args.image)?;
             }
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Com
             None => String::new(),
         };
         progress.note(&format!(
-            "sent the order of {} files of {}, of {} that were opened{matched}",
+            "sent an order of {} files of {}, out of {} opened files{matched}",
             sent.files,
             args.image,
             paths.len()
@@ -75,7 +75,9 @@ fn record(args: &TraceArgs, progress: &TerminalProgress) -> Result<Recording, Co
     };
     let recording = trace::record(options, progress)?;
     if recording.is_incomplete {
-        eprintln!("warning: so much was opened that some of it was not seen");
+        eprintln!(
+            "warning: the recording is incomplete: files were opened faster than trace could read"
+        );
     }
     Ok(recording)
 }

@@ -1,4 +1,4 @@
-//! Keys of what is stored: `[cache]`, `[eviction]`, `[request_log]`, `[bundle]`, `[tags]`, `[access]`.
+//! Rows of the key table for `[cache]`, `[eviction]`, `[request_log]`, `[bundle]`, `[tags]` and `[access]`.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "cache",
         name: "size",
-        help: "Hard limit of all blobs, unfinished downloads included: bytes or a share of the file system. \"auto\" is 80 % of \
-               what is free or in the cache already, at least 1GiB and at most 1TiB.",
+        help: "Maximum size of all blobs, unfinished downloads included: bytes or a share of the file system. \"auto\" is 80 % of \
+               the free space and the size of the cache together, at least 1GiB and at most 1TiB.",
         kind: Kind::Size {
             min: 1,
             words: &["auto"],
@@ -32,7 +32,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "cache",
         name: "min_free",
-        help: "Space that the file system keeps free for others. Raise it where other programs share the disk.",
+        help: "Space of the file system that pierhead leaves free. Raise it if other programs share the disk.",
         kind: Kind::Size { min: 0, words: &[] },
         example: "\"512MiB\"",
         reload: Reload::Restart(|new, old| new.cache.min_free = old.cache.min_free),
@@ -67,8 +67,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "eviction",
         name: "policy",
-        help: "Which blobs leave first when the cache is full; docs/explanation/eviction.md compares the policies. After a change, the \
-               new policy receives all blobs in the order of their last use.",
+        help: "The policy that selects the blobs to evict when the cache is full; docs/explanation/eviction.md compares the \
+               policies. After a change, the new policy receives all blobs in the order of their last use.",
         kind: Kind::Choice {
             noun: "eviction policy",
             names: || PolicyName::ALL.iter().map(|named| named.name()).collect(),
@@ -112,8 +112,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "request_log",
         name: "file",
-        help: "Where pierhead logs requests. A line has a time, a keyed hash of the digest, size, cost and outcome, but no \
-               names and no clients (docs/formats/request-log.md). At 32MiB the file becomes FILE.1 and a new one begins.",
+        help: "File to which pierhead logs requests. A line has a time, a keyed hash of the digest, size, cost and outcome, but no \
+               names and no clients (docs/formats/request-log.md). At 32MiB the file becomes FILE.1 and a new file begins.",
         kind: Kind::PathOrOff,
         example: "\"/var/lib/pierhead/requests.log\"",
         reload: Reload::Restart(|new, old| new.request_log.clone_from(&old.request_log)),
@@ -123,9 +123,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "bundle",
         name: "size",
-        help: "Disk space for packs and plans, in addition to cache.size. \"auto\" is a tenth of what is free or in use by them \
-               already, at least 256MiB and at most 100GiB. Indexes take about a hundredth of the layers on top. \"off\" \
-               serves no bundles.",
+        help: "Disk space for packs and plans, in addition to cache.size. \"auto\" is a tenth of the free space and of their \
+               current size together, at least 256MiB and at most 100GiB. Indexes take additional space of about 1 % of the \
+               layers. \"off\" disables bundles.",
         kind: Kind::Size {
             min: 64 << 20,
             words: &["auto", "off"],
@@ -159,8 +159,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tags",
         name: "ttl",
-        help: "How long pierhead serves a tag or a list without asking the upstream whether it changed. \"0s\" asks at every \
-               request, also for what did not exist before.",
+        help: "How long pierhead serves a tag or a list without revalidation at the upstream. \"0s\" revalidates at every request, \
+               and does not cache that a tag is missing.",
         kind: Kind::Duration {
             min: Duration::ZERO,
             max: YEAR,
@@ -173,7 +173,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "access",
         name: "allow",
-        help: "Only what matches one of these patterns may be pulled. Without patterns, everything may.",
+        help: "Patterns of repositories that clients may pull. Without patterns, clients may pull all repositories.",
         kind: Kind::Patterns,
         example: "[\"docker.io/library/*\", \"ghcr.io/owner/**\"]",
         reload: Reload::Live,
@@ -183,7 +183,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "access",
         name: "deny",
-        help: "What matches one of these patterns is refused with 403, even if allow matches and the cache has it.",
+        help: "Patterns of repositories that clients may not pull: the response is 403, even if allow matches and the image is \
+               cached.",
         kind: Kind::Patterns,
         example: "[\"docker.io/somebody/**\"]",
         reload: Reload::Live,

@@ -1,4 +1,4 @@
-//! Keys at the top of the file, and `[log]`.
+//! Rows of the key table for keys at the top level, and for `[log]`.
 
 use tracing_subscriber::filter::Targets;
 
@@ -13,8 +13,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "profile",
-        help: "The share of this host that pierhead takes: a profile gives other keys their defaults, and limits.memory from \
-               the memory limit of the cgroup or the memory of the host (docs/explanation/profiles.md).",
+        help: "The share of the host that pierhead takes. A profile sets the defaults of other keys, and computes limits.memory \
+               from the memory limit of the cgroup or the memory of the host (docs/explanation/profiles.md).",
         kind: Kind::Choice {
             noun: "profile",
             names: || {
@@ -36,7 +36,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "listen",
-        help: "Addresses for clients.",
+        help: "Addresses on which pierhead serves clients.",
         kind: Kind::Addresses,
         example: "[\"0.0.0.0:5000\"]",
         reload: Reload::Restart(|new, old| new.listen.clone_from(&old.listen)),
@@ -46,7 +46,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "data",
-        help: "The folder of the cache. One process uses it at a time.",
+        help: "The data folder, which has the cache and all state. Only one process can use it at a time.",
         kind: Kind::Path,
         example: "\"/var/lib/pierhead\"",
         reload: Reload::Restart(|new, old| new.data.clone_from(&old.data)),
@@ -56,8 +56,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "admin",
-        help: "Address of the admin listener: metrics, health and the cache API. Clients that are not on this host get metrics \
-               and health only.",
+        help: "Address of the admin listener: metrics, health and the cache API. Other hosts get metrics and health only.",
         kind: Kind::AddressOrOff,
         example: "\"127.0.0.1:5001\"",
         reload: Reload::Restart(|new, old| new.admin = old.admin),
@@ -70,7 +69,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "default_upstream",
-        help: "The registry for requests that name none, as Docker sends them to a registry mirror.",
+        help: "The registry of requests that name no registry. Docker sends such requests to a registry mirror.",
         kind: Kind::Text,
         example: "\"docker.io\"",
         reload: Reload::Live,
@@ -83,7 +82,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "docker_config",
-        help: "A Docker config.json with credentials for upstreams, also through its credential helpers.",
+        help: "A Docker config.json with credentials for upstreams. Its credential helpers are used as well.",
         kind: Kind::PathOrOff,
         example: "\"/root/.docker/config.json\"",
         reload: Reload::Live,
@@ -93,9 +92,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "allow_open_proxy_with_credentials",
-        help: "Start although every client that reaches a listen address can pull whatever the configured credentials can. \
-               Without it, pierhead refuses upstream credentials unless clients need a certificate (tls.client_ca) or a \
-               password (auth.mode).",
+        help: "Allow upstream credentials on a listener without client authentication: every client that reaches it can pull \
+               with these credentials. Without this key, upstream credentials need tls.client_ca or auth.mode, or listen on \
+               loopback.",
         kind: Kind::Boolean,
         example: "false",
         reload: Reload::Live,
@@ -112,7 +111,7 @@ pub(super) static LOG_KEYS: &[Key<Config>] = &[
     Key {
         section: "log",
         name: "level",
-        help: "error, warn, info, debug or trace; also by module, such as \"info,pierhead_remote=debug\".",
+        help: "Level of the log: error, warn, info, debug or trace; also per module, such as \"info,pierhead_remote=debug\".",
         kind: Kind::Text,
         example: "\"info\"",
         reload: Reload::Live,
@@ -122,7 +121,7 @@ pub(super) static LOG_KEYS: &[Key<Config>] = &[
     Key {
         section: "log",
         name: "format",
-        help: "\"text\" for people, \"json\" for log collectors.",
+        help: "Format of the log: \"text\" for people, \"json\" for log collectors.",
         kind: Kind::Choice {
             noun: "log format",
             names: || vec!["text", "json"],
@@ -145,10 +144,10 @@ pub(super) static LOG_KEYS: &[Key<Config>] = &[
     },
 ];
 
-/// Directives for the log that can be understood.
+/// Checks the value of `log.level`.
 pub(crate) fn check_level(text: &str) -> Result<String, String> {
     match text.parse::<Targets>() {
-        // A lone word that is no level is taken for a module's name by the filter: a typo goes silent.
+        // The filter accepts a single unknown word as the name of a module, so a misspelt level would disable the log.
         Ok(_)
             if text.contains(['=', ','])
                 || text.parse::<tracing::level_filters::LevelFilter>().is_ok() =>
@@ -156,7 +155,7 @@ pub(crate) fn check_level(text: &str) -> Result<String, String> {
             Ok(text.to_owned())
         }
         _ => Err(format!(
-            "{text:?} is not a log level: write error, warn, info, debug or trace, or such as \"info,pierhead_remote=debug\""
+            "{text:?} is not a log level: write error, warn, info, debug or trace, or levels per module such as \"info,pierhead_remote=debug\""
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! One row of the key table, and the TOML literals that its `show` returns.
+//! The type of one row of the key table, and helpers that print TOML literals.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use super::kind::Kind;
 use crate::config::value::Value;
 
-/// One key of a `T`: the whole configuration, or one upstream.
+/// One key of a `T`, which is the whole configuration or one upstream.
 pub(crate) struct Key<T> {
-    /// Table that it stands in; empty at the top.
+    /// Name of its table; empty at the top level.
     pub(crate) section: &'static str,
     pub(crate) name: &'static str,
-    /// What it does, and when an operator changes it.
+    /// Its meaning, and when an operator changes it.
     pub(crate) help: &'static str,
     pub(crate) kind: Kind,
-    /// A TOML literal, shown behind `#` where nothing is set.
+    /// A TOML literal, which `config show` prints behind `#` if the key is not set.
     pub(crate) example: &'static str,
     pub(crate) reload: Reload<T>,
     pub(crate) set: fn(&mut T, &Value<'_>) -> Result<(), String>,
@@ -23,18 +23,18 @@ pub(crate) struct Key<T> {
     pub(crate) show: fn(&T) -> Option<String>,
 }
 
-/// What a reload does with a changed key.
+/// The effect of a reload on a changed key.
 pub(crate) enum Reload<T> {
-    /// It takes effect at once.
+    /// The change takes effect immediately.
     Live,
-    /// It takes a restart: the function gives a new configuration the value of the old one.
+    /// The change needs a restart. The function copies the old value to the new configuration.
     Restart(fn(new: &mut T, old: &T)),
-    /// Some changes take a restart, which the help names; the function undoes these.
+    /// Some changes need a restart; the help names them. The function undoes only these.
     SomeRestart(fn(new: &mut T, old: &T)),
 }
 
 impl<T> Key<T> {
-    /// As people name it: `cache.size`.
+    /// The path of the key, such as `cache.size`.
     pub(crate) fn path(&self) -> String {
         match self.section {
             "" => self.name.to_owned(),
@@ -42,7 +42,7 @@ impl<T> Key<T> {
         }
     }
 
-    /// The help, with what a change takes.
+    /// The help, with a note if a change needs a restart.
     pub(crate) fn full_help(&self) -> String {
         let restart = match self.reload {
             Reload::Restart(_) => " A change needs a restart.",
@@ -76,7 +76,7 @@ pub(super) fn quote_rate(rate: Option<u64>) -> Option<String> {
     ))
 }
 
-/// `None` when there are none.
+/// A TOML list of strings; `None` if it is empty.
 pub(super) fn quote_list<T: Display>(items: &[T]) -> Option<String> {
     let items: Vec<_> = items.iter().map(|item| quote(&item.to_string())).collect();
     (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))

@@ -1,4 +1,4 @@
-//! The type and range of a key's value: the parser, the reference page and the JSON schema use them.
+//! The type and range of a key's value. The parser, the reference page and the JSON schema use them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use pierhead_oci::units::exact_bytes;
 
-/// What a key takes.
+/// Type and range of a value.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Boolean,
@@ -16,12 +16,12 @@ pub(crate) enum Kind {
         min: usize,
         max: usize,
     },
-    /// Bytes from `min` on.
+    /// Bytes of at least `min`, and at most `max`.
     Bytes {
         min: u64,
         max: Option<u64>,
     },
-    /// Bytes of at least `min` (0 included when `min` is 0), a share of the file system, or one of `words`.
+    /// Bytes of at least `min`, a share of the file system, or one of `words`.
     Size {
         min: u64,
         words: &'static [&'static str],
@@ -31,13 +31,13 @@ pub(crate) enum Kind {
         min: u64,
         max: u64,
     },
-    /// Bytes a second, or `"off"`.
+    /// Bytes per second, or `"off"`.
     Rate,
     Duration {
         min: Duration,
         max: Duration,
     },
-    /// One of some names. `noun` is what they name.
+    /// One of these names. `noun` is their kind, for error messages.
     Choice {
         noun: &'static str,
         names: fn() -> Vec<&'static str>,
@@ -47,9 +47,9 @@ pub(crate) enum Kind {
         noun: &'static str,
         names: fn() -> Vec<&'static str>,
     },
-    /// Free text; the help of the key says which.
+    /// Text, as the help of the key describes.
     Text,
-    /// A path; a relative one starts at the folder of the file.
+    /// A path. A relative one starts at the folder of the configuration file.
     Path,
     /// A path, or `"off"`.
     PathOrOff,
@@ -72,7 +72,7 @@ fn duration(duration: Duration) -> String {
 }
 
 impl Kind {
-    /// Type and range, in one phrase.
+    /// Type and range as text.
     pub(crate) fn phrase(self) -> String {
         let quoted = |names: &[&str]| {
             let names: Vec<_> = names.iter().map(|name| format!("\"{name}\"")).collect();
@@ -123,7 +123,7 @@ impl Kind {
         }
     }
 
-    /// The JSON schema of the TOML value, which a test writes. It checks types; `pierhead config check` checks ranges of units.
+    /// The JSON schema of the value, for the generated schema file. It checks types; `pierhead config check` checks ranges.
     #[cfg(test)]
     pub(crate) fn schema(self) -> Json {
         let text = || json!({"type": "string", "minLength": 1});

@@ -1,4 +1,4 @@
-//! Keys of `[limits]`.
+//! Rows of the key table for `[limits]`.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "connections",
-        help: "Client connections at a time. One client (an IPv4 address or an IPv6 /64) gets an eighth of them: write eight \
-               times what you need where many hosts share one address. When all are in use, a new connection replaces an \
-               idle one of the client that has most, or gets 503.",
+        help: "Maximum number of client connections. One client (an IPv4 address or an IPv6 /64) gets an eighth of them: if many \
+               hosts share one address, write eight times their connections. When all are in use, a new connection replaces \
+               an idle one of the client with the most connections, or gets 503.",
         kind: Kind::Count {
             min: 1,
             max: 1_000_000,
@@ -28,7 +28,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "upstream_bandwidth",
-        help: "Bytes per second over all downloads. Set it to leave some of the uplink to others.",
+        help: "Maximum rate of all downloads together, in bytes per second. Set it to leave bandwidth of the uplink to other \
+               programs.",
         kind: Kind::Rate,
         example: "\"100MB/s\"",
         reload: Reload::Live,
@@ -38,9 +39,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "downloads",
-        help: "Downloads of blobs at a time over all upstreams; more wait. One client gets half of them, and 503 when four \
-               times as many of its downloads run or wait. One registry gets three quarters. A quarter is reserved for \
-               registries that this file names, an eighth for clients that have less than an eighth.",
+        help: "Maximum number of parallel downloads of blobs from all upstreams; further downloads wait. One client gets half of \
+               them, and 503 when its running and waiting downloads are four times as many. One registry gets three quarters. \
+               A quarter is reserved for registries that this file names, and an eighth for clients with less than an \
+               eighth.",
         kind: Kind::Count { min: 1, max: 4096 },
         example: "32",
         reload: Reload::Live,
@@ -50,7 +52,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "response_timeout",
-        help: "Within this time a client gets data, stale data or an error.",
+        help: "Maximum time until a client gets the first data, stale data or an error.",
         kind: Kind::Duration {
             min: Duration::from_millis(100),
             max: Duration::from_secs(60),
@@ -85,8 +87,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "shutdown_grace",
-        help: "How long pierhead finishes responses after SIGTERM, and then copies to the disk what only a volatile tier has. \
-               Both together get at least five seconds. The service manager must wait longer.",
+        help: "Maximum time after SIGTERM for responses in progress and then for the write-back of a volatile fast tier; at least \
+               5s for both together. Configure the service manager to wait longer.",
         kind: Kind::Duration {
             min: Duration::ZERO,
             max: HOUR,
@@ -99,9 +101,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "memory",
-        help: "Memory that pierhead plans with. The defaults of bundle.size, bundle.workers and limits.connections follow from \
-               it, and the memory for responses (128MiB without it) and for small blobs (4MiB without it). A quarter of it is \
-               left to the page cache and the sockets.",
+        help: "Memory that pierhead may use. It determines the defaults of bundle.size, bundle.workers and limits.connections, \
+               the memory for responses (128MiB without this key) and that for small blobs (4MiB without it). A quarter is \
+               reserved for the page cache and sockets.",
         kind: Kind::BytesOrOff {
             min: 128 << 20,
             max: 1 << 44,
@@ -123,8 +125,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "cores",
-        help: "CPUs that pierhead runs on: \"all\" that it may use, the \"last 4\" of these, or numbers such as \"4-7\". Each gets \
-               a thread, up to 16 and no more than the CPU quota of the cgroup keeps busy.",
+        help: "CPUs that pierhead runs on: \"all\" that it may use, the \"last 4\" of these, or numbers such as \"4-7\". Each CPU gets \
+               one thread, up to 16 threads and the CPU quota of the cgroup.",
         kind: Kind::Text,
         example: "\"all\"",
         reload: Reload::Restart(|new, old| new.limits.cores.clone_from(&old.limits.cores)),
@@ -137,10 +139,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "pause_under",
-        help: "Under pressure on any of these resources, of the host or of the cgroup, pierhead pauses background work. \
-               Under pressure on memory, a fast tier in memory shrinks, too. [] watches nothing (docs/explanation/profiles.md).",
+        help: "Resources whose pressure, on the host or in the cgroup, pauses background work. Under pressure on memory, a fast \
+               tier in memory also shrinks. [] disables the pause (docs/explanation/profiles.md).",
         kind: Kind::Choices {
-            noun: "resource with pressure figures",
+            noun: "resource with pressure data",
             names: || Resource::ALL.iter().map(|it| it.name()).collect(),
         },
         example: "[\"memory\", \"cpu\"]",

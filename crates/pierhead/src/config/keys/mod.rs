@@ -1,5 +1,5 @@
-//! The key table: name, help, type, range and reload of every key. Parser, `config show`, reload, reference page and
-//! JSON schema derive from it; no other place states these facts.
+//! The key table: name, help, type, range and reload of every key. The parser, `config show`, the reload, the reference page
+//! and the JSON schema derive from it.
 
 mod cache;
 mod general;
@@ -19,7 +19,7 @@ pub(crate) use kind::Kind;
 pub(crate) use network::MANAGEMENT;
 pub(crate) use upstream::{IDENTITY_TOKEN_USER, UPSTREAM_KEYS};
 
-/// What stands above each table in `config show`.
+/// The help of each table.
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
     (
         "network",
@@ -29,11 +29,11 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("eviction", "Which blobs the cache admits and evicts."),
     (
         "request_log",
-        "A log of all requests, from which `pierhead-replay` compares eviction policies.",
+        "A log of all requests, with which `pierhead-replay` compares eviction policies.",
     ),
     (
         "bundle",
-        "Delta bundles: only the file contents that a worker lacks (docs/explanation/bundles.md).",
+        "Delta bundles, which send only the file contents that a worker does not have (docs/explanation/bundles.md).",
     ),
     (
         "tier",
@@ -42,9 +42,9 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("tags", "Revalidation of tags."),
     (
         "access",
-        "What clients may pull: patterns of REGISTRY or REGISTRY/REPOSITORY. * matches any characters but /, ** matches \
-         any characters. A registry alone matches all of its repositories. A client gets a cached blob if it names the \
-         digest and a repository that it may pull.",
+        "The repositories that clients may pull, as patterns of REGISTRY or REGISTRY/REPOSITORY. * matches any characters \
+         except /, and ** any characters. A registry alone matches all of its repositories. A client that may pull a \
+         repository gets any cached blob whose digest it names.",
     ),
     (
         "limits",
@@ -61,13 +61,13 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("log", "The log on standard error."),
 ];
 
-/// The table of upstreams, one table each below it.
+/// Name of the table of upstreams, which has one table per upstream.
 pub(crate) const UPSTREAMS: &str = "upstreams";
-/// What stands above it.
-pub(crate) const UPSTREAMS_HELP: &str = "Registries that need more than their name, one table each. pierhead reaches every other public registry at \
+/// The help of the table of upstreams.
+pub(crate) const UPSTREAMS_HELP: &str = "One table per registry that needs an address, credentials or a CA. pierhead connects to every other public registry at \
      https://NAME.";
 
-/// All keys of the file; those of one section in the order in which they are shown.
+/// All keys except those of upstreams, in the order of `config show`.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
     general::KEYS
         .iter()
@@ -79,7 +79,7 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
         .chain(general::LOG_KEYS)
 }
 
-/// As people name them.
+/// The paths of all keys, such as `cache.size`.
 #[cfg(test)]
 pub(crate) fn paths() -> impl Iterator<Item = String> {
     keys().map(Key::path)

@@ -1,31 +1,34 @@
-//! Keys of `[network]`.
+//! Rows of the key table for `[network]`.
 
 use super::key::{Key, Reload, quote};
 use super::kind::Kind;
 use crate::config::Config;
 
-/// The interface of the management link between a host and its DPU, on both ends; a second card has `tmfifo_net1`.
+/// Prefix of the name of the management link between a host and its DPU, on both sides: `tmfifo_net0`, or `tmfifo_net1` for
+/// a second card.
 pub(crate) const MANAGEMENT: &str = "tmfifo_net";
-/// The kernel's IFNAMSIZ, less the zero byte.
+/// Maximum length of the name of an interface in bytes: the kernel's `IFNAMSIZ` without the zero byte.
 const MAX_NAME_BYTES: usize = 15;
 
-/// What `[network]` may hold.
+/// The keys of `[network]`.
 pub(super) static KEYS: &[Key<Config>] = &[Key {
     section: "network",
     name: "interface",
-    help: "The interface of the clients, such as \"pf0hpf\": 0.0.0.0 and [::] in listen then mean its addresses alone, and \
-               new ones within seconds. A start waits 30s for the interface and its first address. pierhead refuses the \
-               management link of a DPU (tmfifo_net0). It does not affect admin.",
+    help: "Network interface for clients, such as \"pf0hpf\": 0.0.0.0 and [::] in listen then stand for the addresses of this \
+               interface only. pierhead follows address changes within 15s. A start waits up to 30s for the interface and \
+               its first address. The management link of a DPU (tmfifo_net0) is an error. This key does not affect admin.",
     kind: Kind::Text,
     example: "\"cache0\"",
     reload: Reload::Restart(|new, old| new.network.clone_from(&old.network)),
-    set: |config, value| interface(value.text()?).map(|it| config.network.interface = Some(it)),
+    set: |config, value| {
+        parse_interface(value.text()?).map(|it| config.network.interface = Some(it))
+    },
     show: |config| config.network.interface.as_deref().map(quote),
 }];
 
-/// A name that an interface may have.
-fn interface(name: &str) -> Result<String, String> {
-    // What the kernel takes, and no alternative names, which `ip` knows and sockets do not.
+/// Parses the name of an interface.
+fn parse_interface(name: &str) -> Result<String, String> {
+    // The kernel's rules. Alternative names are not valid, since sockets do not accept them.
     let is_name = (1..=MAX_NAME_BYTES).contains(&name.len())
         && !matches!(name, "." | "..")
         && !name
@@ -33,14 +36,14 @@ fn interface(name: &str) -> Result<String, String> {
             .any(|byte| byte.is_ascii_whitespace() || b"/:".contains(&byte) || byte < b' ');
     if !is_name {
         return Err(format!(
-            "{name:?} is not the name of an interface: write one of those that `ip -br link` shows"
+            "{name:?} is not the name of an interface: write a name from `ip -br link`"
         ));
     }
     if name.starts_with(MANAGEMENT) {
         return Err(format!(
-            "{name} is the management link between a host and its DPU, where image data starves consoles and crawls: \
-             name the interface of a physical or virtual function or its representor (docs of BlueField: addressing), or, \
-             if it must be, write its address into listen"
+            "{name} is the management link between a host and its DPU: image data on it is slow and starves the consoles. \
+             Write the interface of a physical or virtual function or its representor (docs/how-to/dpu-addressing.md), or \
+             write the address of the management link into listen"
         ));
     }
     Ok(name.to_owned())
@@ -51,16 +54,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_the_kernel_takes_and_no_management_link() {
+    fn a_valid_interface_name_is_accepted_and_a_management_link_is_not() {
         for good in ["lo", "pf0hpf", "en3f0pf0sf0", "br-ex.100", "a@b"] {
-            assert_eq!(interface(good).as_deref(), Ok(good));
+            assert_eq!(parse_interface(good).as_deref(), Ok(good));
         }
         for bad in ["", ".", "..", "a/b", "eth0:1", "a b", "sixteen-letters-"] {
-            let output = interface(bad).unwrap_err();
+            let output = parse_interface(bad).unwrap_err();
             assert!(output.contains("ip -br link"), "{bad}: {output}");
         }
         for management in ["tmfifo_net0", "tmfifo_net1"] {
-            let output = interface(management).unwrap_err();
+            let output = parse_interface(management).unwrap_err();
             assert!(output.contains("management link"), "{output}");
         }
     }

@@ -1,4 +1,4 @@
-//! Keys of `[tls]` and `[auth]`.
+//! Rows of the key table for `[tls]` and `[auth]`.
 
 use super::key::{HOUR, Key, Reload, SECOND, quote, quote_duration, quote_list, quote_path};
 use super::kind::Kind;
@@ -8,7 +8,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "cert",
-        help: "PEM file: the server's certificate, then its intermediates. It needs tls.key.",
+        help: "PEM file with the server certificate, then its intermediate certificates. It needs tls.key.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/tls.crt\"",
         reload: Reload::Restart(|new, old| new.tls.cert.clone_from(&old.tls.cert)),
@@ -18,7 +18,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "key",
-        help: "PEM file: the private key of tls.cert.",
+        help: "PEM file with the private key of tls.cert.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/tls.key\"",
         reload: Reload::Restart(|new, old| new.tls.key.clone_from(&old.tls.key)),
@@ -28,7 +28,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "client_ca",
-        help: "PEM file of certificate authorities: a client must show a certificate of one of them.",
+        help: "PEM file of CAs. A client must have a certificate that one of them has signed.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/clients.crt\"",
         reload: Reload::Restart(|new, old| new.tls.client_ca.clone_from(&old.tls.client_ca)),
@@ -38,8 +38,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tls",
         name: "client_names",
-        help: "A client's certificate must have one of these names: DNS, URI or e-mail among its alternative names, else its \
-               common name. pierhead compares whole names.",
+        help: "Names of client certificates that pierhead accepts: a DNS, URI or e-mail name of the subject alternative names, or \
+               without those the common name. The complete name must match.",
         kind: Kind::Names,
         example: "[\"node1.example\"]",
         reload: Reload::Restart(|new, old| new.tls.client_names.clone_from(&old.tls.client_names)),
@@ -49,10 +49,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "mode",
-        help: "\"htpasswd\" asks for a user and password of auth.htpasswd, \"mtls\" for a certificate of tls.client_ca, \
-               \"mtls-or-htpasswd\" for one of the two. With tls.client_ca, \"htpasswd\" asks for both. With \"pass-through\", a \
-               client reads what its own credentials may read at the upstream. A change to or from \"mtls-or-htpasswd\" needs \
-               a restart.",
+        help: "Authentication of clients: \"htpasswd\" needs a user and password of auth.htpasswd, \"mtls\" a certificate of \
+               tls.client_ca, \"mtls-or-htpasswd\" one of the two. With tls.client_ca, \"htpasswd\" needs both. With \
+               \"pass-through\", pierhead checks at the upstream that the client's own credentials may read the repository. A \
+               change to or from \"mtls-or-htpasswd\" needs a restart.",
         kind: Kind::Choice {
             noun: "authentication mode",
             names: || AuthMode::ALL.iter().map(|mode| mode.name()).collect(),
@@ -76,7 +76,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "htpasswd",
-        help: "File of users, one USER:HASH a line with bcrypt hashes (`htpasswd -B`). pierhead reads it again when it \
+        help: "File of users with one USER:HASH per line, with bcrypt hashes (`htpasswd -B`). pierhead reads it again when it \
                changes.",
         kind: Kind::Path,
         example: "\"/etc/pierhead/htpasswd\"",
@@ -87,8 +87,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "cache_ttl",
-        help: "How long pierhead remembers that credentials were good, by auth.htpasswd or by an upstream. Lower it to \
-               withdraw access sooner.",
+        help: "How long pierhead caches that credentials are valid, by auth.htpasswd or by an upstream. With a lower value, \
+               revoked credentials stop working sooner.",
         kind: Kind::Duration {
             min: SECOND,
             max: HOUR,
@@ -101,8 +101,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "auth",
         name: "anonymous",
-        help: "With \"pass-through\": clients without credentials read what upstreams let everybody read. Set it to false for \
-               docker, which sends credentials only when it is asked for them.",
+        help: "With \"pass-through\": whether clients without credentials may pull public images. Set it to false for docker, \
+               which sends credentials only after a 401 response.",
         kind: Kind::Boolean,
         example: "true",
         reload: Reload::Live,

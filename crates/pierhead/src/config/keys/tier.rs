@@ -1,4 +1,4 @@
-//! Keys of `[tier]`.
+//! Rows of the key table for `[tier]`.
 
 use pierhead_oci::units::exact_bytes;
 
@@ -11,8 +11,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "kind",
-        help: "\"pmem\" is a file on a DAX file system, refused where that is no persistent memory. \"file\" is a file anywhere, on \
-               a small fast disk or in memory.",
+        help: "\"pmem\" is a file on a DAX file system, which must be persistent memory. \"file\" is any other file, such as on a \
+               small fast disk or in memory (tmpfs).",
         kind: Kind::Choice {
             noun: "kind of tier",
             names: || TierKind::ALL.iter().map(|kind| kind.as_str()).collect(),
@@ -41,8 +41,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "size",
-        help: "Size of the file. pierhead refuses a file of another size: delete it first. `pierhead cache tier set-limit` \
-               changes how much of it is in use.",
+        help: "Size of the file. An existing file of another size is an error: delete it first. `pierhead cache tier set-limit` \
+               limits the part in use.",
         kind: Kind::Bytes {
             min: 32 << 20,
             max: None,
@@ -55,8 +55,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "placement",
-        help: "Which blobs the tier takes: \"value\" those with the highest value for their bytes, \"layer-aware\" also those whose \
-               image waits for them, \"sharing-runs\" those that most images and starts share (docs/explanation/tiering.md).",
+        help: "The rule that selects blobs for the tier: \"value\" selects those with the highest value per byte, \"layer-aware\" also \
+               those for which an image waits, \"sharing-runs\" those that most images and container starts share \
+               (docs/explanation/tiering.md).",
         kind: Kind::Choice {
             noun: "placement",
             names: || Placement::ALL.iter().map(|it| it.as_str()).collect(),
@@ -72,8 +73,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tier",
         name: "write_back_rate",
-        help: "Bytes per second that pierhead writes back from the tier to the disk; \"off\" is as fast as the disk takes them. \
-               Set it where writes slow down reads of the same disk.",
+        help: "Maximum rate of the write-back from the tier to the disk, in bytes per second; \"off\" is no limit. Set it if these \
+               writes slow down reads from the disk.",
         kind: Kind::Rate,
         example: "\"off\"",
         reload: Reload::Restart(|new, old| new.tier.write_back_rate = old.tier.write_back_rate),

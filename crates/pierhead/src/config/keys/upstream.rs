@@ -1,4 +1,4 @@
-//! Keys of one upstream.
+//! Rows of the key table for `[upstreams."NAME"]`.
 
 use super::key::{Key, Reload, quote, quote_list, quote_path};
 use super::kind::Kind;
@@ -7,14 +7,14 @@ use crate::config::Upstream;
 /// Docker's convention: with this user, the password is an OAuth2 refresh token.
 pub(crate) const IDENTITY_TOKEN_USER: &str = "<token>";
 
-/// What `[upstreams."NAME"]` may hold.
+/// The keys of one upstream.
 pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "addresses",
-        help: "Where the registry is, if not at https://NAME: one URL, or mirrors and the registry itself in the order of \
-               preference. pierhead asks the next one when one fails, lacks something, refuses it or is silent for a second. \
-               http:// and private addresses are allowed here.",
+        help: "One URL, or a list of URLs in the order of preference, such as mirrors before the registry itself; without it, \
+               https://NAME. pierhead tries the next URL when one fails, does not have the content, denies it, or does not \
+               respond within a second. http:// and private addresses are allowed.",
         kind: Kind::Urls,
         example: "[\"https://mirror.example\", \"https://registry.example\"]",
         reload: Reload::Live,
@@ -24,9 +24,9 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "credential_hosts",
-        help: "Hosts of addresses that get the credentials below; without it, the host that is the registry itself by its \
-               name. Another address gets the credentials of the table of its own name, such as \
-               [upstreams.\"mirror.example\"], or none.",
+        help: "Hosts of addresses that get the credentials below; without it, only the host with the name of the registry. Any \
+               other host gets the credentials of the table with its own name, such as [upstreams.\"mirror.example\"], or \
+               none.",
         kind: Kind::Hosts,
         example: "[\"registry.example\"]",
         reload: Reload::Live,
@@ -36,7 +36,7 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "username",
-        help: "User whose password is in password_file. As Docker does it, \"<token>\" means that the file has an OAuth2 refresh \
+        help: "User name for the password in password_file. \"<token>\" means, as in Docker, that the file has an OAuth2 refresh \
                token (identity token).",
         kind: Kind::Text,
         example: "\"someone\"",
@@ -61,20 +61,20 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "credential_helper",
-        help: "pierhead asks the program docker-credential-NAME for user and password.",
+        help: "NAME of the program docker-credential-NAME, from which pierhead gets user and password.",
         kind: Kind::Text,
         example: "\"ecr-login\"",
         reload: Reload::Live,
         set: |upstream, value| {
             let name = value.text()?;
-            let sane = !name.is_empty()
+            let is_valid = !name.is_empty()
                 && !name.starts_with(['-', '.'])
                 && name
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-            if !sane {
+            if !is_valid {
                 return Err(format!(
-                    "{name:?} is not the name of a credential helper: write what follows docker-credential- in the program's name"
+                    "{name:?} is not the name of a credential helper: write the part of the program's name after docker-credential-"
                 ));
             }
             upstream.credential_helper = Some(name.to_owned());
@@ -95,8 +95,8 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "trusted_hosts",
-        help: "Private hosts to which this upstream may redirect or that serve its tokens; after http:// also without TLS. \
-               Public hosts need no mention.",
+        help: "Private hosts to which this upstream may redirect, or that issue its tokens. http://HOST allows plain HTTP. \
+               Public hosts are always allowed.",
         kind: Kind::Hosts,
         example: "[\"auth.lab:5001\"]",
         reload: Reload::Live,

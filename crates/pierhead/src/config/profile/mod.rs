@@ -25,7 +25,7 @@ pub(super) struct UnfitKey {
 /// The profile of this name.
 ///
 /// # Errors
-/// For people: the names that exist.
+/// A message for the operator that lists the profiles.
 pub(crate) fn profile_named(name: &str) -> Result<&'static Profile, String> {
     Profile::named(name).ok_or_else(|| {
         let names = PROFILES.iter();
@@ -37,11 +37,10 @@ pub(crate) fn profile_named(name: &str) -> Result<&'static Profile, String> {
     })
 }
 
-/// Gives `config`, which has the defaults, those of a profile and of a memory budget, if the request
-/// names such.
+/// Applies the defaults of a profile and of a memory budget to `config`. Without either, changes nothing.
 ///
 /// # Errors
-/// The machine does not have it.
+/// The profile or the budget does not fit the host.
 pub(super) fn apply_profile(
     config: &mut Config,
     request: MemoryRequest,
@@ -76,7 +75,7 @@ pub(super) fn apply_profile(
     Ok(origins)
 }
 
-/// `None` when the operator set it: then it is no default.
+/// The source of a default budget; `None` if the operator set it.
 fn shown_source(source: BudgetSource) -> Option<String> {
     match source {
         BudgetSource::Operator => None,
@@ -85,9 +84,13 @@ fn shown_source(source: BudgetSource) -> Option<String> {
                 Version::One => 1,
                 Version::Two => 2,
             };
-            Some(format!("the limit of the cgroup (version {version})"))
+            Some(format!(
+                "the memory limit of the cgroup (version {version})"
+            ))
         }
-        BudgetSource::MachineShare(percent) => Some(format!("{percent} % of the machine's memory")),
+        BudgetSource::MachineShare(percent) => {
+            Some(format!("{percent} % of the memory of the host"))
+        }
     }
 }
 
@@ -123,7 +126,7 @@ fn apply_shares(config: &mut Config, shares: MemoryShares, origins: &mut Origins
         Some("limits.connections"),
     ];
     let keys = keys.into_iter().flatten();
-    origins.extend(keys.map(|key| (key, "what limits.memory leaves for it".to_owned())));
+    origins.extend(keys.map(|key| (key, "computed from limits.memory".to_owned())));
 }
 
 /// The values of a profile that do not follow from the memory.
@@ -131,26 +134,26 @@ fn apply_table(config: &mut Config, profile: &Profile, origins: &mut Origins) {
     let mut from = |key, of: &str| origins.push((key, of.to_owned()));
     if profile.cores > 0 {
         config.limits.cores = CpuSelection::Last(profile.cores);
-        from("limits.cores", "of its table");
+        from("limits.cores", "value of the profile");
     }
     if profile.cache_size > 0 {
         config.cache.size = Size::Percent(profile.cache_size);
-        from("cache.size", "of its table");
+        from("cache.size", "value of the profile");
     }
     if profile.upstream_bandwidth > 0 {
         config.limits.upstream_bandwidth = Some(profile.upstream_bandwidth * 1_000_000);
-        from("limits.upstream_bandwidth", "of its table");
+        from("limits.upstream_bandwidth", "value of the profile");
     }
     config.limits.downloads = profile.downloads;
-    from("limits.downloads", "of its table");
+    from("limits.downloads", "value of the profile");
     let under = |it: &Resource| profile.pause_under.contains(&it.name());
     config.limits.pause_under = Resource::ALL.into_iter().filter(under).collect();
-    from("limits.pause_under", "of its table");
+    from("limits.pause_under", "value of the profile");
     if profile.daily_write_budget > 0 {
         config.cache.daily_write_budget = profile.daily_write_budget << 30;
         from(
             "cache.daily_write_budget",
-            "what its flash bears (docs/explanation/dpu-sizing.md)",
+            "endurance of the flash (docs/explanation/dpu-sizing.md)",
         );
     }
 }
@@ -159,7 +162,7 @@ fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> Unfi
     let of_profile = |key, profile: &Profile, why: String| {
         let fix = match profile.smaller_fitting(request, machine) {
             Some(smaller) => format!("--profile {} fits", smaller.name),
-            None => "no profile fits: leave it out, and bound what each key takes yourself".into(),
+            None => "no profile fits: use none, and set the limits yourself".into(),
         };
         let name = profile.name;
         let message = format!("profile \"{name}\" does not fit this machine: {why}; {fix}");
@@ -174,13 +177,13 @@ fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> Unfi
             UnfitKey {
                 key: "limits.memory",
                 message: format!(
-                    "limits.memory is {requested}, and there are {available}: write less"
+                    "limits.memory is {requested}, and the host has {available}: write less"
                 ),
             }
         }
         Misfit::TooFewCores { profile, allowed } => {
             let why = format!(
-                "it wants {} cores, and this process may run on {} ({})",
+                "it needs {} cores, and this process may use {} ({})",
                 profile.min_cores,
                 allowed.len(),
                 format_cpu_list(allowed)
@@ -193,7 +196,7 @@ fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> Unfi
             memory,
         } => {
             let why = format!(
-                "it is for machines of {} and more, and this one has {}",
+                "it needs a host with {} of memory, and this one has {}",
                 human_bytes(*required),
                 human_bytes(*memory)
             );
@@ -204,12 +207,12 @@ fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> Unfi
             required,
             budget,
         } => {
-            let (key, whose) = match budget.source {
+            let (key, limit_name) = match budget.source {
                 BudgetSource::Operator => ("limits.memory", "limits.memory"),
-                _ => ("profile", "the limit of the cgroup"),
+                _ => ("profile", "the memory limit of the cgroup"),
             };
             let (required, bytes) = (human_bytes(*required), human_bytes(budget.bytes));
-            let why = format!("it needs {required} of memory, and {whose} is {bytes}");
+            let why = format!("it needs {required} of memory, and {limit_name} is {bytes}");
             of_profile(key, profile, why)
         }
         Misfit::TierTooLarge {
@@ -222,14 +225,14 @@ fn unfit_key(misfit: &Misfit, request: MemoryRequest, machine: &Machine) -> Unfi
 
 fn tier_too_large(tier: u64, required: u64, available: u64) -> UnfitKey {
     let fix = match available.saturating_sub(required) / MIB * MIB {
-        0 => "put tier.path onto a disk, or set tier.kind = \"off\"".to_owned(),
+        0 => "move tier.path to a disk, or set tier.kind = \"off\"".to_owned(),
         most => format!(
-            "write {} or less, or put tier.path onto a disk",
+            "write {} or less, or move tier.path to a disk",
             human_bytes(most)
         ),
     };
     let message = format!(
-        "tier.path lies in memory (tmpfs), and tier.size = {} of the {} that there are leaves less than the {} that all else needs: {fix}",
+        "tier.path is on a tmpfs, so tier.size = {} takes memory: of {}, less than the {} remains that pierhead needs: {fix}",
         human_bytes(tier),
         human_bytes(available),
         human_bytes(required)

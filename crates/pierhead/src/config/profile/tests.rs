@@ -1,4 +1,4 @@
-//! What a machine gets of a profile, and when it gets none.
+//! Unit tests of profiles: the defaults on a given host, and errors of a profile that does not fit.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     }
 }
 
-fn settled(name: &str, machine: &Machine) -> Result<Config, UnfitKey> {
+fn config_with_profile(name: &str, machine: &Machine) -> Result<Config, UnfitKey> {
     let mut config = Config::with_data("/data".into());
     let profile = profile_named(name).unwrap();
-    apply_profile(&mut config, of(Some(profile), None), machine).map(|_| config)
+    apply_profile(&mut config, request(Some(profile), None), machine).map(|_| config)
 }
 
-fn of(profile: Option<&'static Profile>, memory: Option<u64>) -> MemoryRequest {
+fn request(profile: Option<&'static Profile>, memory: Option<u64>) -> MemoryRequest {
     MemoryRequest {
         profile,
         memory,
@@ -31,25 +31,26 @@ fn of(profile: Option<&'static Profile>, memory: Option<u64>) -> MemoryRequest {
     }
 }
 
-fn output(name: &str, machine: &Machine) -> String {
-    settled(name, machine).err().unwrap().message
+fn error_message(name: &str, machine: &Machine) -> String {
+    config_with_profile(name, machine).err().unwrap().message
 }
 
 #[test]
-fn a_budget_is_the_groups_limit_else_a_share() {
-    let budget = |name, machine: &Machine| settled(name, machine).unwrap().limits.memory;
+fn the_memory_is_the_cgroup_limit_or_a_share_of_the_host() {
+    let budget =
+        |name, machine: &Machine| config_with_profile(name, machine).unwrap().limits.memory;
     let card = |limit| machine(16 << 30, limit, 8);
     assert_eq!(
         budget("bluefield2", &card(None)),
         Some(1 << 30),
-        "the profile's own bound"
+        "the maximum of the profile"
     );
     assert_eq!(
         budget("bluefield2", &card(Some(700 * MIB))),
         Some(700 * MIB)
     );
     assert_eq!(budget("bluefield2", &card(Some(3 << 30))), Some(1 << 30));
-    // A small simulated card: a share, but no less than it needs.
+    // A small DPU: a share of its memory, and at least the minimum of the profile.
     assert_eq!(
         budget("bluefield2", &machine(4 << 30, None, 8)),
         Some(512 * MIB)
@@ -58,16 +59,16 @@ fn a_budget_is_the_groups_limit_else_a_share() {
         budget("server", &machine(10_000 * MIB, None, 8)),
         Some(2500 * MIB)
     );
-    // Where the kernel says nothing nothing is held against it.
+    // Without data of the kernel, the minimum of the profile.
     assert_eq!(budget("small", &Machine::default()), Some(128 * MIB));
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_what_does() {
-    let output = |name, machine: &Machine| output(name, machine);
+fn a_profile_that_does_not_fit_is_an_error_with_one_that_does() {
+    let output = |name, machine: &Machine| error_message(name, machine);
     let few = output("bluefield3", &machine(32 << 30, None, 2));
     assert!(
-        few.contains("wants 4 cores") && few.contains("on 2 (0-1)"),
+        few.contains("needs 4 cores") && few.contains("use 2 (0-1)"),
         "{few}"
     );
     assert!(few.ends_with("--profile bluefield2 fits"), "{few}");
@@ -79,7 +80,7 @@ fn what_does_not_fit_is_told_with_what_does() {
     assert!(tight.ends_with("--profile bluefield2 fits"), "{tight}");
     let little = output("bluefield2", &machine(1 << 30, None, 2));
     assert!(
-        little.contains("machines of 2.0 GiB") && little.contains("has 1.0 GiB"),
+        little.contains("a host with 2.0 GiB") && little.contains("has 1.0 GiB"),
         "{little}"
     );
     let none = output("small", &machine(1 << 30, Some(100 * MIB), 1));
@@ -92,11 +93,11 @@ fn what_does_not_fit_is_told_with_what_does() {
 }
 
 #[test]
-fn a_profile_gives_defaults_that_say_where_they_are_from() {
+fn the_defaults_of_a_profile_have_their_source() {
     let mut card = machine(16 << 30, Some(1 << 30), 8);
     let mut config = Config::with_data("/data".into());
     let profile = profile_named("bluefield2").unwrap();
-    let origins = apply_profile(&mut config, of(Some(profile), None), &card).unwrap();
+    let origins = apply_profile(&mut config, request(Some(profile), None), &card).unwrap();
     assert_eq!(config.bundle.workers, 1);
     assert_eq!(worker_threads(&config, &card), 2, "one for each core");
     assert_eq!(
@@ -114,14 +115,15 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
         config.limits.response_memory / 2
     );
     let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();
-    assert!(
-        of("limits.memory").starts_with("profile bluefield2: the limit of the cgroup (version 2)")
+    assert_eq!(
+        of("limits.memory"),
+        "profile bluefield2: the memory limit of the cgroup (version 2)"
     );
     let known: Vec<_> = crate::config::paths().collect();
     for (key, _) in &origins {
-        assert!(known.iter().any(|it| it == key), "{key} is no key");
+        assert!(known.iter().any(|it| it == key), "{key} is not a key");
     }
-    // A quota of half a core keeps no more than one thread busy.
+    // With a CPU quota of half a core, one thread is enough.
     card.cpu_limit = Some(CpuLimit {
         amount: 500,
         period: Duration::from_millis(100),
@@ -131,18 +133,18 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
 }
 
 #[test]
-fn an_operators_budget_counts_alone_and_over_a_profiles() {
+fn limits_memory_works_without_a_profile_and_overrides_that_of_a_profile() {
     let card = machine(16 << 30, Some(1 << 30), 8);
     let profile = Profile::named("small");
     let mut config = Config::with_data("/data".into());
-    apply_profile(&mut config, of(profile, Some(200 * MIB)), &card).unwrap();
+    apply_profile(&mut config, request(profile, Some(200 * MIB)), &card).unwrap();
     assert!(config.bundle.size.is_none(), "no room for a worker");
     let mut config = Config::with_data("/data".into());
-    let origins = apply_profile(&mut config, of(None, Some(512 * MIB)), &card).unwrap();
+    let origins = apply_profile(&mut config, request(None, Some(512 * MIB)), &card).unwrap();
     assert!(config.limits.connections < 4096);
     assert!(origins.iter().all(|(_, of)| !of.contains("profile")));
-    let more = apply_profile(&mut config, of(None, Some(2 << 30)), &card).unwrap_err();
-    assert!(more.message.contains("there are 1.0 GiB"), "{more:?}");
+    let more = apply_profile(&mut config, request(None, Some(2 << 30)), &card).unwrap_err();
+    assert!(more.message.contains("the host has 1.0 GiB"), "{more:?}");
     let mut plain = Config::with_data("/data".into());
     assert_eq!(
         apply_profile(&mut plain, MemoryRequest::default(), &card),
@@ -151,15 +153,15 @@ fn an_operators_budget_counts_alone_and_over_a_profiles() {
     assert_eq!(plain.limits.connections, 4096);
 }
 
-/// Whoever sets it, a profile needs what its table says, of whatever limit.
+/// The minimum of a profile applies to `limits.memory` and to the cgroup limit.
 #[test]
-fn a_budget_is_enough_for_its_profile_whoever_sets_it() {
+fn memory_below_the_minimum_of_a_profile_is_an_error() {
     let profile = Profile::named("bluefield2");
-    let settle = |asked, limit| {
+    let apply = |request, limit| {
         let mut config = Config::with_data("/data".into());
-        apply_profile(&mut config, asked, &machine(16 << 30, Some(limit), 8))
+        apply_profile(&mut config, request, &machine(16 << 30, Some(limit), 8))
     };
-    let by_hand = settle(of(profile, Some(300 * MIB)), 1 << 30).unwrap_err();
+    let by_hand = apply(request(profile, Some(300 * MIB)), 1 << 30).unwrap_err();
     assert_eq!(by_hand.key, "limits.memory");
     let output = &by_hand.message;
     assert!(
@@ -167,46 +169,46 @@ fn a_budget_is_enough_for_its_profile_whoever_sets_it() {
         "{output}"
     );
     assert!(output.ends_with("--profile small fits"), "{output}");
-    let by_group = settle(of(profile, None), 400 * MIB).unwrap_err();
+    let by_group = apply(request(profile, None), 400 * MIB).unwrap_err();
     assert_eq!(by_group.key, "profile");
-    assert!(settle(of(profile, Some(600 * MIB)), 1 << 30).is_ok());
+    assert!(apply(request(profile, Some(600 * MIB)), 1 << 30).is_ok());
 }
 
 #[test]
-fn a_tier_in_memory_comes_off_the_budget_first() {
+fn the_size_of_a_tier_in_memory_is_subtracted_from_the_budget() {
     let card = |limit| machine(16 << 30, limit, 8);
-    let settle = |asked: MemoryRequest, machine: &Machine| {
+    let apply = |request: MemoryRequest, machine: &Machine| {
         let mut config = Config::with_data("/data".into());
-        apply_profile(&mut config, asked, machine).map(|_| config)
+        apply_profile(&mut config, request, machine).map(|_| config)
     };
     let tiered = |name: &str, tier| MemoryRequest {
         profile: Profile::named(name),
         memory: None,
         tier,
     };
-    let without = settle(tiered("bluefield2", 0), &card(Some(1 << 30))).unwrap();
-    // A pod that is bound to the tier's bytes more plans as one without a tier.
-    let beside = settle(tiered("bluefield2", 1 << 30), &card(Some(2 << 30))).unwrap();
+    let without = apply(tiered("bluefield2", 0), &card(Some(1 << 30))).unwrap();
+    // A pod whose limit includes the tier has the same defaults as a pod without a tier.
+    let beside = apply(tiered("bluefield2", 1 << 30), &card(Some(2 << 30))).unwrap();
     assert_eq!(beside.limits.memory, Some(2 << 30));
     assert_eq!(
         beside.limits.response_memory,
         without.limits.response_memory
     );
-    let tight = settle(tiered("bluefield2", 512 * MIB), &card(Some(1 << 30))).unwrap();
+    let tight = apply(tiered("bluefield2", 512 * MIB), &card(Some(1 << 30))).unwrap();
     assert!(tight.limits.response_memory < without.limits.response_memory);
-    // By hand as well, with a profile and without.
+    // The same with limits.memory, with and without a profile.
     for profile in [None, Some("bluefield2")] {
-        let asked = |tier| MemoryRequest {
+        let request = |tier| MemoryRequest {
             memory: Some(1 << 30),
             ..tiered(profile.unwrap_or("none"), tier)
         };
-        let (all, less) = (asked(0), asked(400 * MIB));
-        let of = |asked| settle(asked, &card(None)).unwrap().limits.connections;
+        let (all, less) = (request(0), request(400 * MIB));
+        let of = |request| apply(request, &card(None)).unwrap().limits.connections;
         assert!(of(less) <= of(all), "{profile:?}");
-        assert_eq!(settle(less, &card(None)).unwrap().limits.memory, None);
+        assert_eq!(apply(less, &card(None)).unwrap().limits.memory, None);
     }
-    // What does not fit is the tier, whatever bounds it.
-    for (asked, limit) in [
+    // The error names the tier, whatever limits the memory.
+    for (request, limit) in [
         (tiered("bluefield2", 1 << 30), Some(1 << 30)),
         (tiered("none", 1 << 30), Some(1 << 30)),
         (tiered("bluefield2", 15 << 30), None),
@@ -218,24 +220,28 @@ fn a_tier_in_memory_comes_off_the_budget_first() {
             None,
         ),
     ] {
-        let UnfitKey { key, message } = settle(asked, &card(limit)).err().unwrap();
+        let UnfitKey { key, message } = apply(request, &card(limit)).err().unwrap();
         assert_eq!(key, "tier.size", "{message}");
         assert!(message.contains("tier.size = "), "{message}");
     }
-    let output = settle(tiered("bluefield2", 1 << 30), &card(Some(1 << 30)));
+    let output = apply(tiered("bluefield2", 1 << 30), &card(Some(1 << 30)));
     let output = output.err().unwrap().message;
     assert!(output.contains("write 512.0 MiB or less"), "{output}");
-    // A machine of another, where nothing is known, is not judged.
-    assert!(settle(tiered("none", 1 << 40), &Machine::default()).is_ok());
+    // Without data of the host, there is no error.
+    assert!(apply(tiered("none", 1 << 40), &Machine::default()).is_ok());
 }
 
 #[test]
-fn each_profile_fits_the_pod_that_the_chart_makes_for_it() {
+fn each_profile_fits_the_memory_limit_of_its_pod_in_the_chart() {
     for profile in &PROFILES {
         let cores = profile.min_cores;
         let pod = machine(64 << 30, Some(profile.memory * MIB), cores);
-        assert!(settled(profile.name, &pod).is_ok(), "{}", profile.name);
-        let config = settled(profile.name, &pod).unwrap();
+        assert!(
+            config_with_profile(profile.name, &pod).is_ok(),
+            "{}",
+            profile.name
+        );
+        let config = config_with_profile(profile.name, &pod).unwrap();
         assert_eq!(
             default_shares(&config).responses,
             profile.response_memory * MIB
