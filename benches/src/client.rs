@@ -1,4 +1,4 @@
-//! The measuring client: plain sockets and one buffer, so that the client costs as little as can be.
+//! The HTTP client of the benchmarks: plain sockets and one buffer, for minimum overhead.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -13,28 +13,28 @@ use socket2::{Domain, Socket, Type};
 /// One finished download.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Download {
-    /// Bytes of body.
+    /// Size of the body in bytes.
     pub(crate) bytes: u64,
-    /// From the connect to the first byte of body.
+    /// Time from the connect to the first byte of the body.
     pub(crate) first_byte: Duration,
-    /// From the connect to the last.
+    /// Time from the connect to the last byte.
     pub(crate) total: Duration,
 }
 
-/// Downloads that ran at the same time.
-pub(crate) struct AtOnce {
+/// The results of concurrent downloads.
+pub(crate) struct ConcurrentDownloads {
     pub(crate) downloads: Vec<Download>,
     pub(crate) wall: Duration,
 }
 
-/// Small requests.
+/// The results of small requests.
 pub(crate) struct Requests {
-    /// Sorted.
+    /// Latencies in ascending order.
     pub(crate) latencies: Vec<Duration>,
     pub(crate) wall: Duration,
-    /// Requests that had no answer, or another one.
+    /// Number of requests without a response, or with a wrong one.
     pub(crate) errors: usize,
-    /// TLS sessions that were resumed.
+    /// Number of resumed TLS sessions.
     pub(crate) resumed: usize,
 }
 
@@ -55,30 +55,35 @@ impl Requests {
 const ACCEPT: &str =
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json";
 
-/// Machines that the clients come from: limits for each client are not what is measured, and no pair of
-/// addresses runs out of ports.
+/// Number of client addresses, so that limits per client do not apply and no pair of addresses runs
+/// out of ports.
 const MACHINES: usize = 200;
 
-/// Bytes read at once: of a head and of small answers, which must cost a new connection nothing, and of
-/// large ones.
+/// Sizes of read buffers in bytes: a small one for heads and small bodies, which is cheap per
+/// connection, and a large one.
 const SMALL_BUFFER: usize = 16 << 10;
 const LARGE_BUFFER: usize = 1 << 20;
 
-/// Where to, and how.
+/// The address of a server, and its TLS configuration.
 #[derive(Clone)]
 pub(crate) struct Dial {
     pub(crate) to: SocketAddr,
     pub(crate) tls: Option<Arc<ClientConfig>>,
 }
 
-/// One GET over a connection of its own; the body is thrown away.
+/// Sends one GET over a new connection, and discards the body.
 pub(crate) fn get(dial: &Dial, path: &str) -> Result<Download> {
     let start = Instant::now();
     dial.open()?.get(path, start)
 }
 
-/// `clients` threads, each with `gets` GETs one after the other, each over a connection of its own.
-pub(crate) fn at_once(dial: &Dial, path: &str, clients: usize, gets: usize) -> Result<AtOnce> {
+/// Runs `clients` threads with `gets` sequential GETs each, all over new connections.
+pub(crate) fn at_once(
+    dial: &Dial,
+    path: &str,
+    clients: usize,
+    gets: usize,
+) -> Result<ConcurrentDownloads> {
     let barrier = Barrier::new(clients + 1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..clients)
@@ -97,15 +102,15 @@ pub(crate) fn at_once(dial: &Dial, path: &str, clients: usize, gets: usize) -> R
         for thread in threads {
             downloads.extend(thread.join().ok().context("a client thread panicked")??);
         }
-        Ok(AtOnce {
+        Ok(ConcurrentDownloads {
             downloads,
             wall: start.elapsed(),
         })
     })
 }
 
-/// `clients` threads that ask for the same small thing again and again for `time`, over a connection
-/// that is kept, or over a new one each time.
+/// Runs `clients` threads that repeat the same small request for `time`, over a keep-alive
+/// connection or over a new one each time.
 pub(crate) fn requests(
     dial: &Dial,
     path: &str,
@@ -132,7 +137,7 @@ pub(crate) fn requests(
         }
         sum.wall = start.elapsed();
         sum.latencies.sort_unstable();
-        ensure!(!sum.latencies.is_empty(), "{path}: not one answer");
+        ensure!(!sum.latencies.is_empty(), "{path}: no response");
         Ok(sum)
     })
 }
@@ -167,13 +172,13 @@ fn one_client(dial: &Dial, path: &str, kept: bool, end: Instant) -> Requests {
 }
 
 impl Dial {
-    /// To this machine.
+    /// A server on this machine.
     pub(crate) fn loopback(port: u16, tls: Option<Arc<ClientConfig>>) -> Self {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         Self { to, tls }
     }
 
-    /// A connection; to this machine from the next of those that it stands for.
+    /// Opens a connection. On loopback, uses the next client address.
     pub(crate) fn open(&self) -> Result<Connection> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -222,7 +227,7 @@ impl Stream {
     }
 }
 
-/// One connection.
+/// An open connection.
 pub(crate) struct Connection {
     stream: Stream,
     buffer: Vec<u8>,
@@ -236,18 +241,18 @@ impl Connection {
         }
     }
 
-    /// The connection alone: one that waits needs no buffer.
+    /// Drops the buffer, since an idle connection needs none.
     pub(crate) fn waiting(mut self) -> Self {
         self.buffer = Vec::new();
         self
     }
 
-    /// One GET; the body is thrown away.
+    /// Sends one GET and discards the body.
     pub(crate) fn get(&mut self, path: &str, start: Instant) -> Result<Download> {
         self.get_into(path, start, |_| {})
     }
 
-    /// One GET; each piece of the body is shown as it comes.
+    /// Sends one GET, and passes each chunk of the body to a closure.
     pub(crate) fn get_into(
         &mut self,
         path: &str,
@@ -288,7 +293,7 @@ impl Connection {
         }
         while body < length {
             let n = self.stream.read(&mut self.buffer)?;
-            ensure!(n > 0, "{path}: cut at byte {body} of {length}");
+            ensure!(n > 0, "{path}: interrupted at byte {body} of {length}");
             piece(&self.buffer[..n]);
             first_byte.get_or_insert_with(|| start.elapsed());
             body += n as u64;

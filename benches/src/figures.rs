@@ -1,25 +1,25 @@
-//! Figures as people read them.
+//! Statistics of measurements, for the printed tables: median, percentile, mean, ratio.
 
 use anyhow::{Context, Result};
 
-/// Millions.
+/// Bytes in megabytes (10^6 bytes).
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 pub(crate) fn mega(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// One by the other.
+/// The ratio `one / other`.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 pub(crate) fn ratio(one: u64, other: u64) -> f64 {
     one as f64 / other as f64
 }
 
-/// The middle one.
+/// The median.
 pub(crate) fn median(values: &mut [f64]) -> Result<f64> {
     percentile(values, 50)
 }
 
-/// The one that so many percent are below.
+/// The value below which `percent` percent of the values are.
 pub(crate) fn percentile(values: &mut [f64], percent: usize) -> Result<f64> {
     values.sort_by(f64::total_cmp);
     values
@@ -29,7 +29,7 @@ pub(crate) fn percentile(values: &mut [f64], percent: usize) -> Result<f64> {
         .context("nothing was measured")
 }
 
-/// The sum of all by how many they are.
+/// The arithmetic mean.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 pub(crate) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64

@@ -1,4 +1,4 @@
-//! The image that is pulled: generated, or taken from an OCI layout.
+//! The image of the pull benchmarks: generated, or the largest blob of an OCI layout.
 
 use std::fs;
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
 
-/// Where its blobs lie (`<hex>` in one folder), and which of them are asked for.
+/// The folder of the blobs (files named by hex digests), and the requested manifest and blob.
 #[derive(Clone)]
 pub(crate) struct Image {
     pub(crate) blobs: PathBuf,
@@ -16,11 +16,11 @@ pub(crate) struct Image {
     pub(crate) blob_size: u64,
 }
 
-/// The repository that every target sees.
+/// The repository name at every target.
 pub(crate) const REPOSITORY: &str = "bench/image";
 
 impl Image {
-    /// One layer of seeded noise, a config, a manifest.
+    /// Generates an image with one layer of pseudo-random bytes.
     pub(crate) fn generate(folder: &Path, size: u64) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let mut random = fastrand::Rng::with_seed(7);
@@ -60,7 +60,7 @@ impl Image {
         })
     }
 
-    /// The largest blob of a layout, and any image manifest in it.
+    /// Uses the largest blob of a layout, and any image manifest in it.
     pub(crate) fn from_layout(layout: &Path) -> Result<Self> {
         let blobs = layout.join("blobs/sha256");
         let mut largest: Option<(u64, Digest)> = None;
@@ -101,7 +101,7 @@ impl Image {
         format!("/v2/{REPOSITORY}/manifests/v1")
     }
 
-    /// What a path of the API names, and its content type.
+    /// The digest and the content type for a path of the API.
     pub(crate) fn find(&self, path: &str) -> Option<(Digest, &'static str)> {
         let rest = path.strip_prefix("/v2/")?.strip_prefix(REPOSITORY)?;
         if let Some(reference) = rest.strip_prefix("/manifests/") {

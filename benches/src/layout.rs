@@ -1,4 +1,4 @@
-//! The images that are measured: an OCI image layout, real or generated, and a registry in front of it.
+//! Reads or generates the OCI image layout of a benchmark, and serves it as a registry.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,28 +16,28 @@ use serde_json::{Value, json};
 
 use crate::registry::{self, Content, Document};
 
-/// What an index entry's name is called.
+/// The annotation with the name of an index entry.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// A folder with `index.json` and blobs.
 #[derive(Clone)]
 pub(crate) struct Layout {
     folder: PathBuf,
-    /// By `name:tag`, what the tag means.
+    /// The digest of each `name:tag`.
     tags: BTreeMap<String, Digest>,
 }
 
 /// An image of a layout, for this machine.
 pub(crate) struct Image {
-    /// What its tag means: the manifest, or an index that has it.
+    /// The digest of the tag: that of the manifest, or of an index that contains it.
     pub(crate) root: Digest,
-    /// Of the manifest of this platform.
+    /// Digest of the manifest for this platform.
     pub(crate) manifest: Digest,
     pub(crate) config: Blob,
     pub(crate) layers: Vec<Blob>,
 }
 
-/// One of its blobs.
+/// A blob of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blob {
     pub(crate) digest: Digest,
@@ -45,7 +45,7 @@ pub(crate) struct Blob {
 }
 
 impl Image {
-    /// Bytes of the compressed layers.
+    /// Size of the compressed layers in bytes.
     pub(crate) fn compressed(&self) -> u64 {
         self.layers.iter().map(|it| it.size).sum()
     }
@@ -66,13 +66,13 @@ impl Blob {
 impl Layout {
     pub(crate) fn open(folder: &Path) -> Result<Self> {
         let index = fs::read(folder.join("index.json"));
-        let index = index.with_context(|| format!("{} is no layout", folder.display()))?;
+        let index = index.with_context(|| format!("{} is not a layout", folder.display()))?;
         let index: Value = serde_json::from_slice(&index)?;
         let mut tags = BTreeMap::new();
         for entry in index["manifests"].as_array().context("an empty layout")? {
             let name = entry["annotations"][REF_NAME].as_str().context("no name")?;
             let digest = entry["digest"].as_str().context("no digest")?;
-            // Whatever registry the name began with, here it is one path.
+            // The registry of the name is ignored.
             let name = name.rsplit('/').next().unwrap_or(name);
             tags.insert(name.to_owned(), digest.parse()?);
         }
@@ -82,7 +82,7 @@ impl Layout {
         })
     }
 
-    /// All names.
+    /// The names of all images.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tags.keys().map(String::as_str)
     }
@@ -108,7 +108,7 @@ impl Layout {
         })
     }
 
-    /// The file of a blob or manifest.
+    /// The path of a blob or manifest.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
         self.folder.join("blobs/sha256").join(digest.hex())
     }
@@ -117,7 +117,8 @@ impl Layout {
         Ok(serde_json::from_slice(&fs::read(self.blob(digest))?)?)
     }
 
-    /// For each number, two versions of an image of so many small files, one in a hundred of which an update changes.
+    /// For each number, generates two versions of an image with that number of small files. An
+    /// update changes one file in a hundred.
     pub(crate) fn generate(folder: &Path, files: &[u32]) -> Result<Self> {
         let mut writer = Writer::new(folder)?;
         for (files, version) in files.iter().flat_map(|&files| [(files, 1), (files, 2)]) {
@@ -131,7 +132,7 @@ impl Layout {
         writer.finish()
     }
 
-    /// Images of layers of so many bytes, which no compression makes shorter.
+    /// Generates images of incompressible layers with these sizes in bytes.
     pub(crate) fn noise(folder: &Path, images: &[(&str, &[usize])]) -> Result<Self> {
         let mut writer = Writer::new(folder)?;
         let mut random = fastrand::Rng::with_seed(7);
@@ -149,7 +150,7 @@ impl Layout {
         writer.finish()
     }
 
-    /// Answers pulls of `library/<name>` until the process ends, as fast as it can.
+    /// Serves `library/<name>` at full speed until the process ends.
     pub(crate) fn serve(&self, listener: TcpListener) {
         registry::serve(listener, Arc::new(self.clone()));
     }
@@ -196,7 +197,7 @@ impl Content for Layout {
     }
 }
 
-/// One that is being made.
+/// Writes a new layout.
 struct Writer {
     folder: PathBuf,
     manifests: Vec<Value>,
@@ -217,7 +218,7 @@ impl Writer {
         Ok(json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() }))
     }
 
-    /// An image of these tars.
+    /// Adds an image of these tars.
     fn image(&mut self, name: &str, tars: &[Vec<u8>], level: Compression) -> Result<()> {
         let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
         for tar in tars {
@@ -251,7 +252,7 @@ impl Writer {
     }
 }
 
-/// Always the same for the same content.
+/// Appends a file. The result depends only on the contents.
 fn append(
     tar: &mut tar::Builder<Vec<u8>>,
     kind: tar::EntryType,
@@ -266,7 +267,7 @@ fn append(
     Ok(tar.append_data(&mut header, path, content)?)
 }
 
-/// Files of a few hundred bytes, a hundred in a folder.
+/// A tar of files with a few hundred bytes, a hundred per folder.
 fn tar(files: u32, version: u32) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     let mut put = |kind, path: &str, content: &[u8]| append(&mut tar, kind, path, content);

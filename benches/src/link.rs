@@ -1,7 +1,7 @@
-//! A link of a given delay and rate between two network namespaces: two tun devices, and threads that hand packets over.
-//!
-//! The packets are those of the kernel's own TCP, in the large pieces that a network card with segmentation offload
-//! would get, so that slow start, windows and handshakes cost what they cost on a wire. A kernel without netem will do.
+//! Emulates a network link with a delay and a rate between two network namespaces, by two tun
+//! devices and threads that forward packets. The kernel's own TCP sends the packets, in large
+//! segments as for a network card with segmentation offload. So slow start, windows and handshakes
+//! behave as on a real link. The kernel does not need netem.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,23 +14,23 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::namespace::Namespace;
 
-/// Of the server's end.
+/// Address of the server's end.
 pub(crate) const SERVER: &str = "10.213.77.1";
-/// Of the client's.
+/// Address of the client's end.
 pub(crate) const CLIENT: &str = "10.213.77.2";
-/// Before each packet stands what the card would be told: 10 bytes.
-const OFFLOAD_HEAD: usize = 10;
-/// A packet and its head.
-const LARGEST: usize = 65_536 + OFFLOAD_HEAD;
-/// The least that waits for its turn at a slow link before packets are dropped.
-const LEAST_QUEUE: f64 = 262_144.0;
-/// Else the queue holds so many seconds, or a round trip if that is longer.
+/// Size of the offload header before each packet, in bytes.
+const OFFLOAD_HEADER_SIZE: usize = 10;
+/// Maximum size of a packet with its header, in bytes.
+const MAX_PACKET_SIZE: usize = 65_536 + OFFLOAD_HEADER_SIZE;
+/// Minimum size of the queue of a slow link in bytes. Packets beyond the queue are dropped.
+const MIN_QUEUE_SIZE: f64 = 262_144.0;
+/// Size of the queue in seconds at the link's rate. The queue holds at least one round trip.
 const QUEUE_SECONDS: f64 = 0.1;
 
-/// No path is remembered from one run to the next.
-pub(crate) const ONE_RUN_TEACHES_NONE: (&str, &str) = ("tcp_no_metrics_save", "1");
+/// The sysctl that disables the TCP metrics cache, so that runs do not affect each other.
+pub(crate) const NO_METRICS_SAVE: (&str, &str) = ("tcp_no_metrics_save", "1");
 
-/// Both ends, and what is between them.
+/// Both ends of the link, and its properties.
 pub(crate) struct Link {
     pub(crate) server: Namespace,
     pub(crate) client: Namespace,
@@ -39,15 +39,15 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 struct Shape {
-    /// One way, in microseconds.
+    /// One-way delay in microseconds.
     delay: AtomicU64,
-    /// Towards the client, in bytes a second; 0 is no limit.
+    /// Rate to the client in bytes per second; 0: no limit.
     rate: AtomicU64,
     down: AtomicU64,
     up: AtomicU64,
 }
 
-/// Bytes with all headers.
+/// Transferred bytes, including all headers.
 #[derive(Clone, Copy)]
 pub(crate) struct Traffic {
     pub(crate) down: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Traffic {
 }
 
 impl Link {
-    /// As fast as it goes, until [`Link::set`]. Root only.
+    /// Creates a link without delay and limit, until [`Link::set`]. Needs root.
     pub(crate) fn up() -> Result<Self> {
         let (server, client) = (Namespace::new()?, Namespace::new()?);
         let shape = Arc::new(Shape::default());
@@ -72,14 +72,14 @@ impl Link {
         })
     }
 
-    /// From now on: half of the round trip each way, and the rate towards the client (0: none).
+    /// Sets the round-trip time, and the rate to the client in Mbit/s (0: no limit).
     pub(crate) fn set(&self, round_trip: Duration, mbit: u64) {
         let delay = u64::try_from(round_trip.as_micros() / 2).unwrap_or(u64::MAX);
         self.shape.delay.store(delay, Ordering::Relaxed);
         self.shape.rate.store(mbit * 125_000, Ordering::Relaxed);
     }
 
-    /// So far.
+    /// The traffic so far.
     pub(crate) fn traffic(&self) -> Traffic {
         Traffic {
             down: self.shape.down.load(Ordering::Relaxed),
@@ -104,14 +104,14 @@ fn configure(namespace: &Namespace, address: &str) -> Result<()> {
         "addr add {address}/30 dev link0\nlink set link0 mtu 1500 txqueuelen 10000 up"
     ))?;
     namespace.ipv4(&[
-        // What a fast path of 150 ms needs; the kernel's own limits are those of a small machine.
+        // Large socket buffers for a fast path of 150 ms. The kernel's defaults are too small.
         ("tcp_rmem", "4096 131072 33554432"),
         ("tcp_wmem", "4096 65536 33554432"),
-        ONE_RUN_TEACHES_NONE,
+        NO_METRICS_SAVE,
     ])
 }
 
-/// A packet, and when it arrives.
+/// A packet and its arrival time.
 type Due = (Instant, Vec<u8>);
 
 #[derive(Default)]
@@ -120,7 +120,7 @@ struct Queue {
     more: Condvar,
 }
 
-/// Starts the threads of one direction. They end with the process.
+/// Starts the threads of one direction, which end with the process.
 fn carry(from: &Arc<SyncDevice>, to: &Arc<SyncDevice>, shape: &Arc<Shape>, down: bool) {
     let queue = Arc::new(Queue::default());
     let (out, sending) = (Arc::clone(to), Arc::clone(&queue));
@@ -130,7 +130,7 @@ fn carry(from: &Arc<SyncDevice>, to: &Arc<SyncDevice>, shape: &Arc<Shape>, down:
 }
 
 fn receive(from: &SyncDevice, to: &SyncDevice, shape: &Shape, queue: &Queue, down: bool) {
-    let mut buffer = vec![0; LARGEST];
+    let mut buffer = vec![0; MAX_PACKET_SIZE];
     let mut free = Instant::now();
     while let Ok(length) = from.recv(&mut buffer) {
         let packet = &buffer[..length];
@@ -143,7 +143,7 @@ fn receive(from: &SyncDevice, to: &SyncDevice, shape: &Shape, queue: &Queue, dow
             #[expect(clippy::cast_precision_loss, reason = "bytes a second, far below 2^52")]
             let (rate, bytes) = (rate as f64, bytes as f64);
             let start = free.max(now);
-            let room = LEAST_QUEUE.max(rate * QUEUE_SECONDS.max(2.0 * delay.as_secs_f64()));
+            let room = MIN_QUEUE_SIZE.max(rate * QUEUE_SECONDS.max(2.0 * delay.as_secs_f64()));
             if (start - now).as_secs_f64() * rate > room {
                 continue;
             }
@@ -155,7 +155,7 @@ fn receive(from: &SyncDevice, to: &SyncDevice, shape: &Shape, queue: &Queue, dow
         due += delay;
         let mut packets = lock(&queue.packets);
         if due <= now && packets.is_empty() {
-            // A packet that the kernel refuses is a packet lost: TCP sends it again.
+            // A packet that the kernel refuses is lost, and TCP retransmits it.
             let _ = to.send(packet);
         } else {
             packets.push_back((due, packet.to_vec()));
@@ -179,7 +179,7 @@ fn send(to: &SyncDevice, queue: &Queue) {
                     .unwrap_or_else(PoisonError::into_inner);
             }
             Some(Duration::ZERO) => {
-                // Under the lock, so that none overtakes it.
+                // Under the lock, so that packets keep their order.
                 if let Some((_, packet)) = packets.pop_front() {
                     let _ = to.send(&packet);
                 }
@@ -193,14 +193,14 @@ fn send(to: &SyncDevice, queue: &Queue) {
     }
 }
 
-/// Bytes after segmentation: each segment has headers of its own.
+/// Size of a packet after segmentation, with the headers of each segment.
 fn on_the_wire(packet: &[u8]) -> u64 {
     let word = |at: usize| {
         packet
             .get(at..at + 2)
             .map_or(0, |it| u64::from(u16::from_ne_bytes([it[0], it[1]])))
     };
-    let bytes = packet.len().saturating_sub(OFFLOAD_HEAD) as u64;
+    let bytes = packet.len().saturating_sub(OFFLOAD_HEADER_SIZE) as u64;
     let (kind, headers, segment) = (packet.get(1).copied().unwrap_or(0), word(2), word(4));
     if kind == 0 || segment == 0 || headers == 0 || bytes <= headers {
         return bytes;

@@ -1,8 +1,7 @@
-//! `cargo run --release -p pierhead-benches`: the pull path of pierhead and of its peers, measured
-//! from outside as whole processes, all in one run, because figures of different runs do not compare.
-//!
-//! Everything binds to loopback. CPU seconds are those of the target's process tree as the kernel
-//! accounts them, per 10^9 bytes that it served; peak memory is `VmHWM`.
+//! The benchmark program: `cargo run --release -p pierhead-benches`. It measures pierhead, nginx
+//! and distribution as whole processes, all in one run, because results of different runs are not
+//! comparable. All servers listen on loopback. CPU seconds are the kernel's accounting of the
+//! target's process tree, per 10^9 served bytes. Peak memory is `VmHWM`.
 
 #![forbid(unsafe_code)]
 
@@ -15,12 +14,12 @@ mod link;
 mod namespace;
 mod nginx;
 mod pacer;
-mod polite;
 mod process;
 mod registry;
 mod scale;
 mod scenario;
 mod server;
+mod small_cgroup;
 mod soak;
 mod target;
 mod tier;
@@ -48,53 +47,57 @@ use crate::upstream::Upstream;
 struct Arguments {
     #[command(subcommand)]
     task: Option<Task>,
-    /// Which tables; all when none is named.
+    /// The tables to print (default: all).
     #[arg(long, value_delimiter = ',')]
     only: Vec<Scenario>,
-    /// Which programs: pierhead; nginx (serves the files themselves by sendfile: the limit); distribution (as proxy).
+    /// The programs to measure: pierhead; nginx (serves files by sendfile, as the upper limit);
+    /// distribution (as a proxy).
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "pierhead,nginx,distribution"
     )]
     targets: Vec<Kind>,
-    /// The pierhead to measure.
+    /// Path of the pierhead binary to measure.
     #[arg(long, default_value = "target/release/pierhead")]
     pierhead: PathBuf,
-    /// The program that measures the cache alone.
+    /// Path of the program that measures only the cache.
     #[arg(long, default_value = "target/release/examples/throughput")]
     ingest: PathBuf,
-    /// An OCI image layout to take the blobs from; its largest blob is the one that is pulled. Without it, one is generated.
+    /// OCI image layout whose largest blob is pulled (default: a generated blob).
     #[arg(long)]
     layout: Option<PathBuf>,
     /// Size of the generated layer in MiB.
     #[arg(long, default_value_t = 256)]
     blob_mib: u64,
-    /// Warm downloads a client.
+    /// Number of warm downloads per client.
     #[arg(long, default_value_t = 8)]
     gets: usize,
-    /// Clients at once on one cold blob.
+    /// Number of concurrent clients of one cold blob.
     #[arg(long, default_value_t = 16)]
     clients: usize,
-    /// Rate of the link to the upstream, in 10^6 bytes a second, all connections together.
+    /// Rate of the upstream for all connections together, in 10^6 bytes per second.
     #[arg(long, default_value_t = 100)]
     link: u64,
-    /// Cold runs; the median is reported.
+    /// Number of cold runs, of which the median is reported.
     #[arg(long, default_value_t = 3)]
     cold: usize,
 }
 
 #[derive(Subcommand)]
 enum Task {
-    /// Loads pierhead for minutes and looks whether it grows.
+    /// Load pierhead for minutes, and check that memory and open files do not grow.
     Soak(soak::Options),
-    /// Measures bundles: bytes, latency, memory, CPU and time.
+    /// Measure bundles: transfer size, latency, memory, CPU and provisioning time.
     Bundle(Box<bundle::Options>),
-    /// Many machines that pull the same through one pierhead, measured and simulated; the start of a function.
+    /// Measure and simulate many machines that pull the same images through one pierhead, and the
+    /// cold start of a function.
     Scale(scale::Options),
-    /// A small cgroup, many clients and work in the background: what a manifest takes alone and then.
-    Polite(polite::Options),
-    /// Measures what a fast tier is worth, on modelled media: deployments, and a mixed stream of pulls.
+    /// Measure manifest latency in a small cgroup, without and with many clients and background
+    /// work.
+    SmallCgroup(small_cgroup::Options),
+    /// Measure the benefit of a fast tier on modelled media: deployments, starts, and a mixed
+    /// stream of pulls.
     Tier(tier::Options),
 }
 
@@ -104,7 +107,7 @@ fn main() -> Result<()> {
         Some(Task::Soak(options)) => return soak::run(options),
         Some(Task::Bundle(options)) => return bundle::run(options),
         Some(Task::Scale(options)) => return scale::run(options),
-        Some(Task::Polite(options)) => return polite::run(options),
+        Some(Task::SmallCgroup(options)) => return small_cgroup::run(options),
         Some(Task::Tier(options)) => return tier::run(options),
         None => {}
     }

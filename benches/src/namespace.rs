@@ -1,4 +1,5 @@
-//! Network namespaces that nobody has to remove: each is held by a process that ends with this one, however that ends.
+//! Network namespaces of benchmarks. A child process holds each namespace and ends with this
+//! process, so that no cleanup is needed.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -9,14 +10,14 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// One. Its devices and addresses go with it.
+/// A network namespace. Its devices and addresses are removed with it.
 pub(crate) struct Namespace {
-    /// A `cat` inside of it, which ends when nobody holds the other end of its pipe.
+    /// A `cat` in the namespace, which ends when its input pipe is closed.
     holder: Child,
 }
 
 impl Namespace {
-    /// With nothing but its loopback. Root only.
+    /// Creates a namespace with only a loopback interface. Needs root.
     pub(crate) fn new() -> Result<Self> {
         let holder = Command::new("unshare")
             .args(["--net", "cat"])
@@ -27,14 +28,14 @@ impl Namespace {
         let mut namespace = Self { holder };
         let Child { stdin, stdout, .. } = &mut namespace.holder;
         stdin.as_mut().context("no pipe")?.write_all(b"?")?;
-        // Whoever answers is inside.
+        // A response shows that the process is in the namespace.
         let answered = stdout.as_mut().context("no pipe")?.read_exact(&mut [0]);
         answered.context("network namespaces need root")?;
         namespace.ip("link set lo up")?;
         Ok(namespace)
     }
 
-    /// As `ip` takes it for the other end of a pair of devices.
+    /// The process ID that `ip` accepts as the namespace of a device.
     pub(crate) fn id(&self) -> u32 {
         self.holder.id()
     }
@@ -43,7 +44,7 @@ impl Namespace {
         format!("/proc/{}/ns/net", self.id())
     }
 
-    /// The words before a command that make it run here, and end with the thread that starts it.
+    /// A command prefix that runs a program in the namespace and ends it with the starting thread.
     pub(crate) fn prefix(&self) -> Vec<String> {
         let inside = format!("--net={}", self.path());
         let words = [
@@ -58,7 +59,7 @@ impl Namespace {
         words.map(str::to_owned).into()
     }
 
-    /// A program that will run here.
+    /// A command that runs in the namespace.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let prefix = self.prefix();
         let mut command = Command::new(&prefix[0]);
@@ -66,7 +67,7 @@ impl Namespace {
         command
     }
 
-    /// Has `ip` do all of these lines.
+    /// Runs these lines by `ip -batch`.
     pub(crate) fn ip(&self, lines: &str) -> Result<()> {
         let mut child = self
             .command("ip")
@@ -96,7 +97,8 @@ impl Namespace {
         })
     }
 
-    /// Runs it in a thread of the namespace: sockets, devices and threads that it makes stay there.
+    /// Runs a closure in a thread of the namespace. Its sockets, devices and threads stay in the
+    /// namespace.
     pub(crate) fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let file = File::open(self.path())?;
         thread::scope(|scope| {
@@ -122,9 +124,9 @@ mod tests {
 
     use super::*;
 
-    /// Its holder is gone when it is dropped, and with it everything that was inside.
+    /// Dropping a namespace ends the process that holds it, and removes its devices.
     #[test]
-    fn nothing_is_left_of_it() {
+    fn a_dropped_namespace_is_removed() {
         if tool::or_skip(tool::root()).is_none() {
             return;
         }

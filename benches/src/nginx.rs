@@ -1,4 +1,4 @@
-//! nginx that serves files by sendfile: what the kernel can do.
+//! Configures an nginx that serves files by sendfile, as the upper limit for comparisons.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,8 @@ use anyhow::Result;
 
 use crate::tls::Tls;
 
-/// How to start one on a port of loopback that serves what is below `root`; its own files lie in `folder`.
+/// The command for an nginx on a loopback port that serves the files below `root`. Its own files
+/// are in `folder`.
 pub(crate) fn command(
     program: &Path,
     folder: &Path,

@@ -1,16 +1,16 @@
-//! A link of a limited rate, which all who send over it share.
+//! Limits the rate of an upstream: all connections share one link.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What sleeps overshoot by may be caught up.
-const CATCH_UP: Duration = Duration::from_millis(5);
+/// Maximum delay of sleeps that may be caught up.
+const MAX_CATCH_UP: Duration = Duration::from_millis(5);
 
-/// One.
+/// A rate-limited link.
 pub(crate) struct Pacer {
-    /// Bytes a second.
+    /// Rate in bytes per second.
     rate: u64,
-    /// When the link is free again.
+    /// The time at which the link is free.
     free: Mutex<Instant>,
 }
 
@@ -22,11 +22,11 @@ impl Pacer {
         }
     }
 
-    /// Takes so many bytes of the link: says when they have passed.
+    /// Reserves the link for this number of bytes. Returns the time at which they have been sent.
     pub(crate) fn reserve(&self, bytes: u64) -> Instant {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let earliest = now.checked_sub(CATCH_UP).unwrap_or(now);
+        let earliest = now.checked_sub(MAX_CATCH_UP).unwrap_or(now);
         *free = (*free).max(earliest) + Duration::from_nanos(bytes * 1_000_000_000 / self.rate);
         *free
     }

@@ -1,4 +1,4 @@
-//! A measured process: started in a folder of its own, accounted by the kernel, ended by its id.
+//! A measured process: CPU time, memory and open files of its process tree, from /proc.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-/// A running child; it is terminated, then killed, when dropped.
+/// A running child process. Dropping it sends SIGTERM, then SIGKILL.
 pub(crate) struct Process(Child);
 
-/// The kernel's unit of CPU accounting in `/proc/<pid>/stat`: 1/100 s on every Linux that we know.
-const TICKS_A_SECOND: f64 = 100.0;
+/// Clock ticks per second of CPU accounting in `/proc/<pid>/stat`: 100 on all common Linux systems.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 impl Process {
     pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
@@ -25,7 +25,7 @@ impl Process {
         ))
     }
 
-    /// The process and all that it started.
+    /// The process IDs of the process and its descendants.
     fn tree(&self) -> Vec<u32> {
         let mut found = Vec::new();
         let mut open = vec![self.0.id()];
@@ -47,7 +47,7 @@ impl Process {
         found
     }
 
-    /// User and system time of the whole tree so far, in seconds.
+    /// User and system time of the whole tree in seconds.
     pub(crate) fn cpu_seconds(&self) -> Result<f64> {
         let mut ticks = 0.0;
         for pid in self.tree() {
@@ -59,7 +59,7 @@ impl Process {
                 ticks += field.parse::<f64>()?;
             }
         }
-        Ok(ticks / TICKS_A_SECOND)
+        Ok(ticks / TICKS_PER_SECOND)
     }
 
     /// Resident memory of the whole tree, in MiB.
@@ -67,12 +67,12 @@ impl Process {
         self.status("VmRSS:")
     }
 
-    /// The sum of the peaks of the whole tree, in MiB.
+    /// Sum of the peak memory of all processes of the tree, in MiB.
     pub(crate) fn peak_mib(&self) -> Result<f64> {
         self.status("VmHWM:")
     }
 
-    /// File descriptors of the whole tree.
+    /// Number of file descriptors of the whole tree.
     pub(crate) fn open_files(&self) -> Result<usize> {
         let mut count = 0;
         for pid in self.tree() {
@@ -100,7 +100,7 @@ impl Process {
 }
 
 impl Process {
-    /// Asks it to end, waits, and kills it if that takes too long.
+    /// Sends SIGTERM, waits, and sends SIGKILL if the process does not exit in time.
     pub(crate) fn end(&mut self) {
         let _ = Command::new("kill")
             .args(["-TERM", &self.0.id().to_string()])
@@ -125,23 +125,23 @@ impl Drop for Process {
     }
 }
 
-/// Waits until somebody listens on a port of loopback.
+/// Waits until a server listens on a loopback port.
 ///
 /// # Errors
 /// After twenty seconds.
 pub(crate) fn listens(port: u16) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(20);
     while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-        ensure!(Instant::now() < end, "nobody listens on port {port}");
+        ensure!(Instant::now() < end, "no server listens on port {port}");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
 
-/// Runs it to its end.
+/// Runs a command to its end.
 ///
 /// # Errors
-/// When it fails, with what it said.
+/// The command failed; the error contains its output.
 pub(crate) fn checked(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);

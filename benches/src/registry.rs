@@ -1,4 +1,5 @@
-//! What the upstreams of all experiments have in common: a registry that answers pulls, a thread a connection, until the process ends.
+//! The fake upstream registry of all benchmarks: serves pulls with one thread per connection, until
+//! the process ends.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,9 +8,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use pierhead_oci::Digest;
 
-/// What a registry has.
+/// The contents of a registry.
 pub(crate) trait Content: Send + Sync + 'static {
-    /// What a path of the API names, without its query.
+    /// The document for a path of the API, without its query.
     fn find(&self, path: &str) -> Result<Option<Document<'_>>>;
 }
 
@@ -24,12 +25,12 @@ pub(crate) struct Document<'a> {
     pub(crate) body: Body<'a>,
 }
 
-/// Answers whoever connects.
+/// Serves all connections.
 pub(crate) fn serve(listener: TcpListener, content: Arc<impl Content>) {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let content = Arc::clone(&content);
-            // An error ends the one connection: the other side sees it, and the figures show it.
+            // An error ends one connection. The client detects it, and the results show it.
             std::thread::spawn(move || converse(&*content, &stream));
         }
     });
@@ -46,7 +47,10 @@ fn converse(content: &impl Content, stream: &TcpStream) -> Result<()> {
         let mut from = 0;
         loop {
             line.clear();
-            ensure!(reader.read_line(&mut line)? > 0, "cut inside the headers");
+            ensure!(
+                reader.read_line(&mut line)? > 0,
+                "connection closed within the headers"
+            );
             let header = line.trim_end().to_ascii_lowercase();
             if header.is_empty() {
                 break;
@@ -84,7 +88,7 @@ fn answer(
             size - 1
         ),
     };
-    // In one piece: what is sent in two waits for an acknowledgement in between.
+    // Head and body in one write: two writes would wait for an acknowledgement.
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {}\r\nDocker-Content-Digest: {}\r\nContent-Length: {}\r\n\r\n",
         document.media_type,

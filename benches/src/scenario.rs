@@ -1,4 +1,4 @@
-//! What is measured: each scenario is a table, each target a row in it.
+//! The scenarios of the pull benchmark: one table per scenario, one row per target.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,34 +16,34 @@ use crate::target::{Kind, Running, Target};
 use crate::tls::Tls;
 use crate::upstream::Upstream;
 
-/// Clients at once that ask for small things.
-const SMALL: usize = 16;
-/// How long small requests are repeated.
-const WHILE: Duration = Duration::from_secs(4);
-/// Connections that wait, and connections that download.
+/// Number of concurrent clients of small requests.
+const SMALL_CLIENTS: usize = 16;
+/// Duration of small requests.
+const SMALL_DURATION: Duration = Duration::from_secs(4);
+/// Number of idle connections, and of downloading ones.
 const IDLE: usize = 1000;
 const ACTIVE: usize = 200;
 
-/// A table.
+/// A scenario, which is one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Scenario {
-    /// A layer that nobody has asked for.
+    /// A cold layer.
     Cold,
-    /// One that is there.
+    /// A cached layer.
     Warm,
-    /// Small documents over kept connections.
+    /// Manifests over keep-alive connections.
     Manifests,
-    /// A TCP connection for each request.
+    /// A new TCP connection per request.
     Connections,
-    /// The same and a layer over TLS.
+    /// New connections and a layer over TLS.
     Tls,
     /// Resident memory with 1000 idle and 200 active connections.
     Memory,
-    /// The cache alone.
+    /// Only the cache, without HTTP.
     Ingest,
 }
 
-/// What all scenarios share.
+/// The inputs of all scenarios.
 pub(crate) struct Stage<'a> {
     pub(crate) arguments: &'a Arguments,
     pub(crate) upstream: &'a Upstream,
@@ -62,12 +62,12 @@ impl Scenario {
         Self::Ingest,
     ];
 
-    /// As on the command line.
+    /// The name on the command line.
     fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
 
-    /// The head of its table.
+    /// The header of the table.
     fn columns(self, clients: usize) -> String {
         match self {
             Self::Cold => format!(
@@ -75,10 +75,10 @@ impl Scenario {
             ),
             Self::Warm => "warm | CPU-s/GB, 1 / 8 clients | MB/s, 1 / 8 | peak RSS MB".to_owned(),
             Self::Manifests => format!(
-                "manifests, {SMALL} kept connections | by digest: µs CPU, requests/s, p50 / p99 ms | by tag"
+                "manifests, {SMALL_CLIENTS} kept connections | by digest: µs CPU, requests/s, p50 / p99 ms | by tag"
             ),
             Self::Connections => format!(
-                "a new connection a request, {SMALL} clients | µs CPU, connections/s, p50 / p99 ms | errors"
+                "a new connection a request, {SMALL_CLIENTS} clients | µs CPU, connections/s, p50 / p99 ms | errors"
             ),
             Self::Tls => "TLS | CPU-s/GB, 1 / 8 clients | MB/s, 1 / 8 | a new connection a request: µs CPU, connections/s, p50 / p99 ms | errors | resumed".to_owned(),
             Self::Memory => format!("memory | idle RSS MB | with {IDLE} idle and {ACTIVE} active connections | peak MB"),
@@ -108,7 +108,7 @@ impl Scenario {
                 for _ in 0..stage.arguments.cold {
                     runs.push(stage.download(&dial)?);
                 }
-                let (first, total) = middle(&runs)?;
+                let (first, total) = medians(&runs)?;
                 println!(
                     "| direct | {first:.3} / {total:.2} | | | {} |",
                     arguments(None)
@@ -117,7 +117,7 @@ impl Scenario {
             _ => {}
         }
         for &kind in &stage.arguments.targets {
-            // nginx serves the files themselves: nothing of it is ever cold.
+            // nginx serves the files directly, so that nothing is cold.
             if self == Self::Cold && kind == Kind::Nginx {
                 continue;
             }
@@ -142,7 +142,7 @@ impl Scenario {
 }
 
 impl Stage<'_> {
-    /// First byte and total in seconds.
+    /// Downloads the blob. Returns the times of the first byte and of the whole body in seconds.
     fn download(&self, dial: &Dial) -> Result<(f64, f64)> {
         let got = client::get(dial, &self.image.blob_path())?;
         ensure!(
@@ -157,7 +157,7 @@ impl Stage<'_> {
         target.start(self.upstream, self.image, None)
     }
 
-    /// Started, and with everything in its cache.
+    /// Starts a target and fills its cache.
     fn warmed(&self, target: &Target, tls: Option<&Tls>) -> Result<Running> {
         let running = target.start(self.upstream, self.image, tls)?;
         client::get(&running.dial, &self.image.blob_path())?;
@@ -165,7 +165,7 @@ impl Stage<'_> {
         if target.kind != Kind::Nginx {
             client::get(&running.dial, &self.image.tag_path())?;
         }
-        // The fill's own tail (commit, write-back) is not what is measured here.
+        // Waits for the end of the fill (commit, write-back), which is not part of the measurement.
         std::thread::sleep(Duration::from_secs(1));
         Ok(running)
     }
@@ -175,7 +175,7 @@ impl Stage<'_> {
         for _ in 0..self.arguments.cold {
             single.push(self.download(&self.start(target)?.dial)?);
         }
-        let (first, total) = middle(&single)?;
+        let (first, total) = medians(&single)?;
         let running = self.start(target)?;
         let before = self.upstream.blob_gets();
         let path = self.image.blob_path();
@@ -198,7 +198,7 @@ impl Stage<'_> {
         Ok(format!("{cells} | {:.1}", running.process.peak_mib()?))
     }
 
-    /// CPU and rate of warm layers, with 1 and with 8 clients.
+    /// CPU and rate of cached layers, with 1 and with 8 clients.
     fn layers(&self, running: &Running) -> Result<String> {
         let (mut costs, mut rates) = (Vec::new(), Vec::new());
         for clients in [1, 8] {
@@ -220,7 +220,7 @@ impl Stage<'_> {
         let running = self.warmed(target, None)?;
         let by_digest = self.small(&running, &self.image.manifest_path(), true)?.0;
         let by_tag = match target.kind {
-            // It has files, no tags.
+            // nginx has files and no tags.
             Kind::Nginx => String::new(),
             _ => self.small(&running, &self.image.tag_path(), true)?.0,
         };
@@ -233,10 +233,10 @@ impl Stage<'_> {
         Ok(format!("{cells} | {}", run.errors))
     }
 
-    /// Small requests, and what they cost.
+    /// Measures the cost of small requests.
     fn small(&self, running: &Running, path: &str, kept: bool) -> Result<(String, Requests)> {
         let cpu = running.process.cpu_seconds()?;
-        let run = client::requests(&running.dial, path, SMALL, kept, WHILE)?;
+        let run = client::requests(&running.dial, path, SMALL_CLIENTS, kept, SMALL_DURATION)?;
         ensure!(!kept || run.errors == 0, "{} requests failed", run.errors);
         let cells = format!(
             "{:.1}, {:.0}, {:.2} / {:.2}",
@@ -284,7 +284,7 @@ impl Stage<'_> {
                     })
                 })
                 .collect();
-            let loaded = most(&running.process, WHILE);
+            let loaded = most(&running.process, SMALL_DURATION);
             done.store(true, Ordering::Relaxed);
             for thread in threads {
                 thread.join().ok().context("a client thread panicked")??;
@@ -297,7 +297,7 @@ impl Stage<'_> {
     }
 }
 
-/// The most that is resident at any look, in MiB.
+/// The maximum of periodically sampled resident memory in MiB.
 fn most(process: &Process, time: Duration) -> Result<f64> {
     let end = Instant::now() + time;
     let mut most: f64 = 0.0;
@@ -308,7 +308,7 @@ fn most(process: &Process, time: Duration) -> Result<f64> {
     Ok(most)
 }
 
-/// What the cache's own measure prints, a row a line.
+/// The output lines of the cache's own benchmark.
 fn ingest(program: &Path) -> Result<Vec<String>> {
     if !program.exists() {
         eprintln!(
@@ -317,8 +317,8 @@ fn ingest(program: &Path) -> Result<Vec<String>> {
         );
         return Ok(Vec::new());
     }
-    // Where the build is, is a disk; a folder for temporary files may be memory.
-    let folder = tempfile::tempdir_in(program.parent().context("a program in no folder")?)?;
+    // The build folder is on disk. The folder for temporary files may be in memory.
+    let folder = tempfile::tempdir_in(program.parent().context("a program without a folder")?)?;
     let output = Command::new(program).arg(folder.path()).output()?;
     ensure!(output.status.success(), "{}", program.display());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -328,8 +328,8 @@ fn ingest(program: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Of first bytes, and of totals.
-fn middle(runs: &[(f64, f64)]) -> Result<(f64, f64)> {
+/// The medians of first bytes and of totals.
+fn medians(runs: &[(f64, f64)]) -> Result<(f64, f64)> {
     let of = |part: fn(&(f64, f64)) -> f64| median(&mut runs.iter().map(part).collect::<Vec<_>>());
     Ok((of(|run| run.0)?, of(|run| run.1)?))
 }

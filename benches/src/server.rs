@@ -1,4 +1,4 @@
-//! A pierhead that is asked for bundles, and how it is asked.
+//! Runs a pierhead daemon, and requests bundles from it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,37 +15,37 @@ use tempfile::TempDir;
 
 use crate::process::{Process, checked};
 
-/// How long an image may take until it is indexed.
-const PATIENCE: Duration = Duration::from_secs(1200);
-/// Between two questions whether it is idle.
-const POLL: Duration = Duration::from_millis(500);
+/// Time limit of indexing an image.
+const INDEX_TIMEOUT: Duration = Duration::from_secs(1200);
+/// Interval of polling whether the daemon is idle.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How a body of unknown length ends.
+/// The end of a chunked body.
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
-/// One that runs; its cache ends with it.
+/// A running pierhead. Dropping it stops the process and removes its cache.
 pub(crate) struct Server {
     pub(crate) process: Process,
     pub(crate) address: SocketAddr,
     words: Vec<String>,
-    /// What runs the program where the server is.
+    /// The command prefix that runs programs in the namespace of the server.
     program: Vec<String>,
     admin: String,
     folder: TempDir,
 }
 
-/// What came back.
+/// The response with a bundle.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct BundleResponse {
     pub(crate) etag: String,
-    /// All bytes on the socket, head included.
+    /// Received bytes, including the response head.
     pub(crate) bytes: u64,
-    /// From the request to the first byte of the body.
+    /// Time from the request to the first byte of the body.
     pub(crate) first_byte: Duration,
 }
 
 impl Server {
-    /// Starts it in front of a registry; `prefix` is the command that starts programs where it shall run.
+    /// Starts pierhead in front of a registry. `prefix` is the command prefix for its namespace.
     pub(crate) fn start(
         pierhead: &Path,
         prefix: &[String],
@@ -53,13 +53,13 @@ impl Server {
         upstream: SocketAddr,
         config: &str,
     ) -> Result<Self> {
-        // Beside the program, where a disk is: a folder for temporary files may be memory.
+        // Beside the program, which is on disk. The folder for temporary files may be in memory.
         let pierhead = pierhead
             .canonicalize()
             .with_context(|| format!("{}: cargo build --release", pierhead.display()))?;
         let folder = tempfile::Builder::new()
             .prefix("bundle-bench")
-            .tempdir_in(pierhead.parent().context("a program in no folder")?)?;
+            .tempdir_in(pierhead.parent().context("a program without a folder")?)?;
         let file = folder.path().join("pierhead.toml");
         fs::write(&file, config)?;
         let mut program = prefix.to_vec();
@@ -93,30 +93,32 @@ impl Server {
         })
     }
 
-    /// A new process on the same data, and maybe another port.
+    /// Starts a new process with the same data folder. Its port may differ.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.process.end();
         (self.process, self.address, self.admin) = spawn(&self.words, self.folder.path())?;
         Ok(())
     }
 
-    /// A bundle of `library/<name>`, over a connection of its own; the bytes are thrown away. Waits while the server
-    /// says that it is not ready yet.
-    pub(crate) fn bundle(&self, name: &str, have: &[Digest]) -> Result<Answer> {
-        let end = Instant::now() + PATIENCE;
+    /// Requests a bundle of `library/<name>` over a new connection, and discards the bytes. Retries
+    /// while the server is not ready.
+    pub(crate) fn bundle(&self, name: &str, have: &[Digest]) -> Result<BundleResponse> {
+        let end = Instant::now() + INDEX_TIMEOUT;
         loop {
             match self.ask(name, have)? {
                 Some(answer) => return Ok(answer),
-                None if Instant::now() > end => bail!("{name} is not ready after {PATIENCE:?}"),
+                None if Instant::now() > end => {
+                    bail!("{name} is not ready after {INDEX_TIMEOUT:?}")
+                }
                 None => std::thread::sleep(Duration::from_millis(200)),
             }
         }
     }
 
-    /// `None` when it is not ready.
-    fn ask(&self, name: &str, have: &[Digest]) -> Result<Option<Answer>> {
+    /// Requests a bundle; `None` when the server is not ready.
+    fn ask(&self, name: &str, have: &[Digest]) -> Result<Option<BundleResponse>> {
         let (repository, tag) = name.split_once(':').context("a name without a tag")?;
-        // Some are indexes.
+        // Some references are indexes.
         let platform = format!("linux/{}", architecture());
         let body = json!({ "want": tag, "platform": platform, "have": have }).to_string();
         let mut stream = TcpStream::connect(self.address)?;
@@ -133,7 +135,7 @@ impl Server {
         let mut filled = 0;
         let end = loop {
             let read = stream.read(&mut buffer[filled..])?;
-            ensure!(read > 0, "{name}: closed inside the head");
+            ensure!(read > 0, "{name}: connection closed within the head");
             filled += read;
             let end = buffer[..filled].windows(4).position(|it| it == b"\r\n\r\n");
             if let Some(end) = end {
@@ -176,32 +178,32 @@ impl Server {
         if field("transfer-encoding").is_some() {
             ensure!(
                 tail.ends_with(LAST_CHUNK),
-                "{name}: cut after {bytes} bytes"
+                "{name}: interrupted after {bytes} bytes"
             );
         }
-        Ok(Some(Answer {
+        Ok(Some(BundleResponse {
             etag: field("etag").unwrap_or_default(),
             bytes,
             first_byte: first_byte.unwrap_or(total),
         }))
     }
 
-    /// Waits until it says that there is nothing left to do at idle.
+    /// Waits until the daemon has no background work.
     pub(crate) fn settle(&self) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + INDEX_TIMEOUT;
         while self.jobs()? > 0 {
-            ensure!(Instant::now() < end, "busy for {PATIENCE:?}");
-            std::thread::sleep(POLL);
+            ensure!(Instant::now() < end, "busy for {INDEX_TIMEOUT:?}");
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// What waits in its background, or is being done there.
+    /// Number of queued and running background jobs.
     fn jobs(&self) -> Result<u64> {
         self.stat("jobs")
     }
 
-    /// A figure of its bundles.
+    /// A value of the daemon's bundle statistics.
     pub(crate) fn stat(&self, name: &str) -> Result<u64> {
         let (program, arguments) = self.program.split_first().context("no program")?;
         let mut command = Command::new(program);
@@ -212,20 +214,20 @@ impl Server {
         figure.with_context(|| format!("no {name} in {stat}"))
     }
 
-    /// Has it fetch and index an image, pack it, and prepare what it will; then what it gives from now on.
-    pub(crate) fn warm(&self, name: &str, have: &[Digest]) -> Result<Answer> {
+    /// Lets the server fetch, index, pack and prepare an image. Returns its final response.
+    pub(crate) fn warm(&self, name: &str, have: &[Digest]) -> Result<BundleResponse> {
         self.bundle(name, have)?;
         self.settle()?;
         let (one, other) = (self.bundle(name, have)?, self.bundle(name, have)?);
         ensure!(
             (&one.etag, one.bytes) == (&other.etag, other.bytes),
-            "the same question has two answers: {one:?} {other:?}"
+            "equal requests have different responses: {one:?} {other:?}"
         );
         Ok(other)
     }
 }
 
-/// The process, where it listens, and its admin address.
+/// Starts the daemon. Returns the process, its address and its admin address.
 fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr, String)> {
     let ready = folder.join("ready");
     let _ = fs::remove_file(&ready);
@@ -233,7 +235,7 @@ fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr, String
     let process = Process::spawn(Command::new(program).args(arguments))?;
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        // Half written is the same as not written.
+        // A partly written file counts as missing.
         if let Ok(told) = serde_json::from_slice::<Value>(&fs::read(&ready).unwrap_or_default()) {
             let address = told["listen"][0].as_str().context("no address")?.parse()?;
             let admin = told["admin"].as_str().context("no admin address")?;
@@ -244,7 +246,7 @@ fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr, String
     }
 }
 
-/// Any port of loopback.
+/// Any loopback port.
 pub(crate) fn loopback() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
 }

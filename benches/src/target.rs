@@ -1,4 +1,5 @@
-//! The programs that are measured, and how each is told to cache the same upstream.
+//! The measured programs (pierhead, nginx, distribution), and their configuration as a cache of one
+//! upstream.
 
 use std::fmt;
 use std::fs;
@@ -15,19 +16,19 @@ use crate::process::{Process, listens};
 use crate::tls::Tls;
 use crate::upstream::Upstream;
 
-/// Which program.
+/// A measured program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
     /// This project.
     Pierhead,
-    /// nginx with sendfile on the files themselves: what the kernel can do.
+    /// nginx that serves the files by sendfile, as the upper limit.
     Nginx,
     /// CNCF distribution as a pull-through proxy.
     Distribution,
 }
 
 impl Kind {
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) fn argument(self) -> String {
         format!("{self:?}").to_lowercase()
     }
@@ -43,13 +44,13 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A program that is there to be started.
+/// An installed program.
 pub(crate) struct Target {
     pub(crate) kind: Kind,
     program: PathBuf,
 }
 
-/// One that runs, with an empty cache; its folder is deleted with it.
+/// A running program with an empty cache. Dropping it deletes its folder.
 pub(crate) struct Running {
     pub(crate) dial: Dial,
     pub(crate) process: Process,
@@ -57,7 +58,7 @@ pub(crate) struct Running {
 }
 
 impl Target {
-    /// `None` when it is not installed.
+    /// Finds a program; `None` when it is not installed.
     pub(crate) fn find(kind: Kind, pierhead: &Path) -> Result<Option<Self>> {
         let program = match kind {
             Kind::Pierhead if pierhead.exists() => Some(pierhead.to_owned()),
@@ -68,7 +69,7 @@ impl Target {
         Ok(program.map(|program| Self { kind, program }))
     }
 
-    /// Starts it on a free port and waits until it answers.
+    /// Starts the program on a free port, and waits until it responds.
     pub(crate) fn start(
         &self,
         upstream: &Upstream,
@@ -78,7 +79,7 @@ impl Target {
         self.start_with(upstream, image, tls, "")
     }
 
-    /// The same with more settings for pierhead, as its configuration file takes them.
+    /// As [`start`](Self::start), with additional lines for pierhead's configuration file.
     pub(crate) fn start_with(
         &self,
         upstream: &Upstream,

@@ -1,4 +1,4 @@
-//! A certificate for the targets, and clients that trust it.
+//! A self-signed certificate for the measured programs, and TLS clients that trust it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rustls::{ClientConfig, RootCertStore};
 
-/// Files for a server.
+/// The certificate files of a server.
 pub(crate) struct Tls {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
@@ -15,7 +15,7 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// A certificate for `localhost` that signs itself.
+    /// Generates a self-signed certificate for `localhost`.
     pub(crate) fn generate(folder: &Path) -> Result<Self> {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
         let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
@@ -35,7 +35,7 @@ impl Tls {
         })
     }
 
-    /// For a client, which keeps its sessions there.
+    /// The TLS configuration of a client, which stores its sessions.
     pub(crate) fn client(&self) -> Arc<ClientConfig> {
         self.config.clone()
     }

@@ -1,4 +1,4 @@
-//! The upstream of the pull path: one image behind a link of limited rate; it counts what it is asked for.
+//! The upstream of the pull benchmark: serves one image at a limited rate, and counts the requests.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,7 +13,7 @@ use crate::image::Image;
 use crate::pacer::Pacer;
 use crate::registry::{self, Content, Document};
 
-/// Runs until the process ends.
+/// A registry that runs until the process ends.
 pub(crate) struct Upstream {
     port: u16,
     shared: Arc<Shared>,
@@ -26,7 +26,7 @@ struct Shared {
 }
 
 impl Upstream {
-    /// The rate is in bytes a second.
+    /// Starts the registry. `rate` is in bytes per second.
     pub(crate) fn start(image: Image, rate: u64) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();

@@ -1,4 +1,4 @@
-//! `Authorization` headers of clients.
+//! Fuzz target: `Authorization` headers of clients.
 
 #![no_main]
 

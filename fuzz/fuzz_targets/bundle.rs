@@ -1,4 +1,4 @@
-//! Bundles as they arrive at a worker.
+//! Fuzz target: bundles that a worker receives.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `WWW-Authenticate` headers.
+//! Fuzz target: `WWW-Authenticate` headers of registries.
 
 #![no_main]
 

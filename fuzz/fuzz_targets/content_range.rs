@@ -1,4 +1,4 @@
-//! `Content-Range` headers.
+//! Fuzz target: `Content-Range` headers of registries.
 
 #![no_main]
 

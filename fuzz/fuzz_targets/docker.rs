@@ -1,4 +1,4 @@
-//! Docker's `config.json`.
+//! Fuzz target: Docker's `config.json`.
 
 #![no_main]
 

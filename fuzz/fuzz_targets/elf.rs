@@ -1,4 +1,4 @@
-//! Programs that an image says it starts.
+//! Fuzz target: ELF programs of an image.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Request paths of the Distribution API with their query.
+//! Fuzz target: request paths of the Distribution API, with queries.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The list of frames in the header of a bundle.
+//! Fuzz target: the list of frames in the header of a bundle.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Heads of requests on plain connections.
+//! Fuzz target: heads of HTTP/1 requests from clients.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Files of users.
+//! Fuzz target: htpasswd files.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Blobs that are taken for layers.
+//! Fuzz target: layer blobs of any format.
 
 #![no_main]
 

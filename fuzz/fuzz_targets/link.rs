@@ -1,4 +1,4 @@
-//! `Link` headers.
+//! Fuzz target: `Link` headers of registries.
 
 #![no_main]
 

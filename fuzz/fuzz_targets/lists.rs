@@ -1,4 +1,4 @@
-//! Lists of an upstream, and the query that a client has for them.
+//! Fuzz target: tag lists and referrers lists of registries, with the query of a client.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `Location` headers and realms: where they lead, and whether one may go there.
+//! Fuzz target: `Location` headers and token realms, and the SSRF guard for their targets.
 
 #![no_main]
 

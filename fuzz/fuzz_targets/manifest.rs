@@ -1,4 +1,4 @@
-//! Manifests and indexes, with the content type they were sent with.
+//! Fuzz target: manifests and indexes, with their content type.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Frames made against what the worker has.
+//! Fuzz target: patch frames and the base contents of a worker.
 
 #![no_main]
 

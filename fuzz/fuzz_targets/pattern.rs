@@ -1,4 +1,4 @@
-//! Patterns of registries and repositories.
+//! Fuzz target: patterns of registries and repositories in the configuration.
 
 #![no_main]
 

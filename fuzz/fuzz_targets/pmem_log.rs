@@ -1,4 +1,4 @@
-//! Regions of the persistent-memory tier, as rot or a stranger may have left them.
+//! Fuzz target: damaged regions of the persistent-memory tier.
 
 #![no_main]
 

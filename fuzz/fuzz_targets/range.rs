@@ -1,4 +1,4 @@
-//! `Range`, `If-Range` and `If-None-Match` headers of clients.
+//! Fuzz target: `Range`, `If-Range` and `If-None-Match` headers of clients.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Files of names and pins.
+//! Fuzz target: record files of tags and pins in the data folder.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! References as people write them.
+//! Fuzz target: image references of users.
 
 #![no_main]
 

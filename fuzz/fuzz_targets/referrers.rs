@@ -1,4 +1,4 @@
-//! Pages of referrers.
+//! Fuzz target: pages of referrers lists.
 
 #![no_main]
 

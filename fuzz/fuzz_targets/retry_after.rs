@@ -1,4 +1,4 @@
-//! `Retry-After` headers.
+//! Fuzz target: `Retry-After` headers of registries.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Paths with their queries: which registry they mean.
+//! Fuzz target: request paths with queries, and the registry that they select.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Skeletons of layers, as they come over the wire.
+//! Fuzz target: layer skeletons in a bundle.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Saved states of eviction policies.
+//! Fuzz target: saved states of eviction policies.
 
 #![no_main]
 

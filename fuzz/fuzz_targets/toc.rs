@@ -1,4 +1,4 @@
-//! Fuzzes the parser of TOCs with bytes that a server could send.
+//! Fuzz target: tables of contents (TOCs) that a server sends.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Answers of token servers.
+//! Fuzz target: responses of token servers.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Traces of requests, after a byte that chooses the format.
+//! Fuzz target: request traces, after a byte that selects the format.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Files of the disk tier: content and trailer.
+//! Fuzz target: blob files of the disk tier: contents and trailer.
 
 #![no_main]
 

@@ -1,10 +1,11 @@
-//! The properties that every input must have, whoever makes it: the fuzzer, a property test, or
-//! the kept corpus. They know nothing of libFuzzer, so they run on a stable toolchain too.
+//! The properties of the parsers in `pierhead-oci`, which the fuzz targets check. They do not
+//! depend on libFuzzer, so that property tests and the stored corpus run them on a stable toolchain
+//! too.
 
 use bytes::Bytes;
 use pierhead_oci::{Endpoint, Manifest, Reference};
 
-/// A reference that parses has a complete form, and the complete form means the same.
+/// Checks that a parsed reference formats to a complete form, which parses to the same reference.
 pub fn reference(input: &[u8]) {
     let Some(reference) = text(input).and_then(|text| text.parse::<Reference>().ok()) else {
         return;
@@ -26,14 +27,13 @@ pub fn reference(input: &[u8]) {
     assert!(complete.starts_with(reference.registry.host()));
 }
 
-/// A path that parses is formatted to one that means the same, and which no reader can take for
-/// another place.
+/// Checks that a parsed path formats to an unambiguous path, which parses to the same endpoint.
 pub fn endpoint(input: &[u8]) {
     let Some(text) = text(input) else { return };
     let (path, query) = text
         .split_once('?')
         .map_or((text, None), |(path, query)| (path, Some(query)));
-    // It must stand whatever the path is.
+    // The namespace must parse without a panic for any path.
     let _ = Endpoint::namespace(query);
     let Ok(endpoint) = Endpoint::parse(path, query) else {
         return;
@@ -59,8 +59,8 @@ pub fn endpoint(input: &[u8]) {
     assert!(name.registry().is_some() || name.whole() == Some(name.repository()));
 }
 
-/// A manifest keeps its bytes, and what it points to is within its bounds. The first line is the
-/// content type that it came with, if it is one.
+/// Checks that a parsed manifest keeps its bytes and that its descriptors are within the limits.
+/// The first line of the input is an optional content type.
 pub fn manifest(input: &[u8]) {
     let (content_type, document) = match input.iter().position(|byte| *byte == b'\n') {
         Some(end) if input.first() != Some(&b'{') => {
@@ -76,7 +76,7 @@ pub fn manifest(input: &[u8]) {
     let sizes: Vec<u64> = manifest.children().map(|child| child.size).collect();
     assert!(sizes.len() <= Manifest::MAX_ENTRIES + 1);
     assert!(i64::try_from(sizes.iter().sum::<u64>()).is_ok());
-    // Parsed under the type that it says it has, it is the same thing.
+    // Parsing with the stated media type has the same result.
     let again = Manifest::parse(manifest.bytes.clone(), Some(manifest.media_type.as_str()));
     assert!(
         again.is_ok_and(|again| again.children().eq(manifest.children())
@@ -95,7 +95,7 @@ fn text(input: &[u8]) -> Option<&str> {
     std::str::from_utf8(input).ok()
 }
 
-/// Joined to any folder or URL it stays below it.
+/// Asserts that a name joined to a folder or URL stays below it.
 fn assert_safe(name: &str) {
     let parts_stay = name
         .split('/')

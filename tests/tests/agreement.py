@@ -1,8 +1,8 @@
-"""Replays a trace through libcachesim: the peer of agreement.rs, in a process of its own.
+"""Replays a request trace through libcachesim for tests/tests/agreement.rs, and writes the miss ratios.
 
-Arguments: an oracleGeneral trace, cache sizes in bytes joined by commas, policies joined by commas, and
-the file that gets {"POLICY SIZE": [object miss ratio, byte miss ratio]}: libcachesim writes warnings to
-the standard output.
+Arguments: a trace in the format oracleGeneral, cache sizes in bytes (comma-separated), policies
+(comma-separated), and the output file for {"POLICY SIZE": [object miss ratio, byte miss ratio]}. The
+output goes to a file, since libcachesim writes warnings to the standard output.
 """
 
 import json
@@ -23,23 +23,23 @@ KINDS = {
 }
 
 trace, sizes, policies, out = sys.argv[1:]
-found = {}
+ratios = {}
 
 
 def replay(policy, size):
     reader = libcachesim.TraceReader(
         trace=trace, trace_type=libcachesim.TraceType.ORACLE_GENERAL_TRACE
     )
-    # Its table of 2^24 buckets is of no use to traces as short as these.
+    # The default hash table of 2^24 buckets is too large for these short traces.
     cache = KINDS[policy](cache_size=int(size), hashpower=18)
-    found[f"{policy} {size}"] = cache.process_trace(reader)
+    ratios[f"{policy} {size}"] = cache.process_trace(reader)
 
 
 for policy in policies.split(","):
     for size in sizes.split(","):
-        # It draws lots from a state that each thread has for itself: a new one begins anew.
+        # The random state of libcachesim is per thread: a new thread makes each replay deterministic.
         thread = threading.Thread(target=replay, args=(policy, size))
         thread.start()
         thread.join()
 with open(out, "w", encoding="ascii") as file:
-    json.dump(found, file)
+    json.dump(ratios, file)

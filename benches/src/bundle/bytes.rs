@@ -1,4 +1,4 @@
-//! How many bytes cross the wire.
+//! Benchmark of transfer sizes: bundles compared with compressed layers and ideal deltas.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,30 +11,31 @@ use serde_json::Value;
 use super::{Bench, Pair};
 use crate::figures::{mega, ratio};
 
-/// The marks: fresh by compressed; each small update, all of them, the large ones, and any.
+/// Target ratios of bundle sizes, for fresh pulls and updates.
 const MARKS: &str = "marks: fresh 0.80 × compressed; updates of up to 125 MB 1.15 × ideal in all and 1.3 × each; larger \
                      ones 0.6 × whole-file delta in all; none over 1.02 × whole-file delta";
-/// Compressed bytes of what counts as small.
-const SMALL: u64 = 125_000_000;
+/// Maximum compressed size of a small image in bytes.
+const MAX_SMALL_IMAGE: u64 = 125_000_000;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Ideal deltas as JSON: `{"pairs": [{"image", "old", "new", "delta", "bindelta"}]}`, of several files maybe.
+    /// Files with ideal deltas as JSON: `{"pairs": [{"image", "old", "new", "delta",
+    /// "bindelta"}]}`.
     #[arg(long, value_delimiter = ',')]
     ideal: Vec<PathBuf>,
-    /// What the first request of a pair gets too, before anything is prepared.
+    /// Also measure the first request of a pair, before the server prepares it.
     #[arg(long)]
     unprepared: bool,
-    /// No fresh pulls.
+    /// Skip fresh pulls.
     #[arg(long)]
     updates: bool,
 }
 
-/// Of one pair.
+/// Sizes of the ideal deltas of one pair in bytes.
 struct Ideal {
-    /// Each file that changed, compressed on its own.
+    /// Every changed file, compressed separately.
     whole: u64,
-    /// Each as a patch of the file at its path.
+    /// Every changed file as a patch of the file at the same path.
     patched: u64,
 }
 
@@ -70,7 +71,7 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
         let have = [bench.layout.image(&old)?.manifest];
         let compressed = bench.layout.image(&new)?.compressed();
         server.warm(&old, &[])?;
-        // The image itself is indexed and packed before: what is left is the pair's.
+        // The image is indexed and packed before, so that only the work of the pair is measured.
         server.bundle(&new, &[])?;
         let unprepared = match options.unprepared {
             true => format!("{:.2}", mega(server.bundle(&new, &have)?.bytes)),
@@ -84,7 +85,7 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
             None => "| | | |".to_owned(),
             Some(ideal) => {
                 let (sum, against) = match compressed {
-                    ..=SMALL => (&mut small, ideal.patched),
+                    ..=MAX_SMALL_IMAGE => (&mut small, ideal.patched),
                     _ => (&mut large, ideal.whole),
                 };
                 sum.bytes += bytes;

@@ -1,4 +1,5 @@
-//! What a server of warm bundles takes: time to the first byte, memory, CPU.
+//! Benchmark of serving prepared bundles: time to the first byte, peak memory, and CPU compared
+//! with nginx.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,17 +16,17 @@ use crate::process::{Process, listens};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Requests one after the other; the median counts.
+    /// Number of sequential requests, of which the median is reported.
     #[arg(long, default_value_t = 15)]
     requests: usize,
-    /// Requests at once.
+    /// Number of concurrent requests.
     #[arg(long, default_value_t = 20)]
     clients: usize,
 }
 
 #[derive(Args)]
 pub(crate) struct ServeOptions {
-    /// Bytes that each program serves, in MB.
+    /// Megabytes that pierhead and nginx serve each.
     #[arg(long, default_value_t = 2000)]
     megabytes: u64,
 }
@@ -39,13 +40,13 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
         options.clients
     );
     for pair in bench.pairs() {
-        // A server of its own for each image: peaks stay.
+        // A new server per image, since peaks never shrink.
         let mut server = bench.server()?;
         let have = [bench.layout.image(&pair.old)?.manifest];
         server.warm(&pair.old, &[])?;
         server.warm(&pair.new, &[])?;
         server.warm(&pair.new, &have)?;
-        // What preparing took is another mark's: the peak of serving begins with a new process.
+        // A new process, so that the peak does not include the preparation.
         server.restart()?;
         let first = |have: &[_]| -> Result<(f64, u64)> {
             let mut times = Vec::new();
@@ -111,7 +112,7 @@ pub(crate) fn serve(bench: &Bench, options: &ServeOptions) -> Result<()> {
     Ok(())
 }
 
-/// CPU seconds a GB.
+/// CPU seconds per GB.
 fn cost(
     process: &Process,
     times: u64,
@@ -127,7 +128,7 @@ fn cost(
     Ok(cpu / (mega(times * bytes) / 1e3))
 }
 
-/// With a file of as many bytes.
+/// An nginx that serves a file of the given size.
 struct Nginx {
     process: Process,
     port: u16,
@@ -143,7 +144,7 @@ impl Nginx {
         std::fs::write(folder.path().join("bundle"), content)?;
         let at = folder.path();
         let mut command = nginx::command(Path::new("nginx"), at, at, port, None)?;
-        let process = Process::spawn(&mut command).context("nginx, to compare with")?;
+        let process = Process::spawn(&mut command).context("nginx for the comparison")?;
         listens(port).context("nginx")?;
         Ok(Self {
             process,
@@ -163,7 +164,7 @@ impl Nginx {
                 read => got += read as u64,
             }
         }
-        ensure!(got > bytes, "nginx gave {got} bytes of {bytes}");
+        ensure!(got > bytes, "nginx sent {got} bytes of {bytes}");
         Ok(())
     }
 }

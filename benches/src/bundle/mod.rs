@@ -1,4 +1,5 @@
-//! Bundles: bytes, latency, memory, CPU and time, against the marks that they have to reach.
+//! Benchmarks of bundles: transfer size, latency, memory, CPU, and provisioning time, compared with
+//! target values.
 
 mod bytes;
 mod load;
@@ -14,15 +15,16 @@ use tempfile::TempDir;
 use crate::layout::Layout;
 use crate::server::{self, Server};
 
-/// What is measured, on what.
+/// Options of the bundle benchmarks.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
     task: Task,
-    /// An OCI image layout with several versions of its images. Without it, images of `--files` files are generated.
+    /// An OCI image layout with several versions of its images. Without it, images of `--files`
+    /// files are generated.
     #[arg(id = "images", long = "layout", global = true)]
     layout: Option<PathBuf>,
-    /// Files of the generated images.
+    /// Number of files in each generated image.
     #[arg(
         long,
         global = true,
@@ -30,10 +32,10 @@ pub(crate) struct Options {
         default_value = "5000,84000"
     )]
     files: Vec<u32>,
-    /// Only images whose names begin so.
+    /// Use only images whose names begin with this prefix.
     #[arg(id = "named", long = "only", global = true, value_delimiter = ',')]
     only: Vec<String>,
-    /// The pierhead to measure.
+    /// Path of the pierhead binary to measure.
     #[arg(
         id = "server",
         long = "pierhead",
@@ -41,24 +43,28 @@ pub(crate) struct Options {
         default_value = "target/release/pierhead"
     )]
     pierhead: PathBuf,
-    /// A file of settings for the server.
+    /// Configuration file for the server.
     #[arg(long, global = true)]
     config: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum Task {
-    /// Bytes of a fresh pull and of updates, against the compressed layers and the ideal deltas.
+    /// Measure the bytes of fresh pulls and updates, compared with compressed layers and ideal
+    /// deltas.
     Bytes(bytes::Options),
-    /// The first byte of a warm bundle, and the server's memory under many requests at once.
+    /// Measure the first byte of a prepared bundle, and the server's memory with concurrent
+    /// requests.
     Load(load::Options),
-    /// CPU of serving packed bundles beside nginx, which sends a file of the same bytes by sendfile.
+    /// Measure the CPU of serving packed bundles, compared with nginx sending a file of the same
+    /// size by sendfile.
     Serve(load::ServeOptions),
-    /// Time until the root file system is complete over an emulated link, beside containerd (root only).
+    /// Measure the time until the root file system is complete over an emulated link, compared with
+    /// containerd (needs root).
     Provision(provision::Options),
 }
 
-/// What every task works with.
+/// The inputs of every task.
 struct Bench {
     layout: Layout,
     pierhead: PathBuf,
@@ -67,7 +73,7 @@ struct Bench {
     _made: Option<TempDir>,
 }
 
-/// Two versions of an image.
+/// Two consecutive versions of an image.
 struct Pair {
     old: String,
     new: String,
@@ -88,7 +94,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             eprintln!("generating images …");
             Layout::generate(made.path(), &options.files)?
         }
-        (None, None) => unreachable!("one of both"),
+        (None, None) => unreachable!("either a layout or generated files"),
     };
     let bench = Bench {
         layout,
@@ -106,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 impl Bench {
-    /// On loopback, in front of the layout.
+    /// Starts a server on loopback in front of the layout.
     fn server(&self) -> Result<Server> {
         let listener = std::net::TcpListener::bind(server::loopback())?;
         let upstream = listener.local_addr()?;
@@ -114,7 +120,7 @@ impl Bench {
         Server::start(&self.pierhead, &[], "127.0.0.1:0", upstream, &self.config)
     }
 
-    /// Names of images that are asked for.
+    /// Names of the selected images.
     fn names(&self) -> Vec<&str> {
         let wanted = |name: &&str| {
             self.only.is_empty() || self.only.iter().any(|only| name.starts_with(only.as_str()))
@@ -122,7 +128,7 @@ impl Bench {
         self.layout.names().filter(wanted).collect()
     }
 
-    /// Each version and the one after it, in the order of their tags' numbers.
+    /// All pairs of consecutive versions, ordered by the numbers in their tags.
     fn pairs(&self) -> Vec<Pair> {
         let mut names = self.names();
         names.sort_by_key(|name| numbers(name));
@@ -139,7 +145,8 @@ impl Bench {
     }
 }
 
-/// The name, and its tag cut into text and numbers: `u9` comes before `u10`, and `1` before `1-u1`.
+/// The name, and its tag split into text and numbers, so that `u9` sorts before `u10`, and `1`
+/// before `1-u1`.
 fn numbers(name: &str) -> (String, Vec<(u64, String)>) {
     let (repository, tag) = name.split_once(':').unwrap_or((name, ""));
     let mut parts = Vec::new();
@@ -155,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_come_in_the_order_of_their_numbers() {
+    fn versions_sort_by_their_numbers() {
         for (older, newer) in [
             ("redis:7.0.15-u7", "redis:7.0.15-u10"),
             ("redis:7.0.15-u10", "redis:8.0.2"),

@@ -1,4 +1,5 @@
-//! Time from the first request until a root file system is complete, over a link: pierhead's worker and containerd.
+//! Benchmark of provisioning over an emulated link: the time from the first request until the root
+//! file system is complete, for `pierhead pull` and containerd.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -16,33 +17,33 @@ use crate::link::{Link, SERVER};
 use crate::process::{Process, checked};
 use crate::server::Server;
 
-/// Of the server, in its namespace.
+/// Port of the server in its namespace.
 const PORT: u16 = 5000;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Round trips in milliseconds.
+    /// Round-trip times in milliseconds.
     #[arg(long, value_delimiter = ',', default_value = "0,50,150")]
     rtt: Vec<u64>,
-    /// Rates towards the client in Mbit/s; 0 is as fast as it goes.
+    /// Rates to the client in Mbit/s; 0: no limit.
     #[arg(long, value_delimiter = ',', default_value = "100,0")]
     mbit: Vec<u64>,
-    /// Runs; the median counts.
+    /// Number of runs, of which the median is reported.
     #[arg(long, short, default_value_t = 3)]
     n: usize,
-    /// Only `fresh` or only `update`.
+    /// Measure only `fresh` or only `update`.
     #[arg(long)]
     scenario: Option<String>,
-    /// Folder for a file of up to 24 GiB, with the file system that the run writes to.
+    /// Folder for a sparse file of up to 24 GiB that contains the file system of each run.
     #[arg(long, default_value = "target")]
     work: PathBuf,
-    /// That file system.
+    /// Type of the file system of each run.
     #[arg(long, default_value = "ext4")]
     fs: Kind,
-    /// How pierhead's tree shares bytes with its store: `reflink` or `hard`.
+    /// How the tree of pierhead shares bytes with its store: `reflink` or `hard`.
     #[arg(long, default_value = "reflink")]
     link: String,
-    /// Who pulls.
+    /// The client to measure.
     #[arg(long, value_delimiter = ',', default_value = "pierhead,containerd")]
     targets: Vec<Target>,
 }
@@ -53,7 +54,7 @@ enum Target {
     Containerd,
 }
 
-/// One pull.
+/// The result of one pull.
 struct Run {
     seconds: f64,
     down: u64,
@@ -120,10 +121,10 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
 }
 
 impl Stage {
-    /// Both images in the server's cache, packed, the update prepared.
+    /// Caches and packs both images on the server, and prepares the update.
     fn warm(&self, options: &Options, old: &str, new: &str) -> Result<()> {
         self.link.set(Duration::ZERO, 0);
-        // The second time with what was prepared since the first.
+        // The second request gets the bundle that the server prepared after the first.
         for _ in 0..2 {
             let volume = Volume::new(&self.work, options.fs)?;
             for name in [old, new] {
@@ -161,7 +162,7 @@ impl Stage {
                 theirs.push(self.timed(old, new, rtt, mbit, pull)?);
             }
         }
-        // Of who was not asked: not a number.
+        // A client that is not measured has no number.
         let middle = |runs: &[Run], of: fn(&Run) -> f64| {
             median(&mut runs.iter().map(of).collect::<Vec<_>>()).unwrap_or(f64::NAN)
         };
@@ -185,7 +186,8 @@ impl Stage {
         Ok(())
     }
 
-    /// The old version unmeasured, then the new one over the link.
+    /// Pulls the old version without measurement, then measures the pull of the new one over the
+    /// link.
     fn timed(
         &self,
         old: Option<&str>,
@@ -213,11 +215,11 @@ impl Stage {
         })
     }
 
-    /// By pierhead's worker, store and tree below `folder`. CPU seconds.
+    /// Pulls by `pierhead pull` with store and tree below `folder`. Returns the CPU seconds.
     fn pull(&self, name: &str, folder: &Path) -> Result<f64> {
         let tree = folder.join(format!("rootfs-{}", name.replace([':', '/'], "-")));
         let mut command = self.link.client.command("/usr/bin/env");
-        // The shell's own clock: a child's CPU time outlives it nowhere else.
+        // The shell reports the CPU time, since no other place keeps that of an ended child.
         command
             .args([
                 "bash",
@@ -244,7 +246,8 @@ impl Stage {
     }
 }
 
-/// Of the last line of bash's `times`: `0m1.234s 0m0.567s`, user and system of its children.
+/// Parses the last line of bash's `times`: `0m1.234s 0m0.567s`, user and system time of its
+/// children.
 fn children_cpu(said: &str) -> Result<f64> {
     let line = said.lines().last().context("no times")?;
     let mut sum = 0.0;
@@ -258,7 +261,7 @@ fn children_cpu(said: &str) -> Result<f64> {
     Ok(sum)
 }
 
-/// A daemon of its own in the client's namespace, with an empty store.
+/// A containerd in the client's namespace, with an empty store.
 struct Containerd<'a> {
     process: Process,
     stage: &'a Stage,
@@ -291,7 +294,7 @@ impl<'a> Containerd<'a> {
         };
         let end = Instant::now() + Duration::from_secs(30);
         while !containerd.ctr(&["version"]).output()?.status.success() {
-            ensure!(Instant::now() < end, "containerd does not answer");
+            ensure!(Instant::now() < end, "containerd does not respond");
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(containerd)
@@ -306,7 +309,7 @@ impl<'a> Containerd<'a> {
         command
     }
 
-    /// Download and unpacking. CPU seconds of the daemon.
+    /// Downloads and unpacks an image. Returns the CPU seconds of the daemon.
     fn pull(&self, name: &str) -> Result<f64> {
         let hosts = self.folder.join("hosts").display().to_string();
         let name = format!("docker.io/library/{name}");

@@ -1,6 +1,7 @@
-//! A file system that is new for each run, so that no run pays for what an earlier one deleted: ext4 does not use an
-//! inode again for a while after its deletion, and looks at all of those at every file that it makes (`recently_deleted`
-//! in `fs/ext4/ialloc.c`). On a disk where the last run's trees were just removed this took most of a pull's time.
+//! Creates a new file system for each run, so that deletions of earlier runs do not slow it down.
+//! ext4 does not reuse a recently deleted inode, and skips all of them for each new file
+//! (`recently_deleted` in `fs/ext4/ialloc.c`). After the removal of a large tree, this takes most
+//! of the time of a pull.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,26 +11,26 @@ use anyhow::Result;
 
 use crate::process::checked;
 
-/// Sparse: only what a run writes is taken.
+/// Size of the sparse file in bytes. It takes only the space of the written bytes.
 const BYTES: u64 = 24 << 30;
 
-/// What a file system can do for a tree beside a store.
+/// The type of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
-    /// No shared blocks: a tree's files are copies.
+    /// ext4, without shared blocks: files of a tree are copies or hard links.
     Ext4,
-    /// Shared blocks.
+    /// XFS, with shared blocks (reflinks).
     Xfs,
 }
 
-/// A file system of its own in a file below a folder; unmounted and deleted when dropped.
+/// A file system in a file. Dropping it unmounts and deletes it.
 pub(crate) struct Volume {
     image: PathBuf,
     point: PathBuf,
 }
 
 impl Volume {
-    /// Root only.
+    /// Creates and mounts the file system. Needs root.
     pub(crate) fn new(below: &Path, kind: Kind) -> Result<Self> {
         let name = format!("bundle-bench-{}", std::process::id());
         let volume = Self {
@@ -58,7 +59,7 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // A daemon that was just ended may still hold it for a moment.
+        // A stopped daemon may hold it for a short time.
         for _ in 0..50 {
             if checked(Command::new("umount").arg(&self.point)).is_ok() {
                 break;

@@ -1,18 +1,19 @@
-//! The simulation's constants, from what was measured; and how far it is from what it was not shown.
+//! Fits the constants of the simulation to measurements, and computes its deviation from other
+//! measurements.
 
-use super::machine::Wanted;
+use super::machine::ImageRequests;
 use super::simulation::{Begin, Image, Way, World, simulate};
 use super::waves::{Row, Wave};
 
-/// The constants, and how many of the rows they come from.
+/// The fitted constants.
 pub(super) struct Fitted {
     pub(super) world: World,
-    /// The largest number of machines that was looked at; what is beyond it is foretold.
+    /// The largest number of machines used for the fit. Larger numbers are predictions.
     pub(super) most: usize,
 }
 
-/// From all rows but the largest, if there are three or more.
-pub(super) fn fit(rows: &[Row], images: &[Wanted], cores: f64) -> Fitted {
+/// Fits all rows except for the largest one if there are at least three rows.
+pub(super) fn fit(rows: &[Row], images: &[ImageRequests], cores: f64) -> Fitted {
     let shown = match rows {
         [shown @ .., _] if shown.len() >= 2 => shown,
         all => all,
@@ -51,7 +52,7 @@ pub(super) fn fit(rows: &[Row], images: &[Wanted], cores: f64) -> Fitted {
     let (bytes, requests) = world.sums();
     world.uplink = bytes / direct.1;
     world.card = bytes / again.1;
-    // Of many machines: the kernel's clock is coarse.
+    // The row with many machines, since the kernel's CPU accounting is coarse.
     let served = |row: &Row| (row.again.cpu / count(row) - requests * world.cpu_request) / bytes;
     world.cpu_byte = shown.last().map_or(0.0, served).max(0.0);
     let stored = |row: &Row| (row.first.cpu - row.again.cpu) / bytes;
@@ -74,7 +75,7 @@ fn least(rows: &[Row], of: impl Fn(&Row) -> f64) -> f64 {
     rows.iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
-/// What it takes at none, and what each one more takes: the line with the least sum of squared relative deviations.
+/// The line (value at 0, slope) with the least sum of squared relative deviations.
 fn line(points: &[(f64, f64)]) -> (f64, f64) {
     let [mut uu, mut uv, mut vv, mut u, mut v] = [0.0; 5];
     for (n, t) in points {
@@ -87,14 +88,14 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
     }
     let whole = uu * vv - uv * uv;
     let (at_none, each) = ((u * vv - v * uv) / whole, (uu * v - uv * u) / whole);
-    // One number of machines is no line, and no pull ends before it begins.
+    // A single point has no slope, and times are not negative.
     if whole.abs() < 1e-12 || at_none < 0.0 || each <= 0.0 {
         return (0.0, v / vv);
     }
     (at_none, each)
 }
 
-/// By how much the simulation is off, of what was measured.
+/// Relative deviation of the simulation from the measurement.
 pub(super) fn deviation(world: &World, row: &Row, way: Way) -> f64 {
     let measured = match way {
         Way::Direct => &row.direct,
@@ -109,10 +110,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_found_again() {
+    fn a_line_is_fitted_exactly() {
         let (at_none, each) = line(&[(1.0, 2.5), (4.0, 4.0), (16.0, 10.0)]);
         assert!((at_none - 2.0).abs() < 1e-9 && (each - 0.5).abs() < 1e-9);
-        // What would begin before it begins has no beginning.
+        // A negative start time becomes 0.
         assert_eq!(line(&[(1.0, 1.0), (2.0, 3.0)]).0, 0.0);
         assert_eq!(line(&[(4.0, 8.0)]), (0.0, 2.0));
     }

@@ -1,7 +1,7 @@
-//! One host in a box: a registry behind an uplink, a card, and virtual machines that reach everything through the card.
-//!
-//! The uplink is [`Link`]: the kernel's own TCP, a rate and a round trip. The machines hang on a bridge of the card, whose way
-//! out is limited by the kernel (`tbf`). Whoever pulls directly is routed through the card and takes the same uplink.
+//! Emulates one host by network namespaces: a registry behind an uplink, a DPU, and virtual
+//! machines behind the DPU. The uplink is a [`Link`] with a rate and a round-trip time. The
+//! machines are on a bridge of the DPU, whose rate the kernel limits (`tbf`). Direct pulls are
+//! routed through the DPU and use the same uplink.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -9,35 +9,35 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::layout::Layout;
-use crate::link::{self, Link, ONE_RUN_TEACHES_NONE};
+use crate::link::{self, Link, NO_METRICS_SAVE};
 use crate::namespace::Namespace;
 use crate::process::checked;
 
-/// Of the card, towards its machines.
+/// Address of the DPU on the bridge.
 const CARD: Ipv4Addr = Ipv4Addr::new(10, 214, 0, 1);
-/// Its machines' network.
+/// Prefix length of the machines' network.
 const BITS: u8 = 16;
-/// Of the registry and of pierhead, each at an address of its own.
+/// Port of the registry and of pierhead, which have different addresses.
 const PORT: u16 = 5000;
 
-/// How fast it is.
+/// Rates and delay of the emulated host.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) round_trip: Duration,
-    /// Towards the card, from the registry.
+    /// Rate from the registry to the DPU in Mbit/s.
     pub(super) uplink_mbit: u64,
-    /// Towards all machines together, from the card.
+    /// Rate from the DPU to all machines together in Mbit/s.
     pub(super) card_mbit: u64,
 }
 
-/// It goes with its namespaces.
+/// The emulated host. Dropping it removes its namespaces.
 pub(super) struct Lab {
     link: Link,
     pub(super) machines: Vec<Namespace>,
 }
 
 impl Lab {
-    /// With so many machines, and a registry that has this layout. Root only.
+    /// Creates a host with this number of machines, and a registry with this layout. Needs root.
     pub(super) fn up(machines: usize, shape: &Shape, layout: &Layout) -> Result<Self> {
         let mut lab = Self {
             link: Link::up()?,
@@ -58,7 +58,7 @@ impl Lab {
             "qdisc", "add", "dev", "br0", "root", "tbf", "rate", &rate, "burst", "1m", "latency",
             "100ms",
         ]))
-        .context("a kernel with the queueing discipline tbf")?;
+        .context("the kernel needs the queueing discipline tbf")?;
         for nth in 0..machines {
             let machine = Namespace::new()?;
             card.ip(&format!(
@@ -69,7 +69,7 @@ impl Lab {
                 "addr add {}/{BITS} dev eth0\nlink set eth0 up\nroute add default via {CARD}",
                 address(nth)?
             ))?;
-            machine.ipv4(&[ONE_RUN_TEACHES_NONE])?;
+            machine.ipv4(&[NO_METRICS_SAVE])?;
             lab.machines.push(machine);
         }
         let listener = lab
@@ -81,17 +81,17 @@ impl Lab {
         Ok(lab)
     }
 
-    /// The registry, as the machines reach it.
+    /// The address of the registry for the machines.
     pub(super) fn registry(&self) -> Result<SocketAddr> {
         Ok(SocketAddr::new(link::SERVER.parse()?, PORT))
     }
 
-    /// Where pierhead shall listen.
+    /// The namespace and address for pierhead.
     pub(super) fn card(&self) -> (&Namespace, SocketAddr) {
         (&self.link.client, SocketAddr::from((CARD, PORT)))
     }
 
-    /// Bytes that came over the uplink so far, with all headers.
+    /// Bytes received over the uplink, including all headers.
     pub(super) fn down(&self) -> u64 {
         self.link.traffic().down
     }

@@ -1,4 +1,5 @@
-//! The client of one machine: an image as docker and containerd pull it, with as little work of its own as can be.
+//! The client of one emulated machine: requests an image like docker and containerd, with minimum
+//! overhead.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -11,19 +12,20 @@ use pierhead_oci::{Algorithm, Digest, Hasher};
 use crate::client::{Connection, Dial};
 use crate::layout::{Blob, Layout};
 
-/// Blobs at once, as docker and containerd have them.
-const HANDS: usize = 3;
+/// Number of concurrent blob downloads, as in docker and containerd.
+const CONCURRENT_BLOBS: usize = 3;
 
-/// What a pull asks for.
-pub(super) struct Wanted {
+/// The requests of a pull.
+pub(super) struct ImageRequests {
     pub(super) name: String,
-    /// The tag first, then the manifest if that is another document.
+    /// The paths of the documents: the tag, then the manifest if the tag is an index.
     documents: Vec<String>,
     blobs: Vec<(String, Blob)>,
 }
 
-impl Wanted {
-    /// These images in this order, by a machine that keeps what it has: no blob is asked for twice.
+impl ImageRequests {
+    /// The requests for these images in order. The machine stores blobs, so that each blob is
+    /// requested once.
     pub(super) fn of(layout: &Layout, names: &[&str]) -> Result<Vec<Self>> {
         let mut had = HashSet::new();
         let wanted = names.iter().map(|&name| {
@@ -47,7 +49,7 @@ impl Wanted {
         wanted.collect()
     }
 
-    /// Bytes of blobs.
+    /// Size of the blobs in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.blobs.iter().map(|(_, blob)| blob.size).sum()
     }
@@ -56,14 +58,15 @@ impl Wanted {
         self.documents.len() + self.blobs.len()
     }
 
-    /// Its tag's path.
+    /// The path of the tag.
     pub(super) fn tag(&self) -> &str {
         &self.documents[0]
     }
 
-    /// Seconds until all is here. Whoever looks compares every byte's digest; the others count them, since in a real host each
-    /// has cores of its own to hash on.
-    pub(super) fn pull(&self, from: SocketAddr, looks: bool) -> Result<f64> {
+    /// Pulls the image. Returns the seconds until it is complete. With `verifies`, hashes all
+    /// blobs. Otherwise only counts bytes, since the machines of a real host have their own cores
+    /// for hashing.
+    pub(super) fn pull(&self, from: SocketAddr, verifies: bool) -> Result<f64> {
         let start = Instant::now();
         let dial = Dial {
             to: from,
@@ -76,12 +79,12 @@ impl Wanted {
         let next = AtomicUsize::new(0);
         let work = |mut connection: Connection| -> Result<()> {
             while let Some((path, blob)) = self.blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                fetch(&mut connection, path, blob, looks)?;
+                fetch(&mut connection, path, blob, verifies)?;
             }
             Ok(())
         };
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..HANDS.min(self.blobs.len()))
+            let others: Vec<_> = (1..CONCURRENT_BLOBS.min(self.blobs.len()))
                 .map(|_| scope.spawn(|| work(dial.open()?)))
                 .collect();
             work(first)?;
@@ -94,9 +97,9 @@ impl Wanted {
     }
 }
 
-fn fetch(connection: &mut Connection, path: &str, blob: &Blob, looks: bool) -> Result<()> {
+fn fetch(connection: &mut Connection, path: &str, blob: &Blob, verifies: bool) -> Result<()> {
     let start = Instant::now();
-    let got = if looks {
+    let got = if verifies {
         let mut hasher = Hasher::new(Algorithm::Sha256);
         let got = connection.get_into(path, start, |piece| hasher.update(piece))?;
         let digest: Digest = hasher.finish();

@@ -1,5 +1,6 @@
-//! AlphaBoot's experiment: many machines of one host pull the same images. What crosses the uplink, how long it takes and what it
-//! costs, against pulls straight from the registry; measured to 64 machines, simulated beyond; and how soon a function starts.
+//! Benchmark of many machines (after AlphaBoot): all machines of a host pull the same images
+//! through one pierhead. Reports uplink bytes, time and CPU compared with direct pulls; measured up
+//! to 64 machines, simulated beyond. Also measures the cold start of a function.
 
 mod fit;
 mod lab;
@@ -17,25 +18,25 @@ use anyhow::{Context, Result, ensure};
 
 use crate::layout::Layout;
 use lab::{Lab, Shape};
-use machine::Wanted;
+use machine::ImageRequests;
 
-/// Images of a function, a service and an engine: layers of so many bytes.
+/// The generated images with their layer sizes in bytes: a function, a service and an engine.
 const IMAGES: [(&str, &[usize]); 3] = [
     ("function:1", &[1_200_000, 300_000]),
     ("service:1", &[7_000_000, 4_000_000, 1_000_000]),
     ("engine:1", &[14_000_000, 9_000_000, 3_000_000]),
 ];
 
-/// What is measured, and where.
+/// Options of the scale benchmarks.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Which experiments; all when none is named.
+    /// The experiments to run (default: all).
     #[arg(long, value_delimiter = ',')]
     experiments: Vec<Experiment>,
-    /// How many machines pull at once; each number is measured.
+    /// Numbers of concurrent machines to measure.
     #[arg(long, value_delimiter = ',', default_value = "1,4,16,64", value_parser = some)]
     machines: Vec<usize>,
-    /// How many are simulated besides.
+    /// Numbers of machines to simulate in addition.
     #[arg(
         long,
         value_delimiter = ',',
@@ -43,55 +44,55 @@ pub(crate) struct Options {
         value_parser = some
     )]
     simulate: Vec<usize>,
-    /// Over how many seconds the simulated machines begin; 0 is all at once.
+    /// Seconds over which the simulated machines begin; 0: all at once.
     #[arg(long, default_value_t = 0.0)]
     over: f64,
-    /// Cores of the card in the simulation.
+    /// Number of DPU cores in the simulation.
     #[arg(long, default_value_t = 8.0)]
     cores: f64,
-    /// An OCI image layout. Without it, three images of 39.5 MB are generated.
+    /// OCI image layout (default: three generated images of 39.5 MB).
     #[arg(long = "layout")]
     corpus: Option<PathBuf>,
-    /// Of the layout: only images whose names begin so.
+    /// Use only images of the layout whose names begin with this prefix.
     #[arg(long, value_delimiter = ',')]
     images: Vec<String>,
-    /// Rate of the uplink, in Mbit/s.
+    /// Rate of the uplink in Mbit/s.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..))]
     uplink: u64,
-    /// Round trip of the uplink, in milliseconds.
+    /// Round-trip time of the uplink in milliseconds.
     #[arg(long, default_value_t = 20)]
     rtt: u64,
-    /// Rate of the card towards all its machines together, in Mbit/s.
+    /// Rate from the DPU to all its machines together in Mbit/s.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     card: u64,
-    /// Runs; the median of each figure counts.
+    /// Number of runs, of which the median is reported.
     #[arg(long, default_value_t = 1, value_parser = some)]
     runs: usize,
-    /// Starts of the function, each with empty stores.
+    /// Number of function starts, each with empty stores.
     #[arg(long, default_value_t = 20, value_parser = some)]
     starts: usize,
-    /// Draw what was measured and simulated into this file.
+    /// Write an SVG figure of the results to this file.
     #[arg(long)]
     svg: Option<PathBuf>,
-    /// The pierhead to measure.
+    /// Path of the pierhead binary to measure.
     #[arg(long = "pierhead", default_value = "target/release/pierhead")]
     program: PathBuf,
 }
 
-/// A number of what there has to be one of at least.
+/// Parses a number of at least 1.
 fn some(text: &str) -> Result<usize, String> {
     let number = text.parse().map_err(|error| format!("{error}"))?;
     match number {
-        0 => Err("there is nothing to measure of 0".to_owned()),
+        0 => Err("the number must be at least 1".to_owned()),
         _ => Ok(number),
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Experiment {
-    /// Many machines.
+    /// Many machines that pull the same images.
     Machines,
-    /// A function's start.
+    /// The cold start of a function.
     Start,
 }
 
@@ -141,7 +142,7 @@ fn machines(options: &Options) -> Result<()> {
     };
     let names: Vec<&str> = layout.names().filter(named).collect();
     ensure!(!names.is_empty(), "no such image in the layout");
-    let images = Wanted::of(&layout, &names)?;
+    let images = ImageRequests::of(&layout, &names)?;
     let most = options.machines.iter().max().context("no machines")?;
     let lab = Lab::up(*most, &options.shape(), &layout)?;
     let mut rows = Vec::new();
@@ -167,7 +168,7 @@ fn machines(options: &Options) -> Result<()> {
     let fitted = fit::fit(&rows, &images, options.cores);
     report::checked(&fitted, &rows);
     let outcomes = report::simulated(&fitted.world, &options.simulate, options.over);
-    report::foretold(&outcomes);
+    report::simulated_table(&outcomes);
     if let Some(path) = &options.svg {
         let title = format!(
             "The same {} images through one pierhead: uplink {} Mbit/s, card {} Mbit/s; dots measured, lines simulated",

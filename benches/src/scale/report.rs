@@ -1,31 +1,31 @@
-//! What is printed and drawn of the waves and of the simulation.
+//! Prints the tables and draws the figure of the scale benchmark.
 
 use pierhead_replay::chart::{Axis, Band, Figure, Line, Marks, Panel};
 
 use super::fit::{Fitted, deviation};
-use super::machine::Wanted;
+use super::machine::ImageRequests;
 use super::simulation::{Outcome, Way, World, simulate};
 use super::waves::Row;
 
-/// Ways and what they are called.
+/// The ways to pull, with their names.
 const WAYS: [(Way, &str); 3] = [
     (Way::Direct, "direct"),
     (Way::First, "pierhead, empty"),
     (Way::Again, "pierhead, warm"),
 ];
-/// What AlphaBoot gains, by image.
+/// AlphaBoot's published reduction of the time, minimum and maximum over its images.
 const PAPER: (f64, f64) = (0.528, 0.926);
-/// Machines of one card, where many machines have many cards.
-const A_CARD: usize = 64;
+/// Maximum number of machines per DPU. More machines have several DPUs.
+const MACHINES_PER_DPU: usize = 64;
 
-/// One number of machines, simulated.
+/// The simulated results for one number of machines.
 pub(super) struct Simulated {
     machines: usize,
-    /// As [`WAYS`].
+    /// The outcomes in the order of [`WAYS`].
     ways: [Outcome; 3],
 }
 
-/// Simulates all of these.
+/// Simulates all numbers of machines.
 pub(super) fn simulated(world: &World, machines: &[usize], over: f64) -> Vec<Simulated> {
     let one = |&machines: &usize| Simulated {
         machines,
@@ -34,9 +34,9 @@ pub(super) fn simulated(world: &World, machines: &[usize], over: f64) -> Vec<Sim
     machines.iter().map(one).collect()
 }
 
-/// The measured table.
-pub(super) fn measured(rows: &[Row], images: &[Wanted]) {
-    let bytes: u64 = images.iter().map(Wanted::bytes).sum();
+/// Prints the table of measurements.
+pub(super) fn measured(rows: &[Row], images: &[ImageRequests]) {
+    let bytes: u64 = images.iter().map(ImageRequests::bytes).sum();
     println!(
         "\n{} images, {:.1} MB of blobs, pulled one after the other by all machines at once\n",
         images.len(),
@@ -88,7 +88,7 @@ pub(super) fn measured(rows: &[Row], images: &[Wanted]) {
     );
 }
 
-/// The constants, and how far the simulation with them is from each row.
+/// Prints the constants, and the deviation of the simulation from each row.
 pub(super) fn checked(fitted: &Fitted, rows: &[Row]) {
     let world = &fitted.world;
     println!(
@@ -114,27 +114,27 @@ pub(super) fn checked(fitted: &Fitted, rows: &[Row]) {
             format!("{:+.1} %", 100.0 * off)
         });
         let how = match row.machines > fitted.most {
-            true => "foretold",
+            true => "predicted",
             false => "fitted",
         };
         println!("| {} | {} | {how} |", row.machines, off.join(" | "));
     }
 }
 
-/// The simulated table.
-pub(super) fn foretold(outcomes: &[Simulated]) {
+/// Prints the table of simulations.
+pub(super) fn simulated_table(outcomes: &[Simulated]) {
     let Some(one) = outcomes.first().map(|it| it.ways[1].upstream) else {
         return;
     };
     println!(
-        "\n| machines, simulated | MB over the uplink: direct / pierhead | less | with {A_CARD} machines a card | mean s: direct / empty / warm | last s: direct / empty | shorter: empty / warm | CPU ms a pull: empty / warm |"
+        "\n| machines, simulated | MB over the uplink: direct / pierhead | less | with {MACHINES_PER_DPU} machines a card | mean s: direct / empty / warm | last s: direct / empty | shorter: empty / warm | CPU ms a pull: empty / warm |"
     );
     println!("|--:|{}", "---|".repeat(7));
     for Simulated { machines, ways } in outcomes {
         let [direct, first, again] = ways;
         let less = |of: f64, than: f64| 100.0 * (1.0 - of / than);
         #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-        let cards = machines.div_ceil(A_CARD) as f64;
+        let cards = machines.div_ceil(MACHINES_PER_DPU) as f64;
         println!(
             "| {machines} | {:.0} / {:.1} | {:.4} % | {:.2} % | {:.2} / {:.2} / {:.2} | {:.2} / {:.2} | {:.2} / {:.2} % | {:.2} / {:.2} |",
             direct.upstream / 1e6,
@@ -154,7 +154,7 @@ pub(super) fn foretold(outcomes: &[Simulated]) {
     }
 }
 
-/// Lines are simulated, dots measured.
+/// The figure: lines are simulated, dots are measured.
 pub(super) fn figure(title: &str, rows: &[Row], outcomes: &[Simulated]) -> Figure {
     let dots = |of: &dyn Fn(&Row) -> [f64; 3]| -> Vec<(f64, [f64; 3])> {
         rows.iter()
@@ -203,7 +203,7 @@ pub(super) fn figure(title: &str, rows: &[Row], outcomes: &[Simulated]) -> Figur
 
 fn panel(title: &str, dots: &[(f64, [f64; 3])], lines: &[(f64, [f64; 3])]) -> Panel {
     let all = || dots.iter().chain(lines);
-    // What is nothing has no place on a logarithmic axis.
+    // A logarithmic axis has no 0.
     let drawn = |points: &[(f64, [f64; 3])], way: usize| -> Vec<(f64, f64)> {
         let points = points.iter().map(|(x, ways)| (*x, ways[way]));
         points.filter(|(_, y)| *y > 0.0).collect()
@@ -230,7 +230,8 @@ fn panel(title: &str, dots: &[(f64, [f64; 3])], lines: &[(f64, [f64; 3])]) -> Pa
     }
 }
 
-/// Questions whether a tag has changed are no images: they would stretch the axis.
+/// Uplink bytes in MB. Values of only tag revalidations become 0, since they would stretch the
+/// axis.
 fn drawn_mb(bytes: f64) -> f64 {
     match bytes / 1e6 {
         mb if mb < 0.1 => 0.0,

@@ -1,9 +1,9 @@
-//! What several take at the same time, each an even part of it: a link, or the cores of a card.
+//! A simulated resource that concurrent jobs share evenly: a link, or the cores of a DPU.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// Seconds, in an order.
+/// Seconds, with a total order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Time(pub(super) f64);
 
@@ -21,10 +21,10 @@ impl Ord for Time {
     }
 }
 
-/// A resource that does one second of work a second.
-///
-/// Whoever came when each had got `served` and wants `work` leaves when each got `served + work`: so one clock serves all, and an
-/// event costs the logarithm of how many there are.
+/// A resource that does one second of work per second. Each active job has received `served`
+/// seconds of work since the begin. A job that arrives at `served` with `work` seconds ends when
+/// the clock reaches `served + work`. So one clock serves all jobs, and an event costs the
+/// logarithm of their number.
 #[derive(Debug)]
 pub(super) struct Shared<T> {
     now: f64,
@@ -46,23 +46,23 @@ impl<T: Ord> Shared<T> {
         self.jobs.len() as f64
     }
 
-    /// Takes part from `now` on, until it has got `work` seconds.
+    /// Adds a job with `work` seconds of work.
     pub(super) fn add(&mut self, now: f64, job: T, work: f64) {
         self.pass(now);
         self.jobs.push(Reverse((Time(self.served + work), job)));
     }
 
-    /// When the next one is done.
+    /// The end of the next job.
     pub(super) fn next(&self) -> Option<f64> {
         let Reverse((Time(end), _)) = self.jobs.peek()?;
         Some(self.now + (end - self.served).max(0.0) * self.count())
     }
 
-    /// That one, at that time.
+    /// Removes the job that ends at `now`.
     pub(super) fn done(&mut self, now: f64) -> Option<T> {
         self.pass(now);
         let Reverse((Time(end), job)) = self.jobs.pop()?;
-        // What rounding left.
+        // Compensates rounding.
         self.served = self.served.max(end);
         Some(job)
     }
@@ -96,8 +96,9 @@ mod tests {
     }
 
     #[test]
-    fn each_gets_an_even_part() {
-        // Alone for a second, then two at once: the first has a second left and takes two for it, the second has one left then.
+    fn jobs_share_the_resource_evenly() {
+        // One job alone for a second, then two jobs: the first has one second left, which takes
+        // two. The second then has one second left.
         let got = ends(&[(0.0, 2.0), (1.0, 2.0)]);
         for ((job, end), (wanted, at)) in got.iter().zip([(0, 3.0), (1, 4.0)]) {
             assert!(*job == wanted && (end - at).abs() < 1e-9, "{got:?}");
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_nobodys() {
+    fn idle_time_is_not_saved() {
         let got = ends(&[(0.0, 1.0), (10.0, 1.0)]);
         assert!((got[1].1 - 11.0).abs() < 1e-9, "{got:?}");
     }

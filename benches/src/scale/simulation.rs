@@ -1,47 +1,51 @@
-//! Any number of machines, simulated: what the measured waves cannot reach.
+//! Simulates pulls by any number of machines, beyond those that can be measured.
 //!
-//! What it assumes: a link, or the card's cores, are shared evenly by all who want them at the moment; beginning an image takes a
-//! time of its own, whatever its size (connections, the manifest, slow start); a machine pulls its images one after the other;
-//! a blob crosses the uplink once, when the first machine asks, and nobody has an image before it is here whole; all that was
-//! pulled stays in the cache; nothing is lost, and no machine is slower than its part of the card.
+//! Assumptions:
+//! - Concurrent jobs share a link, or the DPU's cores, evenly.
+//! - Each image has a constant start time (connections, manifest, slow start), whatever its size.
+//! - A machine pulls its images one after the other.
+//! - A blob crosses the uplink once, and no machine has an image before it is complete.
+//! - The cache evicts nothing, no packet is lost, and no machine is slower than its share of the
+//!   DPU.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::shared::{Shared, Time};
 
-/// What a tag's revalidation moves on the uplink: a conditional request and its answer, with all headers.
+/// Bytes of a tag's revalidation on the uplink: a conditional request and its response, with all
+/// headers.
 const REVALIDATION: f64 = 1_000.0;
-/// How long a tag is not asked for again: the default of `tags.ttl`.
+/// Seconds until a tag is revalidated: the default of `tags.ttl`.
 const FRESHNESS: f64 = 60.0;
 
-/// An image, as far as it matters here.
+/// An image in the simulation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Image {
     pub(super) bytes: f64,
     pub(super) requests: f64,
 }
 
-/// The constants; each comes from a measurement, but for the cores.
+/// The constants of the simulation. All except for the cores come from measurements.
 #[derive(Clone, Debug)]
 pub(super) struct World {
-    /// Bytes a second, all machines together.
+    /// Rate for all machines together in bytes per second.
     pub(super) uplink: f64,
     pub(super) card: f64,
-    /// Seconds that beginning an image takes.
+    /// Start time of an image in seconds.
     pub(super) begin: Begin,
-    /// CPU seconds of pierhead, of a byte that is served, a byte that is stored, and a request.
+    /// CPU seconds of pierhead per served byte, per stored byte, and per request.
     pub(super) cpu_byte: f64,
     pub(super) cpu_stored: f64,
     pub(super) cpu_request: f64,
-    /// Of the card.
+    /// Number of DPU cores.
     pub(super) cores: f64,
     /// Bytes on the uplink for each byte of a blob.
     pub(super) wire: f64,
     pub(super) images: Vec<Image>,
 }
 
-/// By what there is of the image.
+/// Start times by the way of the pull.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Begin {
     pub(super) direct: f64,
@@ -49,19 +53,19 @@ pub(super) struct Begin {
     pub(super) again: f64,
 }
 
-/// How the machines pull.
+/// The way in which the machines pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Direct,
-    /// Through a pierhead that has nothing, or that has all.
+    /// Through a pierhead with an empty cache, or with a full one.
     First,
     Again,
 }
 
-/// What came of it.
+/// The results of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
-    /// Seconds of a machine for all images.
+    /// Mean seconds of a machine for all images.
     pub(super) mean: f64,
     pub(super) last: f64,
     /// Bytes over the uplink.
@@ -76,23 +80,23 @@ type Pull = (usize, usize);
 struct Run<'a> {
     world: &'a World,
     way: Way,
-    /// Pulls whose beginning is over then.
+    /// Pulls by the end of their start time.
     asking: BinaryHeap<Reverse<(Time, Pull)>>,
     uplink: Shared<Pull>,
     card: Shared<Pull>,
-    /// Of each image: whether it was asked for, and whether it is here.
+    /// For each image: whether it was requested, and whether it is cached.
     asked: Vec<bool>,
     here: Vec<bool>,
-    /// Of each image: who has got what there is of it and waits for the uplink.
+    /// For each image: the pulls that wait for the uplink.
     waiting: Vec<Vec<usize>>,
-    /// Of each image's tag: when it was last asked for upstream.
+    /// For each tag: the time of its last revalidation.
     fresh: Vec<f64>,
     begun: Vec<f64>,
     ended: Vec<f64>,
     upstream: f64,
 }
 
-/// All machines begin evenly over so many seconds; all at once when it is none.
+/// Simulates a wave. The machines begin evenly over `over` seconds; 0: all at once.
 pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> Outcome {
     let images = world.images.len();
     let is_here = way == Way::Again;
@@ -154,7 +158,7 @@ impl World {
         })
     }
 
-    /// Seconds of the card that one pull takes: of its link or of its cores, whichever is scarcer.
+    /// Seconds of the DPU for one pull: of its link or its cores, whichever takes longer.
     fn serving(&self, image: &Image) -> f64 {
         let cpu = image.bytes * self.cpu_byte + image.requests * self.cpu_request;
         (image.bytes / self.card).max(cpu / self.cores)
@@ -225,7 +229,7 @@ impl Run<'_> {
         self.card.add(now, pull, self.world.serving(&wanted));
     }
 
-    /// Something came over the uplink whole.
+    /// An image has completely crossed the uplink.
     fn arrived(&mut self, now: f64, pull: Pull) {
         if self.way == Way::Direct {
             self.has(now, pull);
@@ -278,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn one_machine_takes_what_its_bytes_take() {
+    fn one_machine_is_limited_by_its_bytes() {
         let world = world();
         close(simulate(&world, 1, Way::Direct, 0.0).mean, 2.0 * 0.5 + 40.0);
         close(simulate(&world, 1, Way::First, 0.0).mean, 2.0 * 0.6 + 40.0);
@@ -286,12 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_share_what_is_scarce() {
+    fn many_machines_share_the_bottleneck() {
         let world = world();
         let direct = simulate(&world, 50, Way::Direct, 0.0);
         close(direct.mean, 2.0 * 0.5 + 50.0 * 40.0);
         close(direct.upstream, 50.0 * 4_000.0 * 1.05);
-        // With five the uplink is what is waited for, with fifty the card.
+        // With five machines the uplink is the bottleneck, with fifty the DPU.
         close(simulate(&world, 5, Way::First, 0.0).mean, 2.0 * 0.6 + 40.0);
         let first = simulate(&world, 50, Way::First, 0.0);
         close(first.mean, 2.0 * 0.6 + 50.0 * 4.0);
@@ -300,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_of_few_cores_is_as_fast_as_these() {
+    fn few_cores_limit_the_dpu() {
         let slow = World {
             cores: 0.01,
             ..world()
@@ -310,12 +314,12 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_alone_waits_for_nobody_and_tags_are_asked_for_again() {
+    fn separate_machines_do_not_wait_and_stale_tags_are_revalidated() {
         let world = world();
         let again = simulate(&world, 10, Way::Again, 1_000.0);
         close(again.mean, 2.0 * 0.1 + 4.0);
         close(again.last, 900.0 + 4.2);
-        // Each but the first finds both tags stale.
+        // Every machine except for the first finds both tags stale.
         close(again.upstream, 2.0 * 9.0 * REVALIDATION);
     }
 }

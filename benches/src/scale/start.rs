@@ -1,4 +1,5 @@
-//! A function's cold start: nothing of its image is on the machine; from the pull until its process has said its first word.
+//! Benchmark of a function's cold start: the time from the pull, with an empty store, until the
+//! process writes its first output.
 
 use std::fs;
 use std::io::Read as _;
@@ -18,9 +19,9 @@ use crate::figures::{median, percentile};
 use crate::layout::Layout;
 use crate::server::Server;
 
-/// AlphaBoot's figure, in seconds.
+/// AlphaBoot's published cold start in seconds.
 const PAPER: f64 = 0.08;
-/// What its process runs.
+/// The program of the function.
 const ENTRY: &str = "/hello";
 
 /// Seconds of one start.
@@ -29,7 +30,7 @@ struct Start {
     ready: f64,
 }
 
-/// Who pulls and who runs; each start has empty stores.
+/// Measures cold starts by every client and runtime, each with empty stores.
 pub(super) fn run(pierhead: &Path, shape: &Shape, starts: usize) -> Result<()> {
     let pierhead = &pierhead.canonicalize()?;
     let image = images()?.small;
@@ -91,11 +92,11 @@ fn row(what: &str, all: &[Start]) -> Result<()> {
     Ok(())
 }
 
-/// What makes a process of a tree.
+/// The runtime that starts the process.
 #[derive(Clone, Copy)]
 enum Runtime {
     Runc,
-    /// Where there is none: the tree is there, and its program is executed in it.
+    /// Without a container runtime: executes the program in its tree.
     Chroot,
 }
 
@@ -108,7 +109,7 @@ impl Runtime {
     }
 }
 
-/// The worker of this project.
+/// Cold starts by `pierhead pull`.
 struct Pierhead<'a> {
     program: &'a Path,
     address: SocketAddr,
@@ -117,7 +118,7 @@ struct Pierhead<'a> {
 
 impl Pierhead<'_> {
     fn start(&self, runtime: Runtime) -> Result<Start> {
-        // What runc calls it must be nobody else's.
+        // The container ID must be unique for runc.
         let folder = paths::scratch("start")?;
         let at = folder.path();
         let tree = at.join("rootfs");
@@ -152,7 +153,7 @@ impl Pierhead<'_> {
     }
 }
 
-/// As small as a container can be described.
+/// A minimal runtime specification.
 fn spec() -> serde_json::Value {
     json!({
         "ociVersion": "1.0.2",
@@ -165,7 +166,7 @@ fn spec() -> serde_json::Value {
     })
 }
 
-/// Seconds since `begun` when the program has said its first word; waits until it has ended well.
+/// Seconds since `begun` until the first output of the program. Waits for its exit with success.
 fn first_word(command: &mut Command, begun: Instant) -> Result<f64> {
     let child = command
         .stdin(Stdio::null())
@@ -189,7 +190,7 @@ fn first_word(command: &mut Command, begun: Instant) -> Result<f64> {
     Ok(ready)
 }
 
-/// Starts by containerd: through a pierhead, or straight from the registry.
+/// Measures cold starts by containerd, through a pierhead or directly from the registry.
 fn containerd(
     image: &str,
     through: Option<SocketAddr>,
@@ -212,7 +213,7 @@ fn containerd(
             .chain([hosts.display().to_string(), name.clone()]);
         process::stdout(containerd.command().args(pull))?;
         let pull = begun.elapsed().as_secs_f64();
-        // runc's state is one for all containerds of a machine.
+        // All containerds of a machine share the state of runc.
         let id = format!("start-{}-{nth}", std::process::id());
         let mut run = containerd.command();
         run.args(["run", "--rm", &name, &id]);

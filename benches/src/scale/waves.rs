@@ -1,5 +1,5 @@
-//! Waves: all machines pull the same images at once, straight from the registry, through a pierhead that has nothing, and
-//! through it again.
+//! Measures waves: all machines pull the same images at once, directly from the registry, through a
+//! pierhead with an empty cache, and through it again.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,32 +8,33 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::lab::Lab;
-use super::machine::Wanted;
+use super::machine::ImageRequests;
 use crate::client::Dial;
 use crate::figures::{mean, median};
 use crate::server::Server;
 
-/// Until all threads wait for the beginning.
+/// Time for all threads to reach the start.
 const HEAD_START: Duration = Duration::from_millis(300);
-/// What a fill does after its last byte has left: commit, write-back.
-const TAIL: Duration = Duration::from_millis(500);
-/// A wave that is over at once is repeated until so many machines have pulled: the kernel counts CPU in hundredths of a second.
-const ENOUGH: usize = 32;
-/// Requests from which the cost of one is taken.
-const PROBE: u32 = 20_000;
-/// What is measured is the way of pulls; bundles are made of their bytes later.
+/// Time for the work of a fill after its last byte: commit, write-back.
+const FILL_END_TIME: Duration = Duration::from_millis(500);
+/// Minimum number of pulls per measurement. Short waves are repeated, since the kernel counts CPU
+/// in hundredths of a second.
+const MIN_PULLS: usize = 32;
+/// Number of requests from which the cost of one is computed.
+const PROBE_REQUESTS: u32 = 20_000;
+/// Configuration without bundles, whose background work would count as CPU of the pulls.
 const CONFIG: &str = "[bundle]\nsize = \"off\"\n";
 
-/// What one wave gave.
+/// The results of one wave.
 #[derive(Clone)]
 pub(super) struct Wave {
-    /// Of each image, the mean over all machines.
+    /// Mean seconds over all machines, for each image.
     pub(super) seconds: Vec<f64>,
-    /// Until the last machine had everything.
+    /// Seconds until the last machine is complete.
     pub(super) last: f64,
     /// Bytes over the uplink.
     pub(super) down: f64,
-    /// Of pierhead.
+    /// CPU seconds of pierhead.
     pub(super) cpu: f64,
 }
 
@@ -48,13 +49,13 @@ pub(super) struct Row {
 }
 
 impl Wave {
-    /// Of a machine, for all images.
+    /// Mean seconds of a machine for all images.
     pub(super) fn whole(&self) -> f64 {
         self.seconds.iter().sum()
     }
 
-    /// The middle one of each figure.
-    fn middle(waves: &[Self]) -> Result<Self> {
+    /// The median of each value.
+    fn median(waves: &[Self]) -> Result<Self> {
         let of = |figure: &dyn Fn(&Self) -> f64| {
             median(&mut waves.iter().map(figure).collect::<Vec<_>>())
         };
@@ -70,11 +71,11 @@ impl Wave {
     }
 }
 
-/// Measures all waves of so many machines.
+/// Measures all waves of this number of machines.
 pub(super) fn row(
     lab: &Lab,
     pierhead: &Path,
-    images: &[Wanted],
+    images: &[ImageRequests],
     machines: usize,
     runs: usize,
 ) -> Result<Row> {
@@ -92,34 +93,34 @@ pub(super) fn row(
         )?;
         let through = |looked: f64| -> Result<Wave> {
             let mut wave = wave(lab, images, machines, address)?;
-            std::thread::sleep(TAIL);
+            std::thread::sleep(FILL_END_TIME);
             wave.cpu = server.process.cpu_seconds()? - looked;
             Ok(wave)
         };
         first.push(through(server.process.cpu_seconds()?)?);
-        let times = ENOUGH.div_ceil(machines);
+        let times = MIN_PULLS.div_ceil(machines);
         let before = server.process.cpu_seconds()?;
         let mut warm = Vec::new();
         for _ in 0..times {
             warm.push(through(before)?);
         }
-        let mut middle = Wave::middle(&warm)?;
+        let mut median = Wave::median(&warm)?;
         #[expect(clippy::cast_precision_loss, reason = "some waves")]
         let times = times as f64;
-        middle.cpu = warm.last().map_or(0.0, |last| last.cpu) / times;
-        again.push(middle);
+        median.cpu = warm.last().map_or(0.0, |last| last.cpu) / times;
+        again.push(median);
         requests.push(request(lab, &server, address, &images[0])?);
     }
     Ok(Row {
         machines,
-        direct: Wave::middle(&direct)?,
-        first: Wave::middle(&first)?,
-        again: Wave::middle(&again)?,
+        direct: Wave::median(&direct)?,
+        first: Wave::median(&first)?,
+        again: Wave::median(&again)?,
         request: median(&mut requests)?,
     })
 }
 
-fn wave(lab: &Lab, images: &[Wanted], machines: usize, from: SocketAddr) -> Result<Wave> {
+fn wave(lab: &Lab, images: &[ImageRequests], machines: usize, from: SocketAddr) -> Result<Wave> {
     let before = lab.down();
     let begin = Instant::now() + HEAD_START;
     let pulls = std::thread::scope(|scope| {
@@ -153,16 +154,16 @@ fn wave(lab: &Lab, images: &[Wanted], machines: usize, from: SocketAddr) -> Resu
     })
 }
 
-/// CPU seconds of one request for a manifest by its tag.
-fn request(lab: &Lab, server: &Server, to: SocketAddr, image: &Wanted) -> Result<f64> {
+/// CPU seconds of one manifest request by tag.
+fn request(lab: &Lab, server: &Server, to: SocketAddr, image: &ImageRequests) -> Result<f64> {
     let machine = lab.machines.first().context("no machine")?;
     let before = server.process.cpu_seconds()?;
     machine.inside(|| {
         let mut connection = Dial { to, tls: None }.open()?;
-        for _ in 0..PROBE {
+        for _ in 0..PROBE_REQUESTS {
             connection.get(image.tag(), Instant::now())?;
         }
         Ok(())
     })?;
-    Ok((server.process.cpu_seconds()? - before) / f64::from(PROBE))
+    Ok((server.process.cpu_seconds()? - before) / f64::from(PROBE_REQUESTS))
 }

@@ -1,4 +1,5 @@
-//! One of the machines that pull: whole images, parts, and changes of mind; every byte is looked at.
+//! A client of the soak test: pulls images and ranges, aborts some downloads, and compares every
+//! byte.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -12,13 +13,13 @@ use socket2::{Domain, Socket, Type};
 
 use super::content::{Blob, Image, REPOSITORY};
 
-/// What all clients did together.
+/// Counters of all clients together.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) requests: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) aborts: AtomicU64,
-    /// The first ones, and how many there were in all.
+    /// The first errors, and the total number.
     pub(crate) errors: Mutex<(Vec<String>, u64)>,
 }
 
@@ -32,7 +33,7 @@ impl Tally {
     }
 }
 
-/// Pulls until `done`. `number` is the machine: its address, and the seed of what it wants.
+/// Pulls until `done`. `number` selects the address and the seed of this client.
 pub(crate) fn pulls(port: u16, number: u8, images: &[Image], tally: &Tally, done: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(u64::from(number) + 1);
     let mut connection = None;
@@ -42,7 +43,7 @@ pub(crate) fn pulls(port: u16, number: u8, images: &[Image], tally: &Tally, done
             .map_or_else(|| Connection::open(port, number), Ok);
         let pulled = open.and_then(|mut open| {
             let is_alive = pull(&mut open, &mut random, images, tally)?;
-            // Docker and podman begin anew each time, containerd keeps its connection.
+            // Docker and podman use a new connection each time, containerd a keep-alive one.
             connection = (is_alive && random.bool()).then_some(open);
             Ok(())
         });
@@ -52,14 +53,14 @@ pub(crate) fn pulls(port: u16, number: u8, images: &[Image], tally: &Tally, done
     }
 }
 
-/// One pull; whether the connection can be used again.
+/// Runs one pull. Returns whether the connection can be reused.
 fn pull(
     connection: &mut Connection,
     random: &mut fastrand::Rng,
     images: &[Image],
     tally: &Tally,
 ) -> Result<bool> {
-    // Some images are wanted more than others: the product of two even choices.
+    // Popular images: the product of two uniform random numbers.
     let nth = random.usize(0..images.len()) * random.usize(0..=images.len()) / images.len();
     let image = &images[nth.min(images.len() - 1)];
     let reference = match random.bool() {
@@ -72,7 +73,7 @@ fn pull(
     let manifest = connection.rest(length)?;
     ensure!(
         manifest == image.manifest,
-        "manifest {reference}: other bytes"
+        "manifest {reference}: wrong bytes"
     );
     for blob in &image.blobs {
         tally.requests.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +114,7 @@ impl Connection {
         })
     }
 
-    /// Status, length of the body, and whether it is a part.
+    /// Sends a request. Returns the status, the length of the body, and whether it is a range.
     fn ask(&mut self, method: &str, rest: &str, from: Option<u64>) -> Result<(u16, u64, bool)> {
         let range = from.map(|from| format!("Range: bytes={from}-\r\n"));
         let request = format!(
@@ -147,7 +148,7 @@ impl Connection {
         Ok((status, length, status == 206))
     }
 
-    /// A small body.
+    /// Reads a small body.
     fn rest(&mut self, length: u64) -> Result<Vec<u8>> {
         let length = usize::try_from(length)?;
         let mut body = self.buffer[..self.filled.min(length)].to_vec();
@@ -157,7 +158,7 @@ impl Connection {
         Ok(body)
     }
 
-    /// `false` when it left in the middle, as it meant to.
+    /// Downloads a blob. `false` when the client aborted the download on purpose.
     fn blob(&mut self, blob: &Blob, from: u64, leave: Option<u64>, tally: &Tally) -> Result<bool> {
         let rest = format!("blobs/{}", blob.digest);
         let asked = (from > 0).then_some(from);
@@ -182,7 +183,11 @@ impl Connection {
                 return Ok(false);
             }
             self.filled = self.stream.read(&mut self.buffer)?;
-            ensure!(self.filled > 0, "{rest}: cut at {at} of {}", blob.size);
+            ensure!(
+                self.filled > 0,
+                "{rest}: interrupted at {at} of {}",
+                blob.size
+            );
         }
     }
 }

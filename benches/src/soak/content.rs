@@ -1,17 +1,17 @@
-//! Content that costs neither memory nor disk: any byte of any blob follows from its number.
+//! Generated images without memory or disk: every byte of a blob is computed from its number.
 
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
 use serde_json::json;
 
-/// Bytes that a blob repeats, but for the first eight of each repetition.
+/// Size of the repeated block of a blob in bytes. Only the first eight bytes of each block differ.
 const BLOCK: usize = 64 << 10;
-/// Blobs of an image.
+/// Number of blobs per image.
 const LAYERS: usize = 3;
 
-/// The repository of all images; each is a tag.
+/// The repository of all images, which have different tags.
 pub(crate) const REPOSITORY: &str = "soak/image";
 
-/// One blob.
+/// A generated blob.
 pub(crate) struct Blob {
     pub(crate) digest: Digest,
     pub(crate) size: u64,
@@ -49,7 +49,7 @@ impl Blob {
         blob
     }
 
-    /// The bytes from `at` on.
+    /// Generates the bytes from `at` on.
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
         self.each(at, into.len(), |range, bytes| {
             into[range].copy_from_slice(bytes);
@@ -91,7 +91,7 @@ impl Blob {
     }
 }
 
-/// Images whose blobs have `total` bytes together, of sizes that differ as layers' do.
+/// Generates images with `total` bytes of blobs, whose sizes vary like those of layers.
 pub(crate) fn images(count: usize, total: u64) -> Vec<Image> {
     let shares = [1, 3, 20];
     let unit = total / (count as u64 * shares.iter().sum::<u64>());
@@ -109,7 +109,7 @@ pub(crate) fn images(count: usize, total: u64) -> Vec<Image> {
                     "digest": blob.digest, "size": blob.size,
                 })
             };
-            // The first one is small enough to be the config: nobody looks into it.
+            // The first blob is small and serves as the config, which no client parses.
             let manifest = json!({
                 "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST,
                 "config": layer(&blobs[0]), "layers": blobs[1..].iter().map(layer).collect::<Vec<_>>(),
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_a_part_of_the_whole() {
+    fn ranges_are_consistent_with_the_whole_blob() {
         let blob = Blob::new(7, 200_000);
         let mut whole = vec![0; 200_000];
         blob.read(0, &mut whole);

@@ -1,5 +1,5 @@
-//! Minutes of load: many clients, a cache of a third of what they want, changes of mind; then whether
-//! memory or open files grew, and whether anything went wrong that no upstream caused.
+//! The soak test: minutes of load by many clients, with a cache for a third of the images and
+//! aborted downloads. It fails when memory or open files grow, or when a request fails.
 
 mod client;
 mod content;
@@ -18,35 +18,35 @@ use crate::server::Server;
 use client::Tally;
 use upstream::Upstream;
 
-/// How long, and how much.
+/// Options of the soak test.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How long the load lasts.
+    /// Duration of the load in minutes.
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// The pierhead to load.
+    /// Path of the pierhead binary to load.
     #[arg(long, default_value = "target/release/pierhead")]
     pierhead: PathBuf,
-    /// Machines that pull at once.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = 64)]
     clients: u8,
-    /// All that they want, in MiB; the cache has a third of it.
+    /// Size of all images in MiB. The cache has a third of it.
     #[arg(long, default_value_t = 1536)]
     wanted_mib: u64,
 }
 
-/// Images that there are.
+/// Number of images.
 const IMAGES: usize = 48;
-/// What may come and go between two quarters without being growth: allocators and connections breathe.
-const MEMORY: f64 = 1.10;
-const MEMORY_MIB: f64 = 2.0;
-const FILES: usize = 16;
+/// Allowed growth between two quarters of the run, since allocators and connections fluctuate.
+const MAX_MEMORY_RATIO: f64 = 1.10;
+const MAX_MEMORY_MIB: f64 = 2.0;
+const MAX_FILES: usize = 16;
 
-/// glibc gives each thread an arena of its own, up to eight for each core, and keeps what a burst left in it. With these
-/// limits, which the systemd unit sets too, resident memory is steady enough that growth is a leak.
-const STEADY: [&str; 3] = ["env", "MALLOC_ARENA_MAX=2", "MALLOC_MMAP_THRESHOLD_=131072"];
+/// Environment that limits glibc's arenas, as the systemd unit does. By default glibc retains
+/// memory in up to eight arenas per core. With these limits, growth of resident memory is a leak.
+const LIMITED_ARENAS: [&str; 3] = ["env", "MALLOC_ARENA_MAX=2", "MALLOC_MMAP_THRESHOLD_=131072"];
 
-/// What was seen at one look.
+/// One sample of memory and open files.
 struct Sample {
     resident_mib: f64,
     files: usize,
@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     );
     let server = Server::start(
         &options.pierhead,
-        &STEADY.map(str::to_owned),
+        &LIMITED_ARENAS.map(str::to_owned),
         "127.0.0.1:0",
         upstream.address,
         &config,
@@ -90,7 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     )
 }
 
-/// Looks at it every two seconds, or a hundred times where the time is short.
+/// Samples the process every two seconds, or a hundred times in a short run.
 fn watch(process: &Process, time: Duration) -> Result<Vec<Sample>> {
     let end = Instant::now() + time;
     let pause = Duration::from_secs(2).min(time / 100);
@@ -105,7 +105,7 @@ fn watch(process: &Process, time: Duration) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-/// Prints the row of the table, then says what is wrong.
+/// Prints the row of the table, then returns the failures as an error.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn report(
     options: &Options,
@@ -144,7 +144,7 @@ fn report(
     let mut wrong: Vec<String> = errors;
     wrong.extend(Growth { memory, files }.wrong());
     if served < 1e6 {
-        wrong.push("hardly anything was served".to_owned());
+        wrong.push("too few bytes were served".to_owned());
     }
     if wrong.is_empty() {
         return Ok(());
@@ -152,7 +152,7 @@ fn report(
     bail!("{}", wrong.join("\n"))
 }
 
-/// Medians of the second and the last quarter: the first one fills the cache and warms everything up.
+/// Medians of the second and the last quarter. The first quarter fills the cache.
 struct Growth {
     memory: [f64; 2],
     files: [f64; 2],
@@ -162,7 +162,7 @@ impl Growth {
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn of(samples: &[Sample]) -> Result<Self> {
         let quarter = samples.len() / 4;
-        ensure!(quarter > 0, "too short to say anything");
+        ensure!(quarter > 0, "the run is too short");
         let quarters = [&samples[quarter..2 * quarter], &samples[3 * quarter..]];
         let of = |figure: fn(&Sample) -> f64| -> Result<[f64; 2]> {
             let [before, after] =
@@ -175,15 +175,15 @@ impl Growth {
         })
     }
 
-    /// What grew.
+    /// The values that grew.
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn wrong(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let ([before, after], [opened, open]) = (self.memory, self.files);
-        if after > before * MEMORY + MEMORY_MIB {
+        if after > before * MAX_MEMORY_RATIO + MAX_MEMORY_MIB {
             wrong.push(format!("memory grew from {before} to {after} MiB"));
         }
-        if open > opened + FILES as f64 {
+        if open > opened + MAX_FILES as f64 {
             wrong.push(format!("open files grew from {opened} to {open}"));
         }
         wrong
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_from_breathing() {
+    fn growth_is_distinguished_from_fluctuation() {
         assert_eq!(
             wrong(|nth| (30.0 + f64::from(u8::from(nth % 2 == 0)), 100 + nth % 7)),
             0

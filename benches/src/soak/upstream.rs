@@ -1,4 +1,5 @@
-//! A registry of generated content that never fails: whatever goes wrong is pierhead's.
+//! The upstream of the soak test: a registry of generated images that never fails, so that every
+//! failure is pierhead's.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -12,7 +13,7 @@ use pierhead_oci::{Digest, MediaType};
 use super::content::{Blob, Image, REPOSITORY};
 use crate::registry::{self, Content, Document};
 
-/// Serves until the process ends.
+/// A registry that serves until the process ends.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
@@ -20,7 +21,7 @@ pub(crate) struct Upstream {
 
 struct Shared {
     images: Arc<Vec<Image>>,
-    /// Image and layer.
+    /// Index of the image and of its blob, by digest.
     blobs: HashMap<Digest, (usize, usize)>,
     sent: AtomicU64,
 }
@@ -44,7 +45,7 @@ impl Upstream {
         Ok(Self { address, shared })
     }
 
-    /// Bytes of blobs so far.
+    /// Sent bytes of blobs.
     pub(crate) fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
@@ -93,7 +94,7 @@ impl Shared {
         Ok(())
     }
 
-    /// By tag, `v<number>`, or by digest.
+    /// The image of a tag (`v<number>`) or digest.
     fn image(&self, reference: &str) -> Option<&Image> {
         match reference.strip_prefix('v') {
             Some(number) => self.images.get(number.parse::<usize>().ok()?),

@@ -1,5 +1,5 @@
-//! N-Docker's experiment: how long storing takes after the download has ended, and how much of the fast medium it takes to
-//! shorten that.
+//! Benchmark of deployments with a fast tier (after N-Docker): the time of storing an image after
+//! its download, and the used bytes of the fast medium.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -12,14 +12,14 @@ use super::images::{Image, generate};
 use super::setting::{Fast, Setting, World};
 use crate::figures::mega;
 
-/// Where the layers of an image go.
+/// A placement of the layers of an image.
 struct Way {
     name: &'static str,
-    /// The rule of the fast tier, if there is one.
+    /// The placement rule of the fast tier; `None`: no fast tier.
     placement: Option<Placement>,
-    /// Whether only the layers enter it that a start reads.
+    /// Whether only layers that a start reads enter the fast tier.
     hot_only: bool,
-    /// Whether a pull before has shown how fast the link is.
+    /// Whether an earlier pull has measured the rate of the link.
     knows_link: bool,
 }
 
@@ -32,7 +32,7 @@ const WAYS: [Way; 5] = [
     },
     Way {
         name: "all on NVM",
-        // While there is room, every blob enters.
+        // Every blob enters while there is space.
         placement: Some(Placement::Value),
         hot_only: false,
         knows_link: true,
@@ -57,7 +57,7 @@ const WAYS: [Way; 5] = [
     },
 ];
 
-/// Sums over all images, in seconds and bytes.
+/// Sums over all images in seconds and bytes.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     storing: f64,
@@ -65,7 +65,7 @@ struct Sum {
     staged: f64,
 }
 
-/// Deploys each image in each way, each time on empty media; prints the table.
+/// Deploys each image with each placement on empty media, and prints the table.
 pub(super) async fn run(folder: &Path, world: &World, images: &[Image], runs: usize) -> Result<()> {
     let warm = generate(1).swap_remove(0);
     let mut sums = Vec::new();
@@ -75,7 +75,7 @@ pub(super) async fn run(folder: &Path, world: &World, images: &[Image], runs: us
             let mut best: Option<Sum> = None;
             for _ in 0..runs {
                 let one = deploy(folder, world, way, image, &warm).await?;
-                // What else the machine does can only add to it.
+                // The minimum, since other load of the machine only adds time.
                 if best.is_none_or(|best| one.total < best.total) {
                     best = Some(one);
                 }

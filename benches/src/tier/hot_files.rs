@@ -1,4 +1,5 @@
-//! N-Docker's hot image files, the static part: which layers hold what a start executes.
+//! N-Docker's static "hot image files": guesses from the history and config of an image which
+//! layers a start reads.
 
 use std::collections::HashSet;
 use std::io;
@@ -10,20 +11,20 @@ use serde::Deserialize;
 
 use super::images::Image;
 
-/// A cold start touches the execution engine (the interpreter or server that is started, with its runtime) and the
-/// application, and little of the rest (N-Docker 2019, "Hot Image Files"). Which layers brought them is told by the
-/// image's build history and by its config: the program that is started, the variables that name its version.
+/// A cold start reads the execution engine (interpreter or server with its runtime) and the
+/// application, and little else (N-Docker 2019, "Hot Image Files"). The build history and the
+/// config identify their layers: by the started program, and the variables with its version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct HotImageFiles;
 
-/// One entry of an image's history that made a layer.
+/// A history entry of an image that created a layer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Step {
-    /// The instruction or the command, as the builder noted it (`created_by`).
+    /// The instruction or command (`created_by`).
     pub(super) created_by: String,
 }
 
-/// What is started, from the image's config.
+/// The start command in the image's config.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Start {
     /// Entrypoint and command, in this order.
@@ -32,24 +33,25 @@ pub(super) struct Start {
     pub(super) environment: Vec<String>,
 }
 
-/// What a start has to do with a layer.
+/// Whether a start reads a layer, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Temperature {
-    /// It brought the program that is started, or its runtime.
+    /// The layer contains the started program or its runtime.
     Engine,
-    /// It brought the application.
+    /// The layer contains the application.
     Application,
-    /// Nothing is known that a start would need of it.
+    /// No known file of the layer is needed by a start.
     Cold,
 }
 
-/// Words of a text that are looked at, and bytes of each: history is whatever a stranger wrote.
+/// Maximum number of words of a text, and maximum length of a word in bytes. The history is
+/// untrusted input.
 const MAX_WORDS: usize = 4096;
 const MAX_WORD: usize = 256;
-/// Names that a start goes by, at most.
+/// Maximum number of names of a started program.
 const MAX_NAMES: usize = 64;
 
-/// They start what is meant, and are in every image.
+/// Shells and wrappers, which start the actual program and are in every image.
 const SHELLS: [&str; 8] = [
     "sh",
     "bash",
@@ -62,7 +64,8 @@ const SHELLS: [&str; 8] = [
 ];
 
 impl HotImageFiles {
-    /// The temperature of each layer, the lowest first; `None` when the history tells of another number of layers.
+    /// The temperature of each layer, lowest first; `None` when the history has another number of
+    /// layers.
     pub(super) fn judge(
         &self,
         layers: usize,
@@ -82,9 +85,9 @@ impl HotImageFiles {
                 .take(5)
                 .find(|word| matches!(*word, "COPY" | "ADD"));
             match copies {
-                // What is unpacked into the root is the base.
+                // An archive that is unpacked into the root is the base.
                 Some("ADD") if words.any(|word| word == "/") => return Temperature::Cold,
-                // What an author copies into an image is the application.
+                // Files that an author copies into an image are the application.
                 Some(_) => return Temperature::Application,
                 None => {}
             }
@@ -104,7 +107,7 @@ impl HotImageFiles {
     }
 }
 
-/// What is started, by its stem: `/usr/bin/python3.11` is `python`, `redis-server` is `redis`.
+/// The stems of the started programs: `/usr/bin/python3.11` is `python`, `redis-server` is `redis`.
 fn names(start: &Start) -> Vec<String> {
     let all = start.arguments.iter().flat_map(|argument| words(argument));
     let mut names = Vec::new();
@@ -116,7 +119,7 @@ fn names(start: &Start) -> Vec<String> {
             .chars()
             .take_while(|it| it.is_ascii_alphabetic())
             .collect();
-        // Shorter ones are in every text.
+        // Shorter names occur in every text.
         if name.len() >= 3 && names.len() < MAX_NAMES && name != "docker" && !names.contains(&name)
         {
             names.push(name);
@@ -125,7 +128,7 @@ fn names(start: &Start) -> Vec<String> {
     names
 }
 
-/// Variables that say which version of what is started was built in: `PYTHON_VERSION` for `python`.
+/// Variables with the version of the started program: `PYTHON_VERSION` for `python`.
 fn versions(start: &Start, names: &[String]) -> impl Iterator<Item = String> {
     let variables = start.environment.iter().take(MAX_WORDS);
     let named = variables.filter_map(|line| line.split_once('=').map(|(name, _)| name.to_owned()));
@@ -135,7 +138,7 @@ fn versions(start: &Start, names: &[String]) -> impl Iterator<Item = String> {
     })
 }
 
-/// The words of a command, options and their values apart.
+/// The words of a command, without separators of options and values.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let parted = text.split(|it: char| it.is_whitespace() || ";&|()[]{}\"',=".contains(it));
     parted
@@ -148,13 +151,13 @@ fn base(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Whether `word` is `name`, or `name` with something behind it that is no letter.
+/// Whether `word` is `name`, or begins with `name` and a character that is not a letter.
 fn begins(word: &str, name: &str) -> bool {
     word.strip_prefix(name)
         .is_some_and(|rest| !rest.starts_with(|it: char| it.is_ascii_alphabetic()))
 }
 
-/// Of an image's config.
+/// The relevant fields of an image's config.
 #[derive(Deserialize)]
 struct Document {
     #[serde(default)]
@@ -180,7 +183,7 @@ struct Settings {
     environment: Option<Vec<String>>,
 }
 
-/// The layers of an image that a start reads, as far as its config tells.
+/// The layers of an image that a start reads, by its config.
 pub(super) fn hot_layers(image: &Image) -> HashSet<Digest> {
     let Ok(document) = serde_json::from_slice::<Document>(&image.config.1) else {
         return HashSet::new();
@@ -203,7 +206,7 @@ pub(super) fn hot_layers(image: &Image) -> HashSet<Digest> {
         .collect()
 }
 
-/// A fast tier that refuses the cold layers of an image, so that their fills go to the disk.
+/// A fast tier that refuses the cold layers of an image, so that they are stored on disk.
 pub(super) struct HotTier {
     pub(super) below: Arc<dyn FastMedium>,
     pub(super) cold: HashSet<Digest>,
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn history_tells_engine_and_application() {
+    fn the_history_identifies_engine_and_application() {
         use Temperature::{Application, Cold, Engine};
         let start = Start {
             arguments: vec!["python3".into(), "-m".into(), "flask".into(), "run".into()],

@@ -1,4 +1,4 @@
-//! The images that are pulled, in memory: those of an OCI layout, or generated ones.
+//! The images of the tier benchmarks, in memory: from an OCI layout, or generated.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::layout::Layout;
 
-/// A blob whole.
+/// A blob with its digest.
 pub(super) type Blob = (Digest, Bytes);
 
-/// What a client fetches, in this order.
+/// An image: its blobs in the order of a pull.
 #[derive(Clone)]
 pub(super) struct Image {
     pub(super) name: String,
@@ -24,7 +24,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Bytes of its layers.
+    /// Size of the layers in bytes.
     pub(super) fn size(&self) -> u64 {
         self.layers
             .iter()
@@ -32,13 +32,13 @@ impl Image {
             .sum()
     }
 
-    /// What a pull fetches after the manifest.
+    /// The blobs that a pull fetches after the manifest.
     pub(super) fn parts(&self) -> impl Iterator<Item = &Blob> {
         std::iter::once(&self.config).chain(&self.layers)
     }
 }
 
-/// The images of a layout with at most `most` bytes of layers, by name; those of several platforms are left out.
+/// The single-platform images of a layout with at most `most` bytes of layers, by name.
 pub(super) fn from_layout(folder: &Path, most: u64) -> Result<Vec<Image>> {
     let layout = Layout::open(folder)?;
     let mut blobs: HashMap<Digest, Bytes> = HashMap::new();
@@ -71,7 +71,8 @@ pub(super) fn from_layout(folder: &Path, most: u64) -> Result<Vec<Image>> {
     Ok(images)
 }
 
-/// Applications upon a few bases, sized as those of public registries are: a base of 27 MB, an engine, an application.
+/// Generates applications on a few bases, with sizes like in public registries: a base of 27 MB, an
+/// engine, an application.
 pub(super) fn generate(count: u32) -> Vec<Image> {
     let mut random = fastrand::Rng::with_seed(6);
     let mut noise = |bytes: usize| {

@@ -1,14 +1,14 @@
-//! What a fast tier is worth, on modelled media: N-Docker's deployments and CHERRY's stream of pulls, through the real
-//! cache; and what it costs.
+//! Benchmarks of a fast tier on modelled media, through the real cache: deployments and starts
+//! (after N-Docker), a stream of pulls (after CHERRY), and CPU costs.
 
 mod deploy;
 mod hot_files;
+mod hot_ranges;
 mod images;
 mod model;
 mod setting;
 mod start;
 mod stream;
-mod touched;
 mod warm;
 
 use std::path::PathBuf;
@@ -21,66 +21,67 @@ use setting::World;
 use start::Starts;
 use stream::Stream;
 
-/// What is measured, on what.
+/// Options of the tier benchmarks.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Which experiments; all when none is named.
+    /// The experiments to run (default: all).
     #[arg(id = "experiments", long = "only", value_delimiter = ',')]
     only: Vec<Experiment>,
-    /// An OCI image layout. Without it, images are generated.
+    /// OCI image layout (default: generated images).
     #[arg(id = "corpus", long = "layout")]
     layout: Option<PathBuf>,
-    /// Images with more MiB of layers are left out.
+    /// Skip images with more MiB of layers.
     #[arg(long, default_value_t = 160)]
     most_mib: u64,
-    /// A folder with what `pierhead trace --output` wrote of a start of each image, in files of the images' names. Of an image
-    /// without one, and of generated ones, a start reads a seeded sample: an eleventh of each layer.
+    /// Folder with an output of `pierhead trace --output` for each image, in files named after the
+    /// images. Without one, a start reads a random eleventh of each layer.
     #[arg(long)]
     traces: Option<PathBuf>,
-    /// Pulls of the stream.
+    /// Number of pulls in the stream.
     #[arg(long, default_value_t = 100)]
     pulls: usize,
-    /// Images with more MiB of layers are left out of the stream.
+    /// Skip images with more MiB of layers in the stream.
     #[arg(long, default_value_t = 90)]
     stream_mib: u64,
-    /// Percent of the stream's layers that fit into the fast tier.
+    /// Size of the fast tier in percent of the stream's layers.
     #[arg(long, default_value_t = 30)]
     fits: u32,
-    /// Which stream, and which samples.
+    /// Seed of the stream and of the samples.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Rate of the link to the upstream, in 10^6 bytes a second.
+    /// Rate of the upstream in 10^6 bytes per second.
     #[arg(id = "link_rate", long = "link", default_value_t = 250)]
     link: u64,
-    /// Link, disk and NVM are so many times slower than they are, so that a busy machine falsifies less.
+    /// Slow down link, disk and NVM by this factor, which reduces the influence of a busy machine.
     #[arg(long, default_value_t = 1)]
     slower: u32,
-    /// Runs of each deployment and each start; the quickest counts.
+    /// Number of runs of each deployment and start, of which the minimum is reported.
     #[arg(long, default_value_t = 1)]
     runs: usize,
-    /// The pierhead that serves.
+    /// Path of the pierhead binary to measure.
     #[arg(
         id = "program",
         long = "pierhead",
         default_value = "target/release/pierhead"
     )]
     pierhead: PathBuf,
-    /// A folder in memory: media are modelled, and must not be slower than their models.
+    /// Folder in memory (tmpfs) for the modelled media, which must be faster than their models.
     #[arg(long, default_value = "/dev/shm")]
     folder: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Experiment {
-    /// N-Docker's: deployments of single images.
+    /// Deployments of single images (N-Docker).
     Deploy,
-    /// N-Docker's second: starts of single images, whose contents are on the disk, on the fast tier, or there as far as they are hot.
+    /// Starts of single images from disk, from the fast tier, or with only hot ranges on the fast
+    /// tier (N-Docker).
     Start,
-    /// CHERRY's: a mixed stream of pulls.
+    /// A mixed stream of pulls (CHERRY).
     Stream,
-    /// CPU of serving from the tier, beside nginx.
+    /// CPU of serving from the tier, compared with nginx.
     Serve,
-    /// Writing through the tier, and to its medium alone.
+    /// Write rate through the tier, and directly to its medium.
     Write,
 }
 
@@ -106,7 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         DeviceModel::HARD_DISK,
         DeviceModel::NVDIMM
     );
-    // One of each name.
+    // One image of each name.
     let mut names = std::collections::HashSet::new();
     let mut single = images.clone();
     single.retain(|image| match &options.layout {
@@ -134,7 +135,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             share: f64::from(options.fits) / 100.0,
             seed: options.seed,
         };
-        // A SmartNIC has no memory to spare for its disk.
+        // A DPU has no free memory for a page cache.
         let world = World {
             memory: 64 << 20,
             ..world

@@ -1,4 +1,4 @@
-//! A cache as the experiments use it: the real one, on modelled media that lie in memory.
+//! The cache of the tier benchmarks: the real cache on modelled media in memory.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -19,48 +19,48 @@ use super::images::{Blob, Image};
 use super::model::{DeviceModel, ModelledDisk, ModelledMedium};
 use crate::pacer::Pacer;
 
-/// Bytes that a connection brings at once.
+/// Size of a network read in bytes.
 const PIECE: usize = 64 << 10;
-/// Layers that a client fetches at once, as docker and containerd do.
-pub(super) const HANDS: usize = 3;
+/// Number of concurrent layer downloads of a client, as in docker and containerd.
+pub(super) const CONCURRENT_LAYERS: usize = 3;
 
-/// Everything that is slower than this machine.
+/// The modelled link and media.
 #[derive(Clone, Copy)]
 pub(super) struct World {
-    /// Bytes a second from the upstream.
+    /// Rate of the upstream in bytes per second.
     pub(super) link: u64,
     pub(super) disk: DeviceModel,
     pub(super) fast: DeviceModel,
-    /// Bytes of the disk that are in memory.
+    /// Size of the disk's page cache in bytes.
     pub(super) memory: u64,
 }
 
 /// The fast tier of one run.
 #[derive(Clone)]
 pub(super) struct Fast {
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     pub(super) size: u64,
-    /// Most bytes of blobs; 0: as many as fit.
+    /// Maximum bytes of blobs; 0: as many as fit.
     pub(super) limit: u64,
     pub(super) placement: Placement,
-    /// Blobs that never enter it.
+    /// Blobs that never enter the tier.
     pub(super) cold: HashSet<Digest>,
 }
 
-/// One run: a cache on media of its own.
+/// The setting of one run: a cache on its own media.
 pub(super) struct Setting {
     pub(super) cache: Cache,
     disk: Arc<ModelledDisk>,
-    /// To the upstream, which all fetches share.
+    /// The link to the upstream, which all fetches share.
     link: Arc<Pacer>,
     _folder: tempfile::TempDir,
 }
 
-/// How one deployment went.
+/// The times of one deployment.
 pub(super) struct Deployment {
-    /// Until the last byte of the last layer was here.
+    /// Time until the last byte of the last layer was received.
     pub(super) download: Duration,
-    /// Until all was stored for good.
+    /// Time until all bytes were durably stored.
     pub(super) total: Duration,
 }
 
@@ -86,7 +86,7 @@ impl Setting {
         })
     }
 
-    /// Waits until the disk has all.
+    /// Waits until all blobs are on disk.
     pub(super) async fn settle(&self) {
         while self
             .cache
@@ -97,17 +97,17 @@ impl Setting {
         }
     }
 
-    /// Bytes that were written to the fast tier so far.
+    /// Bytes written to the fast tier.
     pub(super) fn staged(&self) -> u64 {
         self.cache.tier().map_or(0, |tier| tier.fast.staged)
     }
 
-    /// As after a restart of the machine: nothing of the disk is in memory.
+    /// Empties the disk's page cache, as after a reboot.
     pub(super) fn forget(&self) {
         self.disk.forget();
     }
 
-    /// Fetches an image of which nothing is here, as a client makes the proxy do it.
+    /// Fetches an image into the empty cache, like the proxy for a client.
     pub(super) async fn deploy(&self, image: &Image) -> Result<Deployment> {
         let begun = Instant::now();
         let (digest, bytes) = &image.manifest;
@@ -119,7 +119,7 @@ impl Setting {
         })
     }
 
-    /// Reads an image through the cache, and fetches what is not there: says how long a client waits.
+    /// Pulls an image through the cache, and fetches missing blobs. Returns the time of the client.
     pub(super) async fn pull(&self, image: &Image) -> Result<Duration> {
         let begun = Instant::now();
         let (digest, bytes) = &image.manifest;
@@ -139,7 +139,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Works on blobs in order, some at a time.
+    /// Processes blobs in order, with [`CONCURRENT_LAYERS`] at a time.
     async fn each<'a, W, T>(
         &self,
         blobs: impl Iterator<Item = &'a Blob>,
@@ -151,7 +151,7 @@ impl Setting {
     {
         let (mut running, mut done) = (tokio::task::JoinSet::new(), Vec::new());
         for blob in blobs {
-            if running.len() == HANDS
+            if running.len() == CONCURRENT_LAYERS
                 && let Some(one) = running.join_next().await
             {
                 done.push(one??);
@@ -165,11 +165,11 @@ impl Setting {
     }
 }
 
-/// Stores one blob as it comes: says when its last byte was here.
+/// Fetches and stores one blob. Returns the time of its last byte.
 async fn fetch(cache: Cache, link: Arc<Pacer>, (digest, bytes): Blob) -> Result<Instant> {
     let mut fill = match cache.claim(&digest, pierhead_cache::Origin::LOCAL).await? {
         Claim::Leader(fill, _) => fill,
-        _ => bail!("{digest} is there already"),
+        _ => bail!("{digest} is already cached"),
     };
     fill.begin(Some(bytes.len() as u64)).await?;
     for piece in pieces(&bytes) {
@@ -181,7 +181,7 @@ async fn fetch(cache: Cache, link: Arc<Pacer>, (digest, bytes): Blob) -> Result<
     Ok(end)
 }
 
-/// Reads one blob, from the cache or while it comes.
+/// Reads one blob from the cache or from its running fill.
 async fn pull(cache: Cache, link: Arc<Pacer>, blob: Blob) -> Result<()> {
     let (digest, bytes) = &blob;
     if let Some(object) = cache.get(digest).await? {
@@ -206,7 +206,7 @@ async fn pull(cache: Cache, link: Arc<Pacer>, blob: Blob) -> Result<()> {
         Claim::Follower(content) => content,
         Claim::Hit(object) => BlobReader::Stored(object),
     };
-    // Whoever reads has all as soon as it is checked: what it takes to store it keeps nobody.
+    // The reader is done when the blob is verified. It does not wait for the storage.
     let last = (bytes.len() as u64).saturating_sub(1);
     content.read_at(last, 1).await?;
     Ok(())
@@ -234,14 +234,14 @@ impl Fast {
             }),
             options: pierhead_cache::tier::Options::new(limit.min(most)),
             placement: self.placement,
-            // What it stands for.
+            // The modelled size.
             class: "pmem",
             capacity: self.size,
         })
     }
 }
 
-/// Takes as long as carrying so many bytes over the link.
+/// Takes the time of sending this number of bytes over the link.
 async fn carry(link: &Pacer, bytes: usize) {
     let passed = link.reserve(bytes as u64);
     if passed.saturating_duration_since(Instant::now()) > Duration::from_millis(1) {

@@ -1,5 +1,5 @@
-//! N-Docker's second experiment: how long a start reads from the disk, from everything on NVM, and from just its hot
-//! contents there; and how much NVM that takes.
+//! Benchmark of container starts with a fast tier (after N-Docker): read time from disk, from NVM,
+//! and with only hot ranges on NVM, and the used NVM bytes.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pierhead_cache::Placement;
 
+use super::hot_ranges::{HotRanges, Indices, sample};
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
-use super::touched::{Indices, Touched, sample};
 use crate::figures::mega;
 
-/// Bytes that a start reads at once, as a file system that is mounted does.
+/// Size of one read of a start in bytes, as of a mounted file system.
 const PIECE: usize = 128 << 10;
-/// What brings hot contents to the fast tier gives up after so long.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of moving hot ranges to the fast tier.
+const HOT_RANGES_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What starts read, and how often each is measured.
+/// Options of the starts.
 pub(super) struct Starts<'a> {
     pub(super) traces: Option<&'a Path>,
     pub(super) runs: usize,
     pub(super) seed: u64,
 }
 
-/// Where an image lies.
+/// The location of an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Disk,
@@ -39,7 +39,7 @@ const PLACES: [(&str, Place); 3] = [
     ("hot contents on NVM", Place::Hot),
 ];
 
-/// Seconds of all starts, and bytes of the fast tier.
+/// Seconds of all starts, and used bytes of the fast tier.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     seconds: f64,
@@ -47,23 +47,23 @@ struct Sum {
 }
 
 impl Starts<'_> {
-    /// Starts each image from each place, the disk cold; prints the table.
+    /// Starts each image from each location with an empty page cache, and prints the table.
     pub(super) async fn run(&self, folder: &Path, world: &World, images: &[Image]) -> Result<()> {
         let mut indices = Indices::new()?;
         let (mut sums, mut touched_bytes, mut traced) = ([Sum::default(); 3], 0, 0);
         for image in images {
             let trace = self.traces.map(|folder| folder.join(&image.name));
-            let touched = match trace.filter(|trace| trace.exists()) {
+            let hot_ranges = match trace.filter(|trace| trace.exists()) {
                 Some(trace) => {
                     traced += 1;
                     indices.of_trace(image, &trace)?
                 }
                 None => sample(image, self.seed),
             };
-            let bytes: u64 = touched.iter().map(Touched::bytes).sum();
+            let bytes: u64 = hot_ranges.iter().map(HotRanges::bytes).sum();
             touched_bytes += bytes;
             for ((name, place), sum) in PLACES.iter().zip(&mut sums) {
-                let one = self.one(folder, world, image, &touched, *place).await?;
+                let one = self.one(folder, world, image, &hot_ranges, *place).await?;
                 eprintln!(
                     "{name}: {}: {:.1} ms for {:.1} of {:.1} MB; {:.1} MB on NVM",
                     image.name,
@@ -106,7 +106,7 @@ impl Starts<'_> {
         folder: &Path,
         world: &World,
         image: &Image,
-        touched: &[Touched],
+        hot_ranges: &[HotRanges],
         place: Place,
     ) -> Result<Sum> {
         let fast = (place != Place::Disk).then(|| Fast {
@@ -118,22 +118,22 @@ impl Starts<'_> {
         let setting = Setting::new(folder, world, fast)?;
         let limit = setting.cache.tier().map_or(0, |tier| tier.fast.limit);
         if place == Place::Hot {
-            // All of it goes to the disk first.
+            // The whole image goes to disk first.
             setting.cache.set_tier_limit(0).await;
         }
         setting.deploy(image).await?;
         setting.settle().await;
         if place == Place::Hot {
             setting.cache.set_tier_limit(limit).await;
-            for layer in touched {
+            for layer in hot_ranges {
                 setting.cache.set_hot_ranges(layer.layer, &layer.ranges);
             }
-            holds(&setting, touched.len() as u64).await?;
+            holds(&setting, hot_ranges.len() as u64).await?;
         }
         let mut least = f64::INFINITY;
         for _ in 0..self.runs.max(1) {
             setting.forget();
-            least = least.min(start(&setting, touched).await?.as_secs_f64());
+            least = least.min(start(&setting, hot_ranges).await?.as_secs_f64());
         }
         let used = setting.cache.tier().map_or(0, |tier| tier.fast.used);
         setting.cache.close().await;
@@ -144,7 +144,7 @@ impl Starts<'_> {
     }
 }
 
-/// Waits until the fast tier has what is hot of so many layers.
+/// Waits until the fast tier has the hot ranges of this number of layers.
 async fn holds(setting: &Setting, layers: u64) -> Result<()> {
     let begun = Instant::now();
     loop {
@@ -152,17 +152,17 @@ async fn holds(setting: &Setting, layers: u64) -> Result<()> {
         if tier.fast.hot + tier.fast.blobs >= layers {
             return Ok(());
         }
-        ensure!(begun.elapsed() < PATIENCE, "{:?}", tier.fast);
+        ensure!(begun.elapsed() < HOT_RANGES_TIMEOUT, "{:?}", tier.fast);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Reads it all in order, one after the other.
-async fn start(setting: &Setting, touched: &[Touched]) -> Result<Duration> {
+/// Reads all ranges sequentially. Returns the time.
+async fn start(setting: &Setting, hot_ranges: &[HotRanges]) -> Result<Duration> {
     let begun = Instant::now();
-    for layer in touched {
+    for layer in hot_ranges {
         let object = setting.cache.get(&layer.layer).await?;
-        let object = object.context("a layer is gone")?;
+        let object = object.context("a missing layer")?;
         for range in &layer.ranges {
             let mut offset = range.start;
             while offset < range.end {

@@ -1,4 +1,5 @@
-//! CHERRY's experiment: a mixed stream of pulls of images, some of them popular, against a fast tier that has room for a part.
+//! Benchmark of a mixed stream of pulls (after CHERRY): images of different popularity, and a fast
+//! tier with space for a part of them.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -11,31 +12,32 @@ use super::images::Image;
 use super::setting::{Fast, Setting, World};
 use crate::figures::mega;
 
-/// What is pulled, and against what.
+/// Options of the stream.
 pub(super) struct Stream {
     pub(super) pulls: usize,
-    /// Between two pulls.
+    /// Time between two pulls.
     pub(super) pause: Duration,
-    /// Of all layers, what the fast tier has room for.
+    /// Size of the fast tier as a fraction of all layers.
     pub(super) share: f64,
     pub(super) seed: u64,
 }
 
-/// How one run went.
+/// The results of one run.
 struct Run {
     name: &'static str,
     /// Seconds of each pull.
     seconds: Vec<f64>,
-    /// Mean of the limit that was used, in the second half.
+    /// Mean used fraction of the limit in the second half.
     used: f64,
     promoted: u64,
 }
 
-/// What another process of this machine may cost a pull.
+/// Tolerance for the load of other processes: a factor, and seconds.
 const NOISE: (f64, f64) = (1.05, 0.02);
 
 impl Stream {
-    /// Which image each pull is of: the nth most popular is n times as rare as the first (Zipf). Each is pulled once at least.
+    /// The image of each pull. The nth most popular image is n times as rare as the first (Zipf).
+    /// Each is pulled at least once.
     fn order(&self, images: usize) -> Vec<usize> {
         let mut random = fastrand::Rng::with_seed(self.seed);
         let mut ranked: Vec<_> = (0..images).collect();
@@ -53,12 +55,12 @@ impl Stream {
         };
         let mut order = ranked.clone();
         order.extend((images..self.pulls).map(|_| pick(&mut random)));
-        // The first pulls of the rare ones come in between.
+        // The single pulls of rare images are distributed over the stream.
         random.shuffle(&mut order);
         order
     }
 
-    /// Pulls the same images in the same order without a fast tier, and with each rule; prints the table.
+    /// Runs the same stream without a fast tier and with each placement rule, and prints the table.
     pub(super) async fn run(&self, folder: &Path, world: &World, images: &[Image]) -> Result<()> {
         let mut seen = std::collections::HashSet::new();
         let layers = images.iter().flat_map(|image| &image.layers);

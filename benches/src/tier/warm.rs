@@ -1,4 +1,5 @@
-//! What a warm blob costs that leaves from the fast tier, beside nginx with sendfile; and how fast one is written through it.
+//! Benchmark of a blob on the fast tier: CPU of serving it compared with nginx and sendfile, and
+//! the rate of writing it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,23 +19,25 @@ use crate::target::{Kind, Running, Target};
 use crate::upstream::Upstream;
 
 const BLOB: u64 = 256 << 20;
-/// Of the region: the blob, its trailer, and what a log needs.
+/// Size of the region in bytes: the blob, its trailer, and the log.
 const REGION: u64 = 640 << 20;
-/// Clients at once, and downloads of one measurement that they share.
+/// Numbers of concurrent clients, and number of downloads per measurement.
 const CLIENTS: [usize; 2] = [1, 8];
 const GETS: usize = 8;
-/// How often all servers take their turns. The median counts: where client and server share a core, a round costs half, by chance.
-const TURNS: usize = 9;
-/// How often a region is written: the least counts.
-const ROUNDS: usize = 5;
-/// Blobs that are written one after the other into one region: more than it has room for.
+/// Number of rounds over all servers. The median is reported, since a round in which client and
+/// server share a core costs half.
+const SERVE_ROUNDS: usize = 9;
+/// Number of writes of a region, of which the minimum is reported.
+const WRITE_ROUNDS: usize = 5;
+/// Number of blobs written to one region, more than fit into it.
 const LAPS: u8 = 5;
-/// Bytes that are written at once, as by a fill.
+/// Size of one write in bytes, as in a fill.
 const PIECE: usize = 256 << 10;
 
-/// Warm downloads from regions and from files of nginx in both places, in turns; prints the table.
+/// Measures downloads from regions, and from files of nginx, in both locations alternately. Prints
+/// the table.
 pub(super) fn serve(pierhead: &Path, places: [(&str, &Path); 2]) -> Result<()> {
-    // Of each server what it needs to live on stays here.
+    // Keeps the resources of each server alive.
     let (mut folders, mut upstreams) = (Vec::new(), Vec::new());
     let mut servers: Vec<(String, Running, Image)> = Vec::new();
     let nginx = Target::find(Kind::Nginx, pierhead)?;
@@ -68,10 +71,10 @@ pub(super) fn serve(pierhead: &Path, places: [(&str, &Path); 2]) -> Result<()> {
     for (_, running, image) in &servers {
         client::get(&running.dial, &image.manifest_path())?;
         client::get(&running.dial, &image.blob_path())?;
-        come_to_rest(running)?;
+        wait_until_idle(running)?;
     }
     let mut costs = vec![[const { Vec::new() }; CLIENTS.len()]; servers.len()];
-    for _ in 0..TURNS {
+    for _ in 0..SERVE_ROUNDS {
         for ((_, running, image), costs) in servers.iter().zip(&mut costs) {
             for (clients, costs) in CLIENTS.into_iter().zip(costs) {
                 let before = running.process.cpu_seconds()?;
@@ -103,8 +106,8 @@ pub(super) fn serve(pierhead: &Path, places: [(&str, &Path); 2]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a server takes no CPU: what it was given has been drained.
-fn come_to_rest(running: &Running) -> Result<()> {
+/// Waits until a server uses no CPU, so that its write-back is complete.
+fn wait_until_idle(running: &Running) -> Result<()> {
     let mut before = running.process.cpu_seconds()?;
     for _ in 0..120 {
         std::thread::sleep(Duration::from_millis(500));
@@ -114,7 +117,7 @@ fn come_to_rest(running: &Running) -> Result<()> {
         }
         before = now;
     }
-    bail!("a server that nobody asks for anything goes on working after a minute")
+    bail!("an idle server still uses CPU after a minute")
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -122,19 +125,19 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Writes a blob into new regions, alone and as a fill of both tiers; prints the table. Nothing is hashed for either, nothing is drained
-/// meanwhile, and no model is in between.
+/// Writes a blob to new regions, directly and as a fill of both tiers, and prints the table.
+/// Without hashing, write-back and device models.
 pub(super) fn write(folder: &Path) -> Result<()> {
     let folder = tempfile::tempdir_in(folder)?;
     let piece = vec![0x5a; PIECE];
     let (mut alone, mut through) = ([f64::INFINITY; 2], [f64::INFINITY; 2]);
-    for round in 0..ROUNDS {
+    for round in 0..WRITE_ROUNDS {
         let config = Config {
             path: folder.path().join(format!("alone{round}")),
             size: REGION,
         };
         let region = Region::open(&config)?;
-        // The first time each page is given by the system, the second it is there.
+        // The first write allocates each page, the second one reuses it.
         for least in &mut alone {
             let begun = Instant::now();
             for offset in (0..BLOB).step_by(PIECE) {
@@ -161,7 +164,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
         let both = WriteBack::open(Arc::new(PmemTier::new(log, None)), slow, options)?;
         let content: Vec<u8> = piece.repeat(usize::try_from(BLOB)? / PIECE);
         let trailer = Trailer::of(&content, None);
-        // The log has written everywhere before it comes back to where it began.
+        // The log writes the whole region before it reuses its beginning.
         let mut warming = f64::INFINITY;
         for nth in 0..LAPS {
             let least = match nth {
@@ -183,8 +186,8 @@ pub(super) fn write(folder: &Path) -> Result<()> {
             }
             staged.commit(trailer.clone())?;
             *least = least.min(begun.elapsed().as_secs_f64());
-            ensure!(both.has_copy(&digest), "it went to the disk");
-            // Its room is the next one's.
+            ensure!(both.has_copy(&digest), "the blob went to the disk");
+            // The next blob reuses the space.
             both.remove(&digest)?;
         }
         both.close();

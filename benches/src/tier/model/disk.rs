@@ -1,7 +1,6 @@
-//! A tier that is as slow as the disk that it stands for.
-//!
-//! What is written lies in memory until it is synced, and what was read or written lately is read from there: so the
-//! bound of that memory is a part of the model.
+//! Models a slow disk: a tier whose operations take the time of a device model. Written bytes stay
+//! in memory until a sync, and recently read or written bytes are read from memory. The size of
+//! this page cache is a part of the model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -14,14 +13,14 @@ use pierhead_oci::Digest;
 
 use super::{Clock, DeviceModel, DevicePacer, Monotonic};
 
-/// What is kept in memory, and read ahead, as a whole.
+/// Size of a block of the page cache and of read-ahead in bytes.
 const BLOCK: u64 = 256 << 10;
-/// A sync writes so much before others have their turn at the disk.
-const TURN: u64 = 1 << 20;
-/// Each blob lies in a range of its own; which one tells the digest.
-const PLACE: u32 = 40;
+/// Number of bytes that a sync writes before other accesses are served.
+const SYNC_CHUNK: u64 = 1 << 20;
+/// Each blob has an address range of 2^40 bytes, selected by its digest.
+const ADDRESS_BITS: u32 = 40;
 
-/// See the head of this module. It is as durable as what lies below, and not quicker.
+/// The modelled disk. It is as durable as the tier below, and not faster.
 pub(in crate::tier) struct ModelledDisk<C = Monotonic> {
     tier: Arc<dyn Tier>,
     device: Arc<Device<C>>,
@@ -32,7 +31,7 @@ struct Device<C> {
     resident: Mutex<Resident>,
 }
 
-/// Blocks that are in memory: those that were used last.
+/// The most recently used blocks, which are in memory.
 struct Resident {
     most: usize,
     ticks: u64,
@@ -41,14 +40,14 @@ struct Resident {
 }
 
 impl ModelledDisk {
-    /// `tier`, as slow as `model`; `memory` bytes of it are read without the disk.
+    /// Slows `tier` down to `model`, with a page cache of `memory` bytes.
     pub(in crate::tier) fn new(tier: Arc<dyn Tier>, model: DeviceModel, memory: u64) -> Self {
         Self::with_clock(tier, model, memory, Monotonic::default())
     }
 }
 
 impl<C: Clock> ModelledDisk<C> {
-    /// By another clock than the system's.
+    /// As [`new`](Self::new), with another clock.
     pub(in crate::tier) fn with_clock(
         tier: Arc<dyn Tier>,
         model: DeviceModel,
@@ -71,7 +70,7 @@ impl<C: Clock> ModelledDisk<C> {
         }
     }
 
-    /// As after a restart of the machine: nothing is in memory.
+    /// Empties the page cache, as after a reboot.
     pub(in crate::tier) fn forget(&self) {
         let mut resident = lock(&self.device.resident);
         resident.used.clear();
@@ -83,22 +82,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a blob lies. That two may lie at the same place costs a seek too few.
-fn place(digest: &Digest) -> u64 {
+/// The modelled address of a blob. A collision of two blobs only omits a seek.
+fn address(digest: &Digest) -> u64 {
     let mut head = [0; 8];
     for (to, from) in head.iter_mut().zip(digest.as_bytes()) {
         *to = *from;
     }
-    u64::from_le_bytes(head) >> PLACE << PLACE
+    u64::from_le_bytes(head) >> ADDRESS_BITS << ADDRESS_BITS
 }
 
-/// The numbers of the blocks in a range of bytes.
+/// The block numbers of a byte range.
 fn blocks(range: Range<u64>) -> Range<u64> {
     range.start / BLOCK..range.end.div_ceil(BLOCK)
 }
 
 impl Resident {
-    /// Whether it is in memory; then it was used now.
+    /// Whether a block is in memory. Marks it as used.
     fn touch(&mut self, block: u64) -> bool {
         let is_there = self.used.contains_key(&block);
         if is_there {
@@ -122,7 +121,7 @@ impl Resident {
 }
 
 impl<C: Clock> Device<C> {
-    /// Reads what is not in memory, of contents that end at `end`.
+    /// Reads the blocks that are not in memory, of a blob that ends at `end`.
     fn read(&self, range: Range<u64>, end: u64) {
         for block in blocks(range) {
             if !lock(&self.resident).touch(block) {
@@ -143,24 +142,24 @@ impl<C: Clock> Device<C> {
         blocks(range).for_each(|block| resident.keep(block));
     }
 
-    /// Waits until what was written before is on the disk.
+    /// Waits until earlier writes are on disk.
     fn fence(&self) {
         self.pacer.flush();
         self.pacer.fence();
     }
 }
 
-/// Reads that take their time.
+/// A reader that takes the time of the model.
 struct Slow<C, R: ?Sized> {
     device: Arc<Device<C>>,
-    place: u64,
-    /// Bytes, as far as they are known.
+    address: u64,
+    /// Number of known bytes.
     len: u64,
     dirty: Option<Arc<Dirty>>,
     inner: Arc<R>,
 }
 
-/// Bytes of a fill, from its start: what is written, and what of that was handed to the disk.
+/// Progress of a fill in bytes: written, and handed to the disk.
 #[derive(Default)]
 struct Dirty {
     written: AtomicU64,
@@ -168,33 +167,33 @@ struct Dirty {
 }
 
 impl Dirty {
-    /// Hands the rest to the disk. What another thread hands over is waited for by the fence.
-    fn sync<C: Clock>(&self, device: &Device<C>, place: u64) {
+    /// Writes the rest to the disk. The fence waits for writes of other threads.
+    fn sync<C: Clock>(&self, device: &Device<C>, address: u64) {
         let written = self.written.load(Ordering::Relaxed);
-        let next = |synced: u64| (synced < written).then(|| written.min(synced + TURN));
+        let next = |synced: u64| (synced < written).then(|| written.min(synced + SYNC_CHUNK));
         while let Ok(from) = self
             .synced
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
         {
             device
                 .pacer
-                .write(place + from, written.min(from + TURN) - from);
+                .write(address + from, written.min(from + SYNC_CHUNK) - from);
         }
         device.fence();
     }
 }
 
 impl<C: Clock, R: ReadAt + ?Sized> Slow<C, R> {
-    /// Those of `len` bytes from `offset` that may be on the disk alone.
+    /// The part of `len` bytes from `offset` that may be only on disk.
     fn range(&self, offset: u64, len: usize) -> Range<u64> {
         let end = offset.saturating_add(len as u64);
-        // What was not written yet is in memory however little of that there is.
+        // Bytes that are not yet on disk are in memory, whatever its size.
         let synced = self
             .dirty
             .as_ref()
             .map_or(u64::MAX, |dirty| dirty.synced.load(Ordering::Relaxed));
         let end = end.min(synced).max(offset);
-        self.place + offset..self.place + end
+        self.address + offset..self.address + end
     }
 }
 
@@ -202,7 +201,8 @@ impl<C: Clock, R: ReadAt + ?Sized> ReadAt for Slow<C, R> {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.inner.read_at(offset, buf)?;
         let range = self.range(offset, buf.len());
-        self.device.read(range, self.place.saturating_add(self.len));
+        self.device
+            .read(range, self.address.saturating_add(self.len));
         Ok(())
     }
 
@@ -219,12 +219,12 @@ impl<C: Clock> Blob for Slow<C, dyn Blob> {
     fn trailer(&self) -> &Trailer {
         self.inner.trailer()
     }
-    // No extent: what leaves by `sendfile` would leave past the model.
+    // No extent, since `sendfile` would bypass the model.
 }
 
 struct SlowFill<C> {
     device: Arc<Device<C>>,
-    place: u64,
+    address: u64,
     dirty: Arc<Dirty>,
     inner: Box<dyn Staged>,
 }
@@ -233,13 +233,14 @@ impl<C> SlowFill<C>
 where
     C: Clock + 'static,
 {
-    /// Takes note of what `write` wrote.
+    /// Records the bytes that `write` wrote.
     fn put(&mut self, write: impl FnOnce(&mut dyn Staged) -> io::Result<()>) -> io::Result<()> {
         let before = self.inner.size();
         let done = write(&mut *self.inner);
         let now = self.inner.size();
         self.dirty.written.store(now, Ordering::Relaxed);
-        self.device.written(self.place + before..self.place + now);
+        self.device
+            .written(self.address + before..self.address + now);
         done
     }
 }
@@ -254,13 +255,13 @@ impl<C: Clock + 'static> Staged for SlowFill<C> {
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        let (device, dirty, place) = (self.device.clone(), self.dirty.clone(), self.place);
+        let (device, dirty, address) = (self.device.clone(), self.dirty.clone(), self.address);
         let inner = self.inner.early_sync();
         Some(Box::new(move || {
             if let Some(inner) = inner {
                 inner();
             }
-            dirty.sync(&device, place);
+            dirty.sync(&device, address);
         }))
     }
 
@@ -274,7 +275,7 @@ impl<C: Clock + 'static> Staged for SlowFill<C> {
     fn reader(&self) -> Arc<dyn ReadAt> {
         Arc::new(Slow {
             device: self.device.clone(),
-            place: self.place,
+            address: self.address,
             len: u64::MAX >> 1,
             dirty: Some(self.dirty.clone()),
             inner: self.inner.reader(),
@@ -283,12 +284,12 @@ impl<C: Clock + 'static> Staged for SlowFill<C> {
 
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
         let blob = self.inner.commit(trailer)?;
-        self.dirty.sync(&self.device, self.place);
-        // The name, behind the content.
+        self.dirty.sync(&self.device, self.address);
+        // The rename follows the contents.
         self.device.fence();
         Ok(Arc::new(Slow {
             device: self.device,
-            place: self.place,
+            address: self.address,
             len: blob.trailer().size(),
             dirty: None,
             inner: blob,
@@ -302,7 +303,7 @@ impl<C: Clock + 'static> Tier for ModelledDisk<C> {
         let len = inner.size();
         Ok(Box::new(SlowFill {
             device: self.device.clone(),
-            place: place(digest),
+            address: address(digest),
             dirty: Arc::new(Dirty {
                 written: AtomicU64::new(len),
                 synced: AtomicU64::new(len),
@@ -320,7 +321,7 @@ impl<C: Clock + 'static> Tier for ModelledDisk<C> {
         Ok(opened.map(|inner| {
             let blob: Arc<dyn Blob> = Arc::new(Slow {
                 device: self.device.clone(),
-                place: place(digest),
+                address: address(digest),
                 len: inner.trailer().size(),
                 dirty: None,
                 inner,

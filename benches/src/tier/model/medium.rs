@@ -1,10 +1,10 @@
-//! A medium of persistent memory that is as slow as another one.
+//! Models a slow persistent-memory medium.
 
 use pierhead_pmem::{Class, Error, Medium};
 
 use super::{Clock, DeviceModel, DevicePacer, Monotonic};
 
-/// A medium that takes as long as a [`DeviceModel`] says, provided that it is itself faster.
+/// A medium that takes the time of a [`DeviceModel`], if the medium itself is faster.
 #[derive(Debug)]
 pub(in crate::tier) struct ModelledMedium<M, C = Monotonic> {
     pub(super) medium: M,
@@ -12,14 +12,14 @@ pub(in crate::tier) struct ModelledMedium<M, C = Monotonic> {
 }
 
 impl<M: Medium> ModelledMedium<M> {
-    /// By the system's clock.
+    /// Uses the system clock.
     pub(in crate::tier) fn new(medium: M, model: DeviceModel) -> Self {
         Self::with_clock(medium, model, Monotonic::default())
     }
 }
 
 impl<M: Medium, C: Clock> ModelledMedium<M, C> {
-    /// By another one.
+    /// Uses another clock.
     pub(in crate::tier) fn with_clock(medium: M, model: DeviceModel, clock: C) -> Self {
         Self {
             medium,

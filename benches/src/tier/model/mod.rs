@@ -1,7 +1,6 @@
-//! Models of devices that are slower than memory: experiments with hardware that is not there.
-//!
-//! Time is a debt: each access adds what it would have cost. A thread that finds more than a millisecond of debt sleeps it off.
-//! So a store of 8 bytes costs its microsecond, though no sleep is that short.
+//! Timing models of slow devices, for experiments without the hardware. Each access adds its
+//! modelled time to a debt. A thread that finds more than a millisecond of debt sleeps for that
+//! time. So a store of 8 bytes can cost a microsecond, although no sleep is that short.
 
 mod disk;
 mod medium;
@@ -12,30 +11,30 @@ use std::time::{Duration, Instant};
 pub(super) use disk::ModelledDisk;
 pub(super) use medium::ModelledMedium;
 
-/// Debt below this is not slept off yet; what a sleep took too long is credited up to it. The system wakes some 60 µs
-/// late, so that shorter ones would cost more than they stand for.
-const GRAIN: Duration = Duration::from_millis(1);
+/// Minimum debt for a sleep, and maximum credit for a late wake-up. The system wakes about 60 µs
+/// late, so that shorter sleeps would cost too much.
+const MIN_SLEEP: Duration = Duration::from_millis(1);
 
-/// Sequential streams that a device serves without an access to another place in between: the kernel reads ahead and writes
-/// behind for each of them.
+/// Number of sequential streams that a device serves without seeks, since the kernel reads ahead
+/// and writes behind for each.
 const STREAMS: usize = 8;
 
-/// What accesses cost. All of them take their turns at one device.
+/// The costs of accesses to one device, which serves them one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceModel {
-    /// Bytes a second that are read.
+    /// Read rate in bytes per second.
     pub(super) read: u64,
-    /// Bytes a second that are written.
+    /// Write rate in bytes per second.
     pub(super) write: u64,
-    /// What an access adds that continues none of the last few.
+    /// Time of a non-sequential access (seek).
     pub(super) access: Duration,
-    /// What a fence adds that has something to wait for.
+    /// Time of a fence after a flush.
     pub(super) fence: Duration,
 }
 
 impl DeviceModel {
-    /// The emulated NVDIMM of N-Docker (2019), Table 1: read at 3.6 GB/s, written at 1.3 GB/s, a write's latency 12 ×
-    /// that of DRAM, for which 80 ns is taken.
+    /// The emulated NVDIMM of N-Docker (2019), Table 1: read at 3.6 GB/s, written at 1.3 GB/s, a
+    /// write's latency 12 × that of DRAM, for which 80 ns is taken.
     pub(super) const NVDIMM: Self = Self {
         read: 3_600_000_000,
         write: 1_300_000_000,
@@ -43,7 +42,7 @@ impl DeviceModel {
         fence: Duration::from_nanos(960),
     };
 
-    /// A hard disk of 7200 turns a minute: 180 MB/s, a seek and half a turn of 12 ms together.
+    /// A hard disk with 7200 rpm: 180 MB/s, 12 ms for a seek and half a rotation.
     pub(super) const HARD_DISK: Self = Self {
         read: 180_000_000,
         write: 180_000_000,
@@ -52,12 +51,12 @@ impl DeviceModel {
     };
 }
 
-/// Where time comes from.
+/// The clock of a model.
 pub(super) trait Clock: Send + Sync {
-    /// Time since any fixed moment; never goes back.
+    /// Monotonic time since a fixed moment.
     fn now(&self) -> Duration;
 
-    /// Returns that much later.
+    /// Sleeps for this time.
     fn sleep(&self, time: Duration);
 }
 
@@ -81,9 +80,8 @@ impl Clock for Monotonic {
     }
 }
 
-/// The debt of one device, for whatever is to be as slow as it.
-///
-/// Offsets only tell what is sequential: whoever has many files gives each its own range of them.
+/// The debt of one device. Offsets only determine which accesses are sequential. A caller with many
+/// files gives each its own range of offsets.
 #[derive(Debug)]
 pub(super) struct DevicePacer<C> {
     model: DeviceModel,
@@ -93,16 +91,16 @@ pub(super) struct DevicePacer<C> {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the device has done all that was asked of it.
+    /// The time at which all accesses so far are done.
     until: Duration,
-    /// Where the last accesses ended, the latest first.
+    /// Ends of the last accesses, the latest first.
     ends: [Option<u64>; STREAMS],
-    /// Whether something was flushed since the last fence.
+    /// Whether there was a flush since the last fence.
     flushed: bool,
 }
 
 impl<C: Clock> DevicePacer<C> {
-    /// A device that has nothing to do yet.
+    /// An idle device.
     pub(super) fn new(model: DeviceModel, clock: C) -> Self {
         let state = State {
             until: clock.now(),
@@ -115,17 +113,17 @@ impl<C: Clock> DevicePacer<C> {
         }
     }
 
-    /// Takes as long as reading `len` bytes at `offset`.
+    /// Takes the time of reading `len` bytes at `offset`.
     pub(super) fn read(&self, offset: u64, len: u64) {
         self.pay(|state| state.moved(offset, len, &self.model) + time(len, self.model.read));
     }
 
-    /// Takes as long as writing `len` bytes at `offset`.
+    /// Takes the time of writing `len` bytes at `offset`.
     pub(super) fn write(&self, offset: u64, len: u64) {
         self.pay(|state| state.moved(offset, len, &self.model) + time(len, self.model.write));
     }
 
-    /// Notes that the next fence has something to wait for.
+    /// Records a flush for the next fence.
     pub(super) fn flush(&self) {
         self.state
             .lock()
@@ -133,7 +131,7 @@ impl<C: Clock> DevicePacer<C> {
             .flushed = true;
     }
 
-    /// Takes as long as a fence.
+    /// Takes the time of a fence.
     pub(super) fn fence(&self) {
         self.pay(|state| {
             if std::mem::take(&mut state.flushed) {
@@ -149,17 +147,17 @@ impl<C: Clock> DevicePacer<C> {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let now = self.clock.now();
             let cost = cost(&mut state);
-            state.until = state.until.max(now.saturating_sub(GRAIN)) + cost;
+            state.until = state.until.max(now.saturating_sub(MIN_SLEEP)) + cost;
             state.until.saturating_sub(now)
         };
-        if debt > GRAIN {
+        if debt > MIN_SLEEP {
             self.clock.sleep(debt);
         }
     }
 }
 
 impl State {
-    /// What it costs to get to `offset`, from where the next access finds it sequential.
+    /// The seek time to `offset`. Records the end of the access for later sequential ones.
     fn moved(&mut self, offset: u64, len: u64, model: &DeviceModel) -> Duration {
         let known = self.ends.iter().position(|end| *end == Some(offset));
         let last = known.unwrap_or(STREAMS - 1);
@@ -169,7 +167,7 @@ impl State {
     }
 }
 
-/// How long `bytes` take at `rate` a second.
+/// The time of `bytes` at `rate` bytes per second.
 fn time(bytes: u64, rate: u64) -> Duration {
     let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

@@ -5,15 +5,15 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A clock that only sleeps move, and that wakes late.
+/// A fake clock that advances only by sleeps, and wakes late.
 #[derive(Debug, Default)]
-struct Fake {
+struct FakeClock {
     now: Mutex<Duration>,
     late: Duration,
     sleeps: Mutex<u32>,
 }
 
-impl Clock for Arc<Fake> {
+impl Clock for Arc<FakeClock> {
     fn now(&self) -> Duration {
         *self.now.lock().expect("sound")
     }
@@ -31,22 +31,22 @@ const SLOW: DeviceModel = DeviceModel {
     fence: Duration::from_millis(5),
 };
 
-fn pacer(model: DeviceModel, late: Duration) -> (Arc<Fake>, DevicePacer<Arc<Fake>>) {
-    let clock = Arc::new(Fake {
-        // Not at the clock's beginning, so that credit could be given.
+fn pacer(model: DeviceModel, late: Duration) -> (Arc<FakeClock>, DevicePacer<Arc<FakeClock>>) {
+    let clock = Arc::new(FakeClock {
+        // Not at time 0, so that credit is possible.
         now: Mutex::new(Duration::from_secs(9)),
         late,
-        ..Fake::default()
+        ..FakeClock::default()
     });
     (Arc::clone(&clock), DevicePacer::new(model, clock))
 }
 
-fn passed(clock: &Arc<Fake>) -> Duration {
+fn passed(clock: &Arc<FakeClock>) -> Duration {
     clock.now() - Duration::from_secs(9)
 }
 
 #[test]
-fn bytes_take_their_time_at_each_rate() {
+fn reads_and_writes_take_the_time_of_their_rates() {
     let (clock, pacer) = pacer(SLOW, Duration::ZERO);
     pacer.read(0, 500_000_000);
     assert_eq!(passed(&clock), Duration::from_millis(510));
@@ -55,16 +55,16 @@ fn bytes_take_their_time_at_each_rate() {
 }
 
 #[test]
-fn small_accesses_are_not_a_sleep_each_but_take_their_time_together() {
+fn small_accesses_share_a_sleep() {
     let (clock, pacer) = pacer(DeviceModel::NVDIMM, Duration::ZERO);
     for n in 0..100_000 {
         pacer.write(n * 8, 8);
         pacer.flush();
         pacer.fence();
     }
-    // 960 ns and 6 ns each.
+    // 960 ns and 6 ns per access.
     let wanted = Duration::from_nanos(966 * 100_000);
-    assert!(passed(&clock) <= wanted && passed(&clock) + GRAIN > wanted);
+    assert!(passed(&clock) <= wanted && passed(&clock) + MIN_SLEEP > wanted);
     assert!(*clock.sleeps.lock().expect("sound") < 100);
 }
 
@@ -75,11 +75,11 @@ fn a_sleep_that_ends_late_is_credited() {
         pacer.write(n * 200_000, 200_000);
     }
     let wanted = Duration::from_millis(2010);
-    assert!(passed(&clock) <= wanted + GRAIN, "{:?}", passed(&clock));
+    assert!(passed(&clock) <= wanted + MIN_SLEEP, "{:?}", passed(&clock));
 }
 
 #[test]
-fn a_device_that_idled_does_not_save_the_time_up() {
+fn idle_time_is_not_credited() {
     let (clock, pacer) = pacer(SLOW, Duration::ZERO);
     clock.sleep(Duration::from_secs(100));
     let before = passed(&clock);
@@ -88,7 +88,7 @@ fn a_device_that_idled_does_not_save_the_time_up() {
 }
 
 #[test]
-fn only_an_access_elsewhere_is_a_seek() {
+fn only_a_non_sequential_access_is_a_seek() {
     let seeks = |offsets: &[u64]| {
         let model = DeviceModel {
             read: u64::MAX,
@@ -103,15 +103,15 @@ fn only_an_access_elsewhere_is_a_seek() {
     };
     assert_eq!(seeks(&[0, 10, 20, 30]), 1);
     assert_eq!(seeks(&[0, 100, 0]), 3);
-    // Two streams, in turns.
+    // Two alternating streams.
     assert_eq!(seeks(&[0, 1000, 10, 1010, 20, 1020]), 2);
-    // More than are followed: the first was forgotten.
+    // More streams than the model tracks: the first one is dropped.
     let many: Vec<u64> = (0..9).map(|n| n * 1000).chain([10]).collect();
     assert_eq!(seeks(&many), 10);
 }
 
 #[test]
-fn a_fence_costs_only_what_it_waits_for() {
+fn a_fence_costs_time_only_after_a_flush() {
     let (clock, pacer) = pacer(SLOW, Duration::ZERO);
     pacer.fence();
     assert_eq!(passed(&clock), Duration::ZERO);
@@ -122,7 +122,7 @@ fn a_fence_costs_only_what_it_waits_for() {
 }
 
 #[test]
-fn the_bytes_are_those_of_the_medium_below() {
+fn the_bytes_equal_those_of_the_medium_below() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = pierhead_pmem::Config {
         path: folder.path().join("r"),
@@ -138,18 +138,19 @@ fn the_bytes_are_those_of_the_medium_below() {
     let mut buf = [0; 16];
     slow.medium.read(0, &mut buf).expect("in range");
     assert_eq!(&buf, b"\0abc\0\0\0\0\x07\0\0\0\0\0\0\0");
-    // Two seeks, as 8 does not follow 4, and a fence.
+    // Two seeks, since offset 8 does not follow 4, and a fence.
     assert_eq!(passed(&clock).as_millis(), 25);
     assert_eq!((slow.len(), slow.class()), (4096, slow.medium.class()));
-    // What fails takes no time.
+    // A failed access takes no time.
     assert!(slow.read(4096, &mut [0]).is_err());
     assert_eq!(passed(&clock).as_millis(), 25);
 }
 
 proptest! {
-    /// Whatever the order, the device is neither quicker than its model nor slower by more than a grain.
+    /// In any order of accesses, the device is never faster than its model, and slower by at most
+    /// [`MIN_SLEEP`].
     #[test]
-    fn time_is_the_sum_of_the_costs(accesses in proptest::collection::vec((any::<bool>(), 0_u64..1_000_000), 1..200)) {
+    fn the_time_is_the_sum_of_the_costs(accesses in proptest::collection::vec((any::<bool>(), 0_u64..1_000_000), 1..200)) {
         let model = DeviceModel { access: Duration::ZERO, ..SLOW };
         let (clock, pacer) = pacer(model, Duration::ZERO);
         let mut wanted = Duration::ZERO;
@@ -163,12 +164,12 @@ proptest! {
             }
         }
         prop_assert!(passed(&clock) <= wanted);
-        prop_assert!(passed(&clock) + GRAIN * 2 >= wanted);
+        prop_assert!(passed(&clock) + MIN_SLEEP * 2 >= wanted);
     }
 }
 
 #[test]
-fn what_is_modelled_is_as_durable_as_what_lies_below() {
+fn the_model_is_as_durable_as_the_medium_below() {
     use pierhead_pmem::shadow::ShadowMedium;
     for (flushes, fences) in [(true, true), (true, false), (false, true)] {
         let (clock, _) = pacer(SLOW, Duration::ZERO);
@@ -180,7 +181,7 @@ fn what_is_modelled_is_as_durable_as_what_lies_below() {
         if fences {
             medium.fence().expect("sound");
         }
-        // Takes all that may be taken.
+        // Simulates the loss of all unsynced bytes.
         let left = medium.medium.cut(0).bytes();
         assert_eq!(&left[100..104] == b"here", flushes && fences);
     }

@@ -1,4 +1,4 @@
-//! The modelled disk keeps the promises of a tier, and takes the time of the disk that it stands for.
+//! Tests of the modelled disk: conformance as a tier, and the time of its operations.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use pierhead_testkit::tier::{MemoryTier, conforms};
 
 use super::*;
 
-/// Only sleeps move it.
+/// A fake clock that advances only by sleeps.
 #[derive(Clone, Default)]
-struct Fake(Arc<Mutex<Duration>>);
+struct FakeClock(Arc<Mutex<Duration>>);
 
-impl Clock for Fake {
+impl Clock for FakeClock {
     fn now(&self) -> Duration {
         *self.0.lock().unwrap()
     }
@@ -29,15 +29,15 @@ const MODEL: DeviceModel = DeviceModel {
 };
 const BYTES: usize = 1_000_000;
 
-fn disk(memory: u64) -> (ModelledDisk<Fake>, Fake) {
-    let clock = Fake::default();
+fn disk(memory: u64) -> (ModelledDisk<FakeClock>, FakeClock) {
+    let clock = FakeClock::default();
     let below = Arc::new(MemoryTier::default());
     let tier = ModelledDisk::with_clock(below, MODEL, memory, clock.clone());
     (tier, clock)
 }
 
-/// Whole seconds that `work` takes.
-fn seconds<T>(clock: &Fake, work: impl FnOnce() -> T) -> (u64, T) {
+/// The result of `work`, and its time in whole seconds.
+fn seconds<T>(clock: &FakeClock, work: impl FnOnce() -> T) -> (u64, T) {
     let before = clock.now();
     let done = work();
     ((clock.now() - before).as_secs(), done)
@@ -51,34 +51,34 @@ fn content() -> (Digest, Vec<u8>, Trailer) {
 }
 
 #[test]
-fn it_conforms() {
+fn the_modelled_disk_conforms() {
     for memory in [0, 1 << 20] {
         conforms(|| disk(memory).0);
     }
 }
 
 #[test]
-fn what_is_written_takes_its_time_when_it_is_synced() {
+fn writes_take_time_when_they_are_synced() {
     let (tier, clock) = disk(16 << 20);
     let (digest, content, trailer) = content();
     let mut staged = tier.stage(&digest).unwrap();
     assert_eq!(seconds(&clock, || staged.write(&[&content]).unwrap()).0, 0);
-    // A place, a second of bytes, and that they are there.
+    // A seek, one second of bytes, and a sync.
     let early = staged.early_sync().unwrap();
     assert_eq!(seconds(&clock, early).0, 7 + 1 + 30);
-    // That nothing is left, and its name.
+    // A sync without bytes, and the rename.
     assert_eq!(seconds(&clock, || staged.commit(trailer).map(drop)).0, 60);
 }
 
 #[test]
-fn what_is_in_memory_is_read_at_once_and_the_rest_from_the_disk() {
+fn cached_blocks_are_read_at_once_and_others_from_disk() {
     let (digest, content, trailer) = content();
     for (memory, expected) in [(16 << 20, 0), (0, 7)] {
         let (tier, clock) = disk(memory);
         let mut staged = tier.stage(&digest).unwrap();
         staged.write(&[&content]).unwrap();
         let mut read = vec![0; BYTES];
-        // Not on the disk yet: where else should it be.
+        // Unsynced bytes are in memory.
         let reader = staged.reader();
         assert_eq!(reader.try_read_at(0, &mut read).unwrap(), BYTES);
         let blob = staged.commit(trailer.clone()).unwrap();
@@ -87,7 +87,7 @@ fn what_is_in_memory_is_read_at_once_and_the_rest_from_the_disk() {
         assert_eq!((took, &read), (expected, &content), "{memory}");
         let at_once = blob.try_read_at(0, &mut read).unwrap();
         assert_eq!(at_once > 0, memory > 0);
-        // It would leave past the model.
+        // An extent would bypass the model.
         assert!(blob.extent(0).is_none());
         tier.forget();
         assert_eq!(blob.try_read_at(0, &mut read).unwrap(), 0);

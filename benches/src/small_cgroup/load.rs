@@ -1,4 +1,5 @@
-//! Clients that pull as fast as they can, and one that asks for a manifest now and then and looks at the clock.
+//! The load of the cgroup benchmark: clients that pull at full speed, and one client that measures
+//! manifest latency.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,24 +10,25 @@ use anyhow::{Context, Result};
 use super::images::{Images, REPOSITORY};
 use crate::client::{Connection, Dial};
 
-/// Whoever pulls gives way to who measures: on a card they are other machines.
+/// Nice value of the pulling clients, so that they do not delay the measuring client. With a real
+/// DPU they run on other machines.
 const LOWEST_PRIORITY: i32 = 19;
 
-/// Who asks for what.
+/// The parameters of the load.
 pub(super) struct Load<'a> {
     pub(super) to: SocketAddr,
     pub(super) images: &'a Images,
     pub(super) clients: usize,
-    /// Between two manifests.
+    /// Interval between two manifest requests.
     pub(super) every: Duration,
     pub(super) time: Duration,
 }
 
-/// What came of it.
-pub(super) struct Asked {
-    /// Milliseconds.
+/// The results of the load.
+pub(super) struct LoadResult {
+    /// Manifest latencies in milliseconds.
     pub(super) manifests: Vec<f64>,
-    /// Of blobs.
+    /// Bytes of downloaded blobs.
     pub(super) bytes: u64,
     pub(super) failed: u64,
     pub(super) wall: Duration,
@@ -41,19 +43,21 @@ impl Load<'_> {
         .open()
     }
 
-    /// One version, over a connection of its own; bytes of its blobs.
+    /// Pulls one version over a new connection. Returns the bytes of its blobs.
     pub(super) fn pull(&self, nth: usize) -> Result<u64> {
         pull(&mut self.open()?, self.images, nth)
     }
 
-    /// A manifest now and then: how long each took since it was due.
+    /// Requests manifests at the interval. Returns the time of each response since its request was
+    /// due.
     pub(super) fn manifests(&self) -> Result<Vec<f64>> {
         let mut connection = self.open()?;
         let path = format!("/v2/{REPOSITORY}/manifests/0");
         let (begun, mut due) = (Instant::now(), Instant::now());
         let mut times = Vec::new();
         while begun.elapsed() < self.time {
-            // Who is late by the timer of this machine asks late; who is late because the answer before was, has waited since it was due.
+            // A delay by the timer moves the due time. A delay by a slow previous response counts
+            // as waiting time.
             let ahead = due.saturating_duration_since(Instant::now());
             let from = match ahead.is_zero() {
                 true => due,
@@ -69,14 +73,14 @@ impl Load<'_> {
         Ok(times)
     }
 
-    /// The same while all clients pull, `new_version` after `new_version` another one.
-    pub(super) fn all(&self, new_version: Duration) -> Result<Asked> {
+    /// Requests manifests while all clients pull. A new version appears every `new_version`.
+    pub(super) fn all(&self, new_version: Duration) -> Result<LoadResult> {
         let (over, bytes, failed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         let begun = Instant::now();
         let manifests = std::thread::scope(|scope| {
             for _ in 0..self.clients {
                 scope.spawn(|| {
-                    // Without the right to, it measures what the machine makes of it.
+                    // Without permission to renice, the clients keep their priority.
                     let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
                     let pulls = || -> Result<()> {
                         let mut connection = self.open()?;
@@ -100,7 +104,7 @@ impl Load<'_> {
             manifests
         });
         let manifests = manifests.ok().context("a client thread panicked")??;
-        Ok(Asked {
+        Ok(LoadResult {
             manifests,
             bytes: bytes.into_inner(),
             failed: failed.into_inner(),

@@ -1,4 +1,5 @@
-//! A small cgroup with many clients: what a manifest takes alone, and while blobs are pulled and the background works.
+//! Benchmark in a small cgroup: the latency of manifests alone, and while many clients pull and
+//! background work runs.
 
 mod images;
 mod load;
@@ -14,32 +15,32 @@ use pierhead_tests::cgroup::{Cgroup, Throttled};
 use crate::figures::{mega, percentile, ratio};
 use crate::server::{Server, loopback};
 use images::Images;
-use load::{Asked, Load};
+use load::{Load, LoadResult};
 
-/// A new version is there so often, so that the background has something to do all the time.
+/// Interval between new versions, short enough to keep the background work busy.
 const NEW_VERSION: Duration = Duration::from_millis(1500);
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The pierhead to measure.
+    /// Path of the pierhead binary to measure.
     #[arg(long, default_value = "target/release/pierhead")]
     pierhead: PathBuf,
-    /// Memory of the group, in MiB.
+    /// Memory limit of the cgroup in MiB.
     #[arg(long, default_value_t = 256)]
     memory: u64,
-    /// Processor time of the group, in thousandths of a core; 0 is as much as it takes.
+    /// CPU limit of the cgroup in thousandths of a core; 0: no limit.
     #[arg(long, default_value_t = 500)]
     quota: u64,
-    /// Clients that pull, one version after the other.
+    /// Number of clients that pull one version after the other.
     #[arg(long, default_value_t = 20)]
     clients: usize,
-    /// Seconds alone, and seconds under load.
+    /// Seconds without load, and seconds under load.
     #[arg(long, default_value_t = 15)]
     seconds: u64,
-    /// Milliseconds between two manifests that are asked for.
+    /// Milliseconds between two manifest requests.
     #[arg(long, default_value_t = 5)]
     every: u64,
-    /// Leaves out bundles, the fast tier and the learned policy.
+    /// Disable bundles, the fast tier and the learned policy.
     #[arg(long)]
     no_background: bool,
 }
@@ -82,7 +83,7 @@ impl Stage<'_> {
         let folder = options
             .pierhead
             .parent()
-            .context("a program in no folder")?;
+            .context("a program without a folder")?;
         let tier = tempfile::tempdir_in(folder)?;
         let config = self.config(&tier.path().join("tier"));
         let server = Server::start(
@@ -111,7 +112,7 @@ impl Stage<'_> {
         let (killed, peak) = group.memory()?;
         ensure!(
             killed == 0,
-            "{killed} processes were killed for want of memory"
+            "the kernel killed {killed} processes for lack of memory"
         );
         let ready = match options.no_background {
             true => 0,
@@ -133,7 +134,7 @@ impl Stage<'_> {
     fn print(
         &self,
         alone: &[f64],
-        loaded: &Asked,
+        loaded: &LoadResult,
         (before, after): (Throttled, Throttled),
         cpu: f64,
         (ready, peak): (u64, u64),

@@ -1,4 +1,5 @@
-//! Versions of one image: a layer that all have, and one of its own that patches can be made of.
+//! Generates versions of one image: a common layer, and a layer per version for which patches can
+//! be made.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -13,13 +14,13 @@ use crate::registry::{self, Content, Document};
 
 pub(super) const REPOSITORY: &str = "library/app";
 
-/// A manifest and what it names.
+/// One version: its manifest and the blobs of the manifest.
 pub(super) struct Version {
     pub(super) blobs: Vec<Digest>,
     size: u64,
 }
 
-/// All of them, in memory.
+/// All versions, in memory.
 pub(super) struct Images {
     pub(super) versions: Vec<Version>,
     manifests: HashMap<String, (Digest, Vec<u8>)>,
@@ -27,7 +28,7 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// So many.
+    /// Generates this number of versions.
     pub(super) fn generate(count: u64) -> Result<Self> {
         let mut images = Self {
             versions: Vec::new(),
@@ -68,12 +69,12 @@ impl Images {
         (digest, size)
     }
 
-    /// Bytes of a version.
+    /// Size of a version in bytes.
     pub(super) fn size(&self) -> u64 {
         self.versions.first().map_or(0, |it| it.size)
     }
 
-    /// Until the process ends.
+    /// Serves the images until the process ends.
     pub(super) fn serve(self: &Arc<Self>) -> Result<SocketAddr> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;

@@ -1,4 +1,5 @@
-//! What a start reads of the layers of an image: by a trace of one, or a sample.
+//! The hot ranges of an image: the parts of its layers that a start reads, from a trace or a random
+//! sample.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,19 +16,19 @@ use serde_json::Value;
 
 use super::images::{Blob, Image};
 
-/// Ranges of one layer, in order.
-pub(super) struct Touched {
+/// The hot ranges of one layer, in order.
+pub(super) struct HotRanges {
     pub(super) layer: Digest,
     pub(super) ranges: Vec<Range<u64>>,
 }
 
-impl Touched {
+impl HotRanges {
     pub(super) fn bytes(&self) -> u64 {
         self.ranges.iter().map(|it| it.end - it.start).sum()
     }
 }
 
-/// Indices of layers, each made once, in a folder of their own.
+/// Layer indexes in a folder, each created once.
 pub(super) struct Indices {
     folder: tempfile::TempDir,
     made: HashMap<Digest, LayerIndex>,
@@ -67,14 +68,14 @@ impl Indices {
         Ok(index)
     }
 
-    /// What a reader with an index needs of each layer for the files of a trace, one path a line.
-    pub(super) fn of_trace(&mut self, image: &Image, trace: &Path) -> Result<Vec<Touched>> {
+    /// The ranges of each layer that contain the files of a trace (one path per line).
+    pub(super) fn of_trace(&mut self, image: &Image, trace: &Path) -> Result<Vec<HotRanges>> {
         let lines = std::fs::read_to_string(trace);
         let lines = lines.with_context(|| trace.display().to_string())?;
         let manifest: Value = serde_json::from_slice(&image.manifest.1)?;
         let config: Value = serde_json::from_slice(&image.config.1)?;
         let mut indices = Vec::new();
-        // By path, which layer has it, and what is in it: the uppermost counts.
+        // The layer and the contents of each path. The uppermost layer counts.
         let mut files: HashMap<Vec<u8>, (usize, FileDigest)> = HashMap::new();
         for (nth, layer) in image.layers.iter().enumerate() {
             let diff_id = config["rootfs"]["diff_ids"][nth].as_str();
@@ -105,33 +106,35 @@ impl Indices {
                 wanted[*nth].push(*content);
             }
         }
-        let mut touched = Vec::new();
+        let mut hot_ranges = Vec::new();
         for ((index, contents), (layer, bytes)) in indices.iter().zip(wanted).zip(&image.layers) {
             let blob = Arc::new(InMemory(bytes.clone()));
             let ranges = index.hot_ranges(blob, &contents, &mut Unpaced)?;
             if !ranges.is_empty() {
-                touched.push(Touched {
+                hot_ranges.push(HotRanges {
                     layer: *layer,
                     ranges,
                 });
             }
         }
-        Ok(touched)
+        Ok(hot_ranges)
     }
 }
 
-/// An eleventh of each layer, in runs of 16 to 496 KiB: files of a start are libraries and scripts.
-pub(super) fn sample(image: &Image, seed: u64) -> Vec<Touched> {
-    const SHORTEST: u64 = 16 << 10;
+/// A random eleventh of each layer, in ranges of 16 to 496 KiB, like the libraries and scripts of a
+/// start.
+pub(super) fn sample(image: &Image, seed: u64) -> Vec<HotRanges> {
+    const MIN_RANGE: u64 = 16 << 10;
     const STEP: u64 = 32 << 10;
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut touched = Vec::new();
+    let mut hot_ranges = Vec::new();
     for (layer, bytes) in &image.layers {
         let (mut ranges, mut offset) = (Vec::new(), 0);
         let size = bytes.len() as u64;
         loop {
-            let len = SHORTEST + STEP * random.u64(..16);
-            // As much is left out before it and behind it, on the average, as makes it an eleventh.
+            let len = MIN_RANGE + STEP * random.u64(..16);
+            // Gaps before and after each range are on average so long that the sample is an
+            // eleventh.
             let start = offset + random.u64(..20 * len);
             if start >= size {
                 break;
@@ -141,11 +144,11 @@ pub(super) fn sample(image: &Image, seed: u64) -> Vec<Touched> {
             offset = end;
         }
         if !ranges.is_empty() {
-            touched.push(Touched {
+            hot_ranges.push(HotRanges {
                 layer: *layer,
                 ranges,
             });
         }
     }
-    touched
+    hot_ranges
 }
