@@ -55,7 +55,7 @@ pub enum Auth {
         /// How long the proxy remembers that a user and password are right.
         cache_ttl: Duration,
     },
-    /// By the client's own credentials at the upstream, which decides what the client may read.
+    /// By the client's own credentials at the upstream, which decides about read access.
     PassThrough {
         /// How long the proxy remembers a decision of an upstream.
         cache_ttl: Duration,

@@ -4,7 +4,7 @@
 //!
 //! - `http`: listener, TLS, HTTP/1.1, HTTP/2, responses
 //! - `access`: authentication and authorization of clients
-//! - `limits`: bounds on what one client, one registry and all together take
+//! - `limits`: bounds on the resources of one client, one registry and all together
 //! - `pull`: cache hits, shared downloads, upstream requests, stale responses
 //! - `bundle`: the bundle extension
 //!

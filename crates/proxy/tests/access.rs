@@ -1,93 +1,50 @@
-//! Who may read: users of a file, and logins that the upstream judges.
-#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+//! Authentication: users of an htpasswd file, and credentials that the upstream decides about (pass-through).
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
-mod stage;
+mod common;
 
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use common::{Fixture, FixtureOptions, blob_path, error_code, eventually, in_time};
 use pierhead_oci::Digest;
 use pierhead_proxy::Auth;
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, Fault, Gate, TokenAuth};
-use stage::{Plan, Stage, blob_path, code, eventually, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 const MANIFEST: &str = "/v2/app/manifests/1";
 const ANN: Option<(&str, &str)> = Some(("ann", "right"));
 const BOB: Option<(&str, &str)> = Some(("bob", "other"));
-const NOBODY: Option<(&str, &str)> = None;
+const ANONYMOUS: Option<(&str, &str)> = None;
 
-fn request(path: &str, login: Option<(&str, &str)>) -> Request {
-    match login {
+fn request(path: &str, credentials: Option<(&str, &str)>) -> Request {
+    match credentials {
         Some((user, password)) => {
-            let code = STANDARD.encode(format!("{user}:{password}"));
-            Request::get(path).header("authorization", format!("Basic {code}"))
+            let encoded = STANDARD.encode(format!("{user}:{password}"));
+            Request::get(path).header("authorization", format!("Basic {encoded}"))
         }
         None => Request::get(path),
     }
 }
 
-async fn get(stage: &Stage, path: &str, login: Option<(&str, &str)>) -> Response {
-    stage.ask(request(path, login)).await
+async fn get(fixture: &Fixture, path: &str, login: Option<(&str, &str)>) -> Response {
+    fixture.send(request(path, login)).await
 }
 
-/// 401, with the challenge that makes clients send what they have.
-fn is_refused(answer: &Response) -> bool {
-    let challenge = answer.header("www-authenticate");
-    answer.status == 401
-        && code(answer) == "UNAUTHORIZED"
+/// Whether the response is a 401 with a challenge, after which clients send credentials.
+fn is_refused(response: &Response) -> bool {
+    let challenge = response.header("www-authenticate");
+    response.status == 401
+        && error_code(response) == "UNAUTHORIZED"
         && challenge.is_some_and(|it| it.starts_with("Basic realm="))
 }
 
-#[tokio::test]
-async fn users_of_a_file_are_let_in_and_their_passwords_go_nowhere() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("users");
-    std::fs::write(
-        &file,
-        format!("ann:{}\n", bcrypt::hash("right", 4).unwrap()),
-    )
-    .unwrap();
-    let auth = Auth::Htpasswd {
-        file,
-        cache_ttl: Duration::from_secs(60),
-    };
-    let stage = Plan::default()
-        .config(|config| config.auth = auth)
-        .open()
-        .await;
-    let image = stage.push(1, &[1000]);
-    for path in ["/v2/", MANIFEST, &blob_path(&image.blobs[0].digest)] {
-        for login in [NOBODY, BOB, Some(("ann", "wrong")), Some(("", ""))] {
-            assert!(
-                is_refused(&get(&stage, path, login).await),
-                "{path} {login:?}"
-            );
-        }
-        // The first asks the file, the second does not.
-        for _ in 0..2 {
-            let answer = get(&stage, path, ANN).await;
-            assert_eq!((answer.status, answer.end), (200, End::Clean), "{path}");
-        }
-    }
-    let bearer = Request::get(MANIFEST).header("authorization", "Bearer right");
-    assert!(is_refused(&stage.ask(bearer).await));
-    let sent = |request: &pierhead_testkit::registry::RecordedRequest| {
-        request.header("authorization").is_some()
-    };
-    assert_eq!(
-        stage.upstream.count(sent),
-        0,
-        "it is our password, not the upstream's"
-    );
-}
-
-#[tokio::test]
-async fn the_body_of_a_client_without_a_login_is_not_awaited() {
+/// A proxy with the user ann in an htpasswd file.
+async fn with_htpasswd() -> (Fixture, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("users");
     let users = format!("ann:{}\n", bcrypt::hash("right", 4).unwrap());
@@ -96,12 +53,44 @@ async fn the_body_of_a_client_without_a_login_is_not_awaited() {
         file,
         cache_ttl: Duration::from_secs(60),
     };
-    let stage = Plan::default()
-        .config(|config| config.auth = auth)
-        .open()
-        .await;
+    let options = FixtureOptions::default().config(|config| config.auth = auth);
+    (options.start().await, folder)
+}
+
+#[tokio::test]
+async fn users_of_an_htpasswd_file_are_admitted_and_their_passwords_are_not_sent_upstream() {
+    let (fixture, _folder) = with_htpasswd().await;
+    let image = fixture.push(1, &[1000]);
+    for path in ["/v2/", MANIFEST, &blob_path(&image.blobs[0].digest)] {
+        for login in [ANONYMOUS, BOB, Some(("ann", "wrong")), Some(("", ""))] {
+            assert!(
+                is_refused(&get(&fixture, path, login).await),
+                "{path} {login:?}"
+            );
+        }
+        // The first request verifies the password by the file, the second uses the cached decision.
+        for _ in 0..2 {
+            let response = get(&fixture, path, ANN).await;
+            assert_eq!((response.status, response.end), (200, End::Clean), "{path}");
+        }
+    }
+    let bearer = Request::get(MANIFEST).header("authorization", "Bearer right");
+    assert!(is_refused(&fixture.send(bearer).await));
+    let sent = |request: &pierhead_testkit::registry::RecordedRequest| {
+        request.header("authorization").is_some()
+    };
+    assert_eq!(
+        fixture.upstream.count(sent),
+        0,
+        "a password for pierhead is not for the upstream"
+    );
+}
+
+#[tokio::test]
+async fn the_body_of_an_unauthenticated_client_is_not_awaited() {
+    let (fixture, _folder) = with_htpasswd().await;
     let login = |user: &str| format!("authorization: Basic {}\r\n", STANDARD.encode(user));
-    // The fast path answers the first, hyper the second.
+    // The fast path serves the first request, hyper the second.
     for (framing, body) in [
         ("content-length: 1048576", vec![b' '; 1 << 20]),
         ("transfer-encoding: chunked", b"0\r\n\r\n".to_vec()),
@@ -111,7 +100,7 @@ async fn the_body_of_a_client_without_a_login_is_not_awaited() {
             (login("ann:wrong"), false),
             (login("ann:right"), true),
         ] {
-            let mut stream = TcpStream::connect(stage.addr).await.unwrap();
+            let mut stream = TcpStream::connect(fixture.addr).await.unwrap();
             let head = format!(
                 "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
                  {login}{framing}\r\n\r\n"
@@ -121,47 +110,48 @@ async fn the_body_of_a_client_without_a_login_is_not_awaited() {
                 stream.write_all(&body).await.unwrap();
             }
             let mut status = [0; 12];
-            soon(stream.read_exact(&mut status)).await.unwrap();
+            in_time(stream.read_exact(&mut status)).await.unwrap();
             let is_refused = &status == b"HTTP/1.1 401";
             assert_eq!(is_refused, !is_known, "{framing} {login}");
         }
     }
 }
 
-/// `app` and `secret` are private at the upstream, `open` is not; ann may log in there.
-async fn private(plan: Plan) -> Stage {
+/// A proxy with pass-through. At the upstream, only ann may read `app` and `secret`. All clients may read `open`.
+async fn private(options: FixtureOptions) -> Fixture {
     let rules = TokenAuth {
         users: vec![("ann".into(), "right".into())],
         private: vec!["app".into(), "secret".into()],
         ..TokenAuth::default()
     };
-    let mut plan = plan.config(|config| {
+    let mut options = options.config(|config| {
         config.auth = Auth::PassThrough {
             cache_ttl: Duration::from_secs(60),
             anonymous: true,
         };
     });
-    plan.upstream = FakeRegistry::builder().with(|settings| settings.auth = Upstream::Token(rules));
-    plan.open().await
+    options.upstream =
+        FakeRegistry::builder().with(|settings| settings.auth = Upstream::Token(rules));
+    options.start().await
 }
 
-async fn pulls(stage: &Stage, image: &Image, login: Option<(&str, &str)>) {
-    let manifest = get(stage, MANIFEST, login).await;
+async fn pulls(fixture: &Fixture, image: &Image, login: Option<(&str, &str)>) {
+    let manifest = get(fixture, MANIFEST, login).await;
     assert_eq!(
         (manifest.status, &manifest.body),
         (200, &image.root_document().bytes)
     );
     for blob in &image.blobs {
-        let got = get(stage, &blob_path(&blob.digest), login).await;
+        let got = get(fixture, &blob_path(&blob.digest), login).await;
         assert_eq!((got.status, got.end), (200, End::Clean));
         assert!(got.body == blob.bytes);
     }
 }
 
 #[tokio::test]
-async fn what_is_private_is_for_those_whom_the_upstream_lets_in() {
-    let stage = private(Plan::default()).await;
-    let image = stage.push(1, &[300_000, 1000]);
+async fn private_content_is_only_for_clients_that_the_upstream_admits() {
+    let fixture = private(FixtureOptions::default()).await;
+    let image = fixture.push(1, &[300_000, 1000]);
     let all = |image: &Image| {
         let mut all = vec![
             MANIFEST.to_owned(),
@@ -172,114 +162,119 @@ async fn what_is_private_is_for_those_whom_the_upstream_lets_in() {
         all.extend(image.blobs.iter().map(|blob| blob_path(&blob.digest)));
         all
     };
-    let refuses = async |stage: &Stage| {
+    let refuses = async |fixture: &Fixture| {
         for path in all(&image) {
-            for login in [NOBODY, BOB, Some(("ann", "wrong"))] {
-                let answer = get(stage, &path, login).await;
-                assert!(is_refused(&answer), "{path} {login:?}: {answer:?}");
-                assert!(answer.body.len() < 1000, "no content in it");
+            for login in [ANONYMOUS, BOB, Some(("ann", "wrong"))] {
+                let response = get(fixture, &path, login).await;
+                assert!(is_refused(&response), "{path} {login:?}: {response:?}");
+                assert!(response.body.len() < 1000, "no content");
             }
         }
     };
-    refuses(&stage).await;
-    pulls(&stage, &image, ANN).await;
+    refuses(&fixture).await;
+    pulls(&fixture, &image, ANN).await;
     for blob in &image.blobs {
-        stage.committed(&blob.digest).await;
+        fixture.wait_until_stored(&blob.digest).await;
     }
-    // Now that it is cached, too.
-    refuses(&stage).await;
-    // By names of other repositories, of which one may read the open one.
-    stage.upstream.put_blob("open", "something else");
+    // The same with cached content.
+    refuses(&fixture).await;
+    // The same digests under other repositories. All clients may read `open`.
+    fixture.upstream.put_blob("open", "other content");
     for repository in ["secret", "open", "absent"] {
         for blob in &image.blobs {
             let path = format!("/v2/{repository}/blobs/{}", blob.digest);
-            let answer = get(&stage, &path, BOB).await;
-            assert!(matches!(answer.status, 401 | 404), "{path}: {answer:?}");
-            let answer = get(&stage, &path, NOBODY).await;
-            assert!(matches!(answer.status, 401 | 404), "{path}: {answer:?}");
+            let response = get(&fixture, &path, BOB).await;
+            assert!(matches!(response.status, 401 | 404), "{path}: {response:?}");
+            let response = get(&fixture, &path, ANONYMOUS).await;
+            assert!(matches!(response.status, 401 | 404), "{path}: {response:?}");
         }
     }
-    // Who was let in costs the upstream nothing more.
-    let asked = stage.upstream.requests().len();
-    pulls(&stage, &image, ANN).await;
-    assert_eq!(stage.upstream.requests().len(), asked);
+    // A cached decision needs no upstream request.
+    let before = fixture.upstream.requests().len();
+    pulls(&fixture, &image, ANN).await;
+    assert_eq!(fixture.upstream.requests().len(), before);
 }
 
 #[tokio::test]
-async fn what_is_public_needs_no_login() {
-    let stage = private(Plan::default()).await;
+async fn public_content_needs_no_credentials() {
+    let fixture = private(FixtureOptions::default()).await;
     let image = Image::random(3, &[1000]);
-    stage.upstream.push("open", "1", &image);
-    let answer = get(&stage, "/v2/open/manifests/1", NOBODY).await;
+    fixture.upstream.push("open", "1", &image);
+    let response = get(&fixture, "/v2/open/manifests/1", ANONYMOUS).await;
     assert_eq!(
-        (answer.status, answer.body),
+        (response.status, response.body),
         (200, image.root_document().bytes.clone())
     );
     let blob = &image.blobs[0];
-    let answer = get(&stage, &format!("/v2/open/blobs/{}", blob.digest), NOBODY).await;
-    assert_eq!((answer.status, answer.body), (200, blob.bytes.clone()));
-    // As podman says that it is nobody; and the ping tells it how to be somebody.
+    let response = get(
+        &fixture,
+        &format!("/v2/open/blobs/{}", blob.digest),
+        ANONYMOUS,
+    )
+    .await;
+    assert_eq!((response.status, response.body), (200, blob.bytes.clone()));
+    // podman sends an empty user and password without credentials. The challenge of `/v2/` makes it send credentials.
     assert_eq!(
-        get(&stage, "/v2/open/manifests/1", Some(("", "")))
+        get(&fixture, "/v2/open/manifests/1", Some(("", "")))
             .await
             .status,
         200
     );
-    let ping = get(&stage, "/v2/", NOBODY).await;
+    let ping = get(&fixture, "/v2/", ANONYMOUS).await;
     assert_eq!(ping.status, 200);
     assert!(ping.header("www-authenticate").is_some());
 }
 
 #[tokio::test]
-async fn a_verdict_outlives_the_upstream_until_it_ends_and_none_means_no() {
-    let stage = private(Plan::default()).await;
-    let image = stage.push(1, &[1000]);
-    pulls(&stage, &image, ANN).await;
+async fn a_cached_decision_outlives_the_upstream_and_without_decision_access_is_denied() {
+    let fixture = private(FixtureOptions::default()).await;
+    let image = fixture.push(1, &[1000]);
+    pulls(&fixture, &image, ANN).await;
     for blob in &image.blobs {
-        stage.committed(&blob.digest).await;
+        fixture.wait_until_stored(&blob.digest).await;
     }
-    stage.upstream.inject(Fault::Reset.on("*").before_auth());
-    pulls(&stage, &image, ANN).await;
+    fixture.upstream.inject(Fault::Reset.on("*").before_auth());
+    pulls(&fixture, &image, ANN).await;
     for path in [MANIFEST.to_owned(), blob_path(&image.blobs[0].digest)] {
-        let answer = get(&stage, &path, BOB).await;
-        assert_eq!((answer.status, answer.end), (503, End::Clean), "{path}");
+        let response = get(&fixture, &path, BOB).await;
+        assert_eq!((response.status, response.end), (503, End::Clean), "{path}");
     }
 }
 
 #[tokio::test]
-async fn a_verdict_ends() {
-    let mut plan = Plan::default();
-    plan.config.tags_ttl = Duration::from_secs(600);
-    let stage = private(plan).await;
-    let image = stage.push(1, &[1000]);
+async fn a_cached_decision_expires() {
+    let mut options = FixtureOptions::default();
+    options.config.tags_ttl = Duration::from_secs(600);
+    let fixture = private(options).await;
+    let image = fixture.push(1, &[1000]);
     let config = pierhead_proxy::Config {
-        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        default_upstream: fixture.upstream.addr().to_string().parse().unwrap(),
         auth: Auth::PassThrough {
             cache_ttl: Duration::from_millis(1),
             anonymous: true,
         },
         ..pierhead_proxy::Config::default()
     };
-    stage.proxy.reload(config);
-    pulls(&stage, &image, ANN).await;
-    stage.upstream.configure(|settings| {
+    fixture.proxy.reload(config);
+    pulls(&fixture, &image, ANN).await;
+    fixture.upstream.configure(|settings| {
         settings.auth = Upstream::Token(TokenAuth {
             private: vec!["app".into()],
             ..TokenAuth::default()
         })
     });
-    stage.upstream.expire_tokens();
-    eventually(async || is_refused(&get(&stage, MANIFEST, ANN).await)).await;
+    fixture.upstream.expire_tokens();
+    eventually(async || is_refused(&get(&fixture, MANIFEST, ANN).await)).await;
     assert!(is_refused(
-        &get(&stage, &blob_path(&image.blobs[0].digest), ANN).await
+        &get(&fixture, &blob_path(&image.blobs[0].digest), ANN).await
     ));
 }
 
 #[tokio::test]
-async fn nobody_is_asked_about_what_is_denied() {
-    let stage = private(Plan::default()).await;
-    let image = stage.push(1, &[1000]);
-    let registry = stage.upstream.addr().to_string();
+async fn a_denied_repository_causes_no_upstream_request() {
+    let fixture = private(FixtureOptions::default()).await;
+    let image = fixture.push(1, &[1000]);
+    let registry = fixture.upstream.addr().to_string();
     let mut config = pierhead_proxy::Config {
         default_upstream: registry.parse().unwrap(),
         auth: Auth::PassThrough {
@@ -289,174 +284,180 @@ async fn nobody_is_asked_about_what_is_denied() {
         ..pierhead_proxy::Config::default()
     };
     config.rules.deny = vec![format!("{registry}/app").parse().unwrap()];
-    stage.proxy.reload(config);
+    fixture.proxy.reload(config);
     for path in [
         MANIFEST.to_owned(),
         blob_path(&image.blobs[0].digest),
         "/v2/app/tags/list".to_owned(),
     ] {
-        for login in [ANN, BOB, NOBODY] {
-            assert_eq!(get(&stage, &path, login).await.status, 403, "{path}");
+        for login in [ANN, BOB, ANONYMOUS] {
+            assert_eq!(get(&fixture, &path, login).await.status, 403, "{path}");
         }
     }
-    assert_eq!(stage.upstream.requests().len(), 0);
+    assert_eq!(fixture.upstream.requests().len(), 0);
 }
 
-/// A registry that says yes to everybody and to everything, but has nothing: what a tenant can put up.
-async fn liar(digests: &[&Digest]) -> FakeRegistry {
-    let liar = FakeRegistry::builder().start().await;
+/// A hostile registry, as a tenant can run one: it admits all clients and claims to have each digest, with other content.
+async fn hostile_registry(digests: &[&Digest]) -> FakeRegistry {
+    let hostile = FakeRegistry::builder().start().await;
     for digest in digests {
-        liar.put_blob_as("app", **digest, vec![7; 300_000]);
-        liar.put_manifest_as(
+        hostile.put_blob_as("app", **digest, vec![7; 300_000]);
+        hostile.put_manifest_as(
             "app",
             **digest,
             "application/vnd.oci.image.manifest.v1+json",
             "{}",
         );
     }
-    liar
+    hostile
 }
 
 #[tokio::test]
-async fn a_registry_that_claims_a_digest_gets_nothing_of_it() {
+async fn a_registry_that_claims_a_digest_gets_no_cached_bytes_of_it() {
     let secret = random_bytes(5, 300_000);
     let digest = Digest::of(pierhead_oci::Algorithm::Sha256, &secret);
-    let liar = liar(&[&digest]).await;
-    let mut plan = Plan::default();
-    plan.others.push(("liar.example", liar.url()));
-    let stage = private(plan).await;
-    stage.upstream.put_blob("app", secret.clone());
+    let hostile = hostile_registry(&[&digest]).await;
+    let mut options = FixtureOptions::default();
+    options
+        .other_upstreams
+        .push(("hostile.example", hostile.url()));
+    let fixture = private(options).await;
+    fixture.upstream.put_blob("app", secret.clone());
     let path = blob_path(&digest);
-    assert!(get(&stage, &path, ANN).await.body == secret);
-    stage.committed(&digest).await;
-    for login in [NOBODY, BOB, ANN] {
+    assert!(get(&fixture, &path, ANN).await.body == secret);
+    fixture.wait_until_stored(&digest).await;
+    for login in [ANONYMOUS, BOB, ANN] {
         for path in [
-            format!("{path}?ns=liar.example"),
-            format!("/v2/app/manifests/{digest}?ns=liar.example"),
+            format!("{path}?ns=hostile.example"),
+            format!("/v2/app/manifests/{digest}?ns=hostile.example"),
         ] {
-            let answer = soon(request(&path, login).send(stage.addr)).await;
-            let Ok(answer) = answer else { continue };
-            let leaked = answer
+            let response = in_time(request(&path, login).send(fixture.addr)).await;
+            let Ok(response) = response else { continue };
+            let leaked = response
                 .body
                 .windows(64)
                 .any(|bytes| secret.windows(64).step_by(4096).any(|it| it == bytes));
             assert!(!leaked, "{path}: bytes of another registry");
             assert!(
-                answer.status != 200 || answer.end != End::Clean,
-                "{path}: {answer:?}"
+                response.status != 200 || response.end != End::Clean,
+                "{path}: {response:?}"
             );
         }
     }
-    // An honest one that has it serves it, from there.
-    liar.put_blob_as("app", digest, secret.clone());
-    let answer = get(&stage, &format!("{path}?ns=liar.example"), NOBODY).await;
-    assert!(answer.status == 200 && answer.body == secret);
-    assert!(liar.gets_of(&digest) > 0);
+    // Once the registry really has the content, it is served from there.
+    hostile.put_blob_as("app", digest, secret.clone());
+    let response = get(&fixture, &format!("{path}?ns=hostile.example"), ANONYMOUS).await;
+    assert!(response.status == 200 && response.body == secret);
+    assert!(hostile.gets_of(&digest) > 0);
 }
 
-/// A private blob at the upstream, and a liar that says it has it too.
-async fn coveted(size: usize) -> (Stage, FakeRegistry, bytes::Bytes, Digest) {
+/// A private blob at the upstream, and a hostile registry that claims to have it.
+async fn private_blob_and_hostile_registry(
+    size: usize,
+) -> (Fixture, FakeRegistry, bytes::Bytes, Digest) {
     let secret = random_bytes(6, size);
     let digest = Digest::of(pierhead_oci::Algorithm::Sha256, &secret);
-    let liar = liar(&[&digest]).await;
-    // As long as the true one, so that it has an answer to any range.
-    liar.put_blob_as("app", digest, vec![7; size]);
-    let mut plan = Plan::default();
-    plan.others.push(("liar.example", liar.url()));
-    let stage = private(plan).await;
-    stage.upstream.put_blob("app", secret.clone());
-    (stage, liar, secret, digest)
+    let hostile = hostile_registry(&[&digest]).await;
+    // Of the same length as the private blob, so that it responds to any range.
+    hostile.put_blob_as("app", digest, vec![7; size]);
+    let mut options = FixtureOptions::default();
+    options
+        .other_upstreams
+        .push(("hostile.example", hostile.url()));
+    let fixture = private(options).await;
+    fixture.upstream.put_blob("app", secret.clone());
+    (fixture, hostile, secret, digest)
 }
 
-/// Whether the first bytes of it come by way of the liar.
-async fn leaks(stage: &Stage, secret: &[u8], digest: &Digest) -> bool {
-    let path = format!("{}?ns=liar.example", blob_path(digest));
-    let mut connection = Connection::open(stage.addr).await.unwrap();
-    let Ok(mut answer) = soon(connection.start(&request(&path, NOBODY))).await else {
+/// Whether a request that names the hostile registry gets the first bytes of the private blob.
+async fn leaks(fixture: &Fixture, secret: &[u8], digest: &Digest) -> bool {
+    let path = format!("{}?ns=hostile.example", blob_path(digest));
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
+    let Ok(mut response) = in_time(connection.start(&request(&path, ANONYMOUS))).await else {
         return false;
     };
-    soon(answer.chunk())
+    in_time(response.chunk())
         .await
         .is_some_and(|bytes| bytes.len() >= 64 && secret.starts_with(&bytes[..64]))
 }
 
 #[tokio::test]
-async fn a_fill_under_way_is_not_for_those_who_mean_another_registry() {
-    let (stage, _liar, secret, digest) = coveted(3_000_000).await;
+async fn a_running_fill_is_not_for_clients_of_another_registry() {
+    let (fixture, _hostile, secret, digest) = private_blob_and_hostile_registry(3_000_000).await;
     let gate = Gate::new();
     let halt = Fault::GateBody(2_000_000, gate.clone()).on_blob(&digest);
-    stage.upstream.inject(halt);
-    let mut ann = Connection::open(stage.addr).await.unwrap();
-    let mut answer = soon(ann.start(&request(&blob_path(&digest), ANN)))
+    fixture.upstream.inject(halt);
+    let mut ann = Connection::open(fixture.addr).await.unwrap();
+    let mut response = in_time(ann.start(&request(&blob_path(&digest), ANN)))
         .await
         .unwrap();
-    let first = soon(answer.chunk()).await.unwrap();
+    let first = in_time(response.chunk()).await.unwrap();
     assert!(!first.is_empty() && secret.starts_with(&first));
-    assert!(!leaks(&stage, &secret, &digest).await);
+    assert!(!leaks(&fixture, &secret, &digest).await);
     gate.release();
-    assert!(soon(answer.whole()).await.unwrap().body.len() + first.len() == secret.len());
+    assert!(in_time(response.whole()).await.unwrap().body.len() + first.len() == secret.len());
 }
 
 #[tokio::test]
-async fn what_a_fill_left_behind_is_not_either() {
-    let (stage, liar, secret, digest) = coveted(3_000_000).await;
-    stage.upstream.inject(
+async fn staged_bytes_of_a_fill_are_not_for_clients_of_another_registry() {
+    let (fixture, hostile, secret, digest) = private_blob_and_hostile_registry(3_000_000).await;
+    fixture.upstream.inject(
         Fault::CutBody(2_000_000)
             .on_blob(&digest)
             .method("GET")
             .times(1),
     );
-    stage
+    fixture
         .upstream
         .inject(Fault::Reset.on_blob(&digest).method("GET").skip(1));
-    let cut = soon(request(&blob_path(&digest), ANN).send(stage.addr)).await;
+    let cut = in_time(request(&blob_path(&digest), ANN).send(fixture.addr)).await;
     assert!(cut.is_ok_and(|cut| cut.end != End::Clean));
-    eventually(async || stage.cache.stat().fills == 0).await;
-    // It would lead the next fill, from where the last one stopped.
-    assert!(!leaks(&stage, &secret, &digest).await);
-    assert!(liar.gets_of(&digest) > 0);
+    eventually(async || fixture.cache.stat().fills == 0).await;
+    // This request starts the next fill of the digest.
+    assert!(!leaks(&fixture, &secret, &digest).await);
+    assert!(hostile.gets_of(&digest) > 0);
 }
 
 #[tokio::test]
-async fn slow_lists_of_one_registry_keep_no_other_from_its_verdict() {
+async fn slow_lists_of_one_registry_do_not_delay_decisions_of_another() {
     let slow = FakeRegistry::builder().start().await;
     slow.inject(Fault::HangBody(10).on("*/tags/list"));
-    let mut plan = Plan::default();
-    plan.others.push(("slow.example", slow.url()));
-    let stage = private(plan).await;
-    stage.push(1, &[1000]);
-    let addr = stage.addr;
+    let mut options = FixtureOptions::default();
+    options.other_upstreams.push(("slow.example", slow.url()));
+    let fixture = private(options).await;
+    fixture.push(1, &[1000]);
+    let addr = fixture.addr;
     let many = 8;
     let waiting = (0..many).map(|n| {
         let repository = format!("a{n}");
         slow.push(&repository, "1", &Image::random(n, &[10]));
         let path = format!("/v2/{repository}/tags/list?ns=slow.example");
-        tokio::spawn(async move { request(&path, NOBODY).send(addr).await })
+        tokio::spawn(async move { request(&path, ANONYMOUS).send(addr).await })
     });
     let waiting: Vec<_> = waiting.collect();
-    soon(slow.wait_for(|all| all.len() >= 2)).await;
-    let answer = get(&stage, "/v2/app/tags/list", ANN).await;
-    assert_eq!(answer.status, 200, "{answer:?}");
+    in_time(slow.wait_for(|all| all.len() >= 2)).await;
+    let response = get(&fixture, "/v2/app/tags/list", ANN).await;
+    assert_eq!(response.status, 200, "{response:?}");
     for one in waiting {
         one.abort();
     }
 }
 
 #[tokio::test]
-async fn the_first_lines_of_a_list_tell_who_may_read_lists() {
-    let stage = private(Plan::default()).await;
-    stage.push(1, &[1000]);
-    // A form to log in, which says 200 to everybody.
-    let form = stage
+async fn the_first_page_of_a_list_decides_about_access_to_lists() {
+    let fixture = private(FixtureOptions::default()).await;
+    fixture.push(1, &[1000]);
+    // An HTML login form with status 200.
+    let form = fixture
         .upstream
         .inject(Fault::Header("content-type", "text/html".to_owned()).on("/v2/app/tags/list"));
-    let answer = get(&stage, "/v2/app/tags/list", ANN).await;
-    assert!(answer.status >= 500, "{answer:?}");
+    let response = get(&fixture, "/v2/app/tags/list", ANN).await;
+    assert!(response.status >= 500, "{response:?}");
     form.remove();
-    stage.upstream.clear_requests();
-    assert_eq!(get(&stage, "/v2/app/tags/list", ANN).await.status, 200);
+    fixture.upstream.clear_requests();
+    assert_eq!(get(&fixture, "/v2/app/tags/list", ANN).await.status, 200);
     let pages = |n: &str| {
-        stage.upstream.count(|it| {
+        fixture.upstream.count(|it| {
             it.path.ends_with("/tags/list")
                 && it.param("n").as_deref() == Some(n)
                 && it.status == Some(200)
@@ -466,8 +467,8 @@ async fn the_first_lines_of_a_list_tell_who_may_read_lists() {
 }
 
 /// A configuration with the upstream login `ann`.
-fn with_credentials(stage: &Stage) -> pierhead_remote::Config {
-    let mut remote = stage.remote.clone();
+fn with_credentials(fixture: &Fixture) -> pierhead_remote::Config {
+    let mut remote = fixture.remote.clone();
     for upstream in remote.upstreams.values_mut() {
         upstream.credentials = Some(pierhead_remote::Credentials::Basic {
             user: "ann".into(),
@@ -478,9 +479,9 @@ fn with_credentials(stage: &Stage) -> pierhead_remote::Config {
 }
 
 /// Switches the proxy of `stage` to client certificates, so that no plain connection has access.
-fn closed(stage: &Stage) -> pierhead_proxy::Config {
+fn closed(fixture: &Fixture) -> pierhead_proxy::Config {
     pierhead_proxy::Config {
-        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        default_upstream: fixture.upstream.addr().to_string().parse().unwrap(),
         auth: Auth::Certificate,
         ..pierhead_proxy::Config::default()
     }
@@ -496,64 +497,68 @@ fn private_app() -> Upstream {
 
 #[tokio::test]
 async fn a_reload_gives_no_credentials_to_an_open_listener() {
-    let stage = Stage::open().await;
-    stage
+    let fixture = Fixture::start().await;
+    fixture
         .upstream
         .configure(|settings| settings.auth = private_app());
-    let image = stage.push(1, &[1000]);
+    let image = fixture.push(1, &[1000]);
     // A request between the two steps of a reload.
-    stage.client.reload(with_credentials(&stage)).unwrap();
+    fixture.client.reload(with_credentials(&fixture)).unwrap();
     let path = blob_path(&image.blobs[0].digest);
-    let between = get(&stage, &path, NOBODY).await;
+    let between = get(&fixture, &path, ANONYMOUS).await;
     assert_ne!(between.status, 200, "with the credentials of the operator");
-    stage.proxy.reload(closed(&stage));
-    assert_eq!(get(&stage, MANIFEST, NOBODY).await.status, 403);
+    fixture.proxy.reload(closed(&fixture));
+    assert_eq!(get(&fixture, MANIFEST, ANONYMOUS).await.status, 403);
     // After the reload, the proxy itself may use the credentials.
-    let warmed = stage.proxy.warm(&stage.reference(":1"), &[], |_| ()).await;
+    let warmed = fixture
+        .proxy
+        .warm(&fixture.reference(":1"), &[], |_| ())
+        .await;
     assert!(warmed.is_ok(), "{warmed:?}");
     // Back to open access, without the credentials.
-    stage.client.reload(stage.remote.clone()).unwrap();
+    fixture.client.reload(fixture.remote.clone()).unwrap();
     let config = pierhead_proxy::Config {
         auth: Auth::Open,
-        ..closed(&stage)
+        ..closed(&fixture)
     };
-    stage.proxy.reload(config);
+    fixture.proxy.reload(config);
     let other = Image::random(2, &[1000]);
-    stage.upstream.push("app", "2", &other);
+    fixture.upstream.push("app", "2", &other);
     let path = blob_path(&other.blobs[0].digest);
-    assert_ne!(get(&stage, &path, NOBODY).await.status, 200);
+    assert_ne!(get(&fixture, &path, ANONYMOUS).await.status, 200);
 }
 
 #[tokio::test]
-async fn a_request_that_was_let_in_before_a_reload_gets_no_credentials_of_it() {
-    let stage = Plan::default()
+async fn a_request_from_before_a_reload_gets_no_credentials_of_the_new_configuration() {
+    let fixture = FixtureOptions::default()
         .config(|config| config.limits.downloads_per_client = 1)
-        .open()
+        .start()
         .await;
-    stage
+    fixture
         .upstream
         .configure(|settings| settings.auth = private_app());
-    let image = stage.push(1, &[1000]);
+    let image = fixture.push(1, &[1000]);
     let public = random_bytes(7, 200_000);
-    let digest = stage.upstream.put_blob("public", public.clone());
+    let digest = fixture.upstream.put_blob("public", public.clone());
     let gate = Gate::new();
     let halt = Fault::GateBody(100_000, gate.clone()).on_blob(&digest);
-    stage.upstream.inject(halt);
-    // It holds the only download slot of this client, so that the next request waits.
-    let mut first = Connection::open(stage.addr).await.unwrap();
-    let held = request(&format!("/v2/public/blobs/{digest}"), NOBODY);
-    let mut held = soon(first.start(&held)).await.unwrap();
-    soon(held.chunk()).await.unwrap();
+    fixture.upstream.inject(halt);
+    // This request holds the only download slot of the client, so the next one waits.
+    let mut first = Connection::open(fixture.addr).await.unwrap();
+    let held = request(&format!("/v2/public/blobs/{digest}"), ANONYMOUS);
+    let mut held = in_time(first.start(&held)).await.unwrap();
+    in_time(held.chunk()).await.unwrap();
     let private = image.blobs[0].digest;
-    let addr = stage.addr;
+    let addr = fixture.addr;
     let waiting =
-        tokio::spawn(async move { request(&blob_path(&private), NOBODY).send(addr).await });
-    eventually(async || stage.cache.stat().fills == 2).await;
-    stage.client.reload(with_credentials(&stage)).unwrap();
-    stage.proxy.reload(closed(&stage));
+        tokio::spawn(async move { request(&blob_path(&private), ANONYMOUS).send(addr).await });
+    eventually(async || fixture.cache.stat().fills == 2).await;
+    fixture.client.reload(with_credentials(&fixture)).unwrap();
+    fixture.proxy.reload(closed(&fixture));
     gate.release();
-    soon(held.whole()).await.unwrap();
-    let answer = soon(waiting).await.unwrap();
-    let is_served = answer.is_ok_and(|answer| answer.status == 200 && answer.end == End::Clean);
+    in_time(held.whole()).await.unwrap();
+    let response = in_time(waiting).await.unwrap();
+    let is_served =
+        response.is_ok_and(|response| response.status == 200 && response.end == End::Clean);
     assert!(!is_served, "with the credentials of the operator");
 }

@@ -1,34 +1,34 @@
-//! What the cache had rather not keep is passed on: by one request, shared where it is asked for at once.
-#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+//! Blobs that the admission policy does not admit are streamed without storing them, with one upstream request.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
-mod stage;
+mod common;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use common::{Fixture, FixtureOptions, blob_path, connect_from, eventually, in_time};
 use pierhead_cache::Eviction;
 use pierhead_eviction::{Access, Admission, Lru, PersistentState, StateError};
 use pierhead_oci::Digest;
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
 use pierhead_testkit::registry::{Fault, Gate};
-use stage::{Plan, Stage, blob_path, eventually, from, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Lets in what is asked for the second time.
+/// Admits a blob at its second request.
 #[derive(Default)]
-struct Second(HashSet<Digest>);
+struct AdmitSecond(HashSet<Digest>);
 
-impl Admission<Digest> for Second {
+impl Admission<Digest> for AdmitSecond {
     fn admit(&mut self, access: &Access<Digest>) -> bool {
         !self.0.insert(access.key)
     }
 }
 
-impl PersistentState for Second {
+impl PersistentState for AdmitSecond {
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }
@@ -37,16 +37,16 @@ impl PersistentState for Second {
     }
 }
 
-/// Lets in nothing, however many ask for it.
-struct Closed;
+/// Admits nothing.
+struct AdmitNone;
 
-impl Admission<Digest> for Closed {
+impl Admission<Digest> for AdmitNone {
     fn admit(&mut self, _: &Access<Digest>) -> bool {
         false
     }
 }
 
-impl PersistentState for Closed {
+impl PersistentState for AdmitNone {
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }
@@ -55,107 +55,110 @@ impl PersistentState for Closed {
     }
 }
 
-async fn open() -> Stage {
-    behind(Second::default(), Stage::open().await).await
+async fn start_admitting_second() -> Fixture {
+    with_admission(AdmitSecond::default(), Fixture::start().await).await
 }
 
-async fn open_closed() -> Stage {
-    behind(Closed, Stage::open().await).await
+async fn start_admitting_none() -> Fixture {
+    with_admission(AdmitNone, Fixture::start().await).await
 }
 
-/// Each client has one fetch at a time, and nothing is let in.
-async fn open_by_turns() -> Stage {
-    let plan = Plan::default().config(|config| {
+/// Each client may have one download, and nothing is admitted.
+async fn start_with_one_download() -> Fixture {
+    let options = FixtureOptions::default().config(|config| {
         config.limits.downloads_per_client = 1;
         config.response_timeout = Duration::from_secs(60);
     });
-    behind(Closed, plan.open().await).await
+    with_admission(AdmitNone, options.start().await).await
 }
 
-async fn behind(admission: impl Admission<Digest> + 'static, stage: Stage) -> Stage {
+async fn with_admission(admission: impl Admission<Digest> + 'static, fixture: Fixture) -> Fixture {
     let eviction = Eviction {
         admission_name: "of the test".into(),
         admission: Some(Box::new(admission)),
         ..Eviction::from(Box::new(Lru::default()))
     };
-    stage.cache.set_eviction(eviction).await;
-    stage
+    fixture.cache.set_eviction(eviction).await;
+    fixture
 }
 
 #[track_caller]
-fn right(got: &Response, bytes: &[u8]) {
+fn assert_complete(got: &Response, bytes: &[u8]) {
     assert_eq!((got.status, &got.end), (200, &End::Clean));
     assert!(got.body == bytes);
 }
 
 #[tokio::test]
-async fn what_is_not_let_in_costs_one_request_and_is_whole() {
-    let stage = open().await;
+async fn a_blob_that_is_not_admitted_arrives_whole_with_one_upstream_request() {
+    let fixture = start_admitting_second().await;
     let bytes = random_bytes(1, 3 << 20);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
-    right(&stage.get(&blob_path(&digest)).await, &bytes);
-    assert_eq!(stage.upstream.gets_of(&digest), 1);
-    assert!(!stage.cache.contains(&digest));
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
+    assert_complete(&fixture.get(&blob_path(&digest)).await, &bytes);
+    assert_eq!(fixture.upstream.gets_of(&digest), 1);
+    assert!(!fixture.cache.contains(&digest));
     assert_eq!(
-        (stage.cache.stat().reserved, stage.cache.eviction().refused),
+        (
+            fixture.cache.stat().reserved,
+            fixture.cache.eviction().refused
+        ),
         (0, 1)
     );
-    right(&stage.get(&blob_path(&digest)).await, &bytes);
-    stage.committed(&digest).await;
-    right(&stage.get(&blob_path(&digest)).await, &bytes);
-    assert_eq!(stage.upstream.gets_of(&digest), 2);
+    assert_complete(&fixture.get(&blob_path(&digest)).await, &bytes);
+    fixture.wait_until_stored(&digest).await;
+    assert_complete(&fixture.get(&blob_path(&digest)).await, &bytes);
+    assert_eq!(fixture.upstream.gets_of(&digest), 2);
 }
 
 #[tokio::test]
-async fn a_part_of_what_is_not_let_in_is_right_and_costs_one_request() {
-    let stage = open_by_turns().await;
+async fn a_range_of_a_blob_that_is_not_admitted_needs_one_upstream_request() {
+    let fixture = start_with_one_download().await;
     let bytes = random_bytes(2, 3 << 20);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
     let request = Request::get(blob_path(&digest)).header("range", "bytes=1000000-2000000");
-    let got = stage.ask(request).await;
+    let got = fixture.send(request).await;
     assert_eq!(got.status, 206);
     assert!(got.body == bytes[1_000_000..=2_000_000]);
-    assert_eq!(stage.upstream.gets_of(&digest), 1);
+    assert_eq!(fixture.upstream.gets_of(&digest), 1);
 }
 
-/// It is asked for by a second request: what is before it would be more than what is wanted.
+/// A late range needs a second upstream request, since the bytes before it would be more than the range.
 #[tokio::test]
-async fn a_late_part_of_what_is_not_let_in_does_not_wait_for_its_own_turn() {
-    let stage = open_by_turns().await;
+async fn a_late_range_of_a_blob_that_is_not_admitted_keeps_its_download_slot() {
+    let fixture = start_with_one_download().await;
     let bytes = random_bytes(6, 10 << 20);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
     let request = Request::get(blob_path(&digest)).header("range", "bytes=9000000-9999999");
-    let got = stage.ask(request).await;
+    let got = fixture.send(request).await;
     assert_eq!(got.status, 206);
     assert!(got.body == bytes[9_000_000..=9_999_999]);
-    assert_eq!(stage.upstream.gets_of(&digest), 2);
+    assert_eq!(fixture.upstream.gets_of(&digest), 2);
 }
 
 #[tokio::test]
-async fn those_who_ask_at_once_are_two_requests_and_share_one_fetch() {
-    let stage = open().await;
+async fn two_concurrent_requests_count_for_admission_and_share_one_download() {
+    let fixture = start_admitting_second().await;
     let bytes = random_bytes(3, 3 << 20);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
     let gate = Gate::new();
-    stage
+    fixture
         .upstream
         .inject(Fault::GateHead(gate.clone()).on_blob(&digest));
     let path = blob_path(&digest);
     let open = async {
-        // Both are there before the upstream says how long it is.
-        eventually(async || joins(&stage) == 1).await;
+        // Both requests wait before the upstream sends the length.
+        eventually(async || coalesced(&fixture) == 1).await;
         gate.release();
     };
-    let (one, other, ()) = tokio::join!(stage.get(&path), stage.get(&path), open);
-    right(&one, &bytes);
-    right(&other, &bytes);
-    stage.committed(&digest).await;
-    assert_eq!(stage.upstream.gets_of(&digest), 1);
+    let (one, other, ()) = tokio::join!(fixture.get(&path), fixture.get(&path), open);
+    assert_complete(&one, &bytes);
+    assert_complete(&other, &bytes);
+    fixture.wait_until_stored(&digest).await;
+    assert_eq!(fixture.upstream.gets_of(&digest), 1);
 }
 
-fn joins(stage: &Stage) -> u64 {
+fn coalesced(fixture: &Fixture) -> u64 {
     let mut registry = prometheus_client::registry::Registry::default();
-    stage.cache.register(&mut registry);
+    fixture.cache.register(&mut registry);
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     let line = text
@@ -165,32 +168,34 @@ fn joins(stage: &Stage) -> u64 {
 }
 
 #[tokio::test]
-async fn small_ones_and_what_somebody_warms_are_kept() {
-    let stage = open().await;
+async fn small_blobs_and_warmed_images_are_stored() {
+    let fixture = start_admitting_second().await;
     let image = Image::random(4, &[60_000, 500_000]);
-    stage.upstream.push("app", "1", &image);
-    stage.pull(&image).await;
+    fixture.upstream.push("app", "1", &image);
+    fixture.pull(&image).await;
     let large = image
         .blobs
         .iter()
         .find(|blob| blob.bytes.len() == 500_000)
         .unwrap();
-    assert!(!stage.cache.contains(&large.digest));
+    assert!(!fixture.cache.contains(&large.digest));
     for blob in &image.blobs {
         if blob.digest != large.digest {
-            stage.committed(&blob.digest).await;
+            fixture.wait_until_stored(&blob.digest).await;
         }
     }
     let other = Image::random(5, &[700_000]);
-    stage.upstream.push("app", "2", &other);
-    let reference = stage.reference(":2");
-    stage.proxy.warm(&reference, &[], |_| ()).await.unwrap();
+    fixture.upstream.push("app", "2", &other);
+    let reference = fixture.reference(":2");
+    fixture.proxy.warm(&reference, &[], |_| ()).await.unwrap();
     for blob in &other.blobs {
-        assert!(stage.cache.contains(&blob.digest));
+        assert!(fixture.cache.contains(&blob.digest));
     }
 }
 
-async fn send(mut stream: TcpStream, digest: &Digest) -> TcpStream {
+/// Requests the blob from 127.0.0.`last`. Does not read the response.
+async fn send(fixture: &Fixture, last: u8, digest: &Digest) -> TcpStream {
+    let mut stream = connect_from(fixture, last).await;
     let path = blob_path(digest);
     let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -198,28 +203,28 @@ async fn send(mut stream: TcpStream, digest: &Digest) -> TcpStream {
 }
 
 async fn rest(mut stream: TcpStream) -> Vec<u8> {
-    let mut answer = Vec::new();
-    soon(stream.read_to_end(&mut answer)).await.unwrap();
-    answer
+    let mut response = Vec::new();
+    in_time(stream.read_to_end(&mut response)).await.unwrap();
+    response
 }
 
-/// What began for one may use the turn of another, and then is passed on to nobody.
+/// The download of one client may use the slot of another. Its stream is then not handed over to the first client.
 #[tokio::test]
-async fn a_slow_reader_does_not_read_in_the_turn_of_another_client() {
-    let stage = open_by_turns().await;
+async fn a_slow_reader_does_not_occupy_the_download_slot_of_another_client() {
+    let fixture = start_with_one_download().await;
     let gate = Gate::new();
-    let first = stage.upstream.put_blob("app", random_bytes(7, 300_000));
+    let first = fixture.upstream.put_blob("app", random_bytes(7, 300_000));
     let held = Fault::GateBody(200_000, gate.clone());
-    stage.upstream.inject(held.on_blob(&first));
+    fixture.upstream.inject(held.on_blob(&first));
     let bytes = random_bytes(8, 16 << 20);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
-    let busy = send(from(&stage, 2).await, &first).await;
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
+    let busy = send(&fixture, 2, &first).await;
     gate.reached(1).await;
-    eventually(async || stage.cache.stat().fills == 0).await;
-    // It waits for its only turn, and does not read.
-    let slow = send(from(&stage, 2).await, &digest).await;
-    eventually(async || stage.cache.stat().fills == 1).await;
-    let other = rest(send(from(&stage, 3).await, &digest).await).await;
+    eventually(async || fixture.cache.stat().fills == 0).await;
+    // This client waits for its only slot, and does not read.
+    let slow = send(&fixture, 2, &digest).await;
+    eventually(async || fixture.cache.stat().fills == 1).await;
+    let other = rest(send(&fixture, 3, &digest).await).await;
     assert!(other.ends_with(&bytes), "{} bytes", other.len());
     gate.release();
     drop(busy);
@@ -227,46 +232,46 @@ async fn a_slow_reader_does_not_read_in_the_turn_of_another_client() {
 }
 
 #[tokio::test]
-async fn what_is_warmed_while_a_client_pulls_it_is_kept_too() {
-    let stage = open_closed().await;
+async fn an_image_that_is_warmed_during_a_pull_is_stored() {
+    let fixture = start_admitting_none().await;
     let image = Image::random(9, &[700_000]);
-    stage.upstream.push("app", "1", &image);
+    fixture.upstream.push("app", "1", &image);
     let layer = image.blobs.iter().find(|it| it.bytes.len() == 700_000);
     let digest = layer.unwrap().digest;
     let gate = Gate::new();
     let held = Fault::GateHead(gate.clone());
-    stage.upstream.inject(held.on_blob(&digest));
-    let (path, reference) = (blob_path(&digest), stage.reference(":1"));
+    fixture.upstream.inject(held.on_blob(&digest));
+    let (path, reference) = (blob_path(&digest), fixture.reference(":1"));
     let open = async {
         gate.reached(1).await;
-        eventually(async || joins(&stage) == 1).await;
+        eventually(async || coalesced(&fixture) == 1).await;
         gate.release();
     };
     let warm = async {
         gate.reached(1).await;
-        stage.proxy.warm(&reference, &[], |_| ()).await
+        fixture.proxy.warm(&reference, &[], |_| ()).await
     };
-    let (pulled, warmed, ()) = tokio::join!(stage.get(&path), warm, open);
+    let (pulled, warmed, ()) = tokio::join!(fixture.get(&path), warm, open);
     warmed.unwrap();
     assert_eq!((pulled.status, pulled.end), (200, End::Clean));
-    assert!(stage.cache.contains(&digest));
+    assert!(fixture.cache.contains(&digest));
 }
 
-/// The first fill ends with what was left wrong before it, the second one is as wanted as that.
+/// The first fill fails because of corrupt staged bytes. The second fill must be admitted, too.
 #[tokio::test]
-async fn what_is_warmed_anew_after_wrong_leftovers_is_kept_too() {
-    let stage = open_closed().await;
+async fn an_image_that_is_warmed_after_corrupt_staged_bytes_is_stored() {
+    let fixture = start_admitting_none().await;
     let image = Image::random(10, &[700_000]);
-    stage.upstream.push("app", "1", &image);
+    fixture.upstream.push("app", "1", &image);
     let layer = image.blobs.iter().find(|it| it.bytes.len() == 700_000);
     let digest = layer.unwrap().digest;
     let gate = Gate::new();
     for fault in [Fault::Corrupt(5), Fault::GateBody(400_000, gate)] {
-        stage.upstream.inject(fault.on_blob(&digest).times(1));
+        fixture.upstream.inject(fault.on_blob(&digest).times(1));
     }
     let arrived = Arc::new(AtomicU64::new(0));
-    let cut = tokio::spawn({
-        let (proxy, reference) = (stage.proxy.clone(), stage.reference(":1"));
+    let aborted = tokio::spawn({
+        let (proxy, reference) = (fixture.proxy.clone(), fixture.reference(":1"));
         let arrived = arrived.clone();
         async move {
             let report = |progress: pierhead_proxy::Progress| {
@@ -276,12 +281,12 @@ async fn what_is_warmed_anew_after_wrong_leftovers_is_kept_too() {
         }
     });
     eventually(async || arrived.load(Ordering::Relaxed) >= 400_000).await;
-    cut.abort();
-    eventually(async || stage.cache.stat().fills == 0).await;
-    let reference = stage.reference(":1");
-    stage.proxy.warm(&reference, &[], |_| ()).await.unwrap();
-    assert!(stage.cache.contains(&digest));
-    let resumed = stage
+    aborted.abort();
+    eventually(async || fixture.cache.stat().fills == 0).await;
+    let reference = fixture.reference(":1");
+    fixture.proxy.warm(&reference, &[], |_| ()).await.unwrap();
+    assert!(fixture.cache.contains(&digest));
+    let resumed = fixture
         .upstream
         .count(|request| request.header("range").is_some());
     assert_eq!(resumed, 1);

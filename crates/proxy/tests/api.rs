@@ -1,18 +1,19 @@
-//! The rest of the API: base, lists, extensions, and what is refused.
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
+//! The endpoints other than manifests and blobs: base, lists, extensions. Requests that are refused: pushes, malformed
+//! paths, denied repositories.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
-mod stage;
+mod common;
 
+use common::{Fixture, FixtureOptions, error_code, eventually};
 use pierhead_testkit::http::Request;
 use pierhead_testkit::images::Image;
-use stage::{Plan, Stage, code, eventually};
 
 #[tokio::test]
-async fn the_base_is_200_whatever_happens() {
-    let stage = Stage::open().await;
-    stage.upstream.stop().await;
+async fn the_base_endpoint_responds_200_without_upstream() {
+    let fixture = Fixture::start().await;
+    fixture.upstream.stop().await;
     for path in ["/v2/", "/v2", "/v2/?ns=docker.io"] {
-        let base = stage.get(path).await;
+        let base = fixture.get(path).await;
         assert_eq!((base.status, &*base.body), (200, &b"{}"[..]));
         assert_eq!(
             base.header("docker-distribution-api-version"),
@@ -24,9 +25,9 @@ async fn the_base_is_200_whatever_happens() {
 
 #[tokio::test]
 async fn the_extensions_are_listed() {
-    let stage = Stage::open().await;
+    let fixture = Fixture::start().await;
     for path in ["/v2/_oci/ext/discover", "/v2/app/_oci/ext/discover"] {
-        let list = stage.get(path).await;
+        let list = fixture.get(path).await;
         assert_eq!(
             (list.status, list.json()["extensions"].is_array()),
             (200, true)
@@ -35,31 +36,31 @@ async fn the_extensions_are_listed() {
 }
 
 #[tokio::test]
-async fn tags_are_complete_and_paged_here() {
-    let stage = Plan::default().always_stale().open().await;
+async fn a_tag_list_is_complete_and_paged() {
+    let fixture = FixtureOptions::default().always_stale().start().await;
     let image = Image::random(1, &[10]);
     let mut all: Vec<String> = (0..25).map(|nth| format!("v{nth}")).collect();
     for tag in &all {
-        stage.upstream.push("app", tag, &image);
+        fixture.upstream.push("app", tag, &image);
     }
     all.sort();
-    stage
+    fixture
         .upstream
         .configure(|settings| settings.tags_page = Some(4));
-    let whole = stage.get("/v2/app/tags/list").await;
+    let whole = fixture.get("/v2/app/tags/list").await;
     assert_eq!(
         whole.json(),
         serde_json::json!({"name": "app", "tags": all})
     );
     assert_eq!(whole.header("link"), None);
-    let registry = stage.upstream.addr();
+    let registry = fixture.upstream.addr();
     let mut path = format!("/v2/app/tags/list?n=10&ns={registry}");
     let mut tags = Vec::new();
     loop {
-        let page = stage.get(&path).await;
-        let shown = page.json()["tags"].as_array().unwrap().clone();
-        assert!(shown.len() <= 10);
-        tags.extend(shown);
+        let page = fixture.get(&path).await;
+        let listed = page.json()["tags"].as_array().unwrap().clone();
+        assert!(listed.len() <= 10);
+        tags.extend(listed);
         let Some(link) = page.header("link") else {
             break;
         };
@@ -68,22 +69,22 @@ async fn tags_are_complete_and_paged_here() {
         path = next.to_owned();
     }
     assert_eq!(tags, all);
-    assert_eq!(stage.get("/v2/app/tags/list?n=x").await.status, 400);
-    stage.upstream.stop().await;
-    eventually(async || stage.get("/v2/app/tags/list").await.header("x-cache") == Some("STALE"))
+    assert_eq!(fixture.get("/v2/app/tags/list?n=x").await.status, 400);
+    fixture.upstream.stop().await;
+    eventually(async || fixture.get("/v2/app/tags/list").await.header("x-cache") == Some("STALE"))
         .await;
 }
 
 #[tokio::test]
 async fn referrers_come_from_the_api_or_from_the_tag() {
     for api in [true, false] {
-        let stage = Plan::default().always_stale().open().await;
-        stage
+        let fixture = FixtureOptions::default().always_stale().start().await;
+        fixture
             .upstream
             .configure(|settings| settings.referrers_api = api);
-        let image = stage.push(2, &[10]);
+        let image = fixture.push(2, &[10]);
         let path = format!("/v2/app/referrers/{}", image.root);
-        let empty = stage.get(&path).await;
+        let empty = fixture.get(&path).await;
         assert_eq!(
             (
                 empty.status,
@@ -98,15 +99,15 @@ async fn referrers_come_from_the_api_or_from_the_tag() {
         );
         for (seed, kind) in [(3, "application/x.sbom"), (4, "application/x.sig")] {
             let artifact = Image::artifact(seed, kind, image.root_document());
-            stage.upstream.push("app", &format!("a{seed}"), &artifact);
+            fixture.upstream.push("app", &format!("a{seed}"), &artifact);
         }
         if !api {
             continue;
         }
-        let both = stage.get(&path).await;
+        let both = fixture.get(&path).await;
         assert_eq!(both.json()["manifests"].as_array().unwrap().len(), 2);
         assert_eq!(both.header("oci-filters-applied"), None);
-        let one = stage
+        let one = fixture
             .get(&format!("{path}?artifactType=application%2Fx.sig"))
             .await;
         assert_eq!(one.header("oci-filters-applied"), Some("artifactType"));
@@ -115,16 +116,16 @@ async fn referrers_come_from_the_api_or_from_the_tag() {
             (shown.as_array().unwrap().len(), &shown[0]["artifactType"]),
             (1, &"application/x.sig".into())
         );
-        stage.upstream.stop().await;
-        assert_eq!(stage.get(&path).await.header("x-cache"), Some("STALE"));
+        fixture.upstream.stop().await;
+        assert_eq!(fixture.get(&path).await.header("x-cache"), Some("STALE"));
     }
 }
 
 #[tokio::test]
 async fn pushes_are_refused() {
-    let stage = Stage::open().await;
-    let image = stage.push(5, &[10]);
-    let blob = stage::blob_path(&image.blobs[0].digest);
+    let fixture = Fixture::start().await;
+    let image = fixture.push(5, &[10]);
+    let blob = common::blob_path(&image.blobs[0].digest);
     for (method, path) in [
         ("POST", "/v2/app/blobs/uploads/"),
         ("PATCH", "/v2/app/blobs/uploads/session"),
@@ -142,22 +143,22 @@ async fn pushes_are_refused() {
             &*format!("/v2/app/_pierhead/file/{0}?image={0}", image.root),
         ),
     ] {
-        let refused = stage.ask(Request::new(method, path)).await;
+        let refused = fixture.send(Request::new(method, path)).await;
         assert_eq!(
-            (refused.status, code(&refused).as_str()),
+            (refused.status, error_code(&refused).as_str()),
             (405, "UNSUPPORTED"),
             "{method} {path}"
         );
         assert_eq!(refused.header("allow"), Some("GET, HEAD"));
     }
     let with_body = Request::new("PUT", "/v2/app/manifests/1").body(vec![b'x'; 1000]);
-    assert_eq!(stage.ask(with_body).await.status, 405);
-    assert!(stage.upstream.requests().is_empty());
+    assert_eq!(fixture.send(with_body).await.status, 405);
+    assert!(fixture.upstream.requests().is_empty());
 }
 
 #[tokio::test]
-async fn nonsense_is_refused_without_a_word_to_the_upstream() {
-    let stage = Stage::open().await;
+async fn a_malformed_request_is_refused_without_an_upstream_request() {
+    let fixture = Fixture::start().await;
     let long = format!("/v2/{}/manifests/1", "a/".repeat(4000));
     let long_query = format!("/v2/app/manifests/1?x={}", "a".repeat(5000));
     for (path, status, kind) in [
@@ -183,31 +184,31 @@ async fn nonsense_is_refused_without_a_word_to_the_upstream() {
         (&*long, 414, "NAME_INVALID"),
         (&*long_query, 414, "NAME_INVALID"),
     ] {
-        let refused = stage.get(path).await;
+        let refused = fixture.get(path).await;
         assert_eq!(
-            (refused.status, code(&refused).as_str()),
+            (refused.status, error_code(&refused).as_str()),
             (status, kind),
             "{path:.60}"
         );
     }
-    assert!(stage.upstream.requests().is_empty());
+    assert!(fixture.upstream.requests().is_empty());
 }
 
-/// Whoever may not pull a repository gets nothing of it, and its upstream hears nothing of that.
+/// Neither from the cache nor from the upstream.
 #[tokio::test]
-async fn a_repository_that_is_denied_is_served_from_nowhere() {
-    let stage = Stage::open().await;
-    let image = stage.push(31, &[5000]);
-    stage.upstream.push("other", "1", &image);
-    stage.pull(&image).await;
+async fn a_denied_repository_is_not_served() {
+    let fixture = Fixture::start().await;
+    let image = fixture.push(31, &[5000]);
+    fixture.upstream.push("other", "1", &image);
+    fixture.pull(&image).await;
     let mut config = pierhead_proxy::Config {
-        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        default_upstream: fixture.upstream.addr().to_string().parse().unwrap(),
         ..pierhead_proxy::Config::default()
     };
     let registry = config.default_upstream.clone();
     config.rules.deny = vec![format!("{registry}/app").parse().unwrap()];
-    stage.proxy.reload(config.clone());
-    stage.upstream.clear_requests();
+    fixture.proxy.reload(config.clone());
+    fixture.upstream.clear_requests();
     let layer = image.blobs[1].digest;
     for path in [
         "/v2/app/manifests/1".to_owned(),
@@ -219,9 +220,9 @@ async fn a_repository_that_is_denied_is_served_from_nowhere() {
         format!("/v2/{registry}/app/manifests/1"),
         format!("/v2/app/manifests/1?ns={registry}"),
     ] {
-        let denied = stage.get(&path).await;
+        let denied = fixture.get(&path).await;
         assert_eq!(
-            (denied.status, code(&denied)),
+            (denied.status, error_code(&denied)),
             (403, "DENIED".into()),
             "{path}"
         );
@@ -231,15 +232,15 @@ async fn a_repository_that_is_denied_is_served_from_nowhere() {
         );
     }
     let reference = format!("{registry}/app:1").parse().unwrap();
-    let warmed = stage.proxy.warm(&reference, &[], |_| {}).await;
+    let warmed = fixture.proxy.warm(&reference, &[], |_| {}).await;
     assert!(warmed.is_err_and(|error| error.contains("access.deny")));
-    assert_eq!(stage.upstream.requests().len(), 0);
-    assert_eq!(stage.get("/v2/other/manifests/1").await.status, 200);
+    assert_eq!(fixture.upstream.requests().len(), 0);
+    assert_eq!(fixture.get("/v2/other/manifests/1").await.status, 200);
 
     config.rules.deny.clear();
     config.rules.allow = vec![format!("{registry}/app").parse().unwrap()];
-    stage.proxy.reload(config);
-    assert_eq!(stage.get("/v2/app/manifests/1").await.status, 200);
-    assert_eq!(stage.get("/v2/other/manifests/1").await.status, 403);
-    assert_eq!(stage.get("/v2/").await.status, 200);
+    fixture.proxy.reload(config);
+    assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 200);
+    assert_eq!(fixture.get("/v2/other/manifests/1").await.status, 403);
+    assert_eq!(fixture.get("/v2/").await.status, 200);
 }

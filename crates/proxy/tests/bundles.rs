@@ -1,13 +1,16 @@
-//! Bundle endpoints: delta content, authorization, resumption, malformed requests.
-#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+//! The bundle extension: contents of bundles, resumption, shares, single files, traces, access, malformed requests.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
-mod stage;
+mod common;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use common::{
+    Fixture, FixtureOptions, blob_path, connect_from, error_code, eventually, has_metric, in_time,
+};
 use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
@@ -22,24 +25,24 @@ use pierhead_testkit::log::capture;
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
 use pierhead_toc::{FileDigest, ImageToc, Kind, image_toc};
 use serde_json::{Value, json};
-use stage::{Plan, Stage, blob_path, code, eventually, from, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
-/// Heads of questions, to be gone on with.
-const POSTED: &str =
+/// Start of the head of a request for a bundle.
+const POST_HEAD: &str =
     "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n";
-const CHUNKED: &str = "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n";
+/// Start of the head of a request for a bundle with a chunked body.
+const CHUNKED_POST_HEAD: &str = "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n";
 
-async fn with_bundles() -> Stage {
-    bundles(Plan::default()).open().await
+async fn with_bundles() -> Fixture {
+    bundle_options(FixtureOptions::default()).start().await
 }
 
-fn bundles(plan: Plan) -> Plan {
-    Plan {
-        bundles: true,
-        ..plan
+fn bundle_options(options: FixtureOptions) -> FixtureOptions {
+    FixtureOptions {
+        has_bundles: true,
+        ..options
     }
 }
 
@@ -62,26 +65,27 @@ fn post(path: &str, body: &Value) -> Request {
         .body(body.to_string())
 }
 
-/// Asks until the image is ready.
-async fn bundle(stage: &Stage, body: &Value) -> Response {
-    soon(async {
+/// Repeats the request until the image is ready.
+async fn bundle(fixture: &Fixture, body: &Value) -> Response {
+    in_time(async {
         loop {
-            let answer = stage.ask(post(BUNDLE, body)).await;
-            if answer.status != 503 {
-                return answer;
+            let response = fixture.send(post(BUNDLE, body)).await;
+            if response.status != 503 {
+                return response;
             }
-            let detail = &answer.json()["errors"][0]["detail"];
-            assert!(detail["stage"].is_string(), "{answer:?}");
-            assert_eq!(answer.header("retry-after"), Some("1"));
+            let detail = &response.json()["errors"][0]["detail"];
+            assert!(detail["stage"].is_string(), "{response:?}");
+            assert_eq!(response.header("retry-after"), Some("1"));
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     })
     .await
 }
 
-struct Tables<'a>(&'a ImageToc, Option<&'a ImageToc>);
+/// Sizes of file contents by the TOCs of the image and of a base image.
+struct Tocs<'a>(&'a ImageToc, Option<&'a ImageToc>);
 
-impl Sizes for Tables<'_> {
+impl Sizes for Tocs<'_> {
     fn wanted(&self, content: u32) -> Option<u64> {
         self.0.contents().size(content)
     }
@@ -91,7 +95,7 @@ impl Sizes for Tables<'_> {
     }
 }
 
-/// Header, table, and the contents that came whole.
+/// The header, the TOC, and the file contents that need no base image.
 fn received(
     bundle: &[u8],
     base: Option<&ImageToc>,
@@ -101,8 +105,8 @@ fn received(
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
         panic!("no header");
     };
-    let table = image_toc::decode(&header.toc.coded, header.toc.base.and(base)).unwrap();
-    let sizes = Tables(&table, base);
+    let toc = image_toc::decode(&header.toc.coded, header.toc.base.and(base)).unwrap();
+    let sizes = Tocs(&toc, base);
     let frames: Vec<_> = header
         .frames
         .cursor(&sizes)
@@ -111,7 +115,7 @@ fn received(
         .collect();
     let mut contents: BTreeMap<FileDigest, Vec<u8>> = BTreeMap::new();
     loop {
-        match decoder.feed(&mut rest).unwrap().expect("it ends too early") {
+        match decoder.feed(&mut rest).unwrap().expect("more records") {
             Event::Record {
                 frame,
                 coding,
@@ -124,7 +128,7 @@ fn received(
                 let mut data = &data[..];
                 for member in members {
                     let (part, rest) = data.split_at(usize::try_from(member.len).unwrap());
-                    let content = table.contents().content(member.content).unwrap();
+                    let content = toc.contents().content(member.content).unwrap();
                     contents.entry(content).or_default().extend(part);
                     data = rest;
                 }
@@ -135,126 +139,126 @@ fn received(
         }
     }
     assert!(decoder.is_ended() && rest.is_empty());
-    (*header, table, contents)
+    (*header, toc, contents)
 }
 
-fn is_whole(table: &ImageToc, contents: &BTreeMap<FileDigest, Vec<u8>>) -> bool {
-    let all = table.contents();
-    (0..table.visible()).all(|number| {
+fn is_complete(toc: &ImageToc, contents: &BTreeMap<FileDigest, Vec<u8>>) -> bool {
+    let all = toc.contents();
+    (0..toc.visible()).all(|number| {
         all.size(number) == Some(0) || contents.contains_key(&all.content(number).unwrap())
     })
 }
 
 #[tokio::test]
-async fn an_image_that_nobody_pulled_is_pulled_indexed_and_sent() {
-    let stage = with_bundles().await;
+async fn an_image_that_is_not_cached_is_pulled_indexed_and_sent() {
+    let fixture = with_bundles().await;
     let image = tree(1);
-    stage.upstream.push("app", "1", &image.image);
-    let answer = bundle(&stage, &json!({"want": "1"})).await;
-    assert_eq!((answer.status, answer.end), (200, End::Clean));
+    fixture.upstream.push("app", "1", &image.image);
+    let response = bundle(&fixture, &json!({"want": "1"})).await;
+    assert_eq!((response.status, response.end), (200, End::Clean));
     assert_eq!(
-        answer.header("content-type"),
+        response.header("content-type"),
         Some("application/vnd.pierhead.bundle.v1")
     );
-    let (header, table, contents) = received(&answer.body, None);
+    let (header, toc, contents) = received(&response.body, None);
     assert_eq!(header.manifest, image.image.root_document().bytes);
-    assert!(is_whole(&table, &contents));
-    // The same question, the same bytes; and none at all to whoever has them.
-    let again = bundle(&stage, &json!({"want": image.image.root.to_string()})).await;
-    assert!(again.body == answer.body);
-    let etag = answer.header("etag").unwrap();
-    let known = post(BUNDLE, &json!({"want": "1"})).header("if-none-match", etag);
-    let known = stage.ask(known).await;
-    assert_eq!((known.status, known.body.len()), (304, 0));
-    assert!(metric(
-        &stage,
+    assert!(is_complete(&toc, &contents));
+    // The same request gets the same bytes. With the ETag, it gets 304.
+    let again = bundle(&fixture, &json!({"want": image.image.root.to_string()})).await;
+    assert!(again.body == response.body);
+    let etag = response.header("etag").unwrap();
+    let conditional = post(BUNDLE, &json!({"want": "1"})).header("if-none-match", etag);
+    let not_modified = fixture.send(conditional).await;
+    assert_eq!((not_modified.status, not_modified.body.len()), (304, 0));
+    assert!(has_metric(
+        &fixture,
         "requests_total{endpoint=\"bundle\",cache=\"hit\",status=\"3xx\"} 1"
     ));
 }
 
 #[tokio::test]
-async fn a_pull_by_layers_is_indexed_unasked() {
-    let stage = with_bundles().await;
+async fn an_image_that_is_pulled_by_layers_is_indexed() {
+    let fixture = with_bundles().await;
     let image = tree(2);
-    stage.upstream.push("app", "1", &image.image);
-    stage.pull(&image.image).await;
-    let bundle_server = stage.bundle_server.clone().unwrap();
+    fixture.upstream.push("app", "1", &image.image);
+    fixture.pull(&image.image).await;
+    let bundle_server = fixture.bundle_server.clone().unwrap();
     eventually(async || {
         bundle_server.state(&image.image.root) == pierhead_bundle_server::State::Ready
     })
     .await;
-    let answer = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
-    assert_eq!(answer.status, 200);
+    let response = fixture.send(post(BUNDLE, &json!({"want": "1"}))).await;
+    assert_eq!(response.status, 200);
 }
 
 #[tokio::test]
-async fn a_pull_by_layers_counts_for_the_client_that_pulled() {
-    let rest = BackgroundWork::default();
-    rest.set_paused(true);
-    let plan = Plan {
-        rest: rest.clone(),
-        ..Plan::default()
+async fn indexing_counts_for_the_client_that_pulled_the_layers() {
+    let background = BackgroundWork::default();
+    background.set_paused(true);
+    let options = FixtureOptions {
+        background: background.clone(),
+        ..FixtureOptions::default()
     };
-    let stage = bundles(plan).open().await;
-    let bundle_server = stage.bundle_server.clone().unwrap();
+    let fixture = bundle_options(options).start().await;
+    let bundle_server = fixture.bundle_server.clone().unwrap();
     let pulled = [(2, 31), (2, 32), (2, 33), (3, 34)].map(|(client, seed)| (client, tree(seed)));
     for (client, TreeImage { image, .. }) in &pulled {
-        stage.upstream.push("app", "1", image);
-        let mut stream = from(&stage, *client).await;
+        fixture.upstream.push("app", "1", image);
+        let mut stream = connect_from(&fixture, *client).await;
         let head = format!("GET /v2/app/manifests/{} HTTP/1.1", image.root);
         let request = format!("{head}\r\nhost: a\r\nconnection: close\r\n\r\n");
-        soon(stream.write_all(request.as_bytes())).await.unwrap();
-        let mut answer = String::new();
-        soon(stream.read_to_string(&mut answer)).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        in_time(stream.write_all(request.as_bytes())).await.unwrap();
+        let mut response = String::new();
+        in_time(stream.read_to_string(&mut response)).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
         for blob in &image.blobs {
-            assert_eq!(stage.get(&blob_path(&blob.digest)).await.status, 200);
+            assert_eq!(fixture.get(&blob_path(&blob.digest)).await.status, 200);
         }
-        // It waits in the queue before the next one is pulled.
+        // The image is in the queue before the next one is pulled.
         eventually(async || bundle_server.state(&image.root) != State::Unknown).await;
     }
-    rest.set_paused(false);
+    background.set_paused(false);
     let is_ready = |image: &TreeImage| bundle_server.state(&image.image.root) == State::Ready;
     let [_, _, (_, last), (_, other)] = &pulled;
     eventually(async || is_ready(last)).await;
-    // Clients take turns: the other one's image is not behind all three.
+    // Clients share the indexing fairly, so the image of the other client is not last.
     assert!(is_ready(other));
 }
 
 #[tokio::test]
-async fn what_was_cached_before_there_were_bundles_is_indexed_unasked() {
-    let stage = Stage::open().await;
+async fn images_that_were_cached_without_bundles_are_indexed() {
+    let fixture = Fixture::start().await;
     let image = tree(22);
-    stage.upstream.push("app", "1", &image.image);
-    stage.pull(&image.image).await;
-    // All of an index, attestations among it, as whoever mirrors it does.
+    fixture.upstream.push("app", "1", &image.image);
+    fixture.pull(&image.image).await;
+    // Pulls all parts of an index, with its attestations, as a mirror does.
     let index = Image::multi_arch(23, &["amd64", "arm64"]);
-    stage.upstream.push("app", "3", &index);
-    assert_eq!(stage.get("/v2/app/manifests/3").await.status, 200);
+    fixture.upstream.push("app", "3", &index);
+    assert_eq!(fixture.get("/v2/app/manifests/3").await.status, 200);
     for document in &index.documents {
         let path = format!("/v2/app/manifests/{}", document.digest);
-        assert_eq!(stage.get(&path).await.status, 200);
+        assert_eq!(fixture.get(&path).await.status, 200);
     }
     for blob in &index.blobs {
-        assert_eq!(stage.get(&blob_path(&blob.digest)).await.status, 200);
+        assert_eq!(fixture.get(&blob_path(&blob.digest)).await.status, 200);
     }
-    // Of this one the manifest alone was asked for.
+    // Of this image, only the manifest is pulled.
     let absent = tree(24);
-    stage.upstream.push("app", "2", &absent.image);
-    assert_eq!(stage.get("/v2/app/manifests/2").await.status, 200);
+    fixture.upstream.push("app", "2", &absent.image);
+    assert_eq!(fixture.get("/v2/app/manifests/2").await.status, 200);
     for blob in image.image.blobs.iter().chain(&index.blobs) {
-        stage.committed(&blob.digest).await;
+        fixture.wait_until_stored(&blob.digest).await;
     }
-    let data = Some(stage.close().await);
-    // The upstream of this one has nothing at all.
-    let stage = bundles(Plan {
+    let data = Some(fixture.close().await);
+    // The upstream of the second fixture is empty.
+    let fixture = bundle_options(FixtureOptions {
         data,
-        ..Plan::default()
+        ..FixtureOptions::default()
     })
-    .open()
+    .start()
     .await;
-    let bundle_server = stage.bundle_server.clone().unwrap();
-    soon(stage.proxy.offer_stored()).await;
+    let bundle_server = fixture.bundle_server.clone().unwrap();
+    in_time(fixture.proxy.offer_stored()).await;
     assert_eq!(bundle_server.state(&image.image.root), State::Ready);
     assert_eq!(bundle_server.state(&absent.image.root), State::Unknown);
     let states = index
@@ -264,48 +268,48 @@ async fn what_was_cached_before_there_were_bundles_is_indexed_unasked() {
     let ready = states.filter(|state| *state == State::Ready).count();
     assert_eq!(ready, 2, "one for each platform");
     let want = image.image.root.to_string();
-    let answer = stage.ask(post(BUNDLE, &json!({"want": want}))).await;
-    assert_eq!(answer.status, 200, "{answer:?}");
-    let (_, table, contents) = received(&answer.body, None);
-    assert!(is_whole(&table, &contents));
+    let response = fixture.send(post(BUNDLE, &json!({"want": want}))).await;
+    assert_eq!(response.status, 200, "{response:?}");
+    let (_, toc, contents) = received(&response.body, None);
+    assert!(is_complete(&toc, &contents));
 }
 
 #[tokio::test]
-async fn what_a_worker_has_is_not_sent_and_what_is_unknown_is_told() {
-    let stage = with_bundles().await;
+async fn contents_of_base_images_are_not_sent_and_unknown_base_images_are_named() {
+    let fixture = with_bundles().await;
     let (old, more) = (tree(3), tree(4));
     let new = Image::of_tars("amd64", &[&old.tars[..], &more.tars[..1]].concat());
-    stage.upstream.push("app", "1", &old.image);
-    stage.upstream.push("app", "2", &new);
-    let first = bundle(&stage, &json!({"want": "1"})).await;
-    let (_, old_table, _) = received(&first.body, None);
-    let stranger = Digest::from(FileDigest::of(b"stranger")).to_string();
-    let whole = bundle(&stage, &json!({"want": "2"})).await;
-    let have = json!({"want": "2", "have": [old.image.root.to_string(), stranger]});
-    let update = bundle(&stage, &have).await;
-    assert_eq!(update.header("pierhead-unknown-have"), Some(&*stranger));
+    fixture.upstream.push("app", "1", &old.image);
+    fixture.upstream.push("app", "2", &new);
+    let first = bundle(&fixture, &json!({"want": "1"})).await;
+    let (_, old_toc, _) = received(&first.body, None);
+    let unknown = Digest::from(FileDigest::of(b"unknown")).to_string();
+    let whole = bundle(&fixture, &json!({"want": "2"})).await;
+    let have = json!({"want": "2", "have": [old.image.root.to_string(), unknown]});
+    let update = bundle(&fixture, &have).await;
+    assert_eq!(update.header("pierhead-unknown-have"), Some(&*unknown));
     assert!(update.body.len() < whole.body.len());
-    let (header, _, _) = received(&update.body, Some(&old_table));
+    let (header, _, _) = received(&update.body, Some(&old_toc));
     assert_eq!(header.base_images.len(), 1);
-    // As many as somebody may say, none of them known.
+    // The maximum number of base images, all unknown.
     let many: Vec<_> = (0..256_u32)
         .map(|nth| Digest::from(FileDigest::of(&nth.to_le_bytes())).to_string())
         .collect();
-    let answer = bundle(&stage, &json!({"want": "2", "have": many})).await;
-    assert_eq!(answer.status, 200);
-    let (_, table, contents) = received(&answer.body, None);
-    assert!(is_whole(&table, &contents));
+    let response = bundle(&fixture, &json!({"want": "2", "have": many})).await;
+    assert_eq!(response.status, 200);
+    let (_, toc, contents) = received(&response.body, None);
+    assert!(is_complete(&toc, &contents));
 }
 
 #[tokio::test]
-async fn a_bundle_goes_on_where_it_was_cut() {
-    let stage = with_bundles().await;
+async fn a_bundle_is_resumed() {
+    let fixture = with_bundles().await;
     let image = tree(5);
-    stage.upstream.push("app", "1", &image.image);
-    let answer = bundle(&stage, &json!({"want": "1", "layers": true})).await;
-    let etag = answer.header("etag").unwrap();
+    fixture.upstream.push("app", "1", &image.image);
+    let response = bundle(&fixture, &json!({"want": "1", "layers": true})).await;
+    let etag = response.header("etag").unwrap();
     let mut decoder = Decoder::new();
-    let mut rest = &answer.body[..];
+    let mut rest = &response.body[..];
     let Some(Event::Header {
         prelude, header, ..
     }) = decoder.feed(&mut rest).unwrap()
@@ -314,8 +318,8 @@ async fn a_bundle_goes_on_where_it_was_cut() {
     };
     let frames = u32::try_from(header.frames.len()).unwrap();
     let part = json!({"etag": etag, "first": frames - 1});
-    let question = json!({"want": "1", "layers": true, "part": part});
-    let part = bundle(&stage, &question).await;
+    let query = json!({"want": "1", "layers": true, "part": part});
+    let part = bundle(&fixture, &query).await;
     let mut decoder = Decoder::resumed(prelude.digest, &header);
     let mut rest = &part.body[..];
     assert!(matches!(
@@ -326,26 +330,26 @@ async fn a_bundle_goes_on_where_it_was_cut() {
         decoder.feed(&mut rest).unwrap(),
         Some(Event::Record { .. })
     ));
-    // The end marks count what came in each.
+    // Each end mark counts the records of its own response.
     let record = &part.body[PRELUDE..part.body.len() - RECORD_HEAD];
-    assert!(answer.body[..answer.body.len() - RECORD_HEAD].ends_with(record));
+    assert!(response.body[..response.body.len() - RECORD_HEAD].ends_with(record));
     assert!(matches!(
         decoder.feed(&mut rest).unwrap(),
         Some(Event::End(_))
     ));
-    // Of a bundle that is not had any more there is the whole.
+    // With the ETag of a deleted bundle, the response is a whole bundle.
     let part = json!({"etag": "\"gone\"", "first": 3});
-    let question = json!({"want": "1", "layers": true, "part": part});
-    let whole = bundle(&stage, &question).await;
-    assert!(whole.body == answer.body);
+    let query = json!({"want": "1", "layers": true, "part": part});
+    let whole = bundle(&fixture, &query).await;
+    assert!(whole.body == response.body);
 }
 
 #[tokio::test]
-async fn shares_are_disjoint_and_all_of_the_bundle() {
-    let stage = with_bundles().await;
+async fn shares_are_disjoint_and_cover_the_bundle() {
+    let fixture = with_bundles().await;
     let image = tree(21);
-    stage.upstream.push("app", "1", &image.image);
-    let whole = bundle(&stage, &json!({"want": "1"})).await;
+    fixture.upstream.push("app", "1", &image.image);
+    let whole = bundle(&fixture, &json!({"want": "1"})).await;
     let header = {
         let mut decoder = Decoder::new();
         let event = decoder.feed(&mut &whole.body[..]).unwrap();
@@ -354,28 +358,28 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
         };
         prelude
     };
-    let behind = PRELUDE + header.body_len();
+    let header_end = PRELUDE + header.body_len();
     for of in [1, 2, 3, 64] {
         let (mut frames, mut sent) = (0, Vec::new());
         for nth in 0..of {
-            let share = bundle(&stage, &json!({"want": "1", "share": [nth, of]})).await;
+            let share = bundle(&fixture, &json!({"want": "1", "share": [nth, of]})).await;
             assert_eq!(share.header("etag"), whole.header("etag"));
             let prelude = Prelude::decode(share.body.first_chunk().unwrap()).unwrap();
             assert_eq!((prelude.continued, prelude.first), (nth > 0, frames));
             assert_eq!(prelude.digest, header.digest);
             frames = prelude.until;
-            let begin = if nth == 0 { behind } else { PRELUDE };
+            let begin = if nth == 0 { header_end } else { PRELUDE };
             sent.extend_from_slice(&share.body[begin..share.body.len() - RECORD_HEAD]);
         }
         assert_eq!(frames, header.until);
-        assert!(sent == whole.body[behind..whole.body.len() - RECORD_HEAD]);
+        assert!(sent == whole.body[header_end..whole.body.len() - RECORD_HEAD]);
     }
-    // The same with the header in pieces.
+    // The same with a header in pieces.
     for of in [1, 2, 64] {
         let (mut body, mut sent) = (Vec::new(), Vec::new());
         for nth in 0..of {
-            let question = json!({"want": "1", "share": [nth, of], "pieces": true});
-            let share = bundle(&stage, &question).await;
+            let query = json!({"want": "1", "share": [nth, of], "pieces": true});
+            let share = bundle(&fixture, &query).await;
             let prelude = Prelude::decode(share.body.first_chunk().unwrap()).unwrap();
             assert!(prelude.continued && prelude.piece, "{nth} of {of}");
             let piece = Share(nth, of).of(u64::from(prelude.body));
@@ -383,12 +387,12 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
             body.extend_from_slice(&share.body[PRELUDE..begin]);
             sent.extend_from_slice(&share.body[begin..share.body.len() - RECORD_HEAD]);
         }
-        assert!(body == whole.body[PRELUDE..behind]);
-        assert!(sent == whole.body[behind..whole.body.len() - RECORD_HEAD]);
+        assert!(body == whole.body[PRELUDE..header_end]);
+        assert!(sent == whole.body[header_end..whole.body.len() - RECORD_HEAD]);
     }
-    // It goes with shares alone.
-    let question = json!({"want": "1", "pieces": true});
-    assert!(bundle(&stage, &question).await.body == whole.body);
+    // Without a share, `pieces` has no effect.
+    let query = json!({"want": "1", "pieces": true});
+    assert!(bundle(&fixture, &query).await.body == whole.body);
     for hostile in [
         json!([2, 2]),
         json!([0, 0]),
@@ -396,28 +400,28 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
         json!([-1, 2]),
         json!(1),
     ] {
-        let question = json!({"want": "1", "share": hostile});
-        let answer = stage.ask(post(BUNDLE, &question)).await;
-        assert_eq!(answer.status, 400, "{question}");
+        let query = json!({"want": "1", "share": hostile});
+        let response = fixture.send(post(BUNDLE, &query)).await;
+        assert_eq!(response.status, 400, "{query}");
     }
-    // One plans for all of them.
-    let stranger = Digest::from(FileDigest::of(b"stranger")).to_string();
-    let question = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), stranger], "share": [nth, 2], "pieces": true});
-    let early = stage.ask(post(BUNDLE, &question(1))).await;
+    // Only the request for the first share makes a plan.
+    let unknown = Digest::from(FileDigest::of(b"unknown")).to_string();
+    let query = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), unknown], "share": [nth, 2], "pieces": true});
+    let early = fixture.send(post(BUNDLE, &query(1))).await;
     assert_eq!(early.status, 503);
-    // Whoever asked for the other pieces was told so: all of the header comes.
-    let first = bundle(&stage, &question(0)).await;
+    // The other pieces were refused, so this response has the whole header.
+    let first = bundle(&fixture, &query(0)).await;
     let prelude = Prelude::decode(first.body.first_chunk().unwrap()).unwrap();
     assert!(!prelude.continued && !prelude.piece);
-    // The server may replace the packs of the plan meanwhile, or be late. Then a client begins again, with the first share.
-    let later = soon(async {
+    // The server may replace the packs of the plan meanwhile. Then a client starts again with the first share.
+    let later = in_time(async {
         loop {
-            let later = stage.ask(post(BUNDLE, &question(1))).await;
+            let later = fixture.send(post(BUNDLE, &query(1))).await;
             if later.status != 503 {
                 return later;
             }
             assert!(later.header("retry-after").is_some(), "{later:?}");
-            bundle(&stage, &question(0)).await;
+            bundle(&fixture, &query(0)).await;
         }
     })
     .await;
@@ -427,13 +431,13 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
 }
 
 #[tokio::test]
-async fn single_files_are_those_of_the_image_alone() {
-    let stage = with_bundles().await;
+async fn only_files_of_the_named_image_are_served() {
+    let fixture = with_bundles().await;
     let (image, other) = (tree(6), tree(7));
-    stage.upstream.push("app", "1", &image.image);
-    stage.upstream.push("app", "2", &other.image);
-    bundle(&stage, &json!({"want": "1"})).await;
-    bundle(&stage, &json!({"want": "2"})).await;
+    fixture.upstream.push("app", "1", &image.image);
+    fixture.upstream.push("app", "2", &other.image);
+    bundle(&fixture, &json!({"want": "1"})).await;
+    bundle(&fixture, &json!({"want": "2"})).await;
     let path = |content: &FileDigest, image: &TreeImage| {
         format!(
             "/v2/app/_pierhead/file/{content}?image={}",
@@ -441,10 +445,10 @@ async fn single_files_are_those_of_the_image_alone() {
         )
     };
     for (content, bytes) in image.contents.iter().take(5) {
-        let got = stage.get(&path(content, &image)).await;
+        let got = fixture.get(&path(content, &image)).await;
         assert_eq!((got.status, got.end), (200, End::Clean));
         assert!(got.body == *bytes);
-        let head = stage.head(&path(content, &image)).await;
+        let head = fixture.head(&path(content, &image)).await;
         assert_eq!(
             head.header("content-length"),
             Some(&*bytes.len().to_string())
@@ -455,67 +459,73 @@ async fn single_files_are_those_of_the_image_alone() {
         .keys()
         .filter(|it| !image.contents.contains_key(*it));
     let foreign = foreign.next().unwrap();
-    let refused = stage.get(&path(foreign, &image)).await;
-    assert_eq!((refused.status, &*code(&refused)), (404, "BLOB_UNKNOWN"));
-    assert_eq!(stage.get(&path(foreign, &other)).await.status, 200);
-    let nowhere = format!("/v2/app/_pierhead/file/{foreign}?image={foreign}");
-    assert_eq!(stage.get(&nowhere).await.status, 404);
+    let refused = fixture.get(&path(foreign, &image)).await;
+    assert_eq!(
+        (refused.status, &*error_code(&refused)),
+        (404, "BLOB_UNKNOWN")
+    );
+    assert_eq!(fixture.get(&path(foreign, &other)).await.status, 200);
+    let unknown_image = format!("/v2/app/_pierhead/file/{foreign}?image={foreign}");
+    assert_eq!(fixture.get(&unknown_image).await.status, 404);
 }
 
 #[tokio::test]
-async fn traces_are_taken_of_images_that_are_here() {
+async fn traces_of_cached_images_are_recorded_with_one_vote_per_client() {
     let lines = capture();
-    let stage = with_bundles().await;
+    let fixture = with_bundles().await;
     let image = tree(8);
-    stage.upstream.push("app", "1", &image.image);
-    bundle(&stage, &json!({"want": "1"})).await;
+    fixture.upstream.push("app", "1", &image.image);
+    bundle(&fixture, &json!({"want": "1"})).await;
     let files: Vec<_> = (0..100).map(|nth| format!("file-{nth}")).collect();
     let foreign = post(TRACE, &json!({"image": "1", "files": files}));
-    let refused = stage.ask(foreign).await;
-    assert_eq!((refused.status, &*code(&refused)), (400, "UNSUPPORTED"));
+    let refused = fixture.send(foreign).await;
+    assert_eq!(
+        (refused.status, &*error_code(&refused)),
+        (400, "UNSUPPORTED")
+    );
     let mut own = paths(&image);
     assert_eq!(own.len(), 2);
     own.extend(["nowhere".to_owned(), own[0].clone()]);
-    let some = post(TRACE, &json!({"image": "1", "files": own}));
-    let noted = stage.ask(some).await;
-    assert_eq!(noted.status, 200, "{noted:?}");
-    assert_eq!(noted.json(), json!({"matched": 2, "clients": 1}));
+    let upload = post(TRACE, &json!({"image": "1", "files": own}));
+    let recorded = fixture.send(upload).await;
+    assert_eq!(recorded.status, 200, "{recorded:?}");
+    assert_eq!(recorded.json(), json!({"matched": 2, "clients": 1}));
     let line = lines.with("entries=4 matched=2");
     assert_eq!(line.len(), 1, "{}", lines.text());
     assert!(line[0].contains("trace"), "{}", line[0]);
     assert!(line[0].contains(" client=127.0.0.1"), "{}", line[0]);
     // The request of `pierhead inspect`.
-    let ask = json!({"want": "1", "start_order": true});
-    let order = stage.ask(post(BUNDLE, &ask)).await.json();
+    let query = json!({"want": "1", "start_order": true});
+    let order = fixture.send(post(BUNDLE, &query)).await.json();
     assert_eq!(order["source"]["clients"], 1, "{order}");
-    // A second upload of the same client replaces its first one; another client adds a vote.
+    // A second trace of the same client replaces its first one. A trace of another client adds a vote.
     let trace = json!({"image": "1", "files": paths(&image)});
-    let again = stage.ask(post(TRACE, &trace)).await;
+    let again = fixture.send(post(TRACE, &trace)).await;
     assert_eq!(again.json(), json!({"matched": 2, "clients": 1}));
     let body = trace.to_string();
     let upload = format!(
         "POST {TRACE} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let mut stream = from(&stage, 2).await;
-    soon(stream.write_all(upload.as_bytes())).await.unwrap();
+    let mut stream = connect_from(&fixture, 2).await;
+    in_time(stream.write_all(upload.as_bytes())).await.unwrap();
     let mut response = String::new();
-    soon(stream.read_to_string(&mut response)).await.unwrap();
+    in_time(stream.read_to_string(&mut response)).await.unwrap();
     assert!(response.contains(r#""clients":2"#), "{response}");
     let line = lines.with("client=127.0.0.2");
     assert_eq!(line.len(), 1, "{}", lines.text());
     assert!(line[0].contains("entries=2 matched=2"), "{}", line[0]);
     let absent = post(TRACE, &json!({"image": "absent", "files": files}));
-    assert_eq!(stage.ask(absent).await.status, 404);
+    assert_eq!(fixture.send(absent).await.status, 404);
 }
 
 #[tokio::test]
-async fn what_a_traced_start_reads_is_all_that_stays_on_the_fast_tier() {
-    let plan = Plan {
-        fast: 64 << 20,
-        ..Plan::default()
+async fn only_hot_ranges_of_a_traced_image_stay_on_the_fast_tier() {
+    let options = FixtureOptions {
+        fast_tier_size: 64 << 20,
+        ..FixtureOptions::default()
     };
-    let stage = bundles(plan).open().await;
+    let fixture = bundle_options(options).start().await;
     let mut tar = tar::Builder::new(Vec::new());
     for (name, len) in [("first", 100_000), ("second", 6_000_000)] {
         let mut header = tar::Header::new_gnu();
@@ -525,38 +535,38 @@ async fn what_a_traced_start_reads_is_all_that_stays_on_the_fast_tier() {
         tar.append_data(&mut header, name, &content[..]).unwrap();
     }
     let image = Image::of_tars("amd64", &[tar.into_inner().unwrap()]);
-    stage.upstream.push("app", "1", &image);
-    bundle(&stage, &json!({"want": "1"})).await;
-    let fast = || stage.cache.tier().unwrap().fast;
+    fixture.upstream.push("app", "1", &image);
+    bundle(&fixture, &json!({"want": "1"})).await;
+    let fast = || fixture.cache.tier().unwrap().fast;
     assert_eq!(fast().hot, 0);
     let trace = json!({"image": "1", "files": ["first"]});
-    assert_eq!(stage.ask(post(TRACE, &trace)).await.status, 200);
-    // The whole copy leaves after the copy of its hot chunks has come.
+    assert_eq!(fixture.send(post(TRACE, &trace)).await.status, 200);
+    // The copy of the whole layer is removed once its hot chunks are copied.
     eventually(async || fast().hot == 1 && fast().used < 1 << 20).await;
     assert!(fast().hot_used < 512 << 10, "{:?}", fast());
     let layer = &image.blobs[image.blobs.len() - 1];
     let path = format!("/v2/app/blobs/{}", layer.digest);
-    let whole = stage.ask(Request::get(&path)).await;
+    let whole = fixture.send(Request::get(&path)).await;
     assert_eq!((whole.status, whole.end), (200, End::Clean));
     assert!(whole.body == layer.bytes);
     assert!(fast().hot_hits > 0);
-    // Of what was traced before this process began it is told at the start.
+    // At the start, the hot ranges of images that were traced earlier are reported.
     drop(whole);
-    stage.cache.set_tier_limit(0).await;
+    fixture.cache.set_tier_limit(0).await;
     eventually(async || fast().hot == 0).await;
-    stage.cache.set_tier_limit(64 << 20).await;
-    stage.proxy.report_hot_ranges().await;
+    fixture.cache.set_tier_limit(64 << 20).await;
+    fixture.proxy.report_hot_ranges().await;
     eventually(async || fast().hot == 1).await;
 }
 
 #[tokio::test]
-async fn hostile_questions_are_refused() {
-    let stage = with_bundles().await;
+async fn malformed_requests_are_refused() {
+    let fixture = with_bundles().await;
     let image = tree(9);
-    stage.upstream.push("app", "1", &image.image);
+    fixture.upstream.push("app", "1", &image.image);
     let digest = image.image.root.to_string();
     let many = vec![digest.clone(); 10_000];
-    let ask = |body: String| {
+    let bundle_request = |body: String| {
         Request::new("POST", BUNDLE)
             .header("content-type", "application/json")
             .body(body)
@@ -571,16 +581,22 @@ async fn hostile_questions_are_refused() {
                 .body("{}"),
             415,
         ),
-        (ask(json!({"want": "1", "have": many}).to_string()), 400),
         (
-            ask(json!({"want": "1", "have": ["sha256:00"]}).to_string()),
+            bundle_request(json!({"want": "1", "have": many}).to_string()),
             400,
         ),
-        (ask(json!({"want": "../x"}).to_string()), 404),
-        (ask(json!({"want": "sha256:00"}).to_string()), 400),
-        (ask("[".repeat(1 << 20)), 400),
-        (ask("x".repeat((1 << 20) + 1)), 413),
-        (ask(String::new()), 400),
+        (
+            bundle_request(json!({"want": "1", "have": ["sha256:00"]}).to_string()),
+            400,
+        ),
+        (bundle_request(json!({"want": "../x"}).to_string()), 404),
+        (
+            bundle_request(json!({"want": "sha256:00"}).to_string()),
+            400,
+        ),
+        (bundle_request("[".repeat(1 << 20)), 400),
+        (bundle_request("x".repeat((1 << 20) + 1)), 413),
+        (bundle_request(String::new()), 400),
         (
             post(
                 "/v2/app/_pierhead/bundle?ns=http://x",
@@ -597,142 +613,151 @@ async fn hostile_questions_are_refused() {
             404,
         ),
     ] {
-        let refused = stage.ask(request.clone()).await;
+        let refused = fixture.send(request.clone()).await;
         assert_eq!(refused.status, status, "{request:.200?} {refused:.300?}");
         if status == 405 {
             assert_eq!(refused.header("allow"), Some("POST"));
         }
     }
-    // A length that is not kept, and one that is said twice.
+    // Two lengths, a malformed length, and a length that is too large.
     for head in [
         "content-length: 5\r\ncontent-length: 5\r\n",
         "content-length: +5\r\n",
         "content-length: 99999999999999999999\r\n",
     ] {
-        let mut connection = Connection::open(stage.addr).await.unwrap();
-        let text = format!("{POSTED}{head}\r\n");
+        let mut connection = Connection::open(fixture.addr).await.unwrap();
+        let text = format!("{POST_HEAD}{head}\r\n");
         connection.send_raw(text.as_bytes()).await.unwrap();
         connection.send_raw(b"{\"a\"}").await.unwrap();
-        let answer = soon(connection.answer(true)).await;
-        let status = match answer {
-            Ok(answer) => answer.whole().await.map_or(0, |it| it.status),
+        let response = in_time(connection.answer(true)).await;
+        let status = match response {
+            Ok(response) => response.whole().await.map_or(0, |it| it.status),
             Err(_) => 0,
         };
         assert!(status == 0 || status >= 400, "{head} {status}");
     }
-    // In chunks it is read by the other way in, with the same answer.
-    let mut connection = Connection::open(stage.addr).await.unwrap();
-    let text = format!("{CHUNKED}\r\nc\r\n{{\"want\":\"0\"}}\r\n0\r\n\r\n");
+    // hyper reads a chunked body, with the same response.
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
+    let text = format!("{CHUNKED_POST_HEAD}\r\nc\r\n{{\"want\":\"0\"}}\r\n0\r\n\r\n");
     connection.send_raw(text.as_bytes()).await.unwrap();
-    let answer = soon(connection.answer(true))
+    let response = in_time(connection.answer(true))
         .await
         .unwrap()
         .whole()
         .await
         .unwrap();
-    assert_eq!(answer.status, 404, "{answer:?}");
-    // Chunks that are none are the client's fault, not its slowness.
-    let mut connection = Connection::open(stage.addr).await.unwrap();
-    let text = format!("{CHUNKED}\r\nno length\r\n");
+    assert_eq!(response.status, 404, "{response:?}");
+    // Malformed chunks get 400, and not a timeout.
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
+    let text = format!("{CHUNKED_POST_HEAD}\r\nno length\r\n");
     connection.send_raw(text.as_bytes()).await.unwrap();
-    let answer = soon(connection.answer(true)).await.unwrap();
-    let answer = soon(answer.whole()).await.unwrap();
-    assert_eq!(answer.status, 400, "{answer:?}");
+    let response = in_time(connection.answer(true)).await.unwrap();
+    let response = in_time(response.whole()).await.unwrap();
+    assert_eq!(response.status, 400, "{response:?}");
 }
 
-/// All of a body is under one limit, whatever comes in between, and by whichever way in it is read.
+/// The time limits of a body apply in the fast path and in hyper.
 #[tokio::test]
-async fn a_body_that_comes_byte_by_byte_is_cut() {
+async fn a_body_that_arrives_in_single_bytes_times_out() {
     let short = Duration::from_millis(300);
     let whole: fn(&mut Config, Duration) = |config, limit| config.client_head_timeout = limit;
     let each_step: fn(&mut Config, Duration) = |config, limit| config.client_stall_timeout = limit;
-    let by_length = format!("{POSTED}content-length: 100000\r\n\r\n");
-    let chunked = format!("{CHUNKED}\r\n");
+    let by_length = format!("{POST_HEAD}content-length: 100000\r\n\r\n");
+    let chunked = format!("{CHUNKED_POST_HEAD}\r\n");
     for (limit, head, piece) in [
         (whole, &by_length, "x"),
         (whole, &chunked, "1\r\nx\r\n"),
         (each_step, &by_length, "x"),
         (each_step, &chunked, "1\r\nx\r\n"),
     ] {
-        let stage = bundles(Plan::default())
+        let fixture = bundle_options(FixtureOptions::default())
             .config(|config| limit(config, short))
-            .open()
+            .start()
             .await;
-        let mut connection = Connection::open(stage.addr).await.unwrap();
+        let mut connection = Connection::open(fixture.addr).await.unwrap();
         connection.send_raw(head.as_bytes()).await.unwrap();
-        soon(async {
+        in_time(async {
             while connection.send_raw(piece.as_bytes()).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         })
         .await;
-        // Bytes that were on their way may have had the answer thrown away.
-        let answer = soon(connection.answer(true)).await;
-        assert!(answer.is_err() || answer.is_ok_and(|it| it.status == 408));
+        // The kernel may discard the response when further bytes arrive.
+        let response = in_time(connection.answer(true)).await;
+        assert!(response.is_err() || response.is_ok_and(|it| it.status == 408));
     }
 }
 
 #[tokio::test]
-async fn a_connection_goes_on_behind_a_question() {
-    let stage = with_bundles().await;
+async fn a_connection_stays_open_after_a_request_for_a_bundle() {
+    let fixture = with_bundles().await;
     let image = tree(10);
-    stage.upstream.push("app", "1", &image.image);
-    let first = bundle(&stage, &json!({"want": "1"})).await;
-    let mut connection = Connection::open(stage.addr).await.unwrap();
+    fixture.upstream.push("app", "1", &image.image);
+    let first = bundle(&fixture, &json!({"want": "1"})).await;
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
     for _ in 0..3 {
-        let question = post(BUNDLE, &json!({"want": "1"}));
-        let again = soon(connection.exchange(&question)).await.unwrap();
+        let request = post(BUNDLE, &json!({"want": "1"}));
+        let again = in_time(connection.exchange(&request)).await.unwrap();
         assert!(again.body == first.body);
-        let base = soon(connection.exchange(&Request::get("/v2/")))
+        let base = in_time(connection.exchange(&Request::get("/v2/")))
             .await
             .unwrap();
         assert_eq!(base.status, 200);
     }
-    assert!(metric(&stage, "connections 1"));
+    assert!(has_metric(&fixture, "connections 1"));
 }
 
 #[tokio::test]
-async fn an_image_that_is_none_is_said_to_be() {
-    let stage = with_bundles().await;
+async fn an_image_that_cannot_be_indexed_is_refused() {
+    let fixture = with_bundles().await;
     // Random bytes for layers.
-    stage.push(1, &[1000]);
-    let refused = bundle(&stage, &json!({"want": "1"})).await;
-    assert_eq!((refused.status, &*code(&refused)), (422, "UNSUPPORTED"));
+    fixture.push(1, &[1000]);
+    let refused = bundle(&fixture, &json!({"want": "1"})).await;
+    assert_eq!(
+        (refused.status, &*error_code(&refused)),
+        (422, "UNSUPPORTED")
+    );
     let index = Image::multi_arch(1, &["amd64", "arm64"]);
-    stage.upstream.push("app", "2", &index);
-    let refused = bundle(&stage, &json!({"want": "2"})).await;
-    assert_eq!(refused.status, 400, "no platform was said");
-    let refused = bundle(&stage, &json!({"want": "2", "platform": "linux/s390x"})).await;
+    fixture.upstream.push("app", "2", &index);
+    let refused = bundle(&fixture, &json!({"want": "2"})).await;
+    assert_eq!(refused.status, 400, "without platform");
+    let refused = bundle(&fixture, &json!({"want": "2", "platform": "linux/s390x"})).await;
     assert_eq!(refused.status, 400, "no such platform");
-    let answer = bundle(&stage, &json!({"want": "2", "platform": "linux/arm64"})).await;
-    assert_eq!(answer.status, 200);
+    let response = bundle(&fixture, &json!({"want": "2", "platform": "linux/arm64"})).await;
+    assert_eq!(response.status, 200);
 }
 
 #[tokio::test]
 async fn a_layer_beyond_the_compression_ratio_is_not_bundled_and_is_served() {
-    let stage = with_bundles().await;
+    let fixture = with_bundles().await;
     let image = Image::of_zeros(96 << 20);
-    stage.upstream.push("app", "1", &image);
-    let refused = bundle(&stage, &json!({"want": "1"})).await;
-    assert_eq!((refused.status, &*code(&refused)), (422, "UNSUPPORTED"));
+    fixture.upstream.push("app", "1", &image);
+    let refused = bundle(&fixture, &json!({"want": "1"})).await;
+    assert_eq!(
+        (refused.status, &*error_code(&refused)),
+        (422, "UNSUPPORTED")
+    );
     let why = refused.json()["errors"][0]["message"].to_string();
     assert!(why.contains("limit of 200 times its bytes"), "{why}");
     // A plain pull does not unpack it.
-    stage.pull(&image).await;
+    fixture.pull(&image).await;
 }
 
 #[tokio::test]
-async fn without_a_library_there_is_no_extension() {
-    let stage = Stage::open().await;
+async fn without_bundles_there_is_no_extension() {
+    let fixture = Fixture::start().await;
     let image = tree(11);
-    stage.upstream.push("app", "1", &image.image);
-    let refused = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
-    assert_eq!((refused.status, &*code(&refused)), (404, "UNSUPPORTED"));
-    let list = stage.get("/v2/_oci/ext/discover").await.json();
+    fixture.upstream.push("app", "1", &image.image);
+    let refused = fixture.send(post(BUNDLE, &json!({"want": "1"}))).await;
+    assert_eq!(
+        (refused.status, &*error_code(&refused)),
+        (404, "UNSUPPORTED")
+    );
+    let list = fixture.get("/v2/_oci/ext/discover").await.json();
     assert_eq!(list, json!({"extensions": []}));
-    let stage = with_bundles().await;
+    let fixture = with_bundles().await;
     for path in ["/v2/_oci/ext/discover", "/v2/app/_oci/ext/discover"] {
-        let list = stage.get(path).await.json();
+        let list = fixture.get(path).await.json();
         assert_eq!(list["extensions"][0]["name"], "_pierhead");
         assert_eq!(
             list["extensions"][0]["endpoints"].as_array().unwrap().len(),
@@ -742,50 +767,52 @@ async fn without_a_library_there_is_no_extension() {
 }
 
 #[tokio::test]
-async fn bundles_that_could_not_be_opened_are_no_missing_endpoint() {
-    let stage = Stage::open().await;
+async fn unavailable_bundles_get_503_with_the_cause() {
+    let fixture = Fixture::start().await;
     let image = tree(11);
-    stage.upstream.push("app", "1", &image.image);
+    fixture.upstream.push("app", "1", &image.image);
     let why = "read plans: Permission denied".to_owned();
-    stage.proxy.set_bundle_server_failure(why.clone());
-    let refused = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
-    assert_eq!((refused.status, &*code(&refused)), (503, "UNSUPPORTED"));
+    fixture.proxy.set_bundle_server_failure(why.clone());
+    let refused = fixture.send(post(BUNDLE, &json!({"want": "1"}))).await;
+    assert_eq!(
+        (refused.status, &*error_code(&refused)),
+        (503, "UNSUPPORTED")
+    );
     let message = refused.json()["errors"][0]["message"].to_string();
     assert!(message.contains(&why), "{message}");
 }
 
-/// A client that leaves in the middle takes nothing with it.
 #[tokio::test]
-async fn a_client_that_leaves_leaves_nothing_behind() {
-    let stage = with_bundles().await;
+async fn a_client_that_leaves_during_a_bundle_ends_its_connection() {
+    let fixture = with_bundles().await;
     let image = tree(12);
-    stage.upstream.push("app", "1", &image.image);
-    bundle(&stage, &json!({"want": "1"})).await;
+    fixture.upstream.push("app", "1", &image.image);
+    bundle(&fixture, &json!({"want": "1"})).await;
     for _ in 0..20 {
-        let mut connection = Connection::open(stage.addr).await.unwrap();
-        let question = post(BUNDLE, &json!({"want": "1"}));
-        let mut answer = soon(connection.start(&question)).await.unwrap();
-        let _ = soon(answer.chunk()).await;
+        let mut connection = Connection::open(fixture.addr).await.unwrap();
+        let request = post(BUNDLE, &json!({"want": "1"}));
+        let mut response = in_time(connection.start(&request)).await.unwrap();
+        let _ = in_time(response.chunk()).await;
     }
-    eventually(async || metric(&stage, "connections 0")).await;
+    eventually(async || has_metric(&fixture, "connections 0")).await;
 }
 
 #[tokio::test]
-async fn planning_counts_for_the_client_and_what_is_planned_does_not() {
-    let stage = with_bundles().await;
+async fn planning_counts_for_the_client_and_a_planned_bundle_does_not() {
+    let fixture = with_bundles().await;
     let (old, new) = (tree(13), tree(14));
-    stage.upstream.push("app", "1", &old.image);
-    stage.upstream.push("app", "2", &new.image);
-    bundle(&stage, &json!({"want": "1"})).await;
-    let first = bundle(&stage, &json!({"want": "2"})).await;
+    fixture.upstream.push("app", "1", &old.image);
+    fixture.upstream.push("app", "2", &new.image);
+    bundle(&fixture, &json!({"want": "1"})).await;
+    let first = bundle(&fixture, &json!({"want": "2"})).await;
     let mut config = Config {
-        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        default_upstream: fixture.upstream.addr().to_string().parse().unwrap(),
         ..Config::default()
     };
     config.limits.downloads_per_client = 0;
-    stage.proxy.reload(config);
+    fixture.proxy.reload(config);
     let have = json!({"want": "2", "have": [old.image.root.to_string()]});
-    let refused = stage.ask(post(BUNDLE, &have)).await;
+    let refused = fixture.send(post(BUNDLE, &have)).await;
     let error = &refused.json()["errors"][0];
     assert_eq!(
         (refused.status, &error["detail"]["stage"]),
@@ -793,40 +820,41 @@ async fn planning_counts_for_the_client_and_what_is_planned_does_not() {
     );
     let why = error["message"].as_str().unwrap();
     assert!(why.contains("limits.downloads (one address"), "{why}");
-    let again = stage.ask(post(BUNDLE, &json!({"want": "2"}))).await;
+    let again = fixture.send(post(BUNDLE, &json!({"want": "2"}))).await;
     assert!(again.status == 200 && again.body == first.body);
 }
 
-/// Adds ann's login, which the upstream lets in to `app`.
-fn by_ann(request: Request) -> Request {
-    let code = STANDARD.encode("ann:right");
-    request.header("authorization", format!("Basic {code}"))
+/// Adds the credentials of ann, who may read `app` at the upstream.
+fn as_ann(request: Request) -> Request {
+    let encoded = STANDARD.encode("ann:right");
+    request.header("authorization", format!("Basic {encoded}"))
 }
 
-/// `app` is private at the upstream; everybody may read at `other.example`, whoever runs that.
-async fn shared(other: &FakeRegistry) -> Stage {
+/// A proxy with pass-through. `app` is private at the upstream. All clients may read at `other.example`.
+async fn with_pass_through(other: &FakeRegistry) -> Fixture {
     let rules = TokenAuth {
         users: vec![("ann".into(), "right".into())],
         private: vec!["app".into()],
         ..TokenAuth::default()
     };
-    let mut plan = bundles(Plan::default()).config(|config| {
+    let mut options = bundle_options(FixtureOptions::default()).config(|config| {
         config.auth = Auth::PassThrough {
             cache_ttl: std::time::Duration::from_secs(60),
             anonymous: true,
         };
     });
-    plan.upstream = FakeRegistry::builder().with(|settings| settings.auth = Upstream::Token(rules));
-    plan.others.push(("other.example", other.url()));
-    plan.open().await
+    options.upstream =
+        FakeRegistry::builder().with(|settings| settings.auth = Upstream::Token(rules));
+    options.other_upstreams.push(("other.example", other.url()));
+    options.start().await
 }
 
-async fn until_ready(stage: &Stage, request: Request) -> Response {
-    soon(async {
+async fn until_ready(fixture: &Fixture, request: Request) -> Response {
+    in_time(async {
         loop {
-            let answer = stage.ask(request.clone()).await;
-            if answer.status != 503 {
-                return answer;
+            let response = fixture.send(request.clone()).await;
+            if response.status != 503 {
+                return response;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -834,8 +862,8 @@ async fn until_ready(stage: &Stage, request: Request) -> Response {
     .await
 }
 
-/// Claims to have an image: the documents are known, of the rest it says that it has them.
-fn claim(registry: &FakeRegistry, image: &Image) {
+/// Makes a registry claim to have an image. It has the manifests, but other blobs.
+fn claim_image(registry: &FakeRegistry, image: &Image) {
     for document in &image.documents {
         let media_type = "application/vnd.oci.image.manifest.v1+json";
         registry.put_manifest_as("app", document.digest, media_type, document.bytes.clone());
@@ -846,19 +874,19 @@ fn claim(registry: &FakeRegistry, image: &Image) {
 }
 
 #[tokio::test]
-async fn bundles_files_and_traces_are_for_those_who_may_pull_them_there() {
+async fn bundles_files_and_traces_need_the_right_to_pull_from_that_registry() {
     let other = FakeRegistry::builder().start().await;
-    let stage = shared(&other).await;
+    let fixture = with_pass_through(&other).await;
     let (secret, own) = (tree(15), tree(16));
     let digest = secret.image.root.to_string();
-    stage.upstream.push("app", "1", &secret.image);
-    claim(&other, &secret.image);
+    fixture.upstream.push("app", "1", &secret.image);
+    claim_image(&other, &secret.image);
     other.push("app", "own", &own.image);
     let fresh = json!({"want": digest});
-    let sent = until_ready(&stage, by_ann(post(BUNDLE, &fresh))).await;
+    let sent = until_ready(&fixture, as_ann(post(BUNDLE, &fresh))).await;
     assert_eq!((sent.status, sent.end), (200, End::Clean));
-    let (_, secret_table, contents) = received(&sent.body, None);
-    assert!(is_whole(&secret_table, &contents));
+    let (_, secret_toc, contents) = received(&sent.body, None);
+    assert!(is_complete(&secret_toc, &contents));
     let etag = sent.header("etag").unwrap();
     let part = json!({"want": digest, "part": {"etag": etag, "first": 0}});
     let trace = json!({"image": digest, "files": paths(&secret)});
@@ -868,7 +896,7 @@ async fn bundles_files_and_traces_are_for_those_who_may_pull_them_there() {
         let mark = if path.contains('?') { '&' } else { '?' };
         format!("{path}{mark}ns=other.example")
     };
-    let questions = |at: &dyn Fn(&str) -> String| {
+    let requests = |at: &dyn Fn(&str) -> String| {
         [
             post(&at(BUNDLE), &fresh),
             post(&at(BUNDLE), &part),
@@ -878,69 +906,62 @@ async fn bundles_files_and_traces_are_for_those_who_may_pull_them_there() {
             post(&at(TRACE), &trace),
         ]
     };
-    for request in questions(&|path| path.to_owned()) {
-        let refused = stage.ask(request.clone()).await;
+    for request in requests(&|path| path.to_owned()) {
+        let refused = fixture.send(request.clone()).await;
         assert_eq!(refused.status, 401, "{request:.200?} {refused:.300?}");
-        let allowed = stage.ask(by_ann(request.clone())).await;
+        let allowed = fixture.send(as_ann(request.clone())).await;
         assert!(allowed.status < 400, "{request:.200?} {allowed:.300?}");
     }
-    // The other registry lets everybody in, and says that it has all of it: nothing here is of it.
-    for request in questions(&at_other) {
-        for request in [request.clone(), by_ann(request)] {
-            let refused = stage.ask(request.clone()).await;
+    // The other registry admits all clients and claims to have the image. No cached content is served for it.
+    for request in requests(&at_other) {
+        for request in [request.clone(), as_ann(request)] {
+            let refused = fixture.send(request.clone()).await;
             assert!(refused.status >= 400, "{request:.200?} {refused:.300?}");
             assert!(refused.header("etag").is_none() && refused.body.len() < 1000);
         }
     }
-    // Nor is it had there, or the other way round.
+    // Images of one registry are no base images for the other one.
     let path = at_other(BUNDLE);
     let own_digest = own.image.root.to_string();
-    let fresh_own = until_ready(&stage, post(&path, &json!({"want": own_digest}))).await;
+    let fresh_own = until_ready(&fixture, post(&path, &json!({"want": own_digest}))).await;
     assert_eq!(fresh_own.status, 200);
-    let (_, own_table, _) = received(&fresh_own.body, None);
+    let (_, own_toc, _) = received(&fresh_own.body, None);
     let theirs = json!({"want": own_digest, "have": [digest]});
     let ours = json!({"want": digest, "have": [own_digest]});
-    for (request, unknown, table, whole) in [
-        (post(&path, &theirs), &digest, &own_table, &fresh_own),
-        (
-            by_ann(post(&path, &theirs)),
-            &digest,
-            &own_table,
-            &fresh_own,
-        ),
-        (
-            by_ann(post(BUNDLE, &ours)),
-            &own_digest,
-            &secret_table,
-            &sent,
-        ),
+    for (request, unknown, toc, whole) in [
+        (post(&path, &theirs), &digest, &own_toc, &fresh_own),
+        (as_ann(post(&path, &theirs)), &digest, &own_toc, &fresh_own),
+        (as_ann(post(BUNDLE, &ours)), &own_digest, &secret_toc, &sent),
     ] {
-        let answer = until_ready(&stage, request).await;
-        assert_eq!(answer.status, 200, "{answer:.300?}");
-        assert_eq!(answer.header("pierhead-unknown-have"), Some(&**unknown));
-        let (header, _, contents) = received(&answer.body, None);
-        assert!(header.base_images.is_empty() && is_whole(table, &contents));
-        assert!(answer.body == whole.body, "as if nothing were had");
+        let response = until_ready(&fixture, request).await;
+        assert_eq!(response.status, 200, "{response:.300?}");
+        assert_eq!(response.header("pierhead-unknown-have"), Some(&**unknown));
+        let (header, _, contents) = received(&response.body, None);
+        assert!(header.base_images.is_empty() && is_complete(toc, &contents));
+        assert!(
+            response.body == whole.body,
+            "the bundle without base images"
+        );
     }
 }
 
 #[tokio::test]
-async fn what_two_registries_have_is_bundled_for_each_once_it_came_from_there() {
+async fn an_image_of_two_registries_is_bundled_for_each_after_a_pull_from_it() {
     let other = FakeRegistry::builder().start().await;
-    let stage = shared(&other).await;
+    let fixture = with_pass_through(&other).await;
     let image = tree(17);
-    stage.upstream.push("app", "1", &image.image);
+    fixture.upstream.push("app", "1", &image.image);
     other.push("app", "1", &image.image);
-    let question = json!({"want": image.image.root.to_string()});
-    let sent = until_ready(&stage, by_ann(post(BUNDLE, &question))).await;
+    let query = json!({"want": image.image.root.to_string()});
+    let sent = until_ready(&fixture, as_ann(post(BUNDLE, &query))).await;
     assert_eq!(sent.status, 200);
     let path = format!("{BUNDLE}?ns=other.example");
-    let before = stage.ask(post(&path, &question)).await;
+    let before = fixture.send(post(&path, &query)).await;
     assert!(before.status >= 400, "{before:.300?}");
     for blob in &image.image.blobs {
         let path = format!("/v2/app/blobs/{}?ns=other.example", blob.digest);
-        assert_eq!(stage.get(&path).await.status, 200);
+        assert_eq!(fixture.get(&path).await.status, 200);
     }
-    let after = until_ready(&stage, post(&path, &question)).await;
+    let after = until_ready(&fixture, post(&path, &query)).await;
     assert!(after.status == 200 && after.body == sent.body);
 }

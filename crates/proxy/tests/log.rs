@@ -1,15 +1,15 @@
 //! Log lines of pulls: one for each download, none for a hit, and a count for repeats.
 
-mod stage;
+mod common;
 
 use pierhead_testkit::http::End;
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::log::{Lines, capture};
 use pierhead_testkit::registry::Fault;
 
-use stage::{Plan, Stage, blob_path, eventually};
+use common::{Fixture, FixtureOptions, blob_path, eventually};
 
-/// The one line with that text.
+/// The only line with that text.
 fn line(lines: &Lines, part: &str) -> String {
     let found = lines.with(part);
     assert_eq!(found.len(), 1, "{part} in {}", lines.text());
@@ -17,14 +17,14 @@ fn line(lines: &Lines, part: &str) -> String {
 }
 
 #[tokio::test]
-async fn each_download_has_a_line_and_a_warm_hit_has_none() {
-    let stage = Stage::open().await;
-    let image = stage.push(1, &[70_000, 200_000]);
+async fn each_download_has_a_line_and_a_hit_has_none() {
+    let fixture = Fixture::start().await;
+    let image = fixture.push(1, &[70_000, 200_000]);
     let lines = capture();
-    stage.pull(&image).await;
+    fixture.pull(&image).await;
     let downloads = || lines.with("blob download");
     eventually(async || downloads().len() == image.blobs.len()).await;
-    let upstream = stage.upstream.addr();
+    let upstream = fixture.upstream.addr();
     for blob in &image.blobs {
         let line = line(&lines, &format!("repository=app digest={}", blob.digest));
         for field in [
@@ -37,12 +37,12 @@ async fn each_download_has_a_line_and_a_warm_hit_has_none() {
     }
     let before = lines.text();
     for blob in &image.blobs {
-        assert_eq!(stage.get(&blob_path(&blob.digest)).await.status, 200);
+        assert_eq!(fixture.get(&blob_path(&blob.digest)).await.status, 200);
     }
-    assert_eq!(stage.get("/v2/app/manifests/1").await.status, 200);
+    assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 200);
     let pulls = lines.with("cache=\"HIT\"").len();
     for _ in 0..5 {
-        assert_eq!(stage.get("/v2/app/manifests/1").await.status, 200);
+        assert_eq!(fixture.get("/v2/app/manifests/1").await.status, 200);
     }
     assert_eq!(lines.with("cache=\"HIT\"").len(), pulls, "once a minute");
     assert_eq!(downloads().len(), image.blobs.len());
@@ -50,22 +50,22 @@ async fn each_download_has_a_line_and_a_warm_hit_has_none() {
 }
 
 #[tokio::test]
-async fn what_is_not_stored_and_what_fails_has_a_line_too() {
-    let plan = Plan {
+async fn streamed_and_failed_downloads_have_a_line() {
+    let options = FixtureOptions {
         max_blob: 1000,
-        ..Plan::default()
+        ..FixtureOptions::default()
     };
-    let stage = plan.open().await;
-    let large = stage.upstream.put_blob("app", random_bytes(2, 50_000));
-    let wrong = stage.upstream.put_blob("app", random_bytes(3, 900));
-    stage.upstream.inject(Fault::Corrupt(7).on_blob(&wrong));
+    let fixture = options.start().await;
+    let large = fixture.upstream.put_blob("app", random_bytes(2, 50_000));
+    let wrong = fixture.upstream.put_blob("app", random_bytes(3, 900));
+    fixture.upstream.inject(Fault::Corrupt(7).on_blob(&wrong));
     let lines = capture();
-    let got = stage.get(&blob_path(&large)).await;
+    let got = fixture.get(&blob_path(&large)).await;
     assert_eq!((got.status, got.end), (200, End::Clean));
     eventually(async || !lines.with("outcome=\"streamed\"").is_empty()).await;
     let streamed = line(&lines, "outcome=\"streamed\"");
     assert!(streamed.contains("bytes=50000 "), "{streamed}");
-    stage.get_if_answered(&blob_path(&wrong)).await;
+    fixture.get_if_responded(&blob_path(&wrong)).await;
     eventually(async || !lines.with("blob download failed").is_empty()).await;
     let failed = &lines.with("blob download failed")[0];
     assert!(
@@ -79,50 +79,50 @@ async fn what_is_not_stored_and_what_fails_has_a_line_too() {
 }
 
 #[tokio::test]
-async fn a_stale_answer_names_the_image_once() {
-    let stage = Plan::default().always_stale().open().await;
-    let image = stage.push(4, &[1000]);
-    stage.pull(&image).await;
-    stage.upstream.inject(Fault::Status(503).on("/v2/app/*"));
+async fn a_stale_response_is_logged_once_with_its_image() {
+    let fixture = FixtureOptions::default().always_stale().start().await;
+    let image = fixture.push(4, &[1000]);
+    fixture.pull(&image).await;
+    fixture.upstream.inject(Fault::Status(503).on("/v2/app/*"));
     let lines = capture();
     for _ in 0..6 {
-        let got = stage.get("/v2/app/manifests/1").await;
+        let got = fixture.get("/v2/app/manifests/1").await;
         assert_eq!(got.header("x-cache"), Some("STALE"));
     }
     let line = line(&lines, "stale response served");
-    let name = format!("image={}/app:1 digest=", stage.upstream.addr());
+    let name = format!("image={}/app:1 digest=", fixture.upstream.addr());
     assert!(line.contains("WARN") && line.contains(&name), "{line}");
     assert!(line.contains("error="), "{line}");
 }
 
 #[tokio::test]
-async fn a_refusal_that_repeats_is_one_line() {
-    let stage = Stage::open().await;
+async fn a_repeated_refusal_has_one_line() {
+    let fixture = Fixture::start().await;
     let lines = capture();
     for _ in 0..20 {
-        assert_eq!(stage.get("/v2/app/manifests/none").await.status, 404);
+        assert_eq!(fixture.get("/v2/app/manifests/none").await.status, 404);
     }
     let refused = line(&lines, "pull refused");
     assert!(
         refused.contains("app:none") && refused.contains("status=404"),
         "{refused}"
     );
-    // Invented names do not flood the log.
+    // Many different names do not flood the log.
     for nth in 0..100 {
         let path = format!("/v2/app/manifests/none-{nth}");
-        assert_eq!(stage.get(&path).await.status, 404);
+        assert_eq!(fixture.get(&path).await.status, 404);
     }
     let named = lines.with("pull refused").len();
     assert!(named < 20, "{named} lines");
 }
 
 #[tokio::test]
-async fn a_warm_is_one_line() {
-    let stage = Stage::open().await;
-    let image = stage.push(5, &[30_000]);
+async fn a_warmed_image_has_one_line() {
+    let fixture = Fixture::start().await;
+    let image = fixture.push(5, &[30_000]);
     let lines = capture();
-    let reference = stage.reference(":1");
-    stage.proxy.warm(&reference, &[], |_| {}).await.unwrap();
+    let reference = fixture.reference(":1");
+    fixture.proxy.warm(&reference, &[], |_| {}).await.unwrap();
     let warmed = line(&lines, "image warmed");
     let size: usize = image.blobs.iter().map(|blob| blob.bytes.len()).sum();
     for field in [
@@ -132,9 +132,9 @@ async fn a_warm_is_one_line() {
         assert!(warmed.contains(&field), "{field} in {warmed}");
     }
     assert_eq!(lines.with("blob download").len(), image.blobs.len());
-    let absent = stage.reference(":none");
-    let failed = stage.proxy.warm(&absent, &[], |_| {}).await;
-    failed.expect_err("there is none");
+    let absent = fixture.reference(":none");
+    let failed = fixture.proxy.warm(&absent, &[], |_| {}).await;
+    failed.expect_err("an absent tag");
     let failed = line(&lines, "image not warmed");
     assert!(
         failed.contains("WARN") && failed.contains(&absent.to_string()),

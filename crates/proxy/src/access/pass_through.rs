@@ -1,11 +1,11 @@
-//! Pass-through: a client may read exactly what the upstream lets the client's own credentials read.
+//! Pass-through: a client may read exactly the content that the upstream allows for the client's own credentials.
 //!
 //! All clients share one cache, and a client may name any registry. So two invariants hold:
 //!
 //! 1. The upstream confirmed that these credentials may read that repository, by a HEAD request with them.
 //! 2. Cached content counts as content of a registry only when all its bytes came from that registry. A registry that
-//!    merely *claims* to have a digest is not enough: an attacker who runs a registry and knows a digest could read
-//!    the private blob of another registry.
+//!    merely *claims* to have a digest is not enough: an attacker with a registry of its own could read
+//!    the private blob of another registry by its digest.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -6,8 +6,8 @@
 //! 4. A pull continues when its client leaves. A waiting client repeats its request every second. When no request came
 //!    within [`YIELD_TIMEOUT`], the pull yields its slot to another pull. The client with most pulls yields first.
 //! 5. When no request came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot in any case.
-//! 6. A pull without a slot begins no download. Its running downloads yield to other downloads, as those of a client that
-//!    left. Their bytes stay staged.
+//! 6. A pull without a slot begins no download. Its running downloads yield to other downloads, as downloads of a client
+//!    that left. Their bytes stay staged.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -433,7 +433,7 @@ impl BundleHandler<'_> {
             && self.check_blobs(&blobs).await.is_ok()
     }
 
-    /// Succeeds when the image is indexed. Otherwise starts what is missing, and returns the progress as an error.
+    /// Succeeds when the image is indexed. Otherwise starts the pull or the indexing, and returns the progress as an error.
     async fn ready(
         &self,
         bundle_server: &BundleServer,

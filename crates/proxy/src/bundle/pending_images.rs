@@ -12,7 +12,7 @@ const MAX_IMAGES: usize = 256;
 /// Time after which a pending image is dropped. A later pull adds it again.
 const PENDING_TTL: Duration = Duration::from_secs(3600);
 
-/// The pending images. This is no general cache, since a client with many images must not displace those of others.
+/// The pending images. This is no general cache, since a client with many images must not displace images of others.
 #[derive(Default)]
 pub(crate) struct PendingImages(Mutex<PendingTable>);
 

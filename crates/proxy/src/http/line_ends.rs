@@ -1,7 +1,7 @@
 //! Refuses a bare LF as a line end in the heads of HTTP/1 requests.
 //!
 //! hyper accepts a bare LF as CR LF. A stricter proxy in front of pierhead would see a different request (request
-//! smuggling). This filter therefore turns each bare LF of a head into a NUL. A NUL is invalid in a head, so hyper
+//! smuggling). This filter therefore replaces each bare LF of a head by a NUL. A NUL is invalid in a head, so hyper
 //! responds 400 and closes the connection.
 //!
 //! hyper reads ahead, so it may accept a head above its limit. The filter passes at most that many bytes of a head. hyper

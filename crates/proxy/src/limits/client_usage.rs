@@ -26,7 +26,7 @@ impl ClientUsage {
         }
     }
 
-    /// The usage of the operator, who acts for no client.
+    /// The usage of the operator.
     pub(crate) fn operator() -> Self {
         Self::new(ClientKey::OPERATOR)
     }

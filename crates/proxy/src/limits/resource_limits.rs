@@ -24,7 +24,7 @@ pub(crate) struct ResourceLimits {
     connections: Arc<Connections>,
     pub(crate) downloads: Arc<DownloadSlots>,
     pub(crate) memory: Arc<Memory>,
-    /// Usage of the operator, who acts for no client: `cache warm`.
+    /// Usage of operator commands (`cache warm`), which act for no client.
     operator: Arc<ClientUsage>,
 }
 

@@ -13,7 +13,7 @@ const MAX_PARTS: usize = 10_000;
 /// Maximum size of a config that is read for its platform.
 const MAX_CONFIG: usize = 1 << 20;
 
-/// What the cache has of one image.
+/// The cached parts of one image.
 #[derive(Clone, Debug)]
 pub struct CachedImage {
     /// The digest of its tag: an index or a manifest.
@@ -24,7 +24,7 @@ pub struct CachedImage {
     pub platforms: Vec<CachedPlatform>,
 }
 
-/// What the cache has of an image for one platform.
+/// The cached parts of an image for one platform.
 #[derive(Clone, Debug)]
 pub struct CachedPlatform {
     /// `None`: neither the index nor the config names a platform.

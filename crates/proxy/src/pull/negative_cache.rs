@@ -14,7 +14,7 @@ use pierhead_remote::{Error, Fault};
 use crate::ttl_cache::ttl_cache;
 
 /// How long "not found" and "denied" are served from this cache. This slows down a client that repeats a request in a
-/// loop, and is too short to be noticed by a user who has just pushed.
+/// loop. A user who has just pushed hardly notices it.
 const REFUSAL_TTL: Duration = Duration::from_secs(5);
 /// How long a failure of the upstream is served from this cache. A retry may help, so only a burst is answered from it.
 const FAILURE_TTL: Duration = Duration::from_secs(1);

@@ -255,7 +255,7 @@ async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a head of which `parsed` bytes were parsed before may be complete now.
+/// Whether a head may be complete now. `parsed`: its bytes at the last attempt to parse it.
 fn may_be_complete(buffer: &[u8], parsed: usize) -> bool {
     /// A head of at most this many bytes is always parsed again, which costs nothing.
     const ALWAYS_PARSED: usize = 2048;

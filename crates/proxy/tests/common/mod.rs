@@ -1,10 +1,10 @@
-//! A proxy between a fake registry and whoever asks, all in the test's process.
-#![allow(dead_code, reason = "each test uses its part")]
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
+//! Shared set-up of the proxy's tests: a proxy between a fake registry and the test's own requests, all in one process.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,82 +19,85 @@ use pierhead_proxy::{Config, Proxy, Tls};
 use pierhead_remote::{Client, Upstream};
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
-use pierhead_testkit::registry::{Builder, FakeRegistry};
+use pierhead_testkit::registry::{Authority, Builder, FakeRegistry};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Room enough for every test that does not want to run out of it.
-pub(crate) const ROOM: u64 = 1 << 30;
+/// Capacity of the cache in bytes: more than a test fills, unless the test sets another one.
+pub(crate) const CAPACITY: u64 = 1 << 30;
 
-pub(crate) struct Stage {
+/// A running proxy with its cache, its client of registries and a fake registry.
+pub(crate) struct Fixture {
     pub(crate) upstream: FakeRegistry,
     pub(crate) cache: Cache,
     pub(crate) proxy: Proxy,
-    /// The client of the proxy, for a reload, and what it was made with.
+    /// The proxy's client of registries, for a reload.
     pub(crate) client: Client,
+    /// The configuration of `client`.
     pub(crate) remote: pierhead_remote::Config,
     pub(crate) bundle_server: Option<BundleServer>,
     pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<std::io::Result<()>>>,
     pub(crate) data: tempfile::TempDir,
-    fast: tempfile::TempDir,
+    fast_tier: tempfile::TempDir,
 }
 
-/// What differs from one test to another.
-pub(crate) struct Plan {
+/// Options of a [`Fixture`].
+pub(crate) struct FixtureOptions {
     pub(crate) upstream: Builder,
     pub(crate) config: Config,
     pub(crate) capacity: u64,
-    /// Larger blobs are not stored; 0: no limit.
+    /// Maximum bytes of a stored blob; 0: no limit.
     pub(crate) max_blob: u64,
     /// Maximum number of tags in the cache; `None`: the default.
     pub(crate) max_tags: Option<usize>,
     pub(crate) tls: Option<Tls>,
     /// File with the certificate authority of the upstream; `None`: the system's authorities.
     pub(crate) upstream_ca: Option<PathBuf>,
-    /// Other upstreams, by the name that clients mean them by and where they are.
-    pub(crate) others: Vec<(&'static str, String)>,
-    /// What the client crate waits for a head: more than any test holds one back, unless it says so.
+    /// Names and URLs of further upstreams.
+    pub(crate) other_upstreams: Vec<(&'static str, String)>,
+    /// How long the client of registries waits for a head. The default is longer than a test delays one.
     pub(crate) header_timeout: Duration,
-    /// How long the client crate waits for the next bytes of a body.
+    /// How long the client of registries waits for the next bytes of a body.
     pub(crate) stall_timeout: Duration,
     /// `None`: the name servers of the system.
     pub(crate) resolver: Option<Arc<dyn pierhead_remote::Resolve>>,
-    /// Whether there are bundles.
-    pub(crate) bundles: bool,
-    /// While it is due, images that nobody waits for are not indexed.
-    pub(crate) rest: BackgroundWork,
-    /// Bytes of a fast tier; 0: there is none.
-    pub(crate) fast: u64,
-    /// What a cache left behind.
+    /// Whether there is a bundle server.
+    pub(crate) has_bundles: bool,
+    /// Pauses the indexing of images that no client waits for.
+    pub(crate) background: BackgroundWork,
+    /// Bytes of a fast tier; 0: no fast tier.
+    pub(crate) fast_tier_size: u64,
+    /// The data folder of an earlier cache.
     pub(crate) data: Option<tempfile::TempDir>,
 }
 
-impl Default for Plan {
+impl Default for FixtureOptions {
     fn default() -> Self {
         Self {
             upstream: FakeRegistry::builder(),
             config: Config::default(),
-            capacity: ROOM,
+            capacity: CAPACITY,
             max_blob: 0,
             max_tags: None,
             tls: None,
             upstream_ca: None,
-            others: Vec::new(),
+            other_upstreams: Vec::new(),
             header_timeout: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(20),
             resolver: None,
-            bundles: false,
-            rest: BackgroundWork::default(),
-            fast: 0,
+            has_bundles: false,
+            background: BackgroundWork::default(),
+            fast_tier_size: 0,
             data: None,
         }
     }
 }
 
-impl Plan {
+impl FixtureOptions {
     pub(crate) fn capacity(mut self, capacity: u64) -> Self {
         self.capacity = capacity;
         self
@@ -105,7 +108,7 @@ impl Plan {
         self
     }
 
-    /// Every tag is stale at once, so that each request for one asks the upstream.
+    /// Every tag is stale at once, so that each request for a tag needs an upstream request.
     pub(crate) fn always_stale(self) -> Self {
         self.config(|config| config.tags_ttl = Duration::ZERO)
     }
@@ -115,7 +118,7 @@ impl Plan {
         self
     }
 
-    pub(crate) async fn open(self) -> Stage {
+    pub(crate) async fn start(self) -> Fixture {
         let upstream = self.upstream.start().await;
         let registry = upstream.addr().to_string().parse().unwrap();
         let mut remote = pierhead_remote::Config::default();
@@ -128,7 +131,7 @@ impl Plan {
             ..Upstream::default()
         };
         remote.upstreams.insert(registry, entry);
-        for (name, url) in self.others {
+        for (name, url) in self.other_upstreams {
             let entry = Upstream {
                 url,
                 ..Upstream::default()
@@ -142,22 +145,22 @@ impl Plan {
         let mut config = pierhead_cache::Config::new(data.path(), self.capacity);
         config.max_blob = self.max_blob;
         config.max_tags = self.max_tags.unwrap_or(config.max_tags);
-        let fast = tempfile::tempdir().unwrap();
-        config.fast = (self.fast > 0).then(|| FastTier {
-            tier: Arc::new(DiskTier::new(fast.path()).unwrap()),
-            options: Options::new(self.fast),
+        let fast_tier = tempfile::tempdir().unwrap();
+        config.fast = (self.fast_tier_size > 0).then(|| FastTier {
+            tier: Arc::new(DiskTier::new(fast_tier.path()).unwrap()),
+            options: Options::new(self.fast_tier_size),
             placement: Placement::default(),
             class: "volatile",
-            capacity: self.fast,
+            capacity: self.fast_tier_size,
         });
         let cache = Cache::open(config, Box::new(Lru::default())).unwrap();
         let client = Client::new(remote.clone()).unwrap();
         let mut config = self.config;
         config.default_upstream = upstream.addr().to_string().parse().unwrap();
-        let bundle_server = self.bundles.then(|| {
+        let bundle_server = self.has_bundles.then(|| {
             let mut config = pierhead_bundle_server::Config::new(data.path(), 256 << 20, 32 << 20);
             (config.cpu_percent, config.optimized_level) = (100, 3);
-            config.background = self.rest;
+            config.background = self.background;
             BundleServer::open(config, Proxy::blobs(&cache)).unwrap()
         });
         let proxy =
@@ -174,7 +177,7 @@ impl Plan {
                 proxy.serve(listener, tls, stopped).await
             }
         });
-        Stage {
+        Fixture {
             upstream,
             cache,
             proxy,
@@ -185,13 +188,13 @@ impl Plan {
             stop: Some(stop),
             served: Some(served),
             data,
-            fast,
+            fast_tier,
         }
     }
 }
 
-/// Its threads work in the folder that goes next.
-impl Drop for Stage {
+/// Stops the threads of the bundle server before its folder is deleted.
+impl Drop for Fixture {
     fn drop(&mut self) {
         if let Some(bundle_server) = &self.bundle_server {
             bundle_server.close();
@@ -199,12 +202,12 @@ impl Drop for Stage {
     }
 }
 
-impl Stage {
-    pub(crate) async fn open() -> Self {
-        Plan::default().open().await
+impl Fixture {
+    pub(crate) async fn start() -> Self {
+        FixtureOptions::default().start().await
     }
 
-    /// One image with layers of these sizes, pushed as `app:1`.
+    /// Pushes an image with layers of these sizes as `app:1`.
     pub(crate) fn push(&self, seed: u64, layers: &[usize]) -> Image {
         let image = Image::random(seed, layers);
         self.upstream.push("app", "1", &image);
@@ -212,24 +215,23 @@ impl Stage {
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
-        self.ask(Request::get(path)).await
+        self.send(Request::get(path)).await
     }
 
-    /// For what may turn out wrong at its first bytes: when that is known before the head has left,
-    /// the connection is closed without one, and this is `None`.
-    pub(crate) async fn get_if_answered(&self, path: &str) -> Option<Response> {
-        soon(Request::get(path).send(self.addr)).await.ok()
+    /// `None`: the proxy closed the connection without a response, since the content failed before its first byte.
+    pub(crate) async fn get_if_responded(&self, path: &str) -> Option<Response> {
+        in_time(Request::get(path).send(self.addr)).await.ok()
     }
 
     pub(crate) async fn head(&self, path: &str) -> Response {
-        self.ask(Request::head(path)).await
+        self.send(Request::head(path)).await
     }
 
-    pub(crate) async fn ask(&self, request: Request) -> Response {
-        soon(request.send(self.addr)).await.unwrap()
+    pub(crate) async fn send(&self, request: Request) -> Response {
+        in_time(request.send(self.addr)).await.unwrap()
     }
 
-    /// Pulls as podman does: manifest by tag, then each blob; everything must be right.
+    /// Pulls as podman does: the manifest by tag, then each blob. Checks all bytes.
     pub(crate) async fn pull(&self, image: &Image) {
         let manifest = self.get("/v2/app/manifests/1").await;
         assert_eq!(manifest.status, 200, "{manifest:?}");
@@ -241,14 +243,15 @@ impl Stage {
         }
     }
 
+    /// A reference of the repository `app`. `target`: `:TAG` or `@DIGEST`.
     pub(crate) fn reference(&self, target: &str) -> Reference {
         format!("{}/app{target}", self.upstream.addr())
             .parse()
             .unwrap()
     }
 
-    /// Makes the tag `app:1` one that was confirmed long ago.
-    pub(crate) async fn age(&self) {
+    /// Sets the time of the last confirmation of the tag `app:1` to 1970.
+    pub(crate) async fn make_tag_stale(&self) {
         let name = TagKey::Manifest(self.reference(":1"));
         let record = self.cache.tags().get(&name).unwrap();
         let record = TagRecord {
@@ -258,19 +261,19 @@ impl Stage {
         self.cache.tags().put(&name, record).await.unwrap();
     }
 
-    /// Returns when the blob is committed.
-    pub(crate) async fn committed(&self, digest: &Digest) {
+    /// Waits until the cache has stored the blob.
+    pub(crate) async fn wait_until_stored(&self, digest: &Digest) {
         eventually(async || self.cache.get(digest).await.unwrap().is_some()).await;
     }
 
-    /// Ends all of it; gives what its cache leaves behind.
+    /// Stops everything. Returns the data folder.
     pub(crate) async fn close(mut self) -> tempfile::TempDir {
-        soon(self.stop()).await.unwrap().unwrap();
+        in_time(self.stop()).await.unwrap().unwrap();
         self.cache.close().await;
         std::mem::replace(&mut self.data, tempfile::tempdir().unwrap())
     }
 
-    /// Asks the listener to stop, and says how it ended.
+    /// Begins the shutdown of the listener. Returns the task that serves.
     pub(crate) fn stop(&mut self) -> JoinHandle<std::io::Result<()>> {
         let _ = self.stop.take().unwrap().send(());
         self.served.take().unwrap()
@@ -281,33 +284,108 @@ pub(crate) fn blob_path(digest: &Digest) -> String {
     format!("/v2/app/blobs/{digest}")
 }
 
-/// A connection from another address of this machine.
-pub(crate) async fn from(stage: &Stage, last: u8) -> TcpStream {
+/// A connection from 127.0.0.`last`.
+pub(crate) async fn connect_from(fixture: &Fixture, last: u8) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
     socket.bind(local).unwrap();
-    soon(socket.connect(stage.addr)).await.unwrap()
+    in_time(socket.connect(fixture.addr)).await.unwrap()
 }
 
-/// Whether the metrics have that line.
-pub(crate) fn metric(stage: &Stage, line: &str) -> bool {
+/// Sends a request without body from 127.0.0.`last`, on a connection that stays open. Does not read the response.
+pub(crate) async fn send_from(fixture: &Fixture, last: u8, method: &str, path: &str) -> TcpStream {
+    let mut stream = connect_from(fixture, last).await;
+    let request = format!("{method} {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+/// The whole response to a GET from 127.0.0.`last`, as text. Empty when the proxy resets the connection.
+pub(crate) async fn get_from(fixture: &Fixture, last: u8, path: &str) -> String {
+    let mut stream = connect_from(fixture, last).await;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    let mut response = Vec::new();
+    if stream.write_all(request.as_bytes()).await.is_ok() {
+        let _ = in_time(stream.read_to_end(&mut response)).await;
+    }
+    String::from_utf8_lossy(&response).into_owned()
+}
+
+/// The status line up to the status, such as `HTTP/1.1 200`.
+pub(crate) async fn read_status(stream: &mut TcpStream) -> String {
+    let mut status = [0; 12];
+    in_time(stream.read_exact(&mut status)).await.unwrap();
+    String::from_utf8_lossy(&status).into_owned()
+}
+
+/// TLS files of a server for `localhost`, whose certificate authority also issues client certificates.
+pub(crate) struct TlsFiles {
+    pub(crate) authority: Authority,
+    folder: tempfile::TempDir,
+}
+
+impl TlsFiles {
+    pub(crate) fn new() -> Self {
+        let files = Self {
+            authority: Authority::new(),
+            folder: tempfile::tempdir().unwrap(),
+        };
+        files.issue(&files.authority);
+        files
+    }
+
+    /// Replaces the certificate and the key of the server.
+    pub(crate) fn issue(&self, authority: &Authority) {
+        let (certificate, key) = authority.issue(&["localhost".to_owned()]);
+        self.write("key.pem", &key);
+        self.write("cert.pem", &certificate);
+    }
+
+    /// Writes another file and renames it, as certbot does.
+    pub(crate) fn write(&self, name: &str, pem: &str) {
+        std::fs::write(self.path("next"), pem).unwrap();
+        std::fs::rename(self.path("next"), self.path(name)).unwrap();
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn tls(&self, client_ca: Option<&Path>) -> Tls {
+        Tls {
+            certificate: self.path("cert.pem"),
+            key: self.path("key.pem"),
+            client_ca: client_ca.map(Path::to_owned),
+            client_optional: false,
+            client_names: Vec::new(),
+        }
+    }
+}
+
+/// All metrics of the proxy, as text.
+pub(crate) fn metrics_text(fixture: &Fixture) -> String {
     let mut registry = prometheus_client::registry::Registry::default();
-    stage.proxy.register(&mut registry);
+    fixture.proxy.register(&mut registry);
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    text.lines().any(|found| found == line)
+    text
 }
 
-/// No test may hang: a generous limit, not a figure.
-pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+/// Whether the metrics of the proxy have that line.
+pub(crate) fn has_metric(fixture: &Fixture, line: &str) -> bool {
+    metrics_text(fixture).lines().any(|found| found == line)
+}
+
+/// Fails a test that hangs. The limit is generous, since the machine may be slow.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future)
         .await
-        .expect("this takes too long")
+        .expect("the test hangs")
 }
 
-/// For what happens in the background without an event to wait for.
+/// Waits until `check` holds, for background work without an event to wait for.
 pub(crate) async fn eventually(mut check: impl AsyncFnMut() -> bool) {
-    soon(async {
+    in_time(async {
         while !check().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -315,16 +393,16 @@ pub(crate) async fn eventually(mut check: impl AsyncFnMut() -> bool) {
     .await;
 }
 
-/// The code of the first error in a body of the spec.
-pub(crate) fn code(response: &Response) -> String {
+/// The code of the first error in an error body of the specification.
+pub(crate) fn error_code(response: &Response) -> String {
     response.json()["errors"][0]["code"]
         .as_str()
         .unwrap_or_else(|| panic!("no error body in {response:?}"))
         .to_owned()
 }
 
-/// All at once: each waits for time limits most of the time.
-pub(crate) async fn each<T, F: Future<Output = ()> + 'static>(
+/// Runs `check` for all cases concurrently, since each mostly waits for timeouts.
+pub(crate) async fn check_all<T, F: Future<Output = ()> + 'static>(
     cases: impl IntoIterator<Item = T>,
     check: impl Fn(T) -> F,
 ) {

@@ -1,112 +1,111 @@
-//! Blobs that the cache has no room for: passed on whole, and never wrong.
-#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+//! Space in the cache: blobs without room are streamed and verified, and registries share the tags.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
-mod stage;
+mod common;
 
 use std::time::Duration;
 
+use common::{FixtureOptions, blob_path, check_all, eventually, in_time};
 use pierhead_cache::{TagKey, TagRecord};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_proxy::Config;
 use pierhead_testkit::http::{End, Request};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Fault, Gate};
-use stage::{Plan, blob_path, each, eventually, soon};
 
-/// What is found to have no room only when its bytes come, because it is over a limit or because others have
-/// taken the room meanwhile, goes on to its readers from where they are.
+/// The cache notices the lack of room only when the bytes arrive. The readers then continue from their offsets.
 #[tokio::test]
-async fn a_blob_that_outgrows_its_room_is_passed_on_whole() {
+async fn a_blob_that_outgrows_its_room_is_streamed_completely() {
     let plans = [(2 << 20, 0), (64 << 20, 1 << 20)];
-    each(plans, |(capacity, max_blob)| async move {
-        let plan = Plan {
+    check_all(plans, |(capacity, max_blob)| async move {
+        let options = FixtureOptions {
             max_blob,
-            ..Plan::default().capacity(capacity)
+            ..FixtureOptions::default().capacity(capacity)
         };
-        let stage = plan.open().await;
+        let fixture = options.start().await;
         let bytes = random_bytes(29, 5 << 20);
-        let digest = stage.upstream.put_blob("app", bytes.clone());
-        // Nobody says how long it is.
-        stage.upstream.inject(Fault::Chunked.on_blob(&digest));
+        let digest = fixture.upstream.put_blob("app", bytes.clone());
+        // The upstream sends no length.
+        fixture.upstream.inject(Fault::Chunked.on_blob(&digest));
         for _ in 0..2 {
             let path = blob_path(&digest);
-            let (one, other) = tokio::join!(stage.get(&path), stage.get(&path));
+            let (one, other) = tokio::join!(fixture.get(&path), fixture.get(&path));
             for got in [one, other] {
                 assert_eq!((got.status, got.end), (200, End::Clean));
                 assert!(got.body == bytes);
             }
         }
-        assert!(!stage.cache.contains(&digest));
-        assert_eq!(stage.cache.stat().reserved, 0);
-        // And what fits is stored as ever.
-        let small = stage.upstream.put_blob("app", random_bytes(30, 1 << 20));
-        stage.get(&blob_path(&small)).await;
-        stage.committed(&small).await;
+        assert!(!fixture.cache.contains(&digest));
+        assert_eq!(fixture.cache.stat().reserved, 0);
+        // A blob that fits is stored.
+        let small = fixture.upstream.put_blob("app", random_bytes(30, 1 << 20));
+        fixture.get(&blob_path(&small)).await;
+        fixture.wait_until_stored(&small).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_wrong_blob_that_outgrows_its_room_far_behind_its_start_never_ends_cleanly() {
-    let plan = Plan::default().capacity(20 << 20);
-    let stage = plan.open().await;
-    let digest = stage.upstream.put_blob("app", random_bytes(31, 24 << 20));
+async fn a_corrupt_blob_that_outgrows_its_room_never_ends_cleanly() {
+    let options = FixtureOptions::default().capacity(20 << 20);
+    let fixture = options.start().await;
+    let digest = fixture.upstream.put_blob("app", random_bytes(31, 24 << 20));
     for fault in [Fault::Chunked, Fault::Corrupt(5)] {
-        stage.upstream.inject(fault.on_blob(&digest));
+        fixture.upstream.inject(fault.on_blob(&digest));
     }
-    let got = stage.get(&blob_path(&digest)).await;
+    let got = fixture.get(&blob_path(&digest)).await;
     assert!(got.end != End::Clean || got.status != 200, "{:?}", got.end);
 }
 
-/// Nobody can tell that a part is wrong, since it has no digest.
+/// A client cannot verify a range, since it has no digest.
 #[tokio::test]
-async fn a_part_of_a_small_blob_without_room_leaves_when_all_of_it_is_right() {
-    let plan = Plan {
+async fn a_range_of_a_small_blob_without_room_is_sent_after_the_blob_is_verified() {
+    let options = FixtureOptions {
         max_blob: 100_000,
-        ..Plan::default()
+        ..FixtureOptions::default()
     };
-    let stage = plan.open().await;
+    let fixture = options.start().await;
     let bytes = random_bytes(33, 300_000);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
     for (range, part) in [("bytes=0-99", 0..100), ("bytes=1000-200999", 1000..201_000)] {
         let part_of = || Request::get(blob_path(&digest)).header("range", range);
-        // The first time it is found that it has no room, the second that is known.
+        // The first request finds that there is no room. The second one knows it.
         for _ in 0..2 {
-            stage
+            fixture
                 .upstream
                 .inject(Fault::Corrupt(u64::try_from(part.start).unwrap() + 50).on_blob(&digest));
-            // Refused, or cut before its first byte.
-            if let Ok(got) = soon(part_of().send(stage.addr)).await {
+            // Refused, or aborted before its first byte.
+            if let Ok(got) = in_time(part_of().send(fixture.addr)).await {
                 assert!(got.body.is_empty() || got.status == 503, "{range}: {got:?}");
             }
-            stage.upstream.clear_faults();
+            fixture.upstream.clear_faults();
             eventually(async || {
-                let got = stage.ask(part_of()).await;
+                let got = fixture.send(part_of()).await;
                 got.status == 206 && got.body == bytes[part.clone()]
             })
             .await;
         }
     }
-    assert!(!stage.cache.contains(&digest));
+    assert!(!fixture.cache.contains(&digest));
 }
 
-/// The fill learns of it when the next bytes come, which may be never.
+/// The fill notices the lack of room at its next bytes, which may never arrive.
 #[tokio::test]
-async fn a_reader_that_finds_no_room_does_not_wait_for_the_next_bytes_of_the_fill() {
-    let plan = Plan {
+async fn a_reader_of_a_fill_without_room_does_not_wait_for_its_next_bytes() {
+    let options = FixtureOptions {
         max_blob: 1 << 20,
-        // Else the fill soon tries another connection.
+        // Long, since the fill would otherwise try another connection.
         stall_timeout: Duration::from_secs(600),
-        ..Plan::default()
+        ..FixtureOptions::default()
     };
-    let stage = plan.open().await;
+    let fixture = options.start().await;
     let bytes = random_bytes(34, 3 << 20);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
     let gate = Gate::new();
-    stage.upstream.inject(Fault::Chunked.on_blob(&digest));
+    fixture.upstream.inject(Fault::Chunked.on_blob(&digest));
     let held = Fault::GateBody((1 << 20) + 1, gate.clone());
-    stage.upstream.inject(held.on_blob(&digest).times(1));
-    let got = stage.get(&blob_path(&digest)).await;
+    fixture.upstream.inject(held.on_blob(&digest).times(1));
+    let got = fixture.get(&blob_path(&digest)).await;
     assert_eq!((got.status, got.end), (200, End::Clean));
     assert!(got.body == bytes);
     gate.release();
@@ -115,12 +114,12 @@ async fn a_reader_that_finds_no_room_does_not_wait_for_the_next_bytes_of_the_fil
 /// At the start and after a reload, each configured registry has its own share of the tags.
 #[tokio::test]
 async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
-    let plan = Plan {
+    let options = FixtureOptions {
         max_tags: Some(64),
-        ..Plan::default()
+        ..FixtureOptions::default()
     };
-    let stage = plan.open().await;
-    let tags = stage.cache.tags();
+    let fixture = options.start().await;
+    let tags = fixture.cache.tags();
     let digest = Digest::of(Algorithm::Sha256, b"a manifest");
     let put = async |registry: &str, tag: usize, validated: u64| {
         let reference = format!("{registry}/app:{tag}").parse().unwrap();
@@ -142,7 +141,7 @@ async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
         (0..20).filter(is_there).count()
     };
     // The tags of the configured registry are the oldest ones.
-    let default = stage.upstream.addr().to_string();
+    let default = fixture.upstream.addr().to_string();
     for tag in 0..20 {
         put(&default, tag, 1).await;
     }
@@ -155,7 +154,7 @@ async fn tags_of_configured_registries_outlive_a_flood_of_tags_of_others() {
         upstreams: vec!["later.example".parse().unwrap()],
         ..Config::default()
     };
-    stage.proxy.reload(config);
+    fixture.proxy.reload(config);
     for tag in 0..20 {
         put("later.example", tag, 2).await;
     }

@@ -1,13 +1,12 @@
-//! What is handed out as a manifest is one, of the type that it says itself.
+//! Media types of manifests: a document is served as a manifest only if it is one, with the type that it states.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
-#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+mod common;
 
-mod stage;
-
+use common::Fixture;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::http::End;
 use pierhead_testkit::registry::Fault;
-use stage::Stage;
 
 const CONFIG: &str = r#""config":{"mediaType":"a/b","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0}"#;
 
@@ -16,13 +15,13 @@ fn image(own: Option<&str>) -> String {
     format!(r#"{{"schemaVersion":2,{own}{CONFIG},"layers":[]}}"#)
 }
 
-/// Puts a manifest that its registry sends as `sent`, whoever asks for it there.
-fn put(stage: &Stage, repository: &str, sent: &str, text: &str) -> Digest {
+/// Puts a manifest that its registry sends with the type `sent`.
+fn put(fixture: &Fixture, repository: &str, sent: &str, text: &str) -> Digest {
     let header = Fault::Header("content-type", sent.to_owned());
-    stage
+    fixture
         .upstream
         .inject(header.on(format!("/v2/{repository}/manifests/*")));
-    stage
+    fixture
         .upstream
         .put_manifest(repository, MediaType::OCI_MANIFEST, text.to_owned())
 }
@@ -32,8 +31,8 @@ fn path(repository: &str, digest: &Digest) -> String {
 }
 
 #[tokio::test]
-async fn no_registry_chooses_the_type_of_a_content_for_others() {
-    let stage = Stage::open().await;
+async fn a_registry_does_not_choose_the_type_of_another_registry_s_content() {
+    let fixture = Fixture::start().await;
     let own = image(Some(MediaType::OCI_MANIFEST));
     let none = image(None);
     for (text, wrong) in [
@@ -43,13 +42,13 @@ async fn no_registry_chooses_the_type_of_a_content_for_others() {
         (&none, "text/html"),
         (&none, "application/json"),
     ] {
-        // A content that is new to the cache each time.
+        // Content that is new to the cache each time.
         let text = format!("{text}{}", " ".repeat(wrong.len()));
-        stage.upstream.clear_faults();
-        put(&stage, "evil", wrong, &text);
-        let digest = put(&stage, "good", MediaType::OCI_MANIFEST, &text);
+        fixture.upstream.clear_faults();
+        put(&fixture, "evil", wrong, &text);
+        let digest = put(&fixture, "good", MediaType::OCI_MANIFEST, &text);
         for repository in ["evil", "good", "good"] {
-            let got = stage.get(&path(repository, &digest)).await;
+            let got = fixture.get(&path(repository, &digest)).await;
             let outcome = (got.status, got.header("content-type"));
             assert_eq!(
                 outcome,
@@ -62,8 +61,8 @@ async fn no_registry_chooses_the_type_of_a_content_for_others() {
 }
 
 #[tokio::test]
-async fn what_is_no_manifest_is_not_handed_out_as_one() {
-    let stage = Stage::open().await;
+async fn other_documents_are_not_served_as_manifests() {
+    let fixture = Fixture::start().await;
     let index_of_image = image(None);
     let both = format!(r#"{{"schemaVersion":2,{CONFIG},"manifests":[]}}"#);
     let empty = format!(
@@ -88,42 +87,45 @@ async fn what_is_no_manifest_is_not_handed_out_as_one() {
         (MediaType::OCI_MANIFEST, &both),
         ("text/plain", &empty),
     ] {
-        stage.upstream.clear_faults();
-        let digest = put(&stage, "app", sent, text);
-        stage.upstream.tag("app", "1", digest);
+        fixture.upstream.clear_faults();
+        let digest = put(&fixture, "app", sent, text);
+        fixture.upstream.tag("app", "1", digest);
         for path in [path("app", &digest), "/v2/app/manifests/1".to_owned()] {
-            let got = stage.get(&path).await;
+            let got = fixture.get(&path).await;
             assert_eq!((got.status, got.end), (503, End::Clean), "{sent} {text}");
         }
-        assert!(!stage.cache.contains(&digest), "{sent} {text}");
+        assert!(!fixture.cache.contains(&digest), "{sent} {text}");
     }
 }
 
 #[tokio::test]
-async fn other_kinds_of_manifests_pass() {
-    let stage = Stage::open().await;
+async fn other_kinds_of_manifests_are_served() {
+    let fixture = Fixture::start().await;
     let schema_1 = "application/vnd.docker.distribution.manifest.v1+prettyjws";
     let artifact = "application/vnd.oci.artifact.manifest.v1+json";
     let own = format!(r#"{{"mediaType":"{artifact}","blobs":[]}}"#);
-    for (sent, text, kept) in [
+    for (sent, text, expected) in [
         (schema_1, r#"{"schemaVersion":1,"name":"app"}"#, schema_1),
         ("application/json", own.as_str(), artifact),
     ] {
-        stage.upstream.clear_faults();
-        let digest = put(&stage, "app", sent, text);
+        fixture.upstream.clear_faults();
+        let digest = put(&fixture, "app", sent, text);
         for _ in 0..2 {
-            let got = stage.get(&path("app", &digest)).await;
-            assert_eq!((got.status, got.header("content-type")), (200, Some(kept)));
+            let got = fixture.get(&path("app", &digest)).await;
+            assert_eq!(
+                (got.status, got.header("content-type")),
+                (200, Some(expected))
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn a_cached_list_of_tags_is_no_manifest() {
-    let stage = Stage::open().await;
-    stage.push(1, &[10]);
-    assert_eq!(stage.get("/v2/app/tags/list").await.status, 200);
-    let listed = stage.cache.list(None, 100);
+async fn a_cached_tag_list_is_not_served_as_a_manifest() {
+    let fixture = Fixture::start().await;
+    fixture.push(1, &[10]);
+    assert_eq!(fixture.get("/v2/app/tags/list").await.status, 200);
+    let listed = fixture.cache.list(None, 100);
     let of_tags = |entry: &&pierhead_cache::BlobStat| {
         entry
             .media_type
@@ -131,5 +133,5 @@ async fn a_cached_list_of_tags_is_no_manifest() {
             .is_some_and(|media_type| media_type.as_str() == "application/json")
     };
     let list = listed.iter().find(of_tags).unwrap().digest;
-    assert_eq!(stage.get(&path("app", &list)).await.status, 404);
+    assert_eq!(fixture.get(&path("app", &list)).await.status, 404);
 }

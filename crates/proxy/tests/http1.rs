@@ -1,8 +1,7 @@
-//! Plain HTTP/1.1: connections that are kept, files that are sent as they are, and heads that mean harm.
+//! HTTP/1.1 over plain TCP: persistent connections, `sendfile`, shutdown, request smuggling.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
-#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
-
-mod stage;
+mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -10,28 +9,28 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use common::{Fixture, FixtureOptions, blob_path, eventually, has_metric, in_time};
 use pierhead_oci::Digest;
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::Fault;
-use stage::{Plan, Stage, blob_path, eventually, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
 /// More than the kernel buffers on both sides of a loopback connection.
 const LARGE: usize = 24 << 20;
 
-async fn warm(stage: &Stage, seed: u64, size: usize) -> (Digest, Bytes) {
+async fn warm(fixture: &Fixture, seed: u64, size: usize) -> (Digest, Bytes) {
     let bytes = random_bytes(seed, size);
-    let digest = stage.upstream.put_blob("app", bytes.clone());
-    assert!(stage.get(&blob_path(&digest)).await.body == bytes);
-    stage.committed(&digest).await;
+    let digest = fixture.upstream.put_blob("app", bytes.clone());
+    assert!(fixture.get(&blob_path(&digest)).await.body == bytes);
+    fixture.wait_until_stored(&digest).await;
     (digest, bytes)
 }
 
-fn file_of(stage: &Stage, digest: &Digest) -> PathBuf {
+fn file_of(fixture: &Fixture, digest: &Digest) -> PathBuf {
     let hex = digest.hex();
-    let folder = stage.data.path().join("blobs/sha256").join(&hex[..2]);
+    let folder = fixture.data.path().join("blobs/sha256").join(&hex[..2]);
     folder.join(hex)
 }
 
@@ -40,31 +39,31 @@ fn raw(method: &str, path: &str, more: &str) -> String {
 }
 
 #[tokio::test]
-async fn one_connection_serves_whatever_is_asked_one_after_the_other() {
-    let stage = Stage::open().await;
-    let image = stage.push(1, &[300_000]);
-    stage.pull(&image).await;
-    let (digest, bytes) = warm(&stage, 2, 3_000_001).await;
+async fn one_connection_serves_all_kinds_of_requests_in_sequence() {
+    let fixture = Fixture::start().await;
+    let image = fixture.push(1, &[300_000]);
+    fixture.pull(&image).await;
+    let (digest, bytes) = warm(&fixture, 2, 3_000_001).await;
     let cold = random_bytes(3, 700_000);
     let unknown_length = random_bytes(4, 400_000);
-    let cold_digest = stage.upstream.put_blob("app", cold.clone());
-    let chunked_digest = stage.upstream.put_blob("app", unknown_length.clone());
-    stage
+    let cold_digest = fixture.upstream.put_blob("app", cold.clone());
+    let chunked_digest = fixture.upstream.put_blob("app", unknown_length.clone());
+    fixture
         .upstream
         .inject(Fault::Chunked.on_blob(&chunked_digest));
     let absent = blob_path(&Digest::of(pierhead_oci::Algorithm::Sha256, b"absent"));
     let path = blob_path(&digest);
-    let mut connection = Connection::open(stage.addr).await.unwrap();
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
     for round in 0..3 {
-        let mut ask = async |request: Request| -> Response {
-            let got = soon(connection.exchange(&request)).await.unwrap();
+        let mut send = async |request: Request| -> Response {
+            let got = in_time(connection.exchange(&request)).await.unwrap();
             assert_eq!(got.end, End::Clean, "{round} {request:?}");
             assert!(got.header("date").is_some() && got.header("connection").is_none());
             got
         };
-        let whole = ask(Request::get(&path)).await;
+        let whole = send(Request::get(&path)).await;
         assert!(whole.status == 200 && whole.body == bytes);
-        let head = ask(Request::head(&path)).await;
+        let head = send(Request::head(&path)).await;
         assert_eq!(
             (head.status, head.header("content-length"), head.body.len()),
             (200, Some("3000001"), 0)
@@ -76,52 +75,53 @@ async fn one_connection_serves_whatever_is_asked_one_after_the_other() {
             ("bytes=2999999-", 2_999_999, 3_000_001),
             ("bytes=-70000", 2_930_001, 3_000_001),
         ] {
-            let part = ask(Request::get(&path).header("range", range)).await;
+            let part = send(Request::get(&path).header("range", range)).await;
             assert!(
                 part.status == 206 && part.body == bytes.slice(from..to),
                 "{range}"
             );
         }
-        let beyond = ask(Request::get(&path).header("range", "bytes=3000001-")).await;
+        let beyond = send(Request::get(&path).header("range", "bytes=3000001-")).await;
         assert_eq!(beyond.status, 416);
-        let known = ask(Request::get(&path).header("if-none-match", format!("\"{digest}\""))).await;
-        assert_eq!((known.status, known.body.len()), (304, 0));
-        assert_eq!(ask(Request::get(&absent)).await.status, 404);
-        assert_eq!(ask(Request::head(&absent)).await.status, 404);
-        assert_eq!(ask(Request::get("/v2/")).await.body, "{}");
+        let not_modified =
+            send(Request::get(&path).header("if-none-match", format!("\"{digest}\""))).await;
+        assert_eq!((not_modified.status, not_modified.body.len()), (304, 0));
+        assert_eq!(send(Request::get(&absent)).await.status, 404);
+        assert_eq!(send(Request::head(&absent)).await.status, 404);
+        assert_eq!(send(Request::get("/v2/")).await.body, "{}");
         assert_eq!(
-            ask(Request::get("/v2/app/manifests/1")).await.body,
+            send(Request::get("/v2/app/manifests/1")).await.body,
             image.root_document().bytes
         );
-        assert!(ask(Request::get(blob_path(&cold_digest))).await.body == cold);
-        assert!(ask(Request::get(blob_path(&chunked_digest))).await.body == unknown_length);
-        assert_eq!(ask(Request::get("/v2/app/tags/list")).await.status, 200);
+        assert!(send(Request::get(blob_path(&cold_digest))).await.body == cold);
+        assert!(send(Request::get(blob_path(&chunked_digest))).await.body == unknown_length);
+        assert_eq!(send(Request::get("/v2/app/tags/list")).await.status, 200);
     }
 }
 
 #[tokio::test]
-async fn pipelined_requests_are_answered_in_order() {
-    let stage = Stage::open().await;
-    let (digest, bytes) = warm(&stage, 5, 1_000_000).await;
+async fn pipelined_requests_get_responses_in_order() {
+    let fixture = Fixture::start().await;
+    let (digest, bytes) = warm(&fixture, 5, 1_000_000).await;
     let path = blob_path(&digest);
-    let asked = [
+    let requests = [
         raw("GET", &path, ""),
         raw("HEAD", &path, ""),
         raw("GET", "/v2/", ""),
         raw("GET", &path, "range: bytes=5-70000\r\n"),
         raw("GET", "/nothing", ""),
-        // Not ordinary: the rest is hyper's, with what is behind it.
+        // Not a common request, so hyper serves it and all later ones.
         raw("GET", &path, "content-length: 3\r\n") + "abc",
         raw("GET", &path, "range: bytes=-9\r\nconnection: close\r\n"),
         raw("GET", "/never", ""),
     ]
     .concat();
-    let mut connection = Connection::open(stage.addr).await.unwrap();
-    connection.send_raw(asked.as_bytes()).await.unwrap();
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
+    connection.send_raw(requests.as_bytes()).await.unwrap();
     let mut got = Vec::new();
     for has_body in [true, false, true, true, true, true, true] {
-        let answer = soon(connection.answer(has_body)).await.unwrap();
-        let whole = soon(answer.whole()).await.unwrap();
+        let response = in_time(connection.answer(has_body)).await.unwrap();
+        let whole = in_time(response.whole()).await.unwrap();
         assert_eq!(whole.end, End::Clean);
         got.push((whole.status, whole.body));
     }
@@ -130,139 +130,139 @@ async fn pipelined_requests_are_answered_in_order() {
     assert!(got[0].1 == bytes && got[3].1 == bytes.slice(5..70_001) && got[5].1 == bytes);
     assert!(got[6].1 == bytes.slice(999_991..));
     assert!(
-        soon(connection.closes_silently()).await,
-        "close means close"
+        in_time(connection.closes_silently()).await,
+        "`connection: close` closes the connection"
     );
 }
 
 #[tokio::test]
-async fn a_head_may_come_in_any_pieces() {
-    let stage = Stage::open().await;
-    let mut connection = Connection::open(stage.addr).await.unwrap();
+async fn a_head_may_arrive_in_any_pieces() {
+    let fixture = Fixture::start().await;
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
     let long = format!("x-long: {}\r\n", "y".repeat(5000));
     for (more, step) in [("", 1), ("accept: a\r\n", 7), (&*long, 997)] {
         for piece in raw("GET", "/v2/", more).as_bytes().chunks(step) {
             connection.send_raw(piece).await.unwrap();
             tokio::task::yield_now().await;
         }
-        let answer = soon(connection.answer(true)).await.unwrap();
-        assert_eq!(soon(answer.whole()).await.unwrap().body, "{}");
+        let response = in_time(connection.answer(true)).await.unwrap();
+        assert_eq!(in_time(response.whole()).await.unwrap().body, "{}");
     }
 }
 
-/// A client that takes little at a time.
-async fn narrow(stage: &Stage, path: &str) -> TcpStream {
+/// Requests that path with a small receive buffer, so that the client reads slowly.
+async fn request_slowly(fixture: &Fixture, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(16 << 10).unwrap();
-    let mut stream = socket.connect(stage.addr).await.unwrap();
+    let mut stream = socket.connect(fixture.addr).await.unwrap();
     let request = raw("GET", path, "connection: close\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     stream
 }
 
-/// The body of the one answer that comes, whole or not.
+/// The body of the response, complete or not.
 async fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
-    let _ = soon(stream.read_to_end(&mut all)).await;
+    let _ = in_time(stream.read_to_end(&mut all)).await;
     let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
     all.split_off(end + 4)
 }
 
 #[tokio::test]
 async fn a_slow_reader_gets_every_byte() {
-    let stage = Stage::open().await;
-    let (digest, bytes) = warm(&stage, 6, LARGE).await;
-    assert!(rest(narrow(&stage, &blob_path(&digest)).await).await == bytes);
+    let fixture = Fixture::start().await;
+    let (digest, bytes) = warm(&fixture, 6, LARGE).await;
+    assert!(rest(request_slowly(&fixture, &blob_path(&digest)).await).await == bytes);
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_middle_is_let_go() {
-    let stage = Stage::open().await;
-    let (digest, bytes) = warm(&stage, 7, LARGE).await;
+async fn a_client_that_leaves_during_its_response_ends_its_connection() {
+    let fixture = Fixture::start().await;
+    let (digest, bytes) = warm(&fixture, 7, LARGE).await;
     for _ in 0..5 {
-        let mut stream = narrow(&stage, &blob_path(&digest)).await;
+        let mut stream = request_slowly(&fixture, &blob_path(&digest)).await;
         let mut some = [0; 5000];
-        soon(stream.read_exact(&mut some)).await.unwrap();
+        in_time(stream.read_exact(&mut some)).await.unwrap();
     }
     eventually(async || {
-        metric(&stage, "connections 0") && metric(&stage, "responses_cancelled_total 5")
+        has_metric(&fixture, "connections 0") && has_metric(&fixture, "responses_cancelled_total 5")
     })
     .await;
-    assert!(stage.get(&blob_path(&digest)).await.body == bytes);
+    assert!(fixture.get(&blob_path(&digest)).await.body == bytes);
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_its_answer_is_let_go() {
-    // Longer than the test waits: nothing else ends the matter.
-    let patience = Duration::from_secs(600);
-    let plan = Plan {
-        header_timeout: patience,
-        ..Plan::default()
+async fn a_client_that_leaves_before_its_response_ends_its_connection() {
+    // Longer than the test waits, so no timeout ends the connection.
+    let limit = Duration::from_secs(600);
+    let options = FixtureOptions {
+        header_timeout: limit,
+        ..FixtureOptions::default()
     };
-    let stage = plan
-        .config(|config| config.response_timeout = patience)
-        .open()
+    let fixture = options
+        .config(|config| config.response_timeout = limit)
+        .start()
         .await;
-    let digest = stage.upstream.put_blob("app", random_bytes(8, 1000));
+    let digest = fixture.upstream.put_blob("app", random_bytes(8, 1000));
     let gate = pierhead_testkit::registry::Gate::new();
-    stage
+    fixture
         .upstream
         .inject(Fault::GateHead(gate.clone()).on_blob(&digest));
-    let mut stream = TcpStream::connect(stage.addr).await.unwrap();
+    let mut stream = TcpStream::connect(fixture.addr).await.unwrap();
     stream
         .write_all(raw("GET", &blob_path(&digest), "").as_bytes())
         .await
         .unwrap();
     eventually(async || gate.arrived() == 1).await;
     drop(stream);
-    eventually(async || metric(&stage, "connections 0")).await;
+    eventually(async || has_metric(&fixture, "connections 0")).await;
     gate.release();
 }
 
 #[tokio::test]
-async fn a_drain_lets_a_file_finish_and_closes() {
-    let mut stage = Stage::open().await;
-    let (digest, bytes) = warm(&stage, 9, LARGE).await;
-    let mut connection = Connection::open(stage.addr).await.unwrap();
+async fn a_file_in_progress_is_sent_completely_during_the_shutdown() {
+    let mut fixture = Fixture::start().await;
+    let (digest, bytes) = warm(&fixture, 9, LARGE).await;
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
     let request = Request::get(blob_path(&digest));
-    let mut answer = soon(connection.start(&request)).await.unwrap();
-    let first = soon(answer.chunk()).await.unwrap();
-    let served = stage.stop();
-    eventually(async || TcpStream::connect(stage.addr).await.is_err()).await;
-    let whole = soon(answer.whole()).await.unwrap();
+    let mut response = in_time(connection.start(&request)).await.unwrap();
+    let first = in_time(response.chunk()).await.unwrap();
+    let served = fixture.stop();
+    eventually(async || TcpStream::connect(fixture.addr).await.is_err()).await;
+    let whole = in_time(response.whole()).await.unwrap();
     assert_eq!(
         (whole.end, first.len() + whole.body.len()),
         (End::Clean, bytes.len())
     );
-    // Also for whoever goes on asking.
+    // A further request gets `connection: close`, or none.
     let _ = connection.send_raw(raw("GET", "/v2/", "").as_bytes()).await;
-    if let Ok(answer) = soon(connection.answer(true)).await {
-        assert_eq!(answer.header("connection"), Some("close"));
-        soon(answer.whole()).await.unwrap();
+    if let Ok(response) = in_time(connection.answer(true)).await {
+        assert_eq!(response.header("connection"), Some("close"));
+        in_time(response.whole()).await.unwrap();
     }
-    soon(served).await.unwrap().unwrap();
+    in_time(served).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn the_end_of_a_drain_cuts_a_file() {
-    let mut stage = Plan::default()
+async fn the_shutdown_aborts_a_file_after_the_grace_period() {
+    let mut fixture = FixtureOptions::default()
         .config(|config| config.shutdown_grace = Duration::from_millis(100))
-        .open()
+        .start()
         .await;
-    let (digest, bytes) = warm(&stage, 10, LARGE).await;
-    let mut stream = narrow(&stage, &blob_path(&digest)).await;
+    let (digest, bytes) = warm(&fixture, 10, LARGE).await;
+    let mut stream = request_slowly(&fixture, &blob_path(&digest)).await;
     let mut some = [0; 5000];
-    soon(stream.read_exact(&mut some)).await.unwrap();
-    soon(stage.stop()).await.unwrap().unwrap();
+    in_time(stream.read_exact(&mut some)).await.unwrap();
+    in_time(fixture.stop()).await.unwrap().unwrap();
     let mut all = Vec::new();
-    let _ = soon(stream.read_to_end(&mut all)).await;
+    let _ = in_time(stream.read_to_end(&mut all)).await;
     assert!(all.len() < bytes.len());
 }
 
 #[tokio::test]
-async fn damage_under_a_file_that_is_sent_never_looks_whole() {
-    let stage = Stage::open().await;
-    let (digest, bytes) = warm(&stage, 11, LARGE).await;
+async fn a_file_that_is_damaged_while_it_is_sent_never_ends_cleanly() {
+    let fixture = Fixture::start().await;
+    let (digest, bytes) = warm(&fixture, 11, LARGE).await;
     let flip = |file: &File, at: u64| {
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
@@ -272,15 +272,15 @@ async fn damage_under_a_file_that_is_sent_never_looks_whole() {
         File::options()
             .read(true)
             .write(true)
-            .open(file_of(&stage, &digest))
+            .open(file_of(&fixture, &digest))
             .unwrap()
     };
-    // Before the request, and behind what is on its way already.
+    // Damage before the request.
     flip(&open(), 1000);
-    let first = stage.get(&blob_path(&digest)).await;
+    let first = fixture.get(&blob_path(&digest)).await;
     assert!(first.end == End::Cut || first.body == bytes);
-    assert!(stage.get(&blob_path(&digest)).await.body == bytes);
-    stage.committed(&digest).await;
+    assert!(fixture.get(&blob_path(&digest)).await.body == bytes);
+    fixture.wait_until_stored(&digest).await;
     let damages: [fn(&File); 2] = [
         |file| {
             let mut byte = [0];
@@ -290,55 +290,55 @@ async fn damage_under_a_file_that_is_sent_never_looks_whole() {
         |file| file.set_len(LARGE as u64 - 5000).unwrap(),
     ];
     for damage in damages {
-        let stream = narrow(&stage, &blob_path(&digest)).await;
+        let stream = request_slowly(&fixture, &blob_path(&digest)).await;
         let mut some = [0; 10];
-        soon(stream.peek(&mut some)).await.unwrap();
+        in_time(stream.peek(&mut some)).await.unwrap();
         damage(&open());
         let got = rest(stream).await;
-        assert!(bytes.starts_with(&got), "a wrong byte has left");
-        eventually(async || stage.get(&blob_path(&digest)).await.body == bytes).await;
-        stage.committed(&digest).await;
+        assert!(bytes.starts_with(&got), "a corrupt byte was sent");
+        eventually(async || fixture.get(&blob_path(&digest)).await.body == bytes).await;
+        fixture.wait_until_stored(&digest).await;
     }
     assert_eq!(
-        stage.upstream.gets_of(&digest),
+        fixture.upstream.gets_of(&digest),
         4,
-        "each damage was mended once"
+        "each damaged blob was downloaded again once"
     );
 }
 
 #[tokio::test]
-async fn a_file_that_is_gone_still_serves_who_reads_it() {
-    let stage = Stage::open().await;
-    let (digest, bytes) = warm(&stage, 12, LARGE).await;
-    let stream = narrow(&stage, &blob_path(&digest)).await;
+async fn a_deleted_file_is_sent_completely_to_its_reader() {
+    let fixture = Fixture::start().await;
+    let (digest, bytes) = warm(&fixture, 12, LARGE).await;
+    let stream = request_slowly(&fixture, &blob_path(&digest)).await;
     let mut some = [0; 10];
-    soon(stream.peek(&mut some)).await.unwrap();
-    fs::remove_file(file_of(&stage, &digest)).unwrap();
+    in_time(stream.peek(&mut some)).await.unwrap();
+    fs::remove_file(file_of(&fixture, &digest)).unwrap();
     assert!(rest(stream).await == bytes);
 }
 
-/// The statuses of all answers to these bytes, until the connection closes or `count` came.
-async fn answers(stage: &Stage, bytes: &[u8], count: usize) -> Vec<u16> {
-    let mut connection = Connection::open(stage.addr).await.unwrap();
+/// The statuses of all responses to these bytes, until the connection closes or `count` responses arrived.
+async fn statuses(fixture: &Fixture, bytes: &[u8], count: usize) -> Vec<u16> {
+    let mut connection = Connection::open(fixture.addr).await.unwrap();
     connection.send_raw(bytes).await.unwrap();
     let mut statuses = Vec::new();
     while statuses.len() < count {
-        let Ok(answer) = soon(connection.answer(true)).await else {
+        let Ok(response) = in_time(connection.answer(true)).await else {
             break;
         };
-        statuses.push(answer.status);
-        soon(answer.whole()).await.unwrap();
+        statuses.push(response.status);
+        in_time(response.whole()).await.unwrap();
     }
     statuses
 }
 
 #[tokio::test]
-async fn nothing_is_smuggled() {
-    let stage = Stage::open().await;
+async fn ambiguous_requests_are_not_smuggled() {
+    let fixture = Fixture::start().await;
     let inner = raw("GET", "/v2/", "");
     let base = |more: &str| raw("GET", "/v2/", more);
-    // Another reading of the same bytes would have `inner` as a request of its own.
-    for (what, bytes, expected) in [
+    // A different parser could take `inner` as a separate request.
+    for (case, bytes, expected) in [
         (
             "a length and a coding",
             base(&format!(
@@ -423,26 +423,26 @@ async fn nothing_is_smuggled() {
             &[400],
         ),
     ] {
-        // Behind all of it, so that every answer there is has come.
+        // The last request closes the connection, so that all responses arrive.
         let end = raw("GET", "/v2/", "connection: close\r\n");
-        let got = answers(&stage, (bytes.clone() + &end).as_bytes(), 9).await;
-        assert_eq!(got, expected, "{what}");
+        let got = statuses(&fixture, (bytes.clone() + &end).as_bytes(), 9).await;
+        assert_eq!(got, expected, "{case}");
     }
-    assert_eq!(stage.get("/v2/").await.status, 200);
+    assert_eq!(fixture.get("/v2/").await.status, 200);
 }
 
 /// Sends these bytes and returns all bytes until the connection closes.
-async fn talk(stage: &Stage, bytes: &[u8]) -> String {
-    let mut stream = TcpStream::connect(stage.addr).await.unwrap();
+async fn send_bytes(fixture: &Fixture, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(fixture.addr).await.unwrap();
     stream.write_all(bytes).await.unwrap();
-    let mut answers = Vec::new();
-    let _ = soon(stream.read_to_end(&mut answers)).await;
-    String::from_utf8_lossy(&answers).into_owned()
+    let mut responses = Vec::new();
+    let _ = in_time(stream.read_to_end(&mut responses)).await;
+    String::from_utf8_lossy(&responses).into_owned()
 }
 
 #[tokio::test]
-async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
-    let stage = Stage::open().await;
+async fn a_bare_lf_as_a_line_end_is_refused() {
+    let fixture = Fixture::start().await;
     // The fast path serves the first request, hyper the second and all later ones.
     for first in [
         "",
@@ -460,15 +460,19 @@ async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
                 let mut bad = good.to_owned();
                 bad.replace_range(at..=at, "");
                 let smuggled = "GET /v2/_catalog HTTP/1.1\r\nhost: a\r\n\r\n";
-                let answers = talk(&stage, format!("{first}{bad}{smuggled}").as_bytes()).await;
-                let statuses: Vec<_> = answers.matches("HTTP/1.1 ").collect();
+                let responses =
+                    send_bytes(&fixture, format!("{first}{bad}{smuggled}").as_bytes()).await;
+                let statuses: Vec<_> = responses.matches("HTTP/1.1 ").collect();
                 let count = if first.is_empty() { 1 } else { 2 };
-                assert!(answers.contains("HTTP/1.1 400 "), "{bad:?} gets {answers}");
-                assert_eq!(statuses.len(), count, "{bad:?} gets {answers}");
+                assert!(
+                    responses.contains("HTTP/1.1 400 "),
+                    "{bad:?} gets {responses}"
+                );
+                assert_eq!(statuses.len(), count, "{bad:?} gets {responses}");
             }
         }
     }
-    // A chunked body: the connection closes after this request, whatever follows.
+    // A chunked body: the connection closes after this request.
     for chunks in [
         "2\n{}\r\n0\r\n\r\n",
         "2\r\n{}\n0\r\n\r\n",
@@ -479,21 +483,21 @@ async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
     ] {
         let head = "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
         let smuggled = "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n";
-        let answers = talk(&stage, format!("{head}{chunks}{smuggled}").as_bytes()).await;
-        let is_refused = answers.starts_with("HTTP/1.1 4") || answers.is_empty();
-        assert!(is_refused, "{chunks:?} gets {answers}");
+        let responses = send_bytes(&fixture, format!("{head}{chunks}{smuggled}").as_bytes()).await;
+        let is_refused = responses.starts_with("HTTP/1.1 4") || responses.is_empty();
+        assert!(is_refused, "{chunks:?} gets {responses}");
         assert_eq!(
-            answers.matches("HTTP/1.1 ").count(),
+            responses.matches("HTTP/1.1 ").count(),
             1,
-            "{chunks:?} gets {answers}"
+            "{chunks:?} gets {responses}"
         );
     }
 }
 
 /// hyper may read more than the longest allowed head at once, and accept it.
 #[tokio::test]
-async fn a_request_behind_a_head_that_is_too_long_is_not_answered() {
-    let stage = Stage::open().await;
+async fn a_request_after_a_head_above_the_limit_gets_no_response() {
+    let fixture = Fixture::start().await;
     for len in [38 << 10, 41 << 10, 44 << 10, 47 << 10, 60 << 10] {
         let first = "OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\n\r\n";
         let long = format!(
@@ -501,7 +505,10 @@ async fn a_request_behind_a_head_that_is_too_long_is_not_answered() {
             "y".repeat(len)
         );
         let bad = "GET /v2/ HTTP/1.1\nhost: a\r\n\r\n";
-        let answers = talk(&stage, format!("{first}{long}{bad}").as_bytes()).await;
-        assert!(!answers.contains("HTTP/1.1 200 "), "{len} gets {answers}");
+        let responses = send_bytes(&fixture, format!("{first}{long}{bad}").as_bytes()).await;
+        assert!(
+            !responses.contains("HTTP/1.1 200 "),
+            "{len} gets {responses}"
+        );
     }
 }
