@@ -16,7 +16,7 @@ use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::claim;
 use crate::pull::direct_download::{DirectDownload, ReadPosition};
-use crate::pull::fetch::HandedOverStream;
+use crate::pull::download::HandedOverStream;
 
 /// Maximum number of times that one client's read continues elsewhere. After more, disk or upstream do not recover.
 const MAX_SOURCE_CHANGES: u32 = 4;

@@ -12,7 +12,7 @@ use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::limits::limit::Limit;
 use crate::metrics::CacheOutcome;
 use crate::pull::blob_request::BlobRequest;
-use crate::pull::fetch::{self, HandedOverStream};
+use crate::pull::download::{self, HandedOverStream};
 use crate::pull::fill_owner::FillOwner;
 
 /// Maximum number of running fills. Each holds a staged file open while it waits for a download slot, and continues after
@@ -104,7 +104,7 @@ pub(crate) async fn claim(
                     .readers()
                     .map_or_else(DownloadWaiters::owner, DownloadWaiters::readers);
                 tokio::spawn(async move {
-                    fetch::offer_slot(&context, permit, (&request, waiters), offer).await;
+                    download::offer_slot(&context, permit, (&request, waiters), offer).await;
                 });
             }
             Some((reader, CacheOutcome::Miss, None))
@@ -119,7 +119,7 @@ pub(crate) async fn claim(
                 // The blob was evicted since the check above. Without a permit, the fill is cancelled.
                 None => context.limits.upstream_permit(&request.client)?,
             };
-            let handed_over = fetch::start(
+            let handed_over = download::start(
                 context.clone(),
                 request.clone(),
                 fill,

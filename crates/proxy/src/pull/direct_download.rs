@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::limits::downloads::{DownloadSlot, DownloadWaiters};
 use crate::limits::memory::MemoryReservation;
 use crate::pull::blob_request::BlobRequest;
+use crate::pull::download::{self, HandedOverStream};
 use crate::pull::download_log::DownloadLog;
-use crate::pull::fetch::{self, HandedOverStream};
 
 /// Maximum start of a range for which pierhead also downloads the bytes before it, to verify the digest. For a range that
 /// starts later, this costs too much, and only the client can verify it.
@@ -50,7 +50,7 @@ impl DirectDownload {
         position: ReadPosition,
     ) -> Result<Box<Self>, Error> {
         let permit = context.limits.upstream_permit(&request.client)?;
-        let slot = fetch::acquire_slot(context, permit, request, DownloadWaiters::owner()).await;
+        let slot = download::acquire_slot(context, permit, request, DownloadWaiters::owner()).await;
         Self::open_in(slot, context, request, position).await
     }
 

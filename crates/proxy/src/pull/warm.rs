@@ -18,7 +18,7 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::downloads::DownloadWaiters;
 use crate::pull::blob_request::BlobRequest;
 use crate::pull::claim::{ClaimResult, claim_of};
-use crate::pull::fetch::{self, AdmissionMode};
+use crate::pull::download::{self, AdmissionMode};
 use crate::pull::manifest::{is_distributable, manifest};
 
 /// Maximum number of blobs that one image downloads at the same time, as in docker and containerd.
@@ -175,14 +175,14 @@ async fn claim_blob(
     match claimed {
         ClaimResult::Stored(blob) => Ok((blob.size(), 0)),
         ClaimResult::Follower(reader, None) => tokio::select! {
-            blob = fetch::committed(reader) => Ok((blob?.size(), 0)),
+            blob = download::committed(reader) => Ok((blob?.size(), 0)),
             () = has_left(left) => Ok(ABANDONED),
         },
         ClaimResult::Follower(reader, Some(offer)) => {
             let permit = context.limits.upstream_permit(&request.client)?;
             let offered =
-                fetch::offer_slot(context, permit, (request, DownloadWaiters::owner()), offer);
-            let both = async { tokio::join!(fetch::committed(reader), offered) };
+                download::offer_slot(context, permit, (request, DownloadWaiters::owner()), offer);
+            let both = async { tokio::join!(download::committed(reader), offered) };
             tokio::select! {
                 (blob, ()) = both => Ok((blob?.size(), 0)),
                 () = has_left(left) => Ok(ABANDONED),
@@ -194,7 +194,7 @@ async fn claim_blob(
             let readers = fill.readers();
             let permit = context.limits.upstream_permit(&request.client)?;
             let slot = {
-                let mut slot = pin!(fetch::acquire_slot_for_fill(
+                let mut slot = pin!(download::acquire_slot_for_fill(
                     context,
                     (request, DownloadWaiters::owner_and(readers.clone())),
                     permit,
@@ -210,7 +210,7 @@ async fn claim_blob(
             };
             let (staged, mut handed_over) = (fill.offset(), None);
             let fill = (fill, AdmissionMode::Always);
-            let mut run = pin!(fetch::run(
+            let mut run = pin!(download::run(
                 context,
                 request,
                 fill,

@@ -28,7 +28,7 @@ pub(crate) fn start(
 ) -> oneshot::Receiver<HandedOverStream> {
     let (pass, handed_over) = oneshot::channel();
     tokio::spawn(async move {
-        // Dropping the fill fails its readers. The next request fetches the digest again.
+        // Dropping the fill fails its readers. The next request downloads the blob again.
         let _watch = context.cache.panics().watch(BackgroundTask::FillOwner);
         let waiters = DownloadWaiters::readers(fill.readers());
         let slot = acquire_slot_for_fill(&context, (&request, waiters), permit, &owner).await;
