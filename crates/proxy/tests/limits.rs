@@ -129,7 +129,7 @@ async fn a_client_that_requests_many_cold_blobs_leaves_downloads_to_others() {
         .collect();
     // Two downloads run, and six wait: four times two are allowed.
     let request = async |digest: Digest| {
-        let mut stream = send_from(&fixture, 2, "GET", &blob_path(&digest)).await;
+        let stream = send_from(&fixture, 2, "GET", &blob_path(&digest)).await;
         stream
     };
     let mut waiting = Vec::new();
