@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::patch::{Effort, Level};
 use pierhead_bundle_server::plan::{Expected, prepare};
-use pierhead_oci::Digest;
+use pierhead_testkit::layout::OciLayout;
 use pierhead_toc::image_toc::{LayerEntries, encode};
 use pierhead_toc::{Entry, FileDigest, ImageToc, Kind, Source, Time};
 use pierhead_toc::{TocView, Tree};
-use serde_json::Value;
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -98,31 +97,10 @@ fn processor_seconds() -> Fallible<f64> {
     Ok(nanoseconds / 1e9)
 }
 
-fn json(path: &Path) -> Fallible<Value> {
-    Ok(serde_json::from_reader(File::open(path)?)?)
-}
-
-fn blob(layout: &Path, digest: &Value) -> Fallible<PathBuf> {
-    let digest = digest.as_str().ok_or("no digest")?;
-    Ok(layout.join("blobs").join(digest.replace(':', "/")))
-}
-
 fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<ImageToc> {
-    let index = json(&layout.join("index.json"))?;
-    let all = index["manifests"].as_array().ok_or("no manifests")?;
-    let named =
-        |manifest: &&Value| manifest["annotations"]["org.opencontainers.image.ref.name"] == name;
-    let descriptor = all.iter().find(named).ok_or("no such image")?;
-    let mut manifest = json(&blob(layout, &descriptor["digest"])?)?;
-    if let Some(all) = manifest["manifests"].as_array() {
-        let amd64 = |manifest: &&Value| manifest["platform"]["architecture"] == "amd64";
-        let chosen = all.iter().find(amd64).ok_or("no amd64")?;
-        manifest = json(&blob(layout, &chosen["digest"])?)?;
-    }
     let mut layers = Vec::new();
-    for descriptor in manifest["layers"].as_array().ok_or("no layers")? {
-        let path = blob(layout, &descriptor["digest"])?;
-        let digest: Digest = descriptor["digest"].as_str().ok_or("no digest")?.parse()?;
+    for layer in OciLayout::new(layout).image(name)?.layers {
+        let (path, digest) = (layer.path, layer.diff_id);
         let entries = entries(&path, source)?;
         let files: Vec<(FileDigest, u64)> = entries
             .iter()

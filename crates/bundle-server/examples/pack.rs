@@ -7,17 +7,16 @@ use std::collections::HashSet;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pierhead_bundle_server::pack::{
     Contents, MemoryFrameIndex, PackConfig, PackItem, PackSettings, Packs, pack,
 };
-use pierhead_oci::Digest;
+use pierhead_testkit::layout::OciLayout;
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Kind, Source};
-use serde_json::Value;
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
@@ -112,36 +111,16 @@ fn main() -> Done<()> {
 
 /// The layers of an image, indexed.
 fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex, Arc<dyn Blob>)>> {
-    let index: Value = serde_json::from_slice(&fs::read(layout.join("index.json"))?)?;
-    let named = |manifest: &&Value| {
-        manifest["annotations"]["org.opencontainers.image.ref.name"] == reference
-    };
-    let mut of = index["manifests"].as_array().into_iter().flatten();
-    let found = of.find(named).ok_or("no such reference")?;
-    let mut manifest = document(layout, found)?;
-    if let Some(first) = manifest["manifests"].get(0).cloned() {
-        manifest = document(layout, &first)?;
-    }
-    let config = document(layout, &manifest["config"])?;
     let mut layers = Vec::new();
-    for (nth, layer) in manifest["layers"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .enumerate()
-    {
-        let path = blob_path(layout, layer)?;
-        let blob: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(&path)?)?);
-        let diff_id: Digest = config["rootfs"]["diff_ids"][nth]
-            .as_str()
-            .unwrap_or_default()
-            .parse()?;
+    for layer in OciLayout::new(layout).image(reference)?.layers {
+        let blob: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(&layer.path)?)?);
+        let diff_id = layer.diff_id;
         let out = folder.join(diff_id.hex());
         let index = match LayerIndex::open(&out) {
             Ok(index) => index,
             Err(_) => {
                 let request = Request {
-                    media_type: layer["mediaType"].as_str().unwrap_or_default(),
+                    media_type: &layer.media_type,
                     diff_id: &diff_id,
                     limits: Limits::default(),
                 };
@@ -169,17 +148,6 @@ fn items(index: &LayerIndex, seen: &mut HashSet<FileDigest>) -> Done<Vec<PackIte
         items.push(PackItem::apart(skeleton, size));
     }
     Ok(items)
-}
-
-fn document(layout: &Path, descriptor: &Value) -> Done<Value> {
-    Ok(serde_json::from_slice(&fs::read(blob_path(
-        layout, descriptor,
-    )?)?)?)
-}
-
-fn blob_path(layout: &Path, descriptor: &Value) -> Done<PathBuf> {
-    let digest: Digest = descriptor["digest"].as_str().unwrap_or_default().parse()?;
-    Ok(layout.join("blobs/sha256").join(digest.hex()))
 }
 
 /// Of this process, user and system.

@@ -4,16 +4,14 @@
 //! and must be empty. A request waits, so that one core is taken whole. QUICK = LEVEL is one stage.
 
 use std::error::Error;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pierhead_bundle_server::{BundleServer, Config, Image, State};
-use pierhead_oci::Digest;
+use pierhead_testkit::layout::OciLayout;
 use pierhead_testkit::source::BlobFolder;
-use serde_json::Value;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -21,16 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("LAYOUT REF FOLDER [QUICK LEVEL]".into());
     };
     let layout = Path::new(layout);
-    let index: Value = serde_json::from_reader(File::open(layout.join("index.json"))?)?;
-    let manifests = index["manifests"].as_array().ok_or("no manifests")?;
-    let name = "org.opencontainers.image.ref.name";
-    let found = manifests
-        .iter()
-        .find(|it| it["annotations"][name] == **reference);
-    let manifest: Digest = found
-        .and_then(|it| it["digest"].as_str())
-        .ok_or("no such image")?
-        .parse()?;
+    let manifest = OciLayout::new(layout).image(reference)?.manifest;
     let mut config = Config::new(folder, 8 << 30, 1 << 30);
     config.cpu_percent = 100;
     if let [fast, level] = rest {

@@ -9,6 +9,7 @@ pub mod admission;
 pub mod corpus;
 pub mod http;
 pub mod images;
+pub mod layout;
 pub mod log;
 pub mod policy;
 pub mod registry;

@@ -15,12 +15,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pierhead_testkit::layout::OciLayout;
 use pierhead_toc::ImageToc;
 use pierhead_toc::image_toc::{decode, encode};
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use pierhead_toc::{Blob, FileBlob, FileDigest, Source, Time};
 use pierhead_worker::export::rootfs::{ContentSource, Options, ReuseMode, StoreFiles, rootfs};
-use serde_json::Value;
 
 /// A folder of contents.
 struct Store<'a>(&'a Path);
@@ -159,36 +159,12 @@ fn timed<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn index(root: &Path, name: &str, out: &Path) -> Result<Vec<(LayerIndex, Arc<dyn Blob>)>> {
-    let blob = |descriptor: &Value| {
-        let digest = descriptor["digest"].as_str().unwrap_or_default();
-        root.join("blobs").join(digest.replace(':', "/"))
-    };
-    let json = |path: &Path| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
-    let index = json(&root.join("index.json"))?;
-    let named = |entry: &&Value| entry["annotations"]["org.opencontainers.image.ref.name"] == name;
-    let entries = index["manifests"].as_array().ok_or("no index")?;
-    let entry = entries.iter().find(named).ok_or("no such image")?;
-    let mut manifest = json(&blob(entry))?;
-    if let Some(platforms) = manifest["manifests"].as_array() {
-        let this = |entry: &&Value| entry["platform"]["architecture"] == "amd64";
-        let entry = platforms.iter().find(this).ok_or("no such platform")?;
-        manifest = json(&blob(entry))?;
-    }
-    let config = json(&blob(&manifest["config"]))?;
     let mut layers = Vec::new();
-    for (nth, layer) in manifest["layers"]
-        .as_array()
-        .ok_or("no layers")?
-        .iter()
-        .enumerate()
-    {
-        let opened: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(blob(layer))?)?);
+    for (nth, layer) in OciLayout::new(root).image(name)?.layers.iter().enumerate() {
+        let opened: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(&layer.path)?)?);
         let request = Request {
-            media_type: layer["mediaType"].as_str().unwrap_or_default(),
-            diff_id: &config["rootfs"]["diff_ids"][nth]
-                .as_str()
-                .unwrap_or_default()
-                .parse()?,
+            media_type: &layer.media_type,
+            diff_id: &layer.diff_id,
             limits: Limits::default(),
         };
         let out = out.join(format!("{name}-{nth}"));
