@@ -95,7 +95,7 @@ async fn a_reader_of_a_fill_without_room_does_not_wait_for_its_next_bytes() {
     let options = FixtureOptions {
         max_blob: 1 << 20,
         // Long, since the fill would otherwise try another connection.
-        stall_timeout: Duration::from_secs(600),
+        upstream_timeout: Duration::from_secs(600),
         ..FixtureOptions::default()
     };
     let fixture = options.start().await;

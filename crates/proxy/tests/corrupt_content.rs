@@ -182,7 +182,7 @@ async fn a_blob_whose_connection_breaks_repeatedly_arrives() {
 #[tokio::test]
 async fn a_blob_that_stalls_is_resumed_without_notice() {
     let options = FixtureOptions {
-        stall_timeout: Duration::from_millis(500),
+        upstream_timeout: Duration::from_millis(500),
         ..FixtureOptions::default()
     };
     let fixture = options.start().await;

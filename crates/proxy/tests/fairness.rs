@@ -202,7 +202,7 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
     let (slow, blobs) = slow_registry(&gate, 67).await;
     let options = FixtureOptions {
         other_upstreams: vec![("slow.test", slow.url())],
-        stall_timeout: Duration::from_secs(60),
+        upstream_timeout: Duration::from_secs(60),
         ..FixtureOptions::default()
     };
     let fixture = options
@@ -347,7 +347,7 @@ async fn pulls_for_bundles_of_clients_that_left_leave_slots_to_others() {
     slow.inject(Fault::GateBody(1, gate.clone()).on_blobs());
     let options = FixtureOptions {
         other_upstreams: vec![("slow.test", slow.url())],
-        stall_timeout: Duration::from_secs(60),
+        upstream_timeout: Duration::from_secs(60),
         has_bundles: true,
         ..FixtureOptions::default()
     };
@@ -387,7 +387,7 @@ async fn a_download_without_waiting_clients_yields_and_is_resumed() {
     let (slow, blobs) = slow_registry(&gate, 3).await;
     let options = FixtureOptions {
         other_upstreams: vec![("slow.test", slow.url())],
-        stall_timeout: Duration::from_secs(60),
+        upstream_timeout: Duration::from_secs(60),
         ..FixtureOptions::default()
     };
     let fixture = options

@@ -462,7 +462,7 @@ async fn a_client_that_reads_single_bytes_is_disconnected() {
 async fn a_shared_download_starts_with_the_first_free_slot_of_any_waiting_client() {
     let options = FixtureOptions {
         // Longer than the test holds the first download.
-        stall_timeout: Duration::from_secs(60),
+        upstream_timeout: Duration::from_secs(60),
         ..FixtureOptions::default()
     };
     let fixture = options

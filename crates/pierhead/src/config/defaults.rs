@@ -63,11 +63,11 @@ impl Config {
             access: pierhead_proxy::Rules::default(),
             limits: Limits {
                 connections: proxy.max_connections,
-                upstream_bandwidth: remote.bandwidth,
+                upstream_bandwidth: remote.upstream_bandwidth,
                 downloads: proxy.limits.downloads,
                 response_memory: proxy.limits.response_memory,
                 response_timeout: proxy.response_timeout,
-                upstream_timeout: remote.stall_timeout,
+                upstream_timeout: remote.upstream_timeout,
                 shutdown_grace: proxy.shutdown_grace,
                 memory: None,
                 cores: CpuSelection::All,

@@ -62,7 +62,7 @@ pub(crate) struct FixtureOptions {
     /// How long the client of registries waits for a head. The default is longer than a test delays one.
     pub(crate) header_timeout: Duration,
     /// How long the client of registries waits for the next bytes of a body.
-    pub(crate) stall_timeout: Duration,
+    pub(crate) upstream_timeout: Duration,
     /// `None`: the name servers of the system.
     pub(crate) resolver: Option<Arc<dyn pierhead_remote::Resolve>>,
     /// Whether there is a bundle server.
@@ -87,7 +87,7 @@ impl Default for FixtureOptions {
             upstream_ca: None,
             other_upstreams: Vec::new(),
             header_timeout: Duration::from_secs(20),
-            stall_timeout: Duration::from_secs(20),
+            upstream_timeout: Duration::from_secs(20),
             resolver: None,
             has_bundles: false,
             background: BackgroundWork::default(),
@@ -139,7 +139,7 @@ impl FixtureOptions {
             remote.upstreams.insert(name.parse().unwrap(), entry);
         }
         remote.header_timeout = self.header_timeout;
-        remote.stall_timeout = self.stall_timeout;
+        remote.upstream_timeout = self.upstream_timeout;
         remote.resolver = self.resolver;
         let data = self.data.unwrap_or_else(|| tempfile::tempdir().unwrap());
         let mut config = pierhead_cache::Config::new(data.path(), self.capacity);

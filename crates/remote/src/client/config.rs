@@ -28,14 +28,14 @@ pub struct Config {
     /// Time limit from the request to the headers of the response, on an open connection.
     pub header_timeout: Duration,
     /// A body without bytes for this time is interrupted and resumed.
-    pub stall_timeout: Duration,
+    pub upstream_timeout: Duration,
     /// Minimum rate of a blob in bytes per second, averaged over
-    /// [`stall_timeout`](Self::stall_timeout). Time during which the caller does not read does not
+    /// [`upstream_timeout`](Self::upstream_timeout). Time during which the caller does not read does not
     /// count. A slower fetch is interrupted and resumed, at another address if there is one. It
     /// fails when every address is slow. 0: no minimum.
     pub minimum_rate: u64,
     /// Maximum bytes per second over all blob fetches; `None`: no maximum.
-    pub bandwidth: Option<u64>,
+    pub upstream_bandwidth: Option<u64>,
     /// The HTTPS proxy (`https_proxy`): `http://[user:password@]host:port`. Plain HTTP upstreams
     /// are reached without it. The proxy resolves names itself. The SSRF guard checks the name, and
     /// the addresses to which it resolves on this host. The proxy must refuse names that resolve to
@@ -89,9 +89,9 @@ impl Default for Config {
             roots: Arc::new(RootCertStore::empty()),
             connect_timeout: Duration::from_secs(3),
             header_timeout: Duration::from_secs(4),
-            stall_timeout: Duration::from_secs(15),
+            upstream_timeout: Duration::from_secs(15),
             minimum_rate: 10 << 10,
-            bandwidth: None,
+            upstream_bandwidth: None,
             https_proxy: None,
             resolver: None,
             no_proxy: Vec::new(),

@@ -102,7 +102,7 @@ impl Client {
     /// # Errors
     /// As [`Client::new`].
     pub fn prepare(&self, config: Config) -> Result<Prepared, Error> {
-        let bandwidth = config.bandwidth;
+        let bandwidth = config.upstream_bandwidth;
         let old = self.upstreams.load();
         let upstreams = Upstreams::new(config, &self.metrics, &self.limits, Some(&old))?;
         Ok(Prepared {

@@ -87,7 +87,7 @@ impl Upstreams {
         let shared = Arc::new(SharedState {
             limits: TimeLimits {
                 header_timeout: config.header_timeout,
-                stall_timeout: config.stall_timeout,
+                stall_timeout: config.upstream_timeout,
                 minimum_rate: config.minimum_rate,
             },
             tokens: Tokens::default(),

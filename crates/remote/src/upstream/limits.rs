@@ -23,7 +23,7 @@ impl SharedLimits {
         Self {
             resolvers: Resolvers::new(config, &metrics.dns),
             documents: DocumentMemory::default(),
-            bandwidth: Arc::new(Bandwidth::new(config.bandwidth)),
+            bandwidth: Arc::new(Bandwidth::new(config.upstream_bandwidth)),
         }
     }
 }

@@ -42,7 +42,7 @@ impl TwoAddresses {
             // Longer than the test timeout: when one address is silent, only the next one
             // can respond in time.
             header_timeout: Duration::from_secs(60),
-            stall_timeout: Duration::from_millis(700),
+            upstream_timeout: Duration::from_millis(700),
             ..Config::default()
         };
         Self {
@@ -66,7 +66,7 @@ impl TwoAddresses {
         };
         let config = Config {
             upstreams: [(name(), upstream)].into(),
-            stall_timeout: Duration::from_millis(400),
+            upstream_timeout: Duration::from_millis(400),
             minimum_rate,
             ..Config::default()
         };

@@ -96,7 +96,7 @@ async fn a_stalled_blob_is_retried_once() {
 /// While a retry is left, a silent connection is replaced long before the stall timeout.
 #[tokio::test]
 async fn a_silent_connection_is_replaced_early_while_a_retry_is_left() {
-    let patient = |config: &mut Config, _: &mut Upstream| config.stall_timeout = TEST_TIMEOUT;
+    let patient = |config: &mut Config, _: &mut Upstream| config.upstream_timeout = TEST_TIMEOUT;
     let pair = Pair::with(FakeRegistry::builder(), patient).await;
     pair.upstream
         .inject(Fault::HangBody(100_000).on_blobs().times(1));
@@ -107,7 +107,7 @@ async fn a_silent_connection_is_replaced_early_while_a_retry_is_left() {
 #[tokio::test]
 async fn a_trickle_of_bytes_is_a_stall() {
     let drip = |config: &mut Config, _: &mut Upstream| {
-        config.stall_timeout = Duration::from_millis(100);
+        config.upstream_timeout = Duration::from_millis(100);
     };
     let pair = Pair::with(FakeRegistry::builder(), drip).await;
     pair.upstream.inject(Fault::Slow(1000).on_blobs());
@@ -225,7 +225,7 @@ async fn a_missing_blob_is_requested_once() {
 #[tokio::test]
 async fn the_bandwidth_of_all_fetches_is_limited() {
     let pair = Pair::with(FakeRegistry::builder(), |config, _| {
-        config.bandwidth = Some(1_000_000)
+        config.upstream_bandwidth = Some(1_000_000)
     })
     .await;
     let began = std::time::Instant::now();
@@ -256,7 +256,7 @@ async fn the_size_is_the_content_length_of_a_head() {
 #[tokio::test]
 async fn a_blob_below_the_minimum_rate_fails() {
     let demanding = |config: &mut Config, _: &mut Upstream| {
-        config.stall_timeout = Duration::from_millis(400);
+        config.upstream_timeout = Duration::from_millis(400);
         config.minimum_rate = 1_000_000;
     };
     let pair = Pair::with(FakeRegistry::builder(), demanding).await;

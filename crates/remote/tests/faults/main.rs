@@ -45,7 +45,7 @@ impl Pair {
         let mut config = Config {
             connect_timeout: Duration::from_secs(2),
             header_timeout: Duration::from_millis(700),
-            stall_timeout: Duration::from_millis(700),
+            upstream_timeout: Duration::from_millis(700),
             ..Config::default()
         };
         let mut entry = Upstream {

@@ -95,7 +95,8 @@ async fn a_429_for_a_manifest_returns_at_once_and_a_429_for_a_blob_waits() {
 #[tokio::test]
 async fn cancelling_next_loses_no_bytes() {
     // With a bandwidth limit, `next` also waits for its reservation.
-    let slowly = |config: &mut Config, _: &mut Upstream| config.bandwidth = Some(3_000_000);
+    let slowly =
+        |config: &mut Config, _: &mut Upstream| config.upstream_bandwidth = Some(3_000_000);
     let pair = Pair::with(FakeRegistry::builder(), slowly).await;
     let gate = pierhead_testkit::registry::Gate::new();
     pair.upstream
