@@ -1,4 +1,5 @@
-//! The one atomic write: a reader finds a file as it was before, or with all of its new contents.
+//! Atomic file writes: at any moment, a reader finds either the old or all of the new contents of a
+//! file.
 //!
 //! A write has four steps. It fills a temporary file beside the target, syncs that file, renames it
 //! to the target, and syncs the folder. Invariants:
@@ -138,7 +139,7 @@ impl<'a> Options<'a> {
     /// Any error of the system; [`io::ErrorKind::ResourceBusy`] while 64 others write `target`.
     pub fn create(self, target: &Path) -> io::Result<AtomicFile<'a>> {
         let initial_mode = match (self.mode, self.keep_owner) {
-            // Nobody else may read it before it has the owner of the old file.
+            // Only this user may read it until it has the owner of the old file.
             (_, true) => 0o600,
             (mode, false) => mode.unwrap_or(0o666),
         };
@@ -157,17 +158,21 @@ impl<'a> Options<'a> {
     /// Commits a file that the caller keeps open and has written at `from`, on the same file
     /// system: syncs it, renames it to `target`, syncs the target's folder. Blocks.
     ///
-    /// # Errors
-    /// Any error of the system. Before the rename `from` remains; it is the caller's to delete.
+    /// Any error of the system. When it comes before the rename, `from` still exists, and the
+    /// caller deletes it.
     pub fn publish(self, file: &File, from: &Path, target: &Path) -> io::Result<()> {
         self.publish_name(file, from, target)?;
         self.sync_folder_of(target)
     }
 
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this crate makes the rename atomic and durable"
+    )]
     fn publish_name(self, file: &File, from: &Path, target: &Path) -> io::Result<()> {
         if !self.without_sync {
             self.step(Step::Sync(from))?;
-            // A mode or an owner that was changed is metadata that `sync_data` may leave out.
+            // `sync_data` may omit a changed mode or owner, which is metadata.
             match self.mode.is_some() || self.keep_owner {
                 true => file.sync_all()?,
                 false => file.sync_data()?,
@@ -230,12 +235,12 @@ pub fn delete_abandoned(target: &Path) -> io::Result<()> {
     temporary::delete_all_abandoned(target)
 }
 
-/// A temporary file that becomes its target with [`AtomicFile::commit`], and is deleted when it is
-/// dropped before.
+/// A temporary file. [`AtomicFile::commit`] renames it to its target; dropping it earlier deletes
+/// it.
 #[derive(Debug)]
 pub struct AtomicFile<'a> {
     file: File,
-    /// `None` once it has the name of the target.
+    /// `None` once it is renamed to the target.
     path: Option<PathBuf>,
     target: PathBuf,
     options: Options<'a>,
@@ -247,13 +252,12 @@ impl AtomicFile<'_> {
         &self.file
     }
 
-    /// Where the temporary file lies.
+    /// Path of the temporary file.
     pub fn path(&self) -> &Path {
         self.path.as_deref().unwrap_or(&self.target)
     }
 
-    /// Makes the file visible under its name, and durable. Returns it, still open and locked.
-    /// Blocks.
+    /// Renames the file to its target, durably. Returns it, still open and locked. Blocks.
     ///
     /// # Errors
     /// Any error of the system, or of [`Options::on_step`]; invariant 3 of the crate holds.
@@ -264,8 +268,8 @@ impl AtomicFile<'_> {
         Ok(file)
     }
 
-    /// The same without the sync of the folder, for callers that commit several files of one folder
-    /// and then call [`sync_folder`] once. The file is durable only after that.
+    /// As [`Self::commit`], without the sync of the folder: for callers that commit several files
+    /// of one folder and then call [`sync_folder`] once. The files are durable only after that.
     ///
     /// # Errors
     /// Any error of the system, or of [`Options::on_step`]; the target is unchanged.
@@ -297,7 +301,7 @@ impl AtomicFile<'_> {
             }
         }
         match mode {
-            // The umask may have taken bits away.
+            // The umask may have removed bits.
             Some(mode) => self.file.set_permissions(Permissions::from_mode(mode)),
             None => Ok(()),
         }
@@ -328,9 +332,13 @@ impl Seek for AtomicFile<'_> {
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this crate makes the rename atomic and durable"
+)]
 fn rename_no_replace(from: &Path, target: &Path) -> io::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, target, RenameFlags::NOREPLACE) {
-        // A file system that cannot promise it: this look leaves a small window.
+        // The file system does not support NOREPLACE: the check leaves a small window for a race.
         Err(Errno::INVAL) if !target.exists() => fs::rename(from, target),
         Err(Errno::INVAL) => Err(Errno::EXIST.into()),
         renamed => Ok(renamed?),

@@ -1,4 +1,4 @@
-//! Temporary files that one writer has for itself.
+//! Temporary files beside a target. Each belongs to one writer, which keeps it locked.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,14 +10,14 @@ use rustix::io::Errno;
 
 use crate::SUFFIX;
 
-/// Writers of one target at once that find a name.
+/// Maximum number of simultaneous writers of one target.
 const MAX_WRITERS: u32 = 64;
-/// Attempts to get one name before the next one is tried: each fails only when another writer acts
-/// at the same moment.
+/// Maximum number of attempts to create one name, before the next name is tried. An attempt fails
+/// only when another writer acts at the same moment.
 const MAX_ATTEMPTS: u32 = 4;
 
-/// Creates an empty file beside `target`, with at most the bits of `mode`. It is locked for as long
-/// as it is open, so that no other writer takes it for the rest of a killed process.
+/// Creates an empty file beside `target`, with at most the permission bits of `mode`. It stays
+/// locked while it is open, so that no other writer takes it for the leftover of a killed process.
 pub(super) fn create(
     target: &Path,
     mode: u32,
@@ -73,17 +73,17 @@ fn create_new(path: &Path, mode: u32) -> io::Result<File> {
         .open(path)
 }
 
-/// Deletes what a killed process left at `path`. Returns whether the name is free now; a live
-/// writer keeps its file.
+/// Deletes the leftover of a killed process at `path`. Returns whether the name is free; the file
+/// of a live writer stays.
 fn delete_abandoned(path: &Path) -> io::Result<bool> {
-    // Neither follows a link nor waits for a pipe.
+    // The open neither follows a link nor waits for a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     let flags = i32::try_from(flags).unwrap_or_default();
     let opened = File::options().read(true).custom_flags(flags).open(path);
     match opened {
         Ok(file) if !lock(&file, path)? => return Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        // A link, or a file that may not be read: no writer of ours has it.
+        // A link, or an unreadable file: it belongs to no writer.
         Ok(_) | Err(_) => {}
     }
     match fs::remove_file(path) {
@@ -92,7 +92,7 @@ fn delete_abandoned(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether `file` is locked now and still lies at `path`.
+/// Locks `file`; returns whether that succeeded and the file is still at `path`.
 fn lock(file: &File, path: &Path) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => is_at(file, path),

@@ -1,3 +1,5 @@
+//! Tests of atomic writes: steps, failures and crashes at each step, concurrent writers, modes.
+
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -85,11 +87,11 @@ fn a_crash_at_any_step_leaves_old_or_new_contents_that_were_synced() {
     write(&target, b"old").unwrap();
     let (synced, images) = (Cell::new(false), Cell::new(0));
     let on_step = |step: Step<'_>| {
-        // What a process that is killed right here leaves.
+        // The state that a process leaves when it is killed here.
         let found = fs::read(&target).unwrap();
         assert!(found == b"old" || found == b"new", "{found:?}");
-        // What a power cut leaves: the name may be durable before anything else, the bytes are
-        // durable only after their sync.
+        // The state after a power cut: the rename may be durable first, the bytes only after their
+        // sync.
         if let Step::Rename(from, to) = step {
             assert!(synced.get(), "renamed before it was synced");
             assert_eq!(fs::read(from).unwrap(), b"new");
@@ -189,7 +191,7 @@ fn a_replaced_file_keeps_its_mode_and_owner() {
     options.write(&target, b"old").unwrap();
     assert_eq!(mode(&target), 0o640);
     fs::set_permissions(&target, Permissions::from_mode(0o604)).unwrap();
-    // Only root can give a file away.
+    // Only root can change the owner.
     let is_root = rustix::process::geteuid().is_root();
     if is_root {
         std::os::unix::fs::chown(&target, Some(1234), Some(5678)).unwrap();

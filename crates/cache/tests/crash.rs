@@ -1,14 +1,16 @@
 //! A crash between any two changes to the disk leaves each blob complete or absent.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 mod common;
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use common::{blob, lead, open_with};
 use pierhead_cache::tier::{DiskTier, Step};
@@ -208,14 +210,14 @@ async fn a_power_cut_between_any_two_steps_leaves_old_or_new_data() {
     let config = config(folder.path());
     let cache = Cache::open_on(config, Box::new(Lru::default()), move |config| {
         let watch = move |step: Step<'_>| -> io::Result<()> {
-            watched.lock().unwrap().before(step);
+            watched.lock().before(step);
             Ok(())
         };
         Ok(Arc::new(DiskTier::new(&config.data)?.watched(watch)))
     })
     .unwrap();
     work(&cache, |digest, stored| {
-        let mut disk = disk.lock().unwrap();
+        let mut disk = disk.lock();
         if stored {
             disk.promised.insert(*digest);
         } else {
@@ -223,9 +225,9 @@ async fn a_power_cut_between_any_two_steps_leaves_old_or_new_data() {
         }
     })
     .await;
-    assert_eq!(disk.lock().unwrap().promised.len(), 3);
+    assert_eq!(disk.lock().promised.len(), 3);
     cache.close().await;
-    let taken = std::mem::take(&mut disk.lock().unwrap().taken);
+    let taken = std::mem::take(&mut disk.lock().taken);
     assert!(taken.len() > 45, "steps are watched: {}", taken.len());
     for (step, (image, promised)) in taken.iter().enumerate() {
         whole_or_absent(image, promised, step).await;
@@ -241,7 +243,7 @@ async fn a_disk_failure_at_any_step_loses_no_reported_blob() {
         let config = config(folder.path());
         let cache = Cache::open_on(config.clone(), Box::new(Lru::default()), move |config| {
             let watch = move |_: Step<'_>| {
-                let mut steps = counted.lock().unwrap();
+                let mut steps = counted.lock();
                 *steps += 1;
                 if *steps > last {
                     Err(io::Error::from_raw_os_error(5))
@@ -254,7 +256,7 @@ async fn a_disk_failure_at_any_step_loses_no_reported_blob() {
         .unwrap();
         let promised = Mutex::new(BTreeSet::new());
         work(&cache, |digest, stored| {
-            let mut promised = promised.lock().unwrap();
+            let mut promised = promised.lock();
             if stored {
                 promised.insert(*digest);
             } else {
@@ -262,7 +264,7 @@ async fn a_disk_failure_at_any_step_loses_no_reported_blob() {
             }
         })
         .await;
-        let promised = promised.into_inner().unwrap();
+        let promised = promised.into_inner();
         for digest in &promised {
             // It may have been evicted; an undeletable file is found again below.
             assert!(cache.verify(digest).await.unwrap());
@@ -271,7 +273,7 @@ async fn a_disk_failure_at_any_step_loses_no_reported_blob() {
         drop(cache);
         drop(open_with(config));
         whole_or_absent(folder.path(), &promised, last).await;
-        if *steps.lock().unwrap() <= last {
+        if *steps.lock() <= last {
             assert!(last > 30, "steps are watched");
             return;
         }

@@ -4,11 +4,12 @@
 
 mod common;
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use common::{ROOMY, blob, store};
@@ -44,7 +45,7 @@ impl Watched {
 
     fn held(&self) -> Vec<(Digest, u64)> {
         let mut held = Vec::new();
-        let policy = self.0.lock().unwrap();
+        let policy = self.0.lock();
         policy.visit(&mut |digest, size| held.push((*digest, size)));
         held.sort_unstable();
         held
@@ -54,34 +55,31 @@ impl Watched {
 impl Policy<Digest> for Watched {
     fn hit(&mut self, access: &Access<Digest>) -> bool {
         self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.lock().unwrap().hit(access)
+        self.0.lock().hit(access)
     }
 
     fn miss(&mut self, access: &Access<Digest>) {
-        self.0.lock().unwrap().miss(access);
+        self.0.lock().miss(access);
     }
 
     fn refuses(&self, access: &Access<Digest>) -> bool {
-        self.0.lock().unwrap().refuses(access)
+        self.0.lock().refuses(access)
     }
 
     fn insert(&mut self, access: &Access<Digest>) {
-        self.2.lock().unwrap().remove(&access.key);
-        self.0.lock().unwrap().insert(access);
+        self.2.lock().remove(&access.key);
+        self.0.lock().insert(access);
     }
 
     fn remove(&mut self, key: &Digest) {
-        let is_victim = self.2.lock().unwrap().contains(key);
+        let is_victim = self.2.lock().contains(key);
         assert!(!is_victim, "the policy has named it itself");
-        self.0.lock().unwrap().remove(key);
+        self.0.lock().remove(key);
     }
 
     fn evict(&mut self, held: &mut dyn FnMut(&Digest) -> bool) -> Option<Victim<Digest>> {
-        let victim = self.0.lock().unwrap().evict(held);
-        self.2
-            .lock()
-            .unwrap()
-            .extend(victim.map(|victim| victim.key));
+        let victim = self.0.lock().evict(held);
+        self.2.lock().extend(victim.map(|victim| victim.key));
         victim
     }
 
@@ -92,42 +90,42 @@ impl Policy<Digest> for Watched {
 
 impl Contents<Digest> for Watched {
     fn contains(&self, key: &Digest) -> bool {
-        self.0.lock().unwrap().contains(key)
+        self.0.lock().contains(key)
     }
 
     fn len(&self) -> usize {
-        self.0.lock().unwrap().len()
+        self.0.lock().len()
     }
 
     fn bytes(&self) -> u64 {
-        self.0.lock().unwrap().bytes()
+        self.0.lock().bytes()
     }
 
     fn visit(&self, visit: &mut dyn FnMut(&Digest, u64)) {
-        self.0.lock().unwrap().visit(visit);
+        self.0.lock().visit(visit);
     }
 }
 
 impl PersistentState for Watched {
     fn save(&self) -> Vec<u8> {
-        self.0.lock().unwrap().save()
+        self.0.lock().save()
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        self.0.lock().unwrap().restore(saved)
+        self.0.lock().restore(saved)
     }
 }
 
 impl Adaptation for Watched {
     fn resize(&mut self, capacity: u64) {
-        if let Some(adaptation) = self.0.lock().unwrap().adaptation() {
+        if let Some(adaptation) = self.0.lock().adaptation() {
             adaptation.resize(capacity);
         }
     }
 
     fn train(&mut self) -> bool {
         self.3.fetch_add(1, Ordering::Relaxed);
-        let mut policy = self.0.lock().unwrap();
+        let mut policy = self.0.lock();
         let adaptation = policy.adaptation();
         adaptation.is_some_and(|adaptation| adaptation.train())
     }
@@ -135,11 +133,11 @@ impl Adaptation for Watched {
 
 impl Diagnostics for Watched {
     fn gauges(&self, show: &mut dyn FnMut(&'static str, f64)) {
-        self.0.lock().unwrap().gauges(show);
+        self.0.lock().gauges(show);
     }
 
     fn memory(&self) -> usize {
-        self.0.lock().unwrap().memory()
+        self.0.lock().memory()
     }
 }
 
@@ -395,7 +393,7 @@ async fn a_victim_is_not_removed_from_its_policy_again() {
     populate(folder.path(), PolicyName::Lru).await;
     let (cache, policy) = open_as(folder.path(), PolicyName::Lru);
     cache.prune(2 * ONE).await.unwrap();
-    assert_eq!(policy.2.lock().unwrap().len(), 2);
+    assert_eq!(policy.2.lock().len(), 2);
     agrees(&cache, &policy, "two have left").await;
     // Other removals are reported to the policy.
     fs::remove_dir_all(folder.path().join("blobs")).unwrap();
@@ -412,7 +410,7 @@ async fn readers_that_joined_a_fill_count_as_hits() {
     let mut config = Config::new(folder.path(), ROOMY);
     let recorded = seen.clone();
     config.recorder = Some(Arc::new(move |access, outcome| {
-        recorded.lock().unwrap().push((*access, outcome));
+        recorded.lock().push((*access, outcome));
     }));
     let cache = Cache::open(config, Box::new(Gdsf::default())).unwrap();
     let (digest, content) = blob(1, LEN);
@@ -424,7 +422,7 @@ async fn readers_that_joined_a_fill_count_as_hits() {
     fill.begin(Some(LEN as u64)).await.unwrap();
     fill.write(content).await.unwrap();
     fill.finish().await.unwrap();
-    let seen: Vec<_> = std::mem::take(&mut *seen.lock().unwrap());
+    let seen: Vec<_> = std::mem::take(&mut *seen.lock());
     let outcomes: Vec<_> = seen.iter().map(|(_, outcome)| *outcome).collect();
     assert_eq!(outcomes, [Outcome::Miss, Outcome::Hit, Outcome::Hit]);
     for (access, _) in seen {
@@ -439,9 +437,7 @@ async fn the_number_of_images_of_a_blob_survives_a_restart() {
     let open = || {
         let mut config = Config::new(folder.path(), ROOMY);
         let recorded = seen.clone();
-        config.recorder = Some(Arc::new(move |access, _| {
-            *recorded.lock().unwrap() = access.shared
-        }));
+        config.recorder = Some(Arc::new(move |access, _| *recorded.lock() = access.shared));
         Cache::open(config, Box::new(Lru::default())).unwrap()
     };
     let cache = open();
@@ -455,7 +451,7 @@ async fn the_number_of_images_of_a_blob_survives_a_restart() {
     };
     let shared = async |cache: &Cache| {
         cache.get(&base).await.unwrap().unwrap();
-        *seen.lock().unwrap()
+        *seen.lock()
     };
     for number in 0..3 {
         let image = image(number);

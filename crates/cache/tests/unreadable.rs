@@ -2,6 +2,7 @@
 //! readable.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! What a region is at a path, and how quick: `cargo run --release -p pierhead-pmem --example probe -- PATH [MiB]`.
+//! Prints the class of a region at a path, and measures its speed: `cargo run --release -p
+//! pierhead-pmem --example probe -- PATH [MiB]`.
 
 use std::error::Error;
 use std::io::Write as _;
@@ -7,10 +8,10 @@ use std::time::{Duration, Instant};
 use pierhead_pmem::{Config, Medium as _, Region};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Bytes a write: a segment's worth.
+/// Size of one write in bytes: a segment of the log.
 const PIECE: usize = 2 << 20;
 
-/// Each figure is the best of so many rounds: the machine is shared, and the medium is what is asked about.
+/// Number of rounds; the best one counts, because other processes share the machine.
 const ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", region.report());
     if existed {
         return Err(
-            "there is a region already, whose contents are left alone: name a path without".into(),
+            "there is a region already, and its contents are kept: choose an unused path".into(),
         );
     }
     let measured = measure(&region);
@@ -122,7 +123,7 @@ fn measure(region: &Region) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The least of the rounds, each by itself: time that passed, and time that was worked.
+/// The shortest times of all rounds: elapsed time, and CPU time.
 struct Took {
     wall: Duration,
     cpu: Duration,

@@ -1,4 +1,4 @@
-//! Writes values whose contents can be told from their numbers, and finds them again after a cut:
+//! Crash test of the log: writes values that follow from a seed, and checks them after a power cut.
 //!
 //! ```text
 //! survivor class DIR CLASS          # fails unless a region in DIR is of that class
@@ -15,12 +15,14 @@ use pierhead_pmem::{Config, Log, Medium as _, Options, Region};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// What the values of all keys at their largest take is half of it, so that space is reclaimed and never runs out.
+/// Size of the region in bytes: twice the space of all keys with their largest values, so that
+/// compaction runs and space never runs out.
 const REGION: u64 = 48 << 20;
 const SEGMENT: u64 = 256 << 10;
 const KEYS: u64 = 24;
 
-/// Large values have several segments, small ones share one.
+/// Maximum size of large and small values in bytes: large ones span several segments, small ones
+/// share one.
 const LARGE: u64 = 4 * SEGMENT;
 const SMALL: u64 = 4 << 10;
 
@@ -55,11 +57,11 @@ fn expect_class(dir: &Path, expected: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// One change of one key, all of it a function of the seed and the step's number.
+/// One change of one key; it follows from the seed and the number of the step.
 struct Step {
     key: Vec<u8>,
     change: Change,
-    /// A value is begun for the same key before, and given up: it must never be seen.
+    /// Whether a value of the same key is started and dropped first: it must never be visible.
     abandons: bool,
 }
 
@@ -94,7 +96,7 @@ fn word(seed: u64, number: u64, index: u64) -> [u8; 8] {
     mix(seed ^ mix(number) ^ index).to_le_bytes()
 }
 
-/// SplitMix64's finaliser: neighbouring numbers give words that have nothing in common.
+/// The finalizer of SplitMix64: adjacent numbers give unrelated words.
 fn mix(number: u64) -> u64 {
     let a = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let b = (a ^ (a >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -138,7 +140,7 @@ fn write(dir: &Path, seed: u64, steps: u64) -> Outcome<()> {
             }
             Change::Put { len } => {
                 let mut writer = log.begin(&step.key)?;
-                // In pieces, as it would come from a network.
+                // In pieces, as from a network.
                 for piece in content(seed, number, len)?.chunks(64 << 10) {
                     writer.write(piece)?;
                 }
@@ -151,7 +153,7 @@ fn write(dir: &Path, seed: u64, steps: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// What a key holds: the number of the step that wrote it, with the length.
+/// The expected value of a key: the step that wrote it, and its length.
 type Held = Option<(u64, u64)>;
 
 fn apply(step: &Step, number: u64) -> Held {
@@ -171,7 +173,7 @@ fn check(dir: &Path, seed: u64, last: u64) -> Outcome<()> {
         let held = apply(&step, number);
         model.insert(step.key, held);
     }
-    // The step after it was under way: durable perhaps, and the word of it was lost with the power.
+    // The next step was running: it may be durable, although the line about it was lost.
     let under_way = Step::of(seed, last + 1);
     let mut visible = 0;
     for (key, expected) in &model {
@@ -192,7 +194,7 @@ fn check(dir: &Path, seed: u64, last: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads what is under `key`, and compares every byte with what that step wrote.
+/// Reads the value of `key`, and compares every byte with the content of its step.
 fn held(log: &Log<Region>, seed: u64, key: &[u8]) -> Outcome<Held> {
     let Some(entry) = log.get(key)? else {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! How fast a log on a path takes values, against the medium alone; small values; and how soon it is open again.
+//! Measures the throughput of a log and of its medium, the rate of small values, and the time to
+//! open the log.
 //!
 //! ```sh
 //! cargo run --release -p pierhead-pmem --example throughput -- /dev/shm/region 1024
@@ -39,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok::<_, Box<dyn Error>>(best.min(alone(&region, bytes, &piece)?))
     })?;
     println!("medium alone  {:.2} GB/s", rate(bytes, raw));
-    // As if never formatted: what was written is no log.
+    // Zeros both heads, so that the region counts as unformatted.
     region.write(0, &[0; 8192])?;
 
     let (log, _) = Log::open(region, Options::default())?;
@@ -83,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Seconds to write as many bytes in order, flushed as the log does.
+/// Seconds to write the same bytes in order, flushed as by the log.
 fn alone(region: &Region, bytes: u64, piece: &[u8]) -> Result<f64, pierhead_pmem::Error> {
     let begun = Instant::now();
     for at in (0..bytes).step_by(PIECE) {

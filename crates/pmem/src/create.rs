@@ -71,6 +71,10 @@ fn open_existing(path: &Path, size: u64) -> Result<File, Error> {
 
 /// Creates a temporary file and renames it, so that no power cut leaves an incomplete region.
 /// `None` when the file exists by now.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the region is allocated and synced, and its folder is synced below"
+)]
 fn create(path: &Path, size: u64) -> Result<Option<File>, Error> {
     let temporary = temporary_path(path);
     let doing = |what: &str| io_error(format!("{what} {} of {size} bytes", temporary.display()));

@@ -1,10 +1,11 @@
 //! A simulated medium for tests that loses bytes that were not flushed and fenced when a test cuts
 //! the power.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::medium::{check_range, check_word};
 use crate::{Class, Error, Medium};
@@ -177,7 +178,7 @@ impl ShadowMedium {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn access(&self, offset: u64, len: u64) -> Result<MutexGuard<'_, State>, Error> {

@@ -1,4 +1,4 @@
-//! Regions from outside: made, owned, refused, cut short under the map.
+//! Regions through the public API: creation, locking, refusal, truncation under the map.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -115,7 +115,7 @@ fn another_process_cannot_open_the_region() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tier");
     drop(open(&path, SIZE).expect("made"));
-    // flock(1) holds it until its input ends.
+    // flock(1) holds the lock until its input ends.
     let mut other = Command::new("flock")
         .arg("--exclusive")
         .arg(&path)
@@ -203,7 +203,8 @@ fn of_many_simultaneous_openers_one_succeeds() {
     assert_eq!(fs::metadata(&path).expect("there").len(), SIZE);
 }
 
-/// Whatever is done first after the file was cut fails, and so does everything then, even once the file is whole again.
+/// The first call after a truncation fails, and all later ones do, even once the file has its full
+/// length again.
 #[test]
 fn a_file_truncated_under_the_map_fails_the_region_permanently() {
     type Act = fn(&Region) -> Result<(), Error>;
@@ -244,7 +245,7 @@ fn a_file_truncated_under_the_map_fails_the_region_permanently() {
                 );
             }
             assert!(region.fence().is_err() && region.check().is_err());
-            // Opened anew it is a region again, of what the file holds.
+            // After reopening, it is a region with the contents of the file.
             drop(region);
             let region = open(&path, SIZE).expect("found");
             let mut buf = [1; 2];
@@ -278,7 +279,7 @@ fn free_memory_is_returned_and_stored_values_stay() {
     for key in 0..8 {
         put(&log, key);
     }
-    // What a file in memory takes is the kernel's to round: huge pages, and those that are on their way back.
+    // The kernel rounds the memory of a file: huge pages, and pages that are being freed.
     let whole = taken();
     assert!(whole >= size, "{whole}");
     for key in 2..8 {
@@ -290,7 +291,7 @@ fn free_memory_is_returned_and_stored_values_stay() {
     assert!(kept <= whole - released / 2, "{kept} of {whole}");
     assert!(holds(&log, 0) && holds(&log, 1));
     assert_eq!(log.release().expect("sound"), 0, "there is no more");
-    // It can be written again, and found again.
+    // The region can be written and found again.
     put(&log, 9);
     assert!(taken() >= kept && holds(&log, 9));
     drop(log);

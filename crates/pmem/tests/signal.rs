@@ -1,4 +1,5 @@
-//! SIGBUS that is not ours has the effect that it would have had: in processes of their own, since it ends them.
+//! A SIGBUS outside of all regions has its usual effect. Each case runs in a child process, since
+//! it may end the process.
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt as _;
@@ -6,7 +7,7 @@ use std::process::{Command, ExitStatus};
 
 use pierhead_pmem::{Config, Region};
 
-/// Runs this test program again for the one test `name`, as the child that dies or lives.
+/// Runs this test program as a child, for the one test `name`.
 fn child(name: &str) -> ExitStatus {
     let program = std::env::current_exe().expect("this program");
     Command::new(program)
@@ -26,7 +27,7 @@ fn with_a_region() -> (tempfile::TempDir, Region) {
     (folder, region)
 }
 
-/// Reads a page of a mapped file that is no longer there.
+/// Reads a page beyond the end of a truncated file.
 fn fault() {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     let file = tempfile::tempfile().expect("a file");
@@ -42,17 +43,17 @@ fn fault() {
         )
     };
     let page = page.expect("mapped").cast::<u8>();
-    // SAFETY: the address is mapped, and the fault that this raises is what is wanted.
+    // SAFETY: the address is mapped; the read raises SIGBUS on purpose.
     unsafe { page.read_volatile() };
 }
 
 extern "C" fn leaves(_: c_int) {
-    // SAFETY: _exit may be called in a handler.
+    // SAFETY: _exit is allowed in a handler.
     unsafe { libc::_exit(42) };
 }
 
 fn handled_by(handler: usize) {
-    // SAFETY: `leaves` has the signature of a handler, SIG_DFL and SIG_IGN are for this.
+    // SAFETY: `leaves` has the signature of a handler; SIG_DFL and SIG_IGN are valid values.
     unsafe { libc::signal(libc::SIGBUS, handler) };
 }
 

@@ -55,6 +55,10 @@ impl Catalog {
     }
 
     /// Renames the database, deletes it, and creates an empty one.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "moves a folder aside that is deleted next"
+    )]
     fn renew(&self) -> Option<Database> {
         let aside = self.folder.with_extension("damaged");
         let fresh = catch_panic(|| {

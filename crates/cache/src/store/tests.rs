@@ -1,3 +1,5 @@
+//! Test of the store: a damaged blob that is committed again during its removal.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::{io, thread};

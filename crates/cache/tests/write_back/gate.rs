@@ -1,8 +1,9 @@
 //! A disk behind the fast tier whose write-back the test can block, and helpers for both tiers.
 
+use parking_lot::{Condvar, Mutex};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 
 use pierhead_cache::tier::placement::Destination;
 use pierhead_cache::tier::{
@@ -38,25 +39,25 @@ impl Gate {
     }
 
     pub(crate) fn set(&self, shut: bool) {
-        *self.shut.0.lock().unwrap() = shut;
+        *self.shut.0.lock() = shut;
         self.shut.1.notify_all();
     }
 
     /// Makes all later stores of one blob fail.
     pub(crate) fn refuse(&self, digest: Digest) {
-        *self.refused.lock().unwrap() = Some(digest);
+        *self.refused.lock() = Some(digest);
     }
 
     /// Blocks the write-back thread before each piece.
     pub(crate) fn hold_pieces(&self, held: bool) {
-        self.pieces.0.lock().unwrap().held = held;
+        self.pieces.0.lock().held = held;
         self.pieces.1.notify_all();
     }
 
     /// Waits until the write-back thread is blocked before a piece.
     pub(crate) fn until_a_piece(&self) {
-        let pieces = self.pieces.0.lock().unwrap();
-        drop(self.pieces.1.wait_while(pieces, |it| !it.waits).unwrap());
+        let mut pieces = self.pieces.0.lock();
+        self.pieces.1.wait_while(&mut pieces, |it| !it.waits);
     }
 
     /// Number of syncs by the write-back thread before the end of a blob.
@@ -73,10 +74,10 @@ impl Tier for Gate {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let is_behind = std::thread::current().name() == Some("tier-write-back");
         if is_behind {
-            let shut = self.shut.0.lock().unwrap();
-            drop(self.shut.1.wait_while(shut, |shut| *shut).unwrap());
+            let mut shut = self.shut.0.lock();
+            self.shut.1.wait_while(&mut shut, |shut| *shut);
         }
-        if *self.refused.lock().unwrap() == Some(*digest) {
+        if *self.refused.lock() == Some(*digest) {
             return Err(io::Error::other("this one is refused"));
         }
         let staged = self.disk.stage(digest)?;
@@ -131,11 +132,11 @@ impl Staged for Gated {
 
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
         let (state, changed) = &*self.pieces;
-        let mut state = state.lock().unwrap();
+        let mut state = state.lock();
         while state.held {
             state.waits = true;
             changed.notify_all();
-            state = changed.wait(state).unwrap();
+            changed.wait(&mut state);
         }
         state.waits = false;
         drop(state);

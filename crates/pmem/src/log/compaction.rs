@@ -1,6 +1,6 @@
 //! Compaction: frees the segment with the fewest live bytes by copying them to another segment.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::space::Stream;
 use super::{IndexEntry, Log, Writer};
@@ -13,11 +13,7 @@ impl<M: Medium> Log<M> {
     /// Frees one segment when few are free; `false` when no segment is worth it. Copies less than a
     /// segment, and no values that readers have open.
     pub(super) fn compact(&self) -> Result<bool, Error> {
-        let _one = self
-            .inner
-            .compaction
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one = self.inner.compaction.lock();
         if !self.inner.space.is_short() {
             return Ok(true);
         }

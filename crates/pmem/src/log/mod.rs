@@ -3,10 +3,11 @@
 //!
 //! `docs/formats/pmem.md` describes the layout, and the reason for each flush and fence.
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::read_only::ReadOnly;
 use crate::{Error, Medium};
@@ -342,31 +343,22 @@ impl<M: Medium> Log<M> {
         let hash = self.inner.hasher.hash_one(key);
         let lock =
             &self.inner.key_locks[usize::from(hash.to_le_bytes()[0]) % self.inner.key_locks.len()];
-        lock.lock().unwrap_or_else(PoisonError::into_inner)
+        lock.lock()
     }
 
     fn next_serial(&self) -> u64 {
         self.inner.serial.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn index(&self) -> std::sync::RwLockReadGuard<'_, HashMap<Box<[u8]>, Arc<IndexEntry>>> {
-        self.inner
-            .index
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn index(&self) -> parking_lot::RwLockReadGuard<'_, HashMap<Box<[u8]>, Arc<IndexEntry>>> {
+        self.inner.index.read()
     }
 
-    fn index_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<Box<[u8]>, Arc<IndexEntry>>> {
-        self.inner
-            .index
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn index_mut(&self) -> parking_lot::RwLockWriteGuard<'_, HashMap<Box<[u8]>, Arc<IndexEntry>>> {
+        self.inner.index.write()
     }
 
     fn uncleared(&self) -> MutexGuard<'_, Vec<Arc<IndexEntry>>> {
-        self.inner
-            .uncleared
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.uncleared.lock()
     }
 }

@@ -1,10 +1,11 @@
 //! Opens a region: formats a new one, or reads an existing log.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, RwLock};
 
 use super::entry::{Extent, IndexEntry, tail};
 use super::layout::{

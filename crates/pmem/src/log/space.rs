@@ -1,9 +1,10 @@
 //! Tracks which segments are free, which are being written, and which of their bytes are live. Does
 //! no I/O.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::IndexEntry;
 use super::layout::{Head, LINE, PART_LEN, Part, align, base};
@@ -440,7 +441,7 @@ impl Space {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
@@ -539,7 +540,7 @@ impl Allocation {
     }
 
     fn state(&self) -> MutexGuard<'_, AllocationState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Writes one value directly to the medium; the value is invisible until its commit word is
 //! written.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 
 use super::Log;
 use super::entry::{self, Entry, Extent, IndexEntry};
@@ -344,8 +345,8 @@ impl<M: Medium> UncommittedReader<M> {
 }
 
 impl UncommittedValue {
-    fn extents(&self) -> std::sync::RwLockReadGuard<'_, Vec<Extent>> {
-        self.extents.read().unwrap_or_else(PoisonError::into_inner)
+    fn extents(&self) -> parking_lot::RwLockReadGuard<'_, Vec<Extent>> {
+        self.extents.read()
     }
 
     fn len(&self) -> u64 {
@@ -371,7 +372,7 @@ impl UncommittedValue {
     /// Appends `len` bytes at `offset` to the value.
     fn grow(&self, offset: u64, len: u64) {
         let start = self.len();
-        let mut extents = self.extents.write().unwrap_or_else(PoisonError::into_inner);
+        let mut extents = self.extents.write();
         match extents
             .last_mut()
             .filter(|last| last.offset + last.len == offset)

@@ -1,12 +1,12 @@
 //! A file as a medium: mapped, and flushed by the fastest method that really makes its bytes
 //! durable.
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -277,7 +277,7 @@ impl Medium for Region {
             Flush::Nothing => self.map.touch(at, bytes),
             Flush::Sync => self.check_length(at).inspect(|()| {
                 if bytes > 0 {
-                    let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut pending = self.pending.lock();
                     *pending = Some(match pending.take() {
                         Some(old) => old.start.min(at)..old.end.max(at + bytes),
                         None => at..at + bytes,
@@ -333,12 +333,8 @@ impl Medium for Region {
             Flush::Lines(lines) => self.map.fence(lines),
             Flush::Nothing => Ok(()),
             Flush::Sync => {
-                let _syncing = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
-                let pending = self
-                    .pending
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
+                let _syncing = self.syncing.lock();
+                let pending = self.pending.lock().take();
                 pending.map_or(Ok(()), |range| self.map.sync(range.start, range.len()))
             }
         };

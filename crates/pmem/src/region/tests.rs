@@ -1,3 +1,5 @@
+//! Unit tests of a region: its class, flushes by instructions, and fences.
+
 use super::*;
 
 fn open(path: &Path, size: u64) -> Result<Region, Error> {

@@ -9,11 +9,12 @@
 //! The table is the only global of the crate: a signal handler gets nothing but the address. It
 //! takes no lock: readers of a slot's bounds check a version, which is odd while the bounds change.
 
+use parking_lot::Mutex;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Maximum number of regions that are mapped at once in this process. A daemon has one; the tests
 /// of a crate have some dozens.
@@ -139,7 +140,7 @@ impl Drop for MonitoredRange {
 
 /// Installs the handler once.
 fn install() -> io::Result<()> {
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut installed = INSTALLED.lock();
     if *installed {
         return Ok(());
     }

@@ -1,3 +1,5 @@
+//! Tests of the tag store's writer: group commit, panics, failures and power cuts at each step.
+
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::fs;

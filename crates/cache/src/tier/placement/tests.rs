@@ -1,3 +1,5 @@
+//! Tests of the placement rules.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,18 +1,19 @@
-//! Power cuts at every flush and fence of random workloads, and the proof that each of them is
-//! needed.
+//! Power cuts at every flush and fence of random workloads; checks that each flush and fence is
+//! necessary.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::{Driver, Model, OPTIONS, content, medium, open, put};
 use crate::Log;
 use crate::shadow::{ShadowMedium, Site};
 
-/// Enough of them for 10 000 images and more.
+/// Enough workloads for 10 000 images and more.
 const WORKLOADS: u64 = 30;
 const STEPS: usize = 160;
 
-/// What the images of a run showed.
+/// Statistics of the images of a run.
 #[derive(Default)]
 struct Seen {
     images: u64,
@@ -20,8 +21,8 @@ struct Seen {
     failure: Option<String>,
 }
 
-/// One workload, cut at each flush and fence, without those of `ignored`. Stops at the first
-/// failure.
+/// Runs one workload with a cut at each flush and fence, without those of `ignored`. Stops at the
+/// first failure.
 fn run(seed: u64, ignored: Option<Site>) -> Seen {
     let medium = medium();
     if let Some(site) = ignored {
@@ -32,15 +33,15 @@ fn run(seed: u64, ignored: Option<Site>) -> Seen {
     let random = Mutex::new(fastrand::Rng::with_seed(seed));
     let (of_probe, to_probe) = (Arc::clone(&model), Arc::clone(&seen));
     medium.probe(Some(Arc::new(move |medium: &ShadowMedium| {
-        let mut seen = to_probe.lock().unwrap();
+        let mut seen = to_probe.lock();
         if seen.failure.is_none() {
-            let model = of_probe.lock().unwrap().clone();
-            seen.failure = survive(medium, model, &mut random.lock().unwrap(), &mut seen).err();
+            let model = of_probe.lock().clone();
+            seen.failure = survive(medium, model, &mut random.lock(), &mut seen).err();
         }
     })));
     let done = Driver::new(&medium, Arc::clone(&model), seed).and_then(|mut driver| {
         for _ in 0..STEPS {
-            if seen.lock().unwrap().failure.is_some() {
+            if seen.lock().failure.is_some() {
                 break;
             }
             driver.step()?;
@@ -48,7 +49,7 @@ fn run(seed: u64, ignored: Option<Site>) -> Seen {
         Ok(())
     });
     medium.probe(None);
-    let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+    let mut seen = std::mem::take(&mut *seen.lock());
     seen.sites.extend(medium.sites().into_keys());
     if seen.failure.is_none() {
         seen.failure = done.err().map(|error| error.to_string());
@@ -56,15 +57,15 @@ fn run(seed: u64, ignored: Option<Site>) -> Seen {
     seen
 }
 
-/// What one moment of a medium leaves is opened, is what it must be, works on, and is so again
-/// after the next cut.
+/// Opens what one moment of a medium leaves, compares it with the model, uses it, and does so again
+/// after another cut.
 fn survive(
     medium: &ShadowMedium,
     mut model: Model,
     random: &mut fastrand::Rng,
     seen: &mut Seen,
 ) -> Result<(), String> {
-    // A process that was killed leaves all that it stored, and a cut may take it from the next.
+    // A killed process leaves all its stores, and a power cut may then lose them.
     let killed = random.u32(0..4) == 0;
     let mut image = if killed {
         medium.fork()
@@ -76,7 +77,7 @@ fn survive(
     }
     let in_use = reopen(&image, &mut model, seen)?;
     if random.bool() {
-        // What was in doubt goes, so that what it had replaced would come back.
+        // Removes the uncertain values, so that a replaced one would reappear.
         for key in model.values.keys().cloned().collect::<Vec<_>>() {
             if random.bool() {
                 in_use.remove(&key).map_err(|error| error.to_string())?;
@@ -107,7 +108,7 @@ fn reopen(
     Ok(log)
 }
 
-/// One of the two copies of the head rots.
+/// Damages one of the two copies of the head.
 fn without_a_head(image: &ShadowMedium, random: &mut fastrand::Rng) -> ShadowMedium {
     let mut bytes = image.bytes();
     let at = if random.bool() { 0 } else { 4096 };

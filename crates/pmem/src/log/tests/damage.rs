@@ -1,6 +1,7 @@
-//! Flipped bits, missing bytes, another log's bytes, a failing medium.
+//! Damage: flipped bits, missing bytes, bytes of another log, a failing medium.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use super::{Driver, Model, OPTIONS, SEGMENT, content, medium, meta, open, put, read};
 use crate::shadow::ShadowMedium;
@@ -8,7 +9,7 @@ use crate::{Error, Log, Medium, Options};
 
 const BASE: usize = 8192;
 
-/// Two small values and a large one; and the bytes of the region.
+/// A log with two small values and a large one, and the bytes of its region.
 fn filled() -> (Model, Vec<u8>) {
     let medium = medium();
     let log = open(&medium);
@@ -39,7 +40,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
     };
     let whole = look(&bytes).unwrap();
     assert_eq!(whole.entries, model.values.len() as u64);
-    // One head damaged, which an opening mends, then both.
+    // One damaged head, which `open` repairs, then two.
     let mut damaged = bytes.clone();
     damaged[3] ^= 1;
     assert_eq!(look(&damaged).unwrap(), whole);
@@ -49,7 +50,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
     damaged[BASE + 64 + 20] ^= 1;
     let found = look(&damaged).unwrap();
     assert!(found.dropped + found.damaged > 0, "{found:?}");
-    // One that was never formatted stays so.
+    // An unformatted region stays unformatted.
     assert!(look(&vec![0; damaged.len()]).unwrap().formatted);
 }
 
@@ -57,7 +58,7 @@ fn check_reports_the_result_of_open_and_changes_nothing() {
 fn a_flipped_bit_yields_no_wrong_value() {
     let (model, bytes) = filled();
     let log = open(&ShadowMedium::of(bytes.clone()));
-    // Bodies alone are not the log's to check.
+    // The log does not verify contents.
     let bodies: Vec<_> = model
         .values
         .keys()
@@ -88,7 +89,7 @@ fn a_flipped_bit_yields_no_wrong_value() {
             let (head, tail) = (at < BASE, at >= BASE && (at - BASE) % 4096 < 64);
             let kept = model.values.len() - usize::from(!head && !tail);
             assert!(shown >= kept, "byte {at}: {shown} are left");
-            // Nothing leaves without a word.
+            // Each lost value is counted.
             let missing = (model.values.len() - shown) as u64;
             assert!(
                 found.dropped + found.damaged >= missing,
@@ -102,8 +103,8 @@ fn a_flipped_bit_yields_no_wrong_value() {
     assert!(lost > 1600, "{lost}");
 }
 
-/// Values of 3900 bytes under the keys 0 to 5, each in a segment of its own, and small ones under
-/// `a` to `d` that share one.
+/// Values of 3900 bytes with the keys 0 to 5, each in a segment of its own, and small ones with the
+/// keys `a` to `d` in one segment.
 fn spread() -> (ShadowMedium, Vec<Range>) {
     let medium = medium();
     let log = open(&medium);
@@ -160,7 +161,7 @@ fn a_damaged_head_of_a_segment_loses_no_value() {
         let (log, found) = Log::open(damaged.clone(), OPTIONS).unwrap();
         assert_eq!((found.entries, found.damaged, found.dropped), (10, 3, 0));
         assert_eq!(left(&log).len(), 10);
-        // What is used again has a head again.
+        // A reused segment gets a new head.
         log.remove(&[1]).unwrap();
         for key in 10..14u8 {
             put(&log, &[key], &[key; 3000]).unwrap();
@@ -266,20 +267,20 @@ fn a_segment_that_becomes_unreadable_during_appends_is_retired() {
 fn compaction_loses_only_unreadable_values() {
     let medium = medium();
     let log = open(&medium);
-    // A third of each segment lives, the rest is written again and again.
+    // A third of each segment is live; the rest is rewritten many times.
     for round in 0..24u8 {
         put(&log, b"passing", &[round; 900]).unwrap();
         put(&log, &[round], &[round; 700]).unwrap();
     }
-    let has_few_flipped_bits = [3u8, 10, 17];
-    for key in has_few_flipped_bits {
+    let corrupt = [3u8, 10, 17];
+    for key in corrupt {
         let entry = log.get(&[key]).unwrap().unwrap();
         medium.poison(entry.extents()[0].offset + 300);
     }
     put(&log, b"large", &[7; 12_000]).expect("emptied for it");
     let gone = |key: &u8| log.get(&[*key]).unwrap().is_none();
-    assert!(has_few_flipped_bits.iter().any(gone), "none was met");
-    for key in (0..24).filter(|key| !has_few_flipped_bits.contains(key)) {
+    assert!(corrupt.iter().any(gone), "none was met");
+    for key in (0..24).filter(|key| !corrupt.contains(key)) {
         let entry = log.get(&[key]).unwrap().unwrap();
         assert_eq!(read(&log, &entry), vec![key; 700]);
     }
@@ -301,7 +302,7 @@ fn corrupt_records_are_counted() {
         assert_eq!((found.dropped, found.entries), (1, 2), "byte {at}");
         assert!(log.get(b"a").unwrap().is_none());
     }
-    // And where it comes while the log is in use, it is found before it is believed.
+    // Damage that appears while the log is open is detected when the value is read.
     let medium = ShadowMedium::of(bytes);
     let log = open(&medium);
     medium.write(tail as u64, b"?").unwrap();
@@ -336,7 +337,7 @@ fn a_region_without_a_log_is_refused_and_left_alone() {
     refused(bytes[..BASE].to_vec(), "segments");
     refused(
         b"something else".repeat(6000)[..bytes.len()].to_vec(),
-        "never a log",
+        "not a log",
     );
     let medium = medium();
     for segment in [0, 100, 5000, 1 << 31, 16384] {
@@ -354,7 +355,7 @@ fn records_of_an_earlier_log_are_ignored() {
     let (log, found) = Log::open(ShadowMedium::of(bytes), OPTIONS).unwrap();
     assert!(found.formatted);
     assert_eq!((found.entries, log.used()), (0, 0));
-    // Not even where the numbers are the same again.
+    // Not even with the same sequence numbers.
     put(&log, b"new", &[5; 100]).unwrap();
     let (_, found) = Log::open(log.medium().clone(), OPTIONS).unwrap();
     assert_eq!(found.entries, 1);
@@ -374,7 +375,7 @@ fn a_failing_medium_loses_nothing_that_was_committed() {
         medium.fail_after(Some(seed % 60));
         let failed = (0..30).find_map(|_| driver.step().err());
         failures += u32::from(matches!(failed, Some(Error::Medium { .. })));
-        // Reading all that is left meets the same, and nothing worse.
+        // Reading all remaining values fails in no other way.
         let accesses = seed % 7;
         let image = medium.cut(seed);
         image.fail_after(Some(accesses));
@@ -384,7 +385,7 @@ fn a_failing_medium_loses_nothing_that_was_committed() {
         ));
         image.fail_after(None);
         let (log, _) = Log::open(image, OPTIONS).unwrap();
-        let checked = model.lock().unwrap().clone().check(&log);
+        let checked = model.lock().clone().check(&log);
         assert_eq!(checked, Ok(()), "seed {seed}");
     }
     assert!(failures > 60, "{failures}");

@@ -1,4 +1,4 @@
-//! The log against a model, over a medium that can be cut.
+//! Tests of the log against a model, on a medium whose power can be cut.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,12 @@ use crate::shadow::ShadowMedium;
 
 mod cuts;
 mod damage;
+mod encoding;
+mod segments;
 mod using;
 
 const SEGMENT: u64 = 4096;
-const SEGMENT_SIZES: u64 = 14;
+const SEGMENT_COUNT: u64 = 14;
 const OPTIONS: Options = Options { segment: SEGMENT };
 
 type Bytes = Arc<Vec<u8>>;
@@ -20,7 +22,7 @@ type Bytes = Arc<Vec<u8>>;
 /// The expected contents of a log.
 #[derive(Clone, Default)]
 struct Model {
-    /// Whether the log was opened once.
+    /// Whether the log was opened.
     opened: bool,
     values: BTreeMap<Vec<u8>, Bytes>,
     /// A change whose call has not returned.
@@ -28,7 +30,7 @@ struct Model {
 }
 
 fn medium() -> ShadowMedium {
-    ShadowMedium::new(usize::try_from(8192 + SEGMENT_SIZES * SEGMENT).unwrap_or(0))
+    ShadowMedium::new(usize::try_from(8192 + SEGMENT_COUNT * SEGMENT).unwrap_or(0))
 }
 
 fn open(medium: &ShadowMedium) -> Log<ShadowMedium> {
@@ -41,7 +43,7 @@ fn content(random: &mut fastrand::Rng, len: usize) -> Bytes {
     Arc::new(bytes)
 }
 
-/// Follows from the content, so that one that belongs to another is found out.
+/// Depends on the content, so that the meta of another value is detected.
 fn meta(content: &[u8]) -> Vec<u8> {
     let sum = crc32c::crc32c(content).to_le_bytes();
     sum.iter()
@@ -66,7 +68,7 @@ fn read(log: &Log<ShadowMedium>, entry: &Entry) -> Vec<u8> {
 }
 
 impl Model {
-    /// Whether the log holds just this; settles what is in doubt as the log has it.
+    /// Checks that the log equals the model; uncertain values follow the log.
     fn check(&mut self, log: &Log<ShadowMedium>) -> Result<(), String> {
         if let Some((key, change)) = self.doubt.take() {
             let found = log.get(&key).map_err(|error| error.to_string())?;
@@ -97,14 +99,14 @@ impl Model {
     }
 }
 
-/// Key, writer, what was written, and how long it becomes.
+/// Key, writer, written bytes, and final length.
 type Writing = (Vec<u8>, Writer<ShadowMedium>, Vec<u8>, usize);
 
-/// Somebody who uses a log at random, as several writers and readers at once.
+/// Uses a log at random, with several writers and readers at once.
 struct Driver {
     log: Log<ShadowMedium>,
     medium: ShadowMedium,
-    model: Arc<std::sync::Mutex<Model>>,
+    model: Arc<parking_lot::Mutex<Model>>,
     random: fastrand::Rng,
     writers: Vec<Writing>,
     readers: Vec<(Entry, Bytes)>,
@@ -115,11 +117,11 @@ struct Driver {
 impl Driver {
     fn new(
         medium: &ShadowMedium,
-        model: Arc<std::sync::Mutex<Model>>,
+        model: Arc<parking_lot::Mutex<Model>>,
         seed: u64,
     ) -> Result<Self, Error> {
         let log = Log::open(medium.clone(), OPTIONS)?.0;
-        model.lock().unwrap().opened = true;
+        model.lock().opened = true;
         Ok(Self {
             log,
             medium: medium.clone(),
@@ -143,7 +145,7 @@ impl Driver {
                 Ok(())
             }
             14..16 => self.remove(),
-            16..18 => self.allocation(),
+            16..18 => self.hold(),
             18 => self.let_go(),
             _ => {
                 let capacity = self.log.capacity();
@@ -207,10 +209,10 @@ impl Driver {
         writer.write(&rest)?;
         bytes.extend_from_slice(&rest);
         let bytes = Arc::new(bytes);
-        self.model.lock().unwrap().doubt = Some((key.clone(), Some(Arc::clone(&bytes))));
+        self.model.lock().doubt = Some((key.clone(), Some(Arc::clone(&bytes))));
         let meta = meta(&bytes);
         let done = writer.commit(&meta);
-        let mut model = self.model.lock().unwrap();
+        let mut model = self.model.lock();
         let doubt = model.doubt.take();
         match done {
             Ok(_) => drop(model.values.insert(key, bytes)),
@@ -231,34 +233,27 @@ impl Driver {
     }
 
     fn remove(&mut self) -> Result<(), Error> {
-        let keys: Vec<_> = self.model.lock().unwrap().values.keys().cloned().collect();
+        let keys: Vec<_> = self.model.lock().values.keys().cloned().collect();
         let Some(key) = self.random.choice(keys) else {
             return Ok(());
         };
-        self.model.lock().unwrap().doubt = Some((key.clone(), None));
+        self.model.lock().doubt = Some((key.clone(), None));
         assert!(self.log.remove(&key)?);
-        let mut model = self.model.lock().unwrap();
+        let mut model = self.model.lock();
         model.doubt = None;
         model.values.remove(&key);
         Ok(())
     }
 
-    fn allocation(&mut self) -> Result<(), Error> {
-        let values: Vec<_> = self
-            .model
-            .lock()
-            .unwrap()
-            .values
-            .clone()
-            .into_iter()
-            .collect();
+    fn hold(&mut self) -> Result<(), Error> {
+        let values: Vec<_> = self.model.lock().values.clone().into_iter().collect();
         let Some((key, bytes)) = self.random.choice(values) else {
             return Ok(());
         };
         if self.readers.len() < 3
             && let Some(entry) = self.log.get(&key)?
         {
-            // Sent from, half of them.
+            // Half of them are sent by `sendfile`.
             if self.random.bool() {
                 self.log.sendable_run(&entry, 0);
             }
@@ -267,7 +262,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Whoever read goes, and had read what there was.
+    /// Drops the readers, after checking what they read.
     fn let_go(&mut self) -> Result<(), Error> {
         for (entry, bytes) in self.readers.drain(..) {
             let mut seen = vec![0; bytes.len()];

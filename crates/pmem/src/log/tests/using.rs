@@ -1,6 +1,7 @@
-//! Ordinary use: a model, many threads, readers, the limit, compaction.
+//! Normal use: against a model, from many threads, with readers, limit and compaction.
 
-use std::sync::{Arc, Mutex, mpsc};
+use parking_lot::Mutex;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -21,14 +22,14 @@ proptest! {
             driver.step().unwrap();
             prop_assert!(driver.log.used() <= driver.log.capacity() + 3 * 4096);
         }
-        prop_assert_eq!(model.lock().unwrap().check(&driver.log), Ok(()));
+        prop_assert_eq!(model.lock().check(&driver.log), Ok(()));
         let (again, found) = Log::open(medium.clone(), OPTIONS).unwrap();
-        prop_assert_eq!(model.lock().unwrap().check(&again), Ok(()));
+        prop_assert_eq!(model.lock().check(&again), Ok(()));
         prop_assert_eq!(found.dropped, 0);
         drop(again);
         driver.let_go().unwrap();
         driver.writers.clear();
-        let keys: Vec<_> = model.lock().unwrap().values.keys().cloned().collect();
+        let keys: Vec<_> = model.lock().values.keys().cloned().collect();
         for key in keys {
             prop_assert!(driver.log.remove(&key).unwrap());
         }
@@ -42,7 +43,7 @@ fn segments_with_dead_bytes_are_compacted_for_new_values() {
     let log = open(&medium);
     let mut random = fastrand::Rng::with_seed(3);
     let mut model = Model::default();
-    // A third of each segment lives for ever, the rest is written again and again.
+    // A third of each segment stays live; the rest is rewritten many times.
     for round in 0..30u8 {
         let bytes = content(&mut random, 900);
         put(&log, b"passing", &bytes).unwrap();
@@ -53,7 +54,7 @@ fn segments_with_dead_bytes_are_compacted_for_new_values() {
             model.values.insert(vec![round], bytes);
         }
     }
-    // More than was free: it takes what is dead between those that live.
+    // More than the free space: needs the dead space between live values.
     let bytes = content(&mut random, 12_000);
     put(&log, b"large", &bytes).unwrap();
     model.values.insert(b"large".to_vec(), bytes);
@@ -80,12 +81,12 @@ fn a_value_is_counted_once_during_compaction() {
     let most = Arc::new(Mutex::new(0));
     let (seen, probed) = (Arc::clone(&most), log.clone());
     medium.probe(Some(Arc::new(move |_| {
-        let most = &mut *seen.lock().unwrap();
+        let most = &mut *seen.lock();
         *most = probed.used().max(*most);
     })));
     assert!(log.compact().unwrap());
     medium.probe(None);
-    let most = *most.lock().unwrap();
+    let most = *most.lock();
     assert!(most > 0, "nothing was moved");
     assert!(most <= before + 64, "{most} instead of {before}");
     for key in 0..round {
@@ -136,7 +137,7 @@ fn a_reader_of_an_uncommitted_value_outlives_its_writer() {
     assert_eq!(log.used(), 0);
 }
 
-/// A medium in which each read of a value waits until somebody else has written.
+/// A medium in which each read of a value waits until another thread has written.
 struct Slow {
     medium: ShadowMedium,
     reads: mpsc::Sender<()>,
@@ -155,7 +156,7 @@ impl Medium for Slow {
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         if buf.len() == 77 {
             self.reads.send(()).unwrap();
-            let written = self.written.lock().unwrap();
+            let written = self.written.lock();
             let patience = Duration::from_secs(20);
             written.recv_timeout(patience).expect("the writer waits");
         }
@@ -246,7 +247,7 @@ fn lengths_of_keys_metas_and_values_are_bounded() {
     let too_much = vec![0; MAX_META_LEN + 1];
     let refused = log.begin(b"key").unwrap().commit(&too_much);
     assert!(matches!(refused, Err(Error::TooLarge { most: 65536, .. })));
-    // Its tail has to lie within one segment.
+    // Its tail must fit into one segment.
     let refused = log.begin(b"key").unwrap().commit(&[0; 4096]);
     assert!(matches!(refused, Err(Error::TooLarge { .. })));
     assert_eq!(log.used(), 0);
@@ -269,7 +270,7 @@ fn threads_can_share_a_log() {
                 let mut random = fastrand::Rng::with_seed(thread.into());
                 for round in 0..100 {
                     let bytes = content(&mut random, 1500);
-                    // One key of its own, and one that all write.
+                    // One key per thread, and one that all threads write.
                     for key in [[thread], [99]] {
                         match put(&log, &key, &bytes) {
                             Ok(entry) => assert_eq!(read(&log, &entry), *bytes),
@@ -290,6 +291,6 @@ fn threads_can_share_a_log() {
     });
     assert_eq!(
         (found.entries, found.bytes),
-        (again.inner.index.read().unwrap().len() as u64, log.used())
+        (again.inner.index.read().len() as u64, log.used())
     );
 }

@@ -1,3 +1,5 @@
+//! Tests of the mapped file: faults, threads, and copies of all lengths and offsets.
+
 use std::sync::Barrier;
 
 use proptest::prelude::*;
@@ -22,7 +24,7 @@ fn start(map: &Map) -> usize {
 #[test]
 fn slots_are_reusable_after_unmapping() {
     let file = file(4096);
-    // Four times as many as there are slots.
+    // Four times the number of slots.
     for _ in 0..4 * super::super::sigbus::MAX_REGIONS {
         let map = map(&file, 4096);
         let at = start(&map);
@@ -54,7 +56,7 @@ fn a_fault_marks_its_own_map_only() {
     let (a, b) = (map(&cut, 8192), map(&whole, 8192));
     cut.set_len(4096).expect("cut");
     assert!(a.save(4000, &[1; 200]).is_err());
-    // The offset is the word that faulted.
+    // The offset is that of the faulting word.
     assert_eq!(a.failed(), Some(Failed(4096)));
     assert_eq!(b.save(4000, &[1; 200]), Ok(()));
     assert_eq!(b.failed(), None);
@@ -72,7 +74,7 @@ fn all_threads_that_fault_at_once_get_an_error() {
             scope.spawn(move || {
                 barrier.wait();
                 let mut buf = vec![0; 1 << 18];
-                // Until the cut is noticed: each read before is of what was written, whole.
+                // Until the truncation is noticed, each read returns the written bytes.
                 loop {
                     let done = if n % 2 == 0 {
                         map.load(n << 18, &mut buf)
@@ -133,7 +135,7 @@ fn bytes_of_one_word_can_be_written_by_several_threads() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// What a plain array would hold, for all lengths and places: words, strings, past the cache.
+    /// Equals a plain array for all lengths and offsets: words, strings, copies past the cache.
     #[test]
     fn written_bytes_are_read_back_at_their_offsets(writes in proptest::collection::vec(
         (0_usize..30_000, prop_oneof![0_usize..20, 200_usize..300, 4000_usize..9000], any::<u8>()), 1..20,
@@ -150,7 +152,7 @@ proptest! {
             map.load(at, &mut buf).expect("sound");
             prop_assert_eq!(&buf, &wanted[at..at + len + 9]);
         }
-        // And in the file, for whoever sends it.
+        // The file has the same bytes, for `sendfile`.
         let mut buf = vec![0; LEN];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut buf, 0).expect("readable");
         prop_assert_eq!(buf, wanted);
