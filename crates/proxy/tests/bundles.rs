@@ -228,30 +228,30 @@ async fn indexing_counts_for_the_client_that_pulled_the_layers() {
 /// Reads of the indexer must not keep an image from eviction.
 #[tokio::test]
 async fn indexing_an_image_counts_as_no_access() {
-    let stage = Stage::open().await;
+    let fixture = Fixture::start().await;
     let image = tree(25);
-    stage.upstream.push("app", "1", &image.image);
-    stage.pull(&image.image).await;
+    fixture.upstream.push("app", "1", &image.image);
+    fixture.pull(&image.image).await;
     for blob in &image.image.blobs {
-        stage.committed(&blob.digest).await;
+        fixture.wait_until_stored(&blob.digest).await;
     }
-    let data = Some(stage.close().await);
-    let plan = Plan {
+    let data = Some(fixture.close().await);
+    let options = FixtureOptions {
         data,
-        ..Plan::default()
+        ..FixtureOptions::default()
     };
-    let stage = bundles(plan).open().await;
-    let bundle_server = stage.bundle_server.clone().unwrap();
+    let fixture = bundle_options(options).start().await;
+    let bundle_server = fixture.bundle_server.clone().unwrap();
     let counts = || {
-        let stat = stage.cache.eviction();
-        let listed = stage.cache.list(None, 100);
+        let stat = fixture.cache.eviction();
+        let listed = fixture.cache.list(None, 100);
         let accessed: Vec<_> = listed.iter().map(|it| (it.digest, it.accessed)).collect();
         (stat.hits, stat.misses, accessed)
     };
     let before = counts();
     // Access times have a resolution of one second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    soon(stage.proxy.offer_stored()).await;
+    in_time(fixture.proxy.offer_stored()).await;
     assert_eq!(bundle_server.state(&image.image.root), State::Ready);
     assert_eq!(counts(), before);
 }
