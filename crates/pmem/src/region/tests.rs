@@ -43,7 +43,7 @@ fn a_fence_syncs_one_range_that_covers_all_flushes() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut region = open(&folder.path().join("r"), 1 << 20).expect("a region");
     region.flush = Flush::Sync;
-    let pending = |region: &Region| region.pending.lock().expect("sound").clone();
+    let pending = |region: &Region| region.pending.lock().clone();
     region.flush(70_000, 10).expect("in range");
     region.flush(8, 8).expect("in range");
     region.flush(500, 0).expect("in range");
