@@ -82,9 +82,9 @@ fn main() -> Done<()> {
     );
 
     let (began, mut total) = (Instant::now(), 0);
-    for place in &frames {
-        packs.check(place)?;
-        total += u64::from(place.len);
+    for location in &frames {
+        packs.check(location)?;
+        total += u64::from(location.len);
     }
     println!(
         "checked at {:.0} MiB/s",

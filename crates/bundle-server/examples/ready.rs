@@ -26,22 +26,22 @@ fn main() -> Result<(), Box<dyn Error>> {
         (config.fast_level, config.optimized_level) = (fast.parse()?, level.parse()?);
     }
     let blobs = BlobFolder::new(layout.join("blobs/sha256"));
-    let library = BundleServer::open(config, Arc::new(blobs))?;
+    let bundle_server = BundleServer::open(config, Arc::new(blobs))?;
     let began = Instant::now();
     let repository = "example/image".to_owned();
-    library.offer(Image {
+    bundle_server.offer(Image {
         manifest,
         repository,
     });
     let say = |what: &str| {
         let sent = [false, true].map(|layers| {
-            let bundle = library.bundle(&manifest, &[], layers);
+            let bundle = bundle_server.bundle(&manifest, &[], layers);
             bundle
                 .and_then(|it| it.stream(None))
                 .ok()
                 .and_then(|it| it.len())
         });
-        let stat = library.stat();
+        let stat = bundle_server.stat();
         println!(
             "{reference}: {what} after {:.1} s; bundle {:?} bytes, with layers {:?}; packs {} bytes, {} quick layers",
             began.elapsed().as_secs_f64(),
@@ -52,19 +52,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     };
     loop {
-        match library.awaited(&manifest) {
+        match bundle_server.awaited(&manifest) {
             State::Working(_) => sleep(Duration::from_millis(10)),
             State::Ready => break,
             state => return Err(format!("{state:?}").into()),
         }
     }
     say("ready");
-    if library.stat().fast_layers > 0 {
-        while library.stat().optimized == 0 {
+    if bundle_server.stat().fast_layers > 0 {
+        while bundle_server.stat().optimized == 0 {
             sleep(Duration::from_millis(100));
         }
         say("packed well");
     }
-    library.close();
+    bundle_server.close();
     Ok(())
 }

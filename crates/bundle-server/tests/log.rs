@@ -1,4 +1,5 @@
-//! What an operator reads in the log of images for bundles. Runs in its own process, because other threads write the log.
+//! Tests of the log lines about indexed images. Runs in its own process, since background threads
+//! write the log.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 use std::collections::HashMap;
@@ -23,7 +24,7 @@ impl Blobs for MemoryBlobs {
 }
 
 #[test]
-fn an_image_that_is_ready_has_one_line() {
+fn a_ready_image_has_one_log_line() {
     let lines = capture_process();
     let images = [1, 2].map(|seed| images::Image::tree(seed, &TreeOptions::default()).image);
     let mut blobs = HashMap::new();
@@ -34,26 +35,29 @@ fn an_image_that_is_ready_has_one_line() {
             blobs.insert(digest, Arc::new(MemoryBlob(bytes.to_vec())));
         }
     }
-    // A layer of the second image is none.
+    // A layer of the second image is invalid.
     let [ready, refused] = &images;
     let broken = Arc::new(MemoryBlob(b"no layer".to_vec()));
     blobs.insert(refused.blobs[1].digest, broken);
     let folder = tempfile::tempdir().unwrap();
     let config = Config::new(folder.path(), 64 << 20, 16 << 20);
-    let library = BundleServer::open(config, Arc::new(MemoryBlobs(blobs))).unwrap();
+    let bundle_server = BundleServer::open(config, Arc::new(MemoryBlobs(blobs))).unwrap();
     for image in &images {
-        library.offer(Image {
+        bundle_server.offer(Image {
             manifest: image.root,
             repository: "registry.example/app".into(),
         });
-        while let State::Working(_) = library.state(&image.root) {
+        while let State::Working(_) = bundle_server.state(&image.root) {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-    assert_eq!(library.state(&ready.root), State::Ready);
-    assert!(matches!(library.state(&refused.root), State::Refused(_)));
-    // The line comes behind the state.
-    library.close();
+    assert_eq!(bundle_server.state(&ready.root), State::Ready);
+    assert!(matches!(
+        bundle_server.state(&refused.root),
+        State::Refused(_)
+    ));
+    // The line is written after the state changes.
+    bundle_server.close();
     let found = lines.with("image ready for bundles");
     let [line] = &found[..] else {
         panic!("{}", lines.text());

@@ -1,4 +1,5 @@
-//! Images of very many entries, in processes of their own: what they take at most of memory, on either side.
+//! Measures the peak memory of server and worker for images with very many entries, each in a
+//! process of its own.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::fs::{self, File};
@@ -25,10 +26,10 @@ const ENTRIES: u64 = 30_000;
 const SERVER: u64 = 48 << 20;
 const WORKER: u64 = 24 << 20;
 
-/// Says to a process of this test what it is to do: a step, a shape and a folder.
+/// Environment variable with the step, the shape and the folder of a child process of this test.
 const TOLD: &str = "MEMORY_STEP";
 
-/// What an image has very many of.
+/// The kind of entries of which an image has very many.
 const SHAPES: [&str; 2] = ["xattrs", "distinct"];
 
 fn digest_of(path: &Path) -> Digest {
@@ -43,7 +44,7 @@ fn digest_of(path: &Path) -> Digest {
     }
 }
 
-/// A layer of that shape as a tar.
+/// The tar of a layer of this shape.
 fn tar(shape: &str, path: &Path) {
     let mut tar = tar::Builder::new(BufWriter::new(File::create(path).unwrap()));
     for nth in 0..ENTRIES {
@@ -70,7 +71,7 @@ fn tar(shape: &str, path: &Path) {
     tar.into_inner().unwrap().flush().unwrap();
 }
 
-/// An image of one such layer; its manifest.
+/// Makes an image of one such layer. Returns its manifest.
 fn image(shape: &str, blobs: &BlobFolder) -> Digest {
     let path = blobs.path().join("tar");
     tar(shape, &path);
@@ -92,23 +93,23 @@ fn image(shape: &str, blobs: &BlobFolder) -> Digest {
     blobs.put(manifest.to_string().as_bytes())
 }
 
-/// The server's side: an image of that shape is made ready, and its bundle written to a file.
+/// Step of the server: indexes an image of this shape, and writes its bundle to a file.
 fn serve(shape: &str, folder: &Path) {
     let blobs = BlobFolder::new(folder.join("blobs"));
     fs::create_dir(blobs.path()).unwrap();
     let manifest = image(shape, &blobs);
     let mut config = Config::new(folder.join("data"), 256 << 20, 64 << 20);
     config.cpu_percent = 100;
-    let library = BundleServer::open(config, Arc::new(blobs)).unwrap();
-    library.offer(Image {
+    let bundle_server = BundleServer::open(config, Arc::new(blobs)).unwrap();
+    bundle_server.offer(Image {
         manifest,
         repository: "registry/app".into(),
     });
-    while matches!(library.awaited(&manifest), State::Working(_)) {
+    while matches!(bundle_server.awaited(&manifest), State::Working(_)) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(library.state(&manifest), State::Ready);
-    let bundle = library.bundle(&manifest, &[], true).unwrap();
+    assert_eq!(bundle_server.state(&manifest), State::Ready);
+    let bundle = bundle_server.bundle(&manifest, &[], true).unwrap();
     let mut stream = bundle.stream(None).unwrap();
     let mut out = BufWriter::new(File::create(folder.join("bundle")).unwrap());
     while let Some(piece) = stream.next_piece().unwrap() {
@@ -122,10 +123,10 @@ fn serve(shape: &str, folder: &Path) {
         }
     }
     out.flush().unwrap();
-    library.close();
+    bundle_server.close();
 }
 
-/// The worker's side: that bundle is applied to a store.
+/// Step of the worker: applies this bundle to a store.
 fn work(folder: &Path) {
     let store = Store::open(&folder.join("store"), &[]).unwrap();
     let mut file = File::open(folder.join("bundle")).unwrap();
@@ -176,7 +177,7 @@ fn work(folder: &Path) {
     }
 }
 
-/// The most that this process has had in memory, in bytes.
+/// Peak memory of this process in bytes.
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -184,7 +185,8 @@ fn peak() -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// One step of the test below; nothing on its own.
+/// Runs one step of the test below in a child process. Does nothing without the environment
+/// variable.
 #[test]
 fn a_step() {
     let Ok(told) = std::env::var(TOLD) else {
@@ -200,7 +202,7 @@ fn a_step() {
     fs::write(Path::new(folder).join(step), peak().to_string()).unwrap();
 }
 
-/// Does a step in a process of its own; its peak in bytes.
+/// Runs a step in a child process. Returns its peak memory in bytes.
 fn step(step: &str, shape: &str, folder: &Path) -> u64 {
     let done = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_step", "--nocapture"])
@@ -214,7 +216,7 @@ fn step(step: &str, shape: &str, folder: &Path) -> u64 {
 }
 
 #[test]
-fn images_of_very_many_entries_take_bounded_memory() {
+fn images_with_very_many_entries_take_bounded_memory() {
     let mut over = Vec::new();
     for shape in SHAPES {
         let folder = tempfile::tempdir().unwrap();

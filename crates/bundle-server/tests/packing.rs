@@ -1,4 +1,4 @@
-//! The packing job: what comes of it holds all of a layer and nothing else.
+//! Tests of packing: the frames contain all contents of a layer and no others.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -60,13 +60,13 @@ impl Bench {
         )
     }
 
-    /// What frames decode to, content by content: each must be whole, right, and there once.
+    /// Decodes frames into contents. Each must be complete, right, and present once.
     fn contents(&self, packed: &PackResult) -> HashSet<FileDigest> {
         let mut found: Vec<(FileDigest, Vec<u8>)> = Vec::new();
-        for place in &packed.frames {
-            let frame = self.packs.frame(place).unwrap();
+        for location in &packed.frames {
+            let frame = self.packs.frame(location).unwrap();
             let (mut payload, mut bytes) = (Vec::new(), Vec::new());
-            let head = self.packs.read(place, &mut payload).unwrap();
+            let head = self.packs.read(location, &mut payload).unwrap();
             assert_eq!(head.coding, frame.coding);
             let len = frame.members.iter().map(|part| part.len).sum();
             decode(head.coding, &payload, len, &mut bytes).unwrap();
@@ -95,7 +95,7 @@ impl Bench {
     }
 }
 
-/// Words, so that it compresses.
+/// Text of words, which compresses well.
 fn text(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let words: Vec<u64> = (0..300).map(|_| random.u64(..)).collect();
@@ -111,7 +111,7 @@ fn wanted(source: &MemorySource, seeds: &[(u64, usize)]) -> HashSet<FileDigest> 
 }
 
 #[test]
-fn a_layer_is_packed_whole_and_once() {
+fn all_contents_of_a_layer_are_packed_once() {
     let mut bench = Bench::new();
     let frame = usize::try_from(MAX_FRAME).unwrap();
     let mut seeds: Vec<_> = (0..300_usize)
@@ -128,14 +128,14 @@ fn a_layer_is_packed_whole_and_once() {
     assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
     assert_eq!(packed.reused, 0);
     assert!(packed.packed < packed.raw / 2);
-    // Again, there is nothing to do.
+    // A second call packs nothing.
     let again = bench.pack(&items);
     assert_eq!((again.raw, again.packed, again.reused), (0, 0, 303));
     assert_eq!(bench.contents(&again), wanted(&bench.source, &seeds));
 }
 
 #[test]
-fn a_frame_of_another_layer_is_used_only_where_all_of_it_is_wanted() {
+fn a_frame_of_another_layer_is_reused_only_if_all_members_are_requested() {
     let mut bench = Bench::new();
     let [a, b, c, d] = [1, 2, 3, 4].map(|seed| bench.item(seed, 1000));
     let large = bench.item(5, 1 << 20);
@@ -151,7 +151,7 @@ fn a_frame_of_another_layer_is_used_only_where_all_of_it_is_wanted() {
 }
 
 #[test]
-fn what_is_apart_shares_no_frame() {
+fn an_item_made_by_apart_shares_no_frame() {
     let mut bench = Bench::new();
     let file = bench.item(1, 1000);
     let content = bench.source.add(text(2, 1000));
@@ -161,7 +161,7 @@ fn what_is_apart_shares_no_frame() {
 }
 
 #[test]
-fn what_does_not_compress_is_stored() {
+fn incompressible_contents_are_stored() {
     let mut bench = Bench::new();
     let mut bytes = vec![0; 400_000];
     fastrand::Rng::with_seed(1).fill(&mut bytes);
@@ -175,7 +175,7 @@ fn what_does_not_compress_is_stored() {
 }
 
 #[test]
-fn work_that_is_stopped_goes_on_where_it_was() {
+fn stopped_packing_continues_at_the_next_call() {
     let mut bench = Bench::new();
     let seeds: Vec<_> = (0..12).map(|seed| (seed, 300_000)).collect();
     let items: Vec<_> = seeds
@@ -197,7 +197,7 @@ fn work_that_is_stopped_goes_on_where_it_was() {
     assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
 }
 
-/// Says that every content is zeros.
+/// A source that returns zeros for every content.
 struct Liar;
 
 impl Source for Liar {
@@ -212,7 +212,7 @@ impl Source for Liar {
 }
 
 #[test]
-fn other_bytes_than_promised_are_never_known() {
+fn contents_with_a_wrong_digest_are_not_recorded() {
     let mut bench = Bench::new();
     for item in [bench.item(1, 1000), bench.item(2, 1 << 20)] {
         let settings = PackSettings {
@@ -236,14 +236,14 @@ fn other_bytes_than_promised_are_never_known() {
 }
 
 #[test]
-fn a_frame_that_is_not_what_it_should_be_is_refused() {
+fn a_malformed_frame_is_refused() {
     let bytes = text(1, 10_000);
     let payload = zstd::bulk::compress(&bytes, 3).unwrap();
     let mut out = Vec::new();
     decode(Coding::Zstd, &payload, 10_000, &mut out).unwrap();
     assert!(out == bytes);
     let wide = {
-        // A window larger than any frame, in a header that does not say how long it is.
+        // A frame with a too large window and without its content size.
         let mut encoder = zstd::Encoder::new(Vec::new(), 3).unwrap();
         encoder.window_log(27).unwrap();
         io::Write::write_all(&mut encoder, &bytes).unwrap();
@@ -269,7 +269,7 @@ fn a_frame_that_is_not_what_it_should_be_is_refused() {
 }
 
 #[test]
-fn better_frames_go_on_where_they_were_stopped() {
+fn stopped_optimization_continues_at_the_next_call() {
     let mut bench = Bench::new();
     let mut items: Vec<_> = (0..20).map(|seed| bench.item(seed, 20_000)).collect();
     let large = bench.item(99, 9 << 20);
@@ -290,7 +290,7 @@ fn better_frames_go_on_where_they_were_stopped() {
     let before = bench.packs.stat().appended;
     let (mut stops, frames) = (0, &fast.frames);
     let made = loop {
-        // Stopped after each frame that it makes.
+        // Stops after each frame.
         let mut pause = |bytes| match bytes {
             0 => Ok(()),
             _ => Err(Error::Stopped),
@@ -305,12 +305,12 @@ fn better_frames_go_on_where_they_were_stopped() {
     assert_eq!(made.len(), fast.frames.len());
     assert_eq!(bench.packs.stat().appended, before + made.len() as u64);
     let better = PackResult {
-        frames: fast.frames.iter().map(|place| made[place]).collect(),
+        frames: fast.frames.iter().map(|location| made[location]).collect(),
         ..PackResult::default()
     };
     assert!(better.frames.iter().all(|it| !is_fast(it.pack)));
     assert_eq!(bench.contents(&better), whole);
-    // Without the quick ones all is found, and nothing is packed again.
+    // After the deletion of the fast packs, all contents are found, and nothing is packed again.
     bench.packs.drop_fast(&|_| false).unwrap();
     let again = bench.pack(&items);
     assert_eq!((again.raw, again.frames.len()), (0, made.len()));

@@ -1,4 +1,5 @@
-//! Pack files: what is appended is read back, by this process and the next, and never takes more than it may.
+//! Tests of packs: appended records are read back, also after a restart, and the budget is never
+//! exceeded.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -51,12 +52,12 @@ fn append(packs: &Packs, bytes: &[u8]) -> Result<RecordLocation, Error> {
     packs.append(&[part], Coding::Stored, bytes)
 }
 
-fn read(packs: &Packs, place: &RecordLocation) -> Result<Vec<u8>, Error> {
+fn read(packs: &Packs, location: &RecordLocation) -> Result<Vec<u8>, Error> {
     let mut payload = Vec::new();
-    packs.read(place, &mut payload).map(|_| payload)
+    packs.read(location, &mut payload).map(|_| payload)
 }
 
-/// What the folder takes, as the budget counts it.
+/// Bytes of the folder, as the budget counts them.
 fn on_disk(folder: &Path) -> u64 {
     let lens = fs::read_dir(folder).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -73,27 +74,27 @@ fn on_disk(folder: &Path) -> u64 {
 }
 
 #[test]
-fn what_is_appended_is_read_back_now_and_after_a_restart() {
+fn appended_records_are_read_back_also_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let contents: Vec<_> = (0..40_usize)
         .map(|nth| random(nth as u64, 5000 + nth))
         .collect();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let places: Vec<_> = contents
+    let locations: Vec<_> = contents
         .iter()
         .map(|bytes| append(&packs, bytes).unwrap())
         .collect();
     assert!(packs.stat().packs > 3, "{:?}", packs.stat());
     let sound = |packs: &Packs| {
-        for (bytes, place) in contents.iter().zip(&places) {
-            assert!(read(packs, place).unwrap() == *bytes);
-            let frame = packs.frame(place).unwrap();
-            assert_eq!((frame.location, frame.coding), (*place, Coding::Stored));
+        for (bytes, location) in contents.iter().zip(&locations) {
+            assert!(read(packs, location).unwrap() == *bytes);
+            let frame = packs.frame(location).unwrap();
+            assert_eq!((frame.location, frame.coding), (*location, Coding::Stored));
             assert_eq!(frame.members[0].content, FileDigest::of(bytes));
-            let file = packs.file(place).unwrap();
-            let mut record = vec![0; place.len as usize];
+            let file = packs.file(location).unwrap();
+            let mut record = vec![0; location.len as usize];
             file.file()
-                .read_exact_at(&mut record, place.offset)
+                .read_exact_at(&mut record, location.offset)
                 .unwrap();
             let head = RecordHead::decode(record.first_chunk::<RECORD_HEAD>().unwrap()).unwrap();
             assert_eq!(head, RecordHead::of(Coding::Stored, bytes).unwrap());
@@ -106,17 +107,20 @@ fn what_is_appended_is_read_back_now_and_after_a_restart() {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(seen, places);
+        assert_eq!(seen, locations);
         assert_eq!(packs.stat().bytes, on_disk(folder.path()));
     };
     sound(&packs);
     drop(packs);
     let packs = Packs::open(config(folder.path())).unwrap();
     sound(&packs);
-    // It goes on in the last pack, which has room.
+    // Appends continue in the last pack, which has room.
     let more = append(&packs, &random(99, 100)).unwrap();
-    assert_eq!(more.pack, places[39].pack);
-    assert_eq!(more.offset, places[39].offset + u64::from(places[39].len));
+    assert_eq!(more.pack, locations[39].pack);
+    assert_eq!(
+        more.offset,
+        locations[39].offset + u64::from(locations[39].len)
+    );
 }
 
 #[test]
@@ -132,7 +136,7 @@ fn one_folder_has_one_opener() {
 }
 
 #[test]
-fn a_number_is_given_once() {
+fn a_pack_number_is_never_given_twice() {
     let folder = tempfile::tempdir().unwrap();
     let mut small = config(folder.path());
     small.budget = 100_000;
@@ -148,7 +152,7 @@ fn a_number_is_given_once() {
     let third = append(&packs, &random(2, 50_000)).unwrap();
     assert!(third.pack > second.pack, "{third:?}");
     drop(packs);
-    // Where even the count is lost, no number near those that are there is given.
+    // After the loss of the file with the next number, new numbers are far above the existing ones.
     fs::write(folder.path().join("next"), b"rotten").unwrap();
     let packs = Packs::open(small).unwrap();
     let fourth = append(&packs, &random(3, 60_000)).unwrap();
@@ -156,7 +160,7 @@ fn a_number_is_given_once() {
 }
 
 #[test]
-fn the_budget_is_never_exceeded_and_the_least_used_leaves() {
+fn the_budget_holds_and_the_least_recently_used_pack_is_evicted() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Packs::open(config(folder.path())).unwrap();
     let first = append(&packs, &random(0, 50_000)).unwrap();
@@ -171,7 +175,7 @@ fn the_budget_is_never_exceeded_and_the_least_used_leaves() {
     assert!(packs.contains(&first) && !packs.contains(&second));
     assert!(matches!(packs.file(&second), Err(Error::Missing(_))));
     assert!(packs.stat().evicted > 30);
-    // A smaller budget holds from the start on; the order of use outlives a restart.
+    // A smaller budget holds from the start on. The order of use survives a restart.
     packs.maintain();
     drop(packs);
     let mut half = config(folder.path());
@@ -186,15 +190,15 @@ fn the_budget_is_never_exceeded_and_the_least_used_leaves() {
 }
 
 #[test]
-fn what_is_held_is_neither_evicted_nor_uncounted() {
+fn a_pack_in_use_is_not_evicted_and_counts_against_the_budget() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let (mut places, mut held) = (Vec::new(), Vec::new());
+    let (mut locations, mut held) = (Vec::new(), Vec::new());
     let full = loop {
-        match append(&packs, &random(places.len() as u64, 50_000)) {
-            Ok(place) => {
-                held.push(packs.file(&place).unwrap());
-                places.push(place);
+        match append(&packs, &random(locations.len() as u64, 50_000)) {
+            Ok(location) => {
+                held.push(packs.file(&location).unwrap());
+                locations.push(location);
             }
             Err(error) => break error,
         }
@@ -203,25 +207,25 @@ fn what_is_held_is_neither_evicted_nor_uncounted() {
         matches!(&full, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull),
         "{full}"
     );
-    assert!(places.len() > 10);
-    for (seed, place) in places.iter().enumerate() {
-        assert!(read(&packs, place).unwrap() == random(seed as u64, 50_000));
+    assert!(locations.len() > 10);
+    for (seed, location) in locations.iter().enumerate() {
+        assert!(read(&packs, location).unwrap() == random(seed as u64, 50_000));
     }
-    // One is let go: that one leaves.
+    // A released pack is evicted.
     let gone = held.swap_remove(3).number();
     append(&packs, &random(77, 50_000)).unwrap();
-    for place in &places {
-        assert_eq!(packs.contains(place), place.pack != gone);
+    for location in &locations {
+        assert_eq!(packs.contains(location), location.pack != gone);
     }
 }
 
-/// Everything of a packed set, damaged byte by byte.
+/// Damages each byte of the files of a pack.
 #[test]
-fn no_damaged_byte_is_given_to_anybody() {
+fn no_damaged_record_is_returned() {
     let folder = tempfile::tempdir().unwrap();
     let contents: Vec<_> = (0..3).map(|seed| random(seed, 60)).collect();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let places: Vec<_> = contents
+    let locations: Vec<_> = contents
         .iter()
         .map(|bytes| append(&packs, bytes).unwrap())
         .collect();
@@ -238,19 +242,19 @@ fn no_damaged_byte_is_given_to_anybody() {
             fs::write(folder.path().join(name), &bad).unwrap();
             let packs = Packs::open(config(folder.path())).unwrap();
             let mut lost = 0;
-            for (bytes, place) in contents.iter().zip(&places) {
-                assert!(!packs.is_verified(place));
-                match (packs.check(place), read(&packs, place)) {
+            for (bytes, location) in contents.iter().zip(&locations) {
+                assert!(!packs.is_verified(location));
+                match (packs.check(location), read(&packs, location)) {
                     (Ok(()), Ok(found)) => {
                         assert!(found == *bytes, "byte {at} of {name}");
                         assert_eq!(
-                            packs.frame(place).unwrap().members[0].content,
+                            packs.frame(location).unwrap().members[0].content,
                             FileDigest::of(bytes)
                         );
-                        assert!(packs.is_verified(place));
+                        assert!(packs.is_verified(location));
                     }
                     (Err(_), Err(Error::Missing(_))) => {
-                        assert!(!packs.contains(place) && packs.frame(place).is_err());
+                        assert!(!packs.contains(location) && packs.frame(location).is_err());
                         lost += 1;
                     }
                     (check, _) => panic!("byte {at} of {name}: {check:?}"),
@@ -263,21 +267,24 @@ fn no_damaged_byte_is_given_to_anybody() {
 }
 
 #[test]
-fn damage_under_a_running_process_is_found_once_checks_are_old() {
+fn damage_during_the_run_is_found_after_the_next_maintenance() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Packs::open(config(folder.path())).unwrap();
-    let place = append(&packs, &random(0, 10_000)).unwrap();
-    packs.check(&place).unwrap();
+    let location = append(&packs, &random(0, 10_000)).unwrap();
+    packs.check(&location).unwrap();
     let file = fs::OpenOptions::new()
         .write(true)
         .open(folder.path().join("00000000.pack"))
         .unwrap();
-    file.write_all_at(b"x", place.offset + 5000).unwrap();
-    assert!(packs.is_verified(&place));
+    file.write_all_at(b"x", location.offset + 5000).unwrap();
+    assert!(packs.is_verified(&location));
     packs.maintain();
-    assert!(!packs.is_verified(&place) && packs.contains(&place));
-    assert!(matches!(packs.check(&place), Err(Error::Malformed { .. })));
-    assert!(!packs.contains(&place));
+    assert!(!packs.is_verified(&location) && packs.contains(&location));
+    assert!(matches!(
+        packs.check(&location),
+        Err(Error::Malformed { .. })
+    ));
+    assert!(!packs.contains(&location));
 }
 
 fn items(contents: &[Vec<u8>]) -> Vec<PackItem> {
@@ -301,7 +308,7 @@ fn packed_contents_are_a_source() {
         })
         .unwrap();
         assert_eq!(done.reused, 0);
-        // The empty one is in no frame.
+        // The empty content is in no frame.
         let rest: MemorySource = contents
             .iter()
             .filter(|bytes| bytes.is_empty())
@@ -312,7 +319,7 @@ fn packed_contents_are_a_source() {
 }
 
 #[test]
-fn what_is_not_packed_any_more_comes_from_the_layers() {
+fn contents_of_evicted_packs_come_from_the_layers() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Arc::new(Packs::open(config(folder.path())).unwrap());
     let known = Arc::new(MemoryFrameIndex::default());
@@ -327,12 +334,12 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
         &mut |_| Ok(()),
     )
     .unwrap();
-    let place = known.get(&FileDigest::of(&contents[0])).unwrap()[0];
+    let location = known.get(&FileDigest::of(&contents[0])).unwrap()[0];
     let file = fs::OpenOptions::new()
         .write(true)
         .open(folder.path().join("00000000.pack"))
         .unwrap();
-    file.write_all_at(b"x", place.offset + 5000).unwrap();
+    file.write_all_at(b"x", location.offset + 5000).unwrap();
     let source = Contents::new(packs.clone(), known, all, 0);
     for bytes in &contents {
         let mut found = vec![0; 10_000];
@@ -341,11 +348,11 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
             .unwrap();
         assert!(found == *bytes);
     }
-    assert!(!packs.contains(&place));
+    assert!(!packs.contains(&location));
 }
 
 #[test]
-fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
+fn fast_packs_are_separate_and_are_deleted_when_unused() {
     let folder = tempfile::tempdir().unwrap();
     let packs = Packs::open(config(folder.path())).unwrap();
     let fast = |seed| {
@@ -359,36 +366,36 @@ fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
         writer.append(&[part], Coding::Stored, &bytes).unwrap()
     };
     let good = append(&packs, &random(1, 3000)).unwrap();
-    let places: Vec<_> = (10..16).map(fast).collect();
-    assert!(places.iter().all(|place| is_fast(place.pack)) && !is_fast(good.pack));
-    let (held, kept) = (places[0].pack, places[2].pack);
-    let other = places[5].pack;
+    let locations: Vec<_> = (10..16).map(fast).collect();
+    assert!(locations.iter().all(|location| is_fast(location.pack)) && !is_fast(good.pack));
+    let (held, kept) = (locations[0].pack, locations[2].pack);
+    let other = locations[5].pack;
     assert!(held != kept && kept != other && held != other);
-    let file = packs.file(&places[0]).unwrap();
+    let file = packs.file(&locations[0]).unwrap();
     assert!(packs.drop_fast(&|number| number == kept).unwrap() > 0);
-    for place in &places {
-        let stays = [held, kept].contains(&place.pack);
-        assert_eq!(packs.contains(place), stays, "{place:?}");
+    for location in &locations {
+        let stays = [held, kept].contains(&location.pack);
+        assert_eq!(packs.contains(location), stays, "{location:?}");
     }
     assert!(packs.contains(&good));
     drop(file);
     packs.drop_fast(&|_| false).unwrap();
-    assert!(places.iter().all(|place| !packs.contains(place)));
+    assert!(locations.iter().all(|location| !packs.contains(location)));
     assert_eq!(packs.stat().bytes, on_disk(folder.path()));
-    // Their numbers are gone for good, whatever is left.
+    // Their numbers are never given again.
     drop(packs);
     let packs = Packs::open(config(folder.path())).unwrap();
     assert!(packs.contains(&good));
     let bytes = random(99, 50_000);
-    let place = append(&packs, &bytes).unwrap();
-    let used = places.iter().map(|place| place.pack & !(1 << 31));
+    let location = append(&packs, &bytes).unwrap();
+    let used = locations.iter().map(|location| location.pack & !(1 << 31));
     assert!(
         used.max() < Some(append(&packs, &random(98, 60_000)).unwrap().pack),
-        "{place:?}"
+        "{location:?}"
     );
 }
 
-/// Says how often it was asked.
+/// Counts its reads.
 #[derive(Default)]
 struct Counting(MemoryFrameIndex, AtomicUsize);
 
@@ -398,13 +405,13 @@ impl FrameIndex for Counting {
         self.0.get(content)
     }
 
-    fn put(&self, content: &FileDigest, places: &[RecordLocation]) -> Result<(), Error> {
-        self.0.put(content, places)
+    fn put(&self, content: &FileDigest, locations: &[RecordLocation]) -> Result<(), Error> {
+        self.0.put(content, locations)
     }
 }
 
 #[test]
-fn a_content_of_many_ranges_is_laid_out_once() {
+fn the_ranges_of_a_large_content_are_read_once() {
     const RANGE: usize = 1000;
     let folder = tempfile::tempdir().unwrap();
     let packs = Arc::new(Packs::open(config(folder.path())).unwrap());
@@ -420,8 +427,8 @@ fn a_content_of_many_ranges_is_laid_out_once() {
         let payload = &bytes[nth * RANGE..][..RANGE];
         packs.append(&[part], Coding::Stored, payload).unwrap()
     };
-    let mut places: Vec<_> = (0..60).map(write).collect();
-    known.put(&content, &places).unwrap();
+    let mut locations: Vec<_> = (0..60).map(write).collect();
+    known.put(&content, &locations).unwrap();
     let nothing = Arc::new(MemorySource::default());
     let source = Contents::new(packs.clone(), known.clone(), nothing, 0);
     let read = |offset: usize, len: usize| {
@@ -434,10 +441,10 @@ fn a_content_of_many_ranges_is_laid_out_once() {
     }
     read(0, bytes.len());
     assert_eq!(known.1.load(Ordering::Relaxed), 1);
-    // One that has another place by now is found there.
-    let moved = places[30];
-    places[30] = write(30);
-    known.put(&content, &places).unwrap();
+    // A frame that has moved is found at its new location.
+    let moved = locations[30];
+    locations[30] = write(30);
+    known.put(&content, &locations).unwrap();
     let path = folder.path().join(format!("{:08x}.pack", moved.pack));
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     file.write_all_at(b"damaged!", moved.offset + 500).unwrap();
@@ -445,19 +452,19 @@ fn a_content_of_many_ranges_is_laid_out_once() {
 }
 
 #[test]
-fn packs_are_looked_up_while_files_are_made_and_deleted() {
+fn lookups_do_not_wait_for_file_operations() {
     let folder = tempfile::tempdir().unwrap();
     let here: Arc<std::sync::OnceLock<(std::sync::Weak<Packs>, RecordLocation)>> = Arc::default();
     let looked = Arc::new(AtomicUsize::new(0));
     let (of, count) = (here.clone(), looked.clone());
-    // At each change to the disk another thread asks for a place, as those do that send.
+    // During each disk operation, another thread looks up a record, as a sending thread does.
     let watch = move |step: pierhead_bundle_server::pack::DiskChange<'_>| {
         let changes_names = !matches!(step, pierhead_bundle_server::pack::DiskChange::Write(..));
-        if let Some((packs, place)) = of.get().filter(|_| changes_names)
+        if let Some((packs, location)) = of.get().filter(|_| changes_names)
             && let Some(packs) = packs.upgrade()
         {
-            let (place, (say, said)) = (*place, std::sync::mpsc::channel());
-            std::thread::spawn(move || say.send(packs.contains(&place)));
+            let (location, (say, said)) = (*location, std::sync::mpsc::channel());
+            std::thread::spawn(move || say.send(packs.contains(&location)));
             if said.recv_timeout(std::time::Duration::from_secs(5)).is_ok() {
                 count.fetch_add(1, Ordering::Relaxed);
             } else {
@@ -467,8 +474,8 @@ fn packs_are_looked_up_while_files_are_made_and_deleted() {
         Ok(())
     };
     let packs = Arc::new(Packs::open_watched(config(folder.path()), watch).unwrap());
-    let place = append(&packs, &random(0, 30_000)).unwrap();
-    here.set((Arc::downgrade(&packs), place)).unwrap();
+    let location = append(&packs, &random(0, 30_000)).unwrap();
+    here.set((Arc::downgrade(&packs), location)).unwrap();
     for seed in 1..60 {
         append(&packs, &random(seed, 30_000)).unwrap();
     }

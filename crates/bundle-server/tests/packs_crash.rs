@@ -1,4 +1,5 @@
-//! Packs cut or failed at every change to the disk: what was there is there, and nothing wrong is given to anybody.
+//! Crash tests of packs: a kill or an error at every disk operation loses no packed record and
+//! returns no wrong bytes.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -14,7 +15,7 @@ use pierhead_bundle_server::pack::RecordLocation;
 use pierhead_bundle_server::pack::{ContentRange, DiskChange, PackConfig, Packs};
 use pierhead_toc::FileDigest;
 
-/// Appends of one run.
+/// Number of appends per run.
 const COUNT: u64 = 11;
 const BUDGET: u64 = 24 << 10;
 
@@ -33,18 +34,18 @@ fn content(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// What happens to the change that is failed.
+/// How the chosen operation fails.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
-    /// It and all after it do not happen.
+    /// This operation and all later ones do not run.
     Kill,
-    /// The same, but half of a write did.
+    /// As `Kill`, but half of a write runs.
     KillHalfway,
-    /// It alone fails, after half of a write.
+    /// Only this operation fails, after half of a write.
     Full,
 }
 
-/// Fails step number `nth`.
+/// Makes operation number `nth` fail.
 fn watch(
     nth: u64,
     fault: Fault,
@@ -68,7 +69,7 @@ fn watch(
     }
 }
 
-/// Appends until packs were turned over and evicted; returns what was said to be packed, with its seed.
+/// Appends until packs were full and evicted. Returns the acknowledged records with their seeds.
 fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
     let mut writer = packs.writer();
     let mut done = Vec::new();
@@ -79,11 +80,11 @@ fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
             offset: 0,
             len: bytes.len() as u64,
         };
-        if let Ok(place) = writer.append(&[part], Coding::Stored, &bytes) {
-            done.push((seed, place));
+        if let Ok(location) = writer.append(&[part], Coding::Stored, &bytes) {
+            done.push((seed, location));
         }
     }
-    // Its failure loses nothing but durability.
+    // A failed sync only loses durability.
     let _ = writer.sync();
     done
 }
@@ -102,25 +103,25 @@ fn on_disk(folder: &Path) -> u64 {
     lens.sum()
 }
 
-/// Whether a record is there; if so it must be the right one.
-fn is_there(packs: &Packs, (seed, place): &(u64, RecordLocation)) -> bool {
+/// Whether a record exists. An existing record must have the right bytes.
+fn is_there(packs: &Packs, (seed, location): &(u64, RecordLocation)) -> bool {
     let mut payload = Vec::new();
-    if !packs.contains(place) {
+    if !packs.contains(location) {
         return false;
     }
-    match packs.read(place, &mut payload) {
-        Ok(_) => assert!(payload == content(*seed), "{place:?} is another"),
+    match packs.read(location, &mut payload) {
+        Ok(_) => assert!(payload == content(*seed), "{location:?} is another"),
         Err(_) => {
-            assert!(payload.is_empty() && !packs.contains(place));
+            assert!(payload.is_empty() && !packs.contains(location));
             return false;
         }
     }
-    let frame = packs.frame(place).unwrap();
+    let frame = packs.frame(location).unwrap();
     assert_eq!(frame.members[0].content, FileDigest::of(&payload));
     true
 }
 
-/// Runs `test` for each step of the work, until there are no more.
+/// Runs `test` for each operation of the work.
 fn at_every_step(fault: Fault, test: impl Fn(&Path, &Packs, &[(u64, RecordLocation)])) {
     let mut nth = 0;
     loop {
@@ -150,7 +151,8 @@ fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
             .filter(|record| is_there(packs, record))
             .copied()
             .collect();
-        // The process is gone; what it wrote is not. It held a lock, so its folder is looked at as a copy.
+        // A copy of the folder stands for the state after the kill, since this process still holds
+        // the lock.
         let copy = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(folder).unwrap() {
             let entry = entry.unwrap();
@@ -162,18 +164,19 @@ fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
             .iter()
             .filter(|record| is_there(&after, record))
             .count();
-        // A kill in the middle of an eviction may lose the pack that was to leave.
-        let evicting = before.iter().map(|(_, place)| place.pack).min();
+        // A kill during an eviction may lose the pack that was being evicted.
+        let evicting = before.iter().map(|(_, location)| location.pack).min();
         let spared = before
             .iter()
-            .filter(|(_, place)| Some(place.pack) != evicting)
+            .filter(|(_, location)| Some(location.pack) != evicting)
             .count();
         assert!(may_lose || kept >= spared, "{kept} of {}", before.len());
         assert_eq!(after.stat().bytes, on_disk(copy.path()));
         assert!(after.stat().bytes <= BUDGET);
         let more = work(&after);
         assert_eq!(more.len() as u64, COUNT);
-        let clash = |(_, place): &(u64, RecordLocation)| before.iter().any(|(_, old)| old == place);
+        let clash =
+            |(_, location): &(u64, RecordLocation)| before.iter().any(|(_, old)| old == location);
         assert!(!more.iter().any(clash), "a place is given twice");
         let found = more
             .iter()
@@ -187,18 +190,18 @@ fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
 }
 
 #[test]
-fn a_kill_at_any_write_loses_nothing_that_was_packed() {
+fn a_kill_before_any_operation_loses_no_packed_record() {
     killed(Fault::Kill, |_| (), false);
 }
 
 #[test]
-fn a_kill_within_any_write_loses_nothing_that_was_packed() {
+fn a_kill_within_any_write_loses_no_packed_record() {
     killed(Fault::KillHalfway, |_| (), false);
 }
 
-/// What a loss of power leaves of bytes that were not synced: zeros, where the length was.
+/// A power loss replaces unsynced bytes by zeros, and keeps the length of the file.
 #[test]
-fn a_loss_of_power_gives_no_wrong_bytes() {
+fn a_power_loss_gives_no_wrong_bytes() {
     let spoil = |folder: &Path| {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -226,7 +229,7 @@ fn a_loss_of_power_gives_no_wrong_bytes() {
 }
 
 #[test]
-fn a_full_disk_fails_one_append_and_nothing_else() {
+fn a_full_disk_fails_only_one_append() {
     at_every_step(Fault::Full, |folder, packs, done| {
         assert!(done.len() as u64 >= COUNT - 1, "{} of {COUNT}", done.len());
         let there = done.iter().filter(|record| is_there(packs, record)).count();
@@ -252,12 +255,13 @@ fn readers_and_writers_at_once_stay_within_the_budget() {
                 let mut done = Vec::new();
                 for seed in from..from + 100 {
                     let bytes = content(seed);
-                    // Three threads may hold three packs: the budget has room for more.
-                    let place = packs.append(&[], Coding::Patch, &bytes).unwrap();
-                    done.push((seed, place));
-                    let (seed, place) = done[fastrand::Rng::with_seed(seed).usize(0..done.len())];
+                    // Three threads hold at most three packs, and the budget has room for more.
+                    let location = packs.append(&[], Coding::Patch, &bytes).unwrap();
+                    done.push((seed, location));
+                    let (seed, location) =
+                        done[fastrand::Rng::with_seed(seed).usize(0..done.len())];
                     let mut payload = Vec::new();
-                    if packs.read(&place, &mut payload).is_ok() {
+                    if packs.read(&location, &mut payload).is_ok() {
                         assert!(payload == content(seed));
                     }
                     assert!(packs.stat().bytes <= BUDGET);

@@ -1,4 +1,5 @@
-//! The server's library as a whole: from blobs to the bytes of a bundle, and back to contents.
+//! Integration tests of the bundle server: from the blobs of images to the bytes of bundles, and
+//! back to file contents.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -24,11 +25,11 @@ use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::{Blob, Blobs, FileDigest, ImageToc, Source as _, image_toc};
 use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 
-/// Blobs in memory, which can be taken away, and how often one was opened.
+/// Blobs in memory. A test can remove blobs, delay opens by the gate, and count opens.
 #[derive(Default)]
 struct MemoryBlobs(Mutex<HashMap<Digest, Arc<MemoryBlob>>>, Gate, AtomicUsize);
 
-/// While a blob is named, opening it waits.
+/// Blocks opens of one blob.
 #[derive(Default)]
 struct Gate(Mutex<Option<Digest>>, Condvar);
 
@@ -74,11 +75,12 @@ fn open(folder: &Path, blobs: &Arc<MemoryBlobs>) -> BundleServer {
     BundleServer::open(config, blobs.clone()).unwrap()
 }
 
-/// No test may hang: a generous limit, not a figure.
-fn settled(library: &BundleServer, manifest: &Digest) -> State {
+/// Waits until the server has indexed or refused an image. The generous limit only keeps a test
+/// from hanging.
+fn wait_until_settled(bundle_server: &BundleServer, manifest: &Digest) -> State {
     let started = Instant::now();
     loop {
-        match library.state(manifest) {
+        match bundle_server.state(manifest) {
             State::Working(_) => {}
             state => return state,
         }
@@ -90,19 +92,19 @@ fn settled(library: &BundleServer, manifest: &Digest) -> State {
     }
 }
 
-fn offer(library: &BundleServer, image: &images::Image) -> State {
-    library.offer(Image {
+fn offer(bundle_server: &BundleServer, image: &images::Image) -> State {
+    bundle_server.offer(Image {
         manifest: image.root,
         repository: "registry/app".into(),
     });
-    settled(library, &image.root)
+    wait_until_settled(bundle_server, &image.root)
 }
 
 fn tree(seed: u64) -> TreeImage {
     images::Image::tree(seed, &TreeOptions::default())
 }
 
-fn have(image: &TreeImage) -> RequestBase {
+fn base_image_of(image: &TreeImage) -> RequestBase {
     RequestBase {
         manifest: image.image.root,
         is_known: true,
@@ -112,7 +114,7 @@ fn have(image: &TreeImage) -> RequestBase {
 
 /// All bytes of a stream.
 fn bytes(mut stream: Stream) -> Vec<u8> {
-    let said = stream.len();
+    let announced = stream.len();
     let mut all = Vec::new();
     while let Some(piece) = stream.next_piece().unwrap() {
         match piece {
@@ -124,8 +126,8 @@ fn bytes(mut stream: Stream) -> Vec<u8> {
             }
         }
     }
-    if let Some(said) = said {
-        assert_eq!(all.len() as u64, said);
+    if let Some(announced) = announced {
+        assert_eq!(all.len() as u64, announced);
     }
     all
 }
@@ -137,20 +139,26 @@ impl Sizes for TocSizes<'_> {
         self.0.contents().size(content)
     }
 
-    fn base(&self, have: u16, content: u32) -> Option<u64> {
-        self.1.get(usize::from(have))?.contents().size(content)
+    fn base(&self, base_image_of: u16, content: u32) -> Option<u64> {
+        self.1
+            .get(usize::from(base_image_of))?
+            .contents()
+            .size(content)
     }
 }
 
-/// What a worker makes of a bundle: the header, the table, and the contents that came.
-fn received(bundle: &[u8], had: &[ImageToc]) -> (Header, ImageToc, BTreeMap<FileDigest, Vec<u8>>) {
-    applied(bundle, had, &BTreeMap::new())
+/// Decodes a bundle as a worker does: the header, the TOC, and the sent contents.
+fn decode_bundle(
+    bundle: &[u8],
+    base_tocs: &[ImageToc],
+) -> (Header, ImageToc, BTreeMap<FileDigest, Vec<u8>>) {
+    decode_bundle_with_contents(bundle, base_tocs, &BTreeMap::new())
 }
 
-/// The same of a worker that has these contents.
-fn applied(
+/// As `decode_bundle`, for a worker that has the contents `old`.
+fn decode_bundle_with_contents(
     bundle: &[u8],
-    had: &[ImageToc],
+    base_tocs: &[ImageToc],
     old: &BTreeMap<FileDigest, Vec<u8>>,
 ) -> (Header, ImageToc, BTreeMap<FileDigest, Vec<u8>>) {
     let mut decoder = Decoder::new();
@@ -158,9 +166,9 @@ fn applied(
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
         panic!("no header");
     };
-    let base = header.toc.base.map(|at| &had[usize::from(at)]);
+    let base = header.toc.base.map(|at| &base_tocs[usize::from(at)]);
     let toc = image_toc::decode(&header.toc.coded, base).unwrap();
-    let sizes = TocSizes(&toc, had);
+    let sizes = TocSizes(&toc, base_tocs);
     let frames: Vec<_> = header
         .frames
         .cursor(&sizes)
@@ -180,7 +188,7 @@ fn applied(
                 let mut data = Vec::new();
                 if coding == Coding::Patch {
                     let base = |base: &BaseSlice| {
-                        let toc = &had[usize::from(base.image)];
+                        let toc = &base_tocs[usize::from(base.image)];
                         let content = toc.contents().content(base.slice.content).unwrap();
                         let start = usize::try_from(base.slice.offset).unwrap();
                         let len = usize::try_from(base.slice.len).unwrap();
@@ -218,42 +226,46 @@ fn bytes_of(bundle: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn a_fresh_bundle_has_all_that_the_tree_needs() {
+fn a_fresh_bundle_has_all_contents_of_the_image() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let image = tree(1);
     blobs.put(&image.image);
-    assert_eq!(library.state(&image.image.root), State::Unknown);
-    assert_eq!(offer(&library, &image.image), State::Ready);
+    assert_eq!(bundle_server.state(&image.image.root), State::Unknown);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     for layers in [false, true] {
-        let bundle = library.bundle(&image.image.root, &[], layers).unwrap();
+        let bundle = bundle_server
+            .bundle(&image.image.root, &[], layers)
+            .unwrap();
         let sent = bytes(bundle.stream(None).unwrap());
-        let (header, toc, contents) = received(&sent, &[]);
+        let (header, toc, contents) = decode_bundle(&sent, &[]);
         assert_eq!(header.manifest, image.image.root_document().bytes);
         assert_eq!((header.layers, header.base_images.len()), (layers, 0));
         let all = toc.contents();
-        let most = if layers { all.len() } else { toc.visible() };
-        for number in 0..most {
+        let max = if layers { all.len() } else { toc.visible() };
+        for number in 0..max {
             let (content, size) = (all.content(number).unwrap(), all.size(number).unwrap());
             assert!(
                 size == 0 || contents.contains_key(&content),
-                "{number} of {most}"
+                "{number} of {max}"
             );
         }
-        // Nothing that was not asked for.
+        // The bundle has no other contents.
         for content in contents.keys() {
-            assert!(toc.find(content).unwrap() < most);
+            assert!(toc.find(content).unwrap() < max);
         }
-        // The same question has the same answer, of a new process too.
-        let again = library.bundle(&image.image.root, &[], layers).unwrap();
+        // The same request gives the same bytes.
+        let again = bundle_server
+            .bundle(&image.image.root, &[], layers)
+            .unwrap();
         assert_eq!(again.etag(), bundle.etag());
         assert_eq!(bytes(again.stream(None).unwrap()), sent);
     }
-    library.close();
+    bundle_server.close();
 }
 
-/// Waits until both threads have looked for work again, and found that they should rest.
-fn looked(rest: &BackgroundWork) {
+/// Waits until both background threads have paused again.
+fn wait_for_pauses(rest: &BackgroundWork) {
     let before = rest.pauses();
     while rest.pauses() < before + 5 {
         std::thread::sleep(Duration::from_millis(2));
@@ -261,49 +273,55 @@ fn looked(rest: &BackgroundWork) {
 }
 
 #[test]
-fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
+fn unawaited_work_pauses_and_awaited_images_are_indexed() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let rest = BackgroundWork::default();
     rest.set_paused(true);
-    let library = open_resting(folder.path(), &blobs, &rest);
+    let bundle_server = open_with_background(folder.path(), &blobs, &rest);
     let versions = [text(1), format!("{}changed", text(1)), text(2)].map(|lib| {
         let tar = tar(&[("usr/lib/a.so", &lib)]);
         images::Image::of_tars("amd64", &[tar])
     });
     let [first, second, third] = versions.each_ref();
-    let add = |image: &images::Image| {
+    let offer_image = |image: &images::Image| {
         blobs.put(image);
-        library.offer(Image {
+        bundle_server.offer(Image {
             manifest: image.root,
             repository: "registry/app".into(),
         });
     };
     let is_working =
-        |image: &images::Image| matches!(library.state(&image.root), State::Working(_));
-    add(first);
-    looked(&rest);
+        |image: &images::Image| matches!(bundle_server.state(&image.root), State::Working(_));
+    offer_image(first);
+    wait_for_pauses(&rest);
     assert!(is_working(first));
     assert_eq!(blobs.2.load(Ordering::Relaxed), 0, "nothing is read");
-    // Somebody waits for one of two, and then nobody waits.
-    add(second);
-    library.awaited(&first.root);
-    assert_eq!(settled(&library, &first.root), State::Ready);
-    looked(&rest);
+    // A client waits for one of two images, and then for none.
+    offer_image(second);
+    bundle_server.awaited(&first.root);
+    assert_eq!(
+        wait_until_settled(&bundle_server, &first.root),
+        State::Ready
+    );
+    wait_for_pauses(&rest);
     assert!(is_working(second));
-    library.awaited(&second.root);
-    assert_eq!(settled(&library, &second.root), State::Ready);
-    looked(&rest);
-    assert_eq!(library.stat().pairs, 0, "patches can wait");
+    bundle_server.awaited(&second.root);
+    assert_eq!(
+        wait_until_settled(&bundle_server, &second.root),
+        State::Ready
+    );
+    wait_for_pauses(&rest);
+    assert_eq!(bundle_server.stat().pairs, 0, "patches can wait");
     rest.set_paused(false);
-    while library.stat().jobs > 0 {
+    while bundle_server.stat().jobs > 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert!(library.stat().pairs > 0);
-    // In the middle of an image.
+    assert!(bundle_server.stat().pairs > 0);
+    // A pause during the indexing of an image.
     let layer = third.blobs.iter().max_by_key(|blob| blob.bytes.len());
     blobs.1.close(layer.map(|blob| blob.digest));
     let before = blobs.2.load(Ordering::Relaxed);
-    add(third);
+    offer_image(third);
     while blobs.2.load(Ordering::Relaxed) == before {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -314,35 +332,44 @@ fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
     }
     assert!(is_working(third));
     rest.set_paused(false);
-    assert_eq!(settled(&library, &third.root), State::Ready);
-    library.close();
+    assert_eq!(
+        wait_until_settled(&bundle_server, &third.root),
+        State::Ready
+    );
+    bundle_server.close();
 }
 
 #[test]
-fn an_update_has_what_the_worker_lacks_and_ignores_what_is_unknown() {
+fn an_update_has_the_missing_contents_and_ignores_unknown_base_images() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let (old, new) = (tree(1), tree(2));
-    // The new one is the old one and a layer.
+    // The new image is the old image with one more layer.
     let tars = [&old.tars[..], &new.tars[..1]].concat();
     let update = images::Image::of_tars("amd64", &tars);
     blobs.put(&old.image);
     blobs.put(&update);
-    assert_eq!(offer(&library, &old.image), State::Ready);
-    assert_eq!(offer(&library, &update), State::Ready);
-    let stranger = RequestBase {
+    assert_eq!(offer(&bundle_server, &old.image), State::Ready);
+    assert_eq!(offer(&bundle_server, &update), State::Ready);
+    let unknown_image = RequestBase {
         manifest: FileDigest::of(b"stranger").into(),
         is_known: false,
         has_layers: false,
     };
-    let base_images = [stranger, have(&old)];
-    let bundle = library.bundle(&update.root, &base_images, false).unwrap();
-    let fresh = library.bundle(&old.image.root, &[], false).unwrap();
-    let (_, old_table, old_contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
-    let had = [old_table];
+    let base_images = [unknown_image, base_image_of(&old)];
+    let bundle = bundle_server
+        .bundle(&update.root, &base_images, false)
+        .unwrap();
+    let fresh = bundle_server.bundle(&old.image.root, &[], false).unwrap();
+    let (_, old_table, old_contents) = decode_bundle(&bytes(fresh.stream(None).unwrap()), &[]);
+    let base_tocs = [old_table];
     let sent = bytes(bundle.stream(None).unwrap());
-    let (header, toc, contents) = received(&sent, &had);
-    let known: Vec<_> = header.base_images.iter().map(|had| had.usable).collect();
+    let (header, toc, contents) = decode_bundle(&sent, &base_tocs);
+    let known: Vec<_> = header
+        .base_images
+        .iter()
+        .map(|base_tocs| base_tocs.usable)
+        .collect();
     assert_eq!(
         known,
         [UsableContents::Visible],
@@ -354,20 +381,20 @@ fn an_update_has_what_the_worker_lacks_and_ignores_what_is_unknown() {
         let is_there = contents.contains_key(&content) || old_contents.contains_key(&content);
         assert!(is_there || all.size(number) == Some(0), "{number}");
     }
-    let whole = library.bundle(&update.root, &[], false).unwrap();
+    let whole = bundle_server.bundle(&update.root, &[], false).unwrap();
     let whole = bytes(whole.stream(None).unwrap()).len();
     assert!(sent.len() < whole, "{} of {whole}", sent.len());
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
-fn a_bundle_goes_on_at_any_frame() {
+fn a_bundle_continues_at_any_frame() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let image = tree(3);
     blobs.put(&image.image);
-    assert_eq!(offer(&library, &image.image), State::Ready);
-    let bundle = library.bundle(&image.image.root, &[], true).unwrap();
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    let bundle = bundle_server.bundle(&image.image.root, &[], true).unwrap();
     let sent = bytes(bundle.stream(None).unwrap());
     let mut decoder = Decoder::new();
     let mut rest = &sent[..];
@@ -401,16 +428,16 @@ fn a_bundle_goes_on_at_any_frame() {
         ));
         assert!(rest.is_empty());
     }
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
-fn a_layer_that_lies_is_never_bundled() {
+fn an_image_with_a_diff_id_mismatch_is_never_bundled() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let image = images::Image::random(1, &[1000]);
     blobs.put(&image);
-    assert!(matches!(offer(&library, &image), State::Refused(_)));
+    assert!(matches!(offer(&bundle_server, &image), State::Refused(_)));
     // The layers of one image under the config of another.
     let (one, other) = (tree(1), tree(2));
     let text =
@@ -419,52 +446,61 @@ fn a_layer_that_lies_is_never_bundled() {
         let json: serde_json::Value = serde_json::from_str(&text(image)).unwrap();
         json["layers"].clone()
     };
-    let mut lie: serde_json::Value = serde_json::from_str(&text(&one.image)).unwrap();
-    lie["layers"] = layers(&other.image);
-    let lie = images::Document::new(&lie);
+    let mut manifest: serde_json::Value = serde_json::from_str(&text(&one.image)).unwrap();
+    manifest["layers"] = layers(&other.image);
+    let manifest = images::Document::new(&manifest);
     blobs.put(&one.image);
     blobs.put(&other.image);
-    let liar = images::Image {
-        root: lie.digest,
-        documents: vec![lie],
+    let mismatched = images::Image {
+        root: manifest.digest,
+        documents: vec![manifest],
         blobs: Vec::new(),
     };
-    blobs.put(&liar);
-    let State::Refused(why) = offer(&library, &liar) else {
+    blobs.put(&mismatched);
+    let State::Refused(why) = offer(&bundle_server, &mismatched) else {
         panic!("it was believed");
     };
     assert!(why.contains("digest"), "{why}");
-    assert_eq!(library.stat().diff_id_mismatches, 1);
-    assert!(library.bundle(&liar.root, &[], false).is_err());
-    // The same layers under a config that tells the truth.
-    assert_eq!(offer(&library, &other.image), State::Ready);
-    // And the lie is found with the index at hand, too.
-    library.close();
+    assert_eq!(bundle_server.stat().diff_id_mismatches, 1);
+    assert!(bundle_server.bundle(&mismatched.root, &[], false).is_err());
+    // The same layers under the right config are accepted.
+    assert_eq!(offer(&bundle_server, &other.image), State::Ready);
+    // The mismatch is found, too, when the index exists already.
+    bundle_server.close();
 }
 
 #[test]
 fn single_files_come_from_packs_and_from_layers() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let (image, other) = (tree(4), tree(5));
     blobs.put(&image.image);
-    assert_eq!(offer(&library, &image.image), State::Ready);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     for (content, bytes_of_it) in &image.contents {
-        let stream = library.file(&image.image.root, content).unwrap().unwrap();
+        let stream = bundle_server
+            .file(&image.image.root, content)
+            .unwrap()
+            .unwrap();
         assert_eq!(&bytes(stream), bytes_of_it);
     }
     let foreign = other
         .contents
         .keys()
         .find(|it| !image.contents.contains_key(*it));
-    let found = library.file(&image.image.root, foreign.unwrap()).unwrap();
+    let found = bundle_server
+        .file(&image.image.root, foreign.unwrap())
+        .unwrap();
     assert!(found.is_none(), "another image's");
-    assert!(library.file(&other.image.root, foreign.unwrap()).is_err());
-    library.close();
+    assert!(
+        bundle_server
+            .file(&other.image.root, foreign.unwrap())
+            .is_err()
+    );
+    bundle_server.close();
 }
 
 #[test]
-fn what_is_lost_is_made_again() {
+fn deleted_files_are_rebuilt() {
     let image = tree(6);
     let blobs = Arc::<MemoryBlobs>::default();
     blobs.put(&image.image);
@@ -478,31 +514,31 @@ fn what_is_lost_is_made_again() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let before = {
-            let library = open(folder.path(), &blobs);
-            assert_eq!(offer(&library, &image.image), State::Ready);
-            let bundle = library.bundle(&image.image.root, &[], false).unwrap();
+            let bundle_server = open(folder.path(), &blobs);
+            assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+            let bundle = bundle_server.bundle(&image.image.root, &[], false).unwrap();
             let sent = bytes(bundle.stream(None).unwrap());
-            library.close();
+            bundle_server.close();
             sent
         };
         std::fs::remove_dir_all(folder.path().join(lost)).unwrap();
-        let library = open(folder.path(), &blobs);
-        if library.state(&image.image.root) != State::Ready {
-            assert_eq!(offer(&library, &image.image), State::Ready, "{lost}");
+        let bundle_server = open(folder.path(), &blobs);
+        if bundle_server.state(&image.image.root) != State::Ready {
+            assert_eq!(offer(&bundle_server, &image.image), State::Ready, "{lost}");
         }
-        // The first question may find that something is missing.
-        let mut bundle = library.bundle(&image.image.root, &[], false);
+        // The first request may find that a file is missing.
+        let mut bundle = bundle_server.bundle(&image.image.root, &[], false);
         if bundle.is_err() {
-            assert_eq!(offer(&library, &image.image), State::Ready, "{lost}");
-            bundle = library.bundle(&image.image.root, &[], false);
+            assert_eq!(offer(&bundle_server, &image.image), State::Ready, "{lost}");
+            bundle = bundle_server.bundle(&image.image.root, &[], false);
         }
         let sent = bytes(bundle.unwrap().stream(None).unwrap());
         let ([_, _, one], [_, _, other]) = {
-            let (a, b) = (received(&before, &[]), received(&sent, &[]));
+            let (a, b) = (decode_bundle(&before, &[]), decode_bundle(&sent, &[]));
             ([0; 3].map(|_| a.2.clone()), [0; 3].map(|_| b.2.clone()))
         };
         assert!(one == other, "{lost}");
-        library.close();
+        bundle_server.close();
     }
 }
 
@@ -525,7 +561,7 @@ fn damage(folder: &Path) {
 }
 
 #[test]
-fn what_is_damaged_is_made_again() {
+fn damaged_files_are_rebuilt() {
     let image = tree(6);
     let blobs = Arc::<MemoryBlobs>::default();
     blobs.put(&image.image);
@@ -537,44 +573,52 @@ fn what_is_damaged_is_made_again() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let before = {
-            let library = open(folder.path(), &blobs);
-            assert_eq!(offer(&library, &image.image), State::Ready);
-            let bundle = library.bundle(root, &[], false).unwrap();
+            let bundle_server = open(folder.path(), &blobs);
+            assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+            let bundle = bundle_server.bundle(root, &[], false).unwrap();
             let sent = bytes(bundle.stream(None).unwrap());
-            library.close();
+            bundle_server.close();
             sent
         };
         for lost in lost {
             std::fs::remove_dir_all(folder.path().join(lost)).unwrap();
         }
         damage(&folder.path().join(damaged));
-        let library = open(folder.path(), &blobs);
-        if library.state(root) != State::Ready {
-            assert_eq!(offer(&library, &image.image), State::Ready, "{damaged}");
+        let bundle_server = open(folder.path(), &blobs);
+        if bundle_server.state(root) != State::Ready {
+            assert_eq!(
+                offer(&bundle_server, &image.image),
+                State::Ready,
+                "{damaged}"
+            );
         }
-        // The first question may find the damage: it is told to come again, and needs no more than that.
-        let mut bundle = library.bundle(root, &[], false);
+        // The first request may find the damage. A retry succeeds.
+        let mut bundle = bundle_server.bundle(root, &[], false);
         if let Err(error) = &bundle {
             assert!(matches!(error, Error::Missing(_)), "{damaged}: {error}");
-            assert_eq!(settled(&library, root), State::Ready, "{damaged}");
-            bundle = library.bundle(root, &[], false);
+            assert_eq!(
+                wait_until_settled(&bundle_server, root),
+                State::Ready,
+                "{damaged}"
+            );
+            bundle = bundle_server.bundle(root, &[], false);
         }
         let after = bytes(bundle.unwrap().stream(None).unwrap());
-        let [before, after] = [before, after].map(|sent| received(&sent, &[]).2);
+        let [before, after] = [before, after].map(|sent| decode_bundle(&sent, &[]).2);
         assert!(before == after, "{damaged}");
-        library.close();
+        bundle_server.close();
     }
 }
 
 #[test]
-fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
+fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
     let [image, other] = [6, 7].map(tree);
     let blobs = Arc::<MemoryBlobs>::default();
     let folder = tempfile::tempdir().unwrap();
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     for image in [&image, &other] {
         blobs.put(&image.image);
-        assert_eq!(offer(&library, &image.image), State::Ready);
+        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     }
     let root = &image.image.root;
     let name = root.to_string().replace(':', "-");
@@ -584,21 +628,21 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     std::os::unix::fs::symlink(&toc, &toc).unwrap();
     let file = |image: &TreeImage| {
         let (content, _) = image.contents.iter().next().unwrap();
-        library
+        bundle_server
             .file(&image.image.root, content)
             .map(|it| it.is_some())
     };
     let failed = file(&image).expect_err("it cannot be read");
     assert!(matches!(failed, Error::Missing(_)), "{failed}");
     assert!(file(&other).unwrap(), "the other image is concerned");
-    assert_eq!(settled(&library, root), State::Ready);
+    assert_eq!(wait_until_settled(&bundle_server, root), State::Ready);
     assert!(file(&image).unwrap());
     assert!(toc.symlink_metadata().unwrap().is_file());
     // Only once: a file that stays unreadable is neither rebuilt in a loop nor deleted.
-    library.close();
+    bundle_server.close();
     std::fs::remove_file(&toc).unwrap();
     std::os::unix::fs::symlink(&toc, &toc).unwrap();
-    let wanted = library.trace(client(1), root, &["file".to_owned()]);
+    let wanted = bundle_server.trace(client(1), root, &["file".to_owned()]);
     assert!(matches!(wanted, Err(Error::Io { .. })), "{wanted:?}");
     assert!(toc.is_symlink());
 }
@@ -611,9 +655,9 @@ fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
     let files: Vec<_> = names.iter().map(|name| (&**name, &**name)).collect();
     let image = images::Image::of_tars("amd64", &[tar(&files)]);
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     blobs.put(&image);
-    assert_eq!(offer(&library, &image), State::Ready);
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
     let name = image.root.to_string().replace(':', "-");
     let toc = folder.path().join("index/tables").join(name);
     let mut damaged = std::fs::read(&toc).unwrap();
@@ -623,17 +667,17 @@ fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
     damaged[BLOCK + BLOCK / 2] ^= 1;
     std::fs::write(&toc, damaged).unwrap();
     let content = FileDigest::of(names[7].as_bytes());
-    let found = library.file(&image.root, &content).unwrap();
+    let found = bundle_server.file(&image.root, &content).unwrap();
     assert_eq!(bytes(found.unwrap()), names[7].as_bytes());
-    assert_eq!(library.state(&image.root), State::Ready);
+    assert_eq!(bundle_server.state(&image.root), State::Ready);
     // A read of the whole TOC finds the damage.
-    let traced = library.trace(client(1), &image.root, &names[..1]);
+    let traced = bundle_server.trace(client(1), &image.root, &names[..1]);
     assert!(matches!(traced, Err(Error::Missing(_))), "{traced:?}");
-    library.close();
+    bundle_server.close();
 }
 
 /// Several versions of one tree, all ready.
-fn versions(library: &BundleServer, blobs: &MemoryBlobs, count: u32) -> Vec<TreeImage> {
+fn versions(bundle_server: &BundleServer, blobs: &MemoryBlobs, count: u32) -> Vec<TreeImage> {
     let version = |version| {
         let options = TreeOptions {
             version,
@@ -641,7 +685,7 @@ fn versions(library: &BundleServer, blobs: &MemoryBlobs, count: u32) -> Vec<Tree
         };
         let image = images::Image::tree(9, &options);
         blobs.put(&image.image);
-        assert_eq!(offer(library, &image.image), State::Ready);
+        assert_eq!(offer(bundle_server, &image.image), State::Ready);
         image
     };
     (0..count).map(version).collect()
@@ -652,37 +696,41 @@ fn client(nth: u8) -> ClientKey {
 }
 
 #[test]
-fn permutations_of_what_a_worker_has_are_one_plan() {
+fn permutations_of_base_images_share_one_plan() {
     let blobs = Arc::<MemoryBlobs>::default();
     let folder = tempfile::tempdir().unwrap();
-    let library = open(folder.path(), &blobs);
-    let images = versions(&library, &blobs, 5);
-    let (want, had) = images.split_last().unwrap();
-    while library.stat().jobs > 0 {
+    let bundle_server = open(folder.path(), &blobs);
+    let images = versions(&bundle_server, &blobs, 5);
+    let (want, base_tocs) = images.split_last().unwrap();
+    while bundle_server.stat().jobs > 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
-    let planned = library.stat().planned;
+    let planned = bundle_server.stat().planned;
     let mut random = fastrand::Rng::with_seed(7);
     let mut etags = std::collections::BTreeSet::new();
     for _ in 0..1000 {
-        // Unknown and duplicate digests make no other plan either.
-        let mut have: Vec<_> = had.iter().chain(&had[..2]).map(self::have).collect();
-        have.push(RequestBase {
+        // Unknown and duplicate digests do not change the plan.
+        let mut base_image_of: Vec<_> = base_tocs
+            .iter()
+            .chain(&base_tocs[..2])
+            .map(self::base_image_of)
+            .collect();
+        base_image_of.push(RequestBase {
             manifest: FileDigest::of(&random.u64(..).to_le_bytes()).into(),
             is_known: false,
             has_layers: false,
         });
-        random.shuffle(&mut have);
-        let bundle = library.bundle_for(client(1), &want.image.root, &have, false);
+        random.shuffle(&mut base_image_of);
+        let bundle = bundle_server.bundle_for(client(1), &want.image.root, &base_image_of, false);
         etags.insert(bundle.unwrap().etag().to_owned());
     }
     assert_eq!(etags.len(), 1);
-    assert_eq!(library.stat().planned, planned + 1);
-    library.close();
+    assert_eq!(bundle_server.stat().planned, planned + 1);
+    bundle_server.close();
 }
 
 #[test]
-fn an_image_that_takes_long_is_interrupted_for_another_client() {
+fn a_slow_image_is_interrupted_for_another_client() {
     let [slow, other] = [6, 7].map(tree);
     let blobs = Arc::<MemoryBlobs>::default();
     let folder = tempfile::tempdir().unwrap();
@@ -690,7 +738,7 @@ fn an_image_that_takes_long_is_interrupted_for_another_client() {
     (config.cpu_percent, config.optimized_level) = (100, 3);
     // Any CPU time exceeds this slice.
     config.time_slice = Duration::ZERO;
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     for image in [&slow, &other] {
         blobs.put(&image.image);
     }
@@ -701,15 +749,15 @@ fn an_image_that_takes_long_is_interrupted_for_another_client() {
             manifest,
             repository,
         };
-        library.offer_for(client(nth), of);
+        bundle_server.offer_for(client(nth), of);
     };
     let [config_blob, layer] = [0, 1].map(|at| slow.image.blobs[at].digest);
     // Indexing blocks at its layer.
     blobs.1.close(Some(layer));
     offer(1, &slow);
-    let until = |is_it: &dyn Fn() -> bool| {
+    let until = |is_done: &dyn Fn() -> bool| {
         let started = Instant::now();
-        while !is_it() {
+        while !is_done() {
             assert!(
                 started.elapsed() < Duration::from_secs(60),
                 "it takes too long"
@@ -719,19 +767,28 @@ fn an_image_that_takes_long_is_interrupted_for_another_client() {
     };
     // Indexing has begun.
     until(
-        &|| matches!(library.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
+        &|| matches!(bundle_server.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
     );
     offer(2, &other);
     // No client waits for the slow image, so it does not interrupt the other one.
-    library.awaited_by(client(2), &other.image.root);
+    bundle_server.awaited_by(client(2), &other.image.root);
     // On its second attempt it blocks at its config.
     blobs.1.close(Some(config_blob));
-    assert_eq!(settled(&library, &other.image.root), State::Ready);
-    assert!(matches!(library.state(&slow.image.root), State::Working(_)));
-    assert_eq!(library.stat().cancelled, 1);
+    assert_eq!(
+        wait_until_settled(&bundle_server, &other.image.root),
+        State::Ready
+    );
+    assert!(matches!(
+        bundle_server.state(&slow.image.root),
+        State::Working(_)
+    ));
+    assert_eq!(bundle_server.stat().cancelled, 1);
     blobs.1.close(None);
-    assert_eq!(settled(&library, &slow.image.root), State::Ready);
-    library.close();
+    assert_eq!(
+        wait_until_settled(&bundle_server, &slow.image.root),
+        State::Ready
+    );
+    bundle_server.close();
 }
 
 /// Blobs in memory. Opening one of them takes CPU time.
@@ -773,11 +830,11 @@ fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> 
     (config.cpu_percent, config.optimized_level) = (100, 3);
     config.time_slice = Duration::ZERO;
     config.index_time = index_time;
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let offer = |nth: u8, image: &TreeImage| {
         let manifest = image.image.root;
         let repository = "registry/app".into();
-        library.offer_for(
+        bundle_server.offer_for(
             client(nth),
             Image {
                 manifest,
@@ -790,21 +847,21 @@ fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> 
     if interrupted {
         // Indexing has begun.
         let has_begun = |state| matches!(state, State::Working(it) if it.stage == Stage::Index);
-        while !has_begun(library.state(&slow.image.root)) {
+        while !has_begun(bundle_server.state(&slow.image.root)) {
             std::thread::sleep(Duration::from_millis(2));
         }
         offer(2, &other);
-        library.awaited_by(client(2), &other.image.root);
+        bundle_server.awaited_by(client(2), &other.image.root);
     }
     blobs.blobs.1.close(None);
-    let state = settled(&library, &slow.image.root);
-    assert_eq!(library.stat().cancelled, u64::from(interrupted));
-    library.close();
+    let state = wait_until_settled(&bundle_server, &slow.image.root);
+    assert_eq!(bundle_server.stat().cancelled, u64::from(interrupted));
+    bundle_server.close();
     state
 }
 
 #[test]
-fn an_image_has_a_bound_of_cpu_time_that_its_attempts_share() {
+fn all_attempts_at_an_image_share_one_cpu_time_budget() {
     let [short, long] = [100, 600].map(Duration::from_millis);
     assert_eq!(
         index_within(Duration::from_secs(60), short, false),
@@ -822,27 +879,27 @@ fn an_image_has_a_bound_of_cpu_time_that_its_attempts_share() {
 }
 
 #[test]
-fn a_folder_in_place_of_a_file_is_put_out_of_the_way() {
+fn a_folder_in_place_of_a_file_is_replaced() {
     let image = tree(6);
     let blobs = Arc::<MemoryBlobs>::default();
     blobs.put(&image.image);
     let root = &image.image.root;
     for inside in ["plans", "index/tables", "index/layers"] {
         let folder = tempfile::tempdir().unwrap();
-        let library = open(folder.path(), &blobs);
-        assert_eq!(offer(&library, &image.image), State::Ready);
-        library.close();
-        drop(library);
-        // What an index is made anew for.
+        let bundle_server = open(folder.path(), &blobs);
+        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        bundle_server.close();
+        drop(bundle_server);
+        // Without plans, the server opens the indexes again.
         std::fs::remove_dir_all(folder.path().join("plans")).unwrap();
         if inside == "plans" {
             std::fs::create_dir(folder.path().join(inside)).unwrap();
         }
-        let library = open(folder.path(), &blobs);
+        let bundle_server = open(folder.path(), &blobs);
         if inside == "plans" {
-            let _ = library.bundle(root, &[], false);
-            settled(&library, root);
-            offer(&library, &image.image);
+            let _ = bundle_server.bundle(root, &[], false);
+            wait_until_settled(&bundle_server, root);
+            offer(&bundle_server, &image.image);
         }
         for entry in std::fs::read_dir(folder.path().join(inside)).unwrap() {
             let path = entry.unwrap().path();
@@ -850,36 +907,40 @@ fn a_folder_in_place_of_a_file_is_put_out_of_the_way() {
             std::fs::create_dir(&path).unwrap();
             std::fs::write(path.join("something"), "else").unwrap();
         }
-        library.close();
-        drop(library);
-        let library = open(folder.path(), &blobs);
-        let mut asked = 0;
+        bundle_server.close();
+        drop(bundle_server);
+        let bundle_server = open(folder.path(), &blobs);
+        let mut questions = 0;
         let bundle = loop {
-            match library.bundle(root, &[], false) {
+            match bundle_server.bundle(root, &[], false) {
                 Ok(bundle) => break bundle,
                 Err(error) => assert!(matches!(error, Error::Missing(_)), "{inside}: {error}"),
             }
-            asked += 1;
-            assert!(asked < 4, "{inside}: it is not made again");
-            assert_eq!(offer(&library, &image.image), State::Ready, "{inside}");
+            questions += 1;
+            assert!(questions < 4, "{inside}: it is not made again");
+            assert_eq!(
+                offer(&bundle_server, &image.image),
+                State::Ready,
+                "{inside}"
+            );
         };
-        let sent = received(&bytes(bundle.stream(None).unwrap()), &[]).2;
+        let sent = decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]).2;
         assert!(!sent.is_empty(), "{inside}");
-        library.close();
+        bundle_server.close();
     }
 }
 
 #[test]
-fn one_unusable_pack_and_the_folder_of_traces_do_not_stop_the_others() {
+fn an_unusable_pack_or_trace_folder_affects_no_other_file() {
     let [first, second] = [6, 7].map(tree);
     let blobs = Arc::<MemoryBlobs>::default();
     blobs.put(&first.image);
     blobs.put(&second.image);
     let folder = tempfile::tempdir().unwrap();
-    let library = open(folder.path(), &blobs);
-    assert_eq!(offer(&library, &first.image), State::Ready);
-    library.close();
-    drop(library);
+    let bundle_server = open(folder.path(), &blobs);
+    assert_eq!(offer(&bundle_server, &first.image), State::Ready);
+    bundle_server.close();
+    drop(bundle_server);
     let packs = std::fs::read_dir(folder.path().join("packs")).unwrap();
     let paths = packs.map(|entry| entry.unwrap().path());
     for pack in paths.filter(|path| path.extension().is_some_and(|it| it == "pack")) {
@@ -890,24 +951,24 @@ fn one_unusable_pack_and_the_folder_of_traces_do_not_stop_the_others() {
     let traces = folder.path().join("index/traces");
     std::fs::remove_dir_all(&traces).unwrap();
     std::fs::write(&traces, "no folder").unwrap();
-    let library = open(folder.path(), &blobs);
-    assert!(library.stat().packs > 0, "its bytes are on the disk");
+    let bundle_server = open(folder.path(), &blobs);
+    assert!(bundle_server.stat().packs > 0, "its bytes are on the disk");
     for image in [&second, &first] {
         let root = &image.image.root;
-        let mut asked = 0;
+        let mut questions = 0;
         let bundle = loop {
-            match library.bundle(root, &[], false) {
+            match bundle_server.bundle(root, &[], false) {
                 Ok(bundle) => break bundle,
                 Err(error) => assert!(matches!(error, Error::Missing(_)), "{error}"),
             }
-            asked += 1;
-            assert!(asked < 4, "it is not made again");
-            assert_eq!(offer(&library, &image.image), State::Ready);
+            questions += 1;
+            assert!(questions < 4, "it is not made again");
+            assert_eq!(offer(&bundle_server, &image.image), State::Ready);
         };
-        let sent = received(&bytes(bundle.stream(None).unwrap()), &[]).2;
+        let sent = decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]).2;
         assert!(!sent.is_empty());
     }
-    library.close();
+    bundle_server.close();
 }
 
 /// Blobs in memory, which cannot be opened while file descriptors are used up.
@@ -927,7 +988,7 @@ impl Blobs for FewDescriptors {
 }
 
 #[test]
-fn a_layer_that_lacks_a_descriptor_is_not_absent() {
+fn a_lack_of_descriptors_is_no_missing_layer() {
     let image = tree(4);
     let (folder, blobs) = (
         tempfile::tempdir().unwrap(),
@@ -938,24 +999,30 @@ fn a_layer_that_lacks_a_descriptor_is_not_absent() {
         let config = Config::new(folder.path(), 256 << 20, 64 << 20);
         BundleServer::open(config, blobs.clone()).unwrap()
     };
-    let library = open();
-    assert_eq!(offer(&library, &image.image), State::Ready);
-    library.close();
-    drop(library);
+    let bundle_server = open();
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    bundle_server.close();
+    drop(bundle_server);
     std::fs::remove_dir_all(folder.path().join("packs")).unwrap();
-    let library = open();
+    let bundle_server = open();
     let (content, expected) = image.contents.iter().find(|it| !it.1.is_empty()).unwrap();
     blobs.is_exhausted.store(true, Ordering::Relaxed);
-    let mut stream = library.file(&image.image.root, content).unwrap().unwrap();
+    let mut stream = bundle_server
+        .file(&image.image.root, content)
+        .unwrap()
+        .unwrap();
     let Err(failed) = stream.next_piece() else {
         panic!("no layer could be opened");
     };
     assert!(failed.is_exhausted(), "{failed}");
     // The lack passes, and the same layers are read.
     blobs.is_exhausted.store(false, Ordering::Relaxed);
-    let stream = library.file(&image.image.root, content).unwrap().unwrap();
+    let stream = bundle_server
+        .file(&image.image.root, content)
+        .unwrap()
+        .unwrap();
     assert_eq!(&bytes(stream), expected);
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
@@ -964,15 +1031,15 @@ fn single_files_outlive_a_damaged_index() {
     let blobs = Arc::<MemoryBlobs>::default();
     blobs.put(&image.image);
     let folder = tempfile::tempdir().unwrap();
-    let library = open(folder.path(), &blobs);
-    assert_eq!(offer(&library, &image.image), State::Ready);
-    library.close();
-    drop(library);
+    let bundle_server = open(folder.path(), &blobs);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    bundle_server.close();
+    drop(bundle_server);
     std::fs::remove_dir_all(folder.path().join("packs")).unwrap();
     damage(&folder.path().join("index/layers"));
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let all = |content: &FileDigest| -> Option<Vec<u8>> {
-        let mut stream = library.file(&image.image.root, content).ok()??;
+        let mut stream = bundle_server.file(&image.image.root, content).ok()??;
         let mut all = Vec::new();
         while let Some(piece) = stream.next_piece().ok()? {
             let Piece::Bytes(bytes) = piece else {
@@ -983,19 +1050,19 @@ fn single_files_outlive_a_damaged_index() {
         Some(all)
     };
     for (content, bytes) in &image.contents {
-        // One question to find the damage, one to find that the index is gone.
+        // One request finds the damage, and the next one finds that the index is gone.
         let found = (0..3).find_map(|_| {
             let found = all(content);
-            settled(&library, &image.image.root);
+            wait_until_settled(&bundle_server, &image.image.root);
             found
         });
         assert!(found.as_ref() == Some(bytes), "{content}");
     }
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
-fn an_image_whose_table_does_not_fit_into_a_header_is_refused_unpacked() {
+fn an_image_whose_toc_exceeds_the_header_limit_is_refused_before_packing() {
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
     header.set_size(1);
@@ -1010,122 +1077,131 @@ fn an_image_whose_table_does_not_fit_into_a_header_is_refused_unpacked() {
     }
     let image = images::Image::of_tars("amd64", &[tar.into_inner().unwrap()]);
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     blobs.put(&image);
-    let State::Refused(why) = offer(&library, &image) else {
+    let State::Refused(why) = offer(&bundle_server, &image) else {
         panic!("it was not refused");
     };
     assert!(why.contains("TOC is too long"), "{why}");
-    assert_eq!(library.stat().packs, 0);
-    library.close();
+    assert_eq!(bundle_server.stat().packs, 0);
+    bundle_server.close();
 }
 
 #[test]
-fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
+fn an_image_without_its_layer_is_unknown_until_the_layer_is_back() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let image = tree(7);
     blobs.put(&image.image);
     let layer = image.image.blobs.last().unwrap().digest;
     blobs.take(&layer);
-    assert_eq!(offer(&library, &image.image), State::Unknown);
+    assert_eq!(offer(&bundle_server, &image.image), State::Unknown);
     blobs.put(&image.image);
-    assert_eq!(offer(&library, &image.image), State::Ready);
-    // What is packed outlives its layer.
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    // Packed contents stay available without their layer.
     blobs.take(&layer);
-    let bundle = library.bundle(&image.image.root, &[], false).unwrap();
-    let (_, toc, contents) = received(&bytes(bundle.stream(None).unwrap()), &[]);
+    let bundle = bundle_server.bundle(&image.image.root, &[], false).unwrap();
+    let (_, toc, contents) = decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]);
     assert!(u32::try_from(contents.len()).unwrap() <= toc.visible() && !contents.is_empty());
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
 fn a_prune_keeps_packs_of_images_whose_plans_were_evicted() {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let [kept, gone] = [33, 34].map(tree);
     let mut packs = Vec::new();
     for image in [&kept, &gone] {
         blobs.put(&image.image);
-        assert_eq!(offer(&library, &image.image), State::Ready);
-        packs.push(library.stat().packs);
+        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+        packs.push(bundle_server.stat().packs);
     }
-    let room = library.stat().packs + library.stat().index;
-    library.prune(room).unwrap();
-    assert_eq!((library.stat().plans, library.stat().packs), (0, packs[1]));
+    let room = bundle_server.stat().packs + bundle_server.stat().index;
+    bundle_server.prune(room).unwrap();
+    assert_eq!(
+        (bundle_server.stat().plans, bundle_server.stat().packs),
+        (0, packs[1])
+    );
     blobs.take(&gone.image.root);
-    library.prune(u64::MAX).unwrap();
-    let left = library.stat().packs;
+    bundle_server.prune(u64::MAX).unwrap();
+    let left = bundle_server.stat().packs;
     assert!(packs[0] <= left, "{left} of {packs:?}");
     blobs.take(&kept.image.root);
-    library.prune(u64::MAX).unwrap();
-    until(|| library.stat().packs == 0);
-    library.close();
+    bundle_server.prune(u64::MAX).unwrap();
+    until(|| bundle_server.stat().packs == 0);
+    bundle_server.close();
 }
 
 #[test]
-fn a_prune_keeps_superseded_plans_of_images_that_are_here_and_no_others() {
+fn a_prune_keeps_superseded_plans_of_cached_images_only() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let mut config = staged_config(folder.path());
+    let mut config = fast_packs_config(folder.path());
     config.resume_window = Duration::from_secs(3600);
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let of = |seed| images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(seed))])]);
     let [kept, gone, blocked] = [1, 2, 3].map(of);
     for image in [&kept, &gone, &blocked] {
         blobs.put(image);
     }
-    // What can wait rests as long as this one waits.
+    // Low-priority work pauses as long as this image waits.
     blobs.1.close(Some(blocked.root));
     for image in [&kept, &gone, &blocked] {
-        library.offer(Image {
+        bundle_server.offer(Image {
             manifest: image.root,
             repository: "registry/app".into(),
         });
     }
     let started_images = [&kept, &gone].map(|image| {
-        assert_eq!(settled(&library, &image.root), State::Ready);
-        let bundle = library.bundle(&image.root, &[], false).unwrap();
+        assert_eq!(
+            wait_until_settled(&bundle_server, &image.root),
+            State::Ready
+        );
+        let bundle = bundle_server.bundle(&image.root, &[], false).unwrap();
         let sent = bytes(bundle.stream(None).unwrap());
         (image.root, bundle.etag().to_owned(), sent)
     });
     blobs.take(&blocked.root);
     blobs.1.close(None);
-    until(|| library.stat().optimized == 2);
-    let earlier = |(root, etag, _): &(Digest, String, Vec<u8>)| {
-        library.superseded(root, &[], false, etag).unwrap()
+    until(|| bundle_server.stat().optimized == 2);
+    let superseded_bundle = |(root, etag, _): &(Digest, String, Vec<u8>)| {
+        bundle_server.superseded(root, &[], false, etag).unwrap()
     };
     for one in &started_images {
-        let now = library.bundle(&one.0, &[], false).unwrap();
+        let now = bundle_server.bundle(&one.0, &[], false).unwrap();
         assert_ne!(now.etag(), one.1);
-        assert!(earlier(one).is_some());
+        assert!(superseded_bundle(one).is_some());
     }
     blobs.take(&gone.root);
-    library.prune(u64::MAX).unwrap();
-    assert!(earlier(&started_images[1]).is_none(), "its image is gone");
-    let again = earlier(&started_images[0]).expect("its image is here");
+    bundle_server.prune(u64::MAX).unwrap();
+    assert!(
+        superseded_bundle(&started_images[1]).is_none(),
+        "its image is gone"
+    );
+    let again = superseded_bundle(&started_images[0]).expect("its image is here");
     assert!(bytes(again.stream(None).unwrap()) == started_images[0].2);
-    library.close();
+    bundle_server.close();
 }
 
-/// Blobs in memory, and how many prunes looked for one at the same time.
+/// Blobs in memory. Counts the prunes that open a blob at the same time.
 #[derive(Default)]
-struct Crowd {
+struct CountingBlobs {
     blobs: MemoryBlobs,
     here: AtomicUsize,
-    most: AtomicUsize,
+    max: AtomicUsize,
 }
 
 const PRUNE: &str = "prune";
 
-impl Blobs for Crowd {
+impl Blobs for CountingBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         if std::thread::current().name() != Some(PRUNE) {
             return self.blobs.open(digest);
         }
         let here = self.here.fetch_add(1, Ordering::Relaxed) + 1;
-        self.most.fetch_max(here, Ordering::Relaxed);
-        // Time for another one to come.
+        self.max.fetch_max(here, Ordering::Relaxed);
+        // Gives another prune time to start.
         std::thread::sleep(Duration::from_millis(5));
         let found = self.blobs.open(digest);
         self.here.fetch_sub(1, Ordering::Relaxed);
@@ -1135,51 +1211,58 @@ impl Blobs for Crowd {
 
 #[test]
 fn a_prune_waits_for_the_one_before_it() {
-    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<Crowd>::default());
+    let (folder, blobs) = (
+        tempfile::tempdir().unwrap(),
+        Arc::<CountingBlobs>::default(),
+    );
     let config = Config::new(folder.path(), 256 << 20, 64 << 20);
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let image = tree(37);
     blobs.blobs.put(&image.image);
-    assert_eq!(offer(&library, &image.image), State::Ready);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     let prunes = [(); 4].map(|()| {
-        let library = library.clone();
+        let bundle_server = bundle_server.clone();
         let thread = std::thread::Builder::new().name(PRUNE.to_owned());
-        thread.spawn(move || library.prune(u64::MAX)).unwrap()
+        thread.spawn(move || bundle_server.prune(u64::MAX)).unwrap()
     });
     for prune in prunes {
         prune.join().unwrap().unwrap();
     }
-    assert_eq!(blobs.most.load(Ordering::Relaxed), 1);
-    library.close();
+    assert_eq!(blobs.max.load(Ordering::Relaxed), 1);
+    bundle_server.close();
 }
 
 #[test]
-fn packs_that_nobody_needs_leave_when_the_indexing_ends() {
+fn unused_packs_are_deleted_after_indexing() {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let [gone, blocked] = [35, 36].map(tree);
     blobs.put(&gone.image);
-    assert_eq!(offer(&library, &gone.image), State::Ready);
-    let before = library.stat().packs;
+    assert_eq!(offer(&bundle_server, &gone.image), State::Ready);
+    let before = bundle_server.stat().packs;
     blobs.put(&blocked.image);
     let layer = blocked.image.blobs[1].digest;
     blobs.1.close(Some(layer));
-    library.offer(Image {
+    bundle_server.offer(Image {
         manifest: blocked.image.root,
         repository: "registry/blocked".into(),
     });
-    until(|| match library.state(&blocked.image.root) {
+    until(|| match bundle_server.state(&blocked.image.root) {
         State::Working(progress) => progress.stage == Stage::Index,
         _ => false,
     });
     blobs.take(&gone.image.root);
-    library.prune(u64::MAX).unwrap();
-    assert_eq!(library.stat().packs, before, "not while images are packed");
+    bundle_server.prune(u64::MAX).unwrap();
+    assert_eq!(
+        bundle_server.stat().packs,
+        before,
+        "not while images are packed"
+    );
     blobs.take(&layer);
     blobs.1.close(None);
-    until(|| library.stat().packs == 0);
-    library.close();
+    until(|| bundle_server.stat().packs == 0);
+    bundle_server.close();
 }
 
 #[test]
@@ -1187,20 +1270,20 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open as open_file};
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let [gone, new] = [35, 36].map(tree);
     blobs.put(&gone.image);
-    assert_eq!(offer(&library, &gone.image), State::Ready);
+    assert_eq!(offer(&bundle_server, &gone.image), State::Ready);
     // The indexing thread deletes unused packs at the end of a job. It is idle before prune begins.
-    until(|| library.stat().jobs == 0);
+    until(|| bundle_server.stat().jobs == 0);
     blobs.put(&new.image);
     // A plan whose read lasts until the writer closes the pipe.
     let pipe = folder.path().join("plans").join("0".repeat(64));
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     blobs.take(&gone.image.root);
     let pruning = {
-        let library = library.clone();
-        std::thread::spawn(move || library.prune(u64::MAX))
+        let bundle_server = bundle_server.clone();
+        std::thread::spawn(move || bundle_server.prune(u64::MAX))
     };
     let mut writer = None;
     until(|| {
@@ -1208,12 +1291,12 @@ fn images_are_indexed_while_a_prune_reads_plans() {
         writer = open_file(&pipe, flags, Mode::empty()).ok();
         writer.is_some()
     });
-    library.offer(Image {
+    bundle_server.offer(Image {
         manifest: new.image.root,
         repository: "registry/new".into(),
     });
     let started = Instant::now();
-    while library.state(&new.image.root) != State::Ready {
+    while bundle_server.state(&new.image.root) != State::Ready {
         let waited = started.elapsed();
         assert!(waited < Duration::from_secs(20), "indexing waits for prune");
         std::thread::sleep(Duration::from_millis(2));
@@ -1221,10 +1304,10 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     std::fs::remove_file(&pipe).unwrap();
     drop(writer);
     pruning.join().unwrap().unwrap();
-    // Packs that were written meanwhile stay.
-    let bundle = library.bundle(&new.image.root, &[], false).unwrap();
+    // Packs that were written during the prune stay.
+    let bundle = bundle_server.bundle(&new.image.root, &[], false).unwrap();
     assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
-    library.close();
+    bundle_server.close();
 }
 
 /// Makes a pipe, and waits until the server reads it. The read ends when the returned writer is dropped.
@@ -1250,14 +1333,14 @@ fn images_are_indexed_while_maintenance_reads_superseded_plans() {
     let pipe = folder.path().join("plans").join("0".repeat(64) + ".sent");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     // The first job of the low-priority thread is the maintenance.
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let writer = blocked_reader(&pipe);
-    library.offer(Image {
+    bundle_server.offer(Image {
         manifest: new.image.root,
         repository: "registry/new".into(),
     });
     let started = Instant::now();
-    while library.state(&new.image.root) != State::Ready {
+    while bundle_server.state(&new.image.root) != State::Ready {
         let waited = started.elapsed();
         assert!(
             waited < Duration::from_secs(20),
@@ -1267,17 +1350,17 @@ fn images_are_indexed_while_maintenance_reads_superseded_plans() {
     }
     std::fs::remove_file(&pipe).unwrap();
     drop(writer);
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
 fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();
-    let library = open_staged(folder.path(), &blobs);
-    let (image, blocked) = staged(&blobs);
-    offer_both(&library, (&image, &blocked));
-    let packs = quick_packs(folder.path());
+    let bundle_server = open_with_fast_packs(folder.path(), &blobs);
+    let (image, blocked) = blocked_pair(&blobs);
+    offer_and_leave_one_waiting(&bundle_server, (&image, &blocked));
+    let packs = fast_packs(folder.path());
     assert!(packs > 0);
     let key = FileDigest::of(format!("bundle 1 {} true", image.root).as_bytes());
     let plan = folder.path().join("plans").join(key.hex());
@@ -1289,29 +1372,32 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
         let blobs = blobs.clone();
         move || blobs.1.close(None)
     });
-    library.close();
-    drop(library);
+    bundle_server.close();
+    drop(bundle_server);
     blobs.take(&blocked.root);
-    let library = open_staged(folder.path(), &blobs);
+    let bundle_server = open_with_fast_packs(folder.path(), &blobs);
     // The maintenance, and then the optimization, fail.
-    until(|| library.stat().jobs == 0);
-    assert_eq!(quick_packs(folder.path()), packs, "a plan may name them");
+    until(|| bundle_server.stat().jobs == 0);
+    assert_eq!(fast_packs(folder.path()), packs, "a plan may name them");
     let gone = tree(38);
     blobs.put(&gone.image);
-    assert_eq!(offer(&library, &gone.image), State::Ready);
-    until(|| library.stat().jobs == 0);
-    let packs = quick_packs(folder.path());
+    assert_eq!(offer(&bundle_server, &gone.image), State::Ready);
+    until(|| bundle_server.stat().jobs == 0);
+    let packs = fast_packs(folder.path());
     blobs.take(&gone.image.root);
-    assert!(library.prune(u64::MAX).is_err(), "the plan is unreadable");
-    assert_eq!(quick_packs(folder.path()), packs, "a plan may name them");
-    library.close();
-    drop(library);
+    assert!(
+        bundle_server.prune(u64::MAX).is_err(),
+        "the plan is unreadable"
+    );
+    assert_eq!(fast_packs(folder.path()), packs, "a plan may name them");
+    bundle_server.close();
+    drop(bundle_server);
     // Once the plan is readable again, the image is optimized.
     std::fs::remove_file(&plan).unwrap();
     std::fs::rename(&aside, &plan).unwrap();
-    let library = open_staged(folder.path(), &blobs);
-    until(|| library.stat().optimized == 1);
-    library.close();
+    let bundle_server = open_with_fast_packs(folder.path(), &blobs);
+    until(|| bundle_server.stat().optimized == 1);
+    bundle_server.close();
 }
 
 /// Puts a file that cannot be opened (ELOOP, as it could be EIO) in place of the plan of an image with layers.
@@ -1325,87 +1411,93 @@ fn make_plan_unreadable(folder: &Path, root: &Digest) {
 #[test]
 fn an_unreadable_plan_is_made_again_when_its_image_is_indexed() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let image = tree(41);
     blobs.put(&image.image);
-    assert_eq!(offer(&library, &image.image), State::Ready);
-    library.close();
-    drop(library);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    bundle_server.close();
+    drop(bundle_server);
     make_plan_unreadable(folder.path(), &image.image.root);
     // Without its directory, the server indexes the image again.
     std::fs::remove_dir_all(folder.path().join("directory")).unwrap();
-    let library = open(folder.path(), &blobs);
-    assert_eq!(offer(&library, &image.image), State::Ready);
-    let bundle = library.bundle(&image.image.root, &[], true).unwrap();
+    let bundle_server = open(folder.path(), &blobs);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    let bundle = bundle_server.bundle(&image.image.root, &[], true).unwrap();
     assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
-fn an_unreadable_plan_stops_no_prune_to_a_size() {
+fn an_unreadable_plan_does_not_stop_a_prune_to_a_size() {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let [stays, gone] = [42, 43].map(tree);
     for image in [&stays, &gone] {
         blobs.put(&image.image);
-        assert_eq!(offer(&library, &image.image), State::Ready);
+        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     }
-    until(|| library.stat().jobs == 0);
+    until(|| bundle_server.stat().jobs == 0);
     make_plan_unreadable(folder.path(), &stays.image.root);
     blobs.take(&gone.image.root);
-    let packs = library.stat().packs;
+    let packs = bundle_server.stat().packs;
     assert!(packs > 0);
-    assert!(library.prune(0).is_err(), "a plan is unreadable");
-    assert_eq!(library.stat().packs, 0, "files go all the same");
-    library.close();
+    assert!(bundle_server.prune(0).is_err(), "a plan is unreadable");
+    assert_eq!(bundle_server.stat().packs, 0, "files go all the same");
+    bundle_server.close();
 }
 
-/// A tar of some files of text.
 #[test]
-fn a_prune_frees_what_belongs_to_images_that_are_gone() {
+fn a_prune_deletes_the_files_of_removed_images() {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let [gone, kept] = [31, 32].map(tree);
     for (image, repository) in [(&gone, "registry/gone"), (&kept, "registry/kept")] {
         blobs.put(&image.image);
-        library.offer(Image {
+        bundle_server.offer(Image {
             manifest: image.image.root,
             repository: repository.into(),
         });
-        assert_eq!(settled(&library, &image.image.root), State::Ready);
-        library.bundle(&image.image.root, &[], false).unwrap();
+        assert_eq!(
+            wait_until_settled(&bundle_server, &image.image.root),
+            State::Ready
+        );
+        bundle_server.bundle(&image.image.root, &[], false).unwrap();
     }
     let taken = || {
-        let stat = library.stat();
+        let stat = bundle_server.stat();
         stat.packs + stat.plans + stat.index
     };
     let before = taken();
-    assert_eq!(library.prune(u64::MAX).unwrap(), before, "all is in use");
+    assert_eq!(
+        bundle_server.prune(u64::MAX).unwrap(),
+        before,
+        "all is in use"
+    );
     blobs.take(&gone.image.root);
-    let left = library.prune(u64::MAX).unwrap();
+    let left = bundle_server.prune(u64::MAX).unwrap();
     assert_eq!(left, taken());
     assert!(left < before, "{left} of {before}");
-    assert_eq!(library.state(&gone.image.root), State::Unknown);
-    assert_eq!(library.state(&kept.image.root), State::Ready);
+    assert_eq!(bundle_server.state(&gone.image.root), State::Unknown);
+    assert_eq!(bundle_server.state(&kept.image.root), State::Ready);
     let toc = |image: &TreeImage| {
         let name = image.image.root.to_string().replace(':', "-");
         folder.path().join("index/tables").join(name).exists()
     };
     assert!(!toc(&gone) && toc(&kept));
-    library.bundle(&kept.image.root, &[], false).unwrap();
+    bundle_server.bundle(&kept.image.root, &[], false).unwrap();
 
     // Prunes all but the indexes of cached images. A later request rebuilds the rest.
-    let least = library.prune(0).unwrap();
-    let stat = library.stat();
+    let least = bundle_server.prune(0).unwrap();
+    let stat = bundle_server.stat();
     assert_eq!((stat.packs, stat.plans, stat.index), (0, 0, least));
     blobs.0.lock().unwrap().clear();
-    assert_eq!(library.prune(0).unwrap(), 0);
+    assert_eq!(bundle_server.prune(0).unwrap(), 0);
     blobs.put(&kept.image);
-    assert_eq!(offer(&library, &kept.image), State::Ready);
-    library.bundle(&kept.image.root, &[], false).unwrap();
-    library.close();
+    assert_eq!(offer(&bundle_server, &kept.image), State::Ready);
+    bundle_server.bundle(&kept.image.root, &[], false).unwrap();
+    bundle_server.close();
 }
 
 fn tar(files: &[(&str, &str)]) -> Vec<u8> {
@@ -1425,39 +1517,41 @@ fn text(seed: u64) -> String {
 }
 
 #[test]
-fn a_new_version_comes_as_patches_made_ahead_of_time() {
+fn a_new_version_is_sent_as_prepared_patches() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let (lib, other) = (text(1), text(2));
     let changed = format!("{}changed{}", &lib[..50_000], &lib[50_000..]);
     let [old, new] = [&lib, &changed].map(|lib| {
         let tar = tar(&[("usr/lib/a.so", lib), ("etc/other", &other)]);
         images::Image::of_tars("amd64", &[tar])
     });
-    let have = RequestBase {
+    let base_image_of = RequestBase {
         manifest: old.root,
         is_known: true,
         has_layers: false,
     };
     for image in [&old, &new] {
         blobs.put(image);
-        assert_eq!(offer(&library, image), State::Ready);
+        assert_eq!(offer(&bundle_server, image), State::Ready);
     }
     let started = Instant::now();
-    while library.stat().pairs == 0 {
+    while bundle_server.stat().pairs == 0 {
         assert!(
             started.elapsed() < Duration::from_secs(60),
             "it takes too long"
         );
         std::thread::sleep(Duration::from_millis(2));
     }
-    let fresh = library.bundle(&old.root, &[], false).unwrap();
-    let (_, toc, contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
-    let planned = library.stat().planned;
-    let bundle = library.bundle(&new.root, &[have], false).unwrap();
-    assert_eq!(library.stat().planned, planned + 1);
+    let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
+    let (_, toc, contents) = decode_bundle(&bytes(fresh.stream(None).unwrap()), &[]);
+    let planned = bundle_server.stat().planned;
+    let bundle = bundle_server
+        .bundle(&new.root, &[base_image_of], false)
+        .unwrap();
+    assert_eq!(bundle_server.stat().planned, planned + 1);
     let sent = bytes(bundle.stream(None).unwrap());
-    let (header, new_table, came) = applied(&sent, &[toc], &contents);
+    let (header, new_table, came) = decode_bundle_with_contents(&sent, &[toc], &contents);
     let codings: Vec<_> = header.frames.codings().collect();
     assert_eq!(codings, [Coding::Patch]);
     assert_eq!(came.len(), 1, "what did not change does not come");
@@ -1467,11 +1561,15 @@ fn a_new_version_comes_as_patches_made_ahead_of_time() {
     );
     assert_eq!(new_table.visible(), 2);
     assert!(sent.len() < lib.len() / 20, "{}", sent.len());
-    library.close();
+    bundle_server.close();
 }
 
-/// A library that should rest, and why.
-fn open_resting(folder: &Path, blobs: &Arc<MemoryBlobs>, rest: &BackgroundWork) -> BundleServer {
+/// Opens a bundle server with this switch for background work.
+fn open_with_background(
+    folder: &Path,
+    blobs: &Arc<MemoryBlobs>,
+    rest: &BackgroundWork,
+) -> BundleServer {
     let mut config = Config::new(folder, 256 << 20, 64 << 20);
     (
         config.cpu_percent,
@@ -1482,16 +1580,16 @@ fn open_resting(folder: &Path, blobs: &Arc<MemoryBlobs>, rest: &BackgroundWork) 
 }
 
 #[test]
-fn an_image_gives_back_what_it_holds_when_memory_is_short_and_begins_again() {
+fn indexing_ends_when_memory_is_short_and_starts_again() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let rest = BackgroundWork::default();
-    let library = open_resting(folder.path(), &blobs, &rest);
+    let bundle_server = open_with_background(folder.path(), &blobs, &rest);
     let image = images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(1))])]);
     blobs.put(&image);
     let layer = image.blobs.iter().max_by_key(|blob| blob.bytes.len());
     blobs.1.close(layer.map(|blob| blob.digest));
     let before = blobs.2.load(Ordering::Relaxed);
-    library.offer(Image {
+    bundle_server.offer(Image {
         manifest: image.root,
         repository: "registry/app".into(),
     });
@@ -1499,107 +1597,119 @@ fn an_image_gives_back_what_it_holds_when_memory_is_short_and_begins_again() {
     rest.set_memory_short(true);
     rest.set_paused(true);
     blobs.1.close(None);
-    until(|| library.stat().cancelled > 0);
+    until(|| bundle_server.stat().cancelled > 0);
     until(|| rest.paused_workers() == 2);
-    let waits = library.state(&image.root);
+    let waits = bundle_server.state(&image.root);
     assert!(
         matches!(waits, State::Working(progress) if progress.stage == Stage::Wait),
         "{waits:?}"
     );
-    assert_eq!(library.stat().jobs, 1, "it waits");
+    assert_eq!(bundle_server.stat().jobs, 1, "it waits");
     rest.set_paused(false);
-    assert_eq!(settled(&library, &image.root), State::Ready);
-    library.close();
+    assert_eq!(
+        wait_until_settled(&bundle_server, &image.root),
+        State::Ready
+    );
+    bundle_server.close();
 }
 
 #[test]
-fn what_was_evicted_is_forgotten_while_all_else_rests() {
+fn maintenance_removes_evicted_images_during_a_pause() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let rest = BackgroundWork::default();
     let image = images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(1))])]);
     blobs.put(&image);
-    let library = open_resting(folder.path(), &blobs, &rest);
-    assert_eq!(offer(&library, &image), State::Ready);
-    library.close();
-    drop(library);
+    let bundle_server = open_with_background(folder.path(), &blobs, &rest);
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    bundle_server.close();
+    drop(bundle_server);
     blobs.take(&image.root);
     rest.set_paused(true);
-    let library = open_resting(folder.path(), &blobs, &rest);
-    // One that waits, and rests, is not in the way.
+    let bundle_server = open_with_background(folder.path(), &blobs, &rest);
+    // A waiting, paused image does not delay maintenance.
     let other = images::Image::of_tars("amd64", &[tar(&[("usr/lib/b.so", &text(2))])]);
     blobs.put(&other);
-    library.offer(Image {
+    bundle_server.offer(Image {
         manifest: other.root,
         repository: "registry/app".into(),
     });
-    until(|| library.state(&image.root) == State::Unknown);
-    assert!(matches!(library.state(&other.root), State::Working(_)));
-    library.close();
+    until(|| bundle_server.state(&image.root) == State::Unknown);
+    assert!(matches!(
+        bundle_server.state(&other.root),
+        State::Working(_)
+    ));
+    bundle_server.close();
 }
 
-/// What may be written, and what was.
+/// A write budget that the test controls. Counts written bytes.
 #[derive(Debug, Default)]
-struct Flash {
-    has_room: AtomicBool,
-    has_room_for_awaited: AtomicBool,
-    asked: AtomicUsize,
+struct TestBudget {
+    may_write_any: AtomicBool,
+    may_write_awaited: AtomicBool,
+    questions: AtomicUsize,
     written: AtomicU64,
 }
 
-impl WriteBudget for Flash {
+impl WriteBudget for TestBudget {
     fn wrote(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn may_write(&self, is_awaited: bool) -> bool {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        self.has_room.load(Ordering::Relaxed)
-            || (is_awaited && self.has_room_for_awaited.load(Ordering::Relaxed))
+        self.questions.fetch_add(1, Ordering::Relaxed);
+        self.may_write_any.load(Ordering::Relaxed)
+            || (is_awaited && self.may_write_awaited.load(Ordering::Relaxed))
     }
 }
 
 #[test]
-fn when_enough_was_written_what_can_wait_does_and_all_is_counted() {
+fn a_used_up_write_budget_delays_unawaited_work_and_all_writes_count() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let flash = Arc::<Flash>::default();
+    let budget = Arc::<TestBudget>::default();
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
     (
         config.cpu_percent,
         config.optimized_level,
         config.write_budget,
-    ) = (100, 3, flash.clone());
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    ) = (100, 3, budget.clone());
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let [one, two, three] = [1, 2, 3]
         .map(|seed| images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(seed))])]));
-    let add = |image: &images::Image| {
+    let offer_image = |image: &images::Image| {
         blobs.put(image);
-        library.offer(Image {
+        bundle_server.offer(Image {
             manifest: image.root,
             repository: "registry/app".into(),
         });
     };
-    add(&one);
-    until(|| flash.asked.load(Ordering::Relaxed) > 1);
-    let refused = library.awaited(&one.root);
+    offer_image(&one);
+    until(|| budget.questions.load(Ordering::Relaxed) > 1);
+    let refused = bundle_server.awaited(&one.root);
     assert!(
         matches!(&refused, State::Refused(why) if why.contains("cache.daily_write_budget")),
         "{refused:?}"
     );
-    assert!(matches!(library.state(&one.root), State::Working(_)));
+    assert!(matches!(bundle_server.state(&one.root), State::Working(_)));
     assert_eq!(blobs.2.load(Ordering::Relaxed), 0, "nothing is read");
-    // What somebody waits for has a little more.
-    flash.has_room_for_awaited.store(true, Ordering::Relaxed);
-    assert!(matches!(library.awaited(&one.root), State::Working(_)));
-    add(&two);
-    assert_eq!(settled(&library, &one.root), State::Ready);
-    assert!(matches!(library.state(&two.root), State::Working(_)));
-    // Another day.
-    flash.has_room.store(true, Ordering::Relaxed);
-    add(&three);
-    assert_eq!(settled(&library, &two.root), State::Ready);
-    assert_eq!(settled(&library, &three.root), State::Ready);
-    until(|| library.stat().jobs == 0);
-    library.close();
+    // Awaited images have an additional budget.
+    budget.may_write_awaited.store(true, Ordering::Relaxed);
+    assert!(matches!(
+        bundle_server.awaited(&one.root),
+        State::Working(_)
+    ));
+    offer_image(&two);
+    assert_eq!(wait_until_settled(&bundle_server, &one.root), State::Ready);
+    assert!(matches!(bundle_server.state(&two.root), State::Working(_)));
+    // The next day.
+    budget.may_write_any.store(true, Ordering::Relaxed);
+    offer_image(&three);
+    assert_eq!(wait_until_settled(&bundle_server, &two.root), State::Ready);
+    assert_eq!(
+        wait_until_settled(&bundle_server, &three.root),
+        State::Ready
+    );
+    until(|| bundle_server.stat().jobs == 0);
+    bundle_server.close();
     let files: u64 = ["packs", "plans", "index/layers", "index/tables"]
         .map(|name| {
             let entries = std::fs::read_dir(folder.path().join(name)).unwrap();
@@ -1608,21 +1718,21 @@ fn when_enough_was_written_what_can_wait_does_and_all_is_counted() {
         })
         .iter()
         .sum();
-    let written = flash.written.load(Ordering::Relaxed);
+    let written = budget.written.load(Ordering::Relaxed);
     assert!(written >= files, "{written} of {files}");
 }
 
-/// With packs made in two stages.
-fn staged_config(folder: &Path) -> Config {
+/// A configuration with fast and optimized packs.
+fn fast_packs_config(folder: &Path) -> Config {
     let mut config = Config::new(folder, 256 << 20, 64 << 20);
     config.cpu_percent = 100;
     (config.fast_level, config.optimized_level) = (1, 12);
     config
 }
 
-fn open_staged(folder: &Path, blobs: &Arc<MemoryBlobs>) -> BundleServer {
-    let mut config = staged_config(folder);
-    // Nobody goes on with what was made of quick packs.
+fn open_with_fast_packs(folder: &Path, blobs: &Arc<MemoryBlobs>) -> BundleServer {
+    let mut config = fast_packs_config(folder);
+    // Superseded plans expire at once.
     config.resume_window = Duration::ZERO;
     BundleServer::open(config, blobs.clone()).unwrap()
 }
@@ -1638,8 +1748,8 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Quick packs on disk.
-fn quick_packs(folder: &Path) -> usize {
+/// Number of fast packs on disk.
+fn fast_packs(folder: &Path) -> usize {
     let names = std::fs::read_dir(folder.join("packs")).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names
@@ -1647,8 +1757,9 @@ fn quick_packs(folder: &Path) -> usize {
         .count()
 }
 
-/// Two layers of text, and an image that is waited for at its first blob: what can wait rests as long as that.
-fn staged(blobs: &MemoryBlobs) -> (images::Image, images::Image) {
+/// An image with two layers of text, and an image whose indexing blocks, so that low-priority work
+/// pauses.
+fn blocked_pair(blobs: &MemoryBlobs) -> (images::Image, images::Image) {
     let (one, two) = (text(1), text(2));
     let tars = [tar(&[("usr/lib/a.so", &one)]), tar(&[("etc/other", &two)])];
     let image = images::Image::of_tars("amd64", &tars);
@@ -1659,70 +1770,80 @@ fn staged(blobs: &MemoryBlobs) -> (images::Image, images::Image) {
     (image, blocked)
 }
 
-fn offer_both(library: &BundleServer, (image, blocked): (&images::Image, &images::Image)) {
+fn offer_and_leave_one_waiting(
+    bundle_server: &BundleServer,
+    (image, blocked): (&images::Image, &images::Image),
+) {
     for image in [image, blocked] {
-        library.offer(Image {
+        bundle_server.offer(Image {
             manifest: image.root,
             repository: "registry/app".into(),
         });
     }
-    assert_eq!(settled(library, &image.root), State::Ready);
+    assert_eq!(wait_until_settled(bundle_server, &image.root), State::Ready);
 }
 
 #[test]
-fn better_frames_replace_quick_ones() {
+fn optimized_frames_replace_fast_ones() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open_staged(folder.path(), &blobs);
-    let (image, blocked) = staged(&blobs);
-    offer_both(&library, (&image, &blocked));
+    let bundle_server = open_with_fast_packs(folder.path(), &blobs);
+    let (image, blocked) = blocked_pair(&blobs);
+    offer_and_leave_one_waiting(&bundle_server, (&image, &blocked));
     assert_eq!(
-        (library.stat().fast_layers, library.stat().optimized),
+        (
+            bundle_server.stat().fast_layers,
+            bundle_server.stat().optimized
+        ),
         (2, 0)
     );
-    assert!(quick_packs(folder.path()) > 0);
-    let all = |library: &BundleServer| {
+    assert!(fast_packs(folder.path()) > 0);
+    let all = |bundle_server: &BundleServer| {
         [false, true].map(|layers| {
-            let bundle = library.bundle(&image.root, &[], layers).unwrap();
+            let bundle = bundle_server.bundle(&image.root, &[], layers).unwrap();
             let sent = bytes(bundle.stream(None).unwrap());
             (bundle, sent)
         })
     };
-    let fast = all(&library);
-    // A plan that was made from the fresh one names its packs too.
-    let stranger = RequestBase {
+    let fast = all(&bundle_server);
+    // A derived plan names the same packs as the fresh plan.
+    let unknown_image = RequestBase {
         manifest: FileDigest::of(b"stranger").into(),
         is_known: false,
         has_layers: false,
     };
-    let derived = library.bundle(&image.root, &[stranger], false).unwrap();
+    let derived = bundle_server
+        .bundle(&image.root, &[unknown_image], false)
+        .unwrap();
     drop(derived);
-    // No layer is needed any more.
-    for layer in &library.blobs(&image.root).unwrap()[1..] {
+    // Optimization does not need the layers.
+    for layer in &bundle_server.blobs(&image.root).unwrap()[1..] {
         blobs.take(layer);
     }
     blobs.take(&blocked.root);
     blobs.1.close(None);
-    until(|| library.stat().optimized == 1);
-    assert_eq!(library.stat().fast_layers, 0);
-    let better = all(&library);
+    until(|| bundle_server.stat().optimized == 1);
+    assert_eq!(bundle_server.stat().fast_layers, 0);
+    let better = all(&bundle_server);
     for ((old, before), (new, after)) in fast.iter().zip(&better) {
         assert!(old.etag() != new.etag() && after.len() < before.len());
-        let (old_header, _, old_contents) = received(before, &[]);
-        let (header, _, contents) = received(after, &[]);
+        let (old_header, _, old_contents) = decode_bundle(before, &[]);
+        let (header, _, contents) = decode_bundle(after, &[]);
         assert!(contents == old_contents && header.manifest == old_header.manifest);
-        // Whoever began with the old one ends with it.
+        // A client can finish the download of the old bundle.
         assert!(bytes(old.stream(None).unwrap()) == *before);
     }
-    assert!(quick_packs(folder.path()) > 0, "a reader holds them");
+    assert!(fast_packs(folder.path()) > 0, "a reader holds them");
     drop(fast);
-    library.close();
-    drop(library);
+    bundle_server.close();
+    drop(bundle_server);
     drop(better);
-    let library = open_staged(folder.path(), &blobs);
-    until(|| quick_packs(folder.path()) == 0);
-    let bundle = library.bundle(&image.root, &[stranger], false).unwrap();
-    received(&bytes(bundle.stream(None).unwrap()), &[]);
-    library.close();
+    let bundle_server = open_with_fast_packs(folder.path(), &blobs);
+    until(|| fast_packs(folder.path()) == 0);
+    let bundle = bundle_server
+        .bundle(&image.root, &[unknown_image], false)
+        .unwrap();
+    decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]);
+    bundle_server.close();
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -1739,40 +1860,40 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_restart_knows_what_waits_for_better_frames() {
+fn optimization_continues_after_a_restart() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let (image, blocked) = staged(&blobs);
-    let library = open_staged(folder.path(), &blobs);
-    offer_both(&library, (&image, &blocked));
-    let sent = |library: &BundleServer| {
-        let bundle = library.bundle(&image.root, &[], true).unwrap();
+    let (image, blocked) = blocked_pair(&blobs);
+    let bundle_server = open_with_fast_packs(folder.path(), &blobs);
+    offer_and_leave_one_waiting(&bundle_server, (&image, &blocked));
+    let sent = |bundle_server: &BundleServer| {
+        let bundle = bundle_server.bundle(&image.root, &[], true).unwrap();
         bytes(bundle.stream(None).unwrap())
     };
-    let fast = sent(&library);
-    // As a kill leaves it at this instant.
+    let fast = sent(&bundle_server);
+    // A copy of the folder has the state after a kill.
     let killed = tempfile::tempdir().unwrap();
     copy(folder.path(), killed.path());
-    assert_eq!(library.stat().optimized, 0);
+    assert_eq!(bundle_server.stat().optimized, 0);
     blobs.take(&blocked.root);
     blobs.1.close(None);
-    library.close();
+    bundle_server.close();
     let folder = killed;
-    let library = open_staged(folder.path(), &blobs);
-    // The directory brings its notes to the disk twice a second: what the copy lacks of them is found again.
-    until(|| library.state(&image.root) == State::Ready);
-    until(|| library.stat().optimized == 1);
-    let better = sent(&library);
+    let bundle_server = open_with_fast_packs(folder.path(), &blobs);
+    // The copy may lack recent rows of the directory, which the server rebuilds.
+    until(|| bundle_server.state(&image.root) == State::Ready);
+    until(|| bundle_server.stat().optimized == 1);
+    let better = sent(&bundle_server);
     assert!(better.len() < fast.len());
-    assert!(received(&better, &[]).2 == received(&fast, &[]).2);
-    until(|| quick_packs(folder.path()) == 0);
-    library.close();
+    assert!(decode_bundle(&better, &[]).2 == decode_bundle(&fast, &[]).2);
+    until(|| fast_packs(folder.path()) == 0);
+    bundle_server.close();
 }
 
-/// Bytes of plans on disk, and how many there are.
+/// Bytes and number of plans on disk.
 fn plans(folder: &Path) -> (u64, usize) {
     let plans = std::fs::read_dir(folder.join("plans")).unwrap();
     let plans = plans.map(|plan| plan.unwrap().metadata());
-    // One that leaves meanwhile takes nothing; one that was handed out has two names.
+    // A plan may be deleted meanwhile. A sent plan has two names.
     let sizes: BTreeMap<_, _> = plans
         .filter_map(|meta| meta.ok().map(|meta| (meta.ino(), meta.len())))
         .collect();
@@ -1780,83 +1901,86 @@ fn plans(folder: &Path) -> (u64, usize) {
 }
 
 #[test]
-fn plans_keep_to_their_bytes_while_they_are_made() {
+fn plans_stay_within_their_budget() {
     const MOST: u64 = 200_000;
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let mut config = Config::new(folder.path(), 256 << 20, MOST);
     (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let (old, new) = (tree(1), tree(2));
     for image in [&old, &new] {
         blobs.put(&image.image);
-        assert_eq!(offer(&library, &image.image), State::Ready);
+        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     }
     let (_, before) = plans(folder.path());
-    // Images that nobody knows make no other plan.
+    // Unknown base images do not change the plan.
     let mut etags = Vec::new();
     for nth in 0..20_u32 {
-        let stranger = RequestBase {
+        let unknown_image = RequestBase {
             manifest: FileDigest::of(&nth.to_le_bytes()).into(),
             is_known: false,
             has_layers: false,
         };
-        let bundle = library.bundle(&new.image.root, &[stranger], false).unwrap();
+        let bundle = bundle_server
+            .bundle(&new.image.root, &[unknown_image], false)
+            .unwrap();
         etags.push(bundle.etag().to_owned());
     }
     etags.dedup();
     assert_eq!(etags.len(), 1);
     assert_eq!(plans(folder.path()).1, before);
-    // The same image as often as somebody likes to say makes as many.
+    // Duplicates of a base image do not change the plan.
     let mut sum = 0;
     for nth in 1..=40 {
-        let base_images = vec![have(&old); nth];
-        match library.bundle(&new.image.root, &base_images, false) {
+        let base_images = vec![base_image_of(&old); nth];
+        match bundle_server.bundle(&new.image.root, &base_images, false) {
             Ok(bundle) => sum += bytes(bundle.stream(None).unwrap()).len() as u64,
-            // The plan that it is made of has left, too.
-            Err(_) => assert_eq!(offer(&library, &new.image), State::Ready),
+            // The fresh plan was evicted, too.
+            Err(_) => assert_eq!(offer(&bundle_server, &new.image), State::Ready),
         }
-        // The pair is prepared meanwhile: what comes of it is there for a moment before others leave.
+        // A background thread prepares the pair meanwhile. Its plan may exceed the budget for a
+        // moment.
         until(|| plans(folder.path()).0 <= MOST);
     }
     assert!(sum > 2 * MOST, "{sum} is no test of it");
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
-fn a_bundle_for_many_images_gets_better_when_one_pair_was_prepared() {
+fn a_bundle_uses_a_pair_that_was_prepared_meanwhile() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
-    // No pair is prepared before somebody asks.
+    // A pair is prepared only after a request.
     (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let images = [tree(1), tree(2), tree(3)];
     for image in &images {
         blobs.put(&image.image);
-        assert_eq!(offer(&library, &image.image), State::Ready);
+        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     }
     let [one, two, new] = &images;
-    let base_images = [have(one), have(two)];
+    let base_images = [base_image_of(one), base_image_of(two)];
     let ask = || {
-        library
+        bundle_server
             .bundle(&new.image.root, &base_images, false)
             .unwrap()
     };
     ask();
     let started = Instant::now();
-    while library.stat().pairs == 0 {
+    while bundle_server.stat().pairs == 0 {
         let is_soon = started.elapsed() < Duration::from_secs(60);
         assert!(is_soon, "it takes too long");
         std::thread::sleep(Duration::from_millis(2));
     }
-    let planned = library.stat().planned;
+    let planned = bundle_server.stat().planned;
     let better = ask();
-    assert_eq!(library.stat().planned, planned + 1);
+    assert_eq!(bundle_server.stat().planned, planned + 1);
     assert_eq!(ask().etag(), better.etag());
-    assert_eq!(library.stat().planned, planned + 1);
-    library.close();
+    assert_eq!(bundle_server.stat().planned, planned + 1);
+    bundle_server.close();
 }
 
-/// What this process has in memory, in bytes.
+/// Resident memory of this process in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -1865,38 +1989,38 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn many_files_that_nobody_takes_share_their_memory() {
+fn many_slow_streams_of_one_file_share_memory() {
     const FILES: usize = 100;
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
-    // A frame of 4 MiB each, as it decodes.
+    let bundle_server = open(folder.path(), &blobs);
+    // Each file decodes a frame of 4 MiB.
     let large = "is decoded to its frame".repeat(350_000);
     let image = images::Image::of_tars("amd64", &[tar(&[("large", &large)])]);
     blobs.put(&image);
-    assert_eq!(offer(&library, &image), State::Ready);
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
     let content = FileDigest::of(large.as_bytes());
     let before = (blobs.2.load(Ordering::Relaxed), resident());
     let mut streams = Vec::new();
     for _ in 0..FILES {
-        let mut stream = library.file(&image.root, &content).unwrap().unwrap();
+        let mut stream = bundle_server.file(&image.root, &content).unwrap().unwrap();
         assert!(matches!(stream.next_piece(), Ok(Some(Piece::Bytes(_)))));
         streams.push(stream);
     }
     let after = (blobs.2.load(Ordering::Relaxed), resident());
-    // The tidying looks at each of them once.
+    // Maintenance opens each layer once.
     assert!(
         after.0 < before.0 + FILES / 2,
         "what is packed needs no layer"
     );
-    // Other tests run beside this one.
+    // A wide limit, since other tests run at the same time.
     let grown = after.1.saturating_sub(before.1);
     assert!(grown < 200 << 20, "{grown} bytes for {FILES} files");
     let all = bytes_after(streams.pop().unwrap());
     assert!(large.as_bytes().ends_with(&all) && !all.is_empty());
-    library.close();
+    bundle_server.close();
 }
 
-/// What is left of a stream.
+/// The remaining bytes of a stream.
 fn bytes_after(mut stream: Stream) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some(Piece::Bytes(bytes)) = stream.next_piece().unwrap() {
@@ -1912,7 +2036,7 @@ fn open_small(folder: &Path, blobs: &Arc<MemoryBlobs>, packs: u64) -> BundleServ
     BundleServer::open(config, blobs.clone()).unwrap()
 }
 
-/// Text of `len` bytes, in one layer.
+/// An image with text of `len` bytes in one layer.
 fn large(len: usize) -> images::Image {
     let words = images::random_bytes(9, len / 2);
     let text: String = words.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -1920,48 +2044,49 @@ fn large(len: usize) -> images::Image {
 }
 
 #[test]
-fn an_image_that_packs_cannot_hold_is_refused_until_they_can() {
+fn an_image_larger_than_the_pack_budget_is_refused() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let image = large(1 << 20);
     blobs.put(&image);
-    let library = open_small(folder.path(), &blobs, 256 << 10);
-    let State::Refused(why) = offer(&library, &image) else {
+    let bundle_server = open_small(folder.path(), &blobs, 256 << 10);
+    let State::Refused(why) = offer(&bundle_server, &image) else {
         panic!("it fits");
     };
     assert!(why.contains("bundle.size"), "{why}");
-    // Asking again does not begin anew.
-    assert_eq!(offer(&library, &image), State::Refused(why));
-    library.close();
-    drop(library);
-    let library = open_small(folder.path(), &blobs, 64 << 20);
-    assert_eq!(offer(&library, &image), State::Ready);
-    library.close();
+    // A second offer does not start indexing again.
+    assert_eq!(offer(&bundle_server, &image), State::Refused(why));
+    bundle_server.close();
+    drop(bundle_server);
+    let bundle_server = open_small(folder.path(), &blobs, 64 << 20);
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    bundle_server.close();
 }
 
 #[test]
-fn an_image_that_fits_once_stays_as_it_was_packed_at_first() {
+fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let image = large(1 << 20);
     blobs.put(&image);
-    let library = open_small(folder.path(), &blobs, 768 << 10);
-    assert_eq!(offer(&library, &image), State::Ready);
-    // What can wait is done one after the other: behind the image, the second is what came after it.
+    let bundle_server = open_small(folder.path(), &blobs, 768 << 10);
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    // Low-priority jobs run one after the other, so the job of the image has run before that of the
+    // second image.
     let other = images::Image::of_tars("amd64", &[tar(&[("etc/other", "text ")])]);
     blobs.put(&other);
-    assert_eq!(offer(&library, &other), State::Ready);
-    until(|| library.stat().fast_layers == 1 && library.stat().optimized <= 1);
-    let bundle = library.bundle(&image.root, &[], true).unwrap();
-    received(&bytes(bundle.stream(None).unwrap()), &[]);
-    assert_eq!(library.state(&image.root), State::Ready);
-    library.close();
-    drop((bundle, library));
-    // With more room it is packed well.
-    let library = open_small(folder.path(), &blobs, 64 << 20);
-    until(|| library.stat().optimized >= 1 && library.stat().fast_layers == 0);
-    library.close();
+    assert_eq!(offer(&bundle_server, &other), State::Ready);
+    until(|| bundle_server.stat().fast_layers == 1 && bundle_server.stat().optimized <= 1);
+    let bundle = bundle_server.bundle(&image.root, &[], true).unwrap();
+    decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]);
+    assert_eq!(bundle_server.state(&image.root), State::Ready);
+    bundle_server.close();
+    drop((bundle, bundle_server));
+    // With more room, the image is optimized.
+    let bundle_server = open_small(folder.path(), &blobs, 64 << 20);
+    until(|| bundle_server.stat().optimized >= 1 && bundle_server.stat().fast_layers == 0);
+    bundle_server.close();
 }
 
-/// Applies a bundle to a store as a worker does; the codings of its frames.
+/// Applies a bundle to the store of a worker. Returns the codings of its frames.
 fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
     let mut decoder = Decoder::new();
     let (mut rest, mut apply, mut codings) = (bundle, None, Vec::new());
@@ -1997,7 +2122,7 @@ fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
         }
     }
     match apply.unwrap().finish().unwrap() {
-        // What comes next builds upon it.
+        // The next bundle uses this image as its base image.
         ApplyOutcome::Complete(whole) => drop(whole.recorded().unwrap()),
         outcome @ ApplyOutcome::Missing(_) => panic!("{outcome:?}"),
     }
@@ -2005,7 +2130,7 @@ fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
 }
 
 #[test]
-fn where_there_is_no_time_for_patches_the_worker_copies_chunks() {
+fn an_unprepared_large_pair_reuses_chunks() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
     (
@@ -2014,8 +2139,8 @@ fn where_there_is_no_time_for_patches_the_worker_copies_chunks() {
         config.max_pairs,
         config.fast_patch_bytes,
     ) = (100, 1, 0, 0);
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
-    // A large file; one that is packed with others; small ones of which one changes.
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
+    // A large file, a medium one, and small ones of which one changes.
     let large = images::random_bytes(1, 64 << 20).to_vec();
     let packed = images::random_bytes(2, 1 << 20).to_vec();
     let small: Vec<Vec<u8>> = (0..40)
@@ -2047,18 +2172,20 @@ fn where_there_is_no_time_for_patches_the_worker_copies_chunks() {
     });
     for image in [&old, &new] {
         blobs.put(image);
-        assert_eq!(offer(&library, image), State::Ready);
+        assert_eq!(offer(&bundle_server, image), State::Ready);
     }
     let worker = tempfile::tempdir().unwrap();
     let store = Store::open(worker.path(), &[]).unwrap();
-    let fresh = library.bundle(&old.root, &[], false).unwrap();
+    let fresh = bundle_server.bundle(&old.root, &[], false).unwrap();
     pull(&store, &bytes(fresh.stream(None).unwrap()));
-    let have = RequestBase {
+    let base_image_of = RequestBase {
         manifest: old.root,
         is_known: true,
         has_layers: false,
     };
-    let bundle = library.bundle(&new.root, &[have], false).unwrap();
+    let bundle = bundle_server
+        .bundle(&new.root, &[base_image_of], false)
+        .unwrap();
     let sent = bytes(bundle.stream(None).unwrap());
     assert!(sent.len() < 3 << 19, "{} bytes", sent.len());
     let codings = pull(&store, &sent);
@@ -2071,13 +2198,13 @@ fn where_there_is_no_time_for_patches_the_worker_copies_chunks() {
             .unwrap();
         assert!(bytes == *whole);
     }
-    library.close();
+    bundle_server.close();
 }
 
 #[test]
-fn a_trace_orders_the_frames_of_its_own_image() {
+fn a_trace_reorders_the_frames_of_its_image() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let files: Vec<_> = (0..8_u64)
         .map(|nth| (format!("file-{nth}"), text(nth).repeat(20)))
         .collect();
@@ -2087,11 +2214,11 @@ fn a_trace_orders_the_frames_of_its_own_image() {
         .collect();
     let image = images::Image::of_tars("amd64", &[tar(&named)]);
     blobs.put(&image);
-    assert_eq!(offer(&library, &image), State::Ready);
-    let ask = || library.bundle(&image.root, &[], true).unwrap();
-    // The content that comes first.
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    let ask = || bundle_server.bundle(&image.root, &[], true).unwrap();
+    // The first content of a bundle.
     let first = |sent: &[u8]| {
-        let (header, toc, _) = received(sent, &[]);
+        let (header, toc, _) = decode_bundle(sent, &[]);
         let sizes = TocSizes(&toc, &[]);
         let frame = header.frames.cursor(&sizes).unwrap().next().unwrap();
         toc.contents().content(frame.unwrap().members[0].content)
@@ -2102,40 +2229,50 @@ fn a_trace_orders_the_frames_of_its_own_image() {
         (files.iter().rev()).find(|it| first(&sent) != Some(FileDigest::of(it.1.as_bytes())));
     let (name, text) = traced.unwrap();
     for _ in 0..2 {
-        library
+        bundle_server
             .trace(client(1), &image.root, std::slice::from_ref(name))
             .unwrap();
         until(|| ask().etag() != before.etag());
     }
     let after = bytes(ask().stream(None).unwrap());
     assert_eq!(first(&after), Some(FileDigest::of(text.as_bytes())));
-    assert!(received(&after, &[]).2 == received(&sent, &[]).2);
-    // Whoever began with the other goes on with it, over another connection and after a restart too.
+    assert!(decode_bundle(&after, &[]).2 == decode_bundle(&sent, &[]).2);
+    // A client can finish the download of the old bundle, also over another connection and after a
+    // restart.
     assert!(bytes(before.stream(None).unwrap()) == sent);
     let etag = before.etag().to_owned();
     drop(before);
-    library.close();
-    drop(library);
-    let library = open(folder.path(), &blobs);
-    let earlier = |layers| library.superseded(&image.root, &[], layers, &etag).unwrap();
-    let again = earlier(true).unwrap();
+    bundle_server.close();
+    drop(bundle_server);
+    let bundle_server = open(folder.path(), &blobs);
+    let superseded_bundle = |layers| {
+        bundle_server
+            .superseded(&image.root, &[], layers, &etag)
+            .unwrap()
+    };
+    let again = superseded_bundle(true).unwrap();
     assert_eq!(again.etag(), etag);
     assert!(bytes(again.stream(None).unwrap()) == sent);
-    assert!(earlier(false).is_none(), "of another question");
-    library.close();
-    // Nobody went on with it for too long, when the library looked.
-    drop((again, library));
+    assert!(superseded_bundle(false).is_none(), "of another question");
+    bundle_server.close();
+    // After the resume window, maintenance deletes the superseded plan.
+    drop((again, bundle_server));
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
     config.resume_window = Duration::ZERO;
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
-    until(|| matches!(library.superseded(&image.root, &[], true, &etag), Ok(None)));
-    library.close();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
+    until(|| {
+        matches!(
+            bundle_server.superseded(&image.root, &[], true, &etag),
+            Ok(None)
+        )
+    });
+    bundle_server.close();
 }
 
 #[test]
-fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
+fn a_trace_determines_the_hot_ranges() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let files: Vec<_> = (0..3_u64).map(text).collect();
     let lower = tar(&[("a", &files[0]), ("b", &files[1])]);
     let image = images::Image::of_tars(
@@ -2143,28 +2280,28 @@ fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
         &[lower, tar(&[("c", &files[2]), ("again", &files[1])])],
     );
     blobs.put(&image);
-    assert_eq!(offer(&library, &image), State::Ready);
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
     assert_eq!(
         (
-            library.traced_images(),
-            library.hot_ranges(&image.root).unwrap()
+            bundle_server.traced_images(),
+            bundle_server.hot_ranges(&image.root).unwrap()
         ),
         (vec![], vec![])
     );
     let trace = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-        library.trace(client(1), &image.root, &names).unwrap()
+        bundle_server.trace(client(1), &image.root, &names).unwrap()
     };
     let noted = |matched, clients, is_new| RecordedTrace {
         matched,
         clients,
         is_new,
     };
-    let layers = library.blobs(&image.root).unwrap();
+    let layers = bundle_server.blobs(&image.root).unwrap();
     let layers = &layers[1..];
-    let hot_ranges = || library.hot_ranges(&image.root).unwrap();
+    let hot_ranges = || bundle_server.hot_ranges(&image.root).unwrap();
     assert_eq!(trace(&["nowhere"]), noted(0, 0, false));
-    assert_eq!(library.traced_images(), []);
+    assert_eq!(bundle_server.traced_images(), []);
     assert_eq!(trace(&["a", "nowhere", "a"]), noted(1, 1, true));
     assert_eq!(trace(&["a"]), noted(1, 1, false), "that was known");
     assert_eq!(
@@ -2172,12 +2309,12 @@ fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
         noted(0, 1, false),
         "it replaces nothing"
     );
-    assert_eq!(library.traced_images(), [image.root]);
+    assert_eq!(bundle_server.traced_images(), [image.root]);
     assert_eq!(
         hot_ranges().iter().map(|it| it.blob).collect::<Vec<_>>(),
         layers[..1]
     );
-    // Both layers have it: the upper one is mounted above.
+    // Both layers have the content. A mount reads it from the upper one.
     assert!(trace(&["b"]).is_new);
     assert_eq!(
         hot_ranges().iter().map(|it| it.blob).collect::<Vec<_>>(),
@@ -2185,15 +2322,15 @@ fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
     );
     assert!(trace(&["c", "a"]).is_new);
     assert_eq!(hot_ranges().len(), 2);
-    // Another client adds its order, and replaces no other client's.
+    // Another client adds its own order.
     let names = ["c", "again"].map(str::to_owned);
-    let added = library.trace(client(2), &image.root, &names).unwrap();
+    let added = bundle_server.trace(client(2), &image.root, &names).unwrap();
     assert_eq!(added, noted(2, 2, true));
     assert_eq!(
-        library.start_order(&image.root).unwrap().files,
+        bundle_server.start_order(&image.root).unwrap().files,
         ["c", "a", "again"]
     );
-    // A layer that is gone is left out.
+    // A layer that is no longer cached is left out.
     blobs.take(&layers[0]);
     let left = hot_ranges();
     assert_eq!(left.len(), 1);
@@ -2204,72 +2341,72 @@ fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
             .iter()
             .all(|range| range.start < range.end && range.end <= size)
     );
-    library.close();
+    bundle_server.close();
     assert!(matches!(
-        library.hot_ranges(&image.root),
+        bundle_server.hot_ranges(&image.root),
         Err(Error::Stopped)
     ));
 }
 
 #[test]
-fn traces_without_end_take_no_more_room() {
+fn repeated_traces_take_a_bounded_space() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
-    let library = open(folder.path(), &blobs);
+    let bundle_server = open(folder.path(), &blobs);
     let image = images::Image::of_tars("amd64", &[tar(&[("a", "x"), ("b", "y")])]);
     blobs.put(&image);
-    assert_eq!(offer(&library, &image), State::Ready);
-    let most = 2 << 20;
+    assert_eq!(offer(&bundle_server, &image), State::Ready);
+    let max = 2 << 20;
     for nth in 0..16 {
         let mut files: Vec<_> = (0..500)
             .map(|line| format!("{nth}/{line}/{}", "x".repeat(1000)))
             .collect();
-        // Two orders that are worth keeping, by turns.
+        // Two different orders in turn.
         let known = if nth % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
         files.extend(known.map(str::to_owned));
-        library.trace(client(1), &image.root, &files).unwrap();
+        bundle_server.trace(client(1), &image.root, &files).unwrap();
     }
     let used = bytes_below(folder.path());
-    assert!(used < most, "{used} bytes of an image of two files");
-    library.close();
+    assert!(used < max, "{used} bytes of an image of two files");
+    bundle_server.close();
 }
 
 fn bytes_below(folder: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let bytes = entries.map(|entry| match entry.file_type() {
         Ok(it) if it.is_dir() => bytes_below(&entry.path()),
-        // It may be gone by now.
+        // Another thread may have deleted the file.
         _ => entry.metadata().map_or(0, |meta| meta.len()),
     });
     bytes.sum()
 }
 
 #[test]
-fn plans_of_different_questions_do_not_wait_for_each_other() {
+fn plans_of_different_requests_do_not_wait_for_each_other() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
     (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
-    let library = BundleServer::open(config, blobs.clone()).unwrap();
+    let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     let images = [tree(1), tree(2), tree(3)];
     for image in &images {
         blobs.put(&image.image);
-        assert_eq!(offer(&library, &image.image), State::Ready);
+        assert_eq!(offer(&bundle_server, &image.image), State::Ready);
     }
     let [old, slow, other] = &images;
     let (say, done) = std::sync::mpsc::channel();
-    let planned = library.stat().planned;
+    let planned = bundle_server.stat().planned;
     std::thread::scope(|scope| {
         let ask = |image: &TreeImage| {
-            let (library, say) = (library.clone(), say.clone());
-            let (want, base_images) = (image.image.root, [have(old)]);
+            let (bundle_server, say) = (bundle_server.clone(), say.clone());
+            let (want, base_images) = (image.image.root, [base_image_of(old)]);
             scope.spawn(move || {
-                let bundle = library.bundle(&want, &base_images, false).unwrap();
+                let bundle = bundle_server.bundle(&want, &base_images, false).unwrap();
                 say.send((want, bundle.etag().to_owned())).unwrap();
             });
         };
-        // Whoever plans it waits for its manifest.
+        // The planning thread blocks at the manifest.
         blobs.1.close(Some(slow.image.root));
         ask(slow);
-        until(|| library.stat().planned > planned);
+        until(|| bundle_server.stat().planned > planned);
         ask(slow);
         ask(other);
         let first = done.recv_timeout(Duration::from_secs(30));
@@ -2279,16 +2416,16 @@ fn plans_of_different_questions_do_not_wait_for_each_other() {
         assert_eq!(one, two);
     });
     assert_eq!(
-        library.stat().planned,
+        bundle_server.stat().planned,
         planned + 2,
         "the same question is planned once"
     );
-    library.close();
+    bundle_server.close();
 }
 
-/// Bytes of all files that one of these and not the other has, each compressed as fast as answers are.
+/// Bytes of all files that only the new image has, each compressed at the fast level.
 fn whole_files(old: &[(String, Vec<u8>)], new: &[(String, Vec<u8>)]) -> u64 {
-    let is_new = |bytes: &&Vec<u8>| !old.iter().any(|(_, had)| had == *bytes);
+    let is_new = |bytes: &&Vec<u8>| !old.iter().any(|(_, base_tocs)| base_tocs == *bytes);
     let alone = |bytes: &Vec<u8>| {
         let coded = zstd::bulk::compress(bytes, 3).unwrap();
         coded.len().min(bytes.len()) as u64
@@ -2301,14 +2438,14 @@ fn whole_files(old: &[(String, Vec<u8>)], new: &[(String, Vec<u8>)]) -> u64 {
 }
 
 #[test]
-fn no_update_takes_more_than_its_changed_files() {
+fn an_update_takes_no_more_bytes_than_its_changed_files() {
     for seed in 0..6_u64 {
         let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
         let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
         (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
-        // No time for patches, and none to take frames apart.
+        // No budget for patches, and none to split frames.
         (config.fast_patch_bytes, config.recompress_budget) = (0, 0);
-        let library = BundleServer::open(config, blobs.clone()).unwrap();
+        let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
         let mut random = fastrand::Rng::with_seed(seed);
         let file = |random: &mut fastrand::Rng| {
             let len = random.usize(2_000..60_000);
@@ -2342,21 +2479,23 @@ fn no_update_takes_more_than_its_changed_files() {
         });
         for image in [&was, &is] {
             blobs.put(image);
-            assert_eq!(offer(&library, image), State::Ready);
+            assert_eq!(offer(&bundle_server, image), State::Ready);
         }
-        let have = RequestBase {
+        let base_image_of = RequestBase {
             manifest: was.root,
             is_known: true,
             has_layers: false,
         };
-        let bundle = library.bundle(&is.root, &[have], false).unwrap();
+        let bundle = bundle_server
+            .bundle(&is.root, &[base_image_of], false)
+            .unwrap();
         let records = bytes(bundle.stream(Some((0, bundle.frames()))).unwrap());
-        let most = whole_files(&old, &new) * 102 / 100;
+        let max = whole_files(&old, &new) * 102 / 100;
         assert!(
-            records.len() as u64 <= most,
-            "{seed}: {} of {most}",
+            records.len() as u64 <= max,
+            "{seed}: {} of {max}",
             records.len()
         );
-        library.close();
+        bundle_server.close();
     }
 }

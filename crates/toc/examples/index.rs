@@ -1,7 +1,8 @@
-//! Indexes layers of an OCI layout and tells how fast on a core of its own, and the peak of memory:
-//! `cargo run --release -p pierhead-toc --example index -- LAYOUT [LEAST_BYTES] [--rebuild]`.
+//! Measures the CPU time and the peak memory of indexing the layers of an OCI layout: `cargo run
+//! --release -p pierhead-toc --example index -- LAYOUT [LEAST_BYTES] [--rebuild]`.
 //!
-//! With `--rebuild` each tar is made again from the skeleton and the contents read through the checkpoints.
+//! With `--rebuild`, also rebuilds each tar from its skeleton, and from the contents that it reads
+//! through the checkpoints.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -25,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rebuild = arguments.iter().any(|argument| argument == "--rebuild");
     arguments.retain(|argument| !argument.starts_with("--"));
     let [root, rest @ ..] = &arguments[..] else {
-        return Err("which layout?".into());
+        return Err("usage: index LAYOUT [LEAST_BYTES] [--rebuild]".into());
     };
     let root = Path::new(root);
     let least: u64 = rest.first().map_or(Ok(0), |text| text.parse())?;
@@ -98,7 +99,7 @@ fn check(index: &layer::LayerIndex, blob: &Arc<dyn Blob>) -> Result<(), Box<dyn 
         &mut io::sink(),
     )?;
     if digest != index.diff_id() {
-        return Err("the rebuilt tar is another one".into());
+        return Err("the rebuilt tar has another digest".into());
     }
     println!(
         "    made again at {:.0} MB/s",
@@ -107,7 +108,7 @@ fn check(index: &layer::LayerIndex, blob: &Arc<dyn Blob>) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// Time that this thread had on a core: others may be on it too.
+/// CPU time of this thread.
 fn cpu() -> Result<Duration, Box<dyn Error>> {
     let text = fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanos = text.split(' ').next().unwrap_or_default().parse()?;

@@ -1,23 +1,24 @@
-//! One entry of a file tree, with all that a mount needs.
+//! One entry of a file tree, with all attributes that a mount needs.
 
 use crate::FileDigest;
 
-/// Seconds since 1970 and nanoseconds (below 10^9).
+/// A time since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
     /// Seconds; negative before 1970.
     pub seconds: i64,
-    /// Nanoseconds on top.
+    /// Nanoseconds, below 10^9.
     pub nanos: u32,
 }
 
-/// One entry of a layer or of an image's merged tree.
+/// One entry of a layer, or of the merged tree of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Relative and clean: components parted by single slashes, no `.` or `..`, none empty, no slash at
-    /// either end, no NUL; any other byte. The root itself is the empty path. At most 4096 bytes, components at most 255.
+    /// A relative, clean path: components with single slashes between them, no `.` or `..`, no
+    /// slash at either end, no NUL. The root is the empty path. At most 4096 bytes, and 255 per
+    /// component.
     pub path: Vec<u8>,
-    /// What it is.
+    /// The kind of the entry.
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky: the lower 12.
     pub mode: u32,
@@ -31,7 +32,7 @@ pub struct Entry {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What an [`Entry`] is.
+/// The kind of an [`Entry`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -39,19 +40,20 @@ pub enum Kind {
     Directory,
     /// A regular file.
     File {
-        /// What is in it; of a sparse file with its holes as zeros.
+        /// Digest of the contents. The holes of a sparse file count as zeros.
         content: FileDigest,
-        /// Bytes of the content.
+        /// Size in bytes.
         size: u64,
     },
-    /// A symbolic link; the target is any bytes but NUL, 1 to 4096 of them, as they stand in the layer.
+    /// A symbolic link.
     Symlink {
-        /// Where it points.
+        /// The target, unchanged from the layer: 1 to 4096 bytes without NUL.
         target: Vec<u8>,
     },
-    /// Another name of a file (or device, or link) of the same tree.
+    /// Another name of a file, device or symbolic link of the same tree.
     HardLink {
-        /// The path of the other name, clean as [`Entry::path`]; never itself a hard link in a merged tree.
+        /// The path of the other name, as in [`Entry::path`]. In a merged tree, it is never a hard
+        /// link.
         target: Vec<u8>,
     },
     /// A character device.
@@ -70,8 +72,8 @@ pub enum Kind {
     },
     /// A named pipe.
     Fifo,
-    /// In a layer only: deletes the entry of that path (`.wh.NAME` of the path's folder) in the layers below.
+    /// Only in a layer: deletes the entry of this path in lower layers. The tar has `.wh.NAME`.
     Whiteout,
-    /// In a layer only: the directory of that path (not of a file in it) hides all that layers below have in it.
+    /// Only in a layer: the directory of this path hides all entries of lower layers in it.
     Opaque,
 }

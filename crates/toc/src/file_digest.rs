@@ -4,18 +4,18 @@ use std::fmt;
 
 use pierhead_oci::{Algorithm, Digest};
 
-/// SHA-256 of a file's content. `Copy`, 32 bytes: half of a [`Digest`], since tables hold many.
+/// SHA-256 of the contents of a file. Takes 32 bytes, half of a [`Digest`], since a TOC holds many.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileDigest([u8; 32]);
 
 impl FileDigest {
-    /// The name of bytes that are at hand. One pass over them.
+    /// Computes the digest of bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let digest = Digest::of(Algorithm::Sha256, bytes);
         Self::try_from(&digest).unwrap_or(Self([0; 32]))
     }
 
-    /// From the raw hash.
+    /// The digest with this raw hash.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -37,7 +37,7 @@ impl From<FileDigest> for Digest {
     }
 }
 
-/// `Err` holds a digest by another algorithm than SHA-256, which names no content.
+/// `Err` has the digest, when its algorithm is not SHA-256.
 impl TryFrom<&Digest> for FileDigest {
     type Error = Digest;
 
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_content_is_a_digest_and_back() {
+    fn a_file_digest_converts_to_a_digest_and_back() {
         let content = FileDigest::of(b"abc");
         let digest = Digest::from(content);
         assert_eq!(

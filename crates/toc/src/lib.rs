@@ -1,10 +1,10 @@
-//! What is in a layer and in an image: layer index, table of contents, file digests.
+//! The contents of layers and images: layer index, table of contents (TOC), file digests.
 //!
-//! The server and the worker share this crate. It knows no cache, no network and no async runtime: it reads
-//! layers through [`Blob`] and file contents through [`Source`].
+//! The bundle server and the worker share this crate. It knows no cache, no network and no async
+//! runtime. It reads layers through [`Blob`] and file contents through [`Source`].
 //!
-//! Layers, from the bytes up: [`FileDigest`] and [`Entry`] (the words), [`layer`] (one pass over a layer),
-//! [`image_toc`] (the merged view of an image), [`Tree`] (the files of an image by path).
+//! Modules, from the bottom up: [`FileDigest`] and [`Entry`] (basic types), [`layer`] (the index of
+//! one layer), [`image_toc`] (the TOC of an image), [`Tree`] (the files of an image by path).
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Where bytes come from: contents on either side, layers on the server.
+//! Traits for sources of bytes: file contents on server and worker, blobs of layers on the server.
 
 use std::fs::File;
 use std::io;
@@ -9,46 +9,46 @@ use pierhead_oci::Digest;
 
 use crate::FileDigest;
 
-/// Where contents come from: the server's packs and layers, the worker's store. Blocks.
+/// A source of file contents: packs and layers of the server, or the store of the worker. Blocks.
 ///
-/// Every implementer runs the conformance suite of `testkit`.
+/// Every implementation runs the conformance suite of `testkit`.
 pub trait Source {
-    /// Bytes of a content; `None` when it is not here.
+    /// The size of a content; `None` when the source does not have it.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the medium.
     fn size(&self, content: &FileDigest) -> io::Result<Option<u64>>;
 
     /// Fills `buf` from `offset` of a content.
     ///
     /// # Errors
-    /// `NotFound` when it is not here, `UnexpectedEof` when it ends before, `InvalidData` when what lies there
-    /// is not that content, as far as can be told.
+    /// `NotFound` when the source does not have the content, `UnexpectedEof` when the range exceeds
+    /// it, `InvalidData` when damage was detected.
     fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 
-/// The bytes of one blob, as they are stored: a layer, compressed or not. Blocks.
+/// The bytes of one blob, such as a compressed layer. Blocks.
 pub trait Blob: Send + Sync {
-    /// All of its bytes.
+    /// The size in bytes.
     fn size(&self) -> u64;
 
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
-    /// `UnexpectedEof` when it ends before; those of the medium.
+    /// `UnexpectedEof` when the range exceeds the blob; errors of the medium.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 
-/// Where blobs come from: the server's cache. Opening is no access as eviction counts them.
+/// A source of blobs: the cache. Opening a blob does not count as an access for eviction.
 pub trait Blobs: Send + Sync {
-    /// A handle that outlives eviction; `None` when the blob is not here.
+    /// A handle that stays readable after eviction; `None` when the blob is not cached.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the medium.
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>>;
 }
 
-/// A blob that is a file of its own.
+/// A blob in a file.
 #[derive(Debug)]
 pub struct FileBlob {
     file: File,
@@ -56,10 +56,10 @@ pub struct FileBlob {
 }
 
 impl FileBlob {
-    /// As long as the file is now.
+    /// A blob of the current length of the file.
     ///
     /// # Errors
-    /// Those of the medium.
+    /// Errors of the medium.
     pub fn new(file: File) -> io::Result<Self> {
         let size = file.metadata()?.len();
         Ok(Self { file, size })

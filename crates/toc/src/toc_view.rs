@@ -1,18 +1,18 @@
-//! An image in a plan, and which of its contents others lack.
+//! A view of a TOC: all contents, or only those that a mount needs.
 
 use crate::{FileDigest, ImageToc};
 
-/// An image that is wanted or had: its table, and how much of it.
+/// A TOC, and the number of its contents that count.
 #[derive(Clone, Copy, Debug)]
 pub struct TocView<'a> {
-    /// The merged view.
+    /// The TOC.
     pub toc: &'a ImageToc,
-    /// Contents with lower numbers are meant, those from here on are not.
+    /// Contents with lower numbers count. The other ones do not.
     pub contents: u32,
 }
 
 impl<'a> TocView<'a> {
-    /// What a mount needs: the contents of the merged tree.
+    /// The contents of the merged tree, which a mount needs.
     pub const fn mounted(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -20,7 +20,7 @@ impl<'a> TocView<'a> {
         }
     }
 
-    /// What rebuilding the layers needs besides.
+    /// All contents, with those that only rebuilding the layers needs.
     pub fn with_layers(toc: &'a ImageToc) -> Self {
         Self {
             toc,
@@ -28,14 +28,15 @@ impl<'a> TocView<'a> {
         }
     }
 
-    /// Digest and size of a content that is meant.
+    /// Digest and size of a content of the view.
     pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
         let contents = self.toc.contents();
         let meant = number < self.contents;
         meant.then(|| Some((contents.content(number)?, contents.size(number)?)))?
     }
 
-    /// By number: whether a content is meant, not empty and in none of the others. A merge of sorted lists.
+    /// Says for each content number whether the content is in this view, is not empty, and is in
+    /// none of the `others`. Merges sorted lists.
     pub fn lacking(&self, haves: &[TocView<'_>]) -> Vec<bool> {
         let contents = self.toc.contents();
         let mut lacking: Vec<bool> = (0..contents.len())

@@ -1,10 +1,11 @@
-//! What planning needs of a table: files and symbolic links by path, and which contents they have.
+//! The files and symbolic links of a TOC by path, with random access, for planning.
 
 use crate::TocView;
 use crate::image_toc::{Node, compare};
 use crate::{Error, FileDigest};
 
-/// The files of an image in path order, hard links as files of their own. About 16 bytes a file, and its path.
+/// The files of an image in path order. Hard links count as files. Takes about 16 bytes per file,
+/// and its path.
 #[derive(Debug)]
 pub struct Tree<'a> {
     image: TocView<'a>,
@@ -12,7 +13,7 @@ pub struct Tree<'a> {
     names: Vec<Name>,
 }
 
-/// What a path of a [`Tree`] leads to.
+/// The object at a path of a [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf<'a> {
     /// A regular file, by the number of its content.
@@ -25,23 +26,24 @@ pub enum Leaf<'a> {
 struct Name {
     start: u32,
     path: u32,
-    /// Equal to `path`, unless it is a symbolic link, whose target follows the path.
+    /// End of the target of a symbolic link, which follows the path. Equal to `path` for a file.
     end: u32,
     content: u32,
 }
 
-/// Maximum number of bytes of all paths and link targets of an image. A few small layers can have
-/// half a million files below one long path.
+/// Maximum bytes of all paths and targets. Small layers may name half a million files below one
+/// long path.
 const MAX_PATHS: usize = 96 << 20;
 
-/// Of directories, links and devices.
+/// Content number of directories, links and devices.
 const NO_CONTENT: u32 = u32::MAX;
 
 impl<'a> Tree<'a> {
-    /// Reads a table once.
+    /// Reads a TOC once.
     ///
     /// # Errors
-    /// `Malformed`, never for a table that was parsed or built; `TocView` when its paths take more than 96 MiB.
+    /// [`Error::Image`] when the paths take more than 96 MiB; `Malformed`, but never for a TOC that
+    /// was parsed or built.
     pub fn of(image: TocView<'a>) -> Result<Self, Error> {
         Self::within(image, MAX_PATHS)
     }
@@ -96,7 +98,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Of how many paths it is.
+    /// Number of files and symbolic links.
     pub fn len(&self) -> usize {
         self.names.len()
     }
@@ -113,7 +115,7 @@ impl<'a> Tree<'a> {
             .map_or(&[], |name| self.slice(name.start, name.path))
     }
 
-    /// What is at a position.
+    /// The object at a position.
     pub fn leaf(&self, at: usize) -> Option<Leaf<'_>> {
         let name = self.names.get(at)?;
         Some(match name.content {
@@ -122,19 +124,19 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// All regular files: position and number of the content.
+    /// All regular files: position and content number.
     pub fn files(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let files = self.names.iter().enumerate();
         files.filter_map(|(at, name)| (name.content != NO_CONTENT).then_some((at, name.content)))
     }
 
-    /// The position of a path. Logarithmic; follows no link.
+    /// The position of a path. A binary search. Follows no link.
     pub fn find(&self, path: &[u8]) -> Option<usize> {
         let order = |name: &Name| compare(self.slice(name.start, name.path), path);
         self.names.binary_search_by(order).ok()
     }
 
-    /// Number of the content of a regular file.
+    /// The content number of a regular file.
     pub fn file(&self, path: &[u8]) -> Option<u32> {
         let name = self.names.get(self.find(path)?)?;
         (name.content != NO_CONTENT).then_some(name.content)
@@ -145,7 +147,7 @@ impl<'a> Tree<'a> {
         self.image.content(number)
     }
 
-    /// What it is of.
+    /// The view of which the tree was made.
     pub const fn image(&self) -> &TocView<'a> {
         &self.image
     }
@@ -163,7 +165,7 @@ mod tests {
     use crate::{Entry, ImageToc, Kind, Time};
 
     #[test]
-    fn paths_are_bounded_in_bytes() {
+    fn the_total_length_of_paths_is_limited() {
         let file = |path: &str| {
             Ok(Entry {
                 path: path.into(),

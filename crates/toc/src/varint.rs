@@ -1,8 +1,9 @@
-//! Numbers of the crate's formats: LEB128, at most ten bytes, shortest form only; signed ones in zigzag.
+//! Variable-length numbers of the binary formats: LEB128, at most ten bytes, shortest form only.
+//! Signed numbers use zigzag.
 
 use crate::{Error, FileDigest};
 
-/// Appends a number: seven bits a byte, lowest first.
+/// Appends a number: seven bits per byte, lowest bits first.
 pub fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push((value & 0x7f) as u8 | 0x80);
@@ -11,7 +12,7 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push((value & 0x7f) as u8);
 }
 
-/// Appends a signed number: 0, -1, 1, -2 are 0, 1, 2, 3.
+/// Appends a signed number: 0, -1, 1, -2 become 0, 1, 2, 3.
 pub fn put_signed(out: &mut Vec<u8>, value: i64) {
     put(
         out,
@@ -19,7 +20,7 @@ pub fn put_signed(out: &mut Vec<u8>, value: i64) {
     );
 }
 
-/// Reads what stands in memory, never over its end. Every failure names the format.
+/// A reader of bytes in memory, which never reads past the end. Its errors name the format.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -27,12 +28,12 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Over all bytes of one document of format `what`.
+    /// Reads a document of the format `what`.
     pub const fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { rest: bytes, what }
     }
 
-    /// What has not been read yet.
+    /// The unread bytes.
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
     }
@@ -71,7 +72,7 @@ impl<'a> Reader<'a> {
                 return Ok(value);
             }
         }
-        Err(self.wrong("a number that is none"))
+        Err(self.wrong("an invalid number"))
     }
 
     /// A number below 2^32.
@@ -80,13 +81,13 @@ impl<'a> Reader<'a> {
         u32::try_from(value).map_err(|_| self.wrong(format!("{value} is too large")))
     }
 
-    /// How many there are of something of which each takes at least one byte of what follows: no more than
-    /// what is left, so that it may be allocated.
+    /// The number of items that follow, each of at least one byte. At most the number of unread
+    /// bytes, so that it bounds an allocation.
     pub fn count(&mut self) -> Result<usize, Error> {
         let value = self.u64()?;
         match usize::try_from(value) {
             Ok(count) if count <= self.rest.len() => Ok(count),
-            _ => Err(self.wrong(format!("{value} of something that does not fit"))),
+            _ => Err(self.wrong(format!("{value} items do not fit"))),
         }
     }
 
@@ -96,18 +97,18 @@ impl<'a> Reader<'a> {
         Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
     }
 
-    /// A content's name: 32 bytes.
+    /// A file digest of 32 bytes.
     pub fn content(&mut self) -> Result<FileDigest, Error> {
         let bytes = self.take(32)?;
         let bytes = bytes.try_into().map_err(|_| self.wrong("a short digest"))?;
         Ok(FileDigest::from_bytes(bytes))
     }
 
-    /// Fails unless everything has been read.
+    /// Fails when unread bytes are left.
     pub fn end(&self) -> Result<(), Error> {
         match self.rest.len() {
             0 => Ok(()),
-            more => Err(self.wrong(format!("{more} bytes after its end"))),
+            more => Err(self.wrong(format!("{more} bytes after the end"))),
         }
     }
 }
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_as_they_were_written() {
+    fn reading_reverses_writing() {
         let numbers = [
             0,
             1,
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_one_form_only() {
+    fn only_the_shortest_form_of_a_number_is_valid() {
         let padded: &[u8] = &[0x80, 0x00];
         let over: &[u8] = &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02];
         let endless: &[u8] = &[0x80; 11];
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_goes_not_over_what_follows() {
+    fn a_count_is_at_most_the_number_of_unread_bytes() {
         assert_eq!(Reader::new("test", &[2, 0, 0]).count().unwrap(), 2);
         assert!(Reader::new("test", &[3, 0, 0]).count().is_err());
     }

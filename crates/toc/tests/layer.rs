@@ -1,4 +1,4 @@
-//! Layers indexed, read through their checkpoints, and made again.
+//! Integration tests of layer indexing: layers are indexed, read through checkpoints, and rebuilt.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -27,7 +27,7 @@ use pierhead_testkit::source::MemoryBlob;
 
 use making::{Packing, Tar, indexed, random};
 
-/// Reads every file back whole and in pieces, and makes the tar again.
+/// Reads every file as a whole and in part, and rebuilds the tar.
 fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
     let reader = index.reader(blob.clone());
     for file in index.files() {
@@ -50,9 +50,9 @@ fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
     let limit = tar.len() as u64;
     let files = &mut index.files();
     let digest = layer::rebuild(&mut &skeleton[..], files, &reader, limit, &mut again).unwrap();
-    assert!(again == tar, "the tar is another one");
+    assert!(again == tar, "the rebuilt tar differs");
     assert_eq!(digest, index.diff_id());
-    // One byte less allowed is refused.
+    // A limit that is one byte too low is an error.
     let short = layer::rebuild(
         &mut &skeleton[..],
         &mut index.files(),
@@ -64,7 +64,7 @@ fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
 }
 
 #[test]
-fn every_packing_reads_back_and_is_made_again() {
+fn layers_of_every_compression_are_read_and_rebuilt() {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut tar = Tar::new();
     tar.directory("usr/");
@@ -90,7 +90,7 @@ fn every_packing_reads_back_and_is_made_again() {
 }
 
 #[test]
-fn entries_are_told_in_the_order_of_the_tar() {
+fn entries_are_in_the_order_of_the_tar() {
     let mut tar = Tar::new();
     tar.directory("./b");
     tar.file("/a", b"x");
@@ -122,7 +122,7 @@ fn entries_are_told_in_the_order_of_the_tar() {
 }
 
 #[test]
-fn random_images_read_back_and_are_made_again() {
+fn random_images_are_read_and_rebuilt() {
     for seed in 0..6usize {
         let options = TreeOptions {
             large: seed % 2 == 1,
@@ -144,7 +144,7 @@ fn random_images_read_back_and_are_made_again() {
     }
 }
 
-/// A blob that has no other bytes than these.
+/// A blob of which only these ranges may be read.
 struct Only(Arc<MemoryBlob>, Vec<std::ops::Range<u64>>);
 
 impl Blob for Only {
@@ -153,7 +153,7 @@ impl Blob for Only {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        // A reader reads ahead by no more than this.
+        // Maximum read-ahead of a reader, in bytes.
         const AHEAD: u64 = 64 << 10;
         let end = offset + buf.len() as u64;
         let mut had = self.1.iter();
@@ -167,7 +167,7 @@ impl Blob for Only {
 }
 
 #[test]
-fn what_is_touched_is_enough_to_read_by() {
+fn hot_ranges_are_sufficient_to_read_the_contents() {
     let mut rng = fastrand::Rng::with_seed(9);
     let mut tar = Tar::new();
     let mut contents = Vec::new();
@@ -181,7 +181,7 @@ fn what_is_touched_is_enough_to_read_by() {
     for packing in Packing::ALL {
         let blob = packing.pack(&tar);
         let index = indexed(&blob, &tar).unwrap();
-        // Two neighbours, one far from them, one that the layer has not.
+        // Two adjacent contents, a distant one, and one that the layer lacks.
         let hot = [
             contents[25],
             contents[11],
@@ -196,7 +196,7 @@ fn what_is_touched_is_enough_to_read_by() {
             "{packing:?}: {ranges:?}"
         );
         let bytes: u64 = ranges.iter().map(|it| it.end - it.start).sum();
-        assert!(bytes < index.blob_size(), "{packing:?}: all of it");
+        assert!(bytes < index.blob_size(), "{packing:?}: the whole blob");
         let only = Arc::new(Only(blob.clone(), ranges));
         let mut orders = [hot.to_vec(), hot.to_vec()];
         orders[1].reverse();

@@ -1,4 +1,5 @@
-//! Two versions of a random image, and a receiver that knows nothing of how plans are made.
+//! Fixtures: two versions of a random image, and a receiver that applies frames independently of
+//! the planner.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ use zstd::zstd_safe::DCtx;
 
 pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
-/// Files in any order become the table of an image of one layer.
+/// The TOC of an image of one layer with these files.
 pub(crate) fn toc(files: &Files, source: &mut MemorySource) -> ImageToc {
     let mut files = files.clone();
     files.sort();
@@ -53,7 +54,7 @@ fn file(entry: &Result<Entry, Error>) -> Option<Result<(FileDigest, u64), Error>
     }
 }
 
-/// Words over a small alphabet: compressible, and no two files alike.
+/// Text over a small alphabet: compressible, and different for each file.
 pub(crate) fn text(rng: &mut Rng, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 16);
     while bytes.len() < len {
@@ -64,7 +65,7 @@ pub(crate) fn text(rng: &mut Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The next version of a file: a few places overwritten, one insertion.
+/// The next version of a file: a few overwritten bytes and one insertion.
 pub(crate) fn edited(rng: &mut Rng, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..rng.usize(1..8) {
@@ -79,7 +80,8 @@ pub(crate) fn edited(rng: &mut Rng, bytes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An image and its next version: files that stay, change, move, get another version in their names, come and go.
+/// An image and its next version. Files stay, change, move, get another version in their name, are
+/// added and removed.
 pub(crate) fn versions(rng: &mut Rng) -> (Files, Files) {
     let (mut old, mut new) = (Files::new(), Files::new());
     for nth in 0..rng.usize(1..40) {
@@ -129,7 +131,7 @@ impl Sizes for TocSizes<'_> {
     }
 }
 
-/// Checks the frames as the format does, applies them, and holds every content that is wanted against its digest.
+/// Encodes and applies the frames, and verifies the digest of every wanted content.
 pub(crate) fn apply(
     want: TocView<'_>,
     haves: &[TocView<'_>],

@@ -1,4 +1,4 @@
-//! Plans: what is sent makes the wanted image out of the one that is had.
+//! Tests of planning: the frames of a plan make the wanted image from the base image.
 
 mod images;
 mod order;

@@ -1,4 +1,4 @@
-//! The order of sending: traces, then what a start runs.
+//! Tests of the order of frames: traced files first, and then the programs of the start.
 
 use fastrand::Rng;
 use pierhead_bundle::patch::{Effort, Level};
@@ -9,11 +9,11 @@ use pierhead_toc::{TocView, Tree};
 
 use crate::images::{Files, text, toc};
 
-/// An ELF file with an interpreter, one library that it needs, and one folder to find it in.
-fn program(interpreter: &str, library: &str, folder: &str) -> Vec<u8> {
+/// An ELF file with an interpreter, one needed library, and one search folder.
+fn program(interpreter: &str, bundle_server: &str, folder: &str) -> Vec<u8> {
     let strings = [
         &b"\0"[..],
-        library.as_bytes(),
+        bundle_server.as_bytes(),
         b"\0",
         folder.as_bytes(),
         b"\0",
@@ -26,15 +26,19 @@ fn program(interpreter: &str, library: &str, folder: &str) -> Vec<u8> {
     put(54, &56_u16.to_le_bytes());
     put(56, &3_u16.to_le_bytes());
     let lens = [0x1000, 64, interpreter.len() as u64];
-    let places = [(1_u32, 0_u64), (2, 0x100), (3, 0x180)];
-    for (nth, ((kind, offset), len)) in places.into_iter().zip(lens).enumerate() {
+    let locations = [(1_u32, 0_u64), (2, 0x100), (3, 0x180)];
+    for (nth, ((kind, offset), len)) in locations.into_iter().zip(lens).enumerate() {
         let at = 64 + nth * 56;
         put(at, &kind.to_le_bytes());
         put(at + 8, &offset.to_le_bytes());
         put(at + 16, &(0x1000 + offset).to_le_bytes());
         put(at + 32, &len.to_le_bytes());
     }
-    let tags = [(1_u64, 1_u64), (5, 0x1200), (29, library.len() as u64 + 2)];
+    let tags = [
+        (1_u64, 1_u64),
+        (5, 0x1200),
+        (29, bundle_server.len() as u64 + 2),
+    ];
     for (nth, (tag, value)) in tags.into_iter().enumerate() {
         put(0x100 + nth * 16, &tag.to_le_bytes());
         put(0x108 + nth * 16, &value.to_le_bytes());
@@ -91,12 +95,12 @@ const EXPECTED: [&str; 6] = [
 ];
 
 #[test]
-fn a_start_is_expected_to_open_its_script_its_interpreter_and_their_libraries() {
+fn a_start_opens_its_script_the_interpreter_and_their_libraries() {
     assert_eq!(ranked(&[], &files()), EXPECTED);
 }
 
 #[test]
-fn what_a_trace_saw_comes_first_by_path_and_by_content() {
+fn traced_files_come_first_by_path_and_by_content() {
     let traced = |path: &str, content| Traced {
         path: path.as_bytes().to_vec(),
         content,
@@ -112,10 +116,10 @@ fn what_a_trace_saw_comes_first_by_path_and_by_content() {
 }
 
 #[test]
-fn frames_of_a_pair_come_in_that_order() {
+fn the_frames_of_a_pair_follow_the_order() {
     let mut rng = Rng::with_seed(11);
     let mut new = files();
-    // Larger than a frame together, so that order shows between frames too.
+    // Together larger than a frame, so that there are several frames.
     for nth in 0..3 {
         new.push((format!("a/{nth}"), text(&mut rng, 3 << 20)));
     }

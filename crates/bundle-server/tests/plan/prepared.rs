@@ -1,4 +1,4 @@
-//! Pairs of images prepared ahead of time.
+//! Tests of prepared pairs of images.
 
 use fastrand::Rng;
 use pierhead_bundle::patch::{Coded, Effort, Level};
@@ -41,7 +41,7 @@ fn payload(frames: &[(Frame, Option<Coded>)]) -> usize {
 }
 
 #[test]
-fn a_prepared_pair_makes_the_new_image_out_of_the_old_one_and_always_alike() {
+fn a_prepared_pair_makes_the_new_image_and_always_has_the_same_frames() {
     for seed in 0..12 {
         let mut rng = Rng::with_seed(seed);
         let (old, new) = versions(&mut rng);
@@ -56,12 +56,12 @@ fn a_prepared_pair_makes_the_new_image_out_of_the_old_one_and_always_alike() {
         let frames = prepared(want, have, &source, effort);
         apply(want, &[have], &frames, &source);
         assert_eq!(frames, prepared(want, have, &source, effort), "seed {seed}");
-        // From itself nothing is missing.
+        // An image lacks nothing of itself.
         assert!(prepared(want, want, &source, effort).is_empty());
     }
 }
 
-/// One file whose old and new versions are given.
+/// Two images with these versions of one file.
 fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)> {
     let owned = |(path, bytes): &(&str, &[u8])| ((*path).to_owned(), bytes.to_vec());
     let old: Files = old.iter().map(owned).collect();
@@ -76,7 +76,7 @@ fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)>
 }
 
 #[test]
-fn old_versions_are_found_by_path_by_name_and_by_likeness() {
+fn old_versions_are_found_by_path_name_and_similarity() {
     let mut rng = Rng::with_seed(7);
     let old = text(&mut rng, 60_000);
     let other = text(&mut rng, 60_000);
@@ -104,7 +104,7 @@ fn old_versions_are_found_by_path_by_name_and_by_likeness() {
 }
 
 #[test]
-fn a_file_without_likeness_is_sent_whole() {
+fn a_file_without_a_similar_one_is_sent_whole() {
     let mut rng = Rng::with_seed(8);
     let noise: Vec<u8> = (0..50_000).map(|_| rng.u8(..)).collect();
     let frames = one(&[("etc/a", &text(&mut rng, 50_000))], ("etc/a", &noise));
@@ -117,9 +117,9 @@ fn a_file_without_likeness_is_sent_whole() {
 }
 
 #[test]
-fn a_large_file_is_made_against_the_parts_that_are_like_it() {
+fn a_large_file_is_patched_against_its_most_similar_parts() {
     let mut rng = Rng::with_seed(9);
-    // Incompressible, so that a window that misses shows; the parts change places by 12 MiB.
+    // Incompressible, so that a wrong window is visible. The parts move by 12 MiB.
     let old: Vec<u8> = (0..26 << 20).map(|_| rng.u8(..)).collect();
     let mut new = old[12 << 20..].to_vec();
     new.extend_from_slice(&old[..12 << 20]);
@@ -132,7 +132,7 @@ fn a_large_file_is_made_against_the_parts_that_are_like_it() {
 }
 
 #[test]
-fn preparing_stops_where_it_is_told_to() {
+fn an_error_of_the_pause_callback_stops_preparation() {
     let mut rng = Rng::with_seed(10);
     let (old, new) = versions(&mut rng);
     let mut source = MemorySource::default();
@@ -147,7 +147,7 @@ fn preparing_stops_where_it_is_told_to() {
         &mut |_, _| Ok(()),
     );
     assert!(matches!(stopped, Err(Error::Stopped)));
-    // A content that is gone is named.
+    // The error names a missing content.
     let nothing = MemorySource::default();
     let missing = prepare(
         TocView::mounted(&want),
@@ -162,7 +162,7 @@ fn preparing_stops_where_it_is_told_to() {
 }
 
 #[test]
-fn while_somebody_waits_too_much_is_not_begun() {
+fn a_pair_beyond_the_limit_is_not_prepared_while_a_client_waits() {
     let mut rng = Rng::with_seed(11);
     let old = text(&mut rng, 50_000);
     let new = edited(&mut rng, &old);
@@ -187,10 +187,10 @@ fn while_somebody_waits_too_much_is_not_begun() {
         assert_eq!(is_made.expect("all is there"), frames > 0);
         frames > 0
     };
-    // What is compressed, and against what.
+    // Compressed bytes and their prefixes count.
     assert!(is_made("bin/a", 110_000));
     assert!(!is_made("bin/a", 90_000));
-    // Both are read to be found alike, and the new one is compressed.
+    // Both files are read for their sketches, and the new one is compressed.
     assert!(is_made("lib/b", 160_000));
     assert!(!is_made("lib/b", 140_000));
 }

@@ -1,4 +1,4 @@
-//! What every blob must satisfy that is taken for a layer, and every skeleton.
+//! Fuzz properties of layer indexing and of skeletons.
 
 use std::io;
 use std::path::Path;
@@ -9,7 +9,7 @@ use pierhead_oci::{Algorithm, Digest};
 use crate::layer::{self, LayerIndex, Limits, Request, Unpaced};
 use crate::{Blob, Error, FileDigest, Kind, Source};
 
-/// Most bytes that come out of an input.
+/// Maximum uncompressed size of an input, in bytes.
 const LIMIT: u64 = 4 << 20;
 
 struct Memory(Vec<u8>);
@@ -27,8 +27,8 @@ impl Blob for Memory {
     }
 }
 
-/// A blob: refused, or all entries are sound, every content reads back as its digest, and the tar is made again.
-/// `folder` holds the index meanwhile.
+/// Indexes a blob. Property: it is refused, or all entries are valid, every content has its digest,
+/// and rebuilding gives the same tar. The index is written into `folder`.
 pub fn layer(bytes: &[u8], folder: &Path) {
     let blob = Arc::new(Memory(bytes.to_vec()));
     let out = folder.join("index");
@@ -45,7 +45,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
         };
         layer::index(&*blob, &request, &mut Unpaced, &out)
     };
-    // Nobody knows the diff ID of what a fuzzer makes up, but the error tells it.
+    // The diff ID of a fuzzer's input is unknown. The error of the first attempt contains it.
     let Err(Error::Digest { found, .. }) = index(&Digest::of(Algorithm::Sha256, b"nothing")) else {
         return;
     };
@@ -98,7 +98,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
     assert_eq!(tar.len() as u64, index.size());
 }
 
-/// Has every content, all zeros.
+/// A source that has every content, with zeros only.
 struct Zeros;
 
 impl Source for Zeros {
@@ -112,7 +112,8 @@ impl Source for Zeros {
     }
 }
 
-/// A skeleton from somebody else: refused, or it gives a tar within the limit, of the digest that is told.
+/// Rebuilds a tar from an untrusted skeleton. Property: it is refused, or the tar is within the
+/// limit and has the returned digest.
 pub fn skeleton(bytes: &[u8]) {
     let rebuild = |files: &mut dyn Iterator<Item = Result<(FileDigest, u64), Error>>| {
         let mut tar = Vec::new();
@@ -121,7 +122,7 @@ pub fn skeleton(bytes: &[u8]) {
         made.map(|digest| (digest, tar))
     };
     let file = || Ok((FileDigest::of(b""), 10));
-    // How many files it asks for shows when there is no end of them.
+    // An endless list of files shows how many of them the skeleton needs.
     let mut asked = 0usize;
     let endless = rebuild(&mut std::iter::from_fn(|| {
         asked += 1;

@@ -1,4 +1,4 @@
-//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+//! Fuzz properties of the parsers of this crate. Fuzz targets and corpus tests call them.
 
 mod layer;
 
@@ -8,7 +8,8 @@ use crate::ImageToc;
 use crate::image_toc::{LayerEntries, Node, compare};
 use crate::{Entry, Kind};
 
-/// Bytes of a table: refused, or walked to the end without an error, and merged anew from its own entries to the same tree.
+/// Parses a TOC. Property: it is refused, or a walk over it ends without an error, and merging its
+/// own entries gives the same tree.
 pub fn toc(bytes: &[u8]) {
     let Ok(toc) = ImageToc::parse(bytes.to_vec()) else {
         return;
@@ -45,7 +46,8 @@ pub fn toc(bytes: &[u8]) {
         files: None,
         entries: entries.iter().cloned().map(Ok),
     }]);
-    // Two sizes of a content whose name is that of nothing: nobody can merge that.
+    // A content with the digest of the empty content may have two sizes here, which cannot be
+    // merged.
     let Ok(again) = again else { return };
     let mut rows = again.rows();
     for entry in &entries {

@@ -1,4 +1,5 @@
-//! What entries share with many others, read where it stands: nothing is allocated for an extended attribute.
+//! Attribute sets: mode, owner, group and extended attributes, which many entries share. Reading
+//! them allocates nothing.
 
 use std::collections::HashSet;
 
@@ -13,12 +14,12 @@ const MAX_XATTR: usize = 255;
 /// Maximum length of the value of an extended attribute in bytes, as in Linux.
 const MAX_VALUE: usize = 64 << 10;
 
-/// What an extended attribute counts besides the bytes of its name and value.
+/// Memory of an extended attribute besides its name and value, in bytes.
 const XATTR: usize = 48;
-/// Maximum number of bytes of all extended attributes in a TOC.
+/// Maximum memory of all extended attributes of a TOC, in bytes.
 pub(super) const MAX_HELD: usize = 32 << 20;
 
-/// What entries share with many others.
+/// An attribute set of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes<'a> {
     /// Permission bits with setuid, setgid and sticky.
@@ -31,7 +32,7 @@ pub struct Attributes<'a> {
     pub xattrs: Xattrs<'a>,
 }
 
-/// Extended attributes as they stand in a table: names and values, sorted by name, names unique.
+/// Encoded extended attributes: names and values, sorted by name, names unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xattrs<'a>(&'a [u8]);
 
@@ -41,13 +42,13 @@ impl<'a> Xattrs<'a> {
         self.0.is_empty()
     }
 
-    /// Names and values. Ends where the bytes are none, which were checked when the table was opened.
+    /// Names and values. Ends at malformed bytes, which opening the TOC has ruled out.
     pub fn iter(self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let mut reader = reader(self.0);
         std::iter::from_fn(move || pair(&mut reader).ok())
     }
 
-    /// A copy that stands alone.
+    /// An owned copy.
     pub fn to_vec(self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let pairs = self.iter();
         pairs
@@ -63,11 +64,11 @@ fn pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], &'a [u8]), Error> {
     Ok((name, reader.take(len)?))
 }
 
-/// All of a table, by number.
+/// All attribute sets of a TOC, by number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbered<'a> {
     section: &'a [u8],
-    /// Where each begins.
+    /// Offset of each set.
     starts: &'a [u32],
 }
 
@@ -86,7 +87,7 @@ impl<'a> Numbered<'a> {
             mode: reader.u32().ok()?,
             uid: reader.u32().ok()?,
             gid: reader.u32().ok()?,
-            // Behind their number, which is known by now.
+            // The extended attributes follow their number.
             xattrs: match reader.count() {
                 Ok(0) | Err(_) => Xattrs(&[]),
                 Ok(_) => Xattrs(reader.rest()),
@@ -95,7 +96,7 @@ impl<'a> Numbered<'a> {
         Some(attributes)
     }
 
-    /// Numbers have one form, so that the same bytes are the same attributes.
+    /// Whether two sets are equal. Equal sets have equal bytes, since numbers have one form.
     pub(super) fn has_twice(&self) -> bool {
         let mut seen = HashSet::with_capacity(self.len());
         (0..self.len()).any(|number| !seen.insert(self.coded(number)))
@@ -109,7 +110,7 @@ impl<'a> Numbered<'a> {
     }
 }
 
-/// Where each begins in its section, all of it checked.
+/// The offset of each set in its section. Checks all sets.
 pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
     let section = layout.attributes(bytes);
     let mut reader = reader(section);
@@ -127,14 +128,14 @@ pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
             let (name, value) = pair(&mut reader)?;
             let sound = !name.is_empty() && name.len() <= MAX_XATTR && !name.contains(&0);
             if !sound || value.len() > MAX_VALUE {
-                return Err(reader.wrong("an extended attribute that is none"));
+                return Err(reader.wrong("an invalid extended attribute"));
             }
             if last.is_some_and(|last| last >= name) {
                 return Err(reader.wrong("extended attributes out of order"));
             }
             held += XATTR + name.len() + value.len();
             if held > MAX_HELD {
-                return Err(reader.wrong("extended attributes of too many bytes"));
+                return Err(reader.wrong("extended attributes that exceed the memory limit"));
             }
             last = Some(name);
         }
@@ -143,7 +144,7 @@ pub(super) fn starts(layout: &Layout, bytes: &[u8]) -> Result<Vec<u32>, Error> {
     Ok(starts)
 }
 
-/// Those of an entry, as they stand in a table.
+/// Encodes the attribute set of an entry.
 pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
     for number in [mode, entry.uid, entry.gid] {
         varint::put(out, number.into());
@@ -157,7 +158,7 @@ pub(super) fn encode(entry: &Entry, mode: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// What so many extended attributes may count is over.
+/// Memory of the extended attributes of an entry, in bytes.
 pub(super) fn held(entry: &Entry) -> usize {
     let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
     entry.xattrs.iter().map(held).sum()

@@ -23,7 +23,7 @@ pub(super) const BLOCK: usize = 4096;
 /// The last bytes of every file. The very last byte is the format version.
 const MAGIC: [u8; 8] = *b"phtfile\x02";
 
-/// Length of the body, checksum of the list of checksums and of that length, magic.
+/// Bytes of the trailer: length of the body, checksum of the checksums and of that length, magic.
 const TRAILER: usize = 8 + 4 + 8;
 
 /// Bytes of one checksum.
@@ -58,7 +58,7 @@ pub(super) fn sums(parts: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// The blocks of a table's file. Holds the list of checksums: a byte for each KiB of the file.
+/// The blocks of a TOC file. Holds the checksums in memory: 1 byte per KiB of the file.
 pub(super) struct Blocks {
     blob: Box<dyn Blob>,
     sums: Vec<u8>,
@@ -106,7 +106,7 @@ impl Blocks {
         let most = 2 * MAX_TOC as u64;
         let list = body.div_ceil(BLOCK as u64).saturating_mul(SUM as u64);
         if body > most || body.checked_add(list) != Some(at) {
-            return Err(wrong("another length than it says"));
+            return Err(wrong("a wrong length"));
         }
         blocks.sums = vec![0; usize::try_from(list).unwrap_or(0)];
         let mut sums = std::mem::take(&mut blocks.sums);
@@ -123,7 +123,7 @@ impl Blocks {
         self.len
     }
 
-    /// All of the body, verified.
+    /// Reads and verifies the whole body.
     pub(super) fn all(&self) -> Result<Vec<u8>, Error> {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
         let mut bytes = vec![0; len];
@@ -134,7 +134,7 @@ impl Blocks {
         Ok(bytes)
     }
 
-    /// One block of the body, verified.
+    /// Reads and verifies one block of the body.
     fn block(&self, nth: usize) -> Result<Vec<u8>, Error> {
         let start = nth as u64 * BLOCK as u64;
         let len = self.len.saturating_sub(start).min(BLOCK as u64);
@@ -144,6 +144,7 @@ impl Blocks {
         Ok(bytes)
     }
 
+    /// Verifies the checksum of a block.
     fn verify(&self, nth: usize, block: &[u8]) -> Result<(), Error> {
         let sum = self.sums.get(nth * SUM..).and_then(<[u8]>::first_chunk);
         match sum {
@@ -155,6 +156,7 @@ impl Blocks {
         }
     }
 
+    /// Reads bytes without verification.
     fn read_raw(&self, at: u64, out: &mut [u8]) -> Result<(), Error> {
         let read = self.blob.read_at(at, out);
         read.map_err(|error| match error.kind() {
@@ -164,11 +166,11 @@ impl Blocks {
     }
 }
 
-/// An LRU cache of verified blocks of many tables. All clones share one cache.
+/// An LRU cache of verified blocks of many TOC files. All clones share one cache.
 #[derive(Clone)]
 pub struct BlockCache(Arc<Mutex<Lru>>);
 
-/// A table's file and a block of it.
+/// Identifier of an open file, and number of a block.
 type Key = (u64, usize);
 
 struct Lru {
@@ -235,7 +237,7 @@ impl Lru {
     }
 }
 
-/// A table file for single lookups, each of which reads only a few blocks.
+/// A TOC file for single lookups. Each lookup reads and verifies only a few blocks.
 pub struct TocFile {
     id: u64,
     blocks: Blocks,
@@ -265,7 +267,7 @@ impl TocFile {
         file.layout = Layout::read(&head, len)?;
         match file.layout.end() + Index::len_of(file.layout.contents) == len {
             true => Ok(file),
-            false => Err(Error::malformed(WHAT, "another length than it says")),
+            false => Err(Error::malformed(WHAT, "a wrong length")),
         }
     }
 
@@ -284,7 +286,7 @@ impl TocFile {
             self.read(order + middle * 4, &mut number)?;
             let number = u32::from_le_bytes(number);
             if number >= self.layout.contents {
-                return Err(Error::malformed(WHAT, "a content over the end"));
+                return Err(Error::malformed(WHAT, "a content number out of range"));
             }
             let mut digest = [0; DIGEST];
             self.read(digests + widen(number) * DIGEST, &mut digest)?;
@@ -364,7 +366,7 @@ mod tests {
         FileDigest::of(&nth.to_le_bytes())
     }
 
-    /// A table of that many contents, and the bytes of its file.
+    /// A TOC with this number of contents, and the bytes of its file.
     fn toc(contents: u32) -> (ImageToc, Vec<u8>) {
         let files = (0..contents).map(|nth| Ok((content(nth), u64::from(nth) + 1)));
         let toc = ImageToc::merge([LayerEntries {
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lookup_reads_some_blocks_of_a_large_table() {
+    fn a_lookup_reads_few_blocks_of_a_large_toc() {
         let (toc, bytes) = toc(20_000);
         let len = bytes.len();
         let cache = BlockCache::new(16 * BLOCK);
@@ -407,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sector_that_cannot_be_read_is_an_error_of_the_lookups_that_need_it() {
+    fn an_unreadable_sector_fails_only_lookups_that_need_it() {
         let (_, bytes) = toc(2000);
         let cache = BlockCache::new(1 << 20);
         let sound = Disk {
@@ -442,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_block_is_damage_where_it_is_read() {
+    fn a_lookup_detects_damage_in_the_blocks_that_it_reads() {
         let (_, bytes) = toc(2000);
         let cache = BlockCache::new(1 << 20);
         let mut seen = 0;
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_while_it_is_open_is_damage() {
+    fn a_file_that_is_cut_while_it_is_open_counts_as_damaged() {
         let (toc, _) = toc(2000);
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("table");

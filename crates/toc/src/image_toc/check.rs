@@ -1,4 +1,4 @@
-//! The checks of a TOC from an untrusted source: everything that one walk does not see.
+//! The checks of a TOC from an untrusted source that a walk over its entries does not make.
 
 use crate::{Error, FileDigest, Time};
 
@@ -6,20 +6,21 @@ use super::format::WHAT;
 use super::layout::widen;
 use super::{ImageToc, Node};
 
-/// Checks links to links, and that every part is in its one canonical form.
+/// Checks hard links, and that every section is in canonical form.
 pub(super) fn check(toc: &ImageToc) -> Result<(), Error> {
     check_rows(toc)?;
     check_layers(toc)?;
     check_contents(toc)
 }
 
-/// Walks once: the form is the canonical one, and links name what can have several names, with its attributes.
+/// Checks that entries are in canonical form, and that hard links agree with their targets.
 fn check_rows(toc: &ImageToc) -> Result<(), Error> {
     let wrong = |why: &str| Err(Error::malformed(WHAT, why));
     if toc.numbered().has_twice() {
-        return wrong("attributes that stand in it twice");
+        return wrong("duplicate attributes");
     }
-    /// What a link must agree with, attributes by number; `None` of what may have one name only.
+    /// Attribute number and time of an entry, with which its hard links must agree. `None` for an
+    /// entry that can have one name only.
     type Linked = Option<(u32, Time)>;
     let mut seen: Vec<Linked> = Vec::with_capacity(widen(toc.entries()));
     let mut rows = toc.rows();
@@ -31,7 +32,7 @@ fn check_rows(toc: &ImageToc) -> Result<(), Error> {
             Node::HardLink(to) => {
                 let linked = seen.get(widen(to)).copied().flatten();
                 if linked.is_none() || linked != this {
-                    return wrong("a link that does not agree with what it names");
+                    return wrong("a hard link that does not agree with its target");
                 }
                 seen.push(None);
             }
@@ -44,7 +45,8 @@ fn check_rows(toc: &ImageToc) -> Result<(), Error> {
     Ok(())
 }
 
-/// Contents that are not visible are numbered by first use in the layers: the skeleton, then the files.
+/// Checks that contents that are not visible are numbered by first use in the layers: the skeleton,
+/// and then the files.
 fn check_layers(toc: &ImageToc) -> Result<(), Error> {
     let mut next = toc.visible();
     for layer in toc.layers() {
@@ -64,11 +66,11 @@ fn check_layers(toc: &ImageToc) -> Result<(), Error> {
     if next == toc.contents().len() {
         Ok(())
     } else {
-        Err(Error::malformed(WHAT, "contents that nobody uses"))
+        Err(Error::malformed(WHAT, "unused contents"))
     }
 }
 
-/// No content has two numbers, and nothing but the empty one is empty.
+/// Checks that no content has two numbers, and that only the empty content has size 0.
 fn check_contents(toc: &ImageToc) -> Result<(), Error> {
     let contents = toc.contents();
     let empty = FileDigest::of(b"");
@@ -76,13 +78,13 @@ fn check_contents(toc: &ImageToc) -> Result<(), Error> {
         .iter()
         .any(|(content, size)| (size == 0) != (content == empty))
     {
-        return Err(Error::malformed(WHAT, "a content of another size"));
+        return Err(Error::malformed(WHAT, "a content with a wrong size"));
     }
     let mut last = None;
     for number in toc.by_digest().iter() {
         let content = contents.content(number);
         if content == last {
-            return Err(Error::malformed(WHAT, "a content that stands in it twice"));
+            return Err(Error::malformed(WHAT, "duplicate contents"));
         }
         last = content;
     }

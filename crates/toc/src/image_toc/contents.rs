@@ -1,4 +1,4 @@
-//! Contents by number, and in the order of their digests.
+//! The contents of a TOC by number, and in the order of their digests.
 
 use crate::varint::Reader;
 use crate::{Error, FileDigest};
@@ -6,7 +6,7 @@ use crate::{Error, FileDigest};
 use super::format::reader;
 use super::layout::{DIGEST, Layout, widen};
 
-/// Digests and sizes by number. Both are an array: any one costs a memory access.
+/// Digests and sizes by number, in two arrays.
 #[derive(Clone, Copy, Debug)]
 pub struct Contents<'a> {
     digests: &'a [u8],
@@ -18,48 +18,48 @@ impl<'a> Contents<'a> {
         Self { digests, sizes }
     }
 
-    /// How many.
+    /// Number of contents.
     pub fn len(&self) -> u32 {
         u32::try_from(self.digests.len() / DIGEST).unwrap_or(u32::MAX)
     }
 
-    /// Whether there is none.
+    /// Whether there is no content.
     pub const fn is_empty(&self) -> bool {
         self.digests.is_empty()
     }
 
-    /// Its name; `None` over the end.
+    /// The digest of a content; `None` for a number out of range.
     pub fn content(&self, number: u32) -> Option<FileDigest> {
         let start = widen(number).checked_mul(DIGEST)?;
         let bytes = self.digests.get(start..)?.first_chunk()?;
         Some(FileDigest::from_bytes(*bytes))
     }
 
-    /// Its bytes; `None` over the end.
+    /// The size of a content; `None` for a number out of range.
     pub fn size(&self, number: u32) -> Option<u64> {
         let start = widen(number).checked_mul(8)?;
         let bytes = self.sizes.get(start..)?.first_chunk()?;
         Some(u64::from_le_bytes(*bytes))
     }
 
-    /// All, by number.
+    /// Digests and sizes of all contents, by number.
     pub fn iter(&self) -> impl Iterator<Item = (FileDigest, u64)> + use<'a> {
         let this = *self;
         (0..this.len()).filter_map(move |number| Some((this.content(number)?, this.size(number)?)))
     }
 }
 
-/// Numbers of contents by ascending digest.
+/// Content numbers by ascending digest.
 #[derive(Clone, Copy, Debug)]
 pub struct ByDigest<'a>(&'a [u8]);
 
 impl<'a> ByDigest<'a> {
-    /// How many.
+    /// Number of contents.
     pub fn len(&self) -> usize {
         self.0.len() / 4
     }
 
-    /// Whether there is none.
+    /// Whether there is no content.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -70,7 +70,7 @@ impl<'a> ByDigest<'a> {
         Some(u32::from_le_bytes(*bytes))
     }
 
-    /// All of them.
+    /// All numbers.
     pub fn iter(&self) -> impl Iterator<Item = u32> + use<'a> {
         self.0
             .chunks_exact(4)
@@ -79,12 +79,12 @@ impl<'a> ByDigest<'a> {
     }
 }
 
-/// What is not in the canonical bytes but follows from them: sizes as an array of u64, numbers by digest as one of u32,
-/// both little endian.
+/// Data derived from the canonical bytes: an array of sizes (u64) and an array of numbers by digest
+/// (u32), both little endian.
 pub(super) struct Index(Vec<u8>);
 
 impl Index {
-    /// Bytes for so many contents.
+    /// Length in bytes for this number of contents.
     pub(super) fn len_of(contents: u32) -> usize {
         widen(contents).saturating_mul(12)
     }
@@ -94,7 +94,7 @@ impl Index {
         Self(bytes)
     }
 
-    /// Computes it. Sorts.
+    /// Computes the derived data. Sorts the digests.
     pub(super) fn of(layout: &Layout, bytes: &[u8]) -> Result<Self, Error> {
         let mut index = Vec::with_capacity(Self::len_of(layout.contents));
         let mut sizes = reader(layout.sizes(bytes));
@@ -104,7 +104,7 @@ impl Index {
         sizes.end()?;
         let digests = layout.digests(bytes);
         let contents = Contents::new(digests, &[]);
-        // The first eight bytes decide nearly always, and lie next to each other.
+        // The first eight bytes nearly always decide, and are adjacent in memory.
         let mut order: Vec<(u64, u32)> = (0..layout.contents)
             .zip(digests.chunks_exact(DIGEST))
             .map(|(number, digest)| (head(digest), number))
@@ -131,7 +131,7 @@ impl Index {
         ByDigest(self.split().1)
     }
 
-    /// As it stands in a file.
+    /// The bytes of the derived data in a TOC file.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -143,11 +143,11 @@ fn head(digest: &[u8]) -> u64 {
         .map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// A content's number as it stands in a list of a layer: against the one that would come next.
+/// Reads a content number, which a layer's list encodes as a difference to `expected`.
 pub(super) fn number(reader: &mut Reader<'_>, expected: u32) -> Result<u32, Error> {
     let delta = reader.i64()?;
     i64::from(expected)
         .checked_add(delta)
         .and_then(|number| u32::try_from(number).ok())
-        .ok_or_else(|| reader.wrong("a content over the end"))
+        .ok_or_else(|| reader.wrong("a content number out of range"))
 }

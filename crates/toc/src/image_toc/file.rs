@@ -14,7 +14,7 @@ use super::layout::Layout;
 use super::{ImageToc, attributes};
 
 impl ImageToc {
-    /// Writes it, durably, to where [`ImageToc::open`] finds it. What was there is replaced.
+    /// Writes the TOC file atomically and durably. Replaces an existing file.
     ///
     /// # Errors
     /// `Io`.
@@ -23,7 +23,7 @@ impl ImageToc {
         written.map_err(|error| Error::io(format!("write {}", path.display()), error))
     }
 
-    /// What [`ImageToc::open`] reads, all of it checked there.
+    /// Writes the bytes of a TOC file, which [`ImageToc::open`] reads and verifies.
     pub fn write(&self, file: &mut impl Write) -> io::Result<()> {
         let parts = [&self.bytes[..], self.index.bytes()];
         let sums = blocks::sums(&parts);
@@ -33,7 +33,7 @@ impl ImageToc {
         file.write_all(&sums)
     }
 
-    /// Reads a file that [`ImageToc::save`] wrote into memory, and verifies all of it.
+    /// Reads a whole TOC file into memory, and verifies it.
     ///
     /// # Errors
     /// `Missing` when there is none, `Malformed` when it is damaged, `Io`.
@@ -41,7 +41,7 @@ impl ImageToc {
         let mut bytes = Blocks::open(path)?.all()?;
         let layout = Layout::read(&bytes, bytes.len())?;
         if bytes.len() != layout.end() + Index::len_of(layout.contents) {
-            return Err(Error::malformed(WHAT, "another length than it says"));
+            return Err(Error::malformed(WHAT, "a wrong length"));
         }
         let index = Index::read(bytes.split_off(layout.end()));
         bytes.shrink_to_fit();

@@ -1,26 +1,27 @@
-//! Byte strings, each once, by number: all of them in one piece of memory.
+//! Interned byte strings: each string has a number, and is stored once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-/// See the head of this module. A string takes its bytes and about 25 more, whatever its length; at most 4 GiB of them.
+/// Interned strings. A string takes its bytes and about 25 more. All strings together have at most
+/// 4 GiB.
 #[derive(Default)]
 pub(super) struct Interned {
     bytes: Vec<u8>,
-    /// Where each ends.
+    /// End offset of each string.
     ends: Vec<u32>,
-    /// By hash, or by the next free number behind it.
+    /// Numbers by hash, or by the next free hash after it.
     numbers: HashMap<u64, u32>,
     hasher: RandomState,
 }
 
 impl Interned {
-    /// The number of a string that is there.
+    /// The number of an existing string.
     pub(super) fn find(&self, string: &[u8]) -> Option<u32> {
         self.look_up(string).ok()
     }
 
-    /// The number of a string, the next one if it is new. `None` where there are too many of them.
+    /// The number of a string. Adds a new string. `None` when there are too many strings.
     pub(super) fn get(&mut self, string: &[u8]) -> Option<u32> {
         let free = match self.look_up(string) {
             Ok(number) => return Some(number),
@@ -34,7 +35,7 @@ impl Interned {
         Some(number)
     }
 
-    /// The string of a number; of none that was given out, nothing.
+    /// The string of a number. Empty for an unknown number.
     pub(super) fn string(&self, number: u32) -> &[u8] {
         let at = usize::try_from(number).unwrap_or(usize::MAX);
         let wide = |end: &u32| usize::try_from(*end).unwrap_or(usize::MAX);
@@ -45,7 +46,7 @@ impl Interned {
             .unwrap_or_default()
     }
 
-    /// The number, or under what it would be found.
+    /// The number of a string, or the free hash for it.
     fn look_up(&self, string: &[u8]) -> Result<u32, u64> {
         let mut hash = self.hasher.hash_one(string);
         while let Some(number) = self.numbers.get(&hash) {
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_with_one_hash_are_told_apart() {
+    fn strings_with_the_same_hash_have_different_numbers() {
         let mut strings = Interned::default();
         strings.get(b"one").unwrap();
         // As if `two` had the hash of `one`.

@@ -1,4 +1,4 @@
-//! What each layer of the image was made of.
+//! The layers section of a TOC: the contents from which each layer can be rebuilt.
 
 use crate::varint::Reader;
 use crate::{Error, FileDigest};
@@ -6,7 +6,7 @@ use crate::{Error, FileDigest};
 use super::contents;
 use super::format::reader;
 
-/// A walk over the layers of a table, the lowest first.
+/// An iterator over the layers of a TOC, the lowest first.
 #[derive(Clone, Debug)]
 pub struct Layers<'a> {
     reader: Reader<'a>,
@@ -14,14 +14,14 @@ pub struct Layers<'a> {
     contents: u32,
 }
 
-/// One layer.
+/// One layer of a TOC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TocLayer {
     /// SHA-256 of the uncompressed tar.
     pub diff_id: FileDigest,
-    /// Number of its skeleton among the contents.
+    /// Content number of its skeleton.
     pub skeleton: u32,
-    /// Numbers of the contents of its regular files in the order of the tar, whether hidden or not.
+    /// Content numbers of its regular files, in the order of the tar, with hidden ones.
     pub files: Vec<u32>,
 }
 
@@ -43,13 +43,15 @@ impl<'a> Layers<'a> {
         for _ in 0..count {
             let number = contents::number(&mut self.reader, expected)?;
             if number >= self.contents {
-                return Err(self.reader.wrong("a content over the end"));
+                return Err(self.reader.wrong("a content number out of range"));
             }
             files.push(number);
             expected = number + 1;
         }
         if skeleton >= self.contents {
-            return Err(self.reader.wrong("a skeleton over the end"));
+            return Err(self
+                .reader
+                .wrong("the content number of a skeleton is out of range"));
         }
         if self.left == 0 {
             self.reader.end()?;

@@ -1,10 +1,10 @@
-//! The head of a table: how many there are of what, and where each section lies.
+//! The head of a TOC: counts, and the lengths of its sections.
 
 use crate::Error;
 
 use super::format::{MAX_ENTRIES, MAX_TOC, WHAT};
 
-/// First bytes of every table; the last is the version.
+/// First bytes of every TOC. The last byte is the version.
 pub(super) const MAGIC: [u8; 8] = *b"phtable\x01";
 
 /// Bytes before the first section.
@@ -13,7 +13,7 @@ pub(super) const HEAD: usize = 48;
 /// Bytes of a digest.
 pub(super) const DIGEST: usize = 32;
 
-/// Counts, and the lengths of the sections, which follow each other in this order.
+/// Counts, and the lengths of the sections in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) entries: u32,
@@ -21,12 +21,13 @@ pub(super) struct Layout {
     pub(super) visible: u32,
     pub(super) contents: u32,
     pub(super) layer_count: u32,
-    /// Attributes, names, nodes, sizes, layers; the digests, the last section, have [`DIGEST`] bytes each.
+    /// Lengths of attributes, names, nodes, sizes and layers. The last section, digests, has
+    /// [`DIGEST`] bytes per content.
     pub(super) lengths: [u32; 5],
 }
 
 impl Layout {
-    /// The head of a table.
+    /// Encodes the head.
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         for number in self.numbers() {
@@ -51,15 +52,15 @@ impl Layout {
         ]
     }
 
-    /// Parses the first bytes of a table of `len` bytes. Checks that each section lies within the table and each count
-    /// within its section.
+    /// Parses the head of a TOC of `len` bytes. Checks that each section fits into the TOC, and
+    /// each count into its section.
     pub(super) fn read(bytes: &[u8], len: usize) -> Result<Self, Error> {
         let wrong = |why: &str| Error::malformed(WHAT, why);
         let (magic, rest) = bytes
             .split_first_chunk::<8>()
             .ok_or_else(|| wrong("it ends too early"))?;
         if *magic != MAGIC {
-            return Err(wrong("none, or of another version"));
+            return Err(wrong("it is no TOC, or of another version"));
         }
         let mut numbers = [0; 10];
         for (nth, number) in numbers.iter_mut().enumerate() {
@@ -96,7 +97,7 @@ impl Layout {
         if end.is_none_or(|end| end > len || end > MAX_TOC) {
             return Err(wrong("sections that do not fit"));
         }
-        // Each takes a byte at least, so that nothing is allocated that is not there.
+        // Each item takes at least one byte, so counts bound allocations.
         let sound = (1..=MAX_ENTRIES).contains(&entries)
             && entries <= c
             && attribute_count <= a
@@ -122,7 +123,7 @@ impl Layout {
         bytes.get(start..start + sections[nth]).unwrap_or_default()
     }
 
-    /// Bytes of the table.
+    /// Length of the TOC.
     pub(super) fn end(&self) -> usize {
         HEAD + self.sections().iter().sum::<usize>()
     }
@@ -152,7 +153,7 @@ impl Layout {
     }
 }
 
-/// Of a number that is bounded by memory: there is no smaller `usize` on a machine that runs this.
+/// Converts a number to `usize`, which has at least 32 bits on all supported hosts.
 pub(super) fn widen(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

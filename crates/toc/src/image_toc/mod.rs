@@ -1,8 +1,8 @@
-//! The merged view of an image: one immutable table, the same bytes whoever makes it.
+//! The table of contents (TOC) of an image: its merged file tree, in one canonical form.
 //!
-//! Layout, byte by byte, and why it is so: `docs/formats/toc.md`. In short: entries in the order of their paths,
-//! a directory right before what is in it, so that two tables are compared by one walk through both; contents by
-//! number; all numbers relative, so that an update of the image changes few bytes.
+//! `docs/formats/toc.md` specifies the bytes. Entries are in path order, with each directory before
+//! its entries, so that one walk compares two TOCs. Entries refer to contents by number. All
+//! numbers are relative, so that an update of an image changes few bytes.
 
 mod attributes;
 mod blocks;
@@ -40,26 +40,27 @@ use contents::Index;
 use format::WHAT;
 use layout::Layout;
 
-/// The merged view of one image. Shared by reference between threads.
+/// The TOC of one image. Threads share it by reference.
 pub struct ImageToc {
-    /// The canonical ones.
+    /// The canonical bytes.
     bytes: Vec<u8>,
     layout: Layout,
-    /// Where each begins in its section.
+    /// Offset of each attribute set in its section.
     attributes: Vec<u32>,
     index: Index,
 }
 
 impl ImageToc {
-    /// Merges indexed layers, the lowest first. Reads each index twice; memory is that of the tree, about 200 bytes an entry.
+    /// Merges indexed layers, the lowest first. Reads each index twice. Takes about 200 bytes of
+    /// memory per entry.
     ///
     /// # Errors
-    /// `Image` when it is none that could be unpacked; those of the indexes.
+    /// `Image` when a runtime could not unpack the image; errors of the indexes.
     pub fn build(layers: &[&LayerIndex]) -> Result<Self, Error> {
         Self::build_at(layers, &mut Unpaced)
     }
 
-    /// The same at somebody's pace, who is asked every few hundred entries.
+    /// As [`Self::build`]. Calls `pace` every few hundred entries.
     ///
     /// # Errors
     /// As [`Self::build`]; [`Error::Stopped`].
@@ -73,10 +74,10 @@ impl ImageToc {
         }))
     }
 
-    /// Merges layers, the lowest first, as containerd's and umoci's unpacking would.
+    /// Merges layers, the lowest first, with the rules by which containerd and umoci unpack them.
     ///
     /// # Errors
-    /// `Image` when it is none that could be unpacked; those of the layers.
+    /// `Image` when a runtime could not unpack the image; errors of the layers.
     pub fn merge<I, F>(layers: impl IntoIterator<Item = LayerEntries<I, F>>) -> Result<Self, Error>
     where
         I: IntoIterator<Item = Result<Entry, Error>>,
@@ -84,27 +85,28 @@ impl ImageToc {
     {
         let merged = merge::merge(layers)?;
         let bytes = write::canonical_bytes(&merged)?;
-        // Twice what the table is.
+        // Frees twice the size of the TOC.
         drop(merged);
         Self::trusted(bytes)
     }
 
-    /// From bytes of somewhere else: every length, number and order is checked. Costs about three walks over it.
+    /// Parses bytes of an untrusted source. Checks every length, number and order, in about three
+    /// walks.
     ///
     /// # Errors
-    /// `Malformed` when they are no table in its one canonical form.
+    /// `Malformed` when the bytes are not a TOC in canonical form.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, Error> {
         let toc = Self::trusted(bytes)?;
         check::check(&toc)?;
         Ok(toc)
     }
 
-    /// The canonical bytes, as [`ImageToc::parse`] takes them.
+    /// The canonical bytes: the input of [`ImageToc::parse`].
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Number of entries; at least one, the root.
+    /// Number of entries, with the root.
     pub const fn entries(&self) -> u32 {
         self.layout.entries
     }
@@ -120,13 +122,15 @@ impl ImageToc {
         )
     }
 
-    /// All contents by number: the [visible](Self::visible) ones first, then what layers need besides.
+    /// All contents by number: first the [visible](Self::visible) ones, and then those that only
+    /// rebuilding the layers needs.
     pub fn contents(&self) -> Contents<'_> {
         Contents::new(self.layout.digests(&self.bytes), self.index.sizes())
     }
 
-    /// The contents with lower numbers are those of the merged tree, numbered by first use; the others (the skeletons of the
-    /// layers and what upper layers hide) are needed to rebuild layers only.
+    /// Number of visible contents: those of the merged tree, numbered by first use. Contents with
+    /// higher numbers are needed only to rebuild layers: skeletons, and contents that upper layers
+    /// hide.
     pub const fn visible(&self) -> u32 {
         self.layout.visible
     }
@@ -162,7 +166,7 @@ impl ImageToc {
         )
     }
 
-    /// From bytes that this crate wrote, or that [`check`] is about to look at.
+    /// Makes a TOC of bytes that this crate wrote, or that [`check`] checks next.
     fn trusted(bytes: Vec<u8>) -> Result<Self, Error> {
         let layout = Layout::read(&bytes, bytes.len())?;
         if layout.end() != bytes.len() {
@@ -185,7 +189,7 @@ impl ImageToc {
 
 impl fmt::Debug for ImageToc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table")
+        f.debug_struct("ImageToc")
             .field("bytes", &self.bytes().len())
             .field("entries", &self.layout.entries)
             .field("contents", &self.layout.contents)
@@ -194,12 +198,12 @@ impl fmt::Debug for ImageToc {
     }
 }
 
-/// The same, with a pause every few of them.
+/// Passes the values through, and calls `pace` every few hundred values.
 fn paced<T>(
     values: impl Iterator<Item = Result<T, Error>>,
     pace: &RefCell<&mut dyn Pace>,
 ) -> impl Iterator<Item = Result<T, Error>> {
-    /// Each is some microseconds of work at most, on the average.
+    /// Number of values between two calls. Each value takes a few microseconds.
     const FEW: usize = 256;
     values.enumerate().map(|(nth, value)| {
         if nth % FEW == 0 {

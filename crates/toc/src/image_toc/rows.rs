@@ -1,4 +1,4 @@
-//! A walk over the entries of a table.
+//! A walk over the entries of a TOC.
 
 use crate::varint::Reader;
 use crate::{Entry, Error, Kind, Time};
@@ -8,7 +8,7 @@ use super::contents::Contents;
 use super::format::{rank, reader};
 use super::layout::widen;
 
-/// The kinds of nodes as they are coded, and their number.
+/// The codes of the kinds of nodes, and their number.
 pub(super) mod kind {
     pub(crate) const DIRECTORY: u8 = 0;
     pub(crate) const FILE: u8 = 1;
@@ -21,15 +21,15 @@ pub(super) mod kind {
     pub(crate) const MASK: u8 = 7;
 }
 
-/// What stands behind the byte of a node.
+/// Flags in the byte of a node.
 pub(super) mod flag {
-    /// Attributes other than those of the last node of the same kind.
+    /// The attributes differ from those of the last node of the same kind.
     pub(crate) const ATTRIBUTES: u8 = 8;
-    /// Seconds other than those of the last node of the same class.
+    /// The seconds differ from those of the last node of the same class.
     pub(crate) const SECONDS: u8 = 16;
-    /// Nanoseconds that are not 0.
+    /// The nanoseconds are not 0.
     pub(crate) const NANOS: u8 = 32;
-    /// Of a file: a content that had its number before.
+    /// For a file: its content already has a number.
     pub(crate) const AGAIN: u8 = 64;
     pub(crate) const NONE: u8 = 128;
 }
@@ -37,35 +37,36 @@ pub(super) mod flag {
 /// Nanoseconds in a second.
 const SECOND: u32 = 1_000_000_000;
 
-/// Maximum length of a path in bytes, as in Linux.
+/// Maximum length of a path in bytes.
 pub(super) const MAX_PATH: usize = 4096;
-/// Maximum length of a file name in bytes, as in Linux.
+/// Maximum length of a name in bytes.
 pub(super) const MAX_NAME: usize = 255;
-/// One entry; its path lives until the next is asked for, all else as long as the table.
+/// One entry. Its path is valid until the next call of [`Rows::next`].
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'p, 'a> {
-    /// Position in the table; the root is 0.
+    /// Position in the TOC; the root is 0.
     pub ordinal: u32,
-    /// As [`Entry::path`].
+    /// The path, as in [`Entry::path`].
     pub path: &'p [u8],
-    /// What it is.
+    /// The kind of the entry.
     pub node: Node<'a>,
-    /// Of a hard link, those of what it names.
+    /// The attributes. A hard link has those of its target.
     pub attributes: Attributes<'a>,
-    /// Of a hard link, that of what it names.
+    /// The last modification. A hard link has that of its target.
     pub modified: Time,
 }
 
-/// What a [`Row`] is.
+/// The kind of a [`Row`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node<'a> {
-    /// A directory; what is in it follows.
+    /// A directory. Its entries follow.
     Directory,
     /// A regular file, by the number of its content.
     File(u32),
     /// A symbolic link and its target.
     Symlink(&'a [u8]),
-    /// Another name of the entry of that ordinal, which comes before and is neither a directory nor a hard link.
+    /// A hard link to the entry with this ordinal, which comes earlier and is neither a directory
+    /// nor a hard link.
     HardLink(u32),
     /// A character device: major and minor number.
     CharDevice(u32, u32),
@@ -76,7 +77,7 @@ pub enum Node<'a> {
 }
 
 impl Row<'_, '_> {
-    /// A copy that stands alone. `linked` is the path of the entry that a hard link names, else unused.
+    /// An owned copy. `linked` is the path of the target of a hard link, and otherwise unused.
     pub fn to_entry(self, contents: &Contents<'_>, linked: &[u8]) -> Option<Entry> {
         let kind = match self.node {
             Node::Directory => Kind::Directory,
@@ -106,15 +107,15 @@ impl Row<'_, '_> {
     }
 }
 
-/// A walk over the entries, in their order. What it yields is sound whatever the bytes are: paths are clean, ascend
-/// and lie in directories that came before; numbers are below their counts.
+/// A walk over the entries, in order. It guarantees for any bytes: paths are clean, ascend, and are
+/// in directories that came earlier; numbers are below their counts.
 #[derive(Debug)]
 pub struct Rows<'a> {
     names: Reader<'a>,
     nodes: Reader<'a>,
     attributes: Numbered<'a>,
     path: Vec<u8>,
-    /// Number of the attributes of the last row.
+    /// Attribute number of the last row.
     pub(super) number: u32,
     /// Whether the last row was a directory.
     inside: bool,
@@ -124,18 +125,19 @@ pub struct Rows<'a> {
     state: State,
 }
 
-/// What is relative to what came before; reader and writer go through the same.
+/// The values to which encoded numbers are relative. Reader and writer have the same states.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) next_content: u32,
     pub(super) next_attributes: u32,
-    /// By kind.
+    /// The last attribute number, by kind.
     pub(super) attributes: [Option<u32>; kind::COUNT],
-    /// Of directories, and of everything else.
+    /// The last seconds of directories, and of all other entries.
     pub(super) seconds: [i64; 2],
 }
 
-/// Directories have their times from when they were changed, files from when they were built.
+/// The class of a kind. Directories and files have separate classes, since the times of directories
+/// come from unpacking, and those of files from the build.
 pub(super) const fn class(of: u8) -> usize {
     if of == kind::DIRECTORY { 0 } else { 1 }
 }
@@ -162,10 +164,10 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The next entry; `None` after the last.
+    /// The next entry; `None` after the last one.
     ///
     /// # Errors
-    /// `Malformed`, never for a table that was parsed or built.
+    /// `Malformed`, but never for a TOC that was parsed or built.
     #[expect(clippy::should_implement_trait, reason = "it lends its path")]
     pub fn next(&mut self) -> Result<Option<Row<'_, 'a>>, Error> {
         if self.ordinal == self.entries {
@@ -181,7 +183,7 @@ impl<'a> Rows<'a> {
             || (flags & flag::AGAIN != 0 && of != kind::FILE)
             || (ordinal == 0 && of != kind::DIRECTORY)
         {
-            return Err(self.nodes.wrong("an entry of no known kind"));
+            return Err(self.nodes.wrong("an entry of an unknown kind"));
         }
         let attributes = self.attributes_of(flags)?;
         let modified = self.time(flags)?;
@@ -193,7 +195,7 @@ impl<'a> Rows<'a> {
                 let distance = self.nodes.u32()?;
                 match ordinal.checked_sub(distance) {
                     Some(to) if distance > 0 => Node::HardLink(to),
-                    _ => return Err(self.nodes.wrong("a link to what does not come before")),
+                    _ => return Err(self.nodes.wrong("a hard link to a later entry")),
                 }
             }
             kind::CHAR => Node::CharDevice(self.nodes.u32()?, self.nodes.u32()?),
@@ -219,17 +221,18 @@ impl<'a> Rows<'a> {
             return if drop == 0 && len == 0 {
                 Ok(())
             } else {
-                Err(self.names.wrong("its first entry is not the root"))
+                Err(self.names.wrong("the first entry is not the root"))
             };
         }
         let keep = self.path.len().checked_sub(widen(drop));
         let Some((keep, first)) = keep.zip(new.first()) else {
-            return Err(self.names.wrong("a path that is none"));
+            return Err(self.names.wrong("an invalid path"));
         };
-        // A new component begins inside the last entry only; anything else shares its directory with an entry before.
+        // A path is either directly inside the last entry, or shares its directory with an earlier
+        // entry.
         let name = match self.path.get(keep) {
             None if *first == b'/' && self.inside && keep > 0 => &new[1..],
-            // In the root, names have no slash before them.
+            // Names in the root have no leading slash.
             None if *first != b'/' => new,
             Some(replaced) if *first != b'/' && rank(*first) > rank(*replaced) => new,
             _ => return Err(self.names.wrong("paths out of order, or in no directory")),
@@ -258,7 +261,7 @@ impl<'a> Rows<'a> {
             let distance = self.nodes.u32()?;
             let number = state.next_attributes.checked_sub(distance);
             if number.is_none() || number == *last {
-                return Err(self.nodes.wrong("attributes that are none"));
+                return Err(self.nodes.wrong("invalid attributes"));
             }
             if distance == 0 {
                 state.next_attributes += 1;
@@ -268,7 +271,7 @@ impl<'a> Rows<'a> {
         self.number = last.unwrap_or(u32::MAX);
         self.attributes
             .get(self.number)
-            .ok_or_else(|| self.nodes.wrong("attributes over the end"))
+            .ok_or_else(|| self.nodes.wrong("an attribute number out of range"))
     }
 
     fn time(&mut self, flags: u8) -> Result<Time, Error> {
@@ -284,7 +287,7 @@ impl<'a> Rows<'a> {
         if flags & flag::NANOS != 0 {
             nanos = self.nodes.u32()?;
             if nanos == 0 || nanos >= SECOND {
-                return Err(self.nodes.wrong("nanoseconds that are none"));
+                return Err(self.nodes.wrong("invalid nanoseconds"));
             }
         }
         Ok(Time {
@@ -299,11 +302,11 @@ impl<'a> Rows<'a> {
             let distance = self.nodes.u32()?;
             return match next.checked_sub(distance) {
                 Some(number) if distance > 0 => Ok(number),
-                _ => Err(self.nodes.wrong("a content that does not come before")),
+                _ => Err(self.nodes.wrong("a content number that is not in use yet")),
             };
         }
         if next >= self.visible {
-            return Err(self.nodes.wrong("more contents than it says"));
+            return Err(self.nodes.wrong("more contents than the head says"));
         }
         self.state.next_content += 1;
         Ok(next)
@@ -313,7 +316,7 @@ impl<'a> Rows<'a> {
         let len = widen(self.names.u32()?);
         let target = self.names.take(len)?;
         if target.is_empty() || target.len() > MAX_PATH || target.contains(&0) {
-            return Err(self.names.wrong("a link to nowhere"));
+            return Err(self.names.wrong("an invalid link target"));
         }
         Ok(target)
     }
@@ -324,7 +327,7 @@ impl<'a> Rows<'a> {
         if self.state.next_content != self.visible
             || widen(self.state.next_attributes) != self.attributes.len()
         {
-            return Err(self.nodes.wrong("contents or attributes that nobody uses"));
+            return Err(self.nodes.wrong("unused contents or attributes"));
         }
         Ok(())
     }

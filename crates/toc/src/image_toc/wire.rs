@@ -1,4 +1,4 @@
-//! A table on its way: one zstd frame, alone or against another table.
+//! A TOC on the wire: one zstd frame, alone or with another TOC as its prefix.
 
 use std::io::{Read, Write};
 
@@ -11,7 +11,7 @@ use crate::Error;
 use super::ImageToc;
 use super::format::{MAX_TOC, WHAT};
 
-/// The window reaches back over all of a base.
+/// The logarithm of a window that covers both the prefix and the TOC.
 fn window(base: usize, toc: usize) -> u32 {
     (base + toc)
         .next_power_of_two()
@@ -19,17 +19,18 @@ fn window(base: usize, toc: usize) -> u32 {
         .clamp(10, MAX_WINDOW)
 }
 
-/// Maximum size of a zstd window as a power of two. The window has room for two TOCs of the maximum
-/// size.
+/// Maximum window as a power of two: twice [`MAX_TOC`].
 const MAX_WINDOW: u32 = 29;
 
-/// Levels from here on have search structures of 64 MiB, all that a server may take while it indexes. With these, of
-/// 12 MiB, nothing is lost: what a table repeats lies near, names in their order and runs of attributes.
+/// Levels from here on have search tables of 64 MiB, the whole memory of an indexing thread. The
+/// two limits below reduce them to 12 MiB. They lose no compression, since repetitions in a TOC are
+/// near each other.
 const SLOW: i32 = 13;
 const HASH_LOG: u32 = 20;
 const CHAIN_LOG: u32 = 21;
 
-/// One zstd frame of a table's canonical bytes, against those of `base`. The same input always gives the same bytes.
+/// Compresses the canonical bytes of a TOC, with those of `base` as the prefix. The same input
+/// always gives the same bytes.
 ///
 /// # Errors
 /// `Io` when zstd has no memory.
@@ -45,8 +46,9 @@ pub fn encode(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec
             encoder.set_parameter(CParameter::ChainLog(CHAIN_LOG))?;
         }
         if !base.is_empty() {
-            // Finds the runs of digests that stayed. Two versions of an image of 99 000 entries, at level 3: 1.17 MB
-            // and not 2.06 (`cargo run --release -p pierhead-worker --example image_toc`).
+            // Finds runs of unchanged digests. Two versions of an image of 99 000 entries, at level
+            // 3: 1.17 MB instead of 2.06 MB (`cargo run --release -p pierhead-worker --example
+            // image_toc`).
             encoder.set_parameter(CParameter::EnableLongDistanceMatching(true))?;
         }
         encoder.include_contentsize(true)?;
@@ -57,10 +59,10 @@ pub fn encode(toc: &ImageToc, base: Option<&ImageToc>, level: i32) -> Result<Vec
     run().map_err(|error| Error::io("compress a TOC", error))
 }
 
-/// The table of such a frame.
+/// Decompresses and parses a TOC.
 ///
 /// # Errors
-/// `Malformed` when it is none, or was made against something else.
+/// `Malformed` when the frame is malformed, or has another prefix.
 pub fn decode(frame: &[u8], base: Option<&ImageToc>) -> Result<ImageToc, Error> {
     let wrong = |error: std::io::Error| Error::malformed(WHAT, error.to_string());
     let base = base.map_or(&[][..], ImageToc::bytes);
@@ -76,7 +78,7 @@ pub fn decode(frame: &[u8], base: Option<&ImageToc>) -> Result<ImageToc, Error> 
         return Err(Error::malformed(WHAT, "it is longer than the limit"));
     }
     if !decoder.finish().is_empty() {
-        return Err(Error::malformed(WHAT, "bytes after its end"));
+        return Err(Error::malformed(WHAT, "bytes after the end"));
     }
     ImageToc::parse(bytes)
 }

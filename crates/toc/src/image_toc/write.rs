@@ -1,4 +1,4 @@
-//! The canonical bytes of a merged tree.
+//! Encodes a merged tree in the canonical bytes of a TOC.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::merge::{Item, Merged};
 use super::rows;
 use super::rows::{State, class, flag, kind};
 
-/// Numbers that are given out by first use.
+/// Assigns numbers by first use.
 #[derive(Default)]
 struct Numbers {
     of: HashMap<u32, u32>,
@@ -31,11 +31,12 @@ impl Numbers {
     }
 }
 
+/// Converts a count to 32 bits.
 fn count(len: usize) -> Result<u32, Error> {
-    u32::try_from(len).map_err(|_| Error::Image("too large".to_owned()))
+    u32::try_from(len).map_err(|_| Error::Image("it is too large".to_owned()))
 }
 
-/// Writes the table of a merged tree.
+/// Encodes the TOC of a merged tree.
 pub(super) fn canonical_bytes(merged: &Merged) -> Result<Vec<u8>, Error> {
     let mut entries = Entries::default();
     merged
@@ -93,7 +94,7 @@ pub(super) fn canonical_bytes(merged: &Merged) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The sections of the entries.
+/// The sections of the entries in progress.
 #[derive(Default)]
 struct Entries {
     names: Vec<u8>,

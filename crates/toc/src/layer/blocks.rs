@@ -1,7 +1,9 @@
-//! A file of checksummed blocks in several streams, written once from front to back.
+//! The file format of a layer index: checksummed blocks of several streams, written once from front
+//! to back.
 //!
-//! Each block holds whole records of one stream, compressed with zstd where that is smaller. A directory of the
-//! blocks stands at the end, and behind it a foot of [`FOOT`] bytes. One block at a time is in memory.
+//! Each block has whole records of one stream, compressed with zstd when that is smaller. A
+//! directory of the blocks follows, and then a foot of [`FOOT`] bytes. Readers and writers hold one
+//! block at a time in memory.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -13,24 +15,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Names the format; the last two digits are its version.
+/// Magic of the format. The last two digits are its version.
 const MAGIC: &[u8; 8] = b"phlayr01";
 
-/// Bytes of a stream that are gathered before they become a block.
+/// Size of a block before compression, in bytes.
 pub(super) const BLOCK: usize = 64 << 10;
 
-/// Most bytes that a block may claim to unpack to: a record is never cut, and the longest are extended headers.
+/// Maximum uncompressed size of a block in bytes. A block contains whole records, and the longest
+/// records are extended headers.
 const MAX_BLOCK: usize = 4 << 20;
 
-/// Offset (8) and length (8) of the directory, its CRC-32C (4), zero (4), magic (8); little endian.
+/// Length of the foot: offset (8) and length (8) of the directory, its CRC-32C (4), zero (4), magic
+/// (8); little endian.
 const FOOT: usize = 32;
 
-/// Most bytes of a directory: of 2^20 blocks.
+/// Maximum size of a directory in bytes: 2^20 blocks.
 const MAX_DIRECTORY: u64 = 32 << 20;
 
 const WHAT: &str = "layer index";
 
-/// What the records of a block are.
+/// The stream to which a block belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Stream {
     Entries,
@@ -55,7 +59,7 @@ struct Row {
 
 pub(super) struct Writer {
     buffer: BufWriter<File>,
-    /// Deleted when the writer is dropped before it is finished.
+    /// The temporary file. Dropping the writer before `finish` deletes it.
     file: AtomicFile<'static>,
     out: PathBuf,
     open: [(u64, Vec<u8>); STREAM_COUNT],
@@ -84,8 +88,8 @@ impl Writer {
         Ok(this)
     }
 
-    /// Appends one record, or several, never to be parted. `key` orders the blocks of a stream: that of a block is
-    /// the one of its first record.
+    /// Appends a record, or several records that stay in one block. `key` orders the blocks of a
+    /// stream. The key of a block is that of its first record.
     pub(super) fn put(&mut self, stream: Stream, key: u64, record: &[u8]) -> Result<(), Error> {
         let (_, open) = &self.open[stream as usize];
         if !open.is_empty() && open.len() + record.len() > BLOCK {
@@ -99,12 +103,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether the next record begins a block.
+    /// Whether the next record starts a new block.
     pub(super) fn begins_block(&self, stream: Stream) -> bool {
         self.open[stream as usize].1.is_empty()
     }
 
-    /// Ends the block of a stream if one more record of that size would not fit.
+    /// Ends the block of a stream when a record of `len` bytes does not fit.
     pub(super) fn make_room(&mut self, stream: Stream, len: usize) -> Result<(), Error> {
         let open = &self.open[stream as usize].1;
         if !open.is_empty() && open.len() + len > BLOCK {
@@ -136,14 +140,14 @@ impl Writer {
             key,
         });
         self.write(bytes)?;
-        // The buffer is kept: a layer fills thousands of them.
+        // The buffer is reused, since a layer fills it thousands of times.
         let mut raw = raw;
         raw.clear();
         self.open[stream as usize].1 = raw;
         Ok(())
     }
 
-    /// Writes the directory and makes the file visible under its name.
+    /// Writes the directory, and gives the file its final name.
     pub(super) fn finish<S: Serialize>(mut self, summary: &S) -> Result<(), Error> {
         for stream in ALL {
             self.flush(stream)?;
@@ -191,7 +195,7 @@ fn narrow(len: usize) -> Result<u32, Error> {
     u32::try_from(len).map_err(|_| Error::malformed(WHAT, "a block of 4 GiB"))
 }
 
-/// A block as the directory has it.
+/// A block in the directory.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     at: u64,
@@ -201,7 +205,7 @@ struct Block {
     key: u64,
 }
 
-/// A finished file, open. Holds the directory: 32 bytes for each block.
+/// An open file. Holds the directory in memory, at 32 bytes per block.
 #[derive(Debug)]
 pub(super) struct Reader {
     file: File,
@@ -210,7 +214,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Opens a file and checks its directory. Blocks are checked as they are read.
+    /// Opens a file, and verifies its directory. Blocks are verified when they are read.
     pub(super) fn open<S: for<'a> Deserialize<'a>>(path: &Path) -> Result<(Self, S), Error> {
         let io = |e| Error::io(format!("open {}", path.display()), e);
         let file = File::open(path).map_err(io)?;
@@ -232,7 +236,7 @@ impl Reader {
         };
         let (at, size) = (word(0), word(8));
         if &foot[24..] != MAGIC || size > MAX_DIRECTORY || at.checked_add(size) != Some(body) {
-            return Err(Error::malformed(WHAT, "no foot"));
+            return Err(Error::malformed(WHAT, "its foot is damaged"));
         }
         let size =
             usize::try_from(size).map_err(|_| Error::malformed(WHAT, "directory too long"))?;
@@ -273,25 +277,25 @@ impl Reader {
         ))
     }
 
-    /// How many blocks a stream has.
+    /// Number of blocks of a stream.
     pub(super) fn blocks(&self, stream: Stream) -> usize {
         self.streams[stream as usize].len()
     }
 
-    /// The last block of a stream whose first record has a key below (or, `or_equal`, not above) the given one; the
-    /// first one when there is none.
+    /// The last block of a stream whose key is below `key`, or equal with `or_equal`. Block 0 when
+    /// there is none.
     pub(super) fn find(&self, stream: Stream, key: u64, or_equal: bool) -> usize {
         let blocks = &self.streams[stream as usize];
         let after = blocks.partition_point(|b| b.key < key || (or_equal && b.key == key));
         after.saturating_sub(1)
     }
 
-    /// Key of the first record of a block.
+    /// The key of a block: the key of its first record.
     pub(super) fn key(&self, stream: Stream, number: usize) -> Option<u64> {
         self.streams[stream as usize].get(number).map(|b| b.key)
     }
 
-    /// The bytes of a block, checked. `None` behind the last.
+    /// Reads and verifies a block. `None` after the last one.
     pub(super) fn read(&self, stream: Stream, number: usize) -> Result<Option<Vec<u8>>, Error> {
         let Some(block) = self.streams[stream as usize].get(number) else {
             return Ok(None);
@@ -309,7 +313,7 @@ impl Reader {
         let raw = zstd::bulk::decompress(&stored, block.raw as usize)
             .map_err(|e| Error::malformed(WHAT, e.to_string()))?;
         if raw.len() != block.raw as usize {
-            return Err(Error::malformed(WHAT, "a block of another length"));
+            return Err(Error::malformed(WHAT, "a block of a wrong length"));
         }
         Ok(Some(raw))
     }

@@ -1,4 +1,4 @@
-//! Writes an index as the walk goes: nothing grows with the layer but a row for each file.
+//! Writes a layer index during the walk over the tar. Only the rows of files grow with the layer.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use super::skeleton::Encoder;
 use super::stored::{EXTENT, LayerIndex, Row, Summary, prefix, raw};
 use super::stream::{self, Found, Point};
 
-/// What the walk learned of the layer as a whole.
+/// The properties of the whole layer, which the walk determines.
 pub(super) struct Outcome {
     pub(super) coding: Coding,
     pub(super) blob_size: u64,
@@ -26,7 +26,7 @@ pub(super) struct Outcome {
 pub(super) struct Builder {
     file: Writer,
     out: PathBuf,
-    /// The path of the entry before, in the same block.
+    /// The path of the previous entry in the same block.
     before: Vec<u8>,
     record: Vec<u8>,
     rows: Vec<Row>,
@@ -39,7 +39,7 @@ pub(super) struct Builder {
     skeleton: Encoder,
     skeleton_hash: Hasher,
     skeleton_size: u64,
-    /// Bytes of the skeleton that are not in the file yet.
+    /// Bytes of the skeleton that are not written yet.
     operations: Vec<u8>,
 }
 
@@ -71,7 +71,8 @@ impl Builder {
         self.entries += 1;
         self.record.clear();
         record::encode(entry, &self.before, &mut self.record)?;
-        // Where that leaves no room in the block, the next one begins, and shares nothing with this one.
+        // Without room in the block, a new block starts, and the record shares no prefix with the
+        // previous one.
         self.file.make_room(Stream::Entries, self.record.len())?;
         if self.file.begins_block(Stream::Entries) {
             self.record.clear();
@@ -82,7 +83,7 @@ impl Builder {
         self.file.put(Stream::Entries, key, &self.record)
     }
 
-    /// A file that is no entry.
+    /// Adds a file of the tar that is no entry of the tree.
     pub(super) fn unseen(&mut self, content: FileDigest, size: u64) -> Result<(), Error> {
         self.record.clear();
         record::encode_unseen(content, size, &mut self.record)?;
@@ -94,7 +95,8 @@ impl Builder {
         self.file.put(Stream::Entries, key, &self.record)
     }
 
-    /// How many chunks and extents there are, to tell afterwards which are a content's.
+    /// The numbers of chunks and extents so far. A caller takes them before a content, to find its
+    /// chunks and extents.
     pub(super) fn marks(&self) -> (u32, u32) {
         (self.chunks, self.extents)
     }
@@ -116,7 +118,7 @@ impl Builder {
         Ok(())
     }
 
-    /// A content that was read whole; `marks` as before it.
+    /// Adds a content that was read completely. `marks` are the numbers before it.
     pub(super) fn content(
         &mut self,
         content: FileDigest,
@@ -156,7 +158,7 @@ impl Builder {
         Ok(())
     }
 
-    /// A checkpoint, as it was found.
+    /// Adds a checkpoint.
     pub(super) fn point(&mut self, found: Found) -> Result<(), Error> {
         let mut point = Point {
             at: found.at,
@@ -180,11 +182,11 @@ impl Builder {
         Ok(())
     }
 
-    /// Writes what is left and opens the finished file.
+    /// Writes the remaining data, and opens the finished file.
     pub(super) fn finish(mut self, outcome: Outcome) -> Result<LayerIndex, Error> {
         self.skeleton(Encoder::end)?;
         self.settle()?;
-        // Of contents that are there twice, the first is read: the sort keeps their order.
+        // The first of several equal contents stays.
         self.rows
             .sort_unstable_by_key(|row| (row.content, row.offset));
         self.rows.dedup_by_key(|row| row.content);

@@ -1,32 +1,32 @@
-//! Content-defined chunks of large files: what two versions share though no file is the same.
+//! Content-defined chunks of large files: two versions of a file have chunks in common.
 
 use fastcdc::v2020::FastCDC;
 
 use crate::{Error, FileDigest};
 
-/// Contents of at least so many bytes are cut into chunks.
+/// Minimum size of a content that is cut into chunks, in bytes.
 pub const CHUNKED_FROM: u64 = 256 << 10;
 
-/// Least bytes of a chunk, but for the last one of a content.
+/// Minimum size of a chunk in bytes, except for the last one of a content.
 pub const CHUNK_MIN: usize = 16 << 10;
 
-/// What chunks come to on the average.
+/// Average size of a chunk in bytes.
 pub const CHUNK_AVERAGE: usize = 64 << 10;
 
-/// Most bytes of a chunk.
+/// Maximum size of a chunk in bytes.
 pub const CHUNK_MAX: usize = 256 << 10;
 
-/// Bytes of a chunk in the index: its hash and its length.
+/// Bytes of a chunk in the index: digest and length.
 pub(super) const RECORD: usize = 36;
 
-/// A part of a content, cut where the bytes say so.
+/// A content-defined chunk of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// SHA-256 of its bytes.
     pub content: FileDigest,
-    /// Where it begins in its content.
+    /// Offset in its content.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
@@ -44,7 +44,8 @@ impl Chunk {
     }
 }
 
-/// Cuts one content after the other, fed in pieces of any length. Holds up to two of the longest chunks.
+/// Cuts contents into chunks. The caller feeds each content in pieces of any length. Holds up to
+/// two chunks of maximum size.
 pub(super) struct Cutter {
     held: Vec<u8>,
 }
@@ -54,7 +55,7 @@ impl Cutter {
         Self { held: Vec::new() }
     }
 
-    /// Takes in the next bytes; `each` gets the record of each chunk that ends in them.
+    /// Takes the next bytes, and passes the record of each complete chunk to `each`.
     pub(super) fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -71,7 +72,7 @@ impl Cutter {
         Ok(())
     }
 
-    /// The content ends.
+    /// Ends the content, and passes the record of its last chunks to `each`.
     pub(super) fn end(
         &mut self,
         each: &mut dyn FnMut(&[u8; RECORD]) -> Result<(), Error>,
@@ -79,7 +80,7 @@ impl Cutter {
         self.cut(1, each)
     }
 
-    /// Cuts as long as at least so many bytes are held.
+    /// Cuts chunks while at least `least` bytes are held.
     fn cut(
         &mut self,
         least: usize,

@@ -1,24 +1,25 @@
-//! One header block of a tar: fields as they stand, checked.
+//! Parses one header block of a tar.
 //!
-//! Where they lie tells the tar crate. What numbers mean is told here, as Go reads them: the crate refuses the empty
-//! ones that GNU tar writes for devices, and knows no negative ones. Walking by the crate's `Archive` is out for the
-//! same reason: it believes the sizes of links, and gives no padding, which a skeleton needs.
+//! The `tar` crate gives the positions of fields. This module parses the numbers by the rules of
+//! Go: the crate refuses the empty numbers that GNU tar writes for devices, and supports no
+//! negative ones. The `Archive` of the crate is not used, since it trusts the sizes of links and
+//! gives no padding, which a skeleton needs.
 
 use tar::Header;
 
 use crate::Error;
 
-/// Bytes of a block.
+/// Size of a tar block in bytes.
 pub(super) const BLOCK: usize = 512;
 
-/// A header's fields. Names are as they stand.
+/// The fields of a header. Names are unchanged.
 pub(super) struct Fields {
     pub(super) name: Vec<u8>,
     pub(super) link: Vec<u8>,
     pub(super) mode: i64,
     pub(super) uid: i64,
     pub(super) gid: i64,
-    /// Bytes that follow, by the header.
+    /// Size in the header, in bytes.
     pub(super) size: u64,
     pub(super) seconds: i64,
     pub(super) flag: u8,
@@ -28,7 +29,7 @@ pub(super) struct Fields {
 
 impl Fields {
     /// # Errors
-    /// A checksum that is wrong, a number that is none.
+    /// [`Error::Image`] for a wrong checksum or an invalid number.
     pub(super) fn parse(block: &[u8; BLOCK]) -> Result<Self, Error> {
         let header = Header::from_byte_slice(block);
         let old = header.as_old();
@@ -60,7 +61,7 @@ impl Fields {
             mode: number(&old.mode)?,
             uid: number(&old.uid)?,
             gid: number(&old.gid)?,
-            size: u64::try_from(number(&old.size)?).map_err(|_| bad("a size below zero"))?,
+            size: u64::try_from(number(&old.size)?).map_err(|_| bad("a negative size"))?,
             seconds: number(&old.mtime)?,
             flag: block[156],
             major,
@@ -69,17 +70,18 @@ impl Fields {
     }
 }
 
-/// Whether data follows a header: links, devices and directories have none, whatever size they tell.
+/// Whether data follows a header. Links, devices and directories have no data, whatever their size
+/// says.
 pub(super) fn has_data(flag: u8) -> bool {
     !matches!(flag, b'1'..=b'6')
 }
 
-/// Where a field ends: at its first NUL.
+/// The bytes of a field before its first NUL.
 pub(super) fn text(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// Historic writers summed signed bytes; both are right.
+/// Verifies the checksum of a header. Historic writers used signed bytes, so both sums are valid.
 fn check(block: &[u8; BLOCK], sum: i64) -> Result<(), Error> {
     let fields = block[..148].iter().chain(&[b' '; 8]).chain(&block[156..]);
     let (unsigned, signed) = fields.fold((0, 0), |(unsigned, signed), byte| {
@@ -95,9 +97,10 @@ fn check(block: &[u8; BLOCK], sum: i64) -> Result<(), Error> {
     }
 }
 
-/// Octal digits, in spaces or NULs, none for zero; or in base 256, marked by the upper bit of the first byte.
+/// Parses a number: octal digits between spaces or NULs, where no digits mean 0; or base 256,
+/// marked by the top bit of the first byte.
 pub(super) fn number(field: &[u8]) -> Result<i64, Error> {
-    let none = || bad("a number that is none");
+    let none = || bad("an invalid number");
     let Some(first) = field.first().filter(|first| **first & 0x80 != 0) else {
         let pad = |byte: &u8| *byte == b' ' || *byte == 0;
         let Some(begin) = field.iter().position(|byte| !pad(byte)) else {
@@ -113,7 +116,8 @@ pub(super) fn number(field: &[u8]) -> Result<i64, Error> {
                 .ok_or_else(none)
         });
     };
-    // Below zero all bits are flipped, then all of a number's bits are its value.
+    // A negative number is in two's complement, so flipping all bits gives its absolute value minus
+    // 1.
     let flip = if first & 0x40 != 0 { 0xff } else { 0 };
     let bytes = field.iter().enumerate().map(|(at, byte)| match at {
         0 => (byte ^ flip) & 0x7f,

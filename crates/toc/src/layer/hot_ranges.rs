@@ -1,4 +1,5 @@
-//! Which bytes of a layer's blob have to be read for some of its contents: found out by reading them.
+//! Finds the ranges of a layer's blob that a reader of some contents needs, by reading these
+//! contents.
 
 use std::io;
 use std::ops::Range;
@@ -11,10 +12,10 @@ use crate::{Blob, Error, FileDigest, Source as _};
 use super::pace::Pace;
 use super::stored::LayerIndex;
 
-/// Bytes of contents that are read at once.
+/// Bytes of a content per read.
 const PIECE: usize = 256 << 10;
 
-/// A blob that notes what is read of it.
+/// A blob that records the ranges that are read.
 struct RecordingBlob {
     blob: Arc<dyn Blob>,
     read: Mutex<Vec<Range<u64>>>,
@@ -38,12 +39,13 @@ impl Blob for RecordingBlob {
 }
 
 impl LayerIndex {
-    /// The ranges of the layer's blob, in order and apart from one another, that a reader with this index needs for these
-    /// contents; those that are not of this layer are left out. Of a compressed layer that is all from the checkpoint
-    /// before each: 2 MiB of the tar on the average, and of zstd all of the frame before it. Reads and decodes just that.
+    /// The ranges of the layer's blob that a reader needs for these contents, in order and
+    /// disjoint. Ignores contents of other layers. A compressed layer needs the bytes from the
+    /// previous checkpoint on: 2 MiB of the tar on average, and for zstd the whole frame up to the
+    /// content. Reads and decodes these ranges.
     ///
     /// # Errors
-    /// Those of the index and of the blob; [`Error::Stopped`] from `pace`.
+    /// Errors of the index and of the blob; [`Error::Stopped`] from `pace`.
     pub fn hot_ranges(
         &self,
         blob: Arc<dyn Blob>,
@@ -57,7 +59,7 @@ impl LayerIndex {
                     .map(|row| (row.offset, row.content, row.size)),
             );
         }
-        // In the order of the tar nothing is decoded twice.
+        // In the order of the tar, no byte is decoded twice.
         rows.sort_unstable_by_key(|row| row.0);
         let recorder = Arc::new(RecordingBlob {
             blob,

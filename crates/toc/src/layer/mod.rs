@@ -1,11 +1,11 @@
-//! One pass over a layer: what is in it, and how to get at each file without unpacking the rest.
+//! Indexes a layer in one pass, so that single files can be read without unpacking the rest.
 //!
-//! [`index`] writes one immutable file, a [`LayerIndex`]: the tar's entries, a SHA-256 per content, chunks of large
-//! files, checkpoints into the compressed bytes, and the *skeleton*: all of the tar but the contents, from which
-//! [`rebuild`] makes the very same tar again.
+//! [`index`] writes one immutable file, a [`LayerIndex`]. It has the entries of the tar, a SHA-256
+//! of each file, chunks of large files, checkpoints into the compressed bytes, and the *skeleton*:
+//! the tar without file contents, from which [`rebuild`] makes the same tar again.
 //!
-//! How a tar is read follows what today's runtimes unpack layers with (Go's `archive/tar` below containerd): where
-//! they refuse a layer it is refused here, so that no image gets a tree by us that it would not have by them.
+//! Tars are read by the rules of Go's `archive/tar`, which containerd uses. A layer that it refuses
+//! is refused here, so that an image has the same tree in pierhead and in other runtimes.
 
 mod blocks;
 mod builder;
@@ -37,13 +37,14 @@ pub use stored::{Entries, Files, LayerIndex};
 
 use crate::{Blob, Error};
 
-/// Reads a layer once and writes its index to `out` (beside, fsync, rename).
+/// Reads a layer once, and writes its index to `out` atomically.
 ///
-/// Memory: below 32 MiB plus 64 bytes for each regular file and the zstd window.
+/// Memory: below 32 MiB, plus 64 bytes per regular file, plus the zstd window.
 ///
 /// # Errors
-/// [`Error::Image`] when it is no layer, or over a limit; [`Error::Digest`] when its bytes are not those of the diff
-/// ID; [`Error::Stopped`] from `pace`; [`Error::Io`]. Nothing is left at `out` then.
+/// [`Error::Image`] when the blob is no layer, or exceeds a limit; [`Error::Digest`] when its bytes
+/// do not match the diff ID; [`Error::Stopped`] from `pace`; [`Error::Io`]. After an error, `out`
+/// does not exist.
 pub fn index(
     blob: &dyn Blob,
     request: &Request<'_>,

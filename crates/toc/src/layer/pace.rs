@@ -1,17 +1,17 @@
-//! The pace of background work: how fast it may go, and when it stops.
+//! Callbacks with which a caller slows down or stops background work.
 
 use crate::Error;
 
-/// Lets the caller bound how fast background work goes, and stop it.
+/// Slows down or stops background work.
 pub trait Pace {
-    /// Told after every portion of work (at most 1 MiB). Blocks as long as it likes.
+    /// Called after every portion of work of at most 1 MiB. May block.
     ///
     /// # Errors
     /// [`Error::Stopped`] ends the work at once.
     fn pause(&mut self, bytes: u64) -> Result<(), Error>;
 }
 
-/// As fast as it goes.
+/// A pace that never blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unpaced;
 

@@ -1,33 +1,35 @@
-//! Names in a layer: hostile ones made harmless as the runtimes do it, and what whiteouts mean.
+//! Cleans the names of a layer as container runtimes do, and recognizes whiteouts.
 
 use crate::Error;
 
-/// Most bytes of a path, as Linux has it.
+/// Maximum length of a path in bytes, as in Linux.
 pub(super) const MAX_PATH: usize = 4096;
 
-/// Most bytes of a component.
+/// Maximum length of a component in bytes, as in Linux.
 const MAX_COMPONENT: usize = 255;
 
+/// Prefix of the name of a whiteout.
 const WHITEOUT: &[u8] = b".wh.";
 
+/// Name of the marker of an opaque directory.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What a name stands for.
+/// The meaning of a name in a layer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
-    /// An entry of that path.
+    /// An entry with this path.
     Plain(Vec<u8>),
-    /// Deletes that path.
+    /// Deletes the entry with this path in lower layers.
     Whiteout(Vec<u8>),
-    /// Hides what the directory of that path had.
+    /// Hides the entries of lower layers in the directory with this path.
     Opaque(Vec<u8>),
 }
 
-/// A name as a path below the root: absolute ones are relative to it, and `..` does not lead out of it, as if the
-/// layer were unpacked in a chroot.
+/// Turns a name into a clean path below the root. Absolute names are relative to the root, and `..`
+/// does not leave it, as in a chroot.
 ///
 /// # Errors
-/// What Linux could not create: too long, or with a NUL.
+/// [`Error::Image`] for a name that Linux could not create: too long, or with a NUL.
 pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, Error> {
     if name.len() > 2 * MAX_PATH || name.contains(&0) {
         return Err(bad("too long or with a zero byte", name));
@@ -50,10 +52,11 @@ pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(path)
 }
 
-/// What a clean path stands for in a layer.
+/// The meaning of a clean path in a layer.
 ///
 /// # Errors
-/// A whiteout of nothing, or of what is outside of its directory, as containerd refuses it.
+/// [`Error::Image`] for a whiteout without a name, or of a name outside of its directory.
+/// containerd refuses both.
 pub(super) fn name(path: Vec<u8>) -> Result<Name, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/');
     let (folder, base) = match at {
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_leads_out_of_the_root() {
+    fn no_name_leaves_the_root() {
         for (name, path) in [
             ("./a/b/", "a/b"),
             ("/etc//passwd", "etc/passwd"),
@@ -107,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn whiteouts_name_what_they_hide() {
+    fn a_whiteout_has_the_path_that_it_hides() {
         let path = |text: &str| text.as_bytes().to_vec();
         assert_eq!(name(path("a/b")).unwrap(), Name::Plain(path("a/b")));
         assert_eq!(name(path("a/.wh.b")).unwrap(), Name::Whiteout(path("a/b")));

@@ -1,38 +1,41 @@
-//! PAX extended headers: what overrides the header that follows.
+//! Parses PAX extended headers, whose records override the header that follows.
 //!
-//! Not by `tar::PaxExtensions`, which parts records at newlines: values of xattrs have any bytes in them.
+//! `tar::PaxExtensions` is not used, since it splits records at newlines, and values of extended
+//! attributes may contain newlines.
 
 use std::collections::BTreeMap;
 
 use crate::{Error, Time};
 
-/// Most bytes of one extended header, or of a long name, as Go bounds them.
+/// Maximum size of one extended header, or of a long name, in bytes. Go has the same limit.
 pub(super) const MAX_SPECIAL: u64 = 1 << 20;
 
-/// Records of one extended header: the last of a key counts.
+/// The records of one extended header. The last record of a key counts.
 #[derive(Debug, Default)]
 pub(super) struct Pax {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Pairs of offset and length as version 0.0 of GNU's sparse files has them: keys that repeat.
+    /// Offsets and lengths of a sparse file in GNU's format 0.0, which repeats keys.
     pub(super) sparse: Vec<u64>,
 }
 
+/// Prefix of the keys of extended attributes.
 const XATTR: &[u8] = b"SCHILY.xattr.";
 
 impl Pax {
     /// # Errors
-    /// Records that are not `LENGTH KEY=VALUE\n`.
+    /// [`Error::Image`] for a record that is not `LENGTH KEY=VALUE\n`.
     pub(super) fn parse(mut bytes: &[u8]) -> Result<Self, Error> {
         let mut this = Self::default();
         while !bytes.is_empty() {
             let (record, rest) = cut(bytes).ok_or_else(|| bad("a malformed record"))?;
             bytes = rest;
             let equals = record.iter().position(|byte| *byte == b'=');
-            let (key, value) = record.split_at(equals.ok_or_else(|| bad("a record of no key"))?);
+            let (key, value) =
+                record.split_at(equals.ok_or_else(|| bad("a record without a key"))?);
             let value = &value[1..];
             let binary = key.starts_with(XATTR);
             if key.is_empty() || key.contains(&0) || (!binary && value.contains(&0)) {
-                return Err(bad("a record with a zero byte, or of no key"));
+                return Err(bad("a record with a zero byte, or without a key"));
             }
             if key == b"GNU.sparse.offset" || key == b"GNU.sparse.numbytes" {
                 let even = this.sparse.len().is_multiple_of(2);
@@ -48,7 +51,7 @@ impl Pax {
         Ok(this)
     }
 
-    /// A value, if it is there and not empty: an empty one takes back what came before.
+    /// The value of a key. `None` for an empty value, which cancels earlier records.
     pub(super) fn get(&self, key: &str) -> Option<&[u8]> {
         self.records
             .get(key.as_bytes())
@@ -59,14 +62,14 @@ impl Pax {
     /// A decimal number.
     pub(super) fn number(&self, key: &str) -> Result<Option<u64>, Error> {
         self.get(key)
-            .map(|value| decimal(value).ok_or_else(|| bad("a number that is none")))
+            .map(|value| decimal(value).ok_or_else(|| bad("an invalid number")))
             .transpose()
     }
 
-    /// Seconds with a fraction; digits beyond nanoseconds are cut.
+    /// A time in seconds with a fraction. Cuts digits below nanoseconds.
     pub(super) fn time(&self, key: &str) -> Result<Option<Time>, Error> {
         self.get(key)
-            .map(|value| time(value).ok_or_else(|| bad("a time that is none")))
+            .map(|value| time(value).ok_or_else(|| bad("an invalid time")))
             .transpose()
     }
 
@@ -82,7 +85,7 @@ impl Pax {
     }
 }
 
-/// The first record without its length and newline, and what follows.
+/// The first record, without its length and newline, and the following bytes.
 fn cut(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
     let len = usize::try_from(decimal(&bytes[..space])?).ok()?;
@@ -93,7 +96,7 @@ fn cut(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((record[space + 1..].strip_suffix(b"\n")?, rest))
 }
 
-/// Digits alone.
+/// Parses a number of digits only.
 pub(super) fn decimal(bytes: &[u8]) -> Option<u64> {
     if bytes.is_empty() || !bytes.iter().all(u8::is_ascii_digit) {
         return None;
@@ -140,14 +143,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_hold_any_bytes() {
+    fn a_value_may_contain_any_bytes() {
         let pax = Pax::parse(b"30 SCHILY.xattr.user.a=x\n=\0y\n\n12 path=a b\n").unwrap();
         assert_eq!(pax.xattrs(), [(b"user.a".to_vec(), b"x\n=\0y\n".to_vec())]);
         assert_eq!(pax.get("path"), Some(&b"a b"[..]));
     }
 
     #[test]
-    fn times_before_1970_count_down_to_whole_seconds() {
+    fn a_time_before_1970_has_positive_nanoseconds() {
         let at = |text: &str| {
             let value = time(text.as_bytes())?;
             Some((value.seconds, value.nanos))
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_lie_are_refused() {
+    fn malformed_records_are_refused() {
         for bytes in [
             &b"12 path=a b"[..],
             b"13 path=a b\n",

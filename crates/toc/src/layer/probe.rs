@@ -1,28 +1,31 @@
-//! At which bit a deflate block begins: the decoder stops at its byte and keeps the rest to itself, so each of the eight is tried.
+//! Finds the bit at which a deflate block starts. The decoder reports only the byte, so all eight
+//! bits are tried.
 
 use super::decoder::Gzip;
 use crate::{Blob, Error};
 
-/// Uncompressed bytes by which candidates for a position are told apart.
+/// Number of uncompressed bytes that identify the right candidate.
 pub(super) const PROBED: usize = 2 << 10;
 
-/// Compressed bytes that a probe may take: a block's code tables and [`PROBED`] bytes behind them, with a lot to spare.
+/// Maximum compressed bytes of a probe: the code tables of a block and [`PROBED`] bytes of data,
+/// with a large reserve.
 const PROBE_INPUT: u64 = 16 << 10;
 
-/// A position that a block may begin at, and what decoding from there gives.
+/// A possible start of a block, and the output of decoding from there.
 pub(super) struct Candidate {
-    /// Bits of the byte before the position that belong to the block before; 0 when it is between bytes.
+    /// Number of bits of the previous byte that belong to the previous block; 0 at a byte boundary.
     pub(super) bits: u8,
-    /// That byte; 0 when it is between bytes.
+    /// The previous byte; 0 at a byte boundary.
     pub(super) byte: u8,
     /// The first [`PROBED`] bytes.
     pub(super) output: Vec<u8>,
 }
 
-/// Decodes from each bit at which a block may begin, given that the decoder stopped having taken the bytes before `at`.
+/// Decodes from each bit at which a block may start. `at` is the number of bytes that the decoder
+/// has taken.
 ///
-/// Which candidate is the right one the output tells that follows. If more than one gives that, they only differ in
-/// where the padding before a stored block is cut.
+/// The later output of the decoder shows which candidate is right. Several right candidates differ
+/// only in the position within the padding of a stored block.
 pub(super) fn probe(blob: &dyn Blob, at: u64, window: &[u8]) -> Result<Vec<Candidate>, Error> {
     let from = at.saturating_sub(1);
     let len = PROBE_INPUT.min(blob.size().saturating_sub(from));

@@ -1,4 +1,5 @@
-//! Contents read out of a layer's blob: decoding begins at the checkpoint before them.
+//! Reads single contents from the blob of a layer. Decoding starts at the checkpoint before a
+//! content.
 
 use std::io;
 use std::sync::Arc;
@@ -13,14 +14,15 @@ use super::pace::Unpaced;
 use super::stored::{EXTENT, LayerIndex, Row, as_io, little};
 use super::stream::{INPUT, Point, Stream};
 
-/// Positions kept for reads that go on where one before ended. 250 KiB each.
+/// Maximum number of open decoders, for reads that continue where an earlier one ended. Each takes
+/// 250 KiB.
 const POSITIONS: usize = 4;
 
-/// Reads contents of one layer, its skeleton among them.
+/// Reads contents of one layer, with its skeleton.
 ///
-/// A read costs inflating at most 4 MiB in vain, unless it goes on where one of the last four ended. From zstd only
-/// the begins of frames can be entered, so there a read may decode all that lies before it in its frame: read in the
-/// order of the tar where that matters.
+/// A read first decodes up to 4 MiB that it does not need, unless it continues one of the last four
+/// reads. zstd can be entered only at the start of a frame, so a read decodes everything before it
+/// in its frame. Callers for whom this matters read in the order of the tar.
 pub struct LayerReader {
     index: LayerIndex,
     blob: Arc<dyn Blob>,
@@ -30,12 +32,12 @@ pub struct LayerReader {
 #[derive(Default)]
 struct State {
     points: Option<Vec<Point>>,
-    /// The one used last is the last.
+    /// Open decoders, the last used one at the end.
     positions: Vec<Stream>,
-    /// The row found last: reads of one content come one after the other.
+    /// The row of the last read, since reads of one content follow each other.
     row: Option<Row>,
     extents: Vec<(u64, u64)>,
-    /// A block of the skeleton and its number.
+    /// The last read block of the skeleton, with its number.
     skeleton: Option<(usize, Vec<u8>)>,
 }
 
@@ -48,7 +50,7 @@ impl LayerReader {
         }
     }
 
-    /// The index that it reads by.
+    /// The index of the layer.
     pub fn index(&self) -> &LayerIndex {
         &self.index
     }
@@ -60,7 +62,7 @@ impl LayerReader {
         let Some(row) = self.index.row(content)? else {
             return Ok(None);
         };
-        // Should they turn out to be damaged, they are not those of the row before either.
+        // Cleared first: after an error, the extents of the previous row must not be used.
         state.row = None;
         state.extents.clear();
         self.index
@@ -107,7 +109,7 @@ impl LayerReader {
         Ok(())
     }
 
-    /// A stream at a position or not far before it.
+    /// A stream at a position, or at most one checkpoint distance before it.
     fn position(&self, state: &mut State, at: u64) -> Result<Stream, Error> {
         let summary = &self.index.summary;
         let points = match &mut state.points {
@@ -117,7 +119,8 @@ impl LayerReader {
         let last = points.partition_point(|point| point.at <= at);
         let point = last.checked_sub(1).and_then(|last| points.get(last));
         let begin = match summary.coding {
-            // Plain bytes can be entered anywhere, so nothing but what is read already is worth skipping.
+            // Uncompressed bytes can be entered anywhere, so only bytes in the buffer are worth
+            // skipping.
             Coding::Plain => at.saturating_sub(INPUT as u64),
             _ => point.map_or(0, |point| point.at),
         };
@@ -223,7 +226,8 @@ impl Source for LayerReader {
     }
 }
 
-/// Calls `each` with what a read of a sparse file wants: where in the tar, and which part of the buffer.
+/// Splits a read of a sparse file. Calls `each` with an offset in the tar and a range of the
+/// buffer.
 fn pieces(
     extents: &[(u64, u64)],
     mut stored: u64,

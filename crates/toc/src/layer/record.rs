@@ -1,4 +1,4 @@
-//! How an entry of a layer stands in its index: paths against the one before.
+//! The record of an entry in a layer index. Its path is relative to the previous path.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::blocks::bug;
 
 #[derive(Serialize, Deserialize)]
 struct Record<'a> {
-    /// Bytes of the path that are those of the entry before, in the same block.
+    /// Number of bytes that the path has in common with the previous path in the same block.
     shared: u32,
     #[serde(borrow)]
     rest: &'a [u8],
@@ -37,25 +37,26 @@ enum Stored<'a> {
     Fifo,
     Whiteout,
     Opaque,
-    /// A file of the tar that is no entry of the tree, such as one whose path is the root: a rebuild needs it.
+    /// A file of the tar that is no entry of the tree, such as a file whose path is the root.
+    /// Rebuilding the tar needs it.
     Unseen {
         content: [u8; 32],
         size: u64,
     },
 }
 
-/// An entry, or a file that is none.
+/// An entry, or a file that is no entry.
 pub(super) enum Item {
     Entry(Entry),
     Unseen(FileDigest, u64),
 }
 
-/// Bytes that two paths begin with.
+/// Length of the common prefix of two paths.
 fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Appends an entry to `out`. `before` is the path of the entry before in the block, empty at its begin.
+/// Appends an entry to `out`. `before` is the previous path in the block, or empty at its start.
 pub(super) fn encode(entry: &Entry, before: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
     let shared = common(&entry.path, before);
     let kind = match &entry.kind {
@@ -119,7 +120,8 @@ fn append(record: &Record<'_>, out: &mut Vec<u8>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes the next item off `bytes`; `path` is that of the entry before, and becomes that of this one.
+/// Takes the next item from `bytes`. `path` is the previous path, and becomes the path of this
+/// item.
 pub(super) fn decode(bytes: &mut &[u8], path: &mut Vec<u8>) -> Result<Item, Error> {
     let (record, rest) = postcard::take_from_bytes::<Record<'_>>(bytes).map_err(bug)?;
     *bytes = rest;

@@ -2,21 +2,23 @@
 
 use pierhead_oci::Digest;
 
-/// What a layer may ask of the machine; over it, it is refused with an error that names the limit.
+/// Limits of a layer. A layer that exceeds one is refused with an error that names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the uncompressed tar, and bytes of all its files together (holes of sparse ones included), each.
+    /// Maximum bytes of the uncompressed tar. Also the maximum bytes of all its files together,
+    /// with the holes of sparse files.
     pub max_size: u64,
-    /// Uncompressed bytes for each byte of the blob, and bytes of files (holes included), each; the first [`RATIO_FREE`]
-    /// bytes are not counted.
+    /// Maximum number of uncompressed bytes per byte of the blob. Also applies to the bytes of
+    /// files, with holes. The first [`RATIO_FREE`] bytes are not counted.
     pub max_ratio: u64,
-    /// Entries of the tar. Each costs up to 64 bytes of memory while the layer is indexed.
+    /// Maximum number of entries of the tar. Each takes up to 64 bytes of memory during indexing.
     pub max_entries: u64,
-    /// Bytes that the window of a zstd frame may have: memory while indexing and reading.
+    /// Maximum window of a zstd frame in bytes. Indexing and reading hold it in memory.
     pub max_window: u64,
 }
 
-/// Uncompressed bytes that [`Limits::max_ratio`] does not count: small layers of zeros are common.
+/// Number of uncompressed bytes that [`Limits::max_ratio`] does not count, since small layers of
+/// zeros are frequent.
 pub const RATIO_FREE: u64 = 64 << 20;
 
 impl Default for Limits {
@@ -30,13 +32,14 @@ impl Default for Limits {
     }
 }
 
-/// What a layer says about itself, from the manifest and config of its image.
+/// The description of a layer, from the manifest and the config of its image.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// From the manifest. Compression is told by the bytes, as containerd does; encrypted layers are refused.
+    /// Media type from the manifest. The compression is detected from the bytes, as in containerd.
+    /// Encrypted layers are refused.
     pub media_type: &'a str,
-    /// From the config: the digest that the uncompressed bytes must have.
+    /// Diff ID from the config: the digest of the uncompressed bytes.
     pub diff_id: &'a Digest,
-    /// Bounds.
+    /// The limits to check.
     pub limits: Limits,
 }

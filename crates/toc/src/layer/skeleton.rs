@@ -1,8 +1,9 @@
-//! All of a tar but the contents of its files, so that the very same tar can be made again.
+//! The skeleton of a layer: its tar without file contents, from which the same tar can be rebuilt.
 //!
-//! A byte for the version (1), then operations up to the end. Numbers are LEB128. Each operation gives bytes of the tar:
+//! A skeleton starts with a version byte (1). Operations follow. Numbers are LEB128. Each operation
+//! outputs bytes of the tar:
 //!
-//! | byte | operands | gives |
+//! | byte | operands | output |
 //! |---|---|---|
 //! | 0 | | the end |
 //! | 1 | `n`, n × (`skip`, `len`, bytes) | a header of 512 bytes: the one before (zeros at first) with parts replaced, and its checksum as `%06o\0 ` |
@@ -14,7 +15,7 @@
 //! | 7 | `size`, `n`, n × (`gap`, `len`) | parts of the next content: each `gap` bytes behind the one before; zeros up to a multiple of 512 |
 //! | 8 | the same | parts of the next content |
 //!
-//! Contents come in the order of the tar: one for each regular file that is not empty.
+//! Contents are in the order of the tar: one for each regular file that is not empty.
 
 use std::io::{self, Read, Write};
 
@@ -36,20 +37,20 @@ const SPARSE: u8 = 7;
 /// Added to [`FILE`] and [`SPARSE`] when no padding follows.
 const BARE: u8 = 1;
 
-/// Most parts of a sparse file that a skeleton may name.
+/// Maximum number of parts of a sparse file.
 const MAX_PARTS: u64 = 1 << 16;
 
-/// Bytes copied at a time.
+/// Size of the copy buffer in bytes.
 const COPY: usize = 256 << 10;
 
 const WHAT: &str = "layer skeleton";
 
-/// Zero bytes behind so many, up to a whole block.
+/// Number of zero bytes that pad `len` bytes to whole blocks.
 pub(super) fn padding(len: u64) -> u64 {
     len.next_multiple_of(BLOCK as u64) - len
 }
 
-/// Writes a skeleton operation by operation: each call appends to `out`.
+/// Writes a skeleton. Each call appends an operation to `out`.
 pub(super) struct Encoder {
     before: [u8; BLOCK],
     zeros: u64,
@@ -84,7 +85,7 @@ impl Encoder {
         self.before = *block;
     }
 
-    /// Bytes of any kind; runs of whole blocks of zeros cost nothing.
+    /// Adds bytes of any kind. Runs of whole zero blocks take only a few bytes.
     pub(super) fn bytes(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         for part in bytes.chunks(BLOCK) {
             if part.iter().all(|byte| *byte == 0) {
@@ -98,7 +99,7 @@ impl Encoder {
         }
     }
 
-    /// A content, or the stored parts of it, and what stood as padding behind it.
+    /// Adds a content, or the stored parts of a sparse one, and the padding after it.
     pub(super) fn content(&mut self, size: u64, map: Option<&Map>, pad: &[u8], out: &mut Vec<u8>) {
         self.settle(out);
         let stored = map.map_or(size, |map| map.0.iter().map(|(_, len)| len).sum());
@@ -140,7 +141,8 @@ impl Encoder {
     }
 }
 
-/// The parts of a block that are not those of another; equal stretches of up to two bytes do not part them.
+/// The ranges in which two blocks differ. Ranges with at most two equal bytes between them are
+/// merged.
 fn changed(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> Vec<(usize, usize)> {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for at in (0..BLOCK).filter(|at| base[*at] != block[*at]) {
@@ -152,6 +154,7 @@ fn changed(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> Vec<(usize, usize)> {
     parts
 }
 
+/// The checksum field of a header, in the usual form.
 fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
     let fields = block[..148].iter().chain(&[b' '; 8]).chain(&block[156..]);
     let sum: u32 = fields.map(|byte| u32::from(*byte)).sum();
@@ -162,14 +165,14 @@ fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
     out
 }
 
-/// Makes a layer's tar again, and tells its digest, which is the diff ID if all is right: the caller compares.
+/// Rebuilds the tar of a layer, and returns its digest. The caller compares it with the diff ID.
 ///
-/// `files` are the contents in the order of the tar ([`super::LayerIndex::files`], or a table's). At most `limit`
-/// bytes are written. Memory: below 2 MiB, whatever the skeleton says.
+/// `files` are the contents in the order of the tar, from [`super::LayerIndex::files`] or from a
+/// TOC. Writes at most `limit` bytes. Memory: below 2 MiB for any skeleton.
 ///
 /// # Errors
-/// [`Error::Malformed`] when the skeleton is not one, does not go with `files`, or gives more than `limit`;
-/// [`Error::Missing`] when the source has not a content; [`Error::Io`].
+/// [`Error::Malformed`] when the skeleton is malformed, does not match `files`, or exceeds `limit`;
+/// [`Error::Missing`] when the source lacks a content; [`Error::Io`].
 pub fn rebuild(
     skeleton: &mut dyn Read,
     files: &mut dyn Iterator<Item = Result<(FileDigest, u64), Error>>,
@@ -313,7 +316,7 @@ impl Tar<'_> {
         self.out.write_all(bytes).map_err(wrote)
     }
 
-    /// So many bytes from where `fill` has them, given the position.
+    /// Writes `len` bytes. `fill` gets the position, and fills a buffer.
     fn pieces(
         &mut self,
         len: u64,

@@ -1,4 +1,5 @@
-//! Sparse files: where in the file the stored bytes belong. All forms that GNU tar writes: its own, PAX 0.0, 0.1, 1.0.
+//! Parses the maps of sparse files: the positions of stored bytes in a file. Supports all formats
+//! of GNU tar: its own, and PAX 0.0, 0.1 and 1.0.
 
 use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 
@@ -7,15 +8,16 @@ use crate::Error;
 use super::header::{BLOCK, number};
 use super::pax::{MAX_SPECIAL, Pax, decimal};
 
-/// Most extents of one file. They are in memory while it is read.
+/// Maximum number of extents of one file. A reader holds them in memory.
 const MAX_EXTENTS: usize = 1 << 16;
 
-/// Where stored bytes belong in the file: first byte and length. Sorted, apart from each other, none empty.
+/// The extents of a sparse file: first byte and length. Sorted, disjoint, none empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Map(pub(super) Vec<(u64, u64)>);
 
 impl Map {
-    /// Checks what a layer says: in order, within the file, and as many bytes as are stored.
+    /// Checks that extents are in order and within the file, and that their total length is
+    /// `stored`.
     pub(super) fn new(parts: &[(u64, u64)], size: u64, stored: u64) -> Result<Self, Error> {
         let mut all: Vec<(u64, u64)> = Vec::new();
         let (mut end, mut sum) = (0, 0u64);
@@ -39,7 +41,7 @@ impl Map {
     }
 }
 
-/// A map that is being read: pairs of offset and length.
+/// A map in progress: pairs of offset and length.
 #[derive(Debug, Default)]
 pub(super) struct Parts(Vec<(u64, u64)>);
 
@@ -68,17 +70,18 @@ impl Parts {
         Ok(this)
     }
 
-    /// From GNU's own header: size of the file, and whether a block of more parts follows.
+    /// Reads the parts of a header in GNU's format. Returns the size of the file, and whether a
+    /// block with more parts follows.
     pub(super) fn old(&mut self, header: &[u8; BLOCK]) -> Result<(u64, bool), Error> {
         let header = Header::from_byte_slice(header);
         let Some(gnu) = header.as_gnu() else {
-            return Err(bad("in a header that is not GNU's"));
+            return Err(bad("in a header that is not in GNU's format"));
         };
         self.gnu(&gnu.sparse)?;
         Ok((positive(&gnu.realsize)?, gnu.isextended[0] > 0))
     }
 
-    /// From a block behind that header: whether one more follows.
+    /// Reads the parts of a following block. Returns whether another block follows.
     pub(super) fn more(&mut self, block: &[u8; BLOCK]) -> Result<bool, Error> {
         let mut header = GnuExtSparseHeader::new();
         header.as_mut_bytes().copy_from_slice(block);
@@ -99,21 +102,21 @@ impl Parts {
 }
 
 fn positive(field: &[u8]) -> Result<u64, Error> {
-    u64::try_from(number(field)?).map_err(|_| bad("of numbers below zero"))
+    u64::try_from(number(field)?).map_err(|_| bad("of negative numbers"))
 }
 
-/// What an extended header says of the file that follows.
+/// The format of a sparse file, from its extended header.
 #[derive(Debug)]
 pub(super) enum Form {
-    /// Nothing: it is not sparse.
+    /// The file is not sparse.
     None,
-    /// The map stands in the extended header.
+    /// The map is in the extended header.
     Here(Parts),
-    /// It stands before the data, in decimal numbers.
+    /// The map is before the data, in decimal numbers.
     Ahead,
 }
 
-/// Which form, as far as PAX records tell it.
+/// The format according to PAX records.
 pub(super) fn form(pax: &Pax) -> Result<Form, Error> {
     let version = |key| pax.get(key).unwrap_or_default();
     match (version("GNU.sparse.major"), version("GNU.sparse.minor")) {
@@ -134,7 +137,7 @@ pub(super) fn form(pax: &Pax) -> Result<Form, Error> {
     Parts::of_numbers(&pax.sparse).map(Form::Here)
 }
 
-/// The map of version 1.0, fed with the blocks before the data: `Some` once it is whole.
+/// Parses the map of format 1.0 from the blocks before the data.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     line: Vec<u8>,
@@ -166,7 +169,7 @@ impl Ahead {
                 None => self.wanted = Some(2 * number),
                 Some(_) => self.numbers.push(number),
             }
-            // What follows in the block is padding.
+            // The rest of the block is padding.
             if self.wanted == Some(self.numbers.len() as u64) {
                 return Parts::of_numbers(&self.numbers).map(Some);
             }

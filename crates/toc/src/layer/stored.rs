@@ -1,4 +1,4 @@
-//! A finished layer index: opened, checked as it is read, never loaded whole.
+//! A finished layer index. Blocks are read and verified on use, so it is never loaded as a whole.
 
 use std::io;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::reader::LayerReader;
 use super::record::{self, Item};
 use super::stream::Point;
 
-/// What an index says of its layer as a whole.
+/// The properties of the whole layer in its index.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Summary {
     pub(super) coding: Coding,
@@ -28,27 +28,28 @@ pub(super) struct Summary {
     pub(super) entries: u64,
     pub(super) files: u64,
     pub(super) contents: u64,
-    /// What reading may use for the window of a zstd frame.
+    /// Maximum window of a zstd frame for readers, in bytes.
     pub(super) max_window: u64,
 }
 
-/// Where a content lies in the uncompressed tar: one row of the index, in the order of digests.
+/// One row of the index: the position of a content in the uncompressed tar. Rows are sorted by
+/// digest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) content: FileDigest,
-    /// First byte in the tar of what is stored of it.
+    /// Offset of its stored bytes in the tar.
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// Number of its first extent and how many: none unless it is sparse.
+    /// Number of its first extent, and number of extents. A file that is not sparse has none.
     pub(super) extents: (u32, u32),
-    /// The same for its chunks.
+    /// Number of its first chunk, and number of chunks.
     pub(super) chunks: (u32, u32),
 }
 
 /// Bytes of a [`Row`].
 pub(super) const ROW: usize = 64;
 
-/// Bytes of an extent: where its data begins in the file, and how long it is.
+/// Bytes of an extent: offset in the file, and length.
 pub(super) const EXTENT: usize = 16;
 
 impl Row {
@@ -81,7 +82,7 @@ impl Row {
     }
 }
 
-/// The first eight bytes of a digest: what the rows' blocks are found by.
+/// The first eight bytes of a digest: the key of the block of its row.
 pub(super) fn prefix(content: &FileDigest) -> u64 {
     content.as_bytes()[..8]
         .iter()
@@ -93,7 +94,7 @@ pub(super) fn little(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }
 
-/// The index of one layer. Cheap to clone; `Send` and `Sync`. Holds 32 bytes for each 64 KiB of the file.
+/// The index of one layer. Cheap to clone. Takes 32 bytes of memory per 64 KiB of the file.
 #[derive(Clone, Debug)]
 pub struct LayerIndex {
     pub(super) file: Arc<Reader>,
@@ -101,10 +102,11 @@ pub struct LayerIndex {
 }
 
 impl LayerIndex {
-    /// Opens what [`super::index`] wrote.
+    /// Opens a file that [`super::index`] wrote.
     ///
     /// # Errors
-    /// [`Error::Malformed`] when it is damaged, [`Error::Io`]. Damage further in shows when it is read.
+    /// [`Error::Malformed`] when the directory of the file is damaged; [`Error::Io`]. Reads detect
+    /// damaged blocks.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let (file, summary) = Reader::open(path)?;
         Ok(Self {
@@ -113,37 +115,37 @@ impl LayerIndex {
         })
     }
 
-    /// SHA-256 of the uncompressed tar, as checked.
+    /// SHA-256 of the uncompressed tar, which indexing verified.
     pub fn diff_id(&self) -> Digest {
         FileDigest::from_bytes(self.summary.diff_id).into()
     }
 
-    /// Bytes of the uncompressed tar.
+    /// Size of the uncompressed tar in bytes.
     pub fn size(&self) -> u64 {
         self.summary.size
     }
 
-    /// Bytes of the blob.
+    /// Size of the blob in bytes.
     pub fn blob_size(&self) -> u64 {
         self.summary.blob_size
     }
 
-    /// How many [`LayerIndex::entries`] there are.
+    /// Number of [`LayerIndex::entries`].
     pub fn entry_count(&self) -> u64 {
         self.summary.entries
     }
 
-    /// How many [`LayerIndex::files`] there are.
+    /// Number of [`LayerIndex::files`].
     pub fn file_count(&self) -> u64 {
         self.summary.files
     }
 
-    /// How many different contents the files have.
+    /// Number of distinct contents.
     pub fn content_count(&self) -> u64 {
         self.summary.contents
     }
 
-    /// The skeleton, a content like any other, and its size. [`LayerIndex::reader`] reads it.
+    /// Digest and size of the skeleton. [`LayerIndex::reader`] reads it like any other content.
     pub fn skeleton(&self) -> (FileDigest, u64) {
         (
             FileDigest::from_bytes(self.summary.skeleton),
@@ -151,14 +153,15 @@ impl LayerIndex {
         )
     }
 
-    /// All entries in the order of the tar, duplicates included: the last one of a path counts.
-    /// Holds one block at a time.
+    /// All entries in the order of the tar, with duplicates. The last entry of a path counts. Holds
+    /// one block at a time.
     pub fn entries(&self) -> Entries {
         Entries(self.items())
     }
 
-    /// Digest and size of each regular file that is not empty, in the order of the tar, duplicates and hidden ones
-    /// included: what [`super::rebuild`] wants. More than the entries tell, for a file may be no entry.
+    /// Digest and size of each regular file that is not empty, in the order of the tar, with
+    /// duplicates and hidden files. [`super::rebuild`] needs them. Includes files that are no
+    /// entries.
     pub fn files(&self) -> Files {
         Files(self.items())
     }
@@ -174,11 +177,11 @@ impl LayerIndex {
         }
     }
 
-    /// The chunks of a content, one after the other from its first byte to its last; none when it is shorter than
-    /// [`chunks::CHUNKED_FROM`] or not of this layer. 44 bytes each.
+    /// The chunks of a content, in order, at 44 bytes of memory each. Empty for a content of
+    /// another layer, or of less than [`chunks::CHUNKED_FROM`] bytes.
     ///
     /// # Errors
-    /// Those of the index file.
+    /// Errors of the index file.
     pub fn chunks(&self, content: &FileDigest) -> Result<Vec<Chunk>, Error> {
         let Some(row) = self.row(content)? else {
             return Ok(Vec::new());
@@ -193,24 +196,24 @@ impl LayerIndex {
         Ok(all)
     }
 
-    /// Reads contents out of the layer's blob, which must be the one that was indexed. Bounded memory: below 2 MiB
-    /// beside the checkpoints (24 bytes for each 4 MiB) and, if the layer is zstd, its windows.
+    /// A reader of contents from the blob that was indexed. Memory: below 2 MiB, plus the
+    /// checkpoints (24 bytes per 4 MiB), plus the windows of a zstd layer.
     pub fn reader(&self, blob: Arc<dyn Blob>) -> LayerReader {
         LayerReader::new(self.clone(), blob)
     }
 
-    /// Whether it has a content. Reads one block, two at worst.
+    /// Whether the layer has a content. Reads at most two blocks.
     ///
     /// # Errors
-    /// Those of the index file.
+    /// Errors of the index file.
     pub fn holds(&self, content: &FileDigest) -> Result<bool, Error> {
         self.row(content).map(|row| row.is_some())
     }
 
-    /// Where a content lies. Reads one block, two at worst.
+    /// The row of a content. Reads at most two blocks.
     pub(super) fn row(&self, content: &FileDigest) -> Result<Option<Row>, Error> {
         let key = prefix(content);
-        // Rows with the same prefix may begin at the end of the block before.
+        // Rows with the same prefix may start in the previous block.
         let mut number = self.file.find(Stream::Contents, key, false);
         while self
             .file
@@ -230,7 +233,8 @@ impl LayerIndex {
         Ok(None)
     }
 
-    /// Calls `each` with the records of a stream of fixed-size ones, from the first number on.
+    /// Calls `each` with `count` records of a stream with fixed-size records, from the record
+    /// number `first` on.
     pub(super) fn records<const N: usize>(
         &self,
         stream: Stream,
@@ -351,7 +355,7 @@ impl Iterator for Files {
     }
 }
 
-/// As the trait of sources wants errors.
+/// Converts an error for the trait [`Source`](crate::Source).
 pub(super) fn as_io(error: Error) -> io::Error {
     match error {
         Error::Io { source, .. } => source,
@@ -359,7 +363,7 @@ pub(super) fn as_io(error: Error) -> io::Error {
     }
 }
 
-/// The raw hash of a SHA-256.
+/// The raw hash of a SHA-256 digest.
 pub(super) fn raw(digest: &Digest) -> Option<[u8; 32]> {
     (digest.algorithm() == Algorithm::Sha256)
         .then(|| digest.as_bytes().try_into().ok())

@@ -1,4 +1,4 @@
-//! The uncompressed bytes of a layer, from its begin or from a checkpoint, a portion at a time.
+//! The uncompressed bytes of a layer, decoded in portions from its start or from a checkpoint.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,32 +8,32 @@ use super::decoder::{Coding, Decoder, Gzip, WINDOW};
 use super::pace::Pace;
 use super::probe::{Candidate, PROBED, probe};
 
-/// Uncompressed bytes between checkpoints. A read inflates half of it in vain on the average (about 5 ms);
-/// a window takes some 10 KiB in the index.
+/// Distance of checkpoints in uncompressed bytes. A read decodes half of it on average without use
+/// (about 5 ms). A checkpoint takes about 10 KiB in the index.
 pub(super) const SPACING: u64 = 4 << 20;
 
-/// Uncompressed bytes before a checkpoint is looked for again that was not found. A try takes about 100 us, and a blob may
-/// be made of blocks that give nothing.
+/// Uncompressed bytes between two attempts to find a checkpoint. An attempt takes about 100 µs, and
+/// a blob may consist of tiny blocks.
 const RETRY: u64 = 64 << 10;
 
-/// Bytes read of a blob at a time.
+/// Bytes of the blob per read.
 pub(super) const INPUT: usize = 64 << 10;
 
-/// Uncompressed bytes held: the window, and what is given out at a time.
+/// Size of the output buffer in bytes: the window and one portion.
 const OUTPUT: usize = WINDOW + (128 << 10);
 
-/// A place where decoding can begin.
+/// A checkpoint: a position where decoding can start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Point {
-    /// In the uncompressed bytes.
+    /// Offset in the uncompressed bytes.
     pub(super) at: u64,
-    /// In the blob.
+    /// Offset in the blob.
     pub(super) blob_at: u64,
-    /// Number of the window's block; none at the head of a gzip member or zstd frame.
+    /// The window. `None` at the head of a gzip member or zstd frame.
     pub(super) window: Option<Entry>,
 }
 
-/// How a deflate block is entered.
+/// The data to enter a deflate block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
     pub(super) block: u32,
@@ -41,33 +41,33 @@ pub(super) struct Entry {
     pub(super) byte: u8,
 }
 
-/// A place found while reading, with the window that it needs: none at the head of a member or frame.
+/// A checkpoint that the search found, with its window.
 pub(super) struct Found {
     pub(super) at: u64,
     pub(super) blob_at: u64,
     pub(super) window: Option<(u8, u8, Vec<u8>)>,
 }
 
-/// A position in the uncompressed bytes. About 250 KiB, and the window if it is zstd.
+/// A decoder at a position in the uncompressed bytes. Takes about 250 KiB, plus the window of zstd.
 pub(super) struct Stream {
     decoder: Decoder,
     input: Vec<u8>,
-    /// What of `input` is not decoded yet.
+    /// Range of `input` that is not decoded yet.
     ahead: (usize, usize),
-    /// Where in the blob `input` ends.
+    /// Offset in the blob of the end of `input`.
     blob_at: u64,
     output: Vec<u8>,
-    /// What of `output` is not taken yet.
+    /// Range of `output` that is not taken yet.
     ready: (usize, usize),
-    /// Where in the uncompressed bytes `output` ends.
+    /// Offset in the uncompressed bytes of the end of `output`.
     at: u64,
     seeking: Option<Seeking>,
 }
 
-/// The search for checkpoints, while a layer is indexed.
+/// The search for checkpoints during indexing.
 struct Seeking {
     last: u64,
-    /// Where it may be tried again: see [`RETRY`].
+    /// Earliest offset of the next attempt: see [`RETRY`].
     tried: u64,
     pending: Option<Pending>,
     found: Vec<Found>,
@@ -81,7 +81,7 @@ struct Pending {
 }
 
 impl Stream {
-    /// At the begin, in search of checkpoints.
+    /// A stream from the start of the layer, which searches for checkpoints.
     pub(super) fn begin(coding: Coding, max_window: u64) -> Result<Self, Error> {
         let mut this = Self::with(Decoder::new(coding, max_window)?, 0, 0);
         this.seeking = Some(Seeking {
@@ -93,7 +93,7 @@ impl Stream {
         Ok(this)
     }
 
-    /// At a place where no window is needed.
+    /// A stream from a checkpoint without a window.
     pub(super) fn at(
         coding: Coding,
         at: u64,
@@ -104,7 +104,7 @@ impl Stream {
         Ok(Self::with(decoder, at, blob_at))
     }
 
-    /// At a block of a gzip member.
+    /// A stream from a deflate block of a gzip member.
     pub(super) fn enter(
         at: u64,
         blob_at: u64,
@@ -128,22 +128,22 @@ impl Stream {
         }
     }
 
-    /// Where in the uncompressed bytes the next one to be taken is.
+    /// Offset of the next byte to take, in the uncompressed bytes.
     pub(super) fn position(&self) -> u64 {
         self.at - (self.ready.1 - self.ready.0) as u64
     }
 
-    /// Where in the blob decoding is.
+    /// Offset of the next byte to decode, in the blob.
     pub(super) fn blob_position(&self) -> u64 {
         self.blob_at - (self.ahead.1 - self.ahead.0) as u64
     }
 
-    /// What is ready to be taken.
+    /// The decoded bytes that are not taken yet.
     pub(super) fn ready(&self) -> &[u8] {
         &self.output[self.ready.0..self.ready.1]
     }
 
-    /// Takes so many of the bytes that are ready.
+    /// Takes `count` decoded bytes.
     pub(super) fn take(&mut self, count: usize) {
         self.ready.0 += count.min(self.ready.1 - self.ready.0);
     }
@@ -156,8 +156,8 @@ impl Stream {
             .unwrap_or_default()
     }
 
-    /// Decodes the next bytes once all that were ready are taken. False at the end. Pauses whenever it reads: a blob may
-    /// be long and give little.
+    /// Decodes the next bytes after all decoded ones were taken. Returns `false` at the end. Calls
+    /// `pace` before each read of the blob, since a long blob may decode to few bytes.
     pub(super) fn fill(&mut self, blob: &dyn Blob, pace: &mut dyn Pace) -> Result<bool, Error> {
         if self.ready.0 < self.ready.1 {
             return Ok(true);
@@ -177,7 +177,8 @@ impl Stream {
             }
             let before = (self.ahead.0, self.ready.1);
             self.decode(blob)?;
-            // A decoder may pause once at a block's end; one that has input and room but does nothing is stuck.
+            // A decoder may stop once at the end of a block. A decoder with input and room that
+            // makes no progress is stuck.
             idle = if before == (self.ahead.0, self.ready.1) {
                 idle + 1
             } else {
@@ -185,7 +186,7 @@ impl Stream {
             };
             if idle > 4 {
                 return Err(Error::Image(
-                    "the layer's compressed bytes lead nowhere".to_owned(),
+                    "the layer's compressed bytes cannot be decoded".to_owned(),
                 ));
             }
         }
@@ -243,7 +244,7 @@ impl Stream {
         if let Some(pending) = &seeking.pending
             && at - pending.at >= PROBED as u64
         {
-            // What came since stands in the output, which is longer by far.
+            // The output buffer still has all bytes since then.
             let since = usize::try_from(at - pending.at).unwrap_or(usize::MAX);
             let shown = self
                 .ready

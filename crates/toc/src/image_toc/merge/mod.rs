@@ -1,9 +1,12 @@
-//! Layers put one upon the other, as containerd's and umoci's unpacking do.
+//! Merges layers into one tree, with the rules by which containerd and umoci unpack them.
 //!
-//! Entries of a layer are applied in the order of its tar. A whiteout hides what lower layers have, never what its own layer
-//! brought. The folder of an entry is found through the symbolic links that are there at that moment, never out of the
-//! root. Whatever is replaced goes, but a directory by a directory keeps what is in it. A hard link shares the node that its target names at
-//! that moment, whoever replaces that name later; as with umoci, its own header changes nothing about the node.
+//! - The entries of a layer are applied in the order of its tar.
+//! - A whiteout hides entries of lower layers, and never those of its own layer.
+//! - The folder of an entry is resolved through the symbolic links that exist at that moment, and
+//!   never leaves the root.
+//! - An entry replaces an existing one. A directory that replaces a directory keeps its entries.
+//! - A hard link shares the inode that its target has at that moment, even if the target is
+//!   replaced later. As in umoci, the header of the link changes nothing about the inode.
 
 use std::collections::BTreeMap;
 
@@ -15,35 +18,37 @@ use super::attributes::{self, MAX_HELD};
 use super::format::{MAX_ENTRIES, MAX_PATH_ERROR};
 use super::interned::Interned;
 
-/// One layer to be merged.
+/// The input of a merge: one layer.
 pub struct LayerEntries<I, F> {
-    /// Digest of the uncompressed tar; SHA-256 alone names one here.
+    /// Digest of the uncompressed tar, which must be a SHA-256.
     pub diff_id: Digest,
-    /// Everything of the tar but its contents, and its size.
+    /// Digest and size of the skeleton: the tar without file contents.
     pub skeleton: (FileDigest, u64),
-    /// Digest and size of each regular file in the order of the tar, those that are no entries among them.
+    /// Digest and size of each regular file in the order of the tar, with files that are no
+    /// entries.
     pub files: F,
     /// All entries in the order of the tar.
     pub entries: I,
 }
 
-/// Names below a directory; nodes by position, so that nothing recurses however deep a tree is.
+/// The names in a directory. Refers to nodes by position, so that no depth of a tree causes
+/// recursion.
 type Children = BTreeMap<Box<[u8]>, u32>;
 
 /// One name in the tree.
 struct Name {
     inode: u32,
-    /// The last layer that brought it, or something in it.
+    /// The last layer that has this name, or a name below it.
     layer: u32,
-    /// The last layer that hid what lower ones brought into it: nothing of theirs can be in it any more.
+    /// The last layer that hid names of lower layers below this name.
     hid: u32,
     children: Children,
 }
 
-/// On the way to a directory: what has this name, if anything.
+/// One step of a resolved path: the node with this name, if it exists, and the name.
 type Step = (Option<u32>, Box<[u8]>);
 
-/// What names share.
+/// An inode, which several names can share.
 struct Inode {
     kind: InodeKind,
     attributes: u32,
@@ -59,10 +64,10 @@ enum InodeKind {
     Fifo,
 }
 
-/// An entry on its way out.
+/// An entry of the merged tree.
 pub(super) enum Item<'a> {
     Directory,
-    /// By the identifier of its content.
+    /// A regular file, with the identifier of its content.
     File(u32),
     Symlink(&'a [u8]),
     HardLink(u32),
@@ -71,29 +76,30 @@ pub(super) enum Item<'a> {
     Fifo,
 }
 
-/// A layer that was merged, contents by identifier.
+/// A merged layer. Refers to contents by identifier.
 pub(super) struct MergedLayer {
     pub(super) diff_id: FileDigest,
     pub(super) skeleton: u32,
     pub(super) files: Vec<u32>,
 }
 
-/// All layers in one tree.
+/// The merged tree of all layers.
 pub(super) struct Merged {
     names: Vec<Name>,
     inodes: Vec<Inode>,
-    /// As they stand in a table.
+    /// Encoded attribute sets.
     attributes: Interned,
     contents: Interned,
     sizes: Vec<u64>,
     pub(super) layers: Vec<MergedLayer>,
-    /// Which layer is being applied.
+    /// Number of the layer in progress.
     layer: u32,
-    /// Components that may still be walked over: links could make a small image walk for ever.
+    /// Remaining budget of path components to resolve. Symbolic links could otherwise make a small
+    /// image take unlimited time.
     steps: u64,
-    /// Bytes of names, targets and attributes that may still be held.
+    /// Remaining memory budget for names, targets and attributes, in bytes.
     bytes: usize,
-    /// Attributes on their way.
+    /// Buffer for the attribute set in progress.
     coded: Vec<u8>,
 }
 
@@ -103,18 +109,21 @@ const ROOT: u32 = 0;
 /// (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
 
-/// A million entries, each at the end of a path of the greatest depth that real images come near to.
+/// Maximum number of path components to resolve: a million entries, each at the greatest depth of
+/// real images.
 const MAX_STEPS: u64 = 256 << 20;
 
-/// Maximum memory for names, link targets, attributes and directories of an image, in bytes. Images
-/// of 100 000 entries need two to three million bytes.
+/// Maximum memory of names, targets, attributes and directories, in bytes. Images of 100 000
+/// entries take 2 to 3 MB.
 const MAX_BYTES: usize = 2 * MAX_HELD;
 
-/// What a directory takes besides its name: mostly the leaf of a B-tree, with room for eleven children, for its first one. So
-/// chains of directories with one child each, which cost a layer nothing, are bounded by bytes, too.
+/// Memory of a directory besides its name, in bytes: mostly the leaf of a B-tree, with room for
+/// eleven children. So the memory limit also covers chains of directories with one child each,
+/// which take almost no bytes in a layer.
 const DIRECTORY: usize = 256;
 
-/// Of a parent that no layer has an entry of, and of the root. Its time would be that of the unpacking: none.
+/// The attributes of the root, and of a folder without an entry in any layer. Its time is 0, since
+/// it would be the time of unpacking.
 const IMPLIED: Entry = Entry {
     path: Vec::new(),
     kind: Kind::Directory,
@@ -160,7 +169,8 @@ where
 }
 
 fn position(len: usize) -> Result<u32, Error> {
-    // Nodes that were replaced stay in memory, and are none of the table's entries: some are let pass.
+    // Replaced nodes stay in memory, and are no entries of the TOC, so the limit is higher than
+    // that of entries.
     u32::try_from(len)
         .ok()
         .filter(|position| *position < MAX_ENTRIES + MAX_ENTRIES / 4)
@@ -171,10 +181,12 @@ fn many() -> Error {
     Error::Image("it has more entries than the limit".to_owned())
 }
 
+/// Makes the error of an entry.
 fn bad(path: &[u8], why: &str) -> Error {
     Error::Image(format!("{}: {why}", path.escape_ascii()))
 }
 
+/// The components of a path, without empty ones and `.`.
 fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/')
         .filter(|name| !name.is_empty() && *name != b".")
@@ -198,12 +210,12 @@ impl Merged {
         Ok(merged)
     }
 
-    /// Attributes by identifier, as they stand in a table.
+    /// The encoded attribute set with this identifier.
     pub(super) fn attributes(&self, id: u32) -> &[u8] {
         self.attributes.string(id)
     }
 
-    /// The digest of a content and its size by identifier.
+    /// Digest and size of the content with this identifier.
     pub(super) fn content(&self, id: u32) -> (&[u8], u64) {
         (self.contents.string(id), self.sizes[id as usize])
     }
@@ -229,7 +241,7 @@ impl Merged {
         position(id as usize)?;
         match self.sizes.get(id as usize) {
             Some(known) if *known != size => Err(Error::Image(format!(
-                "{content} has {size} bytes and {known}"
+                "{content} has two sizes, {size} and {known}"
             ))),
             Some(_) => Ok(id),
             None => {
@@ -239,14 +251,14 @@ impl Merged {
         }
     }
 
-    /// With the owner, the mode, the extended attributes and the time of an entry.
+    /// Adds an inode with the owner, mode, extended attributes and time of an entry.
     fn add_inode(&mut self, kind: InodeKind, of: &Entry) -> Result<u32, Error> {
         let inode = position(self.inodes.len())?;
         if matches!(kind, InodeKind::Directory) {
             self.hold(DIRECTORY)?;
         }
         let mode = match kind {
-            // The system has no other.
+            // Linux has no other mode for symbolic links.
             InodeKind::Symlink(_) => 0o777,
             _ => of.mode,
         };
@@ -254,7 +266,7 @@ impl Merged {
         coded.clear();
         attributes::encode(of, mode, &mut coded);
         if self.attributes.find(&coded).is_none() {
-            // Once here, and once in the table that is made of it.
+            // Counted twice: once here, and once in the TOC.
             self.hold(2 * attributes::held(of))?;
         }
         let attributes = self.attributes.get(&coded).ok_or_else(many)?;
@@ -328,12 +340,12 @@ impl Merged {
         self.put(&entry.path, parent, name, inode)
     }
 
-    /// Gives an inode a name, in place of what has it.
+    /// Gives an inode a name. Replaces an existing entry with this name.
     fn put(&mut self, path: &[u8], parent: &[u8], name: &[u8], inode: u32) -> Result<(), Error> {
         let directory = matches!(self.inodes[inode as usize].kind, InodeKind::Directory);
         if name.is_empty() {
             if !directory {
-                return Err(bad(path, "the root is no directory"));
+                return Err(bad(path, "the root is not a directory"));
             }
             let layer = self.layer;
             let root = self.name(ROOT);
@@ -356,7 +368,8 @@ impl Merged {
         Ok(())
     }
 
-    /// The inode that a hard link is to share. The last component is not followed when it is a symbolic link.
+    /// The inode of the target of a hard link. Does not follow a symbolic link in the last
+    /// component.
     fn linked(&mut self, path: &[u8], target: &[u8]) -> Result<u32, Error> {
         let (parent, name) = match target.iter().rposition(|byte| *byte == b'/') {
             Some(slash) => (&target[..slash], &target[slash + 1..]),
@@ -367,13 +380,13 @@ impl Merged {
             None => None,
         };
         match found {
-            None => Err(bad(path, "a hard link to what is not there")),
+            None => Err(bad(path, "a hard link to a missing file")),
             Some(found) if self.is_directory(found) => Err(bad(path, "a hard link to a directory")),
             Some(found) => Ok(self.names[found as usize].inode),
         }
     }
 
-    /// Removes what lower layers brought from a directory of this layer.
+    /// Removes the names of lower layers from a directory of this layer.
     fn hide_in(&mut self, folder: u32) -> Result<(), Error> {
         let layer = self.layer;
         let mut folders = vec![folder];
@@ -392,15 +405,15 @@ impl Merged {
         Ok(())
     }
 
-    /// Counts work that a small layer can ask for a lot of.
+    /// Takes steps from the budget, since a small layer can cause many steps.
     fn step(&mut self, steps: u64) -> Result<(), Error> {
         let left = self.steps.checked_sub(steps);
         self.steps =
-            left.ok_or_else(|| Error::Image("too much work to put it together".to_owned()))?;
+            left.ok_or_else(|| Error::Image("merging its layers takes too many steps".to_owned()))?;
         Ok(())
     }
 
-    /// Counts bytes that stay in memory.
+    /// Takes bytes from the memory budget.
     fn hold(&mut self, bytes: usize) -> Result<(), Error> {
         let left = self.bytes.checked_sub(bytes);
         self.bytes = left.ok_or_else(|| {
@@ -409,8 +422,8 @@ impl Merged {
         Ok(())
     }
 
-    /// The way to a directory through symbolic links, as names from the root; what is not there, or is no directory,
-    /// counts as an empty directory.
+    /// Resolves a path through symbolic links. Returns the steps from the root. A missing node, or
+    /// one that is no directory, counts as an empty directory.
     fn resolve(&mut self, path: &[u8]) -> Result<Vec<Step>, Error> {
         let mut way: Vec<Step> = Vec::new();
         let mut todo: Vec<Box<[u8]>> = components(path).rev().map(Box::from).collect();
@@ -419,7 +432,7 @@ impl Merged {
             self.steps = self
                 .steps
                 .checked_sub(1)
-                .ok_or_else(|| bad(path, "too many symbolic links on the way"))?;
+                .ok_or_else(|| bad(path, "too many symbolic links in the path"))?;
             if *name == *b".." {
                 way.pop();
                 continue;
@@ -429,7 +442,7 @@ impl Merged {
             if let Some(InodeKind::Symlink(target)) = child.map(|child| self.kind(child)) {
                 links += 1;
                 if links > MAX_LINKS {
-                    return Err(bad(path, "too many symbolic links on the way"));
+                    return Err(bad(path, "too many symbolic links in the path"));
                 }
                 if target.starts_with(b"/") {
                     way.clear();
@@ -442,13 +455,14 @@ impl Merged {
         Ok(way)
     }
 
-    /// What is at a path when symbolic links are followed.
+    /// The node at a path. Follows symbolic links.
     fn find(&mut self, path: &[u8]) -> Result<Option<u32>, Error> {
         let way = self.resolve(path)?;
         Ok(way.last().map_or(Some(ROOT), |(found, _)| *found))
     }
 
-    /// The directory at a path; what is missing of it is made, and all of it counts as brought by this layer.
+    /// The directory at a path. Creates missing directories, and marks all of them as belonging to
+    /// this layer.
     fn make(&mut self, path: &[u8]) -> Result<u32, Error> {
         let layer = self.layer;
         let mut folder = ROOT;
@@ -459,9 +473,10 @@ impl Merged {
                     self.name(found).layer = layer;
                     found
                 }
-                // A layer may put a directory over what a lower one has, but this one said itself that it is none.
+                // A layer may replace an entry of a lower layer by a directory, but not an entry of
+                // its own.
                 Some(found) if self.names[found as usize].layer == layer => {
-                    return Err(bad(path, "in what is no directory"));
+                    return Err(bad(path, "its folder is not a directory"));
                 }
                 _ => {
                     self.hold(name.len())?;
@@ -474,7 +489,7 @@ impl Merged {
         Ok(folder)
     }
 
-    /// All entries in the order of a table.
+    /// Visits all entries in the order of a TOC.
     pub(super) fn walk(
         &self,
         mut each: impl FnMut(&[u8], &Item<'_>, u32, Time) -> Result<(), Error>,

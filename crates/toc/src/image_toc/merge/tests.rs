@@ -1,4 +1,4 @@
-//! What merging may cost.
+//! Unit tests of the limits of merging: steps and number of names.
 
 use super::*;
 
@@ -24,19 +24,19 @@ fn merged(entries: impl Iterator<Item = Entry>) -> Result<Merged, Error> {
 }
 
 #[test]
-fn what_is_hidden_once_is_not_looked_through_again() {
+fn a_repeated_opaque_whiteout_takes_no_steps() {
     let count = 2000;
     let files = (0..count).map(|nth| entry(format!("d/{nth}"), Kind::Fifo));
     let markers = (0..count).map(|_| entry("d".to_owned(), Kind::Opaque));
     let merged = merged(files.chain(markers)).expect("a layer that can be merged");
     let steps = MAX_STEPS - merged.steps;
-    // Those of the files, their folder, and one look at each.
+    // Steps of the files, of their folder, and one visit of each file.
     assert!(steps <= 5 * count, "{steps} steps");
-    assert!(steps >= 3 * count, "{steps} steps: no look is counted");
+    assert!(steps >= 3 * count, "{steps} steps: visits are not counted");
 }
 
 #[test]
-fn names_that_a_table_has_no_room_for_are_not_held() {
+fn the_number_of_names_is_limited() {
     assert!(position(MAX_ENTRIES as usize).is_ok());
     let most = MAX_ENTRIES as usize + MAX_ENTRIES as usize / 4;
     assert!(position(most).is_err());

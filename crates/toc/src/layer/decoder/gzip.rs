@@ -1,37 +1,38 @@
-//! Gzip (RFC 1952), all members, that can be entered at any deflate block: checkpoints as in zlib's `zran` example.
+//! A decoder of gzip (RFC 1952) with several members, which can start at any deflate block, as in
+//! zlib's `zran` example.
 //!
-//! flate2 tells nothing of block boundaries, so its backend (zlib-rs) is driven directly.
+//! It uses zlib-rs directly, since flate2 does not report block boundaries.
 
 use zlib_rs::{Inflate, InflateFlush, Status};
 
 use super::Step;
 use crate::Error;
 
-/// How far back deflate refers.
+/// Size of the deflate window in bytes.
 pub(crate) const WINDOW: usize = 32 << 10;
 
-/// CRC-32 and length behind a member.
+/// Bytes of the trailer of a member: CRC-32 and length.
 const TRAILER: u8 = 8;
 
-/// The decoder, between calls.
+/// The state of the gzip decoder.
 pub(crate) struct Gzip {
     inflate: Inflate,
     phase: Phase,
 }
 
 enum Phase {
-    /// Before a member, or at the end.
+    /// Before a member, or at the end of the input.
     Between,
-    /// In a member from its head on: zlib-rs checks its CRC and length.
+    /// In a member that was decoded from its head. zlib-rs verifies its CRC and length.
     Member,
-    /// In a member from a checkpoint on: what is checked needs its begin.
+    /// In a member that was entered at a checkpoint. Its CRC cannot be verified.
     Entered,
-    /// In the trailer of a member that was entered; so many bytes are left.
+    /// In the trailer of a member that was entered at a checkpoint, with this number of bytes left.
     Trailer(u8),
 }
 
 impl Gzip {
-    /// The first bytes that decoding gives from such a place; `None` when there can be none.
+    /// The first `len` bytes of decoding from a position. `None` when decoding fails there.
     pub(crate) fn glimpse(
         window: &[u8],
         bits: u8,
@@ -45,7 +46,7 @@ impl Gzip {
         (outcome.is_ok() && inflate.total_out() == len as u64).then_some(output)
     }
 
-    /// At the head of a member.
+    /// A decoder at the head of a member.
     pub(super) fn new() -> Self {
         Self {
             inflate: gzip_mode(),
@@ -53,10 +54,11 @@ impl Gzip {
         }
     }
 
-    /// In a member, so many bits into a block boundary's byte, which is given unless the boundary is between bytes.
+    /// A decoder at a deflate block, which starts `bits` bits into `byte`. Both are 0 at a byte
+    /// boundary.
     ///
     /// # Errors
-    /// [`Error::Malformed`]: there is no such place.
+    /// [`Error::Malformed`] when decoding cannot start there.
     pub(crate) fn enter(window: &[u8], bits: u8, byte: u8) -> Result<Self, Error> {
         Ok(Self {
             inflate: entered(window, bits, byte)?,
@@ -128,7 +130,7 @@ fn gzip_mode() -> Inflate {
     Inflate::new(true, 16 + 15)
 }
 
-/// A raw decoder with a window, fed with empty blocks up to the bit where the next block begins.
+/// A raw decoder with a window, fed with empty blocks up to the bit at which the next block starts.
 fn entered(window: &[u8], bits: u8, byte: u8) -> Result<Inflate, Error> {
     let bad = || Error::malformed("layer index", "a checkpoint that cannot be entered");
     let mut inflate = Inflate::new(false, 15);
@@ -145,13 +147,14 @@ fn entered(window: &[u8], bits: u8, byte: u8) -> Result<Inflate, Error> {
     }
 }
 
-/// Empty deflate blocks that end so many bits into their last byte; the bits above are those of `byte`. So the bytes
-/// that follow need no shifting, and where the member ends is known to the byte.
+/// Empty deflate blocks that end `bits` bits into their last byte. The higher bits are those of
+/// `byte`. So the following bytes need no shift, and the decoder reports the end of the member
+/// exactly.
 fn lead(bits: u8, byte: u8) -> Vec<u8> {
     let mut written = Bits::default();
     if bits % 2 == 1 {
-        // With codes of its own, for an odd length: 93 bits. Lengths for the code lengths 18 (a run of zeros), 0
-        // and 1 are 2, 2 and 1; they stand at places 2, 3 and 17 of 18.
+        // A block with dynamic codes has an odd length: 93 bits. The code lengths for the symbols
+        // 18 (a run of zeros), 0 and 1 are 2, 2 and 1, at positions 2, 3 and 17 of 18.
         written.put(0b100, 3);
         written.put(0, 5);
         written.put(0, 5);
@@ -164,7 +167,8 @@ fn lead(bits: u8, byte: u8) -> Vec<u8> {
             };
             written.put(len, 3);
         }
-        // Codes, most significant bit first: 1 is 0; 0 is 10; 18 is 11. 256 zeros, the end's length 1, one distance 0.
+        // The codes, most significant bit first: 1 is 0; 0 is 10; 18 is 11. 256 zeros, length 1 for
+        // the end symbol, one distance of length 0.
         for run in [138, 118] {
             written.put(0b11, 2);
             written.put(run - 11, 7);
@@ -175,7 +179,7 @@ fn lead(bits: u8, byte: u8) -> Vec<u8> {
         written.put(0, 1);
     }
     while written.count % 8 != u32::from(bits) {
-        // Fixed codes, and the end at once: 10 bits.
+        // A block with fixed codes and only the end symbol: 10 bits.
         written.put(0b010, 10);
     }
     if bits > 0
@@ -186,7 +190,7 @@ fn lead(bits: u8, byte: u8) -> Vec<u8> {
     written.bytes
 }
 
-/// Bits as deflate packs them: from the least significant of each byte up.
+/// A bit writer in the order of deflate: from the least significant bit of each byte.
 #[derive(Default)]
 struct Bits {
     bytes: Vec<u8>,
@@ -212,10 +216,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lead_ends_at_every_bit_and_gives_nothing() {
+    fn a_lead_ends_at_every_bit_without_output() {
         for bits in 0..8u8 {
             let plain = b"what follows a lead is read as it stands";
-            // A stored block behind it: 3 bits, padding, length and its complement.
+            // A stored block follows: 3 bits, padding, length and its complement.
             let mut data = lead(bits, 0);
             if bits > 5 || bits == 0 {
                 data.push(0);

@@ -1,4 +1,4 @@
-//! Decodes the compressed bytes of a layer, a step at a time.
+//! Decompresses a layer step by step: uncompressed, gzip or zstd.
 
 mod gzip;
 mod zstd;
@@ -11,7 +11,7 @@ use zstd::Zstd;
 
 pub(super) use gzip::{Gzip, WINDOW};
 
-/// How a layer is compressed.
+/// The compression of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Coding {
     Plain,
@@ -20,7 +20,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// By the first bytes, as containerd tells it.
+    /// Detects the compression by the first bytes, as containerd does.
     pub(super) fn detect(blob: &dyn Blob) -> Result<Self, Error> {
         let mut head = [0; 4];
         let len = usize::try_from(blob.size().min(4)).unwrap_or(4);
@@ -28,23 +28,23 @@ impl Coding {
             .map_err(|e| Error::io("read the layer", e))?;
         Ok(match head {
             [0x1f, 0x8b, 0x08, _] => Self::Gzip,
-            // A frame, or one to be skipped before it.
+            // A zstd frame, or a skippable frame.
             [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
             _ => Self::Plain,
         })
     }
 }
 
-/// What one step of a decoder did.
+/// The result of one step of a decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Step {
-    /// Bytes of the input.
+    /// Number of input bytes taken.
     pub(super) taken: usize,
-    /// Bytes of the output.
+    /// Number of output bytes written.
     pub(super) given: usize,
-    /// The decoder stopped where a deflate block ends; only if told to.
+    /// Whether the decoder stopped at the end of a deflate block, as requested.
     pub(super) boundary: bool,
-    /// The output goes on with a new member or frame, which needs no window.
+    /// Whether a new member or frame follows, which needs no window.
     pub(super) between: bool,
 }
 
@@ -56,7 +56,8 @@ pub(super) enum Decoder {
 }
 
 impl Decoder {
-    /// At the head of a layer, a gzip member or a zstd frame. Refuses zstd windows of more than `max_window` bytes.
+    /// A decoder at the head of a layer, a gzip member or a zstd frame. Refuses zstd windows of
+    /// more than `max_window` bytes.
     pub(super) fn new(coding: Coding, max_window: u64) -> Result<Self, Error> {
         Ok(match coding {
             Coding::Plain => Self::Plain,
@@ -65,7 +66,7 @@ impl Decoder {
         })
     }
 
-    /// Decodes what it can. With `stop`, gzip goes no further than the end of a deflate block.
+    /// Decodes as much as fits. With `stop`, gzip stops at the end of a deflate block.
     ///
     /// # Errors
     /// [`Error::Image`] when the input is damaged.

@@ -1,16 +1,17 @@
-//! Decodes files that other programs compressed, in input pieces of odd sizes.
+//! Decoder tests with files that other programs compressed, in input pieces of odd sizes.
 
 use super::*;
 
-/// Of [`plain`]: zlib at level 9, two members of several deflate blocks that end between bytes and within them, and
-/// `zstd -19 --check`.
+/// [`plain`], compressed by zlib at level 9: two members of several deflate blocks, which end at
+/// and within bytes.
 const GZIP: &[u8] = include_bytes!("known/plain.gz");
+/// [`plain`], compressed by `zstd -19 --check`.
 const ZSTD: &[u8] = include_bytes!("known/plain.zst");
-/// Where the second member begins: in [`plain`] and in [`GZIP`].
+/// Offset of the second member in [`plain`] and in [`GZIP`].
 const MEMBER: (usize, usize) = (40_000, 187);
 const MAX_WINDOW: u64 = 1 << 20;
 
-/// What compresses well, and then what does not.
+/// Bytes that compress well, and then bytes that do not.
 fn plain() -> Vec<u8> {
     let mut plain = b"pierhead ".repeat(9000);
     let mut state = 1_u32;
@@ -21,7 +22,7 @@ fn plain() -> Vec<u8> {
     plain
 }
 
-/// What came out, and where it stopped: in the plain bytes and in the coded ones.
+/// The output, and the positions of stops, in the plain bytes and in the compressed ones.
 #[derive(Default)]
 struct Decoded {
     plain: Vec<u8>,
@@ -29,7 +30,8 @@ struct Decoded {
     between: Vec<(usize, usize)>,
 }
 
-/// Decodes pieces of `size` bytes into `room` bytes at a time; told to stop at blocks or not.
+/// Decodes pieces of `size` bytes into a buffer of `room` bytes. `stop` requests stops at the ends
+/// of blocks.
 fn decoded(
     coding: Coding,
     coded: &[u8],
@@ -41,7 +43,7 @@ fn decoded(
     for piece in coded.chunks(size) {
         let mut rest = piece;
         let mut idle = 0;
-        // What is inside may come without any more input.
+        // The decoder may have buffered output, which needs no more input.
         while idle < 3 {
             let step = decoder.step(rest, &mut output, stop)?;
             idle = if step.taken + step.given == 0 {
@@ -70,9 +72,10 @@ fn decoded(
     }
 }
 
-/// Whether decoding goes on there, at one of the bits of the byte before, with no more than the window.
+/// Whether decoding with the window works from this position, at one of the bits of the previous
+/// byte.
 fn begins_block(plain: &[u8], (at, coded_at): (usize, usize)) -> bool {
-    // As many bytes as its member still has, at most: behind the last block is nothing to see.
+    // At most the remaining bytes of the member: the last block has no output after it.
     let end = match coded_at < MEMBER.1 {
         true => MEMBER.0,
         false => plain.len(),
@@ -91,7 +94,7 @@ fn begins_block(plain: &[u8], (at, coded_at): (usize, usize)) -> bool {
 }
 
 #[test]
-fn known_answers_come_out_in_whatever_pieces() {
+fn pieces_of_any_size_give_the_known_output() {
     for (coding, coded) in [(Coding::Gzip, GZIP), (Coding::Zstd, ZSTD)] {
         let ends = (plain().len(), coded.len());
         let heads = match coding {
@@ -110,7 +113,7 @@ fn known_answers_come_out_in_whatever_pieces() {
 }
 
 #[test]
-fn gzip_stops_at_blocks_within_bytes_and_between_members() {
+fn gzip_stops_at_the_ends_of_blocks_and_members() {
     let run = decoded(Coding::Gzip, GZIP, (GZIP.len(), 160 << 10, true)).unwrap();
     assert!(run.boundaries.len() >= 8, "{:?}", run.boundaries);
     for (at, coded_at) in &run.boundaries {
@@ -122,7 +125,7 @@ fn gzip_stops_at_blocks_within_bytes_and_between_members() {
 }
 
 #[test]
-fn what_is_damaged_cut_or_followed_by_something_else_is_refused() {
+fn damaged_cut_or_trailing_input_is_refused() {
     for (coding, coded) in [(Coding::Gzip, GZIP), (Coding::Zstd, ZSTD)] {
         let mut damaged = coded.to_vec();
         damaged[coded.len() / 2] ^= 4;

@@ -1,18 +1,18 @@
-//! Zstandard (RFC 8878), all frames.
+//! A decoder of Zstandard (RFC 8878) with several frames.
 
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use super::Step;
 use crate::Error;
 
-/// The decoder, between calls.
+/// The state of the zstd decoder.
 pub(crate) struct Zstd {
     decoder: Decoder<'static>,
     between: bool,
 }
 
 impl Zstd {
-    /// Before a frame; one with a window of more bytes is refused.
+    /// A decoder before a frame. Refuses frames with a window of more than `max_window` bytes.
     pub(super) fn new(max_window: u64) -> Result<Self, Error> {
         let failed = |error: std::io::Error| Error::io("start zstd", error);
         let mut decoder = Decoder::new().map_err(failed)?;

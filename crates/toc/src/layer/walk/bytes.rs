@@ -1,4 +1,5 @@
-//! The uncompressed bytes as the walk takes them: hashed, counted against the limits, checkpoints handed on.
+//! The uncompressed bytes of a layer for the walk. Hashes them, checks the limits, and passes
+//! checkpoints to the builder.
 
 use pierhead_oci::{Algorithm, Digest, Hasher};
 
@@ -39,7 +40,7 @@ impl<'a> Bytes<'a> {
         })
     }
 
-    /// How the bytes were compressed, how many they are, and their digest: the diff ID.
+    /// The compression, the number of bytes, and their digest, which is the diff ID.
     pub(super) fn finish(self) -> (Coding, u64, Digest) {
         (self.coding, self.size, self.hash.finish())
     }
@@ -60,7 +61,8 @@ impl<'a> Bytes<'a> {
         self.stream.take(count);
     }
 
-    /// Counts the bytes of a file, holes included, before they are hashed; `files` is the sum so far.
+    /// Checks the limits of file sizes before a file is hashed. `files` is the total size so far,
+    /// with holes.
     pub(super) fn allow(&self, files: u64) -> Result<(), Error> {
         let Limits {
             max_size,
@@ -81,7 +83,7 @@ impl<'a> Bytes<'a> {
         Ok(())
     }
 
-    /// Makes sure that bytes are ready; false at the end of the layer.
+    /// Ensures that bytes are ready. Returns `false` at the end of the layer.
     pub(super) fn fill(&mut self, builder: &mut Builder) -> Result<bool, Error> {
         if !self.stream.ready().is_empty() {
             return Ok(true);
@@ -114,7 +116,7 @@ impl<'a> Bytes<'a> {
         Ok(some)
     }
 
-    /// The next block, or none at the end. A part of one is an error.
+    /// The next block. `None` at the end. An incomplete block is an error.
     pub(super) fn block(&mut self, builder: &mut Builder) -> Result<Option<[u8; BLOCK]>, Error> {
         if !self.fill(builder)? {
             return Ok(None);
@@ -129,7 +131,7 @@ impl<'a> Bytes<'a> {
         Ok(Some(block))
     }
 
-    /// So many bytes, handed to `each` in pieces.
+    /// Passes the next `len` bytes to `each`, in pieces.
     pub(super) fn data(
         &mut self,
         builder: &mut Builder,
@@ -149,7 +151,7 @@ impl<'a> Bytes<'a> {
         Ok(())
     }
 
-    /// What pads so many bytes to a whole block; less if the layer ends in it, which runtimes let pass.
+    /// The padding after `len` bytes. Shorter when the layer ends within it, which runtimes accept.
     pub(super) fn padding(&mut self, builder: &mut Builder, len: u64) -> Result<Vec<u8>, Error> {
         let mut pad = Vec::new();
         let mut left = usize::try_from(skeleton::padding(len)).unwrap_or(0);

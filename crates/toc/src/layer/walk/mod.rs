@@ -1,4 +1,4 @@
-//! The one pass: tar headers in, entries, contents and skeleton out.
+//! The one pass over a tar: reads headers and data, and writes entries, contents and the skeleton.
 
 mod bytes;
 
@@ -21,10 +21,10 @@ use bytes::Bytes;
 /// Maximum length of the value of an extended attribute in bytes, as in Linux.
 const MAX_XATTR: usize = 64 << 10;
 
-/// Zeros for holes.
+/// Zeros, for holes of sparse files.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// What stands before a header and changes what it says.
+/// Values of extended headers, which override fields of the next header.
 #[derive(Default)]
 struct Overrides {
     pax: Pax,
@@ -32,7 +32,7 @@ struct Overrides {
     link: Option<Vec<u8>>,
 }
 
-/// Reads a layer to its end. All but the summary is in `builder` then.
+/// Reads a layer to its end. Writes everything except the summary into `builder`.
 pub(super) fn walk(
     blob: &dyn Blob,
     request: &Request<'_>,
@@ -51,7 +51,7 @@ pub(super) fn walk(
     };
     walk.headers()?;
     let Walk { bytes, builder, .. } = &mut walk;
-    // Behind the end's mark runtimes read no entries, but the digest goes over all.
+    // Runtimes read no entries after the end mark, but the digest covers all bytes.
     while bytes.fill(builder)? {
         let rest = bytes.ready().len();
         builder.skeleton(|skeleton, out| skeleton.bytes(bytes.ready(), out))?;
@@ -101,7 +101,8 @@ impl Walk<'_> {
                 b'L' => overrides.name = Some(text(&self.special(fields.size)?).to_vec()),
                 b'K' => overrides.link = Some(text(&self.special(fields.size)?).to_vec()),
                 b'g' => {
-                    // Runtimes let global records lie; what came before them is lost as in Go.
+                    // As in Go, a global header is ignored, and cancels the extended headers before
+                    // it.
                     self.special(fields.size)?;
                     overrides = Overrides::default();
                 }
@@ -111,7 +112,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The next header; none at the end of the bytes or where two blocks of zeros mark it.
+    /// The next header. `None` at the end of the bytes, or at the end mark: two blocks of zeros.
     fn header(&mut self) -> Result<Option<[u8; BLOCK]>, Error> {
         let Some(block) = self.bytes.block(self.builder)? else {
             return Ok(None);
@@ -123,7 +124,7 @@ impl Walk<'_> {
         }
         let second = self.bytes.block(self.builder)?;
         if second.is_some_and(|second| second.iter().any(|byte| *byte != 0)) {
-            return Err(image("has a header behind a lone block of zeros"));
+            return Err(image("has a header after a single block of zeros"));
         }
         let zeros = if second.is_some() { 2 } else { 1 };
         self.builder
@@ -131,7 +132,7 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    /// Data of an extended header, which stays in the skeleton.
+    /// Reads the data of an extended header, and adds it to the skeleton.
     fn special(&mut self, size: u64) -> Result<Vec<u8>, Error> {
         if size > MAX_SPECIAL {
             return Err(image("has an extended header over the limit of 1 MiB"));
@@ -182,7 +183,7 @@ impl Walk<'_> {
             Some(self.file(block, &mut fields, &pax, stored)?)
         } else {
             if !matches!(sparse::form(&pax)?, Form::None) {
-                return Err(image("has a sparse file that is none"));
+                return Err(image("has a sparse entry that is not a regular file"));
             }
             None
         };
@@ -203,7 +204,8 @@ impl Walk<'_> {
             Name::Opaque(path) => (path, Kind::Opaque),
             Name::Plain(path) => (path, self.kind(&fields, file, &small)?),
         };
-        // What is deleted, or named like the root, has no content in the tree; the tar has it all the same.
+        // A whiteout with data, or a file with the path of the root, has no content in the tree,
+        // but its bytes are in the tar.
         let rootless = path.is_empty() && matches!(kind, Kind::File { .. });
         if let Some((content, size)) = file
             && size > 0
@@ -280,7 +282,7 @@ impl Walk<'_> {
         })
     }
 
-    /// A regular file: reads and hashes its content. `stored` bytes of the tar are its data.
+    /// Reads and hashes the content of a regular file. Its data takes `stored` bytes of the tar.
     fn file(
         &mut self,
         block: &[u8; BLOCK],
@@ -318,7 +320,7 @@ impl Walk<'_> {
                 }
                 sum.hole(size - at, &mut self.bytes, self.builder)?;
                 if map.0.is_empty() && size > 0 {
-                    // An extent of no bytes says that it is sparse all the same.
+                    // An empty extent marks a file as sparse that consists of one hole.
                     self.builder.extent(size, 0)?;
                 }
             }
@@ -340,7 +342,7 @@ impl Walk<'_> {
         Ok((content, size))
     }
 
-    /// Where the stored bytes belong if the file is sparse, its size, and what of `stored` is padded behind it.
+    /// The map of a sparse file, the size of the file, and the number of stored data bytes.
     fn map(
         &mut self,
         block: &[u8; BLOCK],
@@ -385,7 +387,7 @@ impl Walk<'_> {
         Ok((Some(map), size, data))
     }
 
-    /// A block that stays in the skeleton as it is.
+    /// Reads a block, and adds it to the skeleton.
     fn raw_block(&mut self) -> Result<[u8; BLOCK], Error> {
         let block = self.bytes.block(self.builder)?;
         let block = block.ok_or_else(|| image("is cut short"))?;
@@ -395,7 +397,7 @@ impl Walk<'_> {
     }
 }
 
-/// What is computed over a content.
+/// Computes the digest and the chunks of a content.
 struct Sum<'a> {
     hash: Hasher,
     cutter: Option<&'a mut Cutter>,
