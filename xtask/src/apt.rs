@@ -1,4 +1,4 @@
-//! Debian packages, resolved and fetched by the machine's apt without touching the machine.
+//! Resolves and downloads Debian packages with the machine's apt, without installing them.
 //!
 //! apt is given folders of its own for everything that it keeps, so it needs no root, installs
 //! nothing, and may ask for packages of an architecture that the machine does not have.

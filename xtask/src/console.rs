@@ -1,4 +1,5 @@
-//! Where a thread prints: to the terminal or, while another step runs beside it, into a file of its own.
+//! Output of steps that run in parallel: each thread prints to the terminal, or to a file of its
+//! own.
 //!
 //! 1. All that a thread prints while it gathers is in its file, in order; so is what its child processes print whose
 //!    output goes to [`stdio`].
@@ -46,7 +47,8 @@ pub(crate) fn stdio() -> Result<Stdio> {
     })
 }
 
-/// Where a thread prints, to be entered by another one.
+/// Output of steps that run in parallel: each thread prints to the terminal, or to a file of its
+/// own.
 #[derive(Clone, Default)]
 pub(crate) struct Console(Option<Arc<File>>);
 

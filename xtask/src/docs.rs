@@ -1,4 +1,5 @@
-//! The generated pages of docs/reference: tests of the programs compare them with the code, or write them.
+//! `cargo xtask docs`: checks or writes the generated pages in docs/reference, by running tests of
+//! the programs.
 
 use std::process::Command;
 

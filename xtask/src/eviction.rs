@@ -1,4 +1,5 @@
-//! `cargo xtask eviction-table`: the tables of `docs/explanation/eviction.md`, from `pierhead-replay --json`.
+//! `cargo xtask eviction-table`: generates the result tables in `docs/explanation/eviction.md` from
+//! `pierhead-replay --json`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

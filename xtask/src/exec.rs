@@ -1,4 +1,4 @@
-//! Other programs, run to their end, with their errors worth reading.
+//! Runs other programs to completion, and reports their errors with their output.
 
 use std::process::{Command, Stdio};
 

@@ -1,4 +1,4 @@
-//! `cargo xtask …`: what a shell script would do.
+//! `cargo xtask …`: the developer commands of this repository.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Where things lie: the repository, its build folder, and what xtask keeps there.
+//! Paths: the repository, its build folder, and xtask's own files.
 
 use std::{
     env,

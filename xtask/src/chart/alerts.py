@@ -1,8 +1,9 @@
-"""Makes what promtool checks: of a rendered chart's PrometheusRule and of a dashboard.
+"""Writes promtool's input files from a rendered chart's PrometheusRule and a Grafana dashboard.
 
-Arguments: a manifest, a dashboard, the tests of the alerts, a folder. It writes there `rules.yaml` (the rules as they are),
-`dashboard.yaml` (each expression of the dashboard as a rule), `tested.yaml` (the rules, of whose annotations the summaries
-alone are left) and `tests.yaml`. It fails when an alert has no series that make it fire, or none that do not.
+chart/alerts.rs runs it. Arguments: a manifest, a dashboard, the tests of the alerts, an output folder. It writes
+`rules.yaml` (the rules unchanged), `dashboard.yaml` (each expression of the dashboard as a rule), `tested.yaml` (the
+rules with only the summary of their annotations) and `tests.yaml`. It fails unless each alert has a test in which it
+fires and one in which it does not.
 """
 
 import json
@@ -29,14 +30,14 @@ alerts = [rule for group in rules["groups"] for rule in group["rules"]]
 for rule in alerts:
     rule["annotations"] = {"summary": rule["annotations"]["summary"]}
 (into / "tested.yaml").write_text(json.dumps(rules))
-told = yaml.safe_load(tests.read_text())
-# Anchors and merged keys are for those who read it.
-for test in told["tests"]:
+test_file = yaml.safe_load(tests.read_text())
+# The test file uses the short key `at` for what promtool calls `alert_rule_test`.
+for test in test_file["tests"]:
     test["alert_rule_test"] = test.pop("at")
-(into / "tests.yaml").write_text(json.dumps({"rule_files": ["tested.yaml"], **told}))
+(into / "tests.yaml").write_text(json.dumps({"rule_files": ["tested.yaml"], **test_file}))
 
 seen = {rule["alert"]: set() for rule in alerts}
-for test in told["tests"]:
+for test in test_file["tests"]:
     for expected in test["alert_rule_test"]:
         seen[expected["alertname"]].add(bool(expected.get("exp_alerts")))
 for alert, outcomes in seen.items():

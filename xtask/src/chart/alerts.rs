@@ -1,4 +1,5 @@
-//! The rules of a chart as Prometheus reads them: their syntax, and what series they fire at.
+//! Checks the alert rules and dashboards of a rendered chart with promtool: their syntax, and the
+//! test series at which alerts fire.
 
 use std::{fs, path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-"""Prints a YAML file as JSON. The peer of chart/compose.rs, for PyPI's parser of YAML."""
+"""Prints a YAML file as JSON. chart/compose.rs runs it to parse compose.yaml, because xtask has no YAML parser."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-//! Checks `compose.yaml` against the program and its image.
+//! Checks `compose.yaml` against the configuration keys of pierhead and the layout of its image.
 
 use std::{path::Path, process::Command};
 

@@ -1,4 +1,5 @@
-//! Every configuration that the chart renders, as pierhead itself reads it.
+//! Renders the chart with many values, and checks each resulting pierhead configuration with
+//! `pierhead config check`.
 
 use std::{
     collections::BTreeSet,

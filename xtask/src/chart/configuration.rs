@@ -1,4 +1,5 @@
-//! The part of a chart's schema that is pierhead's own configuration, from the JSON schema of its key table.
+//! Generates the part of a chart's `values.schema.json` that describes pierhead's configuration,
+//! from the JSON schema of the keys.
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};

@@ -1,4 +1,5 @@
-//! Few combinations of values in which every two values of different axes meet.
+//! Chooses few combinations of the chart values in `ci/AXIS-VALUE.yaml`, so that every two values
+//! of different axes occur together.
 
 use std::{collections::BTreeSet, path::PathBuf};
 

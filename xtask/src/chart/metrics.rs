@@ -1,4 +1,4 @@
-//! What rules and dashboards ask Prometheus for, held against what the daemon's sources register.
+//! Checks that each metric in alert rules and dashboards is registered in the daemon's sources.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

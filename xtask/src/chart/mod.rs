@@ -1,5 +1,5 @@
-//! The charts of `bluefield/`: linted, rendered with many values, and held against schemas without a cluster, their
-//! configurations against pierhead itself.
+//! Checks the Helm charts in `bluefield/` without a cluster: lints them, renders them with many
+//! values, validates the manifests against schemas, and checks the rendered configurations.
 
 mod alerts;
 mod compose;

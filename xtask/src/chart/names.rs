@@ -1,4 +1,5 @@
-//! Whether keys that take one of some names take the same ones of the chart as of pierhead.
+//! Checks that each configuration key with named values accepts the same names in the chart's
+//! schema and in pierhead.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 

@@ -1,4 +1,5 @@
-//! What the chart and its page on sizing say of profiles, from the table that the daemon goes by.
+//! Checks that the resource profiles in the chart and in its page on sizing match the table of
+//! profiles in the daemon.
 
 #[path = "../../../crates/host/src/profile/table.rs"]
 #[allow(

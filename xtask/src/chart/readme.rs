@@ -1,4 +1,4 @@
-//! A chart's README, made from the comments of its values.
+//! Generates the table of values in a chart's README from the comments in `values.yaml`.
 
 use anyhow::{Result, bail};
 

@@ -1,6 +1,6 @@
-"""Writes what DPF would hand to the chart: of each sample that has values for it, those and what DPF adds, as JSON.
+"""Writes the Helm values that DPF passes to the chart: the values of each sample, and those that DPF adds, as JSON.
 
-Arguments: a folder of samples, and one for the files of values. The peer of chart/mod.rs, for PyPI's parser of YAML.
+chart/mod.rs runs it, because xtask has no YAML parser. Arguments: a folder of DPF samples, an output folder.
 """
 
 import json
@@ -13,7 +13,7 @@ samples, into = map(pathlib.Path, sys.argv[1:])
 
 
 def exposed(metadata, ports):
-    """What it says of the ports that it forwards, and the labels by which it finds the Service that has them."""
+    """Values that DPF adds for forwarded ports, and the labels by which it finds their Service."""
     prefix = "dpu.nvidia.com/dpuservice-"
     labels = {prefix + key: metadata[key] for key in ("name", "namespace")}
     return {"ports": {port["name"]: True for port in ports["ports"]}, "labels": labels}

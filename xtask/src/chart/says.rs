@@ -1,4 +1,5 @@
-//! What a chart makes of particular values: lines that must be in what helm renders, its notes included, or must not.
+//! Renders a chart with the values of each file in `ci/says`, and checks the lines that the output
+//! must or must not contain.
 
 use std::{
     fs,

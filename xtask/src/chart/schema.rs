@@ -1,4 +1,5 @@
-//! Whether `values.schema.json` knows exactly the keys of `values.yaml`, and refuses all others.
+//! Checks that `values.schema.json` contains exactly the keys of `values.yaml` and refuses all
+//! others.
 
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
-"""Holds rendered manifests against schemas: the peer of chart/mod.rs, for the packages that PyPI has.
+"""Validates rendered manifests against the schemas of Kubernetes and of custom resources.
 
-Arguments: a version of Kubernetes, a folder of schemas for what is not Kubernetes' own, and a folder of
-manifests, each RELEASE.NAME.yaml. With RELEASE `-` nothing is asked of the names of objects. It prints as
-Rust's test programs do.
+chart/mod.rs runs it. Arguments: a Kubernetes version, a folder of schemas of custom resources, and a folder of
+manifests, each RELEASE.NAME.yaml. Object names must contain RELEASE, unless it is `-`. The output has the format of
+Rust's test programs.
 """
 
 import json
@@ -26,7 +26,7 @@ def wrong(document, release):
     name = document.get("metadata", {}).get("name", "")
     where = f"{kind[1]} {name}"
     if release != "-" and release not in name:
-        yield f"{where}: its name lacks the release's, which DPF wants there"
+        yield f"{where}: its name does not contain the release name, which DPF requires"
     if kind in custom:
         errors = jsonschema.Draft7Validator(custom[kind]).iter_errors(document.get("spec"))
         for error in errors:

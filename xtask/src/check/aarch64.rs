@@ -1,4 +1,4 @@
-//! The DPU's cores on a machine that has others: a compiler for them, and an emulator that runs what it makes.
+//! Cross-compiles for arm64 and runs the result under QEMU's user-mode emulation.
 
 use std::{
     fs::{self, Permissions},

@@ -1,4 +1,4 @@
-//! How many tests ran, read from what Rust's test programs print.
+//! Counts passed and failed tests in the output of Rust's test programs.
 
 use std::ops::AddAssign;
 

@@ -1,8 +1,6 @@
-//! `cargo xtask test`: every check there is, the same for everybody and for CI.
+//! `cargo xtask test`: runs all checks of the repository, the same on every machine and in CI.
 //!
-//! A failing step does not keep the others from running, so that one run tells all there is to fix. Two steps
-//! run at a time, at most one of them compiles. What a step prints is in `target/xtask-logs/STEP.log` as it comes, and
-//! on the terminal in one piece when the step ends. The last line is `N passed, M failed`: tests, and each other check as one; then what could not be looked at.
+//! The other steps run even if one fails, so that one run reports all failures.
 
 pub(crate) mod aarch64;
 pub(crate) mod count;

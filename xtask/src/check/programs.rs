@@ -1,5 +1,5 @@
-//! Test programs: built by one call of cargo, so that all share what is compiled, and run one by
-//! one, so that each has its time and none can hide another's failures.
+//! Compiles all test programs with one cargo command, so that they share dependencies, and runs
+//! them one by one, each with its own time limit.
 
 use std::{
     fs,

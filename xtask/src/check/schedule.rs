@@ -1,4 +1,4 @@
-//! Which steps run at the same time.
+//! Runs the steps of `cargo xtask test`, two at a time.
 //!
 //! 1. [`WORKERS`] threads carry out the steps. A free worker takes the first step of the list that may begin.
 //! 2. A step begins when each step of its `after` has ended, whether it passed or not. Steps that were not

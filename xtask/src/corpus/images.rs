@@ -1,4 +1,4 @@
-//! What the corpus holds: each image, its versions, and which of its layers they share.
+//! The images of the test corpus: their versions, and the layers that they share.
 
 use std::{collections::HashMap, path::Path, process::Command};
 

@@ -1,4 +1,5 @@
-//! `cargo xtask corpus`: real images, put together from packages without a daemon or root.
+//! `cargo xtask corpus`: builds realistic test images from Debian and Python packages, without a
+//! container daemon or root.
 //!
 //! The result is an OCI image layout. The same packages give the same digests: entries are sorted,
 //! times are fixed, and compressed streams carry nothing of this machine.

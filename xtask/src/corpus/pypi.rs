@@ -1,4 +1,5 @@
-//! Python packages from PyPI, put into a folder by pip for the Python of an image.
+//! Installs Python packages from PyPI into a folder with pip, for the Python version of a corpus
+//! image.
 
 use std::{fs, path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-//! The two platforms that are released, in everybody's words.
+//! The two platforms of a release, with their names in Debian, OCI and Rust.
 
 use anyhow::{Result, bail};
 
@@ -10,10 +10,10 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// All, in the order in which an index lists them.
+    /// Both platforms, in the order of the image index.
     pub(crate) const ALL: [Self; 2] = [Self::Amd64, Self::Arm64];
 
-    /// In the words of Debian and of container images.
+    /// The name in Debian and in OCI images.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -29,10 +29,10 @@ impl Arch {
         }
     }
 
-    /// By the number in the head of an ELF file.
+    /// The platform of an ELF file, by its machine number.
     ///
     /// # Errors
-    /// One of neither platform.
+    /// When the file is for neither platform.
     pub(crate) fn of_machine(machine: u16) -> Result<Self> {
         match machine {
             62 => Ok(Self::Amd64),
@@ -41,7 +41,7 @@ impl Arch {
         }
     }
 
-    /// Of this machine, if it is one of them.
+    /// The platform of this machine, if it is one of the two.
     pub(crate) fn here() -> Option<Self> {
         Self::ALL
             .into_iter()

@@ -1,4 +1,5 @@
-//! Debian packages, written here: an `ar` archive of a version, of what dpkg wants to know, and of the files.
+//! Writes Debian packages (`ar` archives with a control and a data tarball), and checks them with
+//! dpkg.
 
 use std::{
     fs,
@@ -22,12 +23,12 @@ use crate::{
     place,
 };
 
-/// What is the same for every architecture.
+/// Files that are the same on every platform.
 pub(crate) struct Common {
     pub(crate) version: String,
     /// The manual page.
     pub(crate) manual: Vec<u8>,
-    /// What bash completes.
+    /// The completion script for bash.
     pub(crate) completions: Vec<u8>,
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn package(
     }
     let mut package = b"!<arch>\n".to_vec();
     member(&mut package, "debian-binary", b"2.0\n")?;
-    // gzip: dpkg of Ubuntu 20.04 reads no zstd.
+    // gzip, because dpkg of Ubuntu 20.04 does not read zstd.
     for (name, tree) in [("control.tar.gz", &control), ("data.tar.gz", &files)] {
         let mut archive = Vec::new();
         tree.write(&mut archive)?;
@@ -89,7 +90,8 @@ fn files(
         "usr/lib/sysusers.d/pierhead.conf",
         include_str!("debian/sysusers.conf"),
     );
-    // Whoever may not enter it, and postinst lets only the user's group, reads nothing in it.
+    // Only root and the user's group may enter this folder (postinst sets the group), so its files
+    // need no stricter modes.
     files.put("etc/pierhead", Node::Folder(0o750));
     files.text(
         "etc/pierhead/pierhead.toml",
@@ -180,7 +182,7 @@ fn description<'a>(
     ))
 }
 
-/// A member of an `ar` archive, with its head of 60 bytes.
+/// Appends a member to an `ar` archive, with its header of 60 bytes.
 fn member(archive: &mut Vec<u8>, name: &str, content: &[u8]) -> Result<()> {
     writeln!(
         archive,
@@ -215,7 +217,7 @@ pub(crate) fn examine(package: &Path, arch: Arch, has_simulator: bool) -> Result
     }
     let listed = dpkg_deb("--contents")?;
     for line in listed.lines() {
-        ensure!(line.contains(" 0/0 "), "not root's: {line}");
+        ensure!(line.contains(" 0/0 "), "not owned by root: {line}");
     }
     let scratch = tempfile::tempdir()?;
     let root = scratch.path();
@@ -236,7 +238,8 @@ pub(crate) fn examine(package: &Path, arch: Arch, has_simulator: bool) -> Result
         exec::output(
             Command::new("dpkg")
                 .arg(format!("--root={}", root.display()))
-                // Nothing but this package is there: neither a shell for its scripts nor what it depends upon.
+                // The root contains only this package: no shell for its scripts and no
+                // dependencies.
                 .args([
                     "--force-script-chrootless",
                     "--force-depends",
@@ -262,17 +265,17 @@ pub(crate) fn examine(package: &Path, arch: Arch, has_simulator: bool) -> Result
     let users = fs::read_to_string(root.join("etc/passwd"))?;
     ensure!(
         users.lines().any(|it| it.starts_with("pierhead:x:")),
-        "no user was made: {users:?}"
+        "the package created no user: {users:?}"
     );
     let config = root.join("etc/pierhead/pierhead.toml");
-    ensure!(config.exists(), "no configuration");
+    ensure!(config.exists(), "the package has no configuration file");
     fs::create_dir_all(root.join("var/lib/pierhead/blobs"))?;
     let name = PathBuf::from("pierhead");
     dpkg(&["--remove"], &name)?;
-    ensure!(config.exists(), "a removal took the configuration");
+    ensure!(config.exists(), "apt remove deletes the configuration");
     ensure!(
         root.join("var/lib/pierhead").exists(),
-        "a removal took the data"
+        "apt remove deletes the data"
     );
     dpkg(&["--purge"], &name)?;
     for gone in [

@@ -1,4 +1,5 @@
-//! What a program asks of the system that it runs on, read from its ELF headers.
+//! Parses ELF headers: the platform, the required libraries and the required glibc version of a
+//! program.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! The licences of what is linked, in the words that each crate brings: they want to go with the program.
+//! Collects the licence texts of all crates that are linked into a program, from the crates' own
+//! files.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use super::linked::Linked;
 use crate::{exec, place};
 
-/// What goes with a program.
+/// The licence files that are distributed with a program.
 pub(crate) struct Licenses {
     /// pierhead's own.
     pub(crate) own: Vec<u8>,
@@ -36,7 +37,7 @@ const NAMES: [&str; 6] = [
 ];
 
 impl Licenses {
-    /// Names and contents, as they lie in `usr/share/doc/pierhead`.
+    /// Names and contents of the files in `usr/share/doc/pierhead`.
     pub(crate) fn files(&self) -> [(&'static str, &[u8]); 3] {
         [
             (OWN.0, &self.own),
@@ -45,16 +46,16 @@ impl Licenses {
         ]
     }
 
-    /// Collects them from where cargo has unpacked the crates.
+    /// Collects the texts from cargo's unpacked sources.
     ///
     /// # Errors
-    /// When there is none of a crate, or they cannot be read.
+    /// When a crate has no licence text, or a text cannot be read.
     pub(crate) fn of(linked: &Linked) -> Result<Self> {
         let own = fs::read(place::root().join(OWN.0)).context(OWN.0)?;
         let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for id in linked.dependencies.keys() {
             let package = linked.package(id)?;
-            // What has no source is ours.
+            // A crate without a source is part of this workspace.
             if package["source"].is_null() {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! The container image: an OCI layout with an index over both platforms, and a look at what came out.
+//! Writes the container image as an OCI layout with an index of both platforms, and checks the
+//! result.
 
 use std::{fs, path::Path, process::Command};
 

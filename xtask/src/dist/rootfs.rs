@@ -1,4 +1,5 @@
-//! What is in the container image: the program, the libraries that it needs, certificates of authorities, a user.
+//! Assembles the root file system of the container image: the program, its libraries, CA
+//! certificates, and a user.
 
 use std::{collections::BTreeSet, fs};
 
@@ -12,32 +13,32 @@ use crate::{
     image::layer::{Node, Tree, merged},
 };
 
-/// User and group of the container, the same as the chart's.
+/// User and group ID of the container, the same as in the chart.
 pub(crate) const USER: u64 = 65532;
-/// Where the image has the program.
+/// Path of the program in the image.
 pub(crate) const PROGRAM: &str = "usr/bin/pierhead";
-/// Where the image has the data, owned by its user.
+/// Path of the data folder in the image; the image's user owns it.
 pub(crate) const DATA: &str = "var/lib/pierhead";
-/// The name of the folder below which packages have certificates.
+/// Path of the CA certificates in Debian's package.
 const AUTHORITIES: &str = "usr/share/ca-certificates/";
 
-/// Where the image has licences.
+/// Path of the licence files in the image.
 pub(crate) const LICENSES: &str = "usr/share/doc/pierhead";
 
-/// A package of Debian, files of which are in the image.
+/// A Debian package of which the image contains files.
 pub(crate) struct Part {
     pub(crate) package: Package,
-    /// Of the package's file.
+    /// Checksum of the package file.
     pub(crate) sha256: String,
 }
 
-/// The layers, lowest first.
+/// The two layers, lower one first.
 pub(crate) struct Rootfs {
-    /// The system: the same for every version of pierhead.
+    /// The system layer, the same for every version of pierhead.
     pub(crate) base: Tree,
-    /// The program.
+    /// The layer with the program.
     pub(crate) program: Tree,
-    /// What the first one's files are of.
+    /// The Debian packages in the system layer.
     pub(crate) parts: Vec<Part>,
 }
 
@@ -56,13 +57,14 @@ impl Rootfs {
 /// Puts both layers together, without the licences of the program.
 ///
 /// # Errors
-/// When Debian cannot be asked, or has not what the program needs.
+/// When Debian's packages cannot be downloaded, or lack a required library.
 pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
     let arch = program.elf.arch.name();
     let mut names: Vec<&str> = program.libraries()?.into_iter().map(|it| it.0).collect();
     names.push("ca-certificates");
     let mut packages = apt.closure(Suite::Updates, arch, &names)?;
-    // What has no architecture drags in what this machine would need to install it.
+    // Packages of architecture `all` depend on packages of this machine's architecture; those are
+    // left out.
     let fits = |it: &Package| it.arch == arch || it.arch == "all";
     packages.retain(|it| names.contains(&it.name.as_str()) && fits(it));
     packages.sort_by(|a, b| a.name.cmp(&b.name));
@@ -95,7 +97,7 @@ pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
     })
 }
 
-/// What glibc and container runtimes look for.
+/// Adds the files that glibc and container runtimes expect.
 fn system(base: &mut Tree) {
     for folder in ["dev", "etc", "proc", "run", "sys", "usr/bin"] {
         base.put(folder, Node::Folder(0o755));
@@ -115,7 +117,7 @@ fn system(base: &mut Tree) {
         "etc/group",
         &format!("root:x:0:\npierhead:x:{USER}:pierhead\n"),
     );
-    // Without it a name of /etc/hosts would be asked of the DNS first.
+    // Without this file, glibc asks the DNS before /etc/hosts.
     base.text("etc/nsswitch.conf", "hosts: files dns\n");
     base.put(
         DATA,
@@ -126,7 +128,8 @@ fn system(base: &mut Tree) {
     );
 }
 
-/// The dynamic linker under the name that the program says, every library that it needs, and what those need.
+/// Adds the dynamic linker at the path in the program's header, and all libraries that it requires,
+/// recursively.
 fn libraries(base: &mut Tree, debian: &Tree, program: &Elf) -> Result<()> {
     let linker = program
         .interpreter
@@ -134,7 +137,7 @@ fn libraries(base: &mut Tree, debian: &Tree, program: &Elf) -> Result<()> {
         .context("the program names no dynamic linker")?;
     let mut wanted: Vec<String> = program.needed.clone();
     let mut have = BTreeSet::new();
-    // The name, and the file behind it, which is a library as any other.
+    // The path in the header is a symbolic link; the file behind it is added like any library.
     let link = merged(linker);
     let named = debian.get(&link).context("no dynamic linker in Debian")?;
     base.put(&link, named.clone());
@@ -162,7 +165,7 @@ fn libraries(base: &mut Tree, debian: &Tree, program: &Elf) -> Result<()> {
     Ok(())
 }
 
-/// One file of all, as `update-ca-certificates` would write it.
+/// All CA certificates in one file, as `update-ca-certificates` writes it.
 fn authorities(debian: &Tree) -> Result<Vec<u8>> {
     let mut all = Vec::new();
     for (path, node) in debian.nodes() {

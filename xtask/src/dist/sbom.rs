@@ -1,5 +1,5 @@
-//! The bill of materials of a program, in CycloneDX 1.6: every crate that is linked into it and Rust's own library,
-//! with licence and checksum, who needs whom, and what the container image has of Debian besides.
+//! Writes the bill of materials of a program in CycloneDX 1.6: each linked crate and Rust's
+//! standard library, with licence, checksum and dependents, and the Debian packages in the image.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
@@ -10,17 +10,17 @@ use sha2::{Digest as _, Sha256};
 use super::{arch::Arch, hex, linked::Linked, rootfs::Part};
 use crate::{exec, install, place};
 
-/// The list for a program with this content. `debian`: what the container image has besides.
+/// The bill for a program with these bytes. `debian`: the Debian packages in the container image.
 ///
 /// # Errors
-/// When cargo does not say what it is made of, or a part has no known licence.
+/// When cargo fails, or a component has no known licence.
 pub(crate) fn of(linked: &Linked, arch: Arch, program: &[u8], debian: &[Part]) -> Result<Value> {
     let lock = fs::read_to_string(place::root().join("Cargo.lock"))?;
     let mut bill = assemble(linked, &checksums(&lock), debian)?;
     let hash = hex(&Sha256::digest(program));
     bill["metadata"]["component"]["hashes"] = json!([{"alg": "SHA-256", "content": hash}]);
     bill["metadata"]["properties"] = json!([{"name": "pierhead:target", "value": arch.target()}]);
-    // The same list has the same number, and another one another.
+    // The serial number is a hash of the bill, so that it changes only with the bill.
     let number = hex(&Sha256::digest(bill.to_string().as_bytes()));
     bill["serialNumber"] = format!(
         "urn:uuid:{}-{}-8{}-8{}-{}",
@@ -34,10 +34,10 @@ pub(crate) fn of(linked: &Linked, arch: Arch, program: &[u8], debian: &[Part]) -
     Ok(bill)
 }
 
-/// Holds lists against the schema that CycloneDX publishes.
+/// Validates bills against the schema that CycloneDX publishes.
 ///
 /// # Errors
-/// What the schema does not allow.
+/// The violations of the schema.
 pub(crate) fn examine(files: &[&Path]) -> Result<()> {
     let python = place::tools().join(install::CYCLONEDX.0).join("bin/python");
     exec::output(

@@ -1,4 +1,4 @@
-"""Holds bills of materials against the schema of CycloneDX 1.6: prints what is wrong, and fails."""
+"""Validates bills of materials against the schema of CycloneDX 1.6. Prints each error, and exits with 1 for any."""
 
 import sys
 

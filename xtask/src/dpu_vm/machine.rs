@@ -1,4 +1,4 @@
-//! The simulated DPU: how it is put together, and one boot of it.
+//! Assembles the virtual machine of the simulated DPU, and boots it.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! `cargo xtask dpu-vm`: a whole simulated DPU, from which this machine pulls.
+//! `cargo xtask dpu-vm`: boots a simulated BlueField DPU with pierhead in QEMU, and pulls images
+//! from it.
 //!
 //! QEMU emulates the cores of a BlueField-2; the guest has Debian's kernel, busybox, pierhead and nothing else. Its ports are
 //! forwarded to loopback ones of this machine, whose own loopback it reaches as 10.0.2.2: where its upstream is.

@@ -1,9 +1,10 @@
-# A DPU with its eMMC and its link: pierhead serves, as a service that is restarted by hand, and /dev/hvc0 is a shell.
+# Script of the simulated DPU, which guest/init.sh runs: sets up network and disk, starts pierhead,
+# and runs the commands that the host writes to /dev/hvc0.
 mkdir -p /data /run /tmp /root
 date -s "@$NOW" >/dev/null
 export HOME=/root
 ip link set lo up
-# What QEMU's network calls its guest, its router, and its name server.
+# The addresses of QEMU's user network: guest, router and name server.
 ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up && ip route add default via 10.0.2.2 || die "no network"
 echo nameserver 10.0.2.3 >/etc/resolv.conf
 mount -t ext4 /dev/vda /data || die "mount /dev/vda"
@@ -19,7 +20,7 @@ begin() {
     sleep 0.1
   done
 }
-# Sends it a signal and waits for its end, whose status is the result.
+# Sends a signal to pierhead, waits for its end, and returns its exit status.
 finish() {
   kill -"$1" $daemon
   wait $daemon

@@ -1,4 +1,5 @@
-//! What a DPU must do for its host: two boots with the same disk, between which the plug is pulled.
+//! Tests of pierhead on the simulated DPU: two boots with the same disk, with a power cut between
+//! them.
 
 use std::{path::Path, time::Instant};
 

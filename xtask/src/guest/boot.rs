@@ -1,4 +1,4 @@
-//! One boot of a machine: what it prints, how long it may take, and its end.
+//! One boot of a virtual machine: its console output, its time limit, and its exit status.
 
 use std::{
     fs,

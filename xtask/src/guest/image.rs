@@ -1,4 +1,5 @@
-//! What the guest boots from: a kernel and its modules out of Debian's packages, unpacked and kept.
+//! Extracts a kernel and its modules from Debian's packages, for virtual machines to boot, and
+//! caches them.
 
 use std::{
     fs,

@@ -1,6 +1,7 @@
 #!/bin/busybox sh
-# The first process of a guest: what each machine needs, then /job/script, which is the machine's own. What it
-# prints is the console that a failure shows.
+# The init process of the virtual machines in which xtask tests pierhead: mounts file systems, loads
+# kernel modules, and runs /job/script, the script of one machine. Its output is the console that
+# xtask shows on a failure.
 /bin/busybox mkdir -p /bin /dev /proc /sys
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -10,13 +11,13 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 
 . /job/settings
-# Where /dev and /proc are, once a script has moved them.
+# The folder that contains /dev and /proc, after a script has moved them.
 TOP=
-# The host reads these lines: "ready SECONDS" when the job begins, "exit STATUS" when it ended.
+# The host reads these lines: "ready SECONDS" when the job begins, "exit STATUS" when it has ended.
 tell() { echo "$@" >"$TOP/dev/hvc1"; }
 ready() { tell "ready $(cut -d' ' -f1 "$TOP/proc/uptime")"; }
 die() { echo "init: $*"; sync; poweroff -f; }
-# The host's clock ends the machine; if the host's process is killed, this one does.
+# The host ends the machine after its time limit. This timer ends it if the host process is killed.
 (sleep "$LIMIT"; die "still running after $LIMIT s") &
 
 while read -r module; do

@@ -1,4 +1,5 @@
-//! Virtual machines under QEMU without a disk image of a system: Debian's kernel, busybox, and a script.
+//! Virtual machines under QEMU for tests. They have no disk image: they boot Debian's kernel,
+//! busybox, and a script.
 
 mod boot;
 mod image;

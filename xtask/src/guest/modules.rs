@@ -1,4 +1,4 @@
-//! Kernel modules with what they depend on, in the order of loading.
+//! Finds kernel modules with their dependencies, in the order in which they must be loaded.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,4 @@
-//! Archives as the kernel unpacks its initramfs from them: cpio's `newc` format.
+//! Writes cpio archives in the `newc` format, which the kernel unpacks as its initramfs.
 
 /// An archive that grows in memory; archives laid end to end are unpacked one after the other.
 #[derive(Default)]

@@ -1,4 +1,5 @@
-//! A machine's upstream and its client: the example program `peer` of `crates/testkit`.
+//! Runs the example program `peer` of `crates/testkit` beside a virtual machine: an upstream
+//! registry and a client.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! QEMU's command line, as far as it is the same for every guest.
+//! The part of QEMU's command line that all virtual machines share.
 
 use std::{fs, os::unix::fs::OpenOptionsExt as _, path::Path, process::Command};
 

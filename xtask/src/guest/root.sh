@@ -1,5 +1,6 @@
-# For guests that have no system of their own: the host's root, read only, below a memory overlay, at /root, which
-# gets /dev, /proc and /sys. So every program of the host is there, and nothing of the host is written.
+# Shell function `host_root` for virtual machines without a system of their own: mounts the host's
+# root read-only below a memory overlay at /root, and moves /dev, /proc and /sys there. The guest
+# can run every program of the host and changes no file of it.
 plan9=trans=virtio,version=9p2000.L,msize=524288
 host_root() {
   mkdir -p /host /over /root

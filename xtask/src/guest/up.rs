@@ -1,4 +1,4 @@
-//! A guest that serves: the ports of this machine that lead to it, a shell in it, and its end.
+//! A running virtual machine with forwarded ports and a shell that the host controls.
 //!
 //! Its script prints [`READY`] when pierhead serves, then runs each line that it reads and says [`END`] with the status.
 

@@ -1,4 +1,4 @@
-//! One layer: a tree of files that becomes the same tar archive whenever the tree is the same.
+//! A tree of files that is written as a reproducible tar archive: the layer of an image.
 
 use std::{
     collections::BTreeMap,

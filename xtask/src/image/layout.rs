@@ -1,4 +1,4 @@
-//! An OCI image layout on disk: blobs by digest, and the index that names the images.
+//! Writes an OCI image layout on disk: blobs by digest, and the index of images.
 
 use std::{
     fs::{self, File},

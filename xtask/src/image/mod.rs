@@ -1,4 +1,5 @@
-//! Container images put together by hand: trees of files that become layers, and layers that become a layout.
+//! Builds container images without a container daemon: trees of files become layers, and layers an
+//! OCI layout.
 
 pub(crate) mod layer;
 pub(crate) mod layout;

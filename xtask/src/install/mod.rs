@@ -1,4 +1,5 @@
-//! What the checks need on a machine that has nothing but Rust, said aloud before it is installed.
+//! Installs the tools that the checks need, on a machine that has only Rust, and prints each before
+//! its installation.
 
 use std::{env, fs, os::unix::fs::MetadataExt as _, path::Path, process::Command};
 

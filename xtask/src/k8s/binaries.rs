@@ -1,4 +1,4 @@
-//! The programs of a control plane, built from their Go modules once and kept.
+//! Builds the programs of a Kubernetes control plane from their Go modules, and caches them.
 
 use std::{
     fs,

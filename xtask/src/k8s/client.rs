@@ -1,4 +1,4 @@
-//! kubectl and helm, for one cluster and with no settings of whoever runs them.
+//! Runs kubectl and helm against one test cluster, without the user's own settings.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! A control plane of its own, on the loopback, with nodes that are played.
+//! Starts a Kubernetes control plane on the loopback interface, with nodes that kwok simulates.
 
 use std::{
     cell::RefCell,

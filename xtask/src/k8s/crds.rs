@@ -1,4 +1,5 @@
-//! Custom resource definitions from the schemas of `bluefield/schemas`, so that the real server validates by them.
+//! Generates custom resource definitions from the schemas in `bluefield/schemas`, so that the API
+//! server validates DPF's resources.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};

@@ -1,4 +1,5 @@
-//! The samples for DPF, served by the real server with the definitions of the named version.
+//! Checks that the API server accepts the DPF samples with the resource definitions of the
+//! supported DPF version.
 
 use std::fs;
 

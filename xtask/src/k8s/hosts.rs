@@ -1,4 +1,4 @@
-//! The host half: each host is pointed at its own DPU, as the cluster's labels pair them.
+//! Checks the host chart: each host uses its own DPU, as the node labels pair them.
 
 use std::{fs, path::Path};
 

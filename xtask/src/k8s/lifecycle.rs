@@ -1,4 +1,5 @@
-//! The life of a release on DPUs: where its pods are, upgrade, rollback, and what is left.
+//! Checks the lifecycle of a chart release on DPU nodes: pod placement, upgrade, rollback, and
+//! uninstallation.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};

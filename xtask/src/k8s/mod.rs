@@ -1,4 +1,4 @@
-//! `cargo xtask k8s`: the charts in a real Kubernetes control plane, whose nodes are played.
+//! `cargo xtask k8s`: installs the charts in a real Kubernetes control plane with simulated nodes.
 //!
 //! etcd, kube-apiserver, kube-controller-manager and kube-scheduler are what clusters run; they admit, schedule, bind and collect
 //! as there. kwok says for each node that it is ready and for each pod that it runs: no container does.

@@ -1,5 +1,5 @@
-//! What a container of a pod would do on its node, done here: its command as the server admitted it, with the
-//! files that its volumes bring.
+//! Runs the command of a pod's container on this machine, with the files of its volumes, because
+//! simulated nodes run no containers.
 
 use std::{
     collections::BTreeMap,

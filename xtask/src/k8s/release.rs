@@ -1,4 +1,4 @@
-//! One release of a chart in the cluster: what was installed, and where its pods are.
+//! One release of a chart in the test cluster: its installed resources and the nodes of its pods.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! A server of the control plane, as a process that does not outlive this one.
+//! One server process of the control plane, which ends with this process.
 
 use std::{
     fs::{self, File},

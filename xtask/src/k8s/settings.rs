@@ -1,4 +1,4 @@
-//! How each server of the control plane is told what to do: loopback, random tokens, one folder.
+//! Command-line flags and tokens of the servers of the control plane.
 
 use std::{
     fs::{self, File},

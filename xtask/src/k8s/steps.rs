@@ -1,4 +1,4 @@
-//! Checks that build on each other, each counted and named.
+//! Runs checks that depend on each other, and counts and names each.
 
 use anyhow::Result;
 

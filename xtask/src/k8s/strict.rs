@@ -1,4 +1,4 @@
-//! Every object in every combination of values, as the API server takes it when nothing is to be created.
+//! Sends every rendered object in every combination of values to the API server as a dry run.
 
 use std::{fs, path::Path};
 

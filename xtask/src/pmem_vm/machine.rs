@@ -1,4 +1,4 @@
-//! The virtual machine: how it is put together, and one boot of it.
+//! Assembles the virtual machine with emulated persistent memory, and boots it.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! `cargo xtask pmem-vm`: a throw-away virtual machine with an emulated NVDIMM.
+//! `cargo xtask pmem-vm`: boots a temporary virtual machine with an emulated NVDIMM (persistent
+//! memory).
 //!
 //! The guest has no disk image: it sees the host's root, read only below a memory overlay, so that
 //! every program of the host is there, and the build folder, which it may write. `/mnt/pmem` is on the

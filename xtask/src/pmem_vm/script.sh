@@ -1,12 +1,13 @@
-# The host's own root, the shared folder and the NVDIMM; then /job/command, and off.
+# Script of the persistent-memory machine, which guest/init.sh runs: mounts the host's root, the
+# shared folder and the NVDIMM, runs /job/command, and powers off.
 host_root
 mkdir -p /root/mnt/pmem /root/mnt/disk "/root$SHARE"
 mount -t 9p -o "rw,cache=mmap,$plan9" share "/root$SHARE" || die "mount $SHARE"
 ip link set lo up
 
-# An NVDIMM begins as one namespace without structures for its pages, and so without DAX. What
-# `ndctl create-namespace -m fsdax` writes, without its ten packages; the kernel keeps it in the
-# namespace's first blocks, and finds it there at the next boot.
+# A new NVDIMM has one raw namespace without DAX. These writes do what `ndctl create-namespace -m
+# fsdax` does, without the ten packages that ndctl needs. The kernel stores the result in the first
+# blocks of the namespace and finds it at the next boot.
 nd=/root/sys/bus/nd
 [ -e $nd/devices/namespace0.0 ] || die "the machine has no NVDIMM"
 if [ "$(cat $nd/devices/namespace0.0/mode)" = raw ]; then

@@ -1,4 +1,4 @@
-//! What persistent memory must do, over three boots on the same NVDIMM, the second of which is killed.
+//! Tests of persistent memory: three boots on the same NVDIMM, of which the second is killed.
 
 use std::{path::Path, time::Instant};
 

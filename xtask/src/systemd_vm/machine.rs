@@ -1,4 +1,4 @@
-//! The machine with systemd: how it is put together, and its boot.
+//! Assembles the virtual machine with systemd, and boots it.
 
 use std::{
     fs,

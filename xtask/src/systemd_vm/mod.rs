@@ -1,4 +1,5 @@
-//! `cargo xtask systemd-vm`: the Debian package and its unit under a real systemd.
+//! `cargo xtask systemd-vm`: tests the Debian package and its systemd unit under a real systemd, in
+//! a virtual machine.
 //!
 //! The guest sees the root of this machine, read only below an overlay in memory, and boots its systemd. pierhead's
 //! data lie on a disk that is mounted at `/var/lib/pierhead` before, as on a card whose NVMe is for the cache.

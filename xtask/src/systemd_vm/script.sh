@@ -1,5 +1,6 @@
-# The host's own root, with a disk where pierhead's data are to lie, and systemd as its first process. Of the host's
-# units those run that come with packages and that every system starts, and none that somebody has enabled.
+# Script of the systemd machine, which guest/init.sh runs: mounts the host's root and a disk for
+# pierhead's data, and starts systemd. Only units that are enabled by default on every system run,
+# none that the host's administrator enabled.
 host_root
 # What QEMU's network calls its guest and its router.
 ip link set lo up

@@ -1,4 +1,4 @@
-# /dev/hvc0 is a shell for the host, as a service of systemd.
+# A systemd service of the test machine: runs the commands that the host writes to /dev/hvc0.
 . /run/guest/settings
 tell() { echo "$@" >/dev/hvc1; }
 finish() { tell "exit $1"; sync; systemctl poweroff --force --force; }

@@ -1,4 +1,5 @@
-//! What the package and its unit must do on a machine with systemd, and what an operator does to them.
+//! Tests of the Debian package and its unit under systemd: installation, service, upgrade, and what
+//! an operator does.
 
 use std::{
     path::Path,
