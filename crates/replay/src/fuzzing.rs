@@ -1,13 +1,14 @@
-//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+//! Invariants of the trace parsers and of saved states, checked by the fuzz targets and on their
+//! stored corpus.
 
 use crate::SimulatedPolicy;
 use crate::trace::csv::Columns;
-use crate::trace::{Format, Notes, Reader, TraceError};
+use crate::trace::{Format, Reader, TraceCounts, TraceError};
 use pierhead_eviction::testing::with_valid_checksum;
 use pierhead_eviction::{Access, Contents as _, Policy as _, SimulatedCache};
 
-/// A trace after a byte that chooses the format. It reads the same in pieces of any length, time never
-/// runs back, nothing is empty, and what is read can be replayed.
+/// Checks a trace. Its first byte chooses the format. The result must not depend on the lengths of
+/// the fed pieces; time never decreases; no request is empty; the requests can be replayed.
 pub fn trace(input: &[u8]) {
     let Some((first, bytes)) = input.split_first() else {
         return;
@@ -32,7 +33,7 @@ fn read(
     format: Format,
     bytes: &[u8],
     step: usize,
-) -> (Vec<Access<u64>>, Result<Notes, TraceError>) {
+) -> (Vec<Access<u64>>, Result<TraceCounts, TraceError>) {
     let mut reader = Reader::new(format, Columns::default());
     let mut found = Vec::new();
     let mut each = |access| found.push(access);
@@ -43,8 +44,8 @@ fn read(
     (found, end)
 }
 
-/// A saved state, whatever its checksum: a policy that takes it up is sound, and one that does not stays
-/// as it was.
+/// Checks a saved state with a valid checksum. A policy that restores it stays consistent; a policy
+/// that refuses it stays empty.
 pub fn state(input: &[u8]) {
     let input = with_valid_checksum(input);
     for named in SimulatedPolicy::ONLINE {
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_with_a_changed_byte_comes_past_the_checksum() {
+    fn a_changed_state_passes_the_checksum_once_the_checksum_is_fixed() {
         use pierhead_eviction::{Access, Lru, PersistentState as _, Policy as _, StateError};
         let mut lru = Lru::new();
         lru.insert(&Access::new(7_u64, 1, 0));

@@ -1,8 +1,9 @@
-//! Simulator of eviction policies: it sends traces of requests through caches of keys.
+//! Simulator of eviction policies: replays request traces on simulated caches.
 //!
-//! [`trace`] parses recorded traces and [`synthetic`] makes up registry workloads. [`policy`] has all policies:
-//! those of the daemon, those that only the simulator offers, and those that know the future. [`tally`] counts
-//! what came of a replay, and [`chart`] draws it. The program `pierhead-replay` reads files and prints the result.
+//! [`trace`] parses recorded request traces, and [`synthetic`] generates registry workloads.
+//! [`policy`] has all policies: those of the daemon, those of the simulator, and those that know
+//! the future. [`tally`] counts the results of a replay, and [`chart`] draws them. The program
+//! `pierhead-replay` reads files and prints the results.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! `pierhead-replay`: which eviction policy would miss the least on a trace.
+//! `pierhead-replay`: the program that compares eviction policies on request traces.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
             eprintln!("error: {message}");
             ExitCode::from(2)
         }
-        // `pierhead-replay … | head`: the reader has read enough.
+        // The reader of a pipe may close it early: `pierhead-replay … | head`.
         Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(Failure::Other(error)) => {
             eprintln!("pierhead-replay: {}", message_of(&error));
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The message with its causes, but for those whose text stands in it already.
+/// The message and its causes, without causes whose text the message contains.
 fn message_of(error: &anyhow::Error) -> String {
     let mut message = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

@@ -1,27 +1,27 @@
-//! A trace through a cache of keys, and what came of it.
+//! Replays requests on a simulated cache, and counts hits, misses and bytes.
 
 use pierhead_eviction::{Access, Outcome, Policy, SimulatedCache};
 
-/// What came of a replay, or of a part of one.
+/// Result of a replay, or of a part of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Those that were not held.
+    /// Number of misses.
     pub misses: u64,
-    /// Bytes asked for; at most 2^64 - 1, as all sums here.
+    /// Sum of the requested bytes. All sums saturate at 2^64 - 1.
     pub bytes: u64,
-    /// Bytes of the misses: what crosses the uplink.
+    /// Sum of the missed bytes, which the upstream sends.
     pub missed_bytes: u64,
-    /// Seconds that clients wait: the costs of the misses.
+    /// Sum of the costs of the misses: seconds for which clients wait.
     pub waiting_seconds: f64,
-    /// Keys evicted.
+    /// Number of evicted keys.
     pub evictions: u64,
-    /// Bytes of what was kept: what is written to the disk.
+    /// Sum of the bytes of stored keys, which are written to the disk.
     pub written_bytes: u64,
-    /// Misses that were not kept, [`Tally::oversized`] among them.
+    /// Number of misses whose key was not stored, including [`Tally::oversized`].
     pub passed: u64,
-    /// Requests for more bytes than the whole cache has; each goes past it.
+    /// Number of requests for keys larger than the cache.
     pub oversized: u64,
 }
 
@@ -46,12 +46,12 @@ impl Tally {
         }
     }
 
-    /// The share of requests that were misses; 0 when there were none.
+    /// Misses per request; 0 without requests.
     pub fn object_miss_ratio(&self) -> f64 {
         ratio(self.misses, self.requests)
     }
 
-    /// The share of bytes that were missed; 0 when there were none.
+    /// Missed bytes per requested byte; 0 without requests.
     pub fn byte_miss_ratio(&self) -> f64 {
         ratio(self.missed_bytes, self.bytes)
     }
@@ -64,7 +64,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
 
-/// Sends requests through a cache; may be called again for the next part of a trace.
+/// Sends requests to a cache. May be called again for the next part of a trace.
 pub fn replay<P: Policy<u64>>(
     accesses: impl IntoIterator<Item = Access<u64>>,
     cache: &mut SimulatedCache<u64, P>,
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_is_that_of_a_trace_done_by_hand() {
+    fn all_counts_match_a_trace_computed_by_hand() {
         let tally = run(
             10,
             &[(1, 6), (2, 4), (1, 6), (3, 11), (4, 5), (1, 6), (4, 5)],
@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn huge_objects_pass_a_small_cache_and_sums_do_not_wrap() {
+    fn oversized_objects_are_not_stored_and_sums_saturate() {
         let tally = run(1 << 20, &[(1, 1 << 40), (2, u64::MAX), (1, 1 << 40)]);
         assert_eq!((tally.passed, tally.oversized, tally.evictions), (3, 3, 0));
         assert_eq!((tally.bytes, tally.byte_miss_ratio()), (u64::MAX, 1.0));
     }
 
     #[test]
-    fn nothing_asked_is_nothing_missed() {
+    fn without_requests_the_miss_ratio_is_zero() {
         assert_eq!(run(1, &[]).object_miss_ratio(), 0.0);
     }
 }

@@ -1,10 +1,10 @@
-//! Every policy that only the simulator offers runs the suite that those of the daemon run.
+//! Runs the conformance suite of testkit on the policies that only the simulator has.
 
 use pierhead_replay::SimulatedPolicy;
 use pierhead_testkit::policy::{CAPACITY, Key, Large, conforms, stays_small};
 
 #[test]
-fn every_policy_without_a_future() {
+fn every_policy_that_does_not_know_the_future_conforms() {
     let own = SimulatedPolicy::ONLINE
         .iter()
         .filter(|it| !it.is_of_daemon());
@@ -14,9 +14,9 @@ fn every_policy_without_a_future() {
     }
 }
 
-/// LHD's notes beside a key of 65 bytes are more than 64 bytes.
+/// The per-key data of `lhd` beside a key of 65 bytes has more than 64 bytes.
 #[test]
-fn every_other_policy_stays_small() {
+fn every_other_policy_costs_at_most_64_bytes_per_key() {
     let own = SimulatedPolicy::ONLINE
         .iter()
         .filter(|it| !it.is_of_daemon());

@@ -1,10 +1,10 @@
-//! The default policy keeps what it was chosen for, on a small workload that runs with every change; the
-//! tables of `docs/explanation/eviction.md` are over whole ones.
+//! Checks that the default policy misses less than LRU on a small generated workload. The tables of
+//! `docs/explanation/eviction.md` show whole workloads.
 
 use pierhead_eviction::{PolicyName, SimulatedCache};
 use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 use pierhead_replay::tally::{Tally, replay};
-use pierhead_replay::trace::Held;
+use pierhead_replay::trace::RequestTrace;
 
 #[test]
 fn the_default_misses_less_than_lru_in_objects_and_in_bytes() {
@@ -13,7 +13,7 @@ fn the_default_misses_less_than_lru_in_objects_and_in_bytes() {
         ..WorkloadParameters::default()
     };
     let workload = Workload::new(&parameters, 7).expect("within their ranges");
-    let held: Held = workload.collect();
+    let held: RequestTrace = workload.collect();
     for percent in [1, 10] {
         let capacity = held.footprint() / 100 * percent;
         let run = |named: PolicyName| {

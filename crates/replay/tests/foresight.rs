@@ -1,4 +1,4 @@
-//! The policies that know the future keep the same promises, on a future that suits no trace.
+//! Runs the conformance suite on the policies that know the future.
 
 use std::sync::Arc;
 

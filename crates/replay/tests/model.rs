@@ -1,4 +1,5 @@
-//! Every policy against a map: whatever is asked, removed, pinned, saved or restored, and however large.
+//! Property tests of every policy against a map: random requests, removals, pins, restarts and
+//! sizes.
 
 use std::collections::BTreeMap;
 
@@ -21,15 +22,15 @@ enum Step {
     Remove {
         key: u64,
     },
-    /// All keys that divide by this are held back.
+    /// Keys divisible by this number are pinned.
     Evict {
         pinned: u64,
     },
-    /// The state goes into a new policy, which takes over.
+    /// The state is restored into a new policy, which replaces the old one.
     Restart,
 }
 
-/// Mostly what fits several times, and what a hostile manifest may claim.
+/// Mostly sizes of which several fit, and sizes that a malicious manifest may claim.
 fn size() -> impl Strategy<Value = u64> {
     prop_oneof![
         8 => 1..2_000_u64,
@@ -57,7 +58,7 @@ fn cache(named: SimulatedPolicy, seed: u64) -> Cache {
     SimulatedCache::new(named.build_online(CAPACITY, seed), CAPACITY)
 }
 
-fn held(cache: &Cache) -> BTreeMap<u64, u64> {
+fn contents(cache: &Cache) -> BTreeMap<u64, u64> {
     let (mut found, mut visits) = (BTreeMap::new(), 0);
     cache.policy().visit(&mut |key, size| {
         found.insert(*key, size);
@@ -67,13 +68,13 @@ fn held(cache: &Cache) -> BTreeMap<u64, u64> {
     found
 }
 
-/// One step of a cache; what it showed of itself, to compare with another's.
+/// Performs one step, and returns the visible result for comparison with another cache.
 fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> String {
-    let before = held(cache);
+    let before = contents(cache);
     let shown = match step {
         Step::Request { key, size, .. } => {
             let outcome = cache.request(&Access::new(key, size, now));
-            let after = held(cache);
+            let after = contents(cache);
             let mut expected = before.clone();
             expected.retain(|key, _| after.contains_key(key));
             match outcome {
@@ -99,7 +100,7 @@ fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> Stri
             cache.policy_mut().remove(&key);
             let mut expected = before;
             expected.remove(&key);
-            assert_eq!(held(cache), expected);
+            assert_eq!(contents(cache), expected);
             assert!(!cache.policy().contains(&key), "removal is final");
             String::new()
         }
@@ -112,12 +113,12 @@ fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> Stri
                     assert_eq!(
                         expected.remove(&victim.key),
                         Some(victim.size),
-                        "it was held"
+                        "the cache held the key"
                     );
                 }
                 None => assert!(expected.keys().all(|key| key % pinned == 0)),
             }
-            assert_eq!(held(cache), expected);
+            assert_eq!(contents(cache), expected);
             format!("{victim:?}")
         }
         Step::Restart => {
@@ -125,11 +126,11 @@ fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> Stri
             let mut other = named.build_online::<u64>(CAPACITY, 1);
             other.restore(&saved).expect("its own state");
             *cache.policy_mut() = other;
-            assert_eq!(held(cache), before);
+            assert_eq!(contents(cache), before);
             String::new()
         }
     };
-    let after = held(cache);
+    let after = contents(cache);
     let bytes = after
         .values()
         .fold(0_u64, |sum, size| sum.saturating_add(*size));
@@ -142,7 +143,8 @@ fn take(cache: &mut Cache, named: SimulatedPolicy, step: Step, now: u64) -> Stri
     shown
 }
 
-/// A policy takes the steps, beside another of the same seed that does as `other` says.
+/// Performs the steps on a policy, and on a second policy with the same seed as `other` changes
+/// them.
 fn play(named: SimulatedPolicy, steps: &[Step], mut other: impl FnMut(Step) -> Option<Step>) {
     let (mut one, mut two) = (cache(named, 1), cache(named, 1));
     let mut now = 0;
@@ -153,7 +155,7 @@ fn play(named: SimulatedPolicy, steps: &[Step], mut other: impl FnMut(Step) -> O
         let shown = take(&mut one, named, *step, now);
         if let Some(step) = other(*step) {
             assert_eq!(take(&mut two, named, step, now), shown, "{named}: {step:?}");
-            assert_eq!(held(&one), held(&two), "{named}: {step:?}");
+            assert_eq!(contents(&one), contents(&two), "{named}: {step:?}");
         }
     }
 }
@@ -168,7 +170,7 @@ proptest! {
         }
     }
 
-    /// One restarts now and then, the other never does.
+    /// One policy restarts at times, the other never does.
     #[test]
     fn after_a_restart_the_victims_are_the_same(steps in steps()) {
         for named in SimulatedPolicy::ONLINE {

@@ -1,10 +1,11 @@
-//! FIFO, LRU and SIEVE against models too plain to be wrong: a vector, and the rule in a few lines.
+//! Property tests of FIFO, LRU and SIEVE against simple models: a vector, and the rule in a few
+//! lines.
 
 use pierhead_eviction::{Access, Lru, Policy, Victim};
 use pierhead_replay::policy::{fifo, sieve};
 use proptest::prelude::*;
 
-/// A queue, the next victim of FIFO first. The mark and the hand are SIEVE's.
+/// A queue; the next victim of FIFO is first. SIEVE also uses the mark and the hand.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u8, u64, bool)>,
@@ -52,14 +53,14 @@ impl Model {
         }
     }
 
-    fn evict(&mut self, rule: Rule, held: impl Fn(u8) -> bool) -> Option<Victim<u8>> {
-        let first = self.queue.iter().position(|entry| !held(entry.0))?;
+    fn evict(&mut self, rule: Rule, pinned: impl Fn(u8) -> bool) -> Option<Victim<u8>> {
+        let first = self.queue.iter().position(|entry| !pinned(entry.0))?;
         if rule != Rule::Sieve {
             return Some(self.take(first));
         }
         loop {
             let (key, _, marked) = self.queue[self.hand];
-            if !held(key) {
+            if !pinned(key) {
                 if !marked {
                     return Some(self.take(self.hand));
                 }
@@ -74,7 +75,7 @@ impl Model {
 enum Step {
     Ask(u8, u64),
     Remove(u8),
-    /// Those keys are held whose lowest bits are these.
+    /// Keys with these lowest bits are pinned.
     Evict(Option<u8>),
     SaveAndRestore,
 }
@@ -107,9 +108,9 @@ fn agree<P: Policy<u8>>(rule: Rule, new: impl Fn() -> P, steps: Vec<Step>) {
                 model.remove(key);
             }
             Step::Evict(bits) => {
-                let held = |key: u8| Some(key % 4) == bits;
-                let victim = policy.evict(&mut |key| held(*key));
-                assert_eq!(victim, model.evict(rule, held));
+                let pinned = |key: u8| Some(key % 4) == bits;
+                let victim = policy.evict(&mut |key| pinned(*key));
+                assert_eq!(victim, model.evict(rule, pinned));
             }
             Step::SaveAndRestore => {
                 let saved = policy.save();

@@ -1,11 +1,11 @@
-//! `pierhead-replay`: the real program over small traces, sound and unsound.
+//! End-to-end tests of the program `pierhead-replay` on small valid and invalid traces.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// The same seven requests in three formats, plain and packed.
+/// A trace file with the same seven requests in each of three formats, plain and packed.
 const PULLS: [&str; 3] = ["pulls.csv", "pulls.oracleGeneral.bin.zst", "pulls.trace.gz"];
 
 fn replay(arguments: &[&str]) -> Output {
@@ -32,7 +32,7 @@ fn rows(arguments: &[&str]) -> Vec<Value> {
     document["rows"].as_array().expect("rows").clone()
 }
 
-/// What it says when it fails with this exit code.
+/// Runs the program, expects this exit code, and returns its error.
 #[track_caller]
 fn fails(arguments: &[&str], code: i32) -> String {
     let output = replay(arguments);
@@ -52,7 +52,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn the_figures_are_those_done_by_hand_whatever_the_format() {
+fn results_match_those_computed_by_hand_in_every_format() {
     for name in PULLS {
         let row = &rows(&["--trace", &trace(name), "--policy", "lru", "--size", "10B"])[0];
         for (figure, expected) in [
@@ -75,7 +75,8 @@ fn the_figures_are_those_done_by_hand_whatever_the_format() {
         };
         close("object_miss_ratio", 6.0 / 7.0);
         close("byte_miss_ratio", 37.0 / 43.0);
-        // Our own trace says what each request costs; elsewhere it is the prior.
+        // The request log contains the cost of each request; the other formats use the assumed
+        // cost.
         let own = name.starts_with("pulls.trace");
         close(
             "waiting_seconds",
@@ -85,7 +86,7 @@ fn the_figures_are_those_done_by_hand_whatever_the_format() {
 }
 
 #[test]
-fn every_policy_plays_at_every_size_in_the_order_asked_for() {
+fn every_policy_is_replayed_at_every_size_in_the_given_order() {
     let found = rows(&[
         "--trace",
         &trace("pulls.csv"),
@@ -115,7 +116,7 @@ fn every_policy_plays_at_every_size_in_the_order_asked_for() {
         for name in names {
             let row = part.iter().find(|row| row["policy"] == name).expect(name);
             assert_eq!((&row["size"], &row["requests"]), (&size.into(), &7.into()));
-            // Where everything fits, each key is missed once.
+            // If everything fits, each key is missed once.
             if size == "1GiB" {
                 assert_eq!(row["upstream_bytes"], 26, "{name}");
             }
@@ -126,7 +127,7 @@ fn every_policy_plays_at_every_size_in_the_order_asked_for() {
 }
 
 #[test]
-fn a_replay_is_the_same_each_time_and_under_libcachesims_rules_too() {
+fn a_replay_is_reproducible_also_with_the_parameters_of_libcachesim() {
     for rules in ["pierhead", "libcachesim"] {
         let arguments = [
             "--synthetic",
@@ -152,11 +153,12 @@ fn a_replay_is_the_same_each_time_and_under_libcachesims_rules_too() {
 }
 
 #[test]
-fn an_admission_keeps_what_it_says_outside() {
+fn an_admission_keeps_refused_keys_out() {
     let common = ["--size", "1GiB", "--policy", "lru", "--trace"];
     let csv = trace("pulls.csv");
     let row = &rows(&[&common[..], &[&csv, "--admission", "second-hit"]].concat())[0];
-    // What came once is not kept: the first request of each key passes, and the second is kept.
+    // A key that is requested once is not stored: the first request of each key passes, the second
+    // stores it.
     assert_eq!(
         (&row["passed"], &row["written_bytes"]),
         (&4.into(), &11.into())
@@ -166,7 +168,7 @@ fn an_admission_keeps_what_it_says_outside() {
 }
 
 #[test]
-fn files_are_traces_of_their_own_or_joined() {
+fn files_are_separate_traces_unless_joined() {
     let (csv, own) = (trace("pulls.csv"), trace("pulls.trace.gz"));
     let common = ["--policy", "lru", "--size", "1GiB", "--trace", &csv, &own];
     assert_eq!(rows(&common).len(), 2);
@@ -178,7 +180,7 @@ fn files_are_traces_of_their_own_or_joined() {
 }
 
 #[test]
-fn a_table_has_a_line_a_policy_and_a_plot_a_curve() {
+fn the_table_has_a_row_and_the_chart_a_line_per_policy() {
     let folder = folder();
     let svg = folder.path().join("plot.svg");
     let csv = trace("pulls.csv");
@@ -207,7 +209,7 @@ fn a_table_has_a_line_a_policy_and_a_plot_a_curve() {
         "{table}"
     );
     let svg = std::fs::read_to_string(svg).expect("a plot");
-    // A curve for each policy in two panels, and its line in the legend.
+    // A line for each policy in two panels, and one in the legend.
     assert_eq!(svg.matches("<polyline").count(), 2 * 2 + 2, "{svg}");
     for word in [
         "object miss ratio",
@@ -222,13 +224,13 @@ fn a_table_has_a_line_a_policy_and_a_plot_a_curve() {
 }
 
 #[test]
-fn a_cut_trace_says_where_and_what_is_whole_of_it_is_replayed_when_asked() {
+fn a_truncated_trace_is_an_error_unless_cut_ok_is_given() {
     let folder = folder();
     let csv = std::fs::read(trace("pulls.csv")).expect("a trace");
     let cut = write(&folder, "cut.csv", &csv[..csv.len() - 4]);
     let said = fails(&["--trace", text(&cut)], 1);
     assert!(
-        said.contains("cut.csv: line 8: the trace is cut") && said.contains("--cut-ok"),
+        said.contains("cut.csv: line 8: the trace is truncated") && said.contains("--cut-ok"),
         "{said}"
     );
     let common = ["--policy", "lru", "--size", "10B", "--cut-ok", "--trace"];
@@ -241,7 +243,7 @@ fn a_cut_trace_says_where_and_what_is_whole_of_it_is_replayed_when_asked() {
     let cut = write(&folder, "cut.oracleGeneral", &records[..47]);
     let said = fails(&["--trace", text(&cut)], 1);
     assert!(
-        said.contains("cut.oracleGeneral: record 2: the trace is cut"),
+        said.contains("cut.oracleGeneral: record 2: the trace is truncated"),
         "{said}"
     );
     assert_eq!(
@@ -258,7 +260,7 @@ fn a_cut_trace_says_where_and_what_is_whole_of_it_is_replayed_when_asked() {
 }
 
 #[test]
-fn what_was_left_out_or_changed_is_said() {
+fn skipped_and_changed_requests_are_reported() {
     let folder = folder();
     let odd = b"time,key,size\n9,1,5\n3,2,5\n10,3,0\n11,4,1099511627776\n11,4,1099511627776\n";
     let odd = write(&folder, "odd.csv", odd);
@@ -269,7 +271,7 @@ fn what_was_left_out_or_changed_is_said() {
         "{said}"
     );
     assert!(
-        said.contains("odd.csv: 1 requests ran back in time"),
+        said.contains("odd.csv: 1 requests were earlier than the one before"),
         "{said}"
     );
     let row = &rows(&["--trace", text(&odd), "--policy", "lru", "--size", "1MiB"])[0];
@@ -281,7 +283,7 @@ fn what_was_left_out_or_changed_is_said() {
 }
 
 #[test]
-fn what_is_no_trace_or_asked_for_wrongly_says_the_mend() {
+fn errors_about_traces_and_flags_name_the_fix() {
     let folder = folder();
     let llm = write(
         &folder,
@@ -305,17 +307,17 @@ fn what_is_no_trace_or_asked_for_wrongly_says_the_mend() {
         (
             &["--trace", &csv, "--format", "pierhead"],
             1,
-            "not a pierhead trace",
+            "not a pierhead request log",
         ),
         (
             &["--trace", &csv, "--format", "parquet"],
             2,
-            "there are: oracle-general",
+            "write one of oracle-general",
         ),
         (
             &["--trace", &csv, "--policy", "lrv"],
             2,
-            "there are: fifo, lru",
+            "write one of fifo, lru",
         ),
         (&["--trace", &csv, "--size", "0%"], 2, "is not a share"),
         (
@@ -345,7 +347,7 @@ fn what_is_no_trace_or_asked_for_wrongly_says_the_mend() {
 }
 
 #[test]
-fn columns_are_where_the_command_line_says() {
+fn columns_of_the_command_line_are_used() {
     let folder = folder();
     let bare = write(&folder, "bare.txt", b"6;x;0\n6;x;1\n");
     let row = &rows(&[
@@ -365,7 +367,7 @@ fn columns_are_where_the_command_line_says() {
 }
 
 #[test]
-fn a_saved_state_goes_on_and_a_wrong_one_is_named() {
+fn a_saved_state_is_restored_and_an_invalid_one_is_named() {
     let (folder, csv) = (folder(), trace("pulls.csv"));
     let states = folder.path().join("states");
     let common = ["--trace", &csv, "--size", "1GiB", "--policy"];
@@ -389,11 +391,11 @@ fn a_saved_state_goes_on_and_a_wrong_one_is_named() {
         "{said}"
     );
     std::fs::write(&lru, &state[..7]).expect("it is written");
-    assert!(fails(&restore, 1).contains("cut short"));
+    assert!(fails(&restore, 1).contains("truncated"));
 }
 
 #[test]
-fn an_exported_trace_is_the_same_trace() {
+fn an_exported_trace_gives_the_same_results() {
     let folder = folder();
     let out = folder.path().join("out.oracleGeneral.bin");
     let figures = |row: &Value| (row["byte_miss_ratio"].clone(), row["evictions"].clone());
@@ -403,7 +405,8 @@ fn an_exported_trace_is_the_same_trace() {
     let back = rows(&[&common[..], &[text(&out)]].concat());
     assert_eq!(figures(&from[0]), figures(&back[0]));
     let bytes = std::fs::read(&out).expect("a trace");
-    // The first request's key comes again in the third, counted from 1; the second's never.
+    // The key of the first request occurs again in the third, counted from 1; the key of the second
+    // never does.
     assert_eq!(
         (&bytes[16..24], &bytes[40..48]),
         (&3_i64.to_le_bytes()[..], &[0xff; 8][..])
@@ -457,7 +460,7 @@ fn an_access_log_of_nginx_ends_with_a_verdict() {
 }
 
 #[test]
-fn an_older_half_that_is_not_there_yet_is_left_out() {
+fn a_missing_older_half_of_a_request_log_is_an_error_with_a_fix() {
     let folder = folder();
     let half = write(&folder, "pulls.trace", b"");
     let older = folder.path().join("pulls.trace.1");
@@ -469,7 +472,7 @@ fn an_older_half_that_is_not_there_yet_is_left_out() {
 }
 
 #[test]
-fn the_help_teaches_and_its_columns_stay() {
+fn the_help_explains_every_flag_and_keeps_its_columns() {
     let output = replay(&["--help"]);
     let help = String::from_utf8(output.stdout).expect("UTF-8");
     for taught in [
@@ -484,7 +487,7 @@ fn the_help_teaches_and_its_columns_stay() {
     ] {
         assert!(help.contains(taught), "{taught}");
     }
-    // clap breaks longer lines where they end, and the columns with them.
+    // clap wraps longer lines and breaks the columns.
     let (_, formats) = help.split_once("Formats (").expect("the formats");
     for line in formats.lines() {
         assert!(line.chars().count() <= 98, "{line}");

@@ -1,13 +1,13 @@
-//! A cache that is saved in the middle of a workload and goes on from there misses about as much as one
-//! that was never interrupted.
+//! Checks that a cache that is saved and restored in the middle of a workload has about the miss
+//! ratios of one without a restart.
 
 use pierhead_eviction::{Access, SimulatedCache};
 use pierhead_replay::SimulatedPolicy;
 use pierhead_replay::synthetic::{Workload, WorkloadParameters};
 use pierhead_replay::tally::{Tally, replay};
-use pierhead_replay::trace::Held;
+use pierhead_replay::trace::RequestTrace;
 
-/// The most by which either miss ratio may differ.
+/// Maximum difference of either miss ratio.
 const BOUND: f64 = 0.01;
 
 #[test]
@@ -17,10 +17,10 @@ fn a_restart_in_the_middle_costs_less_than_one_percent() {
         ..WorkloadParameters::default()
     };
     let workload = Workload::new(&parameters, 5).expect("within their ranges");
-    let held: Held = workload.collect();
-    let requests: Vec<Access<u64>> = held.iter().collect();
+    let trace: RequestTrace = workload.collect();
+    let requests: Vec<Access<u64>> = trace.iter().collect();
     let (first, second) = requests.split_at(requests.len() / 2);
-    let capacity = held.footprint() / 50;
+    let capacity = trace.footprint() / 50;
     for named in SimulatedPolicy::ONLINE {
         let new = || SimulatedCache::new(named.build_online::<u64>(capacity, 1), capacity);
         let (mut whole, mut uninterrupted) = (new(), Tally::default());

@@ -1,4 +1,4 @@
-//! A synthetic workload has the statistics that the studies found, and is the same each time.
+//! Checks that a generated workload has the statistics of the studies, and is the same each time.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ fn workload(parameters: &WorkloadParameters, seed: u64) -> Workload {
     Workload::new(parameters, seed).expect("the parameters fit")
 }
 
-/// What the studies tell, of one workload.
+/// The statistics of the studies, measured on one workload.
 #[derive(Debug)]
 struct Statistics {
     below_1_mb: f64,
@@ -51,7 +51,7 @@ fn statistics(parameters: &WorkloadParameters, seed: u64) -> Statistics {
     }
 }
 
-/// Means over the seeds, and how far any one may be from them.
+/// Checks the means over the seeds, and the distance of each seed from them.
 #[test]
 fn the_statistics_are_those_of_the_studies() {
     let all: Vec<Statistics> = SEEDS

@@ -1,6 +1,6 @@
-//! An axis: where a value lies on it, and what is written beside it.
+//! An axis of a chart: positions of values, and labels.
 
-/// Which value lies where.
+/// A linear or logarithmic axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
     from: f64,
@@ -10,19 +10,19 @@ pub struct Axis {
     pub(crate) ticks: Vec<Tick>,
 }
 
-/// A place of an axis that has a name.
+/// A labelled position on an axis.
 #[derive(Clone, Debug)]
 pub struct Tick {
-    /// Where, in units of the axis.
+    /// The value, in units of the axis.
     pub at: f64,
-    /// What it is called; may be empty.
+    /// The label; may be empty.
     pub label: String,
-    /// Smaller, below that; may be empty.
+    /// A smaller text below the label; may be empty.
     pub note: String,
 }
 
 impl Axis {
-    /// From one value to another, evenly.
+    /// A linear axis.
     pub fn linear(from: f64, to: f64, ticks: Vec<Tick>) -> Self {
         Self {
             from,
@@ -32,7 +32,7 @@ impl Axis {
         }
     }
 
-    /// From one value to another, by the logarithm; whatever is not positive lies at its beginning.
+    /// A logarithmic axis. Values that are not positive lie at its beginning.
     pub fn logarithmic(from: f64, to: f64, ticks: Vec<Tick>) -> Self {
         Self {
             from,
@@ -42,7 +42,8 @@ impl Axis {
         }
     }
 
-    /// By the logarithm over whole decades that have all of these values, with a tick at each.
+    /// A logarithmic axis over the whole decades that contain all values, with a tick at each
+    /// decade.
     pub fn decades(values: impl IntoIterator<Item = f64>, label: impl Fn(f64) -> String) -> Self {
         let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.into_iter().filter(|it| *it > 0.0 && it.is_finite()) {
@@ -63,7 +64,8 @@ impl Axis {
         Self::logarithmic(10_f64.powf(least), 10_f64.powf(most), ticks)
     }
 
-    /// From 0 at its beginning to 1 at its end; one half where it has no length.
+    /// The position of a value, from 0 at the beginning to 1 at the end; 0.5 if the axis has no
+    /// length.
     pub(crate) fn share(&self, value: f64) -> f64 {
         let place = |value: f64| match self.is_logarithmic {
             true if value > 0.0 => value.ln(),
@@ -79,7 +81,7 @@ impl Axis {
 }
 
 impl Tick {
-    /// Without a note.
+    /// A tick without a note.
     pub fn new(at: f64, label: impl Into<String>) -> Self {
         Self {
             at,
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decades_lie_evenly_and_hold_every_value() {
+    fn decades_are_evenly_spaced_and_contain_every_value() {
         let axis = Axis::decades([0.003, 40.0, 0.0, f64::NAN], |at| format!("{at}"));
         let shares: Vec<_> = axis.ticks.iter().map(|it| axis.share(it.at)).collect();
         let even = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
@@ -106,18 +108,18 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_place_lies_at_an_end() {
+    fn values_outside_of_the_axis_lie_at_its_ends() {
         let axis = Axis::decades([1.0, 1000.0], |_| String::new());
         for (value, share) in [(0.0, 0.0), (-3.0, 0.0), (1e-9, 0.0), (1e9, 1.0)] {
             assert!((axis.share(value) - share).abs() < 1e-9, "{value}");
         }
-        // One value alone has no length to lie on.
+        // An axis with one value has no length.
         let point = Axis::logarithmic(7.0, 7.0, Vec::new());
         assert!((point.share(7.0) - 0.5).abs() < 1e-9);
     }
 
     #[test]
-    fn without_values_there_is_an_axis_still() {
+    fn an_axis_without_values_has_ticks() {
         assert_eq!(Axis::decades([], |_| String::new()).ticks.len(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! From a figure to the text of its SVG.
+//! Writes a chart as SVG.
 
 use std::fmt::Write as _;
 
@@ -8,17 +8,17 @@ const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 60.0;
 const TOP: f64 = 56.0;
-/// Between two panels, and below one.
+/// Distance in pixels between two panels, and below a panel.
 const GAP: f64 = 70.0;
 const LEGEND: f64 = 150.0;
-/// Of a panel's width, on either side of its horizontal axis.
+/// Margin on either side of the horizontal axis, as a share of the panel's width.
 const MARGIN: f64 = 0.04;
-/// Between two entries of a legend.
+/// Height of a legend entry in pixels.
 const ENTRY: f64 = 18.0;
-/// What a label of the horizontal axis takes at most.
+/// Maximum width of a label of the horizontal axis in pixels.
 const LABEL: f64 = 62.0;
 
-/// Told apart by people who do not see all colours, together with [`DASHES`].
+/// A palette for colour-blind readers, together with [`DASHES`].
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a6761d", "#56b4e9", "#e6a700", "#333333",
 ];
@@ -43,7 +43,7 @@ pub(crate) fn document(figure: &Figure) -> String {
     svg
 }
 
-/// Of a band: its panels, or its legend if that is longer.
+/// Height of a band in pixels: of its panels, or of its legend if that is higher.
 fn height(band: &Band) -> f64 {
     (TOP + HEIGHT + GAP).max(TOP + ENTRY * band.legend.len() as f64 + 20.0)
 }
@@ -88,7 +88,7 @@ fn band(svg: &mut String, band: &Band, top: f64) {
     }
 }
 
-/// From the left end of a panel.
+/// Horizontal position in a panel, in pixels.
 fn across(panel: &Panel, at: f64) -> f64 {
     WIDTH * (MARGIN + (1.0 - 2.0 * MARGIN) * panel.x.share(at))
 }
@@ -129,7 +129,7 @@ fn frame(svg: &mut String, (x, y): (f64, f64), panel: &Panel) {
             "<line x1=\"{at:.1}\" y1=\"{bottom:.1}\" x2=\"{at:.1}\" y2=\"{:.1}\" stroke=\"black\"/>",
             bottom + 5.0
         );
-        // Labels that would lie on one another are left out; the ticks stay.
+        // Overlapping labels are left out; their ticks stay.
         if at < free_from {
             continue;
         }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_text_and_no_markup() {
+    fn names_are_escaped() {
         let svg = figure(&[1.0], Marks::Both).svg();
         for text in [">a &lt; b<", ">R&amp;D<", ">&quot;it&quot;<"] {
             assert!(svg.contains(text), "{text} is not in {svg}");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_do_not_lie_on_one_another() {
+    fn labels_do_not_overlap() {
         let svg = figure(&[1.0, 1.1, 100.0], Marks::Both).svg();
         assert!(svg.contains(">at 1<") && svg.contains(">at 100<"));
         assert!(!svg.contains(">at 1.1<"), "{svg}");
@@ -231,8 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn points_are_joined_or_dotted_as_asked() {
-        // The legend's sample has a line and two dots.
+    fn lines_and_dots_are_drawn_as_configured() {
+        // The sample in the legend has a line and two dots.
         for (marks, lines, dots) in [
             (Marks::Both, 2, 5),
             (Marks::Line, 2, 2),

@@ -1,55 +1,55 @@
-//! Lines over axes, drawn as SVG: what a replay and the benchmarks show of their figures. It knows no figure's meaning.
+//! Line charts as SVG, for the results of replays and benchmarks.
 
 mod axis;
 mod draw;
 
 pub use axis::{Axis, Tick};
 
-/// A drawing: bands, one below the other.
+/// A chart: bands, one below the other.
 #[derive(Clone, Debug, Default)]
 pub struct Figure {
-    /// From the top.
+    /// From top to bottom.
     pub bands: Vec<Band>,
 }
 
-/// Panels beside one another, and one legend for all of them.
+/// Panels side by side, with one legend.
 #[derive(Clone, Debug, Default)]
 pub struct Band {
-    /// Above all panels.
+    /// Title above all panels.
     pub title: String,
-    /// From the left.
+    /// From left to right.
     pub panels: Vec<Panel>,
-    /// What each style of [`Line::style`] stands for.
+    /// Name of each [`Line::style`].
     pub legend: Vec<String>,
 }
 
 /// Lines over two axes.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Above it.
+    /// Title above the panel.
     pub title: String,
-    /// Below it: what its horizontal axis counts.
+    /// Label of the horizontal axis.
     pub below: String,
     /// The horizontal axis.
     pub x: Axis,
-    /// The vertical one.
+    /// The vertical axis.
     pub y: Axis,
-    /// In the order in which they are drawn.
+    /// In drawing order.
     pub lines: Vec<Line>,
 }
 
-/// Points of one kind.
+/// A line through points, or points alone.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Which colour and dash: the place in [`Band::legend`].
+    /// Index of colour and dashes, and of the name in [`Band::legend`].
     pub style: usize,
-    /// What is drawn of the points.
+    /// Whether the line, the points, or both are drawn.
     pub marks: Marks,
-    /// In units of the axes, from the left.
+    /// In units of the axes, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// What is drawn of points.
+/// The drawn parts of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marks {
     /// A line, and a dot at each point.
@@ -61,7 +61,7 @@ pub enum Marks {
 }
 
 impl Figure {
-    /// The whole SVG document. What lies outside of an axis is drawn at its end.
+    /// The SVG document. Values outside of an axis are drawn at its end.
     pub fn svg(&self) -> String {
         draw::document(self)
     }

@@ -1,9 +1,9 @@
-//! ARC: two recency queues, of keys that were asked for once and of those asked for again, whose shares
-//! follow the hits on their ghosts.
+//! Policy `arc`: two recency queues, for keys that were requested once and for keys that were
+//! requested again. Hits on their ghosts move the share of each queue.
 //!
-//! Megiddo and Modha, "ARC: A self-tuning, low overhead replacement cache", FAST '03, section 3 (figure 4).
-//! The paper's pages are bytes here: a ghost hit moves the target by the size of the object, where the paper
-//! moves it by a page.
+//! Megiddo and Modha, "ARC: A self-tuning, low overhead replacement cache", FAST '03, section 3
+//! (figure 4). Pages of the paper are bytes here: a ghost hit moves the target by the size of the
+//! object instead of one page.
 
 use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
@@ -12,37 +12,38 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "arc";
 
-/// Asked for once; T1 in the paper.
+/// Requested once; T1 in the paper.
 const ONCE: usize = 0;
-/// Asked for again; T2.
+/// Requested again; T2.
 const AGAIN: usize = 1;
-/// What left [`ONCE`]; B1.
+/// Ghosts of [`ONCE`]; B1.
 const ONCE_GHOST: usize = 2;
-/// What left [`AGAIN`]; B2.
+/// Ghosts of [`AGAIN`]; B2.
 const AGAIN_GHOST: usize = 3;
-/// Ghosts that were asked for and may enter soon.
+/// Ghosts that were requested and may enter soon.
 const RETURNING: usize = 4;
 
-/// What can be chosen about [`Arc`].
+/// Parameters of [`Arc`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ArcParameters {
-    /// How far a ghost hit moves the target. Default [`Step::Size`].
+    /// The unit by which a ghost hit moves the target. It is multiplied by the ratio of the two
+    /// queues of ghosts.
     pub step: Step,
-    /// Whether ghosts are forgotten until the bytes of each kind are within the capacity and all kinds
-    /// together are at most as many as the keys held. Default yes; libcachesim forgets at most one for each that comes, which
-    /// bounds neither where sizes differ.
+    /// Whether ghosts are bounded: the bytes of each kind by the capacity, and the number of all
+    /// kinds by the number of resident keys. Default yes. libcachesim removes at most one ghost per
+    /// new one, which bounds neither if sizes differ.
     pub bounded: bool,
 }
 
-/// The unit by which a ghost hit moves the target; it is multiplied by how much larger the other queue of
-/// ghosts is.
+/// The unit by which a ghost hit moves the target. It is multiplied by the ratio of the two queues
+/// of ghosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Step {
     /// The size of the object.
     #[default]
     Size,
-    /// One byte, as libcachesim has it: where objects are large, the target stays near 0 and evictions
-    /// come from the keys that were asked for once as long as there are any.
+    /// One byte, as in libcachesim. If objects are large, the target stays near 0, and keys that
+    /// were requested once are evicted first.
     Byte,
 }
 
@@ -56,7 +57,7 @@ impl Default for ArcParameters {
 }
 
 impl ArcParameters {
-    /// The rules of libcachesim 0.3.5.
+    /// The parameters of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
             step: Step::Byte,
@@ -65,7 +66,7 @@ impl ArcParameters {
     }
 }
 
-/// Two recency queues and the ghosts of each. All operations are O(1).
+/// Two recency queues with ghosts. All operations are O(1).
 pub type Arc<K> = QueuePolicy<K, Adaptive>;
 
 /// The rule of [`Arc`].
@@ -73,19 +74,19 @@ pub type Arc<K> = QueuePolicy<K, Adaptive>;
 pub struct Adaptive {
     parameters: ArcParameters,
     capacity: u64,
-    /// The bytes that [`ONCE`] should have; p in the paper.
+    /// Target size of [`ONCE`] in bytes; p in the paper.
     target: f64,
     last: Miss,
 }
 
-/// The last miss: the paper makes room for a certain page.
+/// The last miss: the paper makes room for a specific page.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Miss {
     ghost: Option<usize>,
     size: u64,
 }
 
-/// One that holds nothing, for a cache of `capacity` bytes.
+/// An empty policy for a cache of `capacity` bytes.
 pub fn new<K: Key>(capacity: u64, parameters: ArcParameters) -> Arc<K> {
     QueuePolicy::of(Adaptive {
         parameters,
@@ -96,7 +97,7 @@ pub fn new<K: Key>(capacity: u64, parameters: ArcParameters) -> Arc<K> {
 }
 
 impl Adaptive {
-    /// The end of one of the queues of keys held, which becomes a ghost.
+    /// Evicts the front of a queue of resident keys, which becomes a ghost.
     fn demote<K: Key>(
         queues: &mut Queues<K>,
         queue: usize,
@@ -122,7 +123,7 @@ impl Adaptive {
         Self::demote(queues, first, pinned).or_else(|| Self::demote(queues, other, pinned))
     }
 
-    /// Case IV of figure 4: what is asked for is known nowhere.
+    /// Case IV of figure 4: the requested key is unknown.
     fn make_room<K: Key>(
         &self,
         queues: &mut Queues<K>,
@@ -225,7 +226,7 @@ impl QueueRule for Adaptive {
     fn resume<K: Key>(&mut self, _: &Queues<K>, state: Self::State) -> Result<(), StateError> {
         let (target, ghost, size) = state;
         if target.is_nan() {
-            return Err(StateError::Content("its target is no number"));
+            return Err(StateError::Content("its target is not a number"));
         }
         self.target = target.clamp(0.0, self.capacity as f64);
         self.last = Miss { ghost, size };
@@ -250,19 +251,20 @@ mod tests {
             ("*", ".", "||||"),
             // Case I: a hit.
             ("a b c b a", "", "c|ba|||"),
-            // Case IV: what was asked for once leaves first, as the target begins at 0.
+            // Case IV: a key that was requested once leaves first, as the target begins at 0.
             ("a b c a !x *", "b", "c|a|b||"),
             ("a b a b !x *", "a", "|b||a|"),
-            // Case II: it enters among those that were asked for again.
+            // Case II: the key enters the queue of keys that were requested again.
             ("a b * a", "a", "b|a|||"),
             ("a b * !a", "a", "b||||a"),
-            // The target is 5 then, so what was asked for again has to go while there are only 4 of once.
+            // The target is 5, so a key that was requested again leaves while ONCE has only 4
+            // bytes.
             ("a5 b4 c c !x * !a5 *", "ac", "b|||c|a"),
-            // Case III: the target falls to the 4 bytes of once, which is enough for such a ghost.
+            // Case III: the target falls to the 4 bytes of ONCE, which suffices for such a ghost.
             ("a5 b4 c c !x * !a5 * d d !c *", "acb", "|d|b||ac"),
             // Case IV A without ghosts: no ghost is made.
             ("a9 !b2 *", "a", "||||"),
-            // Case IV A with one: the oldest ghost makes place.
+            // Case IV A with a ghost: the oldest ghost is removed.
             ("a5 * b5 !c *", "ab", "||b||"),
             ("a b -a !x *", "b", "||b||"),
         ] {
@@ -273,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_as_the_step_leaves_the_target_where_it_was() {
+    fn a_step_of_one_byte_hardly_moves_the_target() {
         let mut arc = new(ArcParameters::libcachesim());
         assert_eq!(play(&mut arc, "a5 b4 c c !x * !a5 *"), "ab");
     }
 
     #[test]
-    fn a_held_key_keeps_its_place_and_all_held_is_an_end() {
+    fn a_pinned_key_keeps_its_position_and_all_pinned_gives_no_victim() {
         let mut arc = new(ArcParameters::default());
         play(&mut arc, "a b c d c d");
         assert_eq!(arc.evict(&mut |_| true), None);
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn ghosts_are_bounded_by_their_bytes_and_by_what_is_held() {
+    fn ghosts_are_bounded_by_their_bytes_and_by_the_number_of_resident_keys() {
         let mut arc = new(ArcParameters::default());
         assert_eq!(play(&mut arc, "a6 a b6 b !x * *"), "ab");
         assert_eq!(arc.show(), "|||b|");
@@ -308,7 +310,7 @@ mod tests {
             many.evict(&mut |_| false);
             many.miss(&Access::new(key - 100, 1, 0));
         }
-        assert_eq!(many.ghosts(), 256, "those of all kinds together");
+        assert_eq!(many.ghosts(), 256, "all kinds together");
         let mut unbounded = super::new(1 << 30, ArcParameters::libcachesim());
         for key in 0..1000_u32 {
             let access = Access::new(key, 1, 0);
@@ -316,11 +318,11 @@ mod tests {
             unbounded.evict(&mut |_| false);
             unbounded.miss(&access);
         }
-        assert_eq!(unbounded.ghosts(), 256, "those that were asked for are");
+        assert_eq!(unbounded.ghosts(), 256, "requested ghosts are bounded");
     }
 
     #[test]
-    fn a_target_that_is_no_number_is_refused() {
+    fn a_target_of_nan_is_refused() {
         let queues: Vec<Vec<(char, u64, u8)>> = vec![Vec::new(); 5];
         let state = |target: f64| {
             pierhead_eviction::building_blocks::saved::seal(

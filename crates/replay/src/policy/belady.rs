@@ -1,8 +1,8 @@
-//! Belady's MIN: evicts the key whose next request is the farthest. It knows the future, so it is a
-//! bound to compare with, and none among [`pierhead_eviction::PolicyName`].
+//! Policy `belady` (Belady's MIN): evicts the key whose next request is the farthest. It knows the
+//! future of the trace, so it is a bound for comparisons and not offered by the daemon.
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-//! 5(2), 1966. Optimal in misses where all keys are of one size, and not where they differ.
+//! 5(2), 1966. Optimal in misses if all keys have one size, and not otherwise.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -13,21 +13,21 @@ use pierhead_eviction::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "belady";
 
-/// MIN: one order of next requests.
+/// One order of next requests.
 pub type Belady<K> = RankPolicy<K, Foresight>;
 
-/// When each request of a trace is followed by one for the same key.
+/// The next request for the same key, for each request of a trace.
 #[derive(Clone, Debug)]
 pub struct Future {
     /// For each request, the number of the next one for its key, from 0; [`u64::MAX`] for none.
     next: Arc<[u64]>,
-    /// Requests so far.
+    /// Number of requests so far.
     requests: u64,
 }
 
 impl Future {
-    /// The future of a trace given as the number of the next request for the same key, from 0, for each
-    /// request; [`u64::MAX`] when there is none. Past its end nothing is asked for again.
+    /// The future of a trace, as the number of the next request for the same key, from 0, for each
+    /// request; [`u64::MAX`] for none. After its end no key is requested.
     pub fn new(next: Arc<[u64]>) -> Self {
         Self { next, requests: 0 }
     }
@@ -45,34 +45,34 @@ impl Future {
         Self::new(next.into())
     }
 
-    /// As given to [`Future::new`].
+    /// The numbers, as in [`Future::new`].
     pub fn numbers(&self) -> &[u64] {
         &self.next
     }
 
-    /// The number of the next request for the key that is asked for now.
+    /// The number of the next request for the current key.
     pub(crate) fn next(&self) -> Option<u64> {
         let now = usize::try_from(self.requests.checked_sub(1)?).ok()?;
         self.next.get(now).copied().filter(|next| *next != u64::MAX)
     }
 
-    /// How many requests were made, this one included.
+    /// Number of requests, including the current one.
     pub(crate) fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// A request is made.
+    /// Advances by one request.
     pub(crate) fn request(&mut self) {
-        // A state may say any number; past the end of the future all are the same.
+        // A saved state may contain any number; all numbers after the end are equal.
         self.requests = self.requests.saturating_add(1);
     }
 
-    /// Goes on after so many requests.
+    /// Continues after this number of requests.
     pub(crate) fn resume(&mut self, requests: u64) {
         self.requests = requests;
     }
 
-    /// Low for what is asked for late, lowest for what never is.
+    /// A priority: low for a key that is requested late, lowest for one that is never requested.
     pub(crate) fn nearness(&self) -> f64 {
         self.next().map_or(f64::NEG_INFINITY, |next| -(next as f64))
     }
@@ -84,7 +84,7 @@ pub struct Foresight {
     future: Future,
 }
 
-/// One that holds nothing and will see that future: each call of [`pierhead_eviction::Policy::hit`] is a request.
+/// An empty policy for this future. Each call of [`pierhead_eviction::Policy::hit`] is one request.
 pub fn new<K: Key>(future: Future) -> Belady<K> {
     RankPolicy::by(Foresight { future })
 }
@@ -131,14 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn the_key_that_is_asked_for_last_goes_first_and_what_never_is_before_it() {
+    fn keys_that_are_never_requested_leave_first_then_the_one_requested_last() {
         for (trace, future, victims, order) in [
             ("a b c", "abcbac", "", "cab"),
             ("a b c b", "abcbac", "", "bca"),
             ("a b c * b", "abcbac", "c", "ba"),
             ("a b c", "abc", "", "abc"),
             ("a b -a c", "abcbac", "", "cb"),
-            // Past the end of the future.
+            // After the end of the future.
             ("a b a", "ab", "", "ba"),
         ] {
             let mut belady = new(Future::of(future.chars()));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn it_misses_the_least_on_the_reference_string_of_the_textbooks() {
+    fn the_reference_string_of_the_textbooks_has_the_minimum_of_misses() {
         let trace = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1];
         let mut cache = SimulatedCache::new(new(Future::of(trace.iter())), 3);
         let misses = trace.iter().filter(|key| {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_as_many_requests_as_there_can_be_is_past_the_end_for_good() {
+    fn a_saved_request_number_of_u64_max_is_after_the_end() {
         let entries: Vec<(char, u64, (), f64)> = vec![('a', 1, (), -1.0)];
         let mut belady = new(Future::of("ab".chars()));
         let state = pierhead_eviction::building_blocks::saved::seal(NAME, &(u64::MAX, entries));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_one_goes_on_in_the_same_future() {
+    fn a_restored_policy_continues_in_the_same_future() {
         let future = Future::of("abcbac".chars());
         let mut saved = new(future.clone());
         play(&mut saved, "a b c");

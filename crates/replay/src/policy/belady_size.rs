@@ -1,10 +1,10 @@
-//! Belady with sizes: evicts the key that takes the most bytes for the longest time until its next
-//! request. It knows the future, so it is a reference to compare with, and none among [`pierhead_eviction::PolicyName`].
+//! Policy `belady-size`: evicts the key with the largest size × time to its next request. It knows
+//! the future of the trace, so it is a reference for comparisons and not offered by the daemon.
 //!
-//! The greedy rule of libcachesim's Belady-size (Yang et al.): the largest size × distance to the next
-//! request. libcachesim takes the largest of a sample; here sizes are put into classes of 1/8 of a power
-//! of two, in each of which the farthest next request is known, so that without a sample the victim's worth
-//! is at least 8/9 of the largest. Optimal eviction with sizes is NP-hard: this is no bound.
+//! The greedy rule of libcachesim's Belady-size (Yang et al.): the largest size × distance to the
+//! next request. libcachesim samples keys; here, sizes are in classes of 1/8 of a power of two, and
+//! the farthest next request of each class is known. The victim's value is therefore at least 8/9
+//! of the largest. Optimal eviction with sizes is NP-hard, so this is no bound.
 
 use crate::policy::belady::Future;
 use pierhead_eviction::building_blocks::heap::Heap;
@@ -17,8 +17,8 @@ use pierhead_eviction::{
 
 pub(crate) const NAME: &str = "belady-size";
 
-/// One order of next requests for each class of sizes, of which there are at most 512: a request is
-/// O(log n) and a victim O(classes). What is never asked for again does not enter.
+/// One order of next requests per size class, at most 512 classes: a request is O(log n) and an
+/// eviction O(classes). A key that is never requested again does not enter.
 #[derive(Debug)]
 pub struct BeladySize<K> {
     future: Future,
@@ -27,7 +27,7 @@ pub struct BeladySize<K> {
 }
 
 impl<K: Key> BeladySize<K> {
-    /// One that holds nothing and will see that future: each call of [`Policy::hit`] is a request.
+    /// An empty policy for this future. Each call of [`Policy::hit`] is one request.
     pub fn new(future: Future) -> Self {
         Self {
             future,
@@ -51,7 +51,8 @@ impl<K: Key> BeladySize<K> {
         self.table.take(slot).map(Victim::from)
     }
 
-    /// Bytes × requests until this key is asked for again, with its size for keys that never are.
+    /// Size × number of requests until the next one for this key; and its size, for keys without a
+    /// next request.
     fn worth(&self, class: &Heap, slot: Slot) -> (f64, u64) {
         let size = self.table.get(slot).size;
         let next = -class.priority(&self.table, slot);
@@ -145,7 +146,7 @@ impl<K: Key> PersistentState for BeladySize<K> {
                 return Err(StateError::Content("a key is in it twice"));
             }
             if nearness.is_nan() || nearness == f64::INFINITY {
-                return Err(StateError::Content("a priority is no number"));
+                return Err(StateError::Content("a priority is not a number"));
             }
             restored.enter(key, size, nearness);
         }
@@ -172,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn the_most_bytes_for_the_longest_time_go_first() {
+    fn the_largest_size_times_distance_leaves_first() {
         for (trace, future, victims) in [
             // 9 bytes × 2 requests before 1 byte × 4.
             ("a1 b9 * * *", "abxbxa", "ba."),
             // 3 bytes × 5 requests before 4 bytes × 2.
             ("a3 b4 * *", "abxbxxa", "ab"),
-            // What is never asked for again is first, the largest before the others.
+            // A key that is never requested again is first, the largest before the others.
             ("a1 b3 c9 d2 * * * *", "abcdc", "bdac"),
             ("a1 b9 b * *", "abbxxxa", "ba"),
             ("a1 b9 -b * *", "abba", "a."),
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_asked_for_again_is_refused() {
+    fn a_key_that_is_never_requested_again_is_refused() {
         let mut belady = of("aba");
         let access = Access::new('a', 1, 0);
         assert!(!belady.hit(&access) && !belady.refuses(&access));
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_one_goes_on_in_the_same_future() {
+    fn a_restored_policy_continues_in_the_same_future() {
         let mut saved = of("abxbxxa");
         play(&mut saved, "a3 b8");
         let mut restored = of("abxbxxa");

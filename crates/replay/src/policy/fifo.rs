@@ -1,4 +1,4 @@
-//! First in, first out: evicts the key that entered first, whatever was asked for since.
+//! Policy `fifo`, first in, first out: evicts the key that entered first.
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2),
 //! 1966, section "Simple algorithms".
@@ -10,14 +10,14 @@ use pierhead_eviction::{Access, Key};
 
 pub(crate) const NAME: &str = "fifo";
 
-/// One queue, in the order of entering.
+/// One queue, in the order of entry.
 pub type Fifo<K> = QueuePolicy<K, Entered>;
 
 /// The rule of [`Fifo`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entered;
 
-/// One that holds nothing.
+/// An empty policy.
 pub fn new<K: Key>() -> Fifo<K> {
     QueuePolicy::of(Entered)
 }
@@ -38,7 +38,7 @@ mod tests {
     use pierhead_eviction::{Policy, Victim};
 
     #[test]
-    fn the_queue_is_in_the_order_of_entering() {
+    fn the_queue_is_in_the_order_of_entry() {
         for (trace, victims, queue) in [
             ("*", ".", ""),
             ("a b c a b", "", "abc"),
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_key_keeps_its_place() {
+    fn a_pinned_key_keeps_its_position() {
         let mut fifo = new();
         play(&mut fifo, "a b c");
         let victim = fifo.evict(&mut |key| *key == 'a');

@@ -1,21 +1,21 @@
-//! Least frequently used, aged: evicts the key that was asked for least often, where each key that enters
-//! starts from the rank of the last victim.
+//! Policy `lfu`, least frequently used with aging: evicts the key with the fewest requests. A new
+//! key starts from the rank of the last victim.
 //!
-//! Arlitt et al., "Evaluating content management techniques for web proxy caches", Performance Evaluation
-//! Review 27(4), 2000, section 3 (LFU-DA): the rank of a key is its frequency + L, where L is the rank of the
-//! last victim. So a key that was asked for a hundred times, long ago, outlives about as many evictions of new
-//! keys and no more; without that it would stay for ever.
+//! Arlitt et al., "Evaluating content management techniques for web proxy caches", Performance
+//! Evaluation Review 27(4), 2000, section 3 (LFU-DA): the rank of a key is its frequency + L, where
+//! L is the rank of the last victim. A key with a hundred old requests therefore survives about a
+//! hundred evictions of new keys; without aging it would stay forever.
 
 use pierhead_eviction::building_blocks::rank_policy::{RankPolicy, RankRule, age};
 use pierhead_eviction::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "lfu";
 
-/// LFU: one order of ranks; among equal ones, the key that was asked for the longest ago goes first. The
-/// requests of a key count while it is held. Operations are O(log n).
+/// One order of ranks. Among equal ranks, the key with the oldest last request leaves first. Only
+/// requests since the key entered count. Operations are O(log n).
 pub type Lfu<K> = RankPolicy<K, Frequency>;
 
-/// The parameters of LFU.
+/// Parameters of [`Lfu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LfuParameters {
     /// Whether frequencies age. Default yes; libcachesim's LFU does not, its LFUDA does.
@@ -32,11 +32,11 @@ impl Default for LfuParameters {
 #[derive(Clone, Debug)]
 pub struct Frequency {
     parameters: LfuParameters,
-    /// L of the paper; it never falls. Whole numbers are exact in it up to 2^53.
+    /// L of the paper, which never falls. Integers up to 2^53 are exact in it.
     age: f64,
 }
 
-/// One that holds nothing.
+/// An empty policy.
 pub fn new<K: Key>(parameters: LfuParameters) -> Lfu<K> {
     RankPolicy::by(Frequency {
         parameters,
@@ -60,7 +60,7 @@ impl RankRule for Frequency {
 
     fn on_evict(&mut self, rank: f64) {
         if self.parameters.aged {
-            // A key that was held back has a lower one, from before.
+            // A key that was pinned may have a lower rank than an earlier victim.
             self.age = self.age.max(rank);
         }
     }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_by_frequency_then_by_last_access() {
+    fn the_order_is_by_frequency_then_by_last_request() {
         for (trace, victims, ranks) in [
             ("*", ".", ""),
             ("a b c", "", "a1b1c1"),
@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn with_age_new_keys_outrank_what_was_popular_long_ago() {
+    fn with_aging_new_keys_outrank_keys_that_were_popular_long_ago() {
         let trace = "a a a a b * c * d * e * f";
         assert_eq!(order(false, trace), ("bcde".into(), "f1a4".into()));
         assert_eq!(order(true, trace), ("bcda".into(), "e4f5".into()));
     }
 
     #[test]
-    fn a_held_key_keeps_its_rank() {
+    fn a_pinned_key_keeps_its_rank() {
         let mut lfu = new(LfuParameters::default());
         play(&mut lfu, "a b c b");
         let victim = lfu.evict(&mut |key| *key == 'a');
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(ranks, [(&'a', 1.0), (&'b', 2.0)]);
     }
     #[test]
-    fn the_age_never_falls_though_a_key_was_held_back_meanwhile() {
+    fn the_age_never_falls_when_a_pinned_key_is_evicted_later() {
         let mut lfu = new(LfuParameters::default());
         play(&mut lfu, "a b b c c c");
         for expected in ['b', 'c'] {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_age_or_a_priority_that_is_no_number_is_refused_and_changes_nothing() {
+    fn an_age_or_a_priority_that_is_not_finite_is_refused_and_changes_nothing() {
         refuses_an_age_that_is_not_finite(|| new::<char>(LfuParameters::default()));
     }
 }

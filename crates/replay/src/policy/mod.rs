@@ -1,4 +1,5 @@
-//! Every policy by its name: those of the daemon, those of the simulator alone, and those that know the future.
+//! All policies by their names: those of the daemon, those of the simulator, and those that know
+//! the future.
 
 pub mod arc;
 pub mod belady;
@@ -23,7 +24,7 @@ use lhd::Lhd;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SimulatedPolicy {
-    /// One that the daemon offers, too.
+    /// A policy that the daemon offers, too.
     OfDaemon(PolicyName),
     /// [`fifo`].
     Fifo,
@@ -43,22 +44,22 @@ pub enum SimulatedPolicy {
     BeladySize,
 }
 
-/// Whose parameters the policies have.
+/// The parameters of the policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterSet {
     /// The defaults of `pierhead serve`.
     Pierhead,
-    /// Those of libCacheSim, to compare with it.
+    /// The parameters of libCacheSim, to compare results with it.
     Libcachesim,
 }
 
-/// The simulator has no policy of this name.
+/// Error: the simulator has no policy of this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are: {names}, all", names = SimulatedPolicy::names())]
+#[error("write one of {names}, all", names = SimulatedPolicy::names())]
 pub struct UnknownSimulatedPolicy;
 
 impl SimulatedPolicy {
-    /// Those that do not know the future, in the order in which they are listed to people.
+    /// The policies that do not know the future, in the order of help texts.
     pub const ONLINE: &[Self] = &[
         Self::Fifo,
         Self::OfDaemon(PolicyName::Lru),
@@ -74,13 +75,13 @@ impl SimulatedPolicy {
         Self::OfDaemon(PolicyName::Learned),
     ];
 
-    /// All of them, those that know the future last.
+    /// All policies; those that know the future are last.
     pub fn all() -> impl Iterator<Item = Self> {
         let online = Self::ONLINE.iter().copied();
         online.chain([Self::Belady, Self::BeladySize])
     }
 
-    /// What it is called.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::OfDaemon(named) => named.name(),
@@ -105,8 +106,8 @@ impl SimulatedPolicy {
         matches!(self, Self::OfDaemon(_))
     }
 
-    /// A new one for a cache of `capacity` bytes. Random numbers come from `seed`. Only a policy that knows the
-    /// future calls `future`.
+    /// Builds the policy for a cache of `capacity` bytes. `seed` seeds its random numbers. `future`
+    /// is called only for a policy that knows the future.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter of the set is out of its range.
@@ -150,10 +151,10 @@ impl SimulatedPolicy {
         })
     }
 
-    /// A new one with the parameters of pierhead.
+    /// Builds the policy with the parameters of pierhead.
     ///
     /// # Panics
-    /// For a policy that knows the future: it would know that of an empty trace.
+    /// For a policy that knows the future.
     pub fn build_online<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         assert!(!self.is_clairvoyant(), "{self} needs a trace");
         let no_future = || Future::of(std::iter::empty::<u64>());
@@ -161,7 +162,7 @@ impl SimulatedPolicy {
             .unwrap_or_else(|error| panic!("the defaults are in their ranges: {error}"))
     }
 
-    /// Whether what enters competes with what is there: libCacheSim's GDSF evicts after it has inserted.
+    /// Whether the cache inserts a key before it evicts, as libCacheSim's GDSF does.
     pub fn inserts_first(self, parameters: ParameterSet) -> bool {
         self == Self::OfDaemon(PolicyName::Gdsf) && parameters == ParameterSet::Libcachesim
     }

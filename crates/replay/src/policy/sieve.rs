@@ -1,8 +1,8 @@
-//! SIEVE: a queue in the order of entering, and a hand that spares what was asked for since it last came
-//! by, without moving it.
+//! Policy `sieve`: a queue in the order of entry, and a hand that moves through it. The hand spares
+//! keys that were requested since its last visit, and does not move them.
 //!
-//! Zhang et al., "SIEVE is Simpler than LRU", NSDI '24, section 3 (Algorithm 1). Sizes count in bytes and
-//! change nothing in the rule.
+//! Zhang et al., "SIEVE is Simpler than LRU", NSDI '24, section 3 (Algorithm 1). Sizes are in
+//! bytes; the rule ignores them.
 
 use pierhead_eviction::building_blocks::queue_policy::{QueuePolicy, QueueRule};
 use pierhead_eviction::building_blocks::queues::Queues;
@@ -11,15 +11,15 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "sieve";
 
-/// One queue in the order of entering, with a hand. Eviction is O(1) amortised: each step of the hand that
-/// evicts nothing takes back a mark that a hit made.
+/// One queue in the order of entry, with a hand. An eviction is O(1) amortised: each step of the
+/// hand without an eviction clears the mark of a hit.
 pub type Sieve<K> = QueuePolicy<K, Hand>;
 
-/// The rule of [`Sieve`]: where the hand points; to the oldest key when nowhere.
+/// The rule of [`Sieve`]: the position of the hand; `None` is the oldest key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hand(Option<Slot>);
 
-/// One that holds nothing.
+/// An empty policy.
 pub fn new<K: Key>() -> Sieve<K> {
     QueuePolicy::of(Hand::default())
 }
@@ -27,9 +27,9 @@ pub fn new<K: Key>() -> Sieve<K> {
 impl QueueRule for Hand {
     const NAME: &'static str = NAME;
     const RESIDENT_QUEUES: usize = 1;
-    /// A mark.
+    /// The frequency is a mark: 0 or 1.
     const MAX_FREQUENCY: u8 = 1;
-    /// How many keys are older than the one at the hand.
+    /// Number of keys that are older than the one at the hand.
     type State = Option<u32>;
 
     fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
@@ -49,7 +49,7 @@ impl QueueRule for Hand {
     ) -> Option<Victim<K>> {
         let oldest = queues.list(0).front()?;
         let mut at = self.0.unwrap_or(oldest);
-        // The first round takes all marks back, so what is not held is found in the second.
+        // The first round clears all marks, so the second round finds a key that is not pinned.
         for _ in 0..2 * queues.len() {
             if !pinned(&queues.get(at).key) && std::mem::take(queues.frequency(at)) == 0 {
                 self.0 = queues.after(at);
@@ -83,16 +83,16 @@ mod tests {
     use pierhead_eviction::{PersistentState as _, Policy};
 
     #[test]
-    fn the_hand_spares_what_was_asked_for_and_moves_nothing() {
+    fn the_hand_spares_requested_keys_and_does_not_move_them() {
         for (trace, victims, queue) in [
             ("*", ".", ""),
             ("a b c a a", "", "a1bc"),
             ("a b c a *", "b", "ac"),
-            // The hand stays between a and c: what is older than it waits for the next round.
+            // The hand stays between a and c; older keys wait for the next round.
             ("a b c a * d *", "bc", "ad"),
             ("a b c a b c *", "a", "bc"),
             ("a b c b * *", "ac", "b"),
-            // Figure 2 of the paper in small: sifted, the young leave before the old that are asked for.
+            // Figure 2 of the paper in small: new keys leave before old keys that are requested.
             ("a b c d b * e b * *", "acd", "be"),
             ("a b c d b * -c *", "ad", "b"),
             ("a b -a -b c *", "c", ""),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_key_keeps_its_mark_and_all_held_is_an_end() {
+    fn a_pinned_key_keeps_its_mark_and_all_pinned_gives_no_victim() {
         let mut sieve = new();
         play(&mut sieve, "a b c d a c");
         assert_eq!(sieve.evict(&mut |_| true), None);

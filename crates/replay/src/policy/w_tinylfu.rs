@@ -1,5 +1,5 @@
-//! W-TinyLFU: a small recency window in front of a segmented main part, into which a key gets only when it
-//! was asked for more often than the one that would have to leave.
+//! Policy `w-tinylfu`: a small recency window in front of a segmented main part. A key of the
+//! window replaces the main part's victim only if it was requested more often.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: A highly efficient cache admission policy", TOS 13(4), 2017,
 //! section 4.1 (figure 5), with sizes in bytes.
@@ -15,18 +15,18 @@ use pierhead_eviction::{Access, Key, StateError, Victim};
 
 pub(crate) const NAME: &str = "w-tinylfu";
 
-/// The main part's keys that were not asked for since they came there: its victims.
+/// Keys of the main part without a request since they came there: its victims.
 const PROBATION: usize = 0;
-/// Those that were.
+/// Keys of the main part with a request since they came there.
 const PROTECTED: usize = 1;
 const WINDOW: usize = 2;
 
-/// What can be chosen about [`WTinyLfu`].
+/// Parameters of [`WTinyLfu`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct WTinyLfuParameters {
-    /// The part of the bytes that is the window's, from 0 to below 1. Default 0.01 (section 4.1).
+    /// The share of the window in the capacity, from 0 to below 1. Default 0.01 (section 4.1).
     pub window: f64,
-    /// The part of the main part that is protected, from 0 to 1. Default 0.8 (section 4.1).
+    /// The protected share of the main part, from 0 to 1. Default 0.8 (section 4.1).
     pub protected: f64,
 }
 
@@ -39,8 +39,8 @@ impl Default for WTinyLfuParameters {
     }
 }
 
-/// A window, a segmented main part, and a sketch of how often keys were asked for, of 32 KiB to
-/// 2 MiB. All operations are O(1), amortised over the halving of the sketch.
+/// A window, a segmented main part, and a sketch of request counts, of 32 KiB to 2 MiB. All
+/// operations are O(1), amortised over the halving of the sketch.
 pub type WTinyLfu<K> = QueuePolicy<K, Duel>;
 
 /// The rule of [`WTinyLfu`].
@@ -49,18 +49,18 @@ pub struct Duel {
     parameters: WTinyLfuParameters,
     capacity: u64,
     sketch: Sketch,
-    /// The size of the last miss: room is made for it.
+    /// Size of the last missed key, for which room is made.
     coming: u64,
 }
 
-/// What is saved of a [`Duel`].
+/// The saved form of a [`Duel`].
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct State {
     sketch: Option<Sketch>,
     coming: u64,
 }
 
-/// One that holds nothing, for a cache of `capacity` bytes, whose sketch is hashed under `seed`.
+/// An empty policy for a cache of `capacity` bytes. `seed` seeds the sketch's hash.
 ///
 /// # Errors
 /// When a parameter is out of its range.
@@ -100,7 +100,7 @@ impl Duel {
         share(self.capacity - self.window(), self.parameters.protected)
     }
 
-    /// The key that the main part would lose.
+    /// The victim of the main part.
     fn main_victim<K: Key>(queues: &Queues<K>, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         let probation = queues.first_unpinned(PROBATION, pinned);
         probation.or_else(|| queues.first_unpinned(PROTECTED, pinned))
@@ -131,8 +131,8 @@ impl QueueRule for Duel {
         self.coming = access.size;
     }
 
-    /// What the window cannot hold must beat the main part's victim at once. Nothing has to leave while
-    /// there is room.
+    /// A key that is too large for the window must beat the main part's victim at once. While there
+    /// is room, no key has to leave.
     fn refuses<K: Key>(&self, queues: &Queues<K>, access: &Access<K>) -> bool {
         access.size > self.window()
             && queues.bytes().saturating_add(access.size) > self.capacity
@@ -145,7 +145,8 @@ impl QueueRule for Duel {
     fn enter<K: Key>(&mut self, queues: &mut Queues<K>, _: Option<usize>, access: &Access<K>) {
         queues.add(WINDOW, access.key.clone(), access.size);
         self.coming = 0;
-        // There is room, or it would not enter: what the window lost would else be the main part's loss.
+        // The cache made room before. Without this move, an eviction would take a key of the main
+        // part for one of the window.
         while queues.list(WINDOW).bytes() > self.window()
             && let Some(oldest) = queues.list(WINDOW).front()
         {
@@ -208,7 +209,7 @@ mod tests {
     use pierhead_eviction::testing::play;
     use pierhead_eviction::{Adaptation as _, Diagnostics as _, Policy};
 
-    /// A window of 2 bytes, a protected segment of 4, and 4 for the rest.
+    /// A window of 2 bytes, a protected segment of 4 bytes, and 4 bytes for the rest.
     fn new() -> WTinyLfu<char> {
         let parameters = WTinyLfuParameters {
             window: 0.2,
@@ -218,20 +219,20 @@ mod tests {
     }
 
     #[test]
-    fn the_main_part_takes_what_was_asked_for_more_often() {
+    fn the_main_part_takes_keys_that_were_requested_more_often() {
         for (trace, victims, queues) in [
             ("*", ".", "||"),
-            // While there is room, what leaves the window enters the main part.
+            // While there is room, a key that leaves the window enters the main part.
             ("a b c d", "", "ab||cd"),
             ("a b c d c", "", "ab||dc"),
             ("a b c d a", "", "b|a|cd"),
-            // The protected segment is full: its oldest is on probation again.
+            // The protected segment is full: its oldest key moves to probation.
             ("a b c d e f g a b c d e", "", "a|bcde|fg"),
-            // As often is not more often: the candidate leaves.
+            // An equal count does not suffice: the candidate leaves.
             ("a b c d !x *", "c", "ab||d"),
             ("a b c d c !x *", "d", "ab||c"),
             ("a b c d c d !x *", "a", "bc||d"),
-            // Nothing has to leave the window when what comes fits into it.
+            // No key leaves the window if the new key fits into it.
             ("a b c !x0 *", "a", "||bc"),
             ("a b * *", "ab", "||"),
             ("a b -a *", "b", "||"),
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_window_cannot_hold_must_beat_the_main_part() {
+    fn a_key_above_the_window_must_beat_the_victim_of_the_main_part() {
         let mut policy = new();
         let large = Access::new('x', 9, 0);
         play(&mut policy, "a1 b1 c1");
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_key_keeps_its_place_and_all_held_is_an_end() {
+    fn a_pinned_key_keeps_its_position_and_all_pinned_gives_no_victim() {
         let mut policy = new();
         play(&mut policy, "a b c d b !x");
         assert_eq!(policy.evict(&mut |_| true), None);

@@ -1,4 +1,4 @@
-//! The command line, and the help that teaches it.
+//! The command line of `pierhead-replay` and its help text.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -23,73 +23,75 @@ Examples:
   pierhead-replay --trace access.log --current lru --size 50GiB
   pierhead-replay --trace tuesday.trace --size 4GiB --restore-state states
 
-Formats (found by what a file holds; --format overrides; zstd, gzip or neither):
+Formats (detected from the file; --format overrides; files may be packed by zstd or gzip):
   oracle-general    libCacheSim's records of 24 bytes
-  csv               columns called time, key, size, and perhaps cost (seconds) and shared;
+  csv               columns time, key, size, optionally cost (seconds) and shared;
                     or --csv
-  ibm-registry      the registry log of the FAST '18 study: successful GETs; a key is a
+  ibm-registry      the registry log of the FAST '18 study: successful GETs; the key is a
                     blob's hash
   ibm-object-store  the object store log of the HotStorage '20 study: GETs, each of a whole
                     object
-  pierhead          what pierhead serve records
-  nginx             nginx's log in its `combined` format; with $request_time behind it, that is
+  pierhead          the request log of pierhead serve
+  nginx             nginx's log in its `combined` format; $request_time behind it is taken as
                     the cost
   distribution      the log of CNCF distribution (docker.io/library/registry), as text or JSON
-In an access log a request is a successful GET of a whole blob. A blob costs the longest time
-that one of its requests took, since others may have been answered from a cache.
+In an access log, a request is a successful GET of a whole blob. The cost of a blob is the
+longest duration of its requests, since shorter ones may be cache hits.
 
-Rules for what a trace should not hold:
-  size zero         left out, as libCacheSim does
-  above the cache   goes past it: a miss each time, nothing is evicted for it
-  time runs back    taken to be as late as the latest before
-  cut at its end    an error; with --cut-ok what is whole of it is replayed
+Rules for unusual requests:
+  size zero         left out, as in libCacheSim
+  above the cache   not stored: a miss each time, nothing is evicted for it
+  time decreases    replaced by the latest time before
+  truncated file    an error; with --cut-ok the complete requests are replayed
   unreadable        an error with the file, the line or record, and the fix
-What was left out or changed is said at the end.
+Numbers of skipped and changed requests are printed at the end.
 
 Policies: the daemon offers lru, s3-fifo, gdsf, cherry, size-split and learned. The simulator
 also has fifo, lfu, sieve, arc, w-tinylfu and lhd, and belady and belady-size, which know the
 future. A size in % is of the footprint: the bytes of all different objects.
-The cost of a miss is what the trace says, or else 0.44 s and 0.94 s a megabyte.
-The verdict names, for each size, the policy of the daemon with the least client waiting time, and
-how much less that is than with --current.
-requests/s is of one core when --jobs is not above the cores that are free.";
+The cost of a miss is that of the trace, or else 0.44 s plus 0.94 s per megabyte.
+For each size, the verdict names the policy of the daemon with the least client waiting time, and
+how much less clients wait than with --current.
+requests/s is per core, as long as --jobs is at most the number of idle cores.";
 
-/// Sends traces of requests through simulated caches, to see which eviction policy would miss the least.
+/// Compares eviction policies: replays request traces on simulated caches and reports hits and
+/// client waiting time.
 ///
-/// The traces come from the request log of pierhead, from the access log of another registry or proxy,
-/// from other simulators, or are made up. No cache is touched and nothing is fetched.
+/// Sources of traces: the request log of pierhead, access logs of other registries and proxies,
+/// files of other simulators, and generated workloads. The program touches no real cache and
+/// fetches nothing.
 #[derive(Parser)]
 #[command(name = "pierhead-replay", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// Print results, warnings and errors only: no progress and no notes
+    /// Print only results, warnings and errors: no progress and no notes
     #[arg(long, short)]
     pub(crate) quiet: bool,
 
-    /// Files to replay, each on its own
+    /// Trace files to replay, each by itself unless --join is given
     #[arg(long, required_unless_present = "synthetic", num_args = 1.., value_name = "FILE")]
     pub(crate) trace: Vec<PathBuf>,
 
-    /// Replay a made up registry workload instead, one for each --seed
+    /// Replay a generated registry workload instead of files, one per --seed
     #[arg(long, conflicts_with_all = ["trace", "format", "csv", "join", "cut_ok"])]
     pub(crate) synthetic: bool,
 
-    /// Requests of a synthetic workload; 800000 unless told
+    /// Number of requests of a generated workload (default: 800000)
     #[arg(long, value_name = "N", requires = "synthetic", conflicts_with = "trace", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
 
-    /// The files are parts of one trace, in this order
+    /// Join all files to one trace, in this order
     #[arg(long)]
     pub(crate) join: bool,
 
-    /// Policies, or "all"
+    /// Policies to simulate, or "all"
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "all", value_parser = parse_policies)]
     pub(crate) policy: Vec<Policies>,
 
-    /// The policy that the verdict compares with
+    /// The policy in use, with which the verdict compares
     #[arg(long, value_name = "POLICY", default_value_t = SimulatedPolicy::OfDaemon(PolicyName::DEFAULT))]
     pub(crate) current: SimulatedPolicy,
 
-    /// Sizes of the cache: bytes such as 4GiB, or a share of the footprint such as 0.1%
+    /// Cache sizes: bytes such as 4GiB, or a share of the footprint such as 0.1%
     #[arg(
         long,
         value_name = "SIZE",
@@ -98,56 +100,57 @@ pub(crate) struct Cli {
     )]
     pub(crate) size: Vec<CacheSize>,
 
-    /// Who enters: always, second-hit, size-aware or tinylfu
+    /// Which keys may enter the cache: always, second-hit, size-aware or tinylfu
     #[arg(long, value_name = "ADMISSION", default_value_t)]
     pub(crate) admission: AdmissionName,
 
-    /// The format of the files
+    /// Format of the files, instead of detecting it
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
 
-    /// Where a CSV has what: numbers from 0 or names, such as time=0,key=1,size=2
+    /// Columns of CSV files, as numbers from 0 or names, such as time=0,key=1,size=2
     #[arg(long, value_name = "COLUMNS")]
     pub(crate) csv: Option<Columns>,
 
-    /// Replay what is whole of a trace that is cut
+    /// Replay the complete requests of a truncated trace, instead of failing
     #[arg(long)]
     pub(crate) cut_ok: bool,
 
-    /// Whose parameters: those that pierhead chose, or those of libCacheSim 0.3.5
+    /// Parameters of the policies: those of pierhead, or those of libCacheSim 0.3.5
     #[arg(long, value_enum, default_value_t = Rules::Pierhead)]
     pub(crate) rules: Rules,
 
-    /// Where lots are drawn from, by policies and synthetic workloads; several replay several times
+    /// Seeds of the random numbers of policies and generated workloads; each seed is one replay
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(crate) seed: Vec<u64>,
 
-    /// Replays at once; as many as there are cores unless told
+    /// Number of parallel replays (default: number of cores)
     #[arg(long, value_name = "N")]
     pub(crate) jobs: Option<NonZeroUsize>,
 
-    /// Print {"rows": [...], "traces": [...]}
+    /// Print one JSON object: {"rows": [...], "traces": [...], "verdicts": [...]}
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draw the miss ratios over the sizes into this file
+    /// Draw the miss ratios at all sizes into this SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 
-    /// Write the trace as oracle-general, for other simulators
+    /// Write the trace in the format oracle-general, for other simulators
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
 
-    /// Save each policy's state at the end, as FOLDER/POLICY-BYTES.state (none that knows the future)
+    /// Save the state of each policy at the end, as FOLDER/POLICY-BYTES.state (not of policies that
+    /// know the future)
     #[arg(long, value_name = "FOLDER")]
     pub(crate) save_state: Option<PathBuf>,
 
-    /// Begin with the states saved in FOLDER instead of an empty cache
+    /// Start with the states in FOLDER, instead of empty caches
     #[arg(long, value_name = "FOLDER")]
     pub(crate) restore_state: Option<PathBuf>,
 }
 
-/// What one word of `--policy` stands for.
+/// The policies of one value of `--policy`.
 pub(crate) type Policies = std::sync::Arc<[SimulatedPolicy]>;
 
 fn parse_policies(word: &str) -> Result<Policies, String> {
@@ -158,12 +161,12 @@ fn parse_policies(word: &str) -> Result<Policies, String> {
     policy.map(|it| [it].into()).map_err(|it| it.to_string())
 }
 
-/// Whose parameters the policies have.
+/// The parameters of the policies.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rules {
     /// The defaults of `pierhead serve`
     Pierhead,
-    /// Those of libCacheSim, to compare with it
+    /// The parameters of libCacheSim 0.3.5, to compare results with it
     Libcachesim,
 }
 
@@ -189,7 +192,7 @@ mod tests {
 
     /// `cargo xtask docs --write` runs this test with `PIERHEAD_WRITE_DOCS=1`, which writes the page.
     #[test]
-    fn the_page_of_the_reference_is_current() {
+    fn the_reference_page_is_current() {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/../../docs/reference/replay.md"

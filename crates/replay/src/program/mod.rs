@@ -1,7 +1,8 @@
-//! The program: traces from files, policies in threads, figures to people and programs.
+//! The program `pierhead-replay`: reads traces, replays them in threads, prints tables or JSON, and
+//! draws charts.
 
 pub(crate) mod cli;
-mod figure;
+mod miss_ratio_chart;
 mod report;
 mod run;
 mod size;
@@ -23,11 +24,11 @@ use source::Source;
 
 pub(crate) use size::CacheSize;
 
-/// Why the program fails.
+/// Error of the program.
 pub(crate) enum Failure {
-    /// The flags contradict each other. The text names the fix.
+    /// The flags contradict each other. The text says how to fix them. Exit code 2.
     Usage(String),
-    /// All else.
+    /// Any other error. Exit code 1.
     Other(anyhow::Error),
 }
 
@@ -37,9 +38,9 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Replays what the command line asks for.
+/// Runs the replays of the command line.
 ///
-/// One trace is in memory at a time.
+/// Only one trace is in memory at a time.
 pub(crate) fn run(args: &Cli) -> Result<(), Failure> {
     let mut policies: Vec<SimulatedPolicy> = Vec::new();
     for policy in args.policy.iter().flat_map(|policies| policies.iter()) {
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &Cli) -> Result<(), Failure> {
         };
         for seed in seeds {
             let plan = Plan {
-                held: &trace.held,
+                trace: &trace.requests,
                 policies: &policies,
                 sizes: &args.size,
                 seed,
@@ -93,20 +94,20 @@ pub(crate) fn run(args: &Cli) -> Result<(), Failure> {
             let rows = plan.run(jobs, !args.json && !args.quiet)?;
             report.rows.extend(
                 rows.into_iter()
-                    .map(|figures| Row::new(&trace, seed, figures)),
+                    .map(|result| Row::new(&trace, seed, result)),
             );
         }
         report.traces.push(trace.summary());
     }
     report.verdicts = verdict::of(&report, args.current);
     if let Some(path) = &args.svg {
-        write(path, &figure::plot(&report))?;
+        write(path, &miss_ratio_chart::plot(&report))?;
     }
     report.print(args.json)?;
     Ok(())
 }
 
-/// Each once, in the order in which they came first.
+/// The distinct seeds, in order of their first occurrence.
 fn distinct(all: &[u64]) -> Vec<u64> {
     let mut seeds = Vec::new();
     for seed in all {

@@ -1,15 +1,15 @@
-//! What a replay prints: a table for people, one JSON document for programs.
+//! Prints the results of replays: a table, or one JSON document.
 
 use std::io::{self, Write as _};
 
 use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
-use super::run::Figures;
+use super::run::ReplayResult;
 use super::source::{Summary, Trace};
 use super::verdict::Verdict;
 
-/// All that was found.
+/// All results.
 #[derive(Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
@@ -23,7 +23,7 @@ pub(crate) struct Row {
     pub(crate) trace: String,
     pub(crate) seed: u64,
     pub(crate) policy: &'static str,
-    /// As it was asked for.
+    /// As in `--size`.
     pub(crate) size: String,
     pub(crate) size_bytes: u64,
     pub(crate) requests: u64,
@@ -40,14 +40,14 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(trace: &Trace, seed: u64, figures: Figures) -> Self {
-        let Figures { tally, .. } = &figures;
+    pub(crate) fn new(trace: &Trace, seed: u64, result: ReplayResult) -> Self {
+        let ReplayResult { tally, .. } = &result;
         Self {
             trace: trace.name.clone(),
             seed,
-            policy: figures.policy.name(),
-            size: figures.size.to_string(),
-            size_bytes: figures.capacity,
+            policy: result.policy.name(),
+            size: result.size.to_string(),
+            size_bytes: result.capacity,
             requests: tally.requests,
             object_miss_ratio: tally.object_miss_ratio(),
             byte_miss_ratio: tally.byte_miss_ratio(),
@@ -57,9 +57,9 @@ impl Row {
             evictions: tally.evictions,
             passed: tally.passed,
             above_cache: tally.oversized,
-            // A clock may stand still for so short a trace.
-            requests_per_second: tally.requests as f64 / figures.took.as_secs_f64().max(1e-9),
-            memory_bytes: figures.memory,
+            // The clock may not advance during a short trace.
+            requests_per_second: tally.requests as f64 / result.took.as_secs_f64().max(1e-9),
+            memory_bytes: result.memory,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Many replays of one trace, in threads.
+//! Replays one trace on each policy at each cache size, in parallel threads.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 use pierhead_eviction::{AdmissionName, SimulatedCache};
 use pierhead_replay::policy::ParameterSet;
 use pierhead_replay::tally::{Tally, replay};
-use pierhead_replay::trace::Held;
+use pierhead_replay::trace::RequestTrace;
 use pierhead_replay::{Future, SimulatedPolicy};
 
 use super::CacheSize;
 
-/// Every policy at every size.
+/// The replays of one trace: each policy at each cache size.
 pub(crate) struct Plan<'a> {
-    pub(crate) held: &'a Held,
+    pub(crate) trace: &'a RequestTrace,
     pub(crate) policies: &'a [SimulatedPolicy],
     pub(crate) sizes: &'a [CacheSize],
     pub(crate) seed: u64,
@@ -29,24 +29,23 @@ pub(crate) struct Plan<'a> {
     pub(crate) restore: Option<&'a Path>,
 }
 
-/// What came of one replay.
-pub(crate) struct Figures {
+/// Result of one replay.
+pub(crate) struct ReplayResult {
     pub(crate) policy: SimulatedPolicy,
     pub(crate) size: CacheSize,
     pub(crate) capacity: u64,
     pub(crate) tally: Tally,
     pub(crate) took: Duration,
-    /// The most that the policy took, in bytes.
+    /// Maximum memory of the policy, in bytes.
     pub(crate) memory: usize,
 }
 
-/// Requests between two looks at memory and progress.
+/// Number of requests between two updates of memory and progress.
 const STRETCH: usize = 1 << 16;
 
 impl Plan<'_> {
-    /// Runs `jobs` replays at a time; the figures come in the order of the sizes and, for each, of the
-    /// policies.
-    pub(crate) fn run(&self, jobs: usize, progress: bool) -> anyhow::Result<Vec<Figures>> {
+    /// Runs `jobs` replays in parallel. The results are ordered by size, then by policy.
+    pub(crate) fn run(&self, jobs: usize, progress: bool) -> anyhow::Result<Vec<ReplayResult>> {
         let cells: Vec<(&CacheSize, SimulatedPolicy)> = self
             .sizes
             .iter()
@@ -55,7 +54,7 @@ impl Plan<'_> {
         let bar = self.bar(cells.len(), progress);
         let future = OnceLock::new();
         let next = AtomicUsize::new(0);
-        let done: Vec<Mutex<Option<anyhow::Result<Figures>>>> =
+        let done: Vec<Mutex<Option<anyhow::Result<ReplayResult>>>> =
             cells.iter().map(|_| Mutex::default()).collect();
         let work = || {
             loop {
@@ -63,8 +62,8 @@ impl Plan<'_> {
                 let Some((size, policy)) = cells.get(at) else {
                     break;
                 };
-                let figures = self.cell(size, *policy, &future, &bar);
-                *done[at].lock() = Some(figures);
+                let result = self.cell(size, *policy, &future, &bar);
+                *done[at].lock() = Some(result);
             }
         };
         thread::scope(|scope| {
@@ -76,8 +75,8 @@ impl Plan<'_> {
         bar.finish_and_clear();
         done.into_iter()
             .map(|cell| {
-                let figures = cell.into_inner();
-                figures.unwrap_or_else(|| Err(anyhow!("a replay did not end")))
+                let result = cell.into_inner();
+                result.unwrap_or_else(|| Err(anyhow!("a replay did not end")))
             })
             .collect()
     }
@@ -88,11 +87,11 @@ impl Plan<'_> {
         simulated: SimulatedPolicy,
         future: &OnceLock<Future>,
         bar: &ProgressBar,
-    ) -> anyhow::Result<Figures> {
-        let capacity = size.resolve(self.held.footprint());
-        let foreseen = || future.get_or_init(|| self.held.future()).clone();
+    ) -> anyhow::Result<ReplayResult> {
+        let capacity = size.resolve(self.trace.footprint());
+        let foreseen = || future.get_or_init(|| self.trace.future()).clone();
         let mut policy = simulated.build(capacity, self.seed, self.parameters, foreseen)?;
-        // What foresees knows its place in one trace, and a state of it fits no other.
+        // A policy that knows the future has a state that fits one trace only.
         let state = |folder: &Path| -> Option<PathBuf> {
             (!simulated.is_clairvoyant())
                 .then(|| folder.join(format!("{simulated}-{capacity}.state")))
@@ -116,7 +115,7 @@ impl Plan<'_> {
         let mut tally = Tally::default();
         let mut memory = cache.policy().memory();
         let mut took = Duration::ZERO;
-        let mut accesses = self.held.iter();
+        let mut accesses = self.trace.iter();
         while accesses.len() > 0 {
             let before = Instant::now();
             replay(accesses.by_ref().take(STRETCH), &mut cache, &mut tally);
@@ -128,7 +127,7 @@ impl Plan<'_> {
             std::fs::write(&path, cache.policy().save())
                 .with_context(|| format!("writing {}", path.display()))?;
         }
-        Ok(Figures {
+        Ok(ReplayResult {
             policy: simulated,
             size: size.clone(),
             capacity,
@@ -138,22 +137,22 @@ impl Plan<'_> {
         })
     }
 
-    /// It goes to standard error, and shows only if that is a terminal.
+    /// The progress bar goes to standard error, and shows only if that is a terminal.
     fn bar(&self, cells: usize, progress: bool) -> ProgressBar {
-        let stretches = self.held.len().div_ceil(STRETCH) * cells;
+        let stretches = self.trace.len().div_ceil(STRETCH) * cells;
         let target = match progress {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
         let bar = ProgressBar::with_draw_target(Some((stretches * STRETCH) as u64), target);
         let style = ProgressStyle::with_template(BAR);
-        // A test draws the constant template.
+        // A test checks the template.
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar
     }
 }
 
-/// At most 80 columns.
+/// Template of the progress bar, at most 80 columns.
 const BAR: &str = "{bar:16} {percent:>3} % of the requests, {eta} left";
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Sizes of a simulated cache, as people write them.
+//! Parses cache sizes of the command line: bytes, or a share of the footprint.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How large a cache to replay.
+/// Size of a simulated cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheSize {
-    /// As it was written.
+    /// As on the command line.
     text: String,
     amount: Amount,
 }
@@ -21,7 +21,7 @@ enum Amount {
 const DECIMALS: usize = 6;
 
 impl CacheSize {
-    /// Bytes for a trace with this footprint, rounded down; at least 1.
+    /// Size in bytes for a trace with this footprint, rounded down; at least 1.
     pub(crate) fn resolve(&self, footprint: u64) -> u64 {
         let bytes = match self.amount {
             Amount::Bytes(bytes) => bytes,

@@ -1,4 +1,4 @@
-//! Where traces come from: files, packed or not, read once into memory.
+//! Reads trace files, packed or plain, or generates a workload, into memory.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -7,29 +7,32 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use pierhead_eviction::Access;
 use pierhead_replay::synthetic::{Workload, WorkloadParameters};
-use pierhead_replay::trace::{Format, Held, Holder, Notes, Reader, TraceError, Wrong, oracle};
+use pierhead_replay::trace::{
+    Format, Reader, RequestTrace, RequestTraceBuilder, TraceCounts, TraceError, TraceErrorKind,
+    oracle,
+};
 use serde::Serialize;
 
 use super::cli::Cli;
 use super::unpack::unpack;
 
-/// What is replayed as one trace.
+/// Source of one trace.
 pub(crate) enum Source {
-    /// Parts in their order.
+    /// Files that are parts of one trace, in order.
     Files(Vec<PathBuf>),
-    /// A registry workload of this seed and length.
+    /// A generated registry workload.
     Made { seed: u64, requests: Option<u64> },
 }
 
-/// A trace in memory, and what is to be said about it.
+/// A trace in memory, with the numbers of skipped and changed requests.
 pub(crate) struct Trace {
     pub(crate) name: String,
-    pub(crate) held: Held,
-    notes: Notes,
+    pub(crate) requests: RequestTrace,
+    notes: TraceCounts,
     cut: bool,
 }
 
-/// What `--json` says about a trace.
+/// Summary of a trace in the output of `--json`.
 #[derive(Serialize)]
 pub(crate) struct Summary {
     pub(crate) trace: String,
@@ -44,12 +47,12 @@ pub(crate) struct Summary {
     cut: bool,
 }
 
-/// Enough to tell the formats apart.
+/// Number of bytes from which the format is detected.
 const HEAD: u64 = 4096;
 const PIECE: usize = 64 * 1024;
 
 impl Source {
-    /// Reads or makes all of it.
+    /// Reads or generates the whole trace.
     pub(crate) fn read(&self, args: &Cli) -> anyhow::Result<Trace> {
         match self {
             Self::Files(paths) => Trace::read(paths, args),
@@ -67,8 +70,8 @@ impl Trace {
         };
         Ok(Self {
             name: format!("synthetic-{seed}"),
-            held: Workload::new(&parameters, seed)?.collect(),
-            notes: Notes::default(),
+            requests: Workload::new(&parameters, seed)?.collect(),
+            notes: TraceCounts::default(),
             cut: false,
         })
     }
@@ -78,8 +81,8 @@ impl Trace {
             .iter()
             .map(|path| path.display().to_string())
             .collect();
-        let mut holder = Holder::default();
-        let mut notes = Notes::default();
+        let mut holder = RequestTraceBuilder::default();
+        let mut notes = TraceCounts::default();
         let mut cut = false;
         for (path, name) in paths.iter().zip(&names) {
             let (found, whole) =
@@ -87,11 +90,11 @@ impl Trace {
             notes += found;
             cut |= !whole;
         }
-        // What ran back between two files; within one, its reader has counted and changed it.
+        // Requests that decrease in time between two files; the reader counts those within a file.
         notes.backwards += holder.backwards();
-        let held = holder.finish();
+        let requests = holder.finish();
         let name = names.join("+");
-        if held.is_empty() {
+        if requests.is_empty() {
             return Err(anyhow!(
                 "{name}: no request in it ({} of size zero, {} other than successful GETs); is this the format? --format names another",
                 notes.empty,
@@ -100,15 +103,20 @@ impl Trace {
         }
         Ok(Self {
             name,
-            held,
+            requests,
             notes,
             cut,
         })
     }
 }
 
-/// Reads a file into `holder`; what it noted, and whether the file was whole.
-fn read_file(path: &Path, args: &Cli, holder: &mut Holder) -> anyhow::Result<(Notes, bool)> {
+/// Reads a file into `holder`. Returns the numbers of skipped and changed requests, and whether the
+/// file was complete.
+fn read_file(
+    path: &Path,
+    args: &Cli,
+    holder: &mut RequestTraceBuilder,
+) -> anyhow::Result<(TraceCounts, bool)> {
     let file = File::open(path).map_err(|error| match is_older_half(path) {
         true if error.kind() == io::ErrorKind::NotFound => {
             anyhow!("there is no older half yet: leave it out")
@@ -147,10 +155,11 @@ fn read_file(path: &Path, args: &Cli, holder: &mut Holder) -> anyhow::Result<(No
     let notes = reader.notes();
     let ended = match reader.end(&mut each) {
         Ok(notes) if !cut => Ok((notes, true)),
-        // The packing was cut; whether a line was as well does not matter then.
+        // The packed file is truncated; a truncated last line does not matter then.
         Ok(notes) => Ok((notes, false)),
         Err(TraceError {
-            wrong: Wrong::Cut, ..
+            wrong: TraceErrorKind::Cut,
+            ..
         }) if args.cut_ok => Ok((notes, false)),
         Err(error) => Err(error),
     }?;
@@ -158,17 +167,17 @@ fn read_file(path: &Path, args: &Cli, holder: &mut Holder) -> anyhow::Result<(No
         return Err(wrong.into());
     }
     if cut && !args.cut_ok {
-        return Err(anyhow!("{}", Wrong::Cut).context("the packed file ends too early"));
+        return Err(anyhow!("{}", TraceErrorKind::Cut).context("the packed file is truncated"));
     }
     Ok(ended)
 }
 
-/// Whether a path is that of the older half of a trace that `pierhead serve` records.
+/// Whether a path has the name of the older half of a request log (`FILE.1`).
 fn is_older_half(path: &Path) -> bool {
     path.extension().is_some_and(|it| it == "1") && path.with_extension("").exists()
 }
 
-/// Whether an error means that the file is shorter than it was; any other is passed on.
+/// Whether an error means that the file is truncated. Returns any other error.
 fn note_cut(error: io::Error) -> io::Result<bool> {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Ok(true),
@@ -177,7 +186,7 @@ fn note_cut(error: io::Error) -> io::Result<bool> {
 }
 
 impl Trace {
-    /// Says what was left out or changed, on standard error.
+    /// Prints the numbers of skipped and changed requests to standard error.
     pub(crate) fn warn(&self, quiet: bool) {
         let Self {
             name, notes, cut, ..
@@ -186,7 +195,7 @@ impl Trace {
             (notes.empty, "requests of size zero were left out"),
             (
                 notes.backwards,
-                "requests ran back in time and were taken to be as late as the one before",
+                "requests were earlier than the one before and got its time",
             ),
             (
                 notes.skipped,
@@ -198,14 +207,14 @@ impl Trace {
             }
         }
         if *cut {
-            eprintln!("{name}: cut; what is whole of it was replayed");
+            eprintln!("{name}: truncated; its complete requests were replayed");
         }
     }
 
-    /// Writes it in the format of libCacheSim.
+    /// Writes the trace in the format of libCacheSim.
     pub(crate) fn export(&self, path: &Path) -> anyhow::Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
-        for (access, next) in self.held.iter().zip(self.held.future().numbers()) {
+        for (access, next) in self.requests.iter().zip(self.requests.future().numbers()) {
             file.write_all(&oracle::bytes(&access, *next).ok_or_else(|| {
                 anyhow!(
                     "an object of {} bytes does not fit into its 32 bits",
@@ -217,14 +226,16 @@ impl Trace {
     }
 
     pub(crate) fn summary(&self) -> Summary {
-        let Self { held, notes, .. } = self;
+        let Self {
+            requests, notes, ..
+        } = self;
         Summary {
             trace: self.name.clone(),
-            requests: held.len(),
-            objects: held.objects(),
-            footprint_bytes: held.footprint(),
-            requested_bytes: held.bytes(),
-            seconds: held.seconds(),
+            requests: requests.len(),
+            objects: requests.objects(),
+            footprint_bytes: requests.footprint(),
+            requested_bytes: requests.bytes(),
+            seconds: requests.seconds(),
             left_out_empty: notes.empty,
             left_out_other: notes.skipped,
             clamped_in_time: notes.backwards,

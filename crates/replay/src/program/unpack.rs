@@ -1,4 +1,4 @@
-//! Files as they are, or out of zstd or gzip.
+//! Decompresses zstd and gzip files while reading; passes other files through.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -6,8 +6,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// The bytes of a file, unpacked if it is packed. One that is cut ends with
-/// [`io::ErrorKind::UnexpectedEof`].
+/// The decompressed bytes of a file. A truncated file ends with [`io::ErrorKind::UnexpectedEof`].
 pub(crate) fn unpack(file: File) -> io::Result<Box<dyn Read>> {
     let mut file = BufReader::new(file);
     let head = file.fill_buf()?;
@@ -18,7 +17,7 @@ pub(crate) fn unpack(file: File) -> io::Result<Box<dyn Read>> {
     })
 }
 
-/// Zstandard frames, one after another; skippable ones are skipped.
+/// Decodes consecutive Zstandard frames; skips skippable ones.
 struct Frames<R> {
     file: R,
     decoder: FrameDecoder,
@@ -34,7 +33,7 @@ impl<R: BufRead> Frames<R> {
         }
     }
 
-    /// Begins the next frame, or says that there is none.
+    /// Begins the next frame. Returns `false` at the end of the file.
     fn begin(&mut self) -> io::Result<bool> {
         while !self.file.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.file) {
@@ -58,7 +57,7 @@ impl<R: BufRead> Frames<R> {
         Ok(false)
     }
 
-    /// The decoder does not tell a file that ends too early from one that is damaged.
+    /// The decoder reports truncated and damaged files alike; this tells them apart.
     fn judge(&mut self, error: FrameDecoderError) -> io::Error {
         match self.file.fill_buf() {
             Ok([]) => io::ErrorKind::UnexpectedEof.into(),

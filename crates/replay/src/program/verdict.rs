@@ -77,7 +77,7 @@ pub(crate) fn of(report: &Report, current: SimulatedPolicy) -> Vec<Verdict> {
         .collect()
 }
 
-/// Digits behind the point with which two numbers that differ by `difference` look different.
+/// Number of decimals that show a difference of `difference`.
 fn digits(difference: f64) -> usize {
     [2.0, 0.2, 0.02]
         .iter()
@@ -159,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_names_who_waits_how_much_less() {
+    fn the_verdict_names_the_best_policy_and_its_saving() {
         let rows = || {
             vec![
                 row("lru", 1, 100.0),
                 row("lru", 2, 100.0),
                 row("gdsf", 1, 60.0),
                 row("gdsf", 2, 90.0),
-                // It knows the future, so nobody can configure it.
+                // A policy that knows the future is not configurable.
                 row("belady", 1, 1.0),
             ]
         };

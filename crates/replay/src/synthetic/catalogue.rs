@@ -1,12 +1,13 @@
-//! What there is to be pulled: bases, the repositories on them, and their releases.
+//! The repositories of a generated workload: shared bases, the repositories on them, and their
+//! releases.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::lots::{Lots, Zipf, whole};
+use super::random::{Random, Zipf, whole};
 use super::{Kind, WorkloadParameters};
 use pierhead_eviction::building_blocks::hash::mix;
 
-/// What one digest stands for.
+/// A blob with its key and size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blob {
     pub(super) key: u64,
@@ -18,19 +19,19 @@ pub(super) struct Blob {
 pub(super) struct Image {
     pub(super) manifest: Blob,
     pub(super) config: Blob,
-    /// From the lowest up.
+    /// From the lowest to the highest.
     pub(super) layers: Vec<Blob>,
     pulled: bool,
 }
 
 impl Image {
-    /// What a pull asks for after the manifest; a layer may be in it twice.
+    /// The blobs that a pull requests after the manifest. A layer may occur twice.
     pub(super) fn blobs(&self) -> impl Iterator<Item = Blob> {
         std::iter::once(self.config).chain(self.layers.iter().copied())
     }
 }
 
-/// A distribution, or a runtime on one.
+/// A distribution, or a language runtime on one.
 #[derive(Debug)]
 struct Base {
     parent: Option<usize>,
@@ -41,29 +42,29 @@ struct Base {
 #[derive(Debug)]
 struct Repository {
     base: usize,
-    /// How many of the newest version's layers are the base's.
+    /// Number of layers of the newest version that belong to the base.
     inherited: usize,
-    /// Days from release to release, in the mean.
+    /// Mean days between releases.
     days: f64,
-    /// The newest first.
+    /// Newest first.
     versions: VecDeque<Image>,
 }
 
-/// All repositories as they are now.
+/// All repositories in their current versions.
 #[derive(Debug)]
 pub(super) struct Catalogue {
     parameters: WorkloadParameters,
     bases: Vec<Base>,
     repositories: Vec<Repository>,
-    /// In how many living images that were pulled a layer is.
+    /// Number of available and pulled images that contain a layer.
     shared: HashMap<u64, u32>,
-    /// Blobs made so far; their keys are mixed from it and the seed.
+    /// Number of created blobs. Keys are hashed from it and the seed.
     made: u64,
     salt: u64,
 }
 
 impl Catalogue {
-    pub(super) fn new(parameters: &WorkloadParameters, seed: u64, lots: &mut Lots) -> Self {
+    pub(super) fn new(parameters: &WorkloadParameters, seed: u64, random: &mut Random) -> Self {
         let mut catalogue = Self {
             parameters: parameters.clone(),
             bases: Vec::new(),
@@ -79,14 +80,14 @@ impl Catalogue {
         } = *parameters;
         let wanted = Zipf::new(distributions, 1.0);
         for index in 0..distributions + runtimes {
-            let parent = (index >= distributions).then(|| wanted.draw(lots));
+            let parent = (index >= distributions).then(|| wanted.draw(random));
             let count = if parent.is_some() { (1, 4) } else { (1, 3) };
-            let mut own: Vec<Blob> = (0..lots.within(count.0, count.1))
-                .map(|_| catalogue.layer(lots))
+            let mut own: Vec<Blob> = (0..random.within(count.0, count.1))
+                .map(|_| catalogue.layer(random))
                 .collect();
             if parent.is_none() {
                 let (low, high) = parameters.root_bytes;
-                let size = lots.log_uniform(low, high);
+                let size = random.log_uniform(low, high);
                 own[0] = catalogue.blob(Kind::Layer, size);
             }
             catalogue.bases.push(Base {
@@ -98,17 +99,17 @@ impl Catalogue {
         }
         let wanted = Zipf::new(runtimes, 1.0);
         for _ in 0..parameters.repositories {
-            let base = distributions + wanted.draw(lots);
+            let base = distributions + wanted.draw(random);
             let (low, high) = parameters.own_layers;
-            let own = whole(lots.log_uniform(low as f64, high as f64 + 1.0)).min(high);
+            let own = whole(random.log_uniform(low as f64, high as f64 + 1.0)).min(high);
             let mut layers = catalogue.bases[base].layers.clone();
             let inherited = layers.len();
             for _ in 0..own {
-                layers.push(catalogue.layer(lots));
+                layers.push(catalogue.layer(random));
             }
             let (low, high) = parameters.release_days;
-            let days = lots.log_uniform(low, high);
-            let image = catalogue.image(layers, lots);
+            let days = random.log_uniform(low, high);
+            let image = catalogue.image(layers, random);
             catalogue.repositories.push(Repository {
                 base,
                 inherited,
@@ -127,31 +128,31 @@ impl Catalogue {
         }
     }
 
-    fn layer(&mut self, lots: &mut Lots) -> Blob {
-        if lots.chance(self.parameters.empty) {
+    fn layer(&mut self, random: &mut Random) -> Blob {
+        if random.chance(self.parameters.empty) {
             return Blob {
                 key: Kind::Layer.mark(mix(self.salt)),
                 size: EMPTY_BYTES,
             };
         }
-        let size = lots.quantile(&self.parameters.layer_bytes);
+        let size = random.quantile(&self.parameters.layer_bytes);
         self.blob(Kind::Layer, size)
     }
 
-    /// The same step of the same build, run again: another digest, about as large.
-    fn rebuilt(&mut self, layer: Blob, lots: &mut Lots) -> Blob {
+    /// The layer of a repeated build step: another digest, about the same size.
+    fn rebuilt(&mut self, layer: Blob, random: &mut Random) -> Blob {
         if layer.size == EMPTY_BYTES {
             return layer;
         }
-        let size = layer.size as f64 * lots.log_uniform(0.9, 1.1);
+        let size = layer.size as f64 * random.log_uniform(0.9, 1.1);
         self.blob(Kind::Layer, size.max(EMPTY_BYTES as f64 + 1.0))
     }
 
-    fn image(&mut self, layers: Vec<Blob>, lots: &mut Lots) -> Image {
+    fn image(&mut self, layers: Vec<Blob>, random: &mut Random) -> Image {
         let (manifest, config) = (self.parameters.manifest_bytes, self.parameters.config_bytes);
         let (manifest, config) = (
-            lots.log_uniform(manifest.0, manifest.1),
-            lots.log_uniform(config.0, config.1),
+            random.log_uniform(manifest.0, manifest.1),
+            random.log_uniform(config.0, config.1),
         );
         Image {
             manifest: self.blob(Kind::Manifest, manifest),
@@ -172,23 +173,24 @@ impl Catalogue {
         self.bases.len()
     }
 
-    /// Days between releases of a repository, in the mean.
+    /// Mean days between releases of a repository.
     pub(super) fn days(&self, repository: usize) -> f64 {
         self.repositories[repository].days
     }
 
-    /// A base is replaced; repositories take the new one up with their next release.
-    pub(super) fn release_base(&mut self, base: usize, lots: &mut Lots) {
+    /// Replaces a base. Repositories use the new base from their next release.
+    pub(super) fn release_base(&mut self, base: usize, random: &mut Random) {
         let own = std::mem::take(&mut self.bases[base].own);
         self.bases[base].own = own
             .into_iter()
-            .map(|layer| self.rebuilt(layer, lots))
+            .map(|layer| self.rebuilt(layer, random))
             .collect();
         self.stack(base);
     }
 
-    /// A new version: the upper layers anew, all of them where the base is another; the oldest dies.
-    pub(super) fn release(&mut self, repository: usize, lots: &mut Lots) {
+    /// Adds a version with new upper layers; all layers are new if the base changed. Deletes the
+    /// oldest version.
+    pub(super) fn release(&mut self, repository: usize, random: &mut Random) {
         let Repository {
             base,
             inherited,
@@ -204,7 +206,7 @@ impl Catalogue {
             && base.iter().zip(below).all(|(one, two)| one.key == two.key);
         let kept = if same {
             own.len()
-                .saturating_sub(1 + lots.geometric(self.parameters.changed_layers))
+                .saturating_sub(1 + random.geometric(self.parameters.changed_layers))
         } else {
             0
         };
@@ -215,10 +217,10 @@ impl Catalogue {
             layers.push(if index < kept {
                 layer
             } else {
-                self.rebuilt(layer, lots)
+                self.rebuilt(layer, random)
             });
         }
-        let image = self.image(layers, lots);
+        let image = self.image(layers, random);
         let of = &mut self.repositories[repository];
         of.inherited = inherited;
         of.versions.push_front(image);
@@ -241,8 +243,8 @@ impl Catalogue {
         }
     }
 
-    /// A version of a repository is pulled: 0 is the newest, and there may be fewer than wanted. With it
-    /// comes in how many images, pulled and not dead, each layer is.
+    /// Pulls a version of a repository, where 0 is the newest; an older one than available gives
+    /// the oldest. Also returns the number of available and pulled images that contain each layer.
     pub(super) fn pull(&mut self, repository: usize, age: usize) -> (&Image, &HashMap<u64, u32>) {
         let versions = &mut self.repositories[repository].versions;
         let age = age.min(versions.len() - 1);
@@ -256,15 +258,15 @@ impl Catalogue {
     }
 }
 
-/// Bytes of the layer of a build step that changes no file, as compressed.
+/// Compressed size in bytes of the layer of a build step that changes no file.
 const EMPTY_BYTES: u64 = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn catalogue(seed: u64, lots: &mut Lots) -> Catalogue {
-        Catalogue::new(&WorkloadParameters::default(), seed, lots)
+    fn catalogue(seed: u64, random: &mut Random) -> Catalogue {
+        Catalogue::new(&WorkloadParameters::default(), seed, random)
     }
 
     fn keys(image: &Image) -> Vec<u64> {
@@ -272,10 +274,10 @@ mod tests {
     }
 
     #[test]
-    fn images_have_as_many_layers_and_as_often_the_empty_one_as_the_hub() {
+    fn images_have_the_number_of_layers_and_empty_layers_of_docker_hub() {
         for seed in 1..=3 {
-            let mut lots = Lots::new(seed);
-            let mut catalogue = catalogue(seed, &mut lots);
+            let mut random = Random::new(seed);
+            let mut catalogue = catalogue(seed, &mut random);
             let all = catalogue.repositories.len();
             let images: Vec<Vec<Blob>> = (0..all)
                 .map(|at| catalogue.pull(at, 0).0.layers.clone())
@@ -295,14 +297,14 @@ mod tests {
     }
 
     #[test]
-    fn a_release_keeps_what_lies_below_until_the_base_is_replaced() {
-        let mut lots = Lots::new(1);
-        let mut catalogue = catalogue(1, &mut lots);
+    fn a_release_keeps_the_lower_layers_until_the_base_is_replaced() {
+        let mut random = Random::new(1);
+        let mut catalogue = catalogue(1, &mut random);
         let at = (0..)
             .find(|at| keys(&catalogue.repositories[*at].versions[0]).len() > 12)
             .unwrap_or(0);
         let before = keys(catalogue.pull(at, 0).0);
-        catalogue.release(at, &mut lots);
+        catalogue.release(at, &mut random);
         let after = keys(catalogue.pull(at, 0).0);
         let (inherited, base) = {
             let repository = &catalogue.repositories[at];
@@ -312,8 +314,8 @@ mod tests {
         assert_ne!(before.last(), after.last());
         assert_eq!(keys(catalogue.pull(at, 1).0), before, "the old one lives");
 
-        catalogue.release_base(base, &mut lots);
-        catalogue.release(at, &mut lots);
+        catalogue.release_base(base, &mut random);
+        catalogue.release(at, &mut random);
         let rebuilt = keys(catalogue.pull(at, 0).0);
         let empty = Kind::Layer.mark(mix(catalogue.salt));
         let kept = |key: &&u64| **key != empty && after[inherited..].contains(*key);
@@ -321,13 +323,13 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_version_dies_and_its_layers_are_shared_by_one_less() {
-        let mut lots = Lots::new(1);
-        let mut catalogue = catalogue(1, &mut lots);
+    fn the_oldest_version_is_deleted_and_its_layers_lose_one_image() {
+        let mut random = Random::new(1);
+        let mut catalogue = catalogue(1, &mut random);
         let dying = keys(catalogue.pull(0, 0).0);
         assert!(dying.iter().all(|key| catalogue.shared[key] >= 1));
         for _ in 0..catalogue.parameters.versions {
-            catalogue.release(0, &mut lots);
+            catalogue.release(0, &mut random);
         }
         let oldest = catalogue.parameters.versions - 1;
         assert_ne!(keys(catalogue.pull(0, oldest + 5).0), dying);

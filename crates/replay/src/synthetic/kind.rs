@@ -1,14 +1,13 @@
-//! What the keys of a workload stand for.
+//! Kinds of the keys in a generated workload: manifest, config or layer.
 
-/// What a key of a `Workload` stands for: its two lowest bits. A policy sees keys as equal or not, so
-/// this tells it nothing.
+/// The kind of a key of a `Workload`, in its two lowest bits. Policies do not look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The manifest of one version.
     Manifest,
-    /// Its config.
+    /// The config of one version.
     Config,
-    /// A layer, perhaps of many images.
+    /// A layer of one or more images.
     Layer,
 }
 
@@ -17,7 +16,7 @@ impl Kind {
         key & !3 | self as u64
     }
 
-    /// What a key of a `Workload` stands for.
+    /// The kind of a key of a `Workload`.
     pub fn of(key: u64) -> Self {
         match key & 3 {
             0 => Self::Manifest,

@@ -1,4 +1,5 @@
-//! The store of one machine behind the cache: whole images, the least recently used leave first.
+//! The image store of one simulated node behind the cache. It deletes the least recently used
+//! images first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,21 +7,21 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::catalogue::{Blob, Image};
 use pierhead_eviction::{Access, Contents as _, Lru, Policy};
 
-/// Keeps images while their distinct blobs fit, as a kubelet collects whole images.
+/// Keeps whole images while their distinct blobs fit, as a kubelet does.
 #[derive(Debug)]
 pub(super) struct Node {
     capacity: u64,
     bytes: u64,
     order: Lru<u64>,
-    /// The config and layers of each image held, by its manifest.
+    /// Config and layers of each stored image, by its manifest.
     images: Map<Vec<Blob>>,
-    /// In how many of them a blob is.
+    /// Number of stored images that contain a blob.
     blobs: Map<u32>,
 }
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Mixed>>;
 
-/// The keys are mixed already, and nobody chooses them.
+/// A hasher for keys that are uniformly distributed and not chosen by clients.
 #[derive(Debug, Default)]
 struct Mixed(u64);
 
@@ -51,8 +52,8 @@ impl Node {
         }
     }
 
-    /// Takes an image up and shows which of its blobs, config first, had to be asked for.
-    pub(super) fn pull(&mut self, image: &Image, asks: &mut impl FnMut(Blob)) {
+    /// Pulls an image, and calls `asks` with each blob that the node lacks, config first.
+    pub(super) fn pull(&mut self, image: &Image, request: &mut impl FnMut(Blob)) {
         let manifest = Access::new(image.manifest.key, 0, 0);
         if self.order.hit(&manifest) {
             return;
@@ -64,7 +65,7 @@ impl Node {
             *images += 1;
             if *images == 1 {
                 self.bytes = self.bytes.saturating_add(blob.size);
-                asks(*blob);
+                request(*blob);
             }
         }
         self.images.insert(image.manifest.key, blobs);

@@ -1,7 +1,7 @@
-//! What a registry workload is made of, and from which study each default comes.
+//! Parameters of generated registry workloads, with the study behind each default.
 
-/// The dimensions of a workload. [`WorkloadParameters::default`] reproduces the statistics below, each held by a
-/// test:
+/// The parameters of a workload. [`WorkloadParameters::default`] reproduces the following
+/// statistics; tests check them.
 ///
 /// | statistic | target | source |
 /// |---|---|---|
@@ -18,73 +18,75 @@
 /// miss about as often as published replays of registries say; "assumed" and "fitted" say where.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadParameters {
-    /// After so many requests the workload ends.
+    /// Number of requests.
     pub requests: u64,
-    /// Repositories. Assumed: a site's worth, not a registry's.
+    /// Number of repositories. Assumed: those of one site, not of a public registry.
     pub repositories: usize,
-    /// Exponent of the Zipf law by which repositories are asked for. The studies find a few that
-    /// dominate; the value is fitted to the 42 %.
+    /// Exponent of the Zipf law of the demand for repositories. The studies find a few dominant
+    /// ones; the value is fitted to the 42 %.
     pub skew: f64,
-    /// Distributions (the lowest layers) and, on them, language runtimes: the shared bases.
+    /// Number of distributions (lowest layers), the shared bases. Language runtimes build on them.
     pub distributions: usize,
-    /// See [`WorkloadParameters::distributions`].
+    /// Number of language runtimes, which build on the distributions.
     pub runtimes: usize,
-    /// Days from one release of a base to the next, in the mean. Distributions publish monthly.
+    /// Mean days between releases of a base. Distributions publish monthly.
     pub base_days: f64,
-    /// Days between releases of a repository: each has its own mean, of any order of magnitude between
-    /// these two. Assumed.
+    /// Range of the mean days between releases of a repository, log-uniform. Assumed.
     pub release_days: (f64, f64),
-    /// How many layers from the top a release changes beyond the first, in the mean. Assumed.
+    /// Mean number of upper layers that a release changes beyond the first. Assumed.
     pub changed_layers: f64,
-    /// How many versions of a repository are still to be had; the oldest dies with a release.
+    /// Number of available versions of a repository. A release deletes the oldest.
     pub versions: usize,
-    /// Share of pulls that want an older version than the newest, each older one half as likely.
+    /// Share of pulls of an older version than the newest. Each older version is half as likely.
     pub pinned: f64,
-    /// Layers of a repository's own, from and to (any order of magnitude is as likely), on top of its
-    /// base's two to seven.
+    /// Range of the number of a repository's own layers, log-uniform. Its base has two to seven
+    /// more.
     pub own_layers: (usize, usize),
-    /// Share of the layers of an image's own that are the one empty layer of 32 bytes.
+    /// Share of an image's own layers that are the empty layer of 32 bytes.
     pub empty: f64,
-    /// Bytes of a layer, as (share of layers at or below, bytes), rising. Its points are the 65 % and
-    /// 80 % of the FAST '18 study and, between and above, the 90 % below 63 MB of the CLUSTER '19 study.
+    /// Sizes of layers in bytes, as rising points (share at or below, bytes). The points are the 65
+    /// % and 80 % of the FAST '18 study and, between and above, the 90 % below 63 MB of the CLUSTER
+    /// '19 study.
     pub layer_bytes: Vec<(f64, f64)>,
-    /// Bytes of a distribution's lowest layer, from and to: a whole root file system.
+    /// Range of the size of a distribution's lowest layer in bytes: a whole root file system.
     pub root_bytes: (f64, f64),
-    /// Bytes of a manifest, from and to: some kilobytes (FAST '18).
+    /// Range of the size of a manifest in bytes: some kilobytes (FAST '18).
     pub manifest_bytes: (f64, f64),
-    /// Bytes of a config, from and to.
+    /// Range of the size of a config in bytes.
     pub config_bytes: (f64, f64),
-    /// Machines behind the cache, each with a store of its own. Assumed.
+    /// Number of nodes behind the cache, each with its own store. Assumed.
     pub nodes: usize,
-    /// Bytes of a node's store, in the geometric mean. Assumed.
+    /// Geometric mean of the size of a node's store in bytes. Assumed.
     pub node_bytes: f64,
-    /// Share of pulls by a machine that holds nothing: new nodes, build runners.
+    /// Share of pulls by nodes with an empty store: new nodes, build runners.
     pub fresh: f64,
-    /// As [`WorkloadParameters::skew`], for their pulls: such machines start from few images. Fitted.
+    /// As [`WorkloadParameters::skew`], for pulls by nodes with an empty store, which start from
+    /// few images. Fitted.
     pub fresh_skew: f64,
-    /// Pulls a day on a working day, releases' rollouts apart. FAST '18 sees 75 days.
+    /// Pulls per working day, without the rollouts of releases. FAST '18 covers 75 days.
     pub pulls_a_day: f64,
-    /// Nodes that run the most wanted repository: they ask for it, and a release rolls out to them at
-    /// once but for [`WorkloadParameters::rollout_seconds`] (the bursts).
+    /// Number of nodes that run the most popular repository. They pull it, and a release rolls out
+    /// to all of them within [`WorkloadParameters::rollout_seconds`] per node (the bursts).
     pub homes: f64,
-    /// The others have fewer homes, by their share of the demand to this power; one at least. Fitted.
+    /// Exponent that gives the number of nodes of other repositories from their share of the
+    /// demand; at least one node. Fitted.
     pub homes_follow: f64,
-    /// Seconds between two nodes of a rollout, in the mean.
+    /// Mean seconds between two nodes of a rollout.
     pub rollout_seconds: f64,
-    /// How far demand swings around its daily mean, 0 to 1: highest at 15 h, lowest at 3 h.
+    /// Amplitude of the daily demand, 0 to 1: highest at 15 h, lowest at 3 h.
     pub diurnal: f64,
-    /// Demand on the sixth and seventh day, as a share of that on the others.
+    /// Demand on the sixth and seventh day, relative to the other days.
     pub weekend: f64,
 }
 
-/// A parameter is outside what a workload can be made of.
+/// Error: a parameter is out of range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{parameter} of a synthetic workload must be {allowed}")]
 #[non_exhaustive]
-pub struct Unfit {
+pub struct ParameterOutOfRange {
     /// Its name.
     pub parameter: &'static str,
-    /// What would be taken.
+    /// The allowed range.
     pub allowed: &'static str,
 }
 
@@ -134,8 +136,8 @@ impl Default for WorkloadParameters {
 
 impl WorkloadParameters {
     /// # Errors
-    /// The first parameter of which nothing can be made.
-    pub fn check(&self) -> Result<(), Unfit> {
+    /// The first parameter that is out of range.
+    pub fn check(&self) -> Result<(), ParameterOutOfRange> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let share = |value: f64| (0.0..=1.0).contains(&value);
         let range = |(low, high): (f64, f64)| positive(low) && low <= high && high.is_finite();
@@ -218,7 +220,7 @@ impl WorkloadParameters {
             (positive(self.rollout_seconds), "rollout_seconds", "above 0"),
         ] {
             if !fits {
-                return Err(Unfit { parameter, allowed });
+                return Err(ParameterOutOfRange { parameter, allowed });
             }
         }
         Ok(())

@@ -1,34 +1,35 @@
-//! Who pulls what and when: the nodes, their demand over the day, and the requests that this makes.
+//! Generates the requests of a workload: nodes pull images by daily demand, and releases roll out.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::catalogue::{Blob, Catalogue};
-use super::lots::{Lots, Zipf, whole};
 use super::node::Node;
-use super::{Unfit, WorkloadParameters};
+use super::random::{Random, Zipf, whole};
+use super::{ParameterOutOfRange, WorkloadParameters};
 use pierhead_eviction::Access;
 use pierhead_eviction::building_blocks::hash::mix;
 
 const HOUR: f64 = 3600.0;
 const DAY: f64 = 24.0 * HOUR;
 
-/// The requests of a workload, in the order of their ticks (seconds from 0, the first of a working day).
+/// The requests of a workload, ordered by tick. Ticks are seconds from the beginning of a working
+/// day.
 ///
-/// Memory is bounded by the parameters, not by the length: the living versions and the nodes' stores.
-/// Drawing a request costs about as much as replaying it through a queue.
+/// The parameters bound the memory, not the number of requests: it holds the available versions and
+/// the nodes' stores. Generating a request takes about as long as replaying it on a queue.
 pub struct Workload {
     parameters: WorkloadParameters,
-    lots: Lots,
-    /// Where what is drawn once for a repository is drawn from.
+    random: Random,
+    /// Seed of the random numbers that are drawn once per repository.
     places: u64,
     catalogue: Catalogue,
     wanted: Zipf,
-    /// By machines that hold nothing.
+    /// Demand by nodes with an empty store.
     wanted_fresh: Zipf,
     nodes: Vec<Node>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    /// Events made so far, so that those of the same second keep their order.
+    /// Number of events so far, which orders events of the same second.
     made: u64,
     pending: VecDeque<Access<u64>>,
     left: u64,
@@ -36,9 +37,9 @@ pub struct Workload {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// Somebody pulls something; the next such event follows.
+    /// A node pulls an image. The next such event follows.
     Demand,
-    /// A node takes up a new version.
+    /// A node pulls a new version.
     Rollout { repository: usize, home: usize },
     /// A repository releases a version.
     Release { repository: usize },
@@ -50,15 +51,15 @@ impl Workload {
     /// The workload of a seed.
     ///
     /// # Errors
-    /// [`Unfit`] when a parameter is out of its range.
-    pub fn new(parameters: &WorkloadParameters, seed: u64) -> Result<Self, Unfit> {
+    /// [`ParameterOutOfRange`] when a parameter is out of its range.
+    pub fn new(parameters: &WorkloadParameters, seed: u64) -> Result<Self, ParameterOutOfRange> {
         parameters.check()?;
-        let mut lots = Lots::new(seed);
+        let mut random = Random::new(seed);
         let places = mix(seed ^ 0x91ac);
-        let catalogue = Catalogue::new(parameters, seed, &mut lots);
+        let catalogue = Catalogue::new(parameters, seed, &mut random);
         let nodes = (0..parameters.nodes)
             .map(|_| {
-                let bytes = parameters.node_bytes * lots.log_uniform(0.5, 2.0);
+                let bytes = parameters.node_bytes * random.log_uniform(0.5, 2.0);
                 Node::new(whole(bytes) as u64)
             })
             .collect();
@@ -66,7 +67,7 @@ impl Workload {
             wanted: Zipf::new(parameters.repositories, parameters.skew),
             wanted_fresh: Zipf::new(parameters.repositories, parameters.fresh_skew),
             parameters: parameters.clone(),
-            lots,
+            random,
             places,
             catalogue,
             nodes,
@@ -78,12 +79,12 @@ impl Workload {
         workload.after(0, 0.0, Event::Demand);
         for repository in 0..parameters.repositories {
             let wait = workload
-                .lots
+                .random
                 .exponential(workload.catalogue.days(repository) * DAY);
             workload.after(0, wait, Event::Release { repository });
         }
         for base in 0..workload.catalogue.bases() {
-            let wait = workload.lots.exponential(parameters.base_days * DAY);
+            let wait = workload.random.exponential(parameters.base_days * DAY);
             workload.after(0, wait, Event::Base { base });
         }
         Ok(workload)
@@ -95,7 +96,7 @@ impl Workload {
         self.events.push(Reverse((tick, self.made, event)));
     }
 
-    /// Demand at a time, as a share of its highest.
+    /// Demand at a time, relative to the maximum.
     fn demand(&self, tick: u64) -> f64 {
         let time = tick as f64;
         let (day, hour) = ((time / DAY) % 7.0, (time % DAY) / HOUR);
@@ -112,43 +113,44 @@ impl Workload {
     fn happen(&mut self, now: u64, event: Event) {
         match event {
             Event::Demand => {
-                // Thinning: drawn at the highest rate, kept by the demand of the hour.
+                // Thinning: events are drawn at the maximum rate and kept with the probability of
+                // the current demand.
                 let highest = self.parameters.pulls_a_day * (1.0 + self.parameters.diurnal);
-                let wait = self.lots.exponential(DAY / highest);
+                let wait = self.random.exponential(DAY / highest);
                 self.after(now, wait, Event::Demand);
-                if self.lots.chance(self.demand(now)) {
+                if self.random.chance(self.demand(now)) {
                     self.demanded(now);
                 }
             }
             Event::Rollout { repository, home } => self.pull_home(now, repository, home),
             Event::Release { repository } => {
                 let mean = self.catalogue.days(repository) * DAY;
-                // Nobody releases at night, or few do.
-                if !self.lots.chance(self.demand(now)) {
+                // Releases at night are rare.
+                if !self.random.chance(self.demand(now)) {
                     self.after(now, HOUR, event);
                     return;
                 }
-                let wait = self.lots.exponential(mean);
+                let wait = self.random.exponential(mean);
                 self.after(now, wait, event);
-                self.catalogue.release(repository, &mut self.lots);
+                self.catalogue.release(repository, &mut self.random);
                 self.roll_out(now, repository);
             }
             Event::Base { base } => {
-                let wait = self.lots.exponential(self.parameters.base_days * DAY);
+                let wait = self.random.exponential(self.parameters.base_days * DAY);
                 self.after(now, wait, event);
-                self.catalogue.release_base(base, &mut self.lots);
+                self.catalogue.release_base(base, &mut self.random);
             }
         }
     }
 
     fn demanded(&mut self, now: u64) {
-        if self.lots.chance(self.parameters.fresh) {
-            let repository = self.wanted_fresh.draw(&mut self.lots);
-            let home = self.lots.below(self.nodes.len());
+        if self.random.chance(self.parameters.fresh) {
+            let repository = self.wanted_fresh.draw(&mut self.random);
+            let home = self.random.below(self.nodes.len());
             self.pull(now, None, repository, self.age(repository, home));
         } else {
-            let repository = self.wanted.draw(&mut self.lots);
-            let home = self.lots.below(self.homes(repository));
+            let repository = self.wanted.draw(&mut self.random);
+            let home = self.random.below(self.homes(repository));
             self.pull_home(now, repository, home);
         }
     }
@@ -156,12 +158,12 @@ impl Workload {
     fn roll_out(&mut self, now: u64, repository: usize) {
         let mut wait = 0.0;
         for home in 0..self.homes(repository) {
-            wait += self.lots.exponential(self.parameters.rollout_seconds);
+            wait += self.random.exponential(self.parameters.rollout_seconds);
             self.after(now, wait, Event::Rollout { repository, home });
         }
     }
 
-    /// How many nodes run a repository.
+    /// Number of nodes that run a repository.
     fn homes(&self, repository: usize) -> usize {
         let share = self
             .wanted
@@ -176,16 +178,17 @@ impl Workload {
         self.pull(now, Some(node), repository, self.age(repository, home));
     }
 
-    /// What is drawn for a repository, or one of its homes, once and for all: in each seed otherwise.
-    fn placing(&self, repository: usize, home: usize) -> Lots {
-        Lots::new(mix(self.places ^ repository as u64).wrapping_add(home as u64))
+    /// The random numbers of a repository or one of its nodes, drawn once; they differ between
+    /// seeds.
+    fn placing(&self, repository: usize, home: usize) -> Random {
+        Random::new(mix(self.places ^ repository as u64).wrapping_add(home as u64))
     }
 
-    /// Which version, counted from the newest, a home of a repository stays with.
+    /// The version, counted from the newest, that a node of a repository uses.
     fn age(&self, repository: usize, home: usize) -> usize {
-        let mut lots = self.placing(repository, home);
-        if lots.chance(self.parameters.pinned) {
-            1 + lots.geometric(1.0)
+        let mut random = self.placing(repository, home);
+        if random.chance(self.parameters.pinned) {
+            1 + random.geometric(1.0)
         } else {
             0
         }
@@ -202,7 +205,7 @@ impl Workload {
         asks(image.manifest);
         match node {
             Some(node) => self.nodes[node].pull(image, &mut asks),
-            // One that is gone after its work keeps nothing.
+            // A build runner disappears after its work and keeps nothing.
             None => Node::new(0).pull(image, &mut asks),
         }
     }
@@ -233,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_seed_gives_the_repositories_other_nodes_and_other_versions() {
+    fn each_seed_assigns_other_nodes_and_versions_to_repositories() {
         let placed = |seed| {
             let workload =
                 Workload::new(&WorkloadParameters::default(), seed).expect("defaults fit");

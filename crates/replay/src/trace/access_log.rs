@@ -1,19 +1,20 @@
-//! Access logs of nginx and of CNCF distribution.
+//! Parses access logs of nginx and of CNCF distribution.
 //!
-//! Only a successful GET of a whole blob is a request. Its key is the hash of the blob, its size the number of bytes
-//! sent. The reader skips other methods, other paths, redirects to a CDN, and ranges, which do not tell the blob's size.
+//! Only a successful GET of a whole blob is a request. Its key is the hash of the blob, its size
+//! the number of sent bytes. Other methods, other paths, redirects to a CDN, and ranges, which do
+//! not tell the size of the blob, are skipped.
 
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::{Parsed, Wrong, fields, key};
+use super::{Parsed, TraceErrorKind, fields, key};
 use pierhead_eviction::Access;
 
 /// Maximum number of blobs with a remembered longest time. Any other blob costs the time of its own line.
 const MAX_TIMES: usize = 1 << 20;
 
-/// A reader of lines.
+/// A parser of lines.
 #[derive(Debug, Default)]
 pub(crate) struct AccessLog {
     /// Seconds of the slowest request for each blob. Faster requests may have been cache hits.
@@ -32,17 +33,18 @@ struct Entry<'a> {
 }
 
 impl AccessLog {
-    /// A line of nginx's `combined` format, or of that with `$request_time` behind it.
-    pub(crate) fn nginx(&mut self, line: &str) -> Result<Parsed, Wrong> {
+    /// Parses a line of nginx's `combined` format, optionally with `$request_time` behind it.
+    pub(crate) fn nginx(&mut self, line: &str) -> Result<Parsed, TraceErrorKind> {
         if line.trim().is_empty() {
             return Ok(Parsed::Nothing);
         }
-        let wrong = || Wrong::field("line", line, "one of nginx's combined format");
+        let wrong = || TraceErrorKind::field("line", line, "one of nginx's combined format");
         let (_, rest) = line.split_once(" [").ok_or_else(wrong)?;
         let (time, rest) = rest.split_once("] \"").ok_or_else(wrong)?;
         let (request, rest) = rest.split_once("\" ").ok_or_else(wrong)?;
-        let second = common_time(time)
-            .ok_or_else(|| Wrong::field("time", time, "one such as 23/Nov/2026:06:25:24 +0000"))?;
+        let second = common_time(time).ok_or_else(|| {
+            TraceErrorKind::field("time", time, "one such as 23/Nov/2026:06:25:24 +0000")
+        })?;
         let mut words = rest.split(' ');
         let status = fields::size(words.next().unwrap_or_default())?;
         let sent = match words.next().ok_or_else(wrong)? {
@@ -50,14 +52,14 @@ impl AccessLog {
             "-" => 0,
             bytes => fields::size(bytes)?,
         };
-        // Behind referer and agent; neither has a quote in it.
+        // The duration follows referer and user agent, which contain no quotes.
         let took = rest.rsplit_once('"').map_or("", |(_, last)| last.trim());
         let took = took.split(' ').next().unwrap_or_default();
         let took = match took {
             "" | "-" => None,
             seconds => Some(fields::cost(seconds)?),
         };
-        // A request that is no HTTP has other words, or none.
+        // A malformed request may have other words, or none.
         let mut words = request.split(' ');
         let (method, target) = (words.next(), words.next());
         Ok(self.access(&Entry {
@@ -71,7 +73,7 @@ impl AccessLog {
     }
 
     /// A line of distribution's own log, as text or JSON. Its access log in Apache's format repeats a part of it.
-    pub(crate) fn distribution(&mut self, line: &str) -> Result<Parsed, Wrong> {
+    pub(crate) fn distribution(&mut self, line: &str) -> Result<Parsed, TraceErrorKind> {
         let found = match line.trim_start().starts_with('{') {
             true => json(line)?,
             false => logfmt(line),
@@ -79,7 +81,8 @@ impl AccessLog {
         if found.message.as_deref() != Some("response completed") {
             return Ok(Parsed::Nothing);
         }
-        let missing = |field| Wrong::field(field, "", "there, as `response completed` has it");
+        let missing =
+            |field| TraceErrorKind::field(field, "", "there, as `response completed` has it");
         let time = found.time.as_deref().ok_or_else(|| missing("time"))?;
         Ok(self.access(&Entry {
             second: rfc3339(time)?,
@@ -160,7 +163,7 @@ fn common_time(text: &str) -> Option<u64> {
 }
 
 /// `2026-11-23T06:25:24.123456789+01:00`, or with `Z`.
-fn rfc3339(text: &str) -> Result<u64, Wrong> {
+fn rfc3339(text: &str) -> Result<u64, TraceErrorKind> {
     let zone = text.get(10..).and_then(|clock| clock.find(['+', '-']));
     let found = match zone {
         None => return fields::time(text),
@@ -168,10 +171,10 @@ fn rfc3339(text: &str) -> Result<u64, Wrong> {
     };
     let shifted = found
         .and_then(|(local, zone)| shifted(fields::time(local).ok()?, &zone.replacen(':', "", 1)));
-    shifted.ok_or_else(|| Wrong::field("time", text, "one such as 2026-11-23T06:25:24Z"))
+    shifted.ok_or_else(|| TraceErrorKind::field("time", text, "one such as 2026-11-23T06:25:24Z"))
 }
 
-/// Seconds of a clock that is `+HHMM` before UTC, in UTC.
+/// Converts the time of a zone `+HHMM` to UTC.
 fn shifted(local: u64, zone: &str) -> Option<u64> {
     let (sign, digits) = zone.split_at_checked(1)?;
     if digits.len() != 4 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -221,9 +224,9 @@ enum Took {
     Text(String),
 }
 
-fn json(line: &str) -> Result<Completed, Wrong> {
+fn json(line: &str) -> Result<Completed, TraceErrorKind> {
     let found: Json = serde_json::from_str(line)
-        .map_err(|_| Wrong::field("line", line, "a JSON object of distribution's log"))?;
+        .map_err(|_| TraceErrorKind::field("line", line, "a JSON object of distribution's log"))?;
     Ok(Completed {
         message: found.msg,
         time: found.time,
@@ -325,7 +328,7 @@ mod tests {
         format!("10.0.0.7 - ann [23/Nov/2026:07:25:24 +0100] \"{request}\" {end}")
     }
 
-    fn found(parsed: Result<Parsed, Wrong>) -> Option<(u64, u64, f32)> {
+    fn found(parsed: Result<Parsed, TraceErrorKind>) -> Option<(u64, u64, f32)> {
         match parsed {
             Ok(Parsed::Access(access)) => Some((access.size, access.tick, access.cost)),
             _ => None,

@@ -1,39 +1,40 @@
-//! CSV: one request a line, its columns found by the names in the first line or given by the user.
+//! Parses CSV traces: one request per line. The columns come from the first line or from the
+//! command line.
 
 use std::str::FromStr;
 
-use super::{Parsed, Wrong, fields, key};
+use super::{Parsed, TraceErrorKind, fields, key};
 use pierhead_eviction::Access;
 
-/// Where the columns are; those that are `None` are looked for in the header.
+/// The positions of the columns. A column that is `None` is found by the header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// Seconds or a date; without it, the number of the line is the time.
+    /// Time: seconds or a date. Without it, the number of the line is the time.
     pub time: Option<Column>,
-    /// What was asked for.
+    /// The key.
     pub key: Option<Column>,
-    /// Bytes.
+    /// The size in bytes.
     pub size: Option<Column>,
-    /// Seconds to fetch it; without it, the prior of [`Access::new`].
+    /// Cost in seconds. Without it, the assumed cost of [`Access::new`].
     pub cost: Option<Column>,
-    /// In how many images it is; without it, 1.
+    /// Number of images; without it, 1.
     pub shared: Option<Column>,
-    /// Between the fields; without it, a comma.
+    /// Delimiter; without it, a comma.
     pub delimiter: Option<char>,
-    /// Whether the first line has names; without it, when its field for the size is not a number.
+    /// Whether the first line is a header; without it, when its size is not a number.
     pub header: Option<bool>,
 }
 
 /// A column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// By its place, from 0.
+    /// By its position, from 0.
     At(usize),
     /// By its name in the header.
     Called(String),
 }
 
-/// A `--csv` that cannot be understood.
+/// Error: an invalid `--csv`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a column: write time=0,key=1,size=2, and if you like cost=3,shared=4,header=yes,delimiter=;"
@@ -107,7 +108,7 @@ impl FromStr for Columns {
     }
 }
 
-/// A reader of lines.
+/// A parser of lines.
 #[derive(Debug)]
 pub(crate) struct Csv {
     wanted: Columns,
@@ -139,7 +140,7 @@ impl Csv {
         }
     }
 
-    pub(crate) fn line(&mut self, line: &str) -> Result<Parsed, Wrong> {
+    pub(crate) fn line(&mut self, line: &str) -> Result<Parsed, TraceErrorKind> {
         if line.trim().is_empty() {
             return Ok(Parsed::Nothing);
         }
@@ -156,7 +157,7 @@ impl Csv {
             }
         };
         if self.fields.len() < places.needed {
-            return Err(Wrong::Fields {
+            return Err(TraceErrorKind::Fields {
                 found: self.fields.len(),
                 expected: places.needed,
             });
@@ -183,8 +184,8 @@ impl Csv {
 }
 
 impl Columns {
-    /// Finds the columns with the first line, and whether that is a header.
-    fn places(&self, first: &[String]) -> Result<(Places, bool), Wrong> {
+    /// Finds the columns from the first line, and whether that line is a header.
+    fn places(&self, first: &[String]) -> Result<(Places, bool), TraceErrorKind> {
         let by_name = [&self.time, &self.key, &self.size, &self.cost, &self.shared]
             .into_iter()
             .any(|column| matches!(column, Some(Column::Called(_))));
@@ -199,7 +200,7 @@ impl Columns {
             Some(Column::At(at)) => Ok(Some(*at)),
             Some(Column::Called(name)) => match position(first, |field| field == name) {
                 Some(at) if is_header => Ok(Some(at)),
-                _ => Err(Wrong::NoColumn(name.clone())),
+                _ => Err(TraceErrorKind::NoColumn(name.clone())),
             },
             None if is_header => Ok(names
                 .iter()
@@ -208,8 +209,8 @@ impl Columns {
         };
         let mut places = Places {
             time: find(&self.time, TIME)?,
-            key: find(&self.key, KEY)?.ok_or(Wrong::Column("key"))?,
-            size: find(&self.size, SIZE)?.ok_or(Wrong::Column("size"))?,
+            key: find(&self.key, KEY)?.ok_or(TraceErrorKind::Column("key"))?,
+            size: find(&self.size, SIZE)?.ok_or(TraceErrorKind::Column("size"))?,
             cost: find(&self.cost, COST)?,
             shared: find(&self.shared, SHARED)?,
             needed: 0,
@@ -230,7 +231,7 @@ impl Columns {
     }
 }
 
-/// The place of the first field that is wanted.
+/// The position of the first matching field.
 pub(crate) fn position(fields: &[String], wanted: impl Fn(&str) -> bool) -> Option<usize> {
     fields.iter().position(|field| wanted(field.trim()))
 }

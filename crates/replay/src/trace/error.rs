@@ -1,27 +1,27 @@
-//! Why a trace cannot be read: where it is wrong, what is wrong there, and the mend.
+//! Errors of trace parsers: the location, the error, and its fix.
 
 use std::fmt;
 
-/// What is wrong with a trace, and where. Whoever opened it puts the file's name before.
+/// An error in a trace and its location. The caller adds the name of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {wrong}")]
 pub struct TraceError {
-    /// Where.
-    pub at: Place,
-    /// What, with the mend.
-    pub wrong: Wrong,
+    /// The location.
+    pub at: Location,
+    /// The error, with its fix.
+    pub wrong: TraceErrorKind,
 }
 
-/// A place in a trace, counted from 1.
+/// A location in a trace, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// A line of a text.
     Line(u64),
     /// A record of a binary trace.
     Record(u64),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
@@ -30,68 +30,68 @@ impl fmt::Display for Place {
     }
 }
 
-/// What can be wrong with a trace. Each message ends with the mend.
+/// Kinds of errors in a trace. Each message ends with the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Wrong {
-    /// It ends within a record or line.
+pub enum TraceErrorKind {
+    /// The trace ends within a record or line.
     #[error(
-        "the trace is cut here; get the whole file, or replay what is whole of it with --cut-ok"
+        "the trace is truncated here; get the complete file, or replay its complete requests with --cut-ok"
     )]
     Cut,
-    /// A field does not say what it should.
+    /// A field has an invalid value.
     #[error("{field} is {found:?}, not {expected}; correct or delete this line")]
     Field {
-        /// What the field is for.
+        /// Name of the field.
         field: &'static str,
-        /// Its beginning.
+        /// The first characters of the value.
         found: String,
-        /// What can stand there.
+        /// The expected value.
         expected: &'static str,
     },
     /// Fields are missing.
     #[error("{found} fields where {expected} are needed; correct or delete this line")]
     Fields {
-        /// So many are there.
+        /// Number of fields in the line.
         found: usize,
-        /// So many are needed at least.
+        /// Minimum number of fields.
         expected: usize,
     },
-    /// A later pierhead wrote it.
+    /// A newer pierhead wrote the request log.
     #[error(
-        "a pierhead trace of version {found:?}; this pierhead reads version 1: use a newer one"
+        "the request log has version {found:?}, and this program reads version 1: use a newer one"
     )]
     Version {
-        /// The version that it names.
+        /// The version of the log.
         found: String,
     },
-    /// Its first line should say what it is.
+    /// The first line is not the header of a request log.
     #[error(
-        "not a pierhead trace: its first line is not \"#pierhead-trace 1\"; name another --format"
+        "not a pierhead request log: its first line is not \"#pierhead-trace 1\"; name another --format"
     )]
     Header,
-    /// No column is known to hold this.
-    #[error("no column is known as the {0}; say which it is: --csv time=0,key=1,size=2")]
+    /// A required column is unknown.
+    #[error("the column of the {0} is unknown; name it: --csv time=0,key=1,size=2")]
     Column(&'static str),
-    /// A column that was named is not in the header.
+    /// A column of `--csv` is not in the header.
     #[error("no column is called {0:?}; see the first line for the names, or count from 0")]
     NoColumn(String),
-    /// A line is longer than any of the formats has.
+    /// A line is longer than in any format.
     #[error("a line of more than {bound} bytes; is this the format? --format names another")]
     Long {
-        /// What is taken.
+        /// Maximum length in bytes.
         bound: usize,
     },
-    /// Bytes that are no UTF-8.
+    /// The file is not UTF-8 text.
     #[error("not text; is this the format? --format names another")]
     NotText,
-    /// A format that we know, and that cannot be replayed.
+    /// A known format that cannot be replayed.
     #[error("{0}")]
-    Unfit(&'static str),
+    NotReplayable(&'static str),
 }
 
-impl Wrong {
-    /// `field` is `found`, which is not `expected`.
+impl TraceErrorKind {
+    /// The error for `field` with the value `found`.
     pub(crate) fn field(field: &'static str, found: &str, expected: &'static str) -> Self {
         Self::Field {
             field,

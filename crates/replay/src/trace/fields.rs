@@ -1,9 +1,9 @@
-//! Fields of text traces: how a line is split, and what numbers and times look like.
+//! Splits lines of text traces into fields, and parses numbers and times.
 
-use super::Wrong;
+use super::TraceErrorKind;
 
-/// A line's fields between `delimiter`, with the quotes of RFC 4180 taken off. `fields` is filled anew, so
-/// that one allocation serves all lines.
+/// Splits a line at `delimiter` and removes quotes as in RFC 4180. `fields` is overwritten, so that
+/// all lines share one allocation.
 pub(crate) fn split(line: &str, delimiter: char, fields: &mut Vec<String>) {
     let mut used = 0;
     let mut rest = Some(line);
@@ -31,8 +31,8 @@ pub(crate) fn split(line: &str, delimiter: char, fields: &mut Vec<String>) {
     fields.truncate(used);
 }
 
-/// Takes the quoted beginning of `text`, whose first quote is gone, into `field`; what follows the
-/// delimiter behind it.
+/// Moves a quoted field, whose opening quote is removed, from `text` to `field`. Returns the text
+/// after the next delimiter.
 fn unquote<'a>(mut text: &'a str, delimiter: char, field: &mut String) -> Option<&'a str> {
     while let Some((part, rest)) = text.split_once('"') {
         field.push_str(part);
@@ -48,41 +48,41 @@ fn unquote<'a>(mut text: &'a str, delimiter: char, field: &mut String) -> Option
     None
 }
 
-/// A size in bytes: a whole number, perhaps written as a decimal one (`512.0`).
-pub(crate) fn size(text: &str) -> Result<u64, Wrong> {
+/// A size in bytes: an integer, also written as `512.0`.
+pub(crate) fn size(text: &str) -> Result<u64, TraceErrorKind> {
     let whole = match text.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|byte| byte == b'0') => whole,
         _ => text,
     };
-    digits(whole).ok_or_else(|| Wrong::field("size", text, "a number of bytes"))
+    digits(whole).ok_or_else(|| TraceErrorKind::field("size", text, "a number of bytes"))
 }
 
 /// A cost in seconds.
-pub(crate) fn cost(text: &str) -> Result<f32, Wrong> {
+pub(crate) fn cost(text: &str) -> Result<f32, TraceErrorKind> {
     match text.parse::<f32>() {
         Ok(seconds) if seconds.is_finite() && seconds >= 0.0 => Ok(seconds),
-        _ => Err(Wrong::field("cost", text, "a number of seconds")),
+        _ => Err(TraceErrorKind::field("cost", text, "a number of seconds")),
     }
 }
 
-/// A share count.
-pub(crate) fn shared(text: &str) -> Result<u32, Wrong> {
+/// A number of images.
+pub(crate) fn shared(text: &str) -> Result<u32, TraceErrorKind> {
     let number = digits(text).and_then(|number| u32::try_from(number).ok());
-    number.ok_or_else(|| Wrong::field("share count", text, "a whole number"))
+    number.ok_or_else(|| TraceErrorKind::field("share count", text, "a whole number"))
 }
 
-/// Seconds: a number with or without a fraction, or a date and time (UTC).
-pub(crate) fn time(text: &str) -> Result<u64, Wrong> {
+/// A time in seconds: a number, or a date and time in UTC.
+pub(crate) fn time(text: &str) -> Result<u64, TraceErrorKind> {
     let whole = text.split_once('.').map_or(text, |(whole, _)| whole);
     digits(whole)
         .or_else(|| date(text))
-        .ok_or_else(|| Wrong::field("time", text, "seconds or YYYY-MM-DD HH:MM:SS"))
+        .ok_or_else(|| TraceErrorKind::field("time", text, "seconds or YYYY-MM-DD HH:MM:SS"))
 }
 
-/// Milliseconds, as seconds.
-pub(crate) fn milliseconds(text: &str) -> Result<u64, Wrong> {
+/// A time in milliseconds, converted to seconds.
+pub(crate) fn milliseconds(text: &str) -> Result<u64, TraceErrorKind> {
     let number = digits(text).map(|milliseconds| milliseconds / 1000);
-    number.ok_or_else(|| Wrong::field("time", text, "milliseconds"))
+    number.ok_or_else(|| TraceErrorKind::field("time", text, "milliseconds"))
 }
 
 fn digits(text: &str) -> Option<u64> {
@@ -90,7 +90,8 @@ fn digits(text: &str) -> Option<u64> {
     all.then(|| text.parse().ok()).flatten()
 }
 
-/// `2017-06-20 00:00:03.589`, also with `T` and `Z`, as seconds since 1970; none before that.
+/// A date such as `2017-06-20 00:00:03.589`, also with `T` and `Z`, as Unix time; `None` before
+/// 1970.
 fn date(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z').unwrap_or(text);
     let (day, clock) = text.split_once([' ', 'T'])?;
@@ -99,7 +100,7 @@ fn date(text: &str) -> Option<u64> {
     let clock = clock.split_once('.').map_or(clock, |(whole, _)| whole);
     let mut clock = clock.split(':').map(digits);
     let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
-    let sound = (1970..=9999).contains(&year)
+    let is_valid = (1970..=9999).contains(&year)
         && (1..=12).contains(&month)
         && (1..=31).contains(&date)
         && hour < 24
@@ -107,10 +108,11 @@ fn date(text: &str) -> Option<u64> {
         && second <= 60
         && day.next().is_none()
         && clock.next().is_none();
-    sound.then(|| ((days(year, month, date) * 24 + hour) * 60 + minute) * 60 + second)
+    is_valid.then(|| ((days(year, month, date) * 24 + hour) * 60 + minute) * 60 + second)
 }
 
-/// Days since 1970-01-01, counted in years that begin in March, so that the leap day is the last.
+/// Days since 1970-01-01. Years begin in March here, so that the leap day is the last day of a
+/// year.
 fn days(year: u64, month: u64, date: u64) -> u64 {
     let (year, month) = if month < 3 {
         (year - 1, month + 9)
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotes_hold_delimiters_and_quotes() {
+    fn quoted_fields_may_contain_delimiters_and_quotes() {
         let mut fields = vec!["left over".to_owned(); 9];
         for (line, expected) in [
             ("a,b,c", vec!["a", "b", "c"]),
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_not_guessed() {
+    fn malformed_numbers_are_refused() {
         assert_eq!(size("72626.0"), Ok(72626));
         assert_eq!(size("1099511627776"), Ok(1 << 40));
         for wrong in ["1.5", "-1", "+1", "1e3", "", "99999999999999999999"] {

@@ -3,20 +3,20 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Wrong, access_log, ibm, request_log};
+use super::{TraceErrorKind, access_log, ibm, request_log};
 
-/// What a trace is written in.
+/// Format of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// Records of 24 bytes, as libCacheSim writes them.
     OracleGeneral,
-    /// One request a line, in columns.
+    /// One request per line, in columns.
     Csv,
     /// The log of IBM's registry (FAST '18), as CSV.
     IbmRegistry,
     /// The log of IBM's object store (HotStorage '20).
     IbmObjectStore,
-    /// What `pierhead serve` records.
+    /// The request log of `pierhead serve`.
     Pierhead,
     /// The access log of nginx.
     Nginx,
@@ -24,10 +24,10 @@ pub enum Format {
     Distribution,
 }
 
-/// No format has this name.
+/// Error: there is no format of this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no trace format is called {0:?}; there are: oracle-general, csv, ibm-registry, ibm-object-store, pierhead, nginx, distribution"
+    "{0:?} is no trace format: write one of oracle-general, csv, ibm-registry, ibm-object-store, pierhead, nginx, distribution"
 )]
 pub struct UnknownFormat(String);
 
@@ -37,7 +37,7 @@ const NO_SIZES: &str = "counts of function calls a minute: the trace has no size
     byte is cached; make a CSV of time, key and size from it";
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 7] = [
         Self::OracleGeneral,
         Self::Csv,
@@ -48,7 +48,7 @@ impl Format {
         Self::Distribution,
     ];
 
-    /// What it is called.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::OracleGeneral => "oracle-general",
@@ -61,11 +61,11 @@ impl Format {
         }
     }
 
-    /// The format of a file with this name that begins, unpacked, with `head` (4 KiB are enough).
+    /// Detects the format from the name and the first 4 KiB of a file, unpacked.
     ///
     /// # Errors
-    /// [`Wrong::Unfit`] for formats that are known and cannot be replayed.
-    pub fn of(name: &str, head: &[u8]) -> Result<Self, Wrong> {
+    /// [`TraceErrorKind::NotReplayable`] for known formats that cannot be replayed.
+    pub fn of(name: &str, head: &[u8]) -> Result<Self, TraceErrorKind> {
         let end = head.iter().position(|byte| *byte == b'\n');
         let line = String::from_utf8_lossy(&head[..end.unwrap_or(head.len())]);
         if request_log::is_header(&line) {
@@ -75,10 +75,10 @@ impl Format {
             return Ok(Self::OracleGeneral);
         }
         if line.contains("ContextTokens") {
-            return Err(Wrong::Unfit(NO_KEYS));
+            return Err(TraceErrorKind::NotReplayable(NO_KEYS));
         }
         if line.starts_with("HashOwner,HashApp,HashFunction") {
-            return Err(Wrong::Unfit(NO_SIZES));
+            return Err(TraceErrorKind::NotReplayable(NO_SIZES));
         }
         let is_json = line.starts_with('{');
         Ok(
@@ -90,7 +90,7 @@ impl Format {
                 .lines()
                 .any(access_log::is_distribution)
             {
-                // Lines of its access log may stand between, and before.
+                // Lines of its access log may precede or interleave.
                 Self::Distribution
             } else if access_log::is_nginx(&line) {
                 Self::Nginx

@@ -1,17 +1,18 @@
-//! The logs of two studies by IBM, as they are published.
+//! Parsers of the published logs of two studies by IBM.
 //!
 //! The container registry: Anwar et al., "Improving Docker Registry Design based on Production Workload
 //! Analysis", FAST '18. The object store: Eytan et al., "It's Time to Revisit LRU vs. FIFO", HotStorage '20.
 
 use super::csv::position;
-use super::{Parsed, Wrong, fields, key};
+use super::{Parsed, TraceErrorKind, fields, key};
 use pierhead_eviction::Access;
 
-/// In the first line of a registry log and of nothing else.
+/// A text that occurs in the first line of a registry log only.
 pub(crate) const REGISTRY_MARK: &str = "http.request.uri";
 
-/// The registry's log as CSV. A key is the hash of a blob, or the whole path of a manifest, whose name
-/// means one thing in each repository; the size is what was written. Only successful GETs count.
+/// Parses the registry's log, a CSV. The key is the hash of a blob, or the path of a manifest,
+/// because a tag has another meaning in each repository. The size is the number of written bytes.
+/// Only successful GETs count.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     columns: Option<[usize; 5]>,
@@ -19,7 +20,7 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    pub(crate) fn line(&mut self, line: &str) -> Result<Parsed, Wrong> {
+    pub(crate) fn line(&mut self, line: &str) -> Result<Parsed, TraceErrorKind> {
         if line.trim().is_empty() {
             return Ok(Parsed::Nothing);
         }
@@ -27,7 +28,7 @@ impl Registry {
         let Some(columns) = self.columns else {
             let column = |name: &'static str| {
                 position(&self.fields, |field| field == name)
-                    .ok_or_else(|| Wrong::NoColumn(name.to_owned()))
+                    .ok_or_else(|| TraceErrorKind::NoColumn(name.to_owned()))
             };
             self.columns = Some([
                 column("timestamp")?,
@@ -42,7 +43,7 @@ impl Registry {
         let needed = columns.into_iter().max().map_or(0, |last| last + 1);
         let found = self.fields.len();
         if found < needed {
-            return Err(Wrong::Fields {
+            return Err(TraceErrorKind::Fields {
                 found,
                 expected: needed,
             });
@@ -61,30 +62,35 @@ impl Registry {
     }
 }
 
-/// Whether a line is of an object store's log: `1219008 REST.GET.OBJECT 8d4fcda3d675bac9 1056 0 1055`.
+/// Whether a line belongs to an object store's log: `1219008 REST.GET.OBJECT 8d4fcda3d675bac9 1056
+/// 0 1055`.
 pub(crate) fn is_object_store(line: &str) -> bool {
     let verb = line.split_ascii_whitespace().nth(1);
     verb.is_some_and(|verb| verb.starts_with("REST."))
 }
 
-/// A line of an object store's log: milliseconds, verb, object, its size, and perhaps the range that was
-/// read. Only GETs count, and each as one of the whole object.
-pub(crate) fn object_store(line: &str) -> Result<Parsed, Wrong> {
+/// Parses a line of an object store's log: milliseconds, verb, object, size, and optionally the
+/// requested range. Only GETs count, each as a GET of the whole object.
+pub(crate) fn object_store(line: &str) -> Result<Parsed, TraceErrorKind> {
     let mut found = line.split_ascii_whitespace();
     let Some(time) = found.next() else {
         return Ok(Parsed::Nothing);
     };
     let (Some(verb), Some(object)) = (found.next(), found.next()) else {
         let found = line.split_ascii_whitespace().count();
-        return Err(Wrong::Fields { found, expected: 4 });
+        return Err(TraceErrorKind::Fields { found, expected: 4 });
     };
     if verb != "REST.GET.OBJECT" {
         return match verb.starts_with("REST.") {
             true => Ok(Parsed::Skipped),
-            false => Err(Wrong::field("verb", verb, "one such as REST.GET.OBJECT")),
+            false => Err(TraceErrorKind::field(
+                "verb",
+                verb,
+                "one such as REST.GET.OBJECT",
+            )),
         };
     }
-    let size = found.next().ok_or(Wrong::Fields {
+    let size = found.next().ok_or(TraceErrorKind::Fields {
         found: 3,
         expected: 4,
     })?;

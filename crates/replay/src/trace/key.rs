@@ -1,7 +1,7 @@
-//! Keys of traces as 64 bits.
+//! Converts keys of traces to 64 bits.
 
-/// A whole number that fits is itself; any other text is hashed (FNV-1a, and the finalizer of
-/// MurmurHash3, which spreads short texts over all bits). The same on every machine.
+/// An integer that fits stays unchanged. Other text is hashed by FNV-1a and the finalizer of
+/// MurmurHash3, which spreads short texts over all bits. The result is the same on every machine.
 pub(crate) fn of(text: &str) -> u64 {
     if text.bytes().all(|byte| byte.is_ascii_digit())
         && let Ok(number) = text.parse()
@@ -22,7 +22,7 @@ mod tests {
     use super::of;
 
     #[test]
-    fn numbers_stay_and_texts_are_spread() {
+    fn numbers_stay_unchanged_and_texts_are_hashed() {
         assert_eq!((of("7"), of("18446744073709551615")), (7, u64::MAX));
         assert_ne!(of("18446744073709551616"), of("18446744073709551617"));
         let top: std::collections::BTreeSet<u64> =

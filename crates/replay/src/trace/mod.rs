@@ -1,23 +1,23 @@
-//! Traces of requests: bytes in, accesses out. Whoever opens files is elsewhere.
+//! Parsers of request traces: bytes in, requests out. They open no files.
 
 mod access_log;
 pub mod csv;
 mod error;
 mod fields;
 mod format;
-mod held;
 mod ibm;
 mod key;
 pub mod oracle;
 mod parsed;
 mod reader;
 pub mod request_log;
+mod request_trace;
 #[cfg(test)]
 mod tests;
 
-pub use error::{Place, TraceError, Wrong};
+pub use error::{Location, TraceError, TraceErrorKind};
 pub use format::{Format, UnknownFormat};
-pub use held::{Held, Holder};
-pub use reader::{Notes, Reader};
+pub use reader::{Reader, TraceCounts};
+pub use request_trace::{RequestTrace, RequestTraceBuilder};
 
 pub(crate) use parsed::Parsed;

@@ -1,22 +1,24 @@
-//! oracleGeneral, the binary format of libCacheSim: records of 24 bytes, little-endian, with no header.
+//! Reads and writes oracleGeneral, the binary format of libCacheSim: records of 24 bytes,
+//! little-endian, without a header.
 //!
 //! ```text
 //! seconds, u32 | object, u64 | size, u32 | number of the next request for it, i64
 //! ```
-//! The last field is not read: the replay finds the future itself, and a trace that was cut or joined
-//! has a wrong one.
+//! The last field is not read: the replay computes the future itself, and the field is wrong in
+//! truncated or joined traces.
 
 use pierhead_eviction::Access;
 
-/// Bytes of a record.
+/// Size of a record in bytes.
 pub const RECORD: usize = 24;
 
-/// One record as bytes; `next` is the number of the next request for its key from 0, or [`u64::MAX`] when there
-/// is none. `None` when the size needs more than 32 bits; so late a time that does stays at the end.
+/// Writes one record. `next` is the number of the next request for the key, from 0, or [`u64::MAX`]
+/// for none. Returns `None` if the size exceeds 32 bits. A time above 32 bits is written as the
+/// maximum.
 pub fn bytes(access: &Access<u64>, next: u64) -> Option<[u8; RECORD]> {
     let time = u32::try_from(access.tick).unwrap_or(u32::MAX);
     let size = u32::try_from(access.size).ok()?;
-    // Numbers from 1, and -1 for none.
+    // The format counts from 1 and has -1 for none.
     let next = i64::try_from(next).map_or(-1, |next| next.saturating_add(1));
     let mut bytes = [0; RECORD];
     bytes[..4].copy_from_slice(&time.to_le_bytes());
@@ -26,7 +28,7 @@ pub fn bytes(access: &Access<u64>, next: u64) -> Option<[u8; RECORD]> {
     Some(bytes)
 }
 
-/// One record.
+/// Reads one record.
 pub(crate) fn record(bytes: &[u8; RECORD]) -> Access<u64> {
     let [
         t0,

@@ -1,13 +1,13 @@
-//! What the parsers of lines hand to the reader.
+//! The result of parsing one line of a trace.
 
 use pierhead_eviction::Access;
 
-/// What became of a line.
+/// Result of parsing one line.
 #[derive(Debug)]
 pub(crate) enum Parsed {
     /// A request.
     Access(Access<u64>),
-    /// A request that a cache does not see, such as a PUT.
+    /// A request that does not concern a cache, such as a PUT.
     Skipped,
     /// A header or comment.
     Nothing,

@@ -1,27 +1,27 @@
-//! A trace in any format, fed in pieces of any length.
+//! Parses a trace in any format, fed in pieces of any length.
 
 use super::access_log::AccessLog;
 use super::csv::{Columns, Csv};
 use super::oracle::{self, RECORD};
 use super::parsed::Parsed;
-use super::{Format, Place, TraceError, Wrong, ibm, request_log};
+use super::{Format, Location, TraceError, TraceErrorKind, ibm, request_log};
 use pierhead_eviction::Access;
 
-/// A longer line is of no format: those with the most columns have lines of some kilobytes.
-const LINE: usize = 64 * 1024;
+/// Maximum length of a line in bytes. Formats with many columns have lines of some kilobytes.
+const MAX_LINE: usize = 64 * 1024;
 
-/// What was not taken as it stands.
+/// Numbers of skipped and changed requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
-    /// Requests of size zero, which are left out: there is nothing to keep. (libCacheSim does so, too.)
+pub struct TraceCounts {
+    /// Skipped requests of size zero, as in libCacheSim.
     pub empty: u64,
-    /// Requests earlier than one before them; they are taken to be as late as that one.
+    /// Requests earlier than one before; they get the latest time before.
     pub backwards: u64,
-    /// Requests other than successful GETs (in access logs: of whole blobs), which are left out.
+    /// Skipped requests other than successful GETs (in access logs: of whole blobs).
     pub skipped: u64,
 }
 
-impl std::ops::AddAssign for Notes {
+impl std::ops::AddAssign for TraceCounts {
     fn add_assign(&mut self, other: Self) {
         self.empty += other.empty;
         self.backwards += other.backwards;
@@ -29,16 +29,17 @@ impl std::ops::AddAssign for Notes {
     }
 }
 
-/// Parses bytes into requests. Holds at most one line, and for access logs the longest time of each blob.
+/// Parses bytes into requests. Memory: at most one line, and for access logs the longest duration
+/// per blob.
 #[derive(Debug)]
 pub struct Reader {
     parser: Parser,
-    /// The beginning of a line or record whose end has not come.
+    /// The beginning of an incomplete line or record.
     carry: Vec<u8>,
-    /// Lines or records that are complete.
+    /// Number of complete lines or records.
     read: u64,
     latest: u64,
-    notes: Notes,
+    notes: TraceCounts,
 }
 
 #[derive(Debug)]
@@ -53,7 +54,7 @@ enum Parser {
 }
 
 impl Reader {
-    /// One for `format`; `columns` are of use to [`Format::Csv`] only.
+    /// A parser for `format`. Only [`Format::Csv`] uses `columns`.
     pub fn new(format: Format, columns: Columns) -> Self {
         Self {
             parser: match format {
@@ -68,14 +69,14 @@ impl Reader {
             carry: Vec::new(),
             read: 0,
             latest: 0,
-            notes: Notes::default(),
+            notes: TraceCounts::default(),
         }
     }
 
-    /// The next bytes of the trace; each request that is complete goes to `each`.
+    /// Parses the next bytes, and passes each complete request to `each`.
     ///
     /// # Errors
-    /// [`TraceError`] for the first line that cannot be read; the reader is of no use then.
+    /// [`TraceError`] for the first invalid line. The reader must not be used afterwards.
     pub fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -94,44 +95,44 @@ impl Reader {
                 self.carry = carried;
             }
         }
-        if self.carry.len() + bytes.len() > LINE {
-            return Err(self.error(Wrong::Long { bound: LINE }));
+        if self.carry.len() + bytes.len() > MAX_LINE {
+            return Err(self.error(TraceErrorKind::Long { bound: MAX_LINE }));
         }
         self.carry.extend_from_slice(bytes);
         Ok(())
     }
 
-    /// The trace is over.
+    /// Ends the trace.
     ///
     /// # Errors
-    /// [`Wrong::Cut`] when it ends within a record, or within a line whose end does not show from what is
-    /// there. What came before has been handed out.
-    pub fn end(mut self, each: &mut dyn FnMut(Access<u64>)) -> Result<Notes, TraceError> {
+    /// [`TraceErrorKind::Cut`] when the trace ends within a record, or within a line that may be incomplete.
+    /// Requests before it were passed on.
+    pub fn end(mut self, each: &mut dyn FnMut(Access<u64>)) -> Result<TraceCounts, TraceError> {
         let rest = std::mem::take(&mut self.carry);
         if rest.is_empty() {
             return Ok(self.notes);
         }
-        // A line of ours always has an end; elsewhere the last one may lack it if it is whole.
+        // A line of a request log always has an end. In other formats the last line may lack it.
         let whole = match self.parser {
             Parser::Oracle | Parser::RequestLog { .. } => Err(()),
             _ => self.whole(&rest, each).map_err(drop),
         };
         whole
             .map(|()| self.notes)
-            .map_err(|()| self.error(Wrong::Cut))
+            .map_err(|()| self.error(TraceErrorKind::Cut))
     }
 
-    /// What was not taken as it stands so far.
-    pub fn notes(&self) -> Notes {
+    /// Numbers of skipped and changed requests.
+    pub fn notes(&self) -> TraceCounts {
         self.notes
     }
 
-    /// Whether no line and no record was complete so far.
+    /// Whether no line or record was complete so far.
     pub fn is_empty(&self) -> bool {
         self.read == 0
     }
 
-    /// Where the line or record that began in `carry` ends in `bytes`, its end included.
+    /// The end of the first line or record in `bytes`, including its line end.
     fn end_of_first(&self, bytes: &[u8]) -> Option<usize> {
         match self.parser {
             Parser::Oracle => {
@@ -161,11 +162,11 @@ impl Reader {
         Ok(())
     }
 
-    fn line(&mut self, bytes: &[u8]) -> Result<Parsed, Wrong> {
-        if bytes.len() > LINE {
-            return Err(Wrong::Long { bound: LINE });
+    fn line(&mut self, bytes: &[u8]) -> Result<Parsed, TraceErrorKind> {
+        if bytes.len() > MAX_LINE {
+            return Err(TraceErrorKind::Long { bound: MAX_LINE });
         }
-        let line = std::str::from_utf8(bytes).map_err(|_| Wrong::NotText)?;
+        let line = std::str::from_utf8(bytes).map_err(|_| TraceErrorKind::NotText)?;
         let line = line.strip_suffix('\n').unwrap_or(line);
         let line = line.strip_suffix('\r').unwrap_or(line);
         match &mut self.parser {
@@ -176,7 +177,7 @@ impl Reader {
             Parser::Distribution(log) => log.distribution(line),
             Parser::RequestLog { begun } => {
                 if !*begun && !request_log::is_header(line) {
-                    return Err(Wrong::Header);
+                    return Err(TraceErrorKind::Header);
                 }
                 *begun = true;
                 match line.starts_with('#') {
@@ -184,8 +185,8 @@ impl Reader {
                     false => request_log::parse(line).map(|record| Parsed::Access(record.access())),
                 }
             }
-            // Records have their length always.
-            Parser::Oracle => Err(Wrong::Cut),
+            // Records are split by length, not here.
+            Parser::Oracle => Err(TraceErrorKind::Cut),
         }
     }
 
@@ -203,11 +204,11 @@ impl Reader {
     }
 
     /// An error in the line or record after the complete ones.
-    fn error(&self, wrong: Wrong) -> TraceError {
+    fn error(&self, wrong: TraceErrorKind) -> TraceError {
         let next = self.read + 1;
         let at = match self.parser {
-            Parser::Oracle => Place::Record(next),
-            _ => Place::Line(next),
+            Parser::Oracle => Location::Record(next),
+            _ => Location::Line(next),
         };
         TraceError { at, wrong }
     }

@@ -1,22 +1,24 @@
-//! Reader of the request log that `pierhead serve` writes.
+//! Parser of the request log that `pierhead serve` writes.
 //!
 //! `docs/formats/request-log.md` describes the format, `pierhead_eviction::request_log` writes it.
 
 use pierhead_eviction::request_log::{Record, RecordedOutcome};
 
-use super::Wrong;
+use super::TraceErrorKind;
 
 const MARK: &str = "#pierhead-trace";
 
-/// Reads a line, its end taken off.
+/// Parses a line without its line end.
 ///
 /// # Errors
-/// [`Wrong`] when a field is missing or is not what its place asks for.
-pub fn parse(line: &str) -> Result<Record, Wrong> {
+/// [`TraceErrorKind`] when a field is missing or invalid.
+pub fn parse(line: &str) -> Result<Record, TraceErrorKind> {
     let mut fields = line.split(' ');
     let mut found = 0;
     let mut next = || {
-        let field = fields.next().ok_or(Wrong::Fields { found, expected: 6 })?;
+        let field = fields
+            .next()
+            .ok_or(TraceErrorKind::Fields { found, expected: 6 })?;
         found += 1;
         Ok(field)
     };
@@ -30,51 +32,51 @@ pub fn parse(line: &str) -> Result<Record, Wrong> {
     };
     match fields.next() {
         None => Ok(parsed),
-        Some(_) => Err(Wrong::Fields {
+        Some(_) => Err(TraceErrorKind::Fields {
             found: 7 + fields.count(),
             expected: 6,
         }),
     }
 }
 
-/// Whether a line that begins with `#` may stand in such a trace: a comment, or the header of this
-/// version (files may be joined with their headers).
+/// Checks a line that begins with `#`: a comment, or the header of this version (joined files
+/// repeat it).
 ///
 /// # Errors
-/// [`Wrong::Version`] for the header of another version.
-pub fn comment(line: &str) -> Result<(), Wrong> {
+/// [`TraceErrorKind::Version`] for the header of another version.
+pub fn comment(line: &str) -> Result<(), TraceErrorKind> {
     match line.strip_prefix(MARK) {
-        Some(version) if version.trim() != "1" => Err(Wrong::Version {
+        Some(version) if version.trim() != "1" => Err(TraceErrorKind::Version {
             found: version.trim().chars().take(40).collect(),
         }),
         _ => Ok(()),
     }
 }
 
-/// Whether a first line is a header, of whichever version.
+/// Whether a line is a header of any version.
 pub fn is_header(line: &str) -> bool {
     line.starts_with(MARK)
 }
 
-fn number<T: std::str::FromStr>(field: &'static str, text: &str) -> Result<T, Wrong> {
+fn number<T: std::str::FromStr>(field: &'static str, text: &str) -> Result<T, TraceErrorKind> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let parsed = digits.then(|| text.parse().ok()).flatten();
-    parsed.ok_or_else(|| Wrong::field(field, text, "a whole number in its range"))
+    parsed.ok_or_else(|| TraceErrorKind::field(field, text, "a whole number in its range"))
 }
 
-fn hash(text: &str) -> Result<u64, Wrong> {
-    let wrong = || Wrong::field("key", text, "16 hexadecimal digits");
+fn hash(text: &str) -> Result<u64, TraceErrorKind> {
+    let wrong = || TraceErrorKind::field("key", text, "16 hexadecimal digits");
     if text.len() != 16 || text.starts_with('+') {
         return Err(wrong());
     }
     u64::from_str_radix(text, 16).map_err(|_| wrong())
 }
 
-fn outcome(text: &str) -> Result<RecordedOutcome, Wrong> {
+fn outcome(text: &str) -> Result<RecordedOutcome, TraceErrorKind> {
     let found = RecordedOutcome::ALL
         .into_iter()
         .find(|outcome| outcome.word() == text);
-    found.ok_or_else(|| Wrong::field("outcome", text, "hit, miss or pass"))
+    found.ok_or_else(|| TraceErrorKind::field("outcome", text, "hit, miss or pass"))
 }
 
 #[cfg(test)]
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_says_which_field_and_what_can_stand_there() {
+    fn errors_name_the_field_and_the_expected_value() {
         for (line, says) in [
             ("", "second is \"\""),
             ("1 00000000000000ab 5 1 1", "5 fields where 6"),
@@ -130,12 +132,15 @@ mod tests {
         assert_eq!(comment(HEADER.trim_end()), Ok(()));
         assert_eq!(comment("# second key size cost_ms shared outcome"), Ok(()));
         let found = "2".to_owned();
-        assert_eq!(comment("#pierhead-trace 2"), Err(Wrong::Version { found }));
+        assert_eq!(
+            comment("#pierhead-trace 2"),
+            Err(TraceErrorKind::Version { found })
+        );
     }
 
     proptest! {
         #[test]
-        fn every_line_comes_back(
+        fn every_line_is_parsed_as_it_was_written(
             second: u64, key: u64, size: u64, cost_ms: u32, shared: u32, outcome in 0_usize..3,
         ) {
             let line = Record { second, key, size, cost_ms, shared, outcome: RecordedOutcome::ALL[outcome] };

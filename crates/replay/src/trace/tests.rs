@@ -1,10 +1,10 @@
 use super::csv::Columns;
-use super::{Format, Notes, Place, Reader, TraceError, Wrong};
+use super::{Format, Location, Reader, TraceCounts, TraceError, TraceErrorKind};
 use pierhead_eviction::Access;
 
-type Read = (Vec<(u64, u64, u64)>, Result<Notes, TraceError>);
+type Read = (Vec<(u64, u64, u64)>, Result<TraceCounts, TraceError>);
 
-/// Key, size and tick of each request; fed in pieces of `step` bytes.
+/// Parses a trace in pieces of `step` bytes. Returns key, size and tick of each request.
 fn read_in(step: usize, format: Format, columns: &str, bytes: &[u8]) -> Read {
     let columns = match columns {
         "" => Columns::default(),
@@ -20,7 +20,7 @@ fn read_in(step: usize, format: Format, columns: &str, bytes: &[u8]) -> Read {
     (found, end)
 }
 
-/// The same whatever the pieces are.
+/// Parses a trace, and checks that the result does not depend on the length of the pieces.
 fn read(format: Format, columns: &str, bytes: &[u8]) -> Read {
     let whole = read_in(bytes.len().max(1), format, columns, bytes);
     for step in [1, 7, 24] {
@@ -48,9 +48,9 @@ fn record(time: u32, key: u64, size: u32) -> Vec<u8> {
     .concat()
 }
 
-fn error_at_line(line: u64, wrong: Wrong) -> TraceError {
+fn error_at_line(line: u64, wrong: TraceErrorKind) -> TraceError {
     TraceError {
-        at: Place::Line(line),
+        at: Location::Line(line),
         wrong,
     }
 }
@@ -60,21 +60,21 @@ fn oracle_general_is_little_endian_in_24_bytes() {
     let bytes = [record(1, 0xdead_beef_0102, 500), record(2, 9, u32::MAX)].concat();
     let (found, end) = read(Format::OracleGeneral, "", &bytes);
     assert_eq!(found, [(0xdead_beef_0102, 500, 1), (9, u32::MAX.into(), 2)]);
-    assert_eq!(end, Ok(Notes::default()));
+    assert_eq!(end, Ok(TraceCounts::default()));
 }
 
 #[test]
-fn a_cut_record_is_an_error_after_the_whole_ones() {
+fn a_truncated_record_is_an_error_after_the_complete_ones() {
     let bytes = [record(1, 1, 5), record(2, 2, 5)].concat();
     for keep in 25..48 {
         let (found, end) = read(Format::OracleGeneral, "", &bytes[..keep]);
         assert_eq!(found, [(1, 5, 1)]);
-        let at = Place::Record(2);
+        let at = Location::Record(2);
         assert_eq!(
             end,
             Err(TraceError {
                 at,
-                wrong: Wrong::Cut
+                wrong: TraceErrorKind::Cut
             }),
             "{keep}"
         );
@@ -82,7 +82,7 @@ fn a_cut_record_is_an_error_after_the_whole_ones() {
 }
 
 #[test]
-fn empty_ones_are_left_out_and_time_never_runs_back() {
+fn empty_requests_are_skipped_and_time_never_decreases() {
     let bytes = [
         record(9, 1, 5),
         record(3, 2, 5),
@@ -92,7 +92,7 @@ fn empty_ones_are_left_out_and_time_never_runs_back() {
     .concat();
     let (found, end) = read(Format::OracleGeneral, "", &bytes);
     assert_eq!(found, [(1, 5, 9), (2, 5, 9), (4, 1, 11)]);
-    let notes = Notes {
+    let notes = TraceCounts {
         empty: 1,
         backwards: 1,
         skipped: 0,
@@ -127,7 +127,7 @@ fn columns_can_be_given_by_place_or_name() {
 }
 
 #[test]
-fn cost_and_shares_have_columns_too_and_lines_count_where_there_is_no_time() {
+fn cost_and_number_of_images_have_columns_and_the_line_number_replaces_a_missing_time() {
     let mut reader = Reader::new(Format::Csv, Columns::default());
     let mut found = Vec::new();
     let csv = b"key,size,cost,shared\na,5,0.25,3\nb,6,2,1\n";
@@ -142,7 +142,7 @@ fn cost_and_shares_have_columns_too_and_lines_count_where_there_is_no_time() {
 }
 
 #[test]
-fn a_csv_that_cannot_be_read_says_where_and_why() {
+fn errors_in_a_csv_name_line_and_cause() {
     for (columns, csv, line, says) in [
         ("", "a,b\n1,2\n", 1, "--csv time=0"),
         ("", "key,size\n1,2\n3\n4,4\n", 3, "1 fields where 2"),
@@ -159,28 +159,31 @@ fn a_csv_that_cannot_be_read_says_where_and_why() {
     ] {
         let (_, end) = text(Format::Csv, columns, csv);
         let error = end.expect_err(csv);
-        assert_eq!(error.at, Place::Line(line), "{csv}");
+        assert_eq!(error.at, Location::Line(line), "{csv}");
         assert!(error.to_string().contains(says), "{csv}: {error}");
     }
 }
 
 #[test]
-fn a_cut_last_line_is_said_to_be_cut() {
+fn a_truncated_last_line_is_reported() {
     let (found, end) = text(Format::Csv, "", "key,size,time\n1,2,3\n4,5");
-    assert_eq!((found.len(), end), (1, Err(error_at_line(3, Wrong::Cut))));
+    assert_eq!(
+        (found.len(), end),
+        (1, Err(error_at_line(3, TraceErrorKind::Cut)))
+    );
     let own = "#pierhead-trace 1\n5 0000000000000001 6 7 1 hit\n6 0000000000000001 6 7 1 hi";
     for cut in 1..28 {
         let (found, end) = text(Format::Pierhead, "", &own[..own.len() - cut + 1]);
         assert_eq!(
             (found.len(), end),
-            (1, Err(error_at_line(3, Wrong::Cut))),
+            (1, Err(error_at_line(3, TraceErrorKind::Cut))),
             "{cut}"
         );
     }
 }
 
 #[test]
-fn columns_that_mean_nothing_are_refused() {
+fn invalid_columns_are_refused() {
     for wrong in [
         "",
         "time",
@@ -194,7 +197,7 @@ fn columns_that_mean_nothing_are_refused() {
 }
 
 #[test]
-fn the_registry_log_knows_a_blob_in_every_repository() {
+fn a_blob_has_one_key_in_all_repositories_of_the_registry_log() {
     let log = "\
 ,host,http.request.method,http.request.uri,http.request.useragent,http.response.status,http.response.written,timestamp
 1,h,GET,v2/a/b/blobs/0c73319d,\"docker, new\",200,32.0,2017-06-20 00:00:03.589
@@ -215,7 +218,7 @@ fn the_registry_log_knows_a_blob_in_every_repository() {
 }
 
 #[test]
-fn the_object_store_is_asked_with_get() {
+fn only_gets_of_the_object_store_log_are_requests() {
     let log = "\
 1219008 REST.PUT.OBJECT 8d4fcda3d675bac9 1056
 1232488 REST.GET.OBJECT 95d363d3fbdc0b03 1168 0 1167
@@ -232,7 +235,7 @@ fn the_object_store_is_asked_with_get() {
         end,
         Err(error_at_line(
             1,
-            Wrong::Fields {
+            TraceErrorKind::Fields {
                 found: 3,
                 expected: 4
             }
@@ -243,7 +246,7 @@ fn the_object_store_is_asked_with_get() {
 }
 
 #[test]
-fn our_own_has_its_header_first_and_again_where_files_were_joined() {
+fn the_request_log_needs_its_header_and_may_repeat_it() {
     let line = "5 0000000000000001 6 7 1 hit\n";
     let header = pierhead_eviction::request_log::HEADER;
     let (found, end) = text(
@@ -253,13 +256,13 @@ fn our_own_has_its_header_first_and_again_where_files_were_joined() {
     );
     assert_eq!((found.len(), end.is_ok()), (2, true));
     let (_, end) = text(Format::Pierhead, "", line);
-    assert_eq!(end, Err(error_at_line(1, Wrong::Header)));
+    assert_eq!(end, Err(error_at_line(1, TraceErrorKind::Header)));
     let (_, end) = text(Format::Pierhead, "", "#pierhead-trace 2\n");
     assert!(end.is_err_and(|error| error.to_string().contains("version \"2\"")));
 }
 
 #[test]
-fn what_is_no_text_or_has_no_lines_is_refused_within_bounds() {
+fn binary_data_and_overlong_lines_are_refused() {
     let endless = vec![b'1'; 70_000];
     for format in [
         Format::Csv,
@@ -272,16 +275,20 @@ fn what_is_no_text_or_has_no_lines_is_refused_within_bounds() {
         let (_, end) = read(format, "", &endless);
         assert_eq!(
             end,
-            Err(error_at_line(1, Wrong::Long { bound: 65_536 })),
+            Err(error_at_line(1, TraceErrorKind::Long { bound: 65_536 })),
             "{format}"
         );
         let (_, end) = read(format, "", b"\xff\xfe\n");
-        assert_eq!(end, Err(error_at_line(1, Wrong::NotText)), "{format}");
+        assert_eq!(
+            end,
+            Err(error_at_line(1, TraceErrorKind::NotText)),
+            "{format}"
+        );
     }
 }
 
 #[test]
-fn formats_are_known_by_what_they_begin_with() {
+fn formats_are_detected_from_the_beginning_of_a_file() {
     let binary = record(0, 1, 5);
     for (name, head, format) in [
         ("t.csv", &b"key,size\n"[..], Format::Csv),

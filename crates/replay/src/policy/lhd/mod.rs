@@ -1,13 +1,13 @@
-//! Least hit density: evicts the key that promises the fewest hits for the space and time it will take.
+//! Policy `lhd`, least hit density: evicts the key with the fewest expected hits per byte and time.
 //!
-//! Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI '18: the
-//! density of a key is its chance of a hit over its expected life (section 3), learnt for each age from
-//! what happened to other keys (section 4.2), in classes by the ages of the last two hits (4.3); the
-//! victim is the least dense of a sample (5.1); a few keys, the explorers, stay long enough to tell what
-//! becomes of old ones (5.2).
+//! Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI '18.
+//! The density of a key is its probability of a hit over its expected lifetime (section 3). It is
+//! learned for each age from the hits and evictions of other keys (section 4.2), in classes by the
+//! ages of the last two hits (4.3). The victim is the least dense key of a sample (5.1). A few
+//! keys, the explorers, stay longer, so that densities at high ages can be learned (5.2).
 
-mod lots;
 mod model;
+mod random;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,41 +19,43 @@ use pierhead_eviction::{
     Access, Contents, Diagnostics, Key, PersistentState, Policy, StateError, Victim,
 };
 
-use lots::Random;
 use model::{DECAY, Model, Saved};
+use random::Random;
 
-pub use lots::Lots;
+pub use random::RandomSource;
 
 pub(crate) const NAME: &str = "lhd";
 
-/// Of so many keys one is drawn to explore, while the explorers take less than that part of the bytes.
+/// One in this many keys becomes an explorer, while all explorers take less than 1/`EXPLORER_PART`
+/// of the capacity.
 const EXPLORER_ODDS: usize = 32;
 const EXPLORER_PART: u64 = 100;
-/// Reconfigurations in which few candidates are drawn and explorers are appointed: to learn quickly.
+/// Number of reconfigurations with a small sample and with explorers, for fast learning.
 const EARLY: u32 = 50;
 const EARLY_SAMPLE: u32 = 8;
-/// More than any key has for its bytes.
+/// Density of an explorer, above that of any key.
 const EXPLORER_DENSITY: f32 = 1.0;
 
-/// The parameters of LHD.
+/// Parameters of [`Lhd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LhdParameters {
-    /// Candidates drawn for each victim, 1 to 1024; the default, 32, is the paper's.
+    /// Number of sampled candidates per eviction, 1 to 1024. The default, 32, is the paper's.
     pub associativity: u32,
-    /// Keys that entered last and seem worth little, which are candidates too, 0 to 64; default 8.
+    /// Number of recently entered keys of low density that are candidates, too, 0 to 64. Default 8.
     pub admissions: u32,
-    /// Steps of age that are told apart, 16 to 32 767; default 2 048, which takes 400 KB.
+    /// Number of age steps, 16 to 32 767. Default 2 048, which takes 400 KB.
     pub ages: u16,
-    /// Requests between two reconfigurations, 1 to 2^40. The default, 2^14, is much less than the paper's
-    /// 2^20: a registry proxy has seen most of its traffic before that.
+    /// Number of requests between two reconfigurations, 1 to 2^40. The default, 2^14, is much less
+    /// than the paper's 2^20: a registry proxy sees most of its traffic before that.
     pub period: u64,
-    /// Requests in a step of age before the number of keys is known, as a power of two, 0 to 32; default 4.
+    /// Number of requests per age step before the number of keys is known, as a power of two, 0 to
+    /// 32. Default 4.
     pub first_step: u32,
-    /// The density of the class of the longest ages before anything is learnt, 1 to 1 000; that of each
-    /// next class is one more. Default 1.
+    /// Initial density of the class of the highest ages, 1 to 1 000. Each next class has one more.
+    /// Default 1.
     pub lead: f32,
-    /// How lots are drawn. Default [`Lots::Seeded`].
-    pub lots: Lots,
+    /// Source of random numbers. Default [`RandomSource::Seeded`].
+    pub source: RandomSource,
 }
 
 impl Default for LhdParameters {
@@ -65,20 +67,20 @@ impl Default for LhdParameters {
             period: 1 << 14,
             first_step: 4,
             lead: 1.0,
-            lots: Lots::Seeded,
+            source: RandomSource::Seeded,
         }
     }
 }
 
 impl LhdParameters {
-    /// The rules of libcachesim 0.3.5.
+    /// The parameters of libcachesim 0.3.5.
     pub fn libcachesim() -> Self {
         Self {
             ages: 20_000,
             period: 1 << 20,
             first_step: 10,
             lead: 17.0,
-            lots: Lots::Libcachesim,
+            source: RandomSource::Libcachesim,
             ..Self::default()
         }
     }
@@ -100,52 +102,52 @@ impl LhdParameters {
     }
 }
 
-/// LHD: a bag of keys from which victims are drawn. A request is O(1), a victim O(associativity); once in a
-/// period the densities are learnt anew, which is O(ages).
+/// A list of keys from which victims are sampled. A request is O(1), an eviction O(associativity).
+/// Once per period, all densities are computed anew, which is O(ages).
 #[derive(Debug)]
 pub struct Lhd<K> {
     parameters: LhdParameters,
     table: Table<K, Note>,
-    /// All keys, to draw from.
+    /// All keys, to sample from.
     bag: Vec<Slot>,
     model: Model,
-    /// Keys that entered or were asked for, so far.
+    /// Number of entries and requests so far.
     clock: u64,
-    /// The last keys that entered and seemed worth little, and where the next one goes.
+    /// The last entered keys of low density, and the position of the next one.
     entered: Vec<Entered>,
     head: usize,
-    /// A moving mean of the densities of victims.
+    /// Moving mean of the densities of victims.
     victims: f32,
     /// Bytes that further explorers may take.
     budget: i64,
     random: Random,
 }
 
-/// A key that entered: one that comes back after it left is a candidate again.
+/// A recently entered key. If it is evicted and enters again, it is a candidate again.
 #[derive(Clone, Debug, Default)]
 struct Entered {
     fingerprint: u64,
-    /// Where it is while it is held.
+    /// Its slot while it is resident.
     slot: Option<Slot>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Note {
-    /// The clock when it entered or was last asked for.
+    /// The clock at its entry or last request.
     touched: u64,
-    /// The ages of its last two hits.
+    /// Ages of its last two hits.
     last: u16,
     before: u16,
     explorer: bool,
 }
 
-/// What is saved: the bag in its order, and the rest.
+/// The saved form: the list in its order, and the rest.
 #[derive(Serialize, Deserialize)]
 struct State<K> {
     bag: Vec<(K, u64, Note)>,
     model: Saved,
     clock: u64,
-    /// Fingerprints, and places in the bag.
+    /// Fingerprints, and positions in the list.
     entered: Vec<(u64, Option<u32>)>,
     head: usize,
     victims: f32,
@@ -154,7 +156,7 @@ struct State<K> {
 }
 
 impl<K: Key> Lhd<K> {
-    /// One that holds nothing, for a cache of `capacity` bytes, drawing from `seed`.
+    /// An empty policy for a cache of `capacity` bytes. `seed` seeds its random numbers.
     ///
     /// # Errors
     /// [`ParameterError`] when a parameter is out of its range.
@@ -166,7 +168,7 @@ impl<K: Key> Lhd<K> {
         Ok(Self::of(parameters.check()?, capacity, seed))
     }
 
-    /// One with the default parameters.
+    /// An empty policy with the default parameters.
     pub(crate) fn with_defaults(capacity: u64, seed: u64) -> Self {
         Self::of(LhdParameters::default(), capacity, seed)
     }
@@ -184,7 +186,7 @@ impl<K: Key> Lhd<K> {
             head: 0,
             victims: 0.0,
             budget: signed(capacity / EXPLORER_PART),
-            random: Random::new(parameters.lots, seed),
+            random: Random::new(parameters.source, seed),
         }
     }
 
@@ -196,7 +198,7 @@ impl<K: Key> Lhd<K> {
         self.model.class(note.last, note.before)
     }
 
-    /// Hits to expect for each byte and request.
+    /// Expected hits per byte and request.
     fn density(&self, slot: Slot) -> f32 {
         let entry = self.table.get(slot);
         let density = self
@@ -211,7 +213,8 @@ impl<K: Key> Lhd<K> {
         density.map_or(f32::MIN, |density| of_bytes(density) + explorer)
     }
 
-    /// Draws whether a key that enters or was asked for shall explore, and lets time pass.
+    /// Decides at random whether a key that enters or is requested becomes an explorer, and
+    /// advances the clock.
     fn touch(&mut self, slot: Slot) -> bool {
         let drawn = self.random.below(EXPLORER_ODDS) == 0;
         let explores = drawn && self.budget > 0 && self.model.reconfigurations() < EARLY;
@@ -231,7 +234,7 @@ impl<K: Key> Lhd<K> {
         }
     }
 
-    /// An explorer's bytes are free for another.
+    /// Returns an explorer's bytes to the budget.
     fn settle(&mut self, slot: Slot) {
         let entry = self.table.get(slot);
         if entry.note.explorer {
@@ -242,7 +245,7 @@ impl<K: Key> Lhd<K> {
     fn add(&mut self, key: K, size: u64, note: Note) -> Slot {
         let slot = self.table.add(key, size, note);
         self.table.set_place(slot, self.bag.len());
-        // As the table: doubling would leave room for as many as there are.
+        // Growing by an eighth wastes less memory than doubling.
         if self.bag.len() == self.bag.capacity() {
             self.bag.reserve_exact(self.bag.len() / 8 + 4);
         }
@@ -263,8 +266,8 @@ impl<K: Key> Lhd<K> {
         self.table.take(slot).map(Victim::from)
     }
 
-    /// The least dense of a sample and of those that entered last; when all of these are held, the next in
-    /// the bag that is not.
+    /// The least dense key of a sample and of the recently entered keys. If all of these are
+    /// pinned, the next key in the list that is not.
     fn victim(&mut self, pinned: &mut dyn FnMut(&K) -> bool) -> Option<Slot> {
         if self.bag.is_empty() {
             return None;

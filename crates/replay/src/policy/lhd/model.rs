@@ -1,25 +1,25 @@
-//! The hit densities of the classes: from counts of hits and evictions at each age.
+//! The hit densities of the policy `lhd`, computed from counts of hits and evictions at each age.
 
 use serde::{Deserialize, Serialize};
 
 use pierhead_eviction::StateError;
 
-/// Classes by the ages of the last two hits.
+/// Number of classes by the ages of the last two hits.
 pub(super) const CLASSES: usize = 16;
-/// What remains of the counts at each reconfiguration.
+/// Factor of all counts at each reconfiguration.
 pub(super) const DECAY: f32 = 0.9;
-/// Ages reach so many times the number of keys held, so that few keys get older than the oldest age.
+/// The highest age in requests, as a multiple of the number of resident keys. Few keys get older.
 const REACH: f64 = 100.0;
 
-/// For each class and age: the hits and evictions of the past, and the hits that a key may expect for each
-/// request of its remaining life.
+/// For each class and age: past hits and evictions, and the expected hits per request of the
+/// remaining lifetime.
 #[derive(Debug)]
 pub(super) struct Model {
     ages: usize,
     classes: Vec<Class>,
-    /// A step of age is 2^shift requests.
+    /// An age step is 2^shift requests.
     shift: u32,
-    /// A moving mean of the number of keys held, and the weight that it has.
+    /// Moving mean of the number of resident keys, and its weight.
     keys: f64,
     weight: f64,
     reconfigurations: u32,
@@ -32,7 +32,7 @@ struct Class {
     densities: Vec<f32>,
 }
 
-/// What is saved: a class as what is not zero, and runs of equal densities.
+/// The saved form: the counts of a class that are not zero, and runs of equal densities.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Saved {
     ages: usize,
@@ -50,8 +50,8 @@ struct SavedClass {
 }
 
 impl Model {
-    /// A model that knows nothing and ranks about as GDSF does: the shorter the last ages and the age now,
-    /// the denser. `lead` is how much the class of the longest ages has.
+    /// An untrained model, which ranks about as GDSF does: the lower the last ages and the current
+    /// age, the higher the density. `lead` is the density of the class of the highest ages.
     pub(super) fn new(ages: u16, shift: u32, lead: f32) -> Self {
         let ages = usize::from(ages);
         let class = |class: u8| Class {
@@ -72,13 +72,13 @@ impl Model {
         }
     }
 
-    /// The age, in steps, after so many requests; the last one is of all that is older.
+    /// The age in steps after this number of requests. The last step contains all higher ages.
     pub(super) fn age(&self, requests: u64) -> u16 {
         let oldest = u16::try_from(self.ages - 1).unwrap_or(u16::MAX);
         u16::try_from(requests >> self.shift).map_or(oldest, |age| age.min(oldest))
     }
 
-    /// The class of the last two ages: about the logarithm of how far they are from the oldest.
+    /// The class of the last two ages: about the logarithm of their distance from the highest age.
     pub(super) fn class(&self, last: u16, before: u16) -> usize {
         let age = usize::from(last) + usize::from(before);
         (0..CLASSES - 1)
@@ -94,7 +94,7 @@ impl Model {
         self.classes[class].evictions[usize::from(age)] += 1.0;
     }
 
-    /// Hits to expect for each request of the remaining life; none for what got too old to be told.
+    /// Expected hits per request of the remaining lifetime; `None` above the highest age.
     pub(super) fn density(&self, class: usize, age: u16) -> Option<f32> {
         let age = usize::from(age);
         (age + 1 < self.ages).then(|| self.classes[class].densities[age])
@@ -104,7 +104,7 @@ impl Model {
         self.reconfigurations
     }
 
-    /// Learns the densities anew from the counts, with so many keys held now.
+    /// Computes the densities from the counts. `keys`: number of resident keys.
     pub(super) fn reconfigure(&mut self, keys: usize) {
         let counts = |class: &mut Class| {
             for count in class.hits.iter_mut().chain(&mut class.evictions) {
@@ -117,8 +117,8 @@ impl Model {
         self.reconfigurations = self.reconfigurations.saturating_add(1);
     }
 
-    /// Follows the number of keys with the step of age: at once after the first, then when it is off by more
-    /// than a factor of two.
+    /// Adapts the age step to the number of keys: after the first reconfiguration, then when it is
+    /// off by more than a factor of two.
     fn coarsen(&mut self, keys: usize) {
         let decay = f64::from(DECAY);
         self.keys = self.keys * decay + keys as f64;
@@ -138,7 +138,7 @@ impl Model {
         }
     }
 
-    /// Bytes of memory held.
+    /// Memory use in bytes.
     pub(super) fn memory(&self) -> usize {
         CLASSES * (size_of::<Class>() + 3 * self.ages * size_of::<f32>())
     }
@@ -158,7 +158,7 @@ impl Model {
         }
     }
 
-    /// Goes on where a model of as many ages was.
+    /// Restores a model with the same number of ages.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), StateError> {
         let fits = saved.ages == self.ages
             && saved.classes.len() == CLASSES
@@ -180,8 +180,8 @@ impl Model {
 }
 
 impl Class {
-    /// The density at an age is the hits at it and after over the requests lived after it (section 4.2):
-    /// summed from the oldest down, in one pass.
+    /// The density at an age: the hits at this and higher ages, over the requests lived at higher
+    /// ages (section 4.2). Summed from the highest age down in one pass.
     fn learn(&mut self) {
         let (mut hits, mut events, mut life) = (0.0, 0.0, 0.0);
         for (age, density) in self.densities.iter_mut().enumerate().rev() {
@@ -213,7 +213,7 @@ impl Class {
             let at = usize::try_from(*age).ok();
             let at =
                 at.filter(|at| *at < self.hits.len() && hits.is_finite() && evictions.is_finite());
-            let at = at.ok_or(StateError::Content("a count is of no age"))?;
+            let at = at.ok_or(StateError::Content("a count has an invalid age"))?;
             (self.hits[at], self.evictions[at]) = (*hits, *evictions);
         }
         let mut densities = self.densities.iter_mut();
@@ -221,7 +221,7 @@ impl Class {
             for _ in 0..*count {
                 match densities.next() {
                     Some(at) if density.is_finite() => *at = *density,
-                    _ => return Err(StateError::Content("a density is of no age")),
+                    _ => return Err(StateError::Content("a density has an invalid age")),
                 }
             }
         }
@@ -229,7 +229,8 @@ impl Class {
     }
 }
 
-/// Counts at steps of 2^from as counts at steps of 2^to; what is older than all goes to the oldest.
+/// Converts counts from steps of 2^from to steps of 2^to requests. Counts above the highest age are
+/// added to it.
 fn rescaled(counts: &[f32], from: u32, to: u32) -> Vec<f32> {
     let mut scaled = vec![0.0; counts.len()];
     let oldest = counts.len() - 1;
@@ -242,7 +243,7 @@ fn rescaled(counts: &[f32], from: u32, to: u32) -> Vec<f32> {
             let at = age.checked_shr(to - from).unwrap_or(0);
             scaled[if age == oldest { oldest } else { at }] += count;
         } else {
-            // One step becomes several, which share what it had.
+            // One step becomes several, which share its count.
             let steps = 1_usize.checked_shl(from - to).unwrap_or(usize::MAX);
             let first = age.saturating_mul(steps).min(oldest);
             let last = first.saturating_add(steps).min(oldest + 1);
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_density_is_the_hits_to_come_over_the_life_to_come() {
+    fn the_density_is_the_expected_hits_over_the_remaining_lifetime() {
         let mut class = Class {
             hits: vec![0.0, 2.0, 0.0, 1.0],
             evictions: vec![0.0, 0.0, 1.0, 0.0],
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_keep_their_sum_when_steps_get_longer_and_shorter() {
+    fn rescaled_counts_keep_their_sum() {
         let counts = [1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 8.0];
         assert_eq!(
             rescaled(&counts, 3, 4),
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_goes_on_where_it_was_saved() {
+    fn a_restored_model_equals_the_saved_one() {
         let mut model = Model::new(50, 2, 1.0);
         for age in 0..40 {
             model.hit(usize::from(age % 3), age);

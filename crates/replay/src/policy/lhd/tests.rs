@@ -1,4 +1,4 @@
-//! What becomes of keys under LHD; what the densities are is tested beside the model.
+//! Tests of victims of the policy `lhd`; the tests of its densities are beside the model.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn densest_last(lhd: &Lhd<char>) -> String {
 }
 
 #[test]
-fn before_anything_is_learnt_large_keys_go_first_and_those_asked_for_stay() {
+fn an_untrained_policy_evicts_large_keys_first_and_keeps_requested_keys() {
     for (trace, order, victims) in [
         ("a1 b9 c4", "bca", ""),
         ("a1 b9 c4 b b", "cab", ""),
@@ -39,7 +39,7 @@ fn before_anything_is_learnt_large_keys_go_first_and_those_asked_for_stay() {
 }
 
 #[test]
-fn a_scan_is_told_from_what_is_asked_for_again() {
+fn keys_of_a_scan_are_evicted_before_keys_that_are_requested_again() {
     let parameters = LhdParameters {
         period: 512,
         ..LhdParameters::default()
@@ -55,12 +55,12 @@ fn a_scan_is_told_from_what_is_asked_for_again() {
         let outcome = cache.request(&Access::new(key, 1, 0));
         hits += u32::from(request >= 20_000 && outcome == Outcome::Hit);
     }
-    // LRU has none of them: 120 keys come between two requests for one.
+    // LRU has no hit: 120 keys come between two requests for one.
     assert!(hits > 9_000, "{hits} of 10000");
 }
 
 #[test]
-fn explorers_stay_and_take_no_more_than_their_part() {
+fn explorers_stay_and_are_bounded_in_bytes() {
     let mut lhd = Lhd::new(10_000, 5, LhdParameters::default()).expect("in range");
     for key in 0..2000_u32 {
         lhd.insert(&Access::new(key, 10, 0));
@@ -135,7 +135,7 @@ fn parameters_out_of_range_are_refused() {
 }
 
 #[test]
-fn it_goes_on_where_it_was_saved_after_it_has_learnt() {
+fn a_restored_policy_continues_as_the_saved_one_after_learning() {
     let parameters = LhdParameters {
         period: 100,
         ..LhdParameters::default()
@@ -161,10 +161,11 @@ fn it_goes_on_where_it_was_saved_after_it_has_learnt() {
 }
 
 #[test]
-fn a_key_that_comes_back_is_a_candidate_again() {
+fn a_key_that_enters_again_is_a_candidate_again() {
     let mut lhd = Lhd::<u32>::new(1 << 20, 5, LhdParameters::default()).expect("in range");
     (0..5000).for_each(|key| lhd.insert(&Access::new(key, 10, 0)));
-    // Victims were worth more than this one, which a sample of 8 of 5000 would hardly find.
+    // Victims had a higher density than this key, which a sample of 8 of 5000 keys would hardly
+    // find.
     lhd.victims = 1.0;
     let large = Access::new(9999, 100_000, 0);
     for _ in 0..5 {

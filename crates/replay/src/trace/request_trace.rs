@@ -1,14 +1,15 @@
-//! A whole trace in memory: 24 bytes a request and 8 an object, to be replayed many times at once.
+//! A request trace in memory, with 24 bytes per request and 8 per key, for many replays in
+//! parallel.
 
 use std::collections::HashMap;
 
-use super::Wrong;
+use super::TraceErrorKind;
 use crate::policy::belady::Future;
 use pierhead_eviction::Access;
 
-/// The requests of a trace in their order.
+/// The requests of a trace, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Held {
+pub struct RequestTrace {
     keys: Vec<u64>,
     requests: Vec<Request>,
     start: u64,
@@ -26,66 +27,66 @@ struct Request {
     shared: u32,
 }
 
-/// Takes requests in and makes a [`Held`] of them.
+/// Builds a [`RequestTrace`] from requests.
 #[derive(Debug, Default)]
-pub struct Holder {
-    held: Held,
+pub struct RequestTraceBuilder {
+    trace: RequestTrace,
     objects: HashMap<u64, u32>,
     latest: u64,
     backwards: u64,
 }
 
-impl Holder {
-    /// The next request. Its time counts from the first one's, up to 136 years; one that is earlier than
-    /// the latest, as between parts in the wrong order, is taken to be as late.
+impl RequestTraceBuilder {
+    /// Appends a request. Times count from the first request, up to 136 years. A request earlier
+    /// than the latest one, as between files in the wrong order, gets the time of the latest.
     ///
     /// # Errors
-    /// [`Wrong::Unfit`] when there are 2^32 - 1 already.
-    pub fn push(&mut self, access: &Access<u64>) -> Result<(), Wrong> {
-        let held = &mut self.held;
-        if held.requests.len() >= u32::MAX as usize {
-            return Err(Wrong::Unfit(
+    /// [`TraceErrorKind::NotReplayable`] when the trace has 2^32 - 1 requests already.
+    pub fn push(&mut self, access: &Access<u64>) -> Result<(), TraceErrorKind> {
+        let trace = &mut self.trace;
+        if trace.requests.len() >= u32::MAX as usize {
+            return Err(TraceErrorKind::NotReplayable(
                 "more than 4294967295 requests; replay the trace in parts",
             ));
         }
-        if held.requests.is_empty() {
-            held.start = access.tick;
+        if trace.requests.is_empty() {
+            trace.start = access.tick;
         }
         self.backwards += u64::from(access.tick < self.latest);
         self.latest = self.latest.max(access.tick);
-        // There are not more objects than requests.
-        let next = u32::try_from(held.keys.len()).unwrap_or(u32::MAX);
+        // There are at most as many keys as requests.
+        let next = u32::try_from(trace.keys.len()).unwrap_or(u32::MAX);
         let object = *self.objects.entry(access.key).or_insert(next);
         if object == next {
-            held.keys.push(access.key);
-            held.footprint = held.footprint.saturating_add(access.size);
+            trace.keys.push(access.key);
+            trace.footprint = trace.footprint.saturating_add(access.size);
         }
-        held.bytes = held.bytes.saturating_add(access.size);
-        held.requests.push(Request {
+        trace.bytes = trace.bytes.saturating_add(access.size);
+        trace.requests.push(Request {
             size: access.size,
             object,
-            after: u32::try_from(self.latest.saturating_sub(held.start)).unwrap_or(u32::MAX),
+            after: u32::try_from(self.latest.saturating_sub(trace.start)).unwrap_or(u32::MAX),
             cost: access.cost,
             shared: access.shared,
         });
         Ok(())
     }
 
-    /// Requests so far whose time was changed since they ran back.
+    /// Number of requests so far whose time was changed.
     pub fn backwards(&self) -> u64 {
         self.backwards
     }
 
-    /// What was pushed.
-    pub fn finish(self) -> Held {
-        self.held
+    /// The trace.
+    pub fn finish(self) -> RequestTrace {
+        self.trace
     }
 }
 
-impl FromIterator<Access<u64>> for Held {
-    /// For what is made and not read; requests over 2^32 - 1 are left out.
+impl FromIterator<Access<u64>> for RequestTrace {
+    /// For generated workloads. Requests above 2^32 - 1 are left out.
     fn from_iter<I: IntoIterator<Item = Access<u64>>>(accesses: I) -> Self {
-        let mut holder = Holder::default();
+        let mut holder = RequestTraceBuilder::default();
         for access in accesses {
             if holder.push(&access).is_err() {
                 break;
@@ -95,28 +96,28 @@ impl FromIterator<Access<u64>> for Held {
     }
 }
 
-impl Held {
-    /// How many requests there are.
+impl RequestTrace {
+    /// Number of requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no request.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// How many different keys there are.
+    /// Number of distinct keys.
     pub fn objects(&self) -> usize {
         self.keys.len()
     }
 
-    /// The sizes of the different keys together, each as it came first.
+    /// Sum of the sizes of all distinct keys, in bytes. The first size of a key counts.
     pub fn footprint(&self) -> u64 {
         self.footprint
     }
 
-    /// The sizes of all requests together, at most 2^64 - 1.
+    /// Sum of the sizes of all requests, at most 2^64 - 1.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -154,20 +155,20 @@ mod tests {
 
     #[test]
     fn requests_come_back_with_times_from_the_first_and_footprint_by_first_sizes() {
-        let trace = [(7, 5, 100), (8, 1 << 40, 101), (7, 6, 104)];
-        let accesses = trace.map(|(key, size, tick)| Access::new(key, size, tick));
-        let held: Held = accesses.into_iter().collect();
-        let back: Vec<Access<u64>> = held.iter().collect();
-        let expected = trace.map(|(key, size, tick)| Access::new(key, size, tick - 100));
+        let requests = [(7, 5, 100), (8, 1 << 40, 101), (7, 6, 104)];
+        let accesses = requests.map(|(key, size, tick)| Access::new(key, size, tick));
+        let trace: RequestTrace = accesses.into_iter().collect();
+        let back: Vec<Access<u64>> = trace.iter().collect();
+        let expected = requests.map(|(key, size, tick)| Access::new(key, size, tick - 100));
         assert_eq!(back, expected);
-        assert_eq!((held.len(), held.objects(), held.seconds()), (3, 2, 4));
-        assert_eq!(held.footprint(), 5 + (1 << 40));
-        assert_eq!(held.bytes(), 11 + (1 << 40));
+        assert_eq!((trace.len(), trace.objects(), trace.seconds()), (3, 2, 4));
+        assert_eq!(trace.footprint(), 5 + (1 << 40));
+        assert_eq!(trace.bytes(), 11 + (1 << 40));
     }
 
     #[test]
     fn a_part_that_is_earlier_than_the_one_before_is_clamped_and_counted() {
-        let mut holder = Holder::default();
+        let mut holder = RequestTraceBuilder::default();
         for tick in [100, 110, 50, 60, 120] {
             let pushed = holder.push(&Access::new(tick, 1, tick));
             assert_eq!(pushed, Ok(()));
@@ -179,10 +180,10 @@ mod tests {
 
     #[test]
     fn sums_stay_at_their_end() {
-        let held: Held = [1, 2]
+        let trace: RequestTrace = [1, 2]
             .map(|key| Access::new(key, u64::MAX, 0))
             .into_iter()
             .collect();
-        assert_eq!((held.footprint(), held.bytes()), (u64::MAX, u64::MAX));
+        assert_eq!((trace.footprint(), trace.bytes()), (u64::MAX, u64::MAX));
     }
 }

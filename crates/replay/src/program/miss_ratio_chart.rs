@@ -1,4 +1,4 @@
-//! Miss ratios over cache sizes, as a figure.
+//! Draws the miss ratios over the cache sizes as an SVG chart.
 
 use pierhead_oci::units::human_bytes;
 use pierhead_replay::chart::{Axis, Band, Figure, Line, Marks, Panel, Tick};
@@ -6,7 +6,8 @@ use pierhead_replay::chart::{Axis, Band, Figure, Line, Marks, Panel, Tick};
 use super::report::{Report, Row};
 use super::source::Summary;
 
-/// Two panels a trace, object and byte miss ratio; a line a policy; sizes on a logarithmic axis.
+/// Two panels per trace, for object and byte miss ratio, with a line per policy and a logarithmic
+/// axis of sizes.
 pub(crate) fn plot(report: &Report) -> String {
     let mut policies: Vec<&str> = Vec::new();
     for row in &report.rows {
@@ -58,7 +59,7 @@ fn lines(rows: &[&Row], policies: &[&str], ratio: fn(&Row) -> f64) -> Vec<Line> 
     policies.iter().enumerate().map(line).collect()
 }
 
-/// The sizes that there are, and what share of the trace's bytes each is.
+/// The axis of the replayed sizes, each with its share of the footprint.
 fn sizes(rows: &[&Row], summary: &Summary) -> Axis {
     let mut bytes: Vec<u64> = rows.iter().map(|row| row.size_bytes).collect();
     bytes.sort_unstable();
@@ -72,7 +73,7 @@ fn sizes(rows: &[&Row], summary: &Summary) -> Axis {
     Axis::logarithmic(end(bytes.first()), end(bytes.last()), ticks.collect())
 }
 
-/// A line at every tenth, and a name at every second of them.
+/// The axis of miss ratios: a grid line at every tenth, a label at every second of them.
 fn ratios() -> Axis {
     let ticks = (0..=10).map(|tenth| {
         let ratio = f64::from(tenth) / 10.0;

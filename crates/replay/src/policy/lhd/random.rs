@@ -1,22 +1,22 @@
-//! Where LHD's lots come from.
+//! Random numbers of the policy `lhd`: from the seed, or as libCacheSim draws them.
 
-/// How lots are drawn.
+/// Source of random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lots {
+pub enum RandomSource {
     /// From the seed. The default.
     #[default]
     Seeded,
-    /// As libcachesim draws them: Lehmer's generator modulo 2^128 from one seed of its own. Which lots are
-    /// drawn decides up to 5 % of the figures of a short trace.
+    /// As in libcachesim: Lehmer's generator modulo 2^128 with a fixed seed. The random numbers
+    /// change the results of a short trace by up to 5 %.
     Libcachesim,
 }
 
-/// The multiplier of L'Ecuyer, "Tables of linear congruential generators of different sizes and good
-/// lattice structure", Mathematics of Computation 68, 1999; and where libcachesim begins.
+/// The multiplier of L'Ecuyer, "Tables of linear congruential generators of different sizes and
+/// good lattice structure", Mathematics of Computation 68, 1999; and the fixed seed of libcachesim.
 const LEHMER: u128 = 0xda94_2042_e4dd_58b5;
 const BEGIN: u128 = 0xdead_beef;
 
-/// A source of lots.
+/// A random number generator.
 #[derive(Debug)]
 pub(super) enum Random {
     Seeded(fastrand::Rng),
@@ -24,10 +24,10 @@ pub(super) enum Random {
 }
 
 impl Random {
-    pub(super) fn new(lots: Lots, seed: u64) -> Self {
-        match lots {
-            Lots::Seeded => Self::Seeded(fastrand::Rng::with_seed(seed)),
-            Lots::Libcachesim => Self::Lehmer(BEGIN),
+    pub(super) fn new(source: RandomSource, seed: u64) -> Self {
+        match source {
+            RandomSource::Seeded => Self::Seeded(fastrand::Rng::with_seed(seed)),
+            RandomSource::Libcachesim => Self::Lehmer(BEGIN),
         }
     }
 
@@ -43,7 +43,7 @@ impl Random {
         }
     }
 
-    /// What [`Random::resume`] goes on from.
+    /// The state for [`Random::resume`].
     pub(super) fn state(&self) -> u128 {
         match self {
             Self::Seeded(random) => random.get_seed().into(),
@@ -51,14 +51,15 @@ impl Random {
         }
     }
 
-    /// Goes on where a source of the same kind was.
+    /// Continues from the state of a generator of the same kind.
     pub(super) fn resume(&mut self, state: u128) {
         match self {
             Self::Seeded(random) => {
-                // A state of that kind has 64 bits; the half of another one is as good a seed.
+                // A state of this kind has 64 bits. Half of the other kind's state is a valid seed,
+                // too.
                 random.seed(u64::try_from(state & u128::from(u64::MAX)).unwrap_or(0));
             }
-            // It may be neither 0 nor even, from which it would come to 0.
+            // The state must be odd, or it would become 0.
             Self::Lehmer(own) => *own = state | 1,
         }
     }
@@ -69,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lots_of_libcachesim_are_drawn_and_resumed() {
-        let mut random = Random::new(Lots::Libcachesim, 7);
+    fn the_random_numbers_of_libcachesim_are_drawn_and_resumed() {
+        let mut random = Random::new(RandomSource::Libcachesim, 7);
         let drawn: Vec<usize> = (0..4).map(|_| random.below(1 << 20)).collect();
-        // Computed apart, in arithmetic without a bound.
+        // Computed separately with unbounded integers.
         assert_eq!(drawn, [52505, 899022, 625109, 932456]);
-        let mut resumed = Random::new(Lots::Libcachesim, 8);
+        let mut resumed = Random::new(RandomSource::Libcachesim, 8);
         resumed.resume(random.state());
         assert_eq!(resumed.below(1000), random.below(1000));
     }
