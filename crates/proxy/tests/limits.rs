@@ -128,10 +128,7 @@ async fn a_client_that_requests_many_cold_blobs_leaves_downloads_to_others() {
         })
         .collect();
     // Two downloads run, and six wait: four times two are allowed.
-    let request = async |digest: Digest| {
-        let stream = send_from(&fixture, 2, "GET", &blob_path(&digest)).await;
-        stream
-    };
+    let request = async |digest: Digest| send_from(&fixture, 2, "GET", &blob_path(&digest)).await;
     let mut waiting = Vec::new();
     for digest in &blobs[..8] {
         waiting.push(request(*digest).await);
