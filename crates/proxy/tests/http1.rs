@@ -472,6 +472,13 @@ async fn a_bare_lf_as_a_line_end_is_refused() {
             }
         }
     }
+    // hyper merges equal lengths into one header.
+    let twice =
+        "POST /v2/ HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nabcde";
+    let bare = "GET /v2/ HTTP/1.1\nhost: a\n\n";
+    let responses = send_bytes(&fixture, format!("{twice}{bare}{bare}").as_bytes()).await;
+    assert_eq!(responses.matches("HTTP/1.1 ").count(), 2, "{responses}");
+    assert!(responses.contains("HTTP/1.1 400 "), "{responses}");
     // A chunked body: the connection closes after this request.
     for chunks in [
         "2\n{}\r\n0\r\n\r\n",

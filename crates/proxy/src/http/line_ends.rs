@@ -7,7 +7,7 @@
 //! hyper reads ahead, so it may accept a head above its limit. The filter passes at most that many bytes of a head. hyper
 //! then responds 431 and closes the connection.
 //!
-//! Bodies pass unchanged. A single `Content-Length` determines where a body ends. After any other body the connection
+//! Bodies pass unchanged. One `Content-Length`, or several equal ones, determine where a body ends. After any other body the connection
 //! closes: see [`ends_unknown`].
 
 use http::HeaderMap;
@@ -135,8 +135,11 @@ impl LineEndChecker {
             }
             if name.eq_ignore_ascii_case(CONTENT_LENGTH.as_str().as_bytes()) {
                 let length = length_of(value.get(1..).unwrap_or_default());
-                // With two lengths, only hyper decides which one counts.
-                next = Some(next.map_or(length, |_| CheckState::Unchecked));
+                // hyper merges equal lengths. It responds 400 to different ones and closes the connection.
+                next = match next {
+                    Some(first) if first != length => return CheckState::Unchecked,
+                    _ => Some(length),
+                };
             }
         }
         next.unwrap_or(CheckState::Head)
@@ -200,10 +203,13 @@ mod tests {
         assert!(seen(&format!("{post}{bad}")).contains('\0'));
         let empty = "POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
         assert!(seen(&format!("{empty}{bad}")).contains('\0'));
+        let twice = "POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 01\r\n\r\n\n";
+        assert_eq!(seen(&format!("{twice}{post}")), format!("{twice}{post}"));
+        assert!(seen(&format!("{twice}{bad}")).contains('\0'));
         // A request whose end only hyper knows is the last one: see `ends_unknown`.
         for more in [
             "transfer-encoding: chunked",
-            "content-length: 1\r\ncontent-length: 1",
+            "content-length: 1\r\ncontent-length: 2",
             "content-length: +1",
         ] {
             let last = format!("POST / HTTP/1.1\r\n{more}\r\n\r\n1\n2\n");
