@@ -239,6 +239,27 @@ async fn a_small_blob_that_is_corrupt_once_is_downloaded_again() {
 }
 
 #[tokio::test]
+async fn a_small_blob_that_stays_corrupt_gets_an_error_response() {
+    let fixture = Fixture::start().await;
+    let image = fixture.push(14, &[5000]);
+    let digest = image.blobs[1].digest;
+    let gate = Gate::new();
+    let corrupt = Fault::Corrupt(7).on_blob(&digest);
+    fixture.upstream.inject(corrupt);
+    let gated = Fault::GateBody(1000, gate.clone()).on_blob(&digest);
+    fixture.upstream.inject(gated);
+    let path = blob_path(&digest);
+    let (refused, ()) = tokio::join!(fixture.get(&path), async {
+        // pierhead knows the size of the blob, and has the head of its response.
+        gate.reached(1).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        gate.release();
+    });
+    assert_eq!((refused.status, refused.end), (503, End::Clean));
+    assert!(!refused.json()["errors"][0]["message"].is_null());
+}
+
+#[tokio::test]
 async fn a_deleted_tag_is_removed_from_the_cache() {
     let fixture = FixtureOptions::default().always_stale().start().await;
     let image = fixture.push(9, &[10]);

@@ -249,6 +249,12 @@ impl Body {
         self
     }
 
+    /// The endpoint that the response counts for.
+    pub(crate) fn kind(&self) -> EndpointKind {
+        let account = self.account.as_ref();
+        account.map_or(EndpointKind::Other, |account| account.kind)
+    }
+
     /// Marks a response in progress until this whole body is sent.
     pub(crate) fn with_response_in_progress(
         mut self,

@@ -37,11 +37,17 @@ use crate::http::hyper_server;
 use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase, SHORT_TIMEOUT, displaced};
 use crate::http::request_body::BodyLimits;
+use crate::http::respond;
 use crate::limits::limit::Limit;
 
 /// Maximum number of bytes that a fast client gets before the task yields to others: about a
 /// millisecond of work. A yield wakes another thread, so a yield at each MiB costs too much.
 const MAX_BURST_BYTES: u64 = 4 << 20;
+
+/// Maximum bytes of a body whose head waits for the first piece of the body.
+const MAX_AWAITED_BODY: u64 = 128 << 10;
+/// Maximum time that a head waits for the first piece of its body. A second download after a failed one takes 2 s.
+const FIRST_PIECE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How the fast path ends.
 enum FastPathEnd {
@@ -297,8 +303,18 @@ async fn send(
         return Ok(true);
     }
     let mut in_a_row = 0;
-    // When the first piece is not ready, the head is sent without it.
     let mut first = ready_piece(&mut body).await;
+    // A small body fails before its first byte when the upstream sends wrong bytes. The client then gets the error.
+    if first.is_none() && matches!(framing, Framing::Length(length) if length <= MAX_AWAITED_BODY) {
+        let piece = tokio::time::timeout(FIRST_PIECE_TIMEOUT, body.piece());
+        first = socket.unless_gone(piece).await?.ok();
+    }
+    if let Some(Some(Err(error))) = &first {
+        let response = respond::error(body.kind(), method, error);
+        Box::pin(send(socket, method, response, true, date)).await?;
+        return Ok(false);
+    }
+    // When the first piece is not ready, the head is sent without it.
     if first.is_none() {
         socket.send([&head, &[]], false).await?;
         head.clear();
