@@ -74,6 +74,32 @@ impl Error {
         matches!(self, Self::Io { source, .. } if pierhead_toc::is_exhausted(source))
     }
 
+    /// Whether the disk, or the disk quota of pierhead's user, is full.
+    pub fn is_disk_full(&self) -> bool {
+        let Self::Io { source, .. } = self else {
+            return false;
+        };
+        matches!(
+            source.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    }
+
+    /// The text for clients. It names no path of this host, unlike the text for the log.
+    pub fn client_text(&self) -> String {
+        match self {
+            Self::Io { .. } if self.is_disk_full() => {
+                "no space left on the pierhead's disk: free space or lower cache.size; trying again"
+                    .into()
+            }
+            Self::Io { .. } => {
+                "the bundle server cannot read its data; the log of pierhead has the cause".into()
+            }
+            Self::Missing(_) => "a part of this image is missing; try again".into(),
+            _ => self.to_string(),
+        }
+    }
+
     /// Makes the error of a parser. `what` is the name of the format.
     pub fn malformed(what: &'static str, why: impl Into<String>) -> Self {
         Self::Malformed {
@@ -139,6 +165,20 @@ impl From<pierhead_bundle::Error> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_text_for_clients_names_no_path() {
+        let path = "read /data/plans/1";
+        let denied = Error::io(path, rustix::io::Errno::ACCESS.into());
+        let full = Error::io(path, rustix::io::Errno::NOSPC.into());
+        let missing = Error::Missing("/data/plans/1".into());
+        for error in [&denied, &full, &missing] {
+            assert!(error.to_string().contains("/data"), "{error}");
+            assert!(!error.client_text().contains('/'), "{error}");
+        }
+        assert!(full.is_disk_full() && !denied.is_disk_full());
+        assert!(full.client_text().contains("no space left"));
+    }
 
     #[test]
     fn an_error_of_another_crate_keeps_its_variant_and_its_cause() {

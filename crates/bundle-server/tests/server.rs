@@ -1428,6 +1428,53 @@ fn an_unreadable_plan_is_made_again_when_its_image_is_indexed() {
 }
 
 #[test]
+fn an_unreadable_plan_is_made_again_for_a_request() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
+    let bundle_server = open(folder.path(), &blobs);
+    let image = tree(44);
+    blobs.put(&image.image);
+    assert_eq!(offer(&bundle_server, &image.image), State::Ready);
+    until(|| bundle_server.stat().jobs == 0);
+    bundle_server.close();
+    drop(bundle_server);
+    let root = &image.image.root;
+    make_plan_unreadable(folder.path(), root);
+    let bundle_server = open(folder.path(), &blobs);
+    let first = bundle_server.bundle(root, &[], true).map(drop);
+    assert!(matches!(first, Err(Error::Missing(_))), "{first:?}");
+    assert_eq!(wait_until_settled(&bundle_server, root), State::Ready);
+    let bundle = bundle_server.bundle(root, &[], true).unwrap();
+    assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
+    bundle_server.close();
+}
+
+/// Blobs that cannot be opened because the disk is full.
+struct FullDisk;
+
+impl Blobs for FullDisk {
+    fn open(&self, _: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        Err(rustix::io::Errno::NOSPC.into())
+    }
+}
+
+#[test]
+fn clients_learn_that_an_image_waits_for_disk_space() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    let server = BundleServer::open(config, Arc::new(FullDisk)).unwrap();
+    let manifest = tree(45).image.root;
+    server.offer(Image {
+        manifest,
+        repository: "registry/app".into(),
+    });
+    until(|| server.failure(&manifest).is_some());
+    assert!(matches!(server.state(&manifest), State::Working(_)));
+    let failure = server.failure(&manifest).unwrap();
+    assert!(failure.contains("no space left"), "{failure}");
+    server.close();
+}
+
+#[test]
 fn an_unreadable_plan_does_not_stop_a_prune_to_a_size() {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<MemoryBlobs>::default();

@@ -82,6 +82,8 @@ pub(crate) enum Error {
     Bundle(Arc<pierhead_bundle_server::Error>),
     #[error("cannot read the bundle: {0}")]
     BundleRead(String),
+    #[error("cannot index the image: {0}")]
+    Indexing(String),
 }
 
 fn not_ready_text(progress: &Progress) -> String {
@@ -160,6 +162,20 @@ impl Error {
         Cause::Error(discriminant(self), detail)
     }
 
+    /// The text for clients. It names no path of this host, unlike the text for the log.
+    pub(crate) fn client_text(&self) -> String {
+        match self {
+            Self::Bundle(error) => error.client_text(),
+            Self::BundleRead(_) => {
+                "cannot read the bundle; the log of pierhead has the cause".into()
+            }
+            Self::Cache(error) if error.is_storage() => {
+                "pierhead cannot read or write its cache; the log of pierhead has the cause".into()
+            }
+            error => error.to_string(),
+        }
+    }
+
     /// Whether the admission policy of the cache refused the blob.
     pub(crate) fn is_not_admitted(&self) -> bool {
         matches!(self, Self::Cache(error) if is_not_admitted(error))
@@ -194,6 +210,25 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+
+    #[test]
+    fn the_text_for_clients_names_no_path_of_this_host() {
+        let io = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let cache = pierhead_cache::Error::Io {
+            action: "write",
+            path: "/data/blobs/1".into(),
+            source: Arc::new(io()),
+        };
+        let plan = pierhead_bundle_server::Error::io("read /data/plans/1", io());
+        for error in [
+            Error::from(cache),
+            Error::Bundle(Arc::new(plan)),
+            Error::BundleRead("cannot read /data/packs/1".into()),
+        ] {
+            assert!(error.to_string().contains("/data"), "{error}");
+            assert!(!error.client_text().contains('/'), "{error}");
+        }
+    }
 
     #[test]
     fn the_text_for_the_log_includes_the_error_of_the_system() {

@@ -814,6 +814,29 @@ async fn unavailable_bundles_get_503_with_the_cause() {
 }
 
 #[tokio::test]
+async fn an_unreadable_folder_of_plans_refuses_bundles_without_its_path() {
+    let fixture = with_bundles().await;
+    let (old, new) = (tree(21), tree(22));
+    fixture.upstream.push("app", "1", &old.image);
+    fixture.upstream.push("app", "2", &new.image);
+    bundle(&fixture, &json!({"want": "1"})).await;
+    bundle(&fixture, &json!({"want": "2"})).await;
+    let plans = fixture.data.path().join("plans");
+    std::fs::rename(&plans, fixture.data.path().join("plans.old")).unwrap();
+    std::fs::write(&plans, "a file").unwrap();
+    let have = json!({"want": "2", "have": [old.image.root.to_string()]});
+    let refused = fixture.send(post(BUNDLE, &have)).await;
+    assert_eq!(
+        (refused.status, &*error_code(&refused)),
+        (503, "UNSUPPORTED")
+    );
+    let text = String::from_utf8_lossy(&refused.body);
+    assert!(text.contains("cannot read its data"), "{text}");
+    let folder = fixture.data.path().to_string_lossy();
+    assert!(!text.contains(&*folder), "{text}");
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_during_a_bundle_ends_its_connection() {
     let fixture = with_bundles().await;
     let image = tree(12);

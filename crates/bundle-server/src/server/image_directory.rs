@@ -41,6 +41,8 @@ struct ImageEntry {
     is_awaited: Arc<AtomicBool>,
     /// The client that pulled the image first.
     client: ClientKey,
+    /// The error of the last attempt, as a text for clients, until the next attempt begins.
+    failure: Option<String>,
 }
 
 impl ImageEntry {
@@ -50,6 +52,7 @@ impl ImageEntry {
             progress,
             is_awaited: Arc::default(),
             client,
+            failure: None,
         }
     }
 
@@ -191,6 +194,17 @@ impl ImageDirectory {
         let entries = self.entries.lock();
         let entry = entries.get(manifest);
         entry.map(|it| it.is_awaited.clone()).unwrap_or_default()
+    }
+
+    /// Why the last attempt failed, as a text for clients, while the image waits for the next attempt.
+    pub(super) fn failure(&self, manifest: &Digest) -> Option<String> {
+        self.entries.lock().get(manifest)?.failure.clone()
+    }
+
+    pub(super) fn set_failure(&self, manifest: &Digest, failure: Option<String>) {
+        if let Some(entry) = self.entries.lock().get_mut(manifest) {
+            entry.failure = failure;
+        }
     }
 
     /// Sets the progress that waiting clients see.

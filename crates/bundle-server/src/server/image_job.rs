@@ -34,6 +34,7 @@ pub(super) fn run_image_job(
         };
         context.images.requeue(image, &context.queue);
     };
+    context.images.set_failure(manifest, None);
     let _indexing = context.pack_usage.begin_indexing();
     context.images.save(manifest)?;
     let started = Instant::now();
@@ -61,6 +62,9 @@ pub(super) fn run_image_job(
         Err(Error::Missing(_)) => None,
         Err(error) if tries < MAX_TRIES => {
             tracing::warn!(%manifest, %error, "cannot index an image; pierhead tries again");
+            // A lack of descriptors or memory passes before the next attempt.
+            let failure = (!error.is_exhausted()).then(|| error.client_text());
+            context.images.set_failure(manifest, failure);
             retry(tries + 1, Some(Instant::now() + RETRY_INTERVAL));
             count(&context.counters.failed);
             return Ok(());

@@ -166,15 +166,7 @@ fn pack_and_plan(
     let keys = [false, true].map(|layers| request_key(manifest, &[], layers));
     let mut is_planned = true;
     for key in &keys {
-        is_planned &= match context.plans.whole(key) {
-            Ok(plan) => plan.is_some(),
-            // The new plan replaces the file.
-            Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
-                tracing::warn!(%error, "a plan cannot be read; pierhead makes it again");
-                false
-            }
-            Err(error) => return Err(error),
-        };
+        is_planned &= context.plans.whole(key)?.is_some();
     }
     if is_planned {
         let is_fast = packs_of(context, manifest)?.into_iter().any(is_fast);

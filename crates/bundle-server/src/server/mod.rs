@@ -180,6 +180,12 @@ impl BundleServer {
         self.context.images.state(manifest)
     }
 
+    /// Why the last attempt to index an image failed, as a text for clients, while the image waits for the next attempt.
+    /// Does not block.
+    pub fn failure(&self, manifest: &Digest) -> Option<String> {
+        self.context.images.failure(manifest)
+    }
+
     /// Config and layers of a ready image. Does not block.
     pub fn blobs(&self, manifest: &Digest) -> Option<Vec<Digest>> {
         self.context.images.blobs_of_ready(manifest)

@@ -138,6 +138,31 @@ impl PlanStore {
         self.open_at(key, &self.paths.plan(key))
     }
 
+    /// As [`Self::open`], for work that can make the plan again. Deletes a plan that cannot be read (ELOOP, EACCES, EIO).
+    ///
+    /// # Errors
+    /// `Io` when descriptors or memory are short, or when the file cannot be deleted.
+    pub(super) fn open_or_delete(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
+        self.open_or_delete_at(key, &self.paths.plan(key))
+    }
+
+    fn open_or_delete_at(
+        &self,
+        key: &FileDigest,
+        path: &Path,
+    ) -> Result<Option<Arc<PlanFile>>, Error> {
+        match self.open_at(key, path) {
+            Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
+                if std::fs::remove_file(path).is_err() {
+                    return Err(error);
+                }
+                tracing::warn!(%error, "a plan cannot be read; pierhead makes it again");
+                Ok(None)
+            }
+            found => found,
+        }
+    }
+
     fn open_at(&self, key: &FileDigest, path: &Path) -> Result<Option<Arc<PlanFile>>, Error> {
         let found = {
             let mut open = self.open.lock();
@@ -249,7 +274,7 @@ impl PlanStore {
                 return Ok(Some(derived_key(&request, &pair)));
             }
         }
-        let fresh = self.open(&request_key(want, &[], layers))?;
+        let fresh = self.open_or_delete(&request_key(want, &[], layers))?;
         Ok(fresh.map(|fresh| derived_key(&request, &fresh)))
     }
 
@@ -260,15 +285,15 @@ impl PlanStore {
         base: &Digest,
         layers: bool,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
-        match self.open(&optimized_pair_key(want, base))? {
-            None => self.open(&fast_pair_key(want, base, layers)),
+        match self.open_or_delete(&optimized_pair_key(want, base))? {
+            None => self.open_or_delete(&fast_pair_key(want, base, layers)),
             found => Ok(found),
         }
     }
 
-    /// A plan whose packs all exist. Deletes a plan without them.
+    /// A plan whose packs all exist. Deletes a plan without them, and a plan that cannot be read.
     pub(super) fn whole(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
-        let plan = self.open(key)?;
+        let plan = self.open_or_delete(key)?;
         if plan.as_ref().is_some_and(|plan| !self.has_packs(plan)) {
             self.delete(key);
             return Ok(None);
@@ -320,7 +345,7 @@ impl PlanStore {
         etag: &str,
     ) -> Result<Option<Arc<PlanFile>>, Error> {
         let key = sent_key(want, layers, etag);
-        let plan = self.open_at(&key, &self.paths.sent(&key))?;
+        let plan = self.open_or_delete_at(&key, &self.paths.sent(&key))?;
         let fits = |plan: &Arc<PlanFile>| {
             plan.etag == etag && plan.suits(base_images) && self.has_packs(plan)
         };

@@ -72,7 +72,7 @@ pub(super) fn plan(
         // The prepared plan needs contents of the base image that this worker lacks.
         let fresh = context
             .plans
-            .open(&request_key(want, &[], layers))?
+            .open_or_delete(&request_key(want, &[], layers))?
             .filter(|plan| context.plans.has_packs(plan));
         let fresh = fresh.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
         drop(draft);
@@ -87,7 +87,9 @@ pub(super) fn plan(
             &mut draft,
         )?;
     } else if at.is_some()
-        && let Some(fresh) = context.plans.open(&request_key(want, &[], layers))?
+        && let Some(fresh) = context
+            .plans
+            .open_or_delete(&request_key(want, &[], layers))?
         && context.plans.has_packs(&fresh)
         && draft.bytes() > max_plan_bytes(changed_bytes(&fresh, &toc, &needed)?)
     {
@@ -188,7 +190,12 @@ fn prepared(
             return Ok((Some(plan), Some(at)));
         }
     }
-    Ok((context.plans.open(&request_key(want, &[], layers))?, None))
+    Ok((
+        context
+            .plans
+            .open_or_delete(&request_key(want, &[], layers))?,
+        None,
+    ))
 }
 
 /// Whether the frames contain all needed contents.

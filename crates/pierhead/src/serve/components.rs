@@ -80,12 +80,12 @@ pub(super) async fn open_bundle_server(
     Ok(match tokio::task::spawn_blocking(open).await?? {
         Ok(bundle_server) => Ok(Some(bundle_server)),
         Err(error) => {
-            let error = describe(&anyhow::Error::new(error));
+            let text = error.client_text();
             tracing::error!(
-                %error,
+                error = %describe(&anyhow::Error::new(error)),
                 "pierhead starts without bundles; make this file or folder readable and writable for pierhead, or delete it, and restart"
             );
-            Err(error)
+            Err(text)
         }
     })
 }

@@ -442,7 +442,10 @@ impl BundleHandler<'_> {
         match bundle_server.awaited_by(self.client(), &image.digest) {
             State::Ready => return self.check_blobs(&image.blobs).await,
             State::Refused(why) => return Err(Error::NotBundled(why)),
-            State::Working(progress) => return Err(Error::NotReady(progress)),
+            State::Working(progress) => {
+                let failure = bundle_server.failure(&image.digest);
+                return Err(failure.map_or(Error::NotReady(progress), Error::Indexing));
+            }
             _ => {}
         }
         let cache = &self.context.cache;

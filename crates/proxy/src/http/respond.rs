@@ -12,6 +12,7 @@ use pierhead_cache::Error as CacheError;
 use pierhead_oci::error::ErrorBody;
 use pierhead_oci::{ErrorCode, ParseError};
 use pierhead_remote::Error as RemoteError;
+use pierhead_toc::Fault;
 
 use crate::error::Error;
 use crate::http::body::Body;
@@ -128,14 +129,15 @@ pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Respo
     if status == StatusCode::UNAUTHORIZED {
         builder = builder.header(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
     }
-    let mut body = ErrorBody::new(code, error.to_string());
+    let text = error.client_text();
+    let mut body = ErrorBody::new(code, text.clone());
     if let Error::NotReady(progress) = error {
         body = body.with_detail(progress);
     }
     let body = body.to_json();
     let mut response = whole(builder, method, JSON, body.into());
     if status.is_server_error()
-        && let Some(reason) = reason(status, &error.to_string())
+        && let Some(reason) = reason(status, &text)
     {
         response.extensions_mut().insert(reason);
     }
@@ -181,7 +183,13 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
         Error::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, ErrorCode::Unavailable),
         Error::BadRequest(_) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
         Error::NoBundles => (StatusCode::NOT_FOUND, ErrorCode::Unsupported),
-        Error::BundlesUnavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported),
+        // The worker pulls layers instead of a retry. Descriptors and memory are short for a moment only.
+        Error::Bundle(bundle) if bundle.fault() == Fault::Host && !bundle.is_exhausted() => {
+            (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported)
+        }
+        Error::BundlesUnavailable(_) | Error::Indexing(_) => {
+            (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported)
+        }
         Error::NotBundled(_) | Error::OriginUnproven => {
             (StatusCode::UNPROCESSABLE_ENTITY, ErrorCode::Unsupported)
         }
