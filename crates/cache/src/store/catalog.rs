@@ -147,7 +147,41 @@ impl Catalog {
     }
 }
 
+/// Maximum bytes of one file of the database. A catalog takes about 100 bytes per blob.
+const MAX_FILE_BYTES: u64 = 4 << 30;
+/// Maximum bytes of `conf`, a text file. sled reads it as a whole.
+const MAX_CONF_BYTES: u64 = 64 << 10;
+
+/// Checks the files that sled opens: a pipe would block it, and it would read a huge file as a whole.
+fn check_files(folder: &Path) -> Result<(), Failure> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        let (name, about) = (path.file_name().unwrap_or_default(), fs::metadata(&path)?);
+        let max = match name == "conf" {
+            true => MAX_CONF_BYTES,
+            false => MAX_FILE_BYTES,
+        };
+        // sled keeps large values in the folder `blobs`.
+        let is_valid = match name == "blobs" {
+            true => about.is_dir(),
+            false => about.is_file() && about.len() <= max,
+        };
+        if !is_valid {
+            return Err(Failure(format!(
+                "{} is no regular file of at most {max} bytes",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn open(folder: &Path) -> Result<Database, Failure> {
+    check_files(folder)?;
     let db = sled::Config::default()
         .path(folder)
         .cache_capacity(PAGE_CACHE)
@@ -283,7 +317,32 @@ fn rank(bytes: &[u8]) -> Option<(f32, u16)> {
 
 #[cfg(test)]
 mod tests {
-    use super::catch_panic;
+    use super::{Catalog, catch_panic};
+
+    #[test]
+    fn a_pipe_or_a_huge_file_in_the_catalog_is_replaced_without_a_wait() {
+        let data = tempfile::tempdir().unwrap();
+        drop(Catalog::open(data.path()));
+        let conf = data.path().join("catalog/conf");
+        let make_pipe = || {
+            let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+            rustix::fs::mkfifoat(rustix::fs::CWD, &conf, mode).unwrap();
+        };
+        let make_huge = || {
+            let file = std::fs::File::create(&conf).unwrap();
+            file.set_len(16 << 30).unwrap();
+        };
+        for make in [&make_pipe as &dyn Fn(), &make_huge] {
+            std::fs::remove_file(&conf).unwrap();
+            make();
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let folder = data.path().to_owned();
+            std::thread::spawn(move || sender.send(Catalog::open(&folder).open.is_some()));
+            let limit = std::time::Duration::from_secs(10);
+            assert_eq!(receiver.recv_timeout(limit), Ok(true));
+            assert!(conf.metadata().unwrap().len() < 1 << 20);
+        }
+    }
 
     #[test]
     fn a_panic_of_sled_becomes_an_error() {
