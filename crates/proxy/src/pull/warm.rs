@@ -254,7 +254,14 @@ async fn blobs(
                     walk.descend(child.digest, depth)?;
                 }
             }
-            _ => {
+            body => {
+                // An image of an index was selected by its platform already.
+                if depth == 0
+                    && !platforms.is_empty()
+                    && let Body::Image { config, .. } = body
+                {
+                    check_platform(context, client, &reference, config, platforms).await?;
+                }
                 for child in manifest.children().filter(|child| is_distributable(child)) {
                     if walk.enter(child.digest)? {
                         blobs.push(child.clone());
@@ -264,6 +271,69 @@ async fn blobs(
         }
     }
     Ok(blobs)
+}
+
+/// Maximum size of a config whose platform is read, in bytes.
+const MAX_CONFIG: u64 = 4 << 20;
+
+/// Checks that the config of an image names one of `platforms`. Pulls the config into the cache.
+async fn check_platform(
+    context: &Arc<RequestContext>,
+    client: &Arc<ClientUsage>,
+    reference: &Reference,
+    config: &Descriptor,
+    platforms: &[Platform],
+) -> Result<(), Error> {
+    #[derive(serde::Deserialize)]
+    struct ConfigPlatform {
+        os: String,
+        architecture: String,
+        variant: Option<String>,
+    }
+    if config.size > MAX_CONFIG {
+        return Ok(());
+    }
+    let request = BlobRequest {
+        registry: reference.registry.clone(),
+        repository: reference.repository.clone(),
+        digest: config.digest,
+        client: client.clone(),
+    };
+    // No client leaves during the check: the config is small.
+    let (_leave, left) = watch::channel(false);
+    let pulled = pull_blob(context, request, &AtomicU64::new(0), left).await;
+    pulled.map_err(|(_, error)| error)?;
+    let Some(blob) = context.cache.get(&config.digest).await? else {
+        return Ok(());
+    };
+    let bytes = blob
+        .read_all(usize::try_from(MAX_CONFIG).unwrap_or(usize::MAX))
+        .await?;
+    // The config of an artifact names no platform.
+    let Ok(found) = serde_json::from_slice::<ConfigPlatform>(&bytes) else {
+        return Ok(());
+    };
+    let offered = Platform {
+        os: found.os,
+        architecture: found.architecture,
+        variant: found.variant,
+    };
+    let entry = Descriptor {
+        platform: Some(offered.clone()),
+        ..config.clone()
+    };
+    let entries = [entry];
+    if platforms
+        .iter()
+        .any(|wanted| wanted.choose(&entries).is_some())
+    {
+        return Ok(());
+    }
+    let wanted: Vec<_> = platforms.iter().map(Platform::to_string).collect();
+    Err(Error::BadRequest(format!(
+        "the image is for {offered}, not for {}",
+        wanted.join(" or ")
+    )))
 }
 
 /// A walk through the manifests of an image. It visits each once, and bounds their depth and number.
@@ -360,14 +430,30 @@ mod tests {
     use crate::proxy::Proxy;
 
     #[tokio::test]
-    async fn an_image_without_waiting_clients_begins_no_further_download() {
+    async fn an_image_of_another_platform_is_refused_with_both_names() {
         let upstream = FakeRegistry::builder().start().await;
-        let image = Image::random(1, &[1000; 6]);
+        let image = Image::random(2, &[1000]);
         upstream.push("app", "1", &image);
-        let gate = Gate::new();
-        upstream.inject(Fault::GateBody(1, gate.clone()).on_blobs());
         let data = tempfile::tempdir().unwrap();
-        let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+        let (context, reference, _) = context(&upstream, data.path());
+        let client = context.limits.operator();
+        let warmed = async |platform: &str| {
+            let platforms = [platform.parse().unwrap()];
+            let left = std::future::pending();
+            warm(&context, &client, &reference, &platforms, left, |_| {}).await
+        };
+        let refused = warmed("windows/amd64").await.unwrap_err();
+        let names = "the image is for linux/amd64, not for windows/amd64";
+        assert!(refused.contains(names), "{refused}");
+        warmed("linux/amd64").await.unwrap();
+    }
+
+    /// A proxy of `upstream` with an empty cache, and the name of the image `app:1`.
+    fn context(
+        upstream: &FakeRegistry,
+        data: &std::path::Path,
+    ) -> (Arc<RequestContext>, Reference, pierhead_cache::Cache) {
+        let config = pierhead_cache::Config::new(data, 1 << 20);
         let policy = Box::new(pierhead_eviction::Lru::default());
         let cache = pierhead_cache::Cache::open(config, policy).unwrap();
         let entry = Upstream {
@@ -379,8 +465,20 @@ mod tests {
         remote.upstreams.insert(registry.parse().unwrap(), entry);
         let remote = Remote::new(remote).unwrap();
         let context = Proxy::new(cache.clone(), remote, Config::default()).current();
-        let (client, reference) = (context.limits.operator(), format!("{registry}/app:1"));
-        let reference = reference.parse().unwrap();
+        let reference = format!("{registry}/app:1").parse().unwrap();
+        (context, reference, cache)
+    }
+
+    #[tokio::test]
+    async fn an_image_without_waiting_clients_begins_no_further_download() {
+        let upstream = FakeRegistry::builder().start().await;
+        let image = Image::random(1, &[1000; 6]);
+        upstream.push("app", "1", &image);
+        let gate = Gate::new();
+        upstream.inject(Fault::GateBody(1, gate.clone()).on_blobs());
+        let data = tempfile::tempdir().unwrap();
+        let (context, reference, cache) = context(&upstream, data.path());
+        let client = context.limits.operator();
         let (leave, left) = tokio::sync::oneshot::channel();
         let left = async { left.await.unwrap_or_default() };
         let warmed = warm(&context, &client, &reference, &[], left, |_| {});
