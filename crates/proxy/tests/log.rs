@@ -79,6 +79,23 @@ async fn streamed_and_failed_downloads_have_a_line() {
 }
 
 #[tokio::test]
+async fn a_blob_without_room_is_reported_as_served_and_not_as_failed() {
+    let fixture = FixtureOptions::default().capacity(1 << 20).start().await;
+    let pinned = fixture.push(9, &[900_000]);
+    fixture.pull(&pinned).await;
+    let digests = pinned.blobs.iter().map(|blob| blob.digest).collect();
+    fixture.cache.pin("app:1", digests).await.unwrap();
+    let digest = fixture.upstream.put_blob("app", random_bytes(10, 500_000));
+    let lines = capture();
+    let whole = fixture.get(&blob_path(&digest)).await;
+    assert_eq!((whole.status, whole.end), (200, End::Clean));
+    eventually(async || !lines.with("blob not stored").is_empty()).await;
+    let line = line(&lines, "blob not stored");
+    assert!(line.contains("clients get it from the upstream"), "{line}");
+    assert!(lines.with("blob download failed").is_empty());
+}
+
+#[tokio::test]
 async fn a_stale_response_is_logged_once_with_its_image() {
     let fixture = FixtureOptions::default().always_stale().start().await;
     let image = fixture.push(4, &[1000]);

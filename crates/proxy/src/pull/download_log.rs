@@ -28,6 +28,8 @@ enum DownloadOutcome {
     Stored,
     Streamed,
     Failed(Cause, String),
+    /// The cache has no room. The client gets the blob by another download.
+    NoRoom(Cause, String),
     /// Another [`DownloadLog`] continues with the stream.
     HandedOver,
 }
@@ -70,8 +72,10 @@ impl<'a> DownloadLog<'a> {
     pub(crate) fn failed(&mut self, error: &Error) {
         // A refusal to store is not a failure: the client gets the blob by a download with its own line.
         let is_refused = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::TooLarge { .. }));
+        let has_no_room = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::NoRoom { .. }));
         self.end = match error.is_not_admitted() || is_refused {
             true => DownloadOutcome::HandedOver,
+            false if has_no_room => DownloadOutcome::NoRoom(error.cause(), with_sources(error)),
             false => DownloadOutcome::Failed(error.cause(), with_sources(error)),
         };
     }
@@ -106,6 +110,18 @@ impl Drop for DownloadLog<'_> {
                 };
                 if self.refusals.is_new(&refusal, digest, error) {
                     tracing::warn!(%upstream, address, %repository, %digest, bytes, seconds, outcome = "failed", %error, "blob download failed");
+                }
+                return;
+            }
+            DownloadOutcome::NoRoom(cause, error) => {
+                let refusal = Refusal {
+                    event: "blob not stored",
+                    cause: *cause,
+                    client: None,
+                    registry: Some(upstream),
+                };
+                if self.refusals.is_new(&refusal, digest, error) {
+                    tracing::warn!(%upstream, address, %repository, %digest, bytes, seconds, %error, "blob not stored; clients get it from the upstream");
                 }
                 return;
             }
