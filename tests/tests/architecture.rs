@@ -255,7 +255,7 @@ const GLOBAL_IN: &[(&str, &str)] = &[
         "a signal handler gets only an address",
     ),
     (
-        "crates/pierhead/src/quiet.rs",
+        "crates/pierhead/src/verbosity.rs",
         "`--quiet` is global for the process, as its standard error is; only the binary prints there",
     ),
 ];
