@@ -19,7 +19,7 @@ pub(crate) fn run(write: bool) -> Result<()> {
         (
             "pierhead",
             "--test=daemon",
-            "metrics::every_metric_keeps_the_rules",
+            "metrics::every_metric_follows_the_naming_rules",
         ),
         (
             "pierhead-replay",

@@ -186,8 +186,8 @@ pub(crate) struct Log {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Text for people
+    /// Lines of text
     Text,
-    /// One JSON object per line, for log collectors
+    /// One JSON object per line
     Json,
 }

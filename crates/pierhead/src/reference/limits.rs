@@ -199,6 +199,7 @@ fn format_value(constant: &Constant, value: Option<&Value>) -> String {
     let help = constant.help.to_lowercase();
     let is_size = match () {
         () if constant.name.contains("_BYTES") => true,
+        () if help.contains("number of bytes") || help.starts_with("maximum bytes") => true,
         () if OF_COUNT.iter().any(|words| help.starts_with(words)) => false,
         () if OF_BYTES.iter().any(|words| help.contains(words)) => true,
         () if constant.name.ends_with('S') => false,

@@ -162,7 +162,7 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "URL", value_parser = Url::parse, required_unless_present = "output")]
     pub(crate) via: Option<Url>,
 
-    /// Root folder of the container [default with --pid: that of the process]
+    /// Root folder of the container [default: with --pid, that of the process]
     #[arg(long, value_name = "DIR", required_unless_present_any = ["pid", "send"])]
     pub(crate) root: Option<PathBuf>,
 
