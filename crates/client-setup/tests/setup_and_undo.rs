@@ -1,105 +1,16 @@
-//! Setup and undo of each client, through the public interface, on a folder that stands for `/`.
+//! Tests of setup and undo of each client, on a folder that stands for the root of a machine.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod machine;
 
+use std::path::Path;
+
+use machine::{FAR, Machine, NEAR};
 use pierhead_client_setup::{
-    Address, Client, ConfigRoot, ConfiguredMirrors, Error, Fault, Lock, Options, Outcome, Setup,
-    Undo,
+    Client, ConfigRoot, ConfiguredMirrors, Error, Fault, Lock, Options, Setup, Undo,
 };
 
-/// The root folder of a machine.
-struct Machine {
-    folder: tempfile::TempDir,
-    root: ConfigRoot,
-}
-
-impl Machine {
-    fn new(files: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let root = ConfigRoot::system(folder.path());
-        let machine = Self { folder, root };
-        for (path, text) in files {
-            machine.write(path, text);
-        }
-        machine
-    }
-
-    fn path(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path)
-    }
-
-    fn write(&self, path: &str, text: &str) {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("made");
-        fs::write(path, text).expect("written");
-    }
-
-    fn read(&self, path: &str) -> Option<String> {
-        fs::read_to_string(self.path(path)).ok()
-    }
-
-    /// The number of changes.
-    fn set_up(&self, client: Client, address: &str) -> Result<usize, Error> {
-        self.set_up_for(client, address, &[])
-    }
-
-    fn set_up_for(
-        &self,
-        client: Client,
-        address: &str,
-        registries: &[&str],
-    ) -> Result<usize, Error> {
-        let address: Address = address.parse().expect("an address");
-        let registries: Vec<_> = registries.iter().map(|name| (*name).to_owned()).collect();
-        let options = Options {
-            client,
-            address: &address,
-            ca: address.is_tls().then_some("PEM\n"),
-            registries: &registries,
-            config: None,
-        };
-        let lock = Lock::take(&self.root)?;
-        let setup = Setup::plan(&self.root, &options)?;
-        setup.apply(&lock)?;
-        Ok(setup.changes().len())
-    }
-
-    fn undo(&self, client: Client) -> Result<(), Error> {
-        let lock = Lock::take(&self.root)?;
-        let undo = Undo::plan(&self.root, client)?.expect("a record");
-        undo.apply(&lock)?;
-        undo.check_edited(Outcome::Untouched)
-    }
-
-    fn mirrors(&self, client: Client) -> Vec<String> {
-        let found = ConfiguredMirrors::read(&self.root, client, None);
-        found.expect("it is read").mirrors
-    }
-
-    /// Every path below the root.
-    fn everything(&self) -> Vec<PathBuf> {
-        let mut found = Vec::new();
-        let mut folders = vec![self.folder.path().to_owned()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).expect("a folder") {
-                let path = entry.expect("an entry").path();
-                if path.is_dir() {
-                    folders.push(path.clone());
-                }
-                found.push(path);
-            }
-        }
-        found.sort();
-        found
-    }
-}
-
-const NEAR: &str = "http://127.0.0.1:5000";
-const FAR: &str = "https://p.example:5000";
-
 #[test]
-fn a_machine_without_files_is_as_before() {
+fn an_undo_on_a_machine_without_files_leaves_nothing() {
     for client in Client::ALL {
         for address in [NEAR, FAR] {
             let machine = Machine::new(&[("etc/hostname", "a\n")]);
@@ -118,7 +29,7 @@ fn a_machine_without_files_is_as_before() {
 }
 
 #[test]
-fn files_of_others_come_back_byte_for_byte() {
+fn an_undo_restores_existing_files_byte_for_byte() {
     let docker = "{\r\n  \"debug\": true,\r\n  \"registry-mirrors\": [\"https://m.lab\"]\r\n}";
     let containerd = "version = 3\n# mine\n[grpc]\n  address = '/run/c.sock'";
     let hosts = "server = \"https://a\"\n[host.\"https://b\"]\n  capabilities = [\"pull\"]\n";
@@ -137,7 +48,7 @@ fn files_of_others_come_back_byte_for_byte() {
     let before = machine.everything();
     for client in [Client::Docker, Client::Containerd, Client::Podman] {
         machine.set_up(client, NEAR).expect("set up");
-        // The address of a second run replaces that of the first.
+        // The address of the second run replaces the address of the first.
         machine
             .set_up(client, "http://10.0.0.1:5000")
             .expect("again");
@@ -155,7 +66,7 @@ fn files_of_others_come_back_byte_for_byte() {
 }
 
 #[test]
-fn mirrors_are_read_in_the_order_of_the_client() {
+fn configured_mirrors_are_read_in_their_order() {
     let machine = Machine::new(&[(
         "etc/docker/daemon.json",
         "{\"registry-mirrors\": [\"https://m.lab\"]}",
@@ -189,7 +100,7 @@ fn mirrors_are_read_in_the_order_of_the_client() {
 }
 
 #[test]
-fn a_certificate_lies_where_the_client_looks() {
+fn the_ca_certificate_is_written_to_the_path_of_each_client() {
     for (client, path) in [
         (Client::Docker, "etc/docker/certs.d/p.example:5000/ca.crt"),
         (
@@ -208,7 +119,7 @@ fn a_certificate_lies_where_the_client_looks() {
 }
 
 #[test]
-fn what_others_changed_since_stays() {
+fn an_undo_keeps_later_changes_by_others() {
     let file = "etc/docker/daemon.json";
     let machine = Machine::new(&[(file, "{\n  \"a\": 1,\n  \"b\": 2,\n  \"c\": 3\n}\n")]);
     machine.set_up(Client::Docker, NEAR).expect("set up");
@@ -223,7 +134,7 @@ fn what_others_changed_since_stays() {
 }
 
 #[test]
-fn an_edited_line_of_ours_is_reported_and_left() {
+fn an_edited_line_of_pierhead_is_reported_and_unchanged() {
     let file = "etc/docker/daemon.json";
     let machine = Machine::new(&[(file, "{\n  \"a\": 1\n}\n")]);
     machine.set_up(Client::Docker, NEAR).expect("set up");
@@ -283,7 +194,7 @@ fn a_plan_writes_nothing() {
 }
 
 #[test]
-fn what_a_client_cannot_do_is_refused() {
+fn unsupported_options_and_files_are_refused_without_a_change() {
     let unit = "[Service]\nExecStart=/usr/bin/dockerd --registry-mirror=https://m.lab\n";
     let unknown = "[[registry]]\nprefix = \"a.b\"\nlocation = \"a.b\"\n";
     let drop_in = "etc/containers/registries.conf.d/50-pierhead.conf";
@@ -337,7 +248,7 @@ fn what_a_client_cannot_do_is_refused() {
 }
 
 #[test]
-fn containerd_reads_the_last_file_that_names_a_folder() {
+fn the_folder_in_the_last_file_of_containerd_is_used() {
     let main = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n";
     let drop_in = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/srv/certs\"\n";
     let machine = Machine::new(&[
@@ -350,7 +261,7 @@ fn containerd_reads_the_last_file_that_names_a_folder() {
         machine.read("etc/containerd/config.toml").as_deref(),
         Some(main)
     );
-    // Without a file that names a folder, a drop-in of ours does.
+    // If no file names a folder, pierhead's drop-in does.
     let machine = Machine::new(&[("etc/containerd/config.toml", main)]);
     machine.set_up(Client::Containerd, NEAR).expect("set up");
     let ours = machine.read("etc/containerd/conf.d/50-pierhead.toml");
@@ -360,7 +271,7 @@ fn containerd_reads_the_last_file_that_names_a_folder() {
 }
 
 #[test]
-fn one_registry_of_containerd_is_set_up_alone() {
+fn a_single_registry_of_containerd_is_set_up() {
     let machine = Machine::new(&[]);
     machine
         .set_up_for(Client::Containerd, NEAR, &["docker.io"])
@@ -376,7 +287,7 @@ fn one_registry_of_containerd_is_set_up_alone() {
         machine.read("etc/containerd/certs.d/_default/hosts.toml"),
         None
     );
-    // A second run for all registries takes the first one back.
+    // A second run for all registries undoes the first one.
     machine.set_up(Client::Containerd, NEAR).expect("set up");
     assert_eq!(
         machine.read("etc/containerd/certs.d/docker.io/hosts.toml"),
@@ -387,7 +298,7 @@ fn one_registry_of_containerd_is_set_up_alone() {
 }
 
 #[test]
-fn a_user_has_files_of_their_own() {
+fn a_user_setup_changes_files_of_the_user_only() {
     let folder = tempfile::tempdir().expect("a folder");
     let (config, state) = (folder.path().join("config"), folder.path().join("state"));
     let root = ConfigRoot::user(&config, &state);

@@ -212,4 +212,62 @@ mod tests {
             assert_eq!(names.find(image, &platform), Some(digest), "{image}");
         }
     }
+
+    #[test]
+    fn a_damaged_file_of_names_is_replaced_by_the_next_pull() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path(), &[]).expect("a store");
+        let platform: Platform = "linux/amd64".parse().expect("a platform");
+        let image: Reference = "app:1".parse().expect("a name");
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"image");
+        let read = || ImageNames::read(std::iter::once(folder.path()));
+        for damaged in [&b""[..], b"[{\"registry\"", b"{}", b"\xff\xfe"] {
+            std::fs::write(folder.path().join(FILE_NAME), damaged).expect("written");
+            assert_eq!(read().find(&image, &platform), None);
+            ImageNames::add(&store, &image, &platform, &digest).expect("written");
+            assert_eq!(read().find(&image, &platform), Some(digest));
+        }
+        // A repeated pull adds no second entry.
+        ImageNames::add(&store, &image, &platform, &digest).expect("written");
+        assert_eq!(read().0.len(), 1);
+    }
+
+    #[test]
+    fn beyond_the_maximum_the_oldest_names_are_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path(), &[]).expect("a store");
+        let platform: Platform = "linux/amd64".parse().expect("a platform");
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"image");
+        let image = |nth: usize| -> Reference { format!("app:{nth}").parse().expect("a name") };
+        let names = (0..MAX_NAMES).map(|nth| NamedImage::new(&image(nth), &platform, digest));
+        let names = serde_json::to_vec(&names.collect::<Vec<_>>()).expect("JSON");
+        std::fs::write(folder.path().join(FILE_NAME), names).expect("written");
+        ImageNames::add(&store, &image(MAX_NAMES), &platform, &digest).expect("written");
+        let names = ImageNames::read(std::iter::once(folder.path()));
+        assert_eq!(names.0.len(), MAX_NAMES);
+        assert_eq!(names.find(&image(0), &platform), None, "the oldest");
+        for kept in [1, MAX_NAMES] {
+            assert_eq!(names.find(&image(kept), &platform), Some(digest));
+        }
+    }
+
+    #[test]
+    fn names_of_the_first_store_count_as_the_latest() {
+        let platform: Platform = "linux/amd64".parse().expect("a platform");
+        let image: Reference = "app:1".parse().expect("a name");
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let digests = [&b"first"[..], b"second"]
+            .map(|bytes| Digest::of(pierhead_oci::Algorithm::Sha256, bytes));
+        for (folder, digest) in folders.iter().zip(&digests) {
+            let store = Store::open(folder.path(), &[]).expect("a store");
+            ImageNames::add(&store, &image, &platform, digest).expect("written");
+        }
+        let names = ImageNames::read(folders.iter().map(tempfile::TempDir::path));
+        assert_eq!(names.find(&image, &platform), Some(digests[0]));
+        let arm: Platform = "linux/arm64".parse().expect("a platform");
+        assert_eq!(names.find(&image, &arm), None, "another platform");
+        let unknown = Digest::of(pierhead_oci::Algorithm::Sha256, b"unknown");
+        assert_eq!(names.of(&unknown), None);
+        assert_eq!(names.rank(&image, &unknown), (3, usize::MAX));
+    }
 }

@@ -156,3 +156,45 @@ fn all_addresses_of_one_ipv6_network_are_one_client() {
     assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
     assert_ne!(of("10.0.0.1"), ClientKey::OPERATOR);
 }
+
+proptest::proptest! {
+    /// Any sequence of waits, cancellations, takes, grants and releases keeps the counts right.
+    #[test]
+    fn the_counts_match_the_clients_after_any_operations(
+        capacity in 0..5_usize,
+        operations in proptest::collection::vec((0..5_u8, 0..4_usize), 0..200),
+    ) {
+        let mut share: FairShare<usize, u32> = FairShare::new(capacity);
+        let (mut held, mut waiters) = ([0; 4], [const { Vec::new() }; 4]);
+        for (operation, client) in operations {
+            match operation {
+                0 => waiters[client].push(share.wait(&client, 0)),
+                1 => {
+                    if let Some(waiter) = waiters[client].pop() {
+                        proptest::prop_assert!(share.cancel(&client, waiter).is_some());
+                    }
+                }
+                2 => held[client] += usize::from(share.take(&client)),
+                3 => {
+                    if let Some((granted, _)) = share.next(|_, _, _| true) {
+                        let fewest = (0..4).filter(|it| !waiters[*it].is_empty());
+                        let fewest = fewest.map(|it| held[it]).min();
+                        proptest::prop_assert_eq!(fewest, Some(held[granted]));
+                        waiters[granted].remove(0);
+                        held[granted] += 1;
+                    }
+                }
+                _ => {
+                    share.release(&client);
+                    held[client] = held[client].saturating_sub(1);
+                }
+            }
+            proptest::prop_assert!(share.held() <= capacity);
+            proptest::prop_assert_eq!(share.held(), held.iter().sum::<usize>());
+            for client in 0..4 {
+                proptest::prop_assert_eq!(share.held_by(&client), held[client]);
+                proptest::prop_assert_eq!(share.waiting_of(&client), waiters[client].len());
+            }
+        }
+    }
+}

@@ -132,4 +132,32 @@ mod tests {
         assert_eq!(headroom(&[]), None);
         assert_eq!(headroom(&two[..2]), None, "no limit");
     }
+
+    #[test]
+    fn usage_above_the_limit_and_damaged_files_give_no_wrong_headroom() {
+        let read = |limit: &str, used: &str, stat: &str| {
+            headroom(&[
+                (
+                    "proc/self/mountinfo",
+                    "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 c rw\n",
+                ),
+                ("proc/self/cgroup", "0::/a\n"),
+                ("sys/fs/cgroup/a/memory.max", limit),
+                ("sys/fs/cgroup/a/memory.current", used),
+                ("sys/fs/cgroup/a/memory.stat", stat),
+            ])
+        };
+        let left = |found: Option<MemoryHeadroom>| found.map(|it| it.left);
+        assert_eq!(left(read("1000\n", "1200\n", "")), Some(0));
+        // More page cache than usage: the kernel updates the files one after the other.
+        assert_eq!(left(read("1000", "700", "active_file 900\n")), Some(1000));
+        let huge = format!("active_file {0}\ninactive_file {0}\n", u64::MAX);
+        assert_eq!(left(read("1000", "700", &huge)), Some(1000));
+        for stat in ["active_file x\n", "active_file\n", "anon 5\n\n"] {
+            assert_eq!(left(read("1000", "700", stat)), Some(300), "{stat:?}");
+        }
+        for (limit, used) in [("", "700"), ("max", "700"), ("1000", ""), ("1000", "-1")] {
+            assert_eq!(read(limit, used, ""), None, "{limit:?} {used:?}");
+        }
+    }
 }

@@ -219,4 +219,32 @@ mod tests {
         fs::write(&path, "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n").unwrap();
         assert!(PressureReader::find(Resource::Memory, root.path()).is_some());
     }
+
+    #[test]
+    fn totals_are_parsed_from_all_forms_of_the_file() {
+        let totals = |some, full| {
+            Some(Totals {
+                some: Duration::from_micros(some),
+                full: Duration::from_micros(full),
+            })
+        };
+        for (text, expected) in [
+            (
+                "some avg10=0.00 total=7\nfull avg10=0.00 total=3\n",
+                totals(7, 3),
+            ),
+            // The CPU has no line `full` before Linux 5.13.
+            (
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
+                totals(7, 0),
+            ),
+            ("full total=3\nsome total=7", totals(7, 3)),
+            ("some total=7 added=1\r\nfull total=3\r\n", totals(7, 3)),
+            ("some avg10=0.00\nfull total=3\n", None),
+            ("something total=7\n", None),
+            ("some total=99999999999999999999\n", None),
+        ] {
+            assert_eq!(parse(text), expected, "{text:?}");
+        }
+    }
 }

@@ -3,6 +3,8 @@
 
 mod diff;
 mod source;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 

@@ -389,4 +389,79 @@ mod tests {
         assert_eq!(schedule.next(0), NextRange::Range(31..40));
         assert_eq!(schedule.action(1, 31), FrameAction::Stop);
     }
+
+    /// The response of one connection: the next frame in it, and its end.
+    type Response = Option<(u32, u32)>;
+
+    /// Reads at most `frames` frames of a response, and counts the applied ones in `applied`.
+    fn read(
+        schedule: &mut FrameSchedule,
+        connection: usize,
+        (mut next, end): (u32, u32),
+        frames: u32,
+        applied: &mut [u32],
+    ) -> Response {
+        for _ in 0..frames {
+            if next >= end {
+                return None;
+            }
+            match schedule.action(connection, next) {
+                FrameAction::Skip => {}
+                FrameAction::Stop => return None,
+                FrameAction::Apply => {
+                    applied[index(next)] += 1;
+                    if !schedule.applied(connection, next, end) {
+                        return None;
+                    }
+                }
+            }
+            next += 1;
+        }
+        Some((next, end))
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
+
+        /// Connections read in any order, and any response may break after any frame.
+        #[test]
+        fn every_missing_frame_is_applied_once_whatever_breaks(
+            weights in proptest::collection::vec(proptest::prop_oneof![
+                proptest::prelude::Just(0), 1..1000_u64, MIB..12 * MIB
+            ], 1..60),
+            is_missing in proptest::collection::vec(proptest::prelude::any::<bool>(), 60),
+            connections in 1..6_usize,
+            steps in proptest::collection::vec((0..6_usize, 1..20_u32, proptest::prelude::any::<bool>()), 0..200),
+        ) {
+            let count = u32::try_from(weights.len()).unwrap();
+            let wanted = |frame: u32| is_missing[index(frame)];
+            let mut missing: Vec<Range<u32>> = Vec::new();
+            for frame in (0..count).filter(|frame| wanted(*frame)) {
+                match missing.last_mut() {
+                    Some(range) if range.end == frame => range.end += 1,
+                    _ => missing.push(frame..frame + 1),
+                }
+            }
+            let mut schedule = without_shares(weights.into_iter(), missing, connections);
+            let mut responses: Vec<Response> = vec![None; connections];
+            let mut applied = vec![0; index(count)];
+            // After the random steps, each connection reads to the end of its responses.
+            let last = (0..2000).map(|nth| (nth % connections, u32::MAX, false));
+            for (connection, frames, breaks) in steps.into_iter().chain(last) {
+                let connection = connection % connections;
+                let open = match responses[connection].take() {
+                    Some(open) => open,
+                    None => match schedule.next(connection) {
+                        NextRange::Range(range) => (range.start, range.end),
+                        NextRange::Wait | NextRange::Nothing => continue,
+                    },
+                };
+                let frames = frames.min(count + 1);
+                let left = read(&mut schedule, connection, open, frames, &mut applied);
+                responses[connection] = left.filter(|_| !breaks);
+            }
+            let expected: Vec<u32> = (0..count).map(|frame| u32::from(wanted(frame))).collect();
+            proptest::prop_assert_eq!(applied, expected);
+        }
+    }
 }

@@ -134,4 +134,46 @@ mod tests {
             assert!(error.contains("line 2"), "{error}");
         }
     }
+
+    #[test]
+    fn orders_beyond_the_limits_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("order");
+        let read = |text: Vec<u8>| {
+            std::fs::write(&file, text).expect("written");
+            read_paths(&file).map(|paths| paths.len())
+        };
+        let lines = |count: usize| b"a\n".repeat(count);
+        assert_eq!(read(lines(MAX_TRACE)).expect("read"), MAX_TRACE);
+        let error = read(lines(MAX_TRACE + 1))
+            .expect_err("too many")
+            .to_string();
+        assert!(error.contains("more than"), "{error}");
+        assert_eq!(read(vec![b'a'; MAX_PATH]).expect("read"), 1);
+        let error = read(vec![b'a'; MAX_PATH + 1])
+            .expect_err("too long")
+            .to_string();
+        assert!(error.contains("line 1"), "{error}");
+        let large = usize::try_from(MAX_TEXT).expect("small") + 1;
+        let error = read(vec![b'\n'; large]).expect_err("too large").to_string();
+        assert!(error.contains("too large"), "{error}");
+        let missing = read_paths(&folder.path().join("missing"));
+        assert!(matches!(missing, Err(Error::File { .. })));
+    }
+
+    proptest::proptest! {
+        /// No path of a file leaves the root, whatever the text says.
+        #[test]
+        fn accepted_paths_stay_below_the_root(text in "([a./\\\\\r\n]|\\PC){0,60}") {
+            let folder = tempfile::tempdir().expect("a folder");
+            let file = folder.path().join("order");
+            std::fs::write(&file, &text).expect("written");
+            for path in read_paths(&file).unwrap_or_default() {
+                let parts: Vec<_> = path.split(|byte| *byte == b'/').collect();
+                let is_clean = |part: &&[u8]| !matches!(*part, b"" | b"." | b"..");
+                proptest::prop_assert!(parts.iter().all(is_clean), "{:?}", path.escape_ascii());
+                proptest::prop_assert!(!path.contains(&0) && !path.contains(&b'\n'));
+            }
+        }
+    }
 }

@@ -1032,6 +1032,7 @@ fn a_frame_may_arrive_in_full_in_place_of_a_patch() {
     assert_holds(&store, &new, false);
 }
 
+mod crash;
 mod files;
 mod hostile;
 
@@ -1143,7 +1144,8 @@ fn a_folder_in_place_of_a_file_is_replaced_and_the_reverse_is_reported() {
         fs::write(&path, "no folder").unwrap();
         let error = Store::open(folder.path(), &[]).unwrap_err();
         let message = error.to_string();
-        let says = message.contains(&path.display().to_string()) && message.contains("delete it");
+        let says =
+            message.contains(&path.display().to_string()) && message.contains("delete the file");
         assert!(says, "{message}");
         fs::remove_file(&path).unwrap();
     }

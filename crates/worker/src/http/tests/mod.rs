@@ -13,6 +13,8 @@ use super::*;
 use crate::Error;
 use crate::http::session::Session;
 
+mod framing;
+
 /// Starts a server that sends one of `responses` on each connection and closes it. The thread
 /// returns the requests.
 fn server(responses: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
@@ -42,6 +44,19 @@ fn server(responses: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
 /// Requests a path from a server that sends `response`. Returns status, body, and whether the
 /// connection is idle.
 fn get(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
+    let (status, body, is_idle, received) = exchange(response)?;
+    assert_eq!(received, u64::try_from(response.len()).expect("small"));
+    Ok((status, body, is_idle))
+}
+
+/// As [`get`], for a response with bytes after its body.
+fn get_any(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
+    let (status, body, is_idle, _) = exchange(response)?;
+    Ok((status, body, is_idle))
+}
+
+/// The exchange of [`get`]. Also returns the number of received bytes.
+fn exchange(response: &[u8]) -> Result<(u16, Vec<u8>, bool, u64), String> {
     let (server, thread) = server(vec![response.to_vec()]);
     let session = Session::new(&server);
     let result = (|| -> Result<_, String> {
@@ -59,11 +74,7 @@ fn get(response: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
         "{requests:?}"
     );
     let (status, body) = result?;
-    assert_eq!(
-        server.received(),
-        u64::try_from(response.len()).expect("small")
-    );
-    Ok((status, body, ready))
+    Ok((status, body, ready, server.received()))
 }
 
 #[test]

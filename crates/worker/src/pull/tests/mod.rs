@@ -13,6 +13,8 @@ use crate::http::test_server::{ReceivedRequest, TestServer, refusal, response};
 use crate::store::tests::{Encoded, TestImage, encode, noise};
 use crate::{NoProgress, Unit, store};
 
+mod layers;
+
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Two versions without the content of 9 MB: few bytes keep these tests fast.
