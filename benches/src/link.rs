@@ -3,9 +3,10 @@
 //! segments as for a network card with segmentation offload. So slow start, windows and handshakes
 //! behave as on a real link. The kernel does not need netem.
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -173,10 +174,7 @@ fn send(to: &SyncDevice, queue: &Queue) {
             .map(|(due, _)| due.saturating_duration_since(now))
         {
             None => {
-                packets = queue
-                    .more
-                    .wait(packets)
-                    .unwrap_or_else(PoisonError::into_inner);
+                queue.more.wait(&mut packets);
             }
             Some(Duration::ZERO) => {
                 // Under the lock, so that packets keep their order.
@@ -208,6 +206,6 @@ fn on_the_wire(packet: &[u8]) -> u64 {
     bytes + ((bytes - headers).div_ceil(segment) - 1) * headers
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> parking_lot::MutexGuard<'_, T> {
+    mutex.lock()
 }

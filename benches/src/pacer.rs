@@ -1,6 +1,6 @@
 //! Limits the rate of an upstream: all connections share one link.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// Maximum delay of sleeps that may be caught up.
@@ -24,7 +24,7 @@ impl Pacer {
 
     /// Reserves the link for this number of bytes. Returns the time at which they have been sent.
     pub(crate) fn reserve(&self, bytes: u64) -> Instant {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock();
         let now = Instant::now();
         let earliest = now.checked_sub(MAX_CATCH_UP).unwrap_or(now);
         *free = (*free).max(earliest) + Duration::from_nanos(bytes * 1_000_000_000 / self.rate);

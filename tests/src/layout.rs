@@ -84,6 +84,7 @@ impl Layout {
     }
 
     /// Adds a blob with the bytes that `write` writes. Returns its descriptor.
+    #[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
     pub fn add(
         &self,
         media_type: &str,

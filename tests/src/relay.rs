@@ -5,7 +5,7 @@ use std::{
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::Result;
+use parking_lot::{Mutex, MutexGuard};
 
 /// A listener that forwards connections to a target. Dropping it closes the listener. Open
 /// connections go on.
@@ -178,5 +179,5 @@ fn pump(mut from: TcpStream, mut to: TcpStream, mut saw: impl FnMut(&[u8])) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -1,10 +1,10 @@
 //! A client of the soak test: pulls images and ranges, aborts some downloads, and compares every
 //! byte.
 
+use parking_lot::Mutex;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,7 +25,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     fn error(&self, error: &anyhow::Error) {
-        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errors = self.errors.lock();
         errors.1 += 1;
         if errors.0.len() < 20 {
             errors.0.push(format!("{error:#}"));

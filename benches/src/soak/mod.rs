@@ -117,11 +117,7 @@ fn report(
 ) -> Result<()> {
     let Growth { memory, files } = Growth::of(samples)?;
     let served = tally.bytes.load(Ordering::Relaxed) as f64;
-    let errors = tally.errors.lock().map_or_else(
-        |poisoned| poisoned.into_inner().0.clone(),
-        |it| it.0.clone(),
-    );
-    let count = tally.errors.lock().map_or(0, |it| it.1);
+    let (errors, count) = tally.errors.lock().clone();
     println!(
         "| soak | minutes, clients | requests, of which left in the middle | GB served, from upstream | CPU-s/GB | RSS MB, 2nd / last quarter, peak | open files, 2nd / last quarter | errors | arguments |"
     );

@@ -1,6 +1,7 @@
 //! Measures the peak memory of server and worker for images with very many entries, each in a
 //! process of its own.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read as _, Write as _};

@@ -1,13 +1,15 @@
 //! Integration tests of the bundle server: from the blobs of images to the bytes of bundles, and
 //! back to file contents.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use pierhead_bundle::api::{BundleQuery, Stage};
@@ -35,25 +37,26 @@ struct Gate(Mutex<Option<Digest>>, Condvar);
 
 impl Gate {
     fn close(&self, digest: Option<Digest>) {
-        *self.0.lock().unwrap() = digest;
+        *self.0.lock() = digest;
         self.1.notify_all();
     }
 }
 
 impl Blobs for MemoryBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let closed = self.1.0.lock().unwrap();
+        let mut closed = self.1.0.lock();
         let is_closed = |closed: &mut Option<Digest>| *closed == Some(*digest);
-        drop(self.1.1.wait_while(closed, is_closed).unwrap());
+        self.1.1.wait_while(&mut closed, is_closed);
+        drop(closed);
         self.2.fetch_add(1, Ordering::Relaxed);
-        let found = self.0.lock().unwrap().get(digest).cloned();
+        let found = self.0.lock().get(digest).cloned();
         Ok(found.map(|bytes| bytes as Arc<dyn Blob>))
     }
 }
 
 impl MemoryBlobs {
     fn put(&self, image: &images::Image) {
-        let mut blobs = self.0.lock().unwrap();
+        let mut blobs = self.0.lock();
         for blob in &image.blobs {
             blobs.insert(blob.digest, Arc::new(MemoryBlob(blob.bytes.to_vec())));
         }
@@ -64,7 +67,7 @@ impl MemoryBlobs {
     }
 
     fn take(&self, digest: &Digest) {
-        self.0.lock().unwrap().remove(digest);
+        self.0.lock().remove(digest);
     }
 }
 
@@ -1539,7 +1542,7 @@ fn a_prune_deletes_the_files_of_removed_images() {
     let least = bundle_server.prune(0).unwrap();
     let stat = bundle_server.stat();
     assert_eq!((stat.packs, stat.plans, stat.index), (0, 0, least));
-    blobs.0.lock().unwrap().clear();
+    blobs.0.lock().clear();
     assert_eq!(bundle_server.prune(0).unwrap(), 0);
     blobs.put(&kept.image);
     assert_eq!(offer(&bundle_server, &kept.image), State::Ready);

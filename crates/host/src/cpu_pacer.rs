@@ -131,7 +131,7 @@ pub async fn metered<W: Future>(pacer: Option<&CpuPacer>, work: W) -> W::Output 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
+    use parking_lot::Mutex;
 
     use crate::{CpuAllowance, CpuReading};
 
@@ -151,13 +151,13 @@ mod tests {
             };
             let quota = CpuBudget::with_clock(allowance, move || CpuReading {
                 now: begun.elapsed(),
-                used: *used.0.lock().unwrap_or_else(PoisonError::into_inner),
+                used: *used.0.lock(),
             });
             Arc::new(CpuPacer::new(quota, threads, Counter::default()))
         }
 
         fn use_up(&self, millis: u64) {
-            *self.0.lock().unwrap() += Duration::from_millis(millis);
+            *self.0.lock() += Duration::from_millis(millis);
         }
     }
 
@@ -178,14 +178,14 @@ mod tests {
                     used.use_up(1);
                     pacer.spend(Duration::from_millis(1));
                     let millis = begun.elapsed().as_millis();
-                    passed.lock().unwrap().push((nth, millis));
+                    passed.lock().push((nth, millis));
                 })
             })
             .collect();
         for one in waiting {
             one.await.unwrap();
         }
-        let passed = passed.lock().unwrap().clone();
+        let passed = passed.lock().clone();
         let order: Vec<_> = passed.iter().map(|(nth, _)| *nth).collect();
         assert_eq!(order, [0, 1, 2, 3, 4]);
         for (nth, millis) in passed {

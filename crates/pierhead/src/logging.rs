@@ -126,8 +126,9 @@ fn targets(level: &str) -> Targets {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::io;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use super::*;
 
@@ -146,7 +147,7 @@ mod tests {
 
     impl io::Write for Log {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -169,7 +170,7 @@ mod tests {
             let error = "no\nFATAL forged";
             tracing::info!(bytes = 7, text = "a b", %error, long, last = true, "what\n{error}");
         });
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(log.0.lock().clone()).unwrap();
         assert_eq!(text.lines().count(), 1, "{text}");
         let part =
             "what\\nno\\nFATAL forged bytes=7 text=\"a b\" error=no\\nFATAL forged long=\"xxx";

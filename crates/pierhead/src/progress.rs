@@ -95,8 +95,9 @@ fn shorten(subject: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::io;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use indicatif::TermLike;
 
@@ -132,7 +133,7 @@ mod tests {
         }
 
         fn write_str(&self, text: &str) -> io::Result<()> {
-            self.0.lock().expect("a test").push(text.to_owned());
+            self.0.lock().push(text.to_owned());
             Ok(())
         }
 
@@ -153,7 +154,7 @@ mod tests {
         progress.begin(subject, unit, total);
         progress.update(subject, done, total);
         progress.bar.force_draw();
-        let lines = terminal.0.lock().expect("a test");
+        let lines = terminal.0.lock();
         let last = lines.iter().rfind(|line| !line.trim().is_empty());
         last.expect("a bar").clone()
     }

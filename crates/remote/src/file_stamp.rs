@@ -33,6 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
     fn a_replaced_or_extended_file_has_another_stamp() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");

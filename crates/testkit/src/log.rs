@@ -1,7 +1,8 @@
 //! Captures the log of the code under test, in the daemon's text format.
 
+use parking_lot::Mutex;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Subscriber};
@@ -67,8 +68,8 @@ impl Lines {
 struct Text(Arc<Mutex<String>>);
 
 impl Text {
-    fn lock(&self) -> std::sync::MutexGuard<'_, String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, String> {
+        self.0.lock()
     }
 }
 

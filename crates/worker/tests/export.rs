@@ -1,5 +1,6 @@
 //! Tests of exports as OCI layout and Docker archive: rebuilt layers are the original tars.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use std::cell::Cell;
 use std::fs;

@@ -1,5 +1,6 @@
 //! Tests of exports into folders: random images are indexed, merged and exported, and the files on
 //! the disk are compared.
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 #[path = "trees/disk.rs"]
 mod disk;

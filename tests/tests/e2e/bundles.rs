@@ -8,13 +8,14 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use parking_lot::Mutex;
 use pierhead_testkit::{
     images::{Image, random_bytes},
     registry::FakeRegistry,
@@ -630,7 +631,7 @@ fn start_recording_relay(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Ve
                     if read == 0 {
                         return server.shutdown(Shutdown::Write);
                     }
-                    let mut kept = keep.lock().expect("a lock without a panic");
+                    let mut kept = keep.lock();
                     kept.extend_from_slice(&piece[..read]);
                     drop(kept);
                     server.write_all(&piece[..read])?;
@@ -782,7 +783,7 @@ fn a_trace_has_the_files_of_the_container_and_none_of_the_host() -> Result<()> {
     assert_eq!(fs::read_to_string(&order)?, recorded, "{rest}");
     let told = "sent the order of 2 files of docker.io/library/app:shell, of 3 that were opened; the server matched 2";
     ensure!(rest.contains(told), "{rest}");
-    let heard = heard.lock().expect("a lock without a panic").clone();
+    let heard = heard.lock().clone();
     let heard = String::from_utf8_lossy(&heard);
     let sent = r#""files":["usr/share/doc-7","usr/share/doc-3"]"#;
     ensure!(heard.contains(sent), "{heard}");
@@ -823,7 +824,7 @@ fn the_start_order_of_another_image_is_not_sent() -> Result<()> {
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     assert_eq!(run.status.code(), Some(1), "{said}");
     ensure!(said.contains("Nothing was sent"), "{said}");
-    let heard = heard.lock().expect("a lock without a panic").clone();
+    let heard = heard.lock().clone();
     let heard = String::from_utf8_lossy(&heard);
     ensure!(!heard.contains("plans"), "{heard}");
     Ok(())

@@ -1,5 +1,6 @@
 //! End-to-end tests of TLS for clients: pulls over HTTPS, client certificates, and the reload of
 //! certificates.
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use std::{fs, net::SocketAddr};
 

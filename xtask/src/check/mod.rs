@@ -11,11 +11,11 @@ mod steps;
 use std::{
     io::Write as _,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
 use anyhow::{Result, bail};
+use parking_lot::Mutex;
 
 use crate::{
     console::{self, say},
@@ -255,7 +255,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         };
         let time = begun.elapsed();
         shared.took(step.name, time);
-        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = report.lock();
         print!("{}", String::from_utf8_lossy(&text));
         report.add(step.name, outcome);
         println!("=== {}: {:.1} s", step.name, time.as_secs_f64());
@@ -266,8 +266,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     for (name, time) in times.iter().take(12) {
         println!("{:8.1} s  {name}", time.as_secs_f64());
     }
-    let report = report.into_inner();
-    Ok(report.unwrap_or_else(PoisonError::into_inner).close())
+    Ok(report.into_inner().close())
 }
 
 /// Runs a step; one that panics has failed.

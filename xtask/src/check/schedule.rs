@@ -6,11 +6,9 @@
 //! 3. At most one step that compiles runs at a time: cargo locks its build folder.
 //! 4. Each step stands in the list behind the steps of its `after`, so that some step can always begin.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Condvar, Mutex, PoisonError},
-    thread,
-};
+use std::{collections::BTreeSet, thread};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::Step;
 
@@ -52,13 +50,13 @@ struct Shared {
 
 impl Shared {
     fn change(&self, change: impl FnOnce(&mut Progress)) {
-        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.progress.lock());
         self.changed.notify_all();
     }
 
     /// Marks the next step as begun. Waits until a step may begin; `None` when all have begun.
     fn begin<'a>(&self, chosen: &[&'a Step]) -> Option<&'a Step> {
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = self.progress.lock();
         loop {
             if progress.is_aborted || chosen.iter().all(|step| progress.is_begun(step)) {
                 return None;
@@ -67,8 +65,7 @@ impl Shared {
                 progress.begun.insert(step.name);
                 return Some(step);
             }
-            let changed = self.changed.wait(progress);
-            progress = changed.unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut progress);
         }
     }
 }
@@ -174,17 +171,17 @@ mod tests {
             match step.name {
                 "asks" => {
                     ask.send(()).unwrap();
-                    answered.lock().unwrap().recv_timeout(WAIT_LIMIT).unwrap();
+                    answered.lock().recv_timeout(WAIT_LIMIT).unwrap();
                 }
                 "answers" => {
-                    asked.lock().unwrap().recv_timeout(WAIT_LIMIT).unwrap();
+                    asked.lock().recv_timeout(WAIT_LIMIT).unwrap();
                     answer.send(()).unwrap();
                 }
                 _ => {}
             }
-            ended.lock().unwrap().push(step.name);
+            ended.lock().push(step.name);
         });
-        let ended = ended.into_inner().unwrap();
+        let ended = ended.into_inner();
         assert_eq!(ended.len(), 3);
         assert_eq!(ended[2], "last");
     }
@@ -201,9 +198,9 @@ mod tests {
         run(&steps.iter().collect::<Vec<_>>(), |step| {
             let _alone = compiling.try_lock().expect("no other step compiles");
             thread::sleep(Duration::from_millis(20));
-            ended.lock().unwrap().push(step.name);
+            ended.lock().push(step.name);
         });
-        assert_eq!(ended.into_inner().unwrap(), ["build", "clippy", "doc"]);
+        assert_eq!(ended.into_inner(), ["build", "clippy", "doc"]);
     }
 
     #[test]
@@ -215,9 +212,9 @@ mod tests {
         ];
         let ended = Mutex::new(Vec::new());
         run(&steps.iter().collect::<Vec<_>>(), |step| {
-            ended.lock().unwrap().push(step.name);
+            ended.lock().push(step.name);
         });
-        assert_eq!(ended.into_inner().unwrap(), ["first", "second", "third"]);
+        assert_eq!(ended.into_inner(), ["first", "second", "third"]);
     }
 
     #[test]
@@ -227,12 +224,12 @@ mod tests {
         let begun = Mutex::new(Vec::new());
         let all = catch_unwind(AssertUnwindSafe(|| {
             run(&chosen, |step| {
-                begun.lock().unwrap().push(step.name);
+                begun.lock().push(step.name);
                 panic!("for the test");
             });
         }));
         assert!(all.is_err());
-        assert_eq!(begun.into_inner().unwrap(), ["panics"]);
+        assert_eq!(begun.into_inner(), ["panics"]);
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::{
     num::NonZero,
     path::PathBuf,
     process::Command,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use parking_lot::Mutex;
 
 use super::{
     Outcome,
@@ -55,14 +56,13 @@ impl Shared {
 
     /// Notes how long something took.
     pub(super) fn took(&self, name: &str, time: Duration) {
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.times.lock();
         times.push((name.to_owned(), time));
     }
 
     /// All that was noted.
     pub(super) fn times(self) -> Vec<(String, Duration)> {
-        let times = self.times.into_inner();
-        times.unwrap_or_else(PoisonError::into_inner)
+        self.times.into_inner()
     }
 
     /// All that tests need.

@@ -69,6 +69,10 @@ impl Layout {
     ///
     /// # Errors
     /// When the layout cannot be written.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a build artifact, which the next run makes again after a crash"
+    )]
     pub(crate) fn layer(&self, tree: &Tree, packing: Packing) -> Result<Layer> {
         let staged = self.path.join("staged");
         let mut blob = Hashing::new(BufWriter::new(File::create(&staged)?));

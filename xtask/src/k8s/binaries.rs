@@ -76,6 +76,10 @@ impl Binaries {
 }
 
 /// The folder `name` of the tools. It appears whole: an interrupted build leaves nothing that counts.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a build artifact, which the next run makes again after a crash"
+)]
 fn kept(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = place::tools().join(name);
     fs::create_dir_all(place::tools())?;

@@ -2,11 +2,12 @@
 //! in memory until a sync, and recently read or written bytes are read from memory. The size of
 //! this page cache is a part of the model.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pierhead_cache::tier::{Blob, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
@@ -79,7 +80,7 @@ impl<C: Clock> ModelledDisk<C> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// The modelled address of a blob. A collision of two blobs only omits a seek.

@@ -5,7 +5,7 @@
 mod disk;
 mod medium;
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 pub(super) use disk::ModelledDisk;
@@ -125,10 +125,7 @@ impl<C: Clock> DevicePacer<C> {
 
     /// Records a flush for the next fence.
     pub(super) fn flush(&self) {
-        self.state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .flushed = true;
+        self.state.lock().flushed = true;
     }
 
     /// Takes the time of a fence.
@@ -144,7 +141,7 @@ impl<C: Clock> DevicePacer<C> {
 
     fn pay(&self, cost: impl FnOnce(&mut State) -> Duration) {
         let debt = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
             let now = self.clock.now();
             let cost = cost(&mut state);
             state.until = state.until.max(now.saturating_sub(MIN_SLEEP)) + cost;

@@ -341,6 +341,10 @@ fn replacement_path(folder: &Path, number: u32) -> PathBuf {
 
 /// Renames the last database of an earlier process to `folder`, and deletes the other ones. After a
 /// kill, the next start continues.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "renames a folder, which atomic-file cannot"
+)]
 fn adopt_replacement(folder: &Path) -> io::Result<()> {
     let mut numbers = (1..=MAX_REPLACEMENTS).rev();
     let Some(last) = numbers.find(|number| replacement_path(folder, *number).exists()) else {
@@ -353,6 +357,10 @@ fn adopt_replacement(folder: &Path) -> io::Result<()> {
 }
 
 /// Deletes the database in `folder`, and opens an empty one.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "renames a folder, which atomic-file cannot"
+)]
 fn replace(folder: &Path) -> Result<(Open, bool), Failure> {
     let old: PathBuf = folder.with_extension("damaged");
     remove(&old)?;

@@ -1,13 +1,12 @@
 //! One open pack: its two files, its records, and which of them were verified recently.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::Error;
 use crate::pack::RecordLocation;

@@ -170,8 +170,9 @@ impl Collector for BundleMetrics {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::{Condvar, Mutex};
     use std::io;
-    use std::sync::{Arc, Condvar, Mutex};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
     use pierhead_bundle_server::{Config, Image};
@@ -187,10 +188,9 @@ mod tests {
 
     impl Blobs for BlockingBlobs {
         fn open(&self, _: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-            let blocked = self
-                .1
-                .wait_while(self.0.lock().unwrap(), |blocked| *blocked);
-            drop(blocked.unwrap());
+            let mut blocked = self.0.lock();
+            self.1.wait_while(&mut blocked, |blocked| *blocked);
+            drop(blocked);
             Ok(None)
         }
     }
@@ -222,7 +222,7 @@ mod tests {
         let blobs = Arc::<BlockingBlobs>::default();
         let config = Config::new(folder.path(), 64 << 20, 16 << 20);
         let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
-        *blobs.0.lock().unwrap() = true;
+        *blobs.0.lock() = true;
         for nth in 0..3_u8 {
             bundle_server.offer(Image {
                 manifest: Digest::of(Algorithm::Sha256, &[nth]),
@@ -231,7 +231,7 @@ mod tests {
         }
         // No job is done, whether a thread runs it or not. The cleanup after the start may be one more job.
         assert!(jobs(&bundle_server) >= 3);
-        *blobs.0.lock().unwrap() = false;
+        *blobs.0.lock() = false;
         blobs.1.notify_all();
         until_idle(&bundle_server);
         bundle_server.close();

@@ -1,4 +1,5 @@
 //! Tests of the admin listener: health, metrics, invalid requests, cross-site requests.
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use std::time::Duration;
 

@@ -270,6 +270,7 @@ mod tests {
         HeaderValue::from_str(&format!("Basic {code}")).unwrap()
     }
 
+    #[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
     fn write(file: &Path, users: &[(&str, &str)]) {
         let lines = users
             .iter()

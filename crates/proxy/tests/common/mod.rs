@@ -342,6 +342,7 @@ impl TlsFiles {
     }
 
     /// Writes another file and renames it, as certbot does.
+    #[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
     pub(crate) fn write(&self, name: &str, pem: &str) {
         std::fs::write(self.path("next"), pem).unwrap();
         std::fs::rename(self.path("next"), self.path(name)).unwrap();

@@ -1,6 +1,7 @@
 //! Tests of the HTTPS proxy, and of the SSRF guard for redirects, token servers and names.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -33,7 +34,7 @@ impl Proxy {
                         head.push(client.read_u8().await?);
                     }
                     let head = String::from_utf8_lossy(&head).into_owned();
-                    log.lock().expect("not poisoned").push(head);
+                    log.lock().push(head);
                     client.write_all(response.as_bytes()).await?;
                     if response.contains(" 200 ") {
                         let mut server = TcpStream::connect(target).await?;
@@ -47,7 +48,7 @@ impl Proxy {
     }
 
     fn heads(&self) -> Vec<String> {
-        self.heads.lock().expect("not poisoned").clone()
+        self.heads.lock().clone()
     }
 }
 
@@ -205,17 +206,14 @@ impl FakeResolver {
                 .collect()
         };
         let results = results.iter().rev().map(parse).collect();
-        self.0
-            .lock()
-            .expect("not poisoned")
-            .insert(host.to_owned(), results);
+        self.0.lock().insert(host.to_owned(), results);
         self
     }
 }
 
 impl pierhead_remote::Resolve for FakeResolver {
     fn resolve(&self, host: String, port: u16) -> pierhead_remote::ResolveFuture {
-        let mut names = self.0.lock().expect("not poisoned");
+        let mut names = self.0.lock();
         let response = match (names.get_mut(&host), host.parse()) {
             (Some(results), _) if results.len() > 1 => results.pop(),
             (Some(results), _) => results.last().cloned(),

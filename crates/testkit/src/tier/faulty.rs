@@ -1,7 +1,8 @@
 //! A tier with injected faults, on top of a working tier.
 
+use parking_lot::Mutex;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use pierhead_cache::tier::{Blob, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
@@ -117,8 +118,8 @@ impl Faulty {
         };
     }
 
-    fn plan(&self) -> std::sync::MutexGuard<'_, Plan> {
-        self.plan.lock().expect("no panic inside")
+    fn plan(&self) -> parking_lot::MutexGuard<'_, Plan> {
+        self.plan.lock()
     }
 
     fn step(&self, op: Op) -> io::Result<()> {

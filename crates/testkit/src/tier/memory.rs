@@ -1,9 +1,10 @@
 //! A tier in memory, for tests. A test keeps the value to simulate a restart.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
 
 use pierhead_cache::tier::{Blob, CHUNK, FastMedium, ReadAt, Staged, Tier, TierEntry, Trailer};
 use pierhead_oci::Digest;
@@ -45,13 +46,13 @@ impl MemoryTier {
 impl Tier for MemoryTier {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let tick = self.tick();
-        let mut staged = self.0.staged.lock().expect("a lock without a panic");
+        let mut staged = self.0.staged.lock();
         let bytes = staged
             .entry(*digest)
             .or_insert_with(|| (Arc::default(), tick))
             .0
             .clone();
-        let mut content = bytes.0.write().expect("a lock without a panic");
+        let mut content = bytes.0.write();
         let kept = content.len().saturating_sub(1) / CHUNK * CHUNK;
         content.truncate(kept);
         drop(content);
@@ -63,32 +64,24 @@ impl Tier for MemoryTier {
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        self.0
-            .staged
-            .lock()
-            .expect("a lock without a panic")
-            .remove(digest);
+        self.0.staged.lock().remove(digest);
         Ok(())
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let blobs = self.0.blobs.lock().expect("a lock without a panic");
+        let blobs = self.0.blobs.lock();
         Ok(blobs
             .get(digest)
             .map(|(blob, _)| blob.clone() as Arc<dyn Blob>))
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
-        self.0
-            .blobs
-            .lock()
-            .expect("a lock without a panic")
-            .remove(digest);
+        self.0.blobs.lock().remove(digest);
         Ok(())
     }
 
     fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        for (digest, (blob, modified)) in &*self.0.blobs.lock().expect("a lock without a panic") {
+        for (digest, (blob, modified)) in &*self.0.blobs.lock() {
             visit(TierEntry {
                 digest: *digest,
                 bytes: blob.trailer.size() + blob.extra,
@@ -99,8 +92,8 @@ impl Tier for MemoryTier {
     }
 
     fn scan_staged(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
-        for (digest, (bytes, modified)) in &*self.0.staged.lock().expect("a lock without a panic") {
-            let len = bytes.0.read().expect("a lock without a panic").len();
+        for (digest, (bytes, modified)) in &*self.0.staged.lock() {
+            let len = bytes.0.read().len();
             visit(TierEntry {
                 digest: *digest,
                 bytes: len as u64,
@@ -119,7 +112,7 @@ impl FastMedium for MemoryTier {}
 
 impl ReadAt for Bytes {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let bytes = self.0.read().expect("a lock without a panic");
+        let bytes = self.0.read();
         let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
         let found = bytes.get(start..).and_then(|rest| rest.get(..buf.len()));
         buf.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -127,7 +120,7 @@ impl ReadAt for Bytes {
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.0.read().expect("a lock without a panic");
+        let bytes = self.0.read();
         let start = usize::try_from(offset)
             .unwrap_or(usize::MAX)
             .min(bytes.len());
@@ -155,11 +148,11 @@ impl Blob for MemoryBlob {
 
 impl Staged for MemoryStaged {
     fn size(&self) -> u64 {
-        self.bytes.0.read().expect("a lock without a panic").len() as u64
+        self.bytes.0.read().len() as u64
     }
 
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
-        let mut content = self.bytes.0.write().expect("a lock without a panic");
+        let mut content = self.bytes.0.write();
         pieces
             .iter()
             .for_each(|piece| content.extend_from_slice(piece));
@@ -167,11 +160,7 @@ impl Staged for MemoryStaged {
     }
 
     fn clear(&mut self) -> io::Result<()> {
-        self.bytes
-            .0
-            .write()
-            .expect("a lock without a panic")
-            .clear();
+        self.bytes.0.write().clear();
         Ok(())
     }
 
@@ -189,19 +178,9 @@ impl Staged for MemoryStaged {
             trailer,
             extra,
         });
-        self.tier
-            .0
-            .staged
-            .lock()
-            .expect("a lock without a panic")
-            .remove(&self.digest);
+        self.tier.0.staged.lock().remove(&self.digest);
         let entry = (blob.clone(), self.tier.tick());
-        self.tier
-            .0
-            .blobs
-            .lock()
-            .expect("a lock without a panic")
-            .insert(self.digest, entry);
+        self.tier.0.blobs.lock().insert(self.digest, entry);
         Ok(blob)
     }
 }

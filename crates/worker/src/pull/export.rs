@@ -146,6 +146,10 @@ impl ExportSource<'_> {
         Ok(self.changed_digest(&digest).into_iter().collect())
     }
 
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "an export is repeated after a crash"
+    )]
     fn archive_file(&self, to: &Path) -> Result<Vec<String>, Error> {
         let failed = || Error::file(format!("cannot write {}", to.display()));
         let mut partial = to.as_os_str().to_owned();

@@ -63,6 +63,10 @@ impl FetchDir {
 
     /// Renames the folder, then deletes it. So a waiting process never finds a folder with half of
     /// the files.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "renames a folder, which atomic-file cannot"
+    )]
     pub(super) fn remove(&self) {
         let renamed = self.path.with_extension("partial");
         let _ = fs::remove_dir_all(&renamed);

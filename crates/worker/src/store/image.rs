@@ -67,6 +67,10 @@ impl Image {
     }
 
     /// Writes the record into a temporary folder, syncs it, and renames it into place.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "renames a folder, which atomic-file cannot"
+    )]
     pub(super) fn save(&self, images: &Path) -> Result<(), Error> {
         let target = images.join(self.digest().hex());
         let failed = |error| Error::io(format!("record {}", target.display()), error);

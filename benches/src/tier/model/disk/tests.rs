@@ -13,11 +13,11 @@ struct FakeClock(Arc<Mutex<Duration>>);
 
 impl Clock for FakeClock {
     fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
+        *self.0.lock()
     }
 
     fn sleep(&self, time: Duration) {
-        *self.0.lock().unwrap() += time;
+        *self.0.lock() += time;
     }
 }
 

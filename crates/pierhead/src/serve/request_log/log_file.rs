@@ -58,6 +58,10 @@ impl LogFile {
     }
 
     /// Appends whole lines. After an error, a reader sees none of them.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "rotates a log, which a power cut may lose"
+    )]
     pub(super) fn append(&mut self, text: &str) -> io::Result<()> {
         let len = text.len() as u64;
         // Drops an unusable file, and thereby its lock, before it opens the path again.

@@ -1,4 +1,5 @@
 //! Unit tests of the request log: restart, rotation, damaged files and the hash secret.
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;

@@ -15,12 +15,12 @@ mod tests;
 mod too_large;
 mod walk;
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
@@ -223,11 +223,7 @@ fn write<'t>(
 ) -> Result<(), Error> {
     let mut writer = Writer::new(contents);
     loop {
-        let batch = match jobs.lock() {
-            Ok(jobs) => jobs.recv(),
-            // Another writer panicked. The scope reports its panic.
-            Err(_) => return Ok(()),
-        };
+        let batch = jobs.lock().recv();
         let Ok(batch) = batch else {
             return Ok(());
         };
@@ -238,7 +234,7 @@ fn write<'t>(
             if let Err(error) = job.write(&mut writer, counts) {
                 stopped.store(true, Ordering::Relaxed);
                 // Empty the queue, so that the walk does not wait for a free place in it.
-                while jobs.lock().is_ok_and(|jobs| jobs.recv().is_ok()) {}
+                while jobs.lock().recv().is_ok() {}
                 return Err(match error.kind() {
                     io::ErrorKind::NotFound => Error::Missing(job.content.to_string()),
                     _ => Error::io(format!("write {}", job.path.escape_ascii()), error),

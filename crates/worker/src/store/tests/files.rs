@@ -1,4 +1,5 @@
 //! Tests of single parts of the store: partial files, stamps, fetch folders, records of images.
+#![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
 use super::super::fetch_dir::{FetchDir, lock, read_log};
 use super::super::folder::{entries, initialize, is_store, lock_folder};
