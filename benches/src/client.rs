@@ -115,13 +115,13 @@ pub(crate) fn requests(
     dial: &Dial,
     path: &str,
     clients: usize,
-    kept: bool,
+    keep_alive: bool,
     time: Duration,
 ) -> Result<Requests> {
     let start = Instant::now();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..clients)
-            .map(|_| scope.spawn(|| one_client(dial, path, kept, start + time)))
+            .map(|_| scope.spawn(|| one_client(dial, path, keep_alive, start + time)))
             .collect();
         let mut sum = Requests {
             latencies: Vec::new(),
@@ -142,7 +142,7 @@ pub(crate) fn requests(
     })
 }
 
-fn one_client(dial: &Dial, path: &str, kept: bool, end: Instant) -> Requests {
+fn one_client(dial: &Dial, path: &str, keep_alive: bool, end: Instant) -> Requests {
     let mut sum = Requests {
         latencies: Vec::new(),
         wall: Duration::ZERO,
@@ -163,7 +163,7 @@ fn one_client(dial: &Dial, path: &str, kept: bool, end: Instant) -> Requests {
             Ok(got) => {
                 sum.latencies.push(got.total);
                 sum.resumed += usize::from(open.is_resumed());
-                connection = kept.then_some(open);
+                connection = keep_alive.then_some(open);
             }
             Err(_) => sum.errors += 1,
         }

@@ -234,10 +234,20 @@ impl Stage<'_> {
     }
 
     /// Measures the cost of small requests.
-    fn small(&self, running: &Running, path: &str, kept: bool) -> Result<(String, Requests)> {
+    fn small(&self, running: &Running, path: &str, keep_alive: bool) -> Result<(String, Requests)> {
         let cpu = running.process.cpu_seconds()?;
-        let run = client::requests(&running.dial, path, SMALL_CLIENTS, kept, SMALL_DURATION)?;
-        ensure!(!kept || run.errors == 0, "{} requests failed", run.errors);
+        let run = client::requests(
+            &running.dial,
+            path,
+            SMALL_CLIENTS,
+            keep_alive,
+            SMALL_DURATION,
+        )?;
+        ensure!(
+            !keep_alive || run.errors == 0,
+            "{} requests failed",
+            run.errors
+        );
         let cells = format!(
             "{:.1}, {:.0}, {:.2} / {:.2}",
             (running.process.cpu_seconds()? - cpu) / run.count() * 1e6,

@@ -297,8 +297,8 @@ mod tests {
         let path = folder.path().join("hello");
         fs::write(&path, elf(architecture())?)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        let said = crate::process::stdout(&mut std::process::Command::new(&path))?;
-        assert_eq!(said, GREETING);
+        let output = crate::process::stdout(&mut std::process::Command::new(&path))?;
+        assert_eq!(output, GREETING);
         Ok(())
     }
 }

@@ -235,10 +235,10 @@ impl Pod {
     }
 
     fn inspect(&self, format: &str) -> Result<String> {
-        let said = self
+        let output = self
             .podman
             .podman(&["container", "inspect", "--format", format, &self.id])?;
-        Ok(said.trim().to_owned())
+        Ok(output.trim().to_owned())
     }
 }
 

@@ -93,8 +93,8 @@ impl Daemon {
     ) -> Result<T> {
         let name = self.name.clone();
         let waited = crate::wait::until(&format!("{name}: {what}"), || {
-            if let Some(answer) = ask(&self.log())? {
-                return Ok(Some(answer));
+            if let Some(response) = ask(&self.log())? {
+                return Ok(Some(response));
             }
             if let Some(status) = self.status()? {
                 bail!("{name} ended ({status}) before: {what}");

@@ -132,23 +132,23 @@ fn connection(mut client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
     for stream in [&client, &server] {
         stream.set_nodelay(true)?;
     }
-    let asked = Arc::new(Mutex::new(None));
+    let requested = Arc::new(Mutex::new(None));
     let back = thread::spawn({
         let (from, to) = (server.try_clone()?, client.try_clone()?);
-        let (asked, shared) = (Arc::clone(&asked), Arc::clone(shared));
+        let (requested, shared) = (Arc::clone(&requested), Arc::clone(shared));
         move || {
             pump(from, to, |bytes| {
-                if let Some(since) = lock(&asked).take() {
+                if let Some(since) = lock(&requested).take() {
                     shared.record_response(since, bytes);
                 }
             });
-            if let Some(since) = lock(&asked).take() {
+            if let Some(since) = lock(&requested).take() {
                 shared.record_response(since, b"");
             }
         }
     });
     pump(client, server, |_| {
-        lock(&asked).get_or_insert_with(Instant::now);
+        lock(&requested).get_or_insert_with(Instant::now);
     });
     let _ = back.join();
     Ok(())

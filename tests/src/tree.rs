@@ -329,8 +329,8 @@ mod tests {
 
     #[test]
     fn equal_trees_have_no_differences() -> Result<()> {
-        let told = after(|_| Ok(()), Leniency::default())?;
-        assert_eq!(told, Vec::<String>::new());
+        let text = after(|_| Ok(()), Leniency::default())?;
+        assert_eq!(text, Vec::<String>::new());
         Ok(())
     }
 
@@ -374,13 +374,13 @@ mod tests {
             }),
         ];
         for (expected, change) in changes {
-            let told = after(change, Leniency::default())?;
+            let text = after(change, Leniency::default())?;
             assert!(
-                told.iter().any(|line| line.starts_with(expected)),
-                "{expected}: {told:?}"
+                text.iter().any(|line| line.starts_with(expected)),
+                "{expected}: {text:?}"
             );
             // A file with two names is reported under both names.
-            assert!(told.len() <= 2, "{expected}: {told:?}");
+            assert!(text.len() <= 2, "{expected}: {text:?}");
         }
         Ok(())
     }
@@ -392,8 +392,8 @@ mod tests {
             fs::write(root.join("d"), "")?;
             touch(root, 7)
         };
-        let told = after(more, Leniency::default())?;
-        assert_eq!(told, ["/c: only in the first", "/d: only in the second"]);
+        let text = after(more, Leniency::default())?;
+        assert_eq!(text, ["/c: only in the first", "/d: only in the second"]);
         Ok(())
     }
 

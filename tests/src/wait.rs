@@ -18,8 +18,8 @@ pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Resul
     let start = Instant::now();
     let mut pause = Duration::from_millis(5);
     loop {
-        if let Some(answer) = ask()? {
-            return Ok(answer);
+        if let Some(response) = ask()? {
+            return Ok(response);
         }
         if start.elapsed() > TIMEOUT {
             bail!("{what}: not within {} s", TIMEOUT.as_secs());

@@ -52,9 +52,9 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
             let mut times = Vec::new();
             let mut bytes = 0;
             for _ in 0..options.requests {
-                let answer = server.bundle(&pair.new, have)?;
-                times.push(answer.first_byte.as_secs_f64() * 1e3);
-                bytes = answer.bytes;
+                let response = server.bundle(&pair.new, have)?;
+                times.push(response.first_byte.as_secs_f64() * 1e3);
+                bytes = response.bytes;
             }
             Ok((median(&mut times)?, bytes))
         };

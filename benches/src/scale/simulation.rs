@@ -85,7 +85,7 @@ struct Run<'a> {
     uplink: Shared<Pull>,
     card: Shared<Pull>,
     /// For each image: whether it was requested, and whether it is cached.
-    asked: Vec<bool>,
+    requested: Vec<bool>,
     here: Vec<bool>,
     /// For each image: the pulls that wait for the uplink.
     waiting: Vec<Vec<usize>>,
@@ -106,7 +106,7 @@ pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> O
         asking: BinaryHeap::new(),
         uplink: Shared::new(),
         card: Shared::new(),
-        asked: vec![is_here; images],
+        requested: vec![is_here; images],
         here: vec![is_here; images],
         waiting: vec![Vec::new(); images],
         fresh: vec![if is_here { 0.0 } else { f64::NEG_INFINITY }; images],
@@ -217,8 +217,8 @@ impl Run<'_> {
             self.uplink.add(now, pull, crossing);
             return;
         }
-        if !self.asked[image] {
-            self.asked[image] = true;
+        if !self.requested[image] {
+            self.requested[image] = true;
             self.fresh[image] = now;
             self.upstream += wanted.bytes * self.world.wire;
             self.uplink.add(now, pull, crossing);

@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let images = Arc::new(Images::generate(u64::try_from(versions)?)?);
     let upstream = images.serve()?;
     println!(
-        "{} MiB and {} thousandths of a core, {} clients; a manifest is asked for every {} ms, and its time counts from when it was due; a new version of \
+        "{} MiB and {} thousandths of a core, {} clients; a manifest is requested for every {} ms, and its time counts from when it was due; a new version of \
          {:.0} MB every {NEW_VERSION:?}\n",
         options.memory,
         options.quota,

@@ -161,10 +161,10 @@ impl Connection {
     /// Downloads a blob. `false` when the client aborted the download on purpose.
     fn blob(&mut self, blob: &Blob, from: u64, leave: Option<u64>, tally: &Tally) -> Result<bool> {
         let rest = format!("blobs/{}", blob.digest);
-        let asked = (from > 0).then_some(from);
-        let (status, length, is_part) = self.ask("GET", &rest, asked)?;
+        let requested = (from > 0).then_some(from);
+        let (status, length, is_part) = self.ask("GET", &rest, requested)?;
         ensure!(
-            status == if asked.is_some() { 206 } else { 200 },
+            status == if requested.is_some() { 206 } else { 200 },
             "{rest} from {from}: {status}"
         );
         let mut at = if is_part { from } else { 0 };

@@ -36,11 +36,11 @@ fn main() -> Outcome<()> {
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
-        let answer = match words.as_slice() {
+        let response = match words.as_slice() {
             ["pull", address] => client.block_on(pull(address, &registry, &image)),
-            ["get", address, path] => client.block_on(get(address, path)).map(|answer| {
-                let body = String::from_utf8_lossy(&answer.body);
-                json!({"status": answer.status, "body": body})
+            ["get", address, path] => client.block_on(get(address, path)).map(|response| {
+                let body = String::from_utf8_lossy(&response.body);
+                json!({"status": response.status, "body": body})
             }),
             ["down"] => {
                 registry.stop();
@@ -52,14 +52,14 @@ fn main() -> Outcome<()> {
             }
             _ => Err(format!("unknown command {line:?}").into()),
         };
-        say(&answer.unwrap_or_else(|error| json!({"error": error.to_string()})))?;
+        say(&response.unwrap_or_else(|error| json!({"error": error.to_string()})))?;
     }
     Ok(())
 }
 
-fn say(answer: &Value) -> Outcome<()> {
+fn say(response: &Value) -> Outcome<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{answer}")?;
+    writeln!(out, "{response}")?;
     Ok(out.flush()?)
 }
 
@@ -89,14 +89,14 @@ async fn pull(address: &str, registry: &Background, image: &Image) -> Outcome<Va
 /// Fetches a path. Returns whether the response came from a cache; an error unless the body is
 /// `expected`.
 async fn whole(address: &str, path: &str, expected: &[u8]) -> Outcome<bool> {
-    let answer = get(address, path).await?;
-    if answer.status != 200 || answer.end != End::Clean {
-        return Err(format!("{path}: {} {:?}", answer.status, answer.end).into());
+    let response = get(address, path).await?;
+    if response.status != 200 || response.end != End::Clean {
+        return Err(format!("{path}: {} {:?}", response.status, response.end).into());
     }
-    if answer.body != expected {
+    if response.body != expected {
         return Err(format!("{path}: other bytes").into());
     }
-    Ok(matches!(answer.header("x-cache"), Some("HIT" | "STALE")))
+    Ok(matches!(response.header("x-cache"), Some("HIT" | "STALE")))
 }
 
 async fn get(address: &str, path: &str) -> Outcome<Response> {

@@ -46,7 +46,7 @@ pub fn say(reason: &str) {
     if let Some(path) = env::var_os("PIERHEAD_SKIPPED") {
         let file = OpenOptions::new().append(true).create(true).open(path);
         // One write per line, since tests run in parallel.
-        let told = file.and_then(|mut file| file.write_all(format!("{test}\n").as_bytes()));
-        assert!(told.is_ok(), "PIERHEAD_SKIPPED: {told:?}");
+        let text = file.and_then(|mut file| file.write_all(format!("{test}\n").as_bytes()));
+        assert!(text.is_ok(), "PIERHEAD_SKIPPED: {text:?}");
     }
 }

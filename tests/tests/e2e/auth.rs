@@ -213,13 +213,13 @@ fn podman_authenticates_by_client_certificate() -> Result<()> {
         let pulled = pull_by(&podman, &files, &name, &[&folder]);
         assert_eq!(pulled.is_ok(), expected, "{client}: {pulled:?}");
     }
-    for told in [
+    for text in [
         "presented no certificate",
         "none of the names in tls.client_names",
     ] {
         pierhead
             .daemon()
-            .until(told, |log| Ok(log.contains(told).then_some(())))?;
+            .until(text, |log| Ok(log.contains(text).then_some(())))?;
     }
     Ok(())
 }
@@ -228,8 +228,8 @@ fn podman_authenticates_by_client_certificate() -> Result<()> {
 #[test]
 fn no_credentials_are_needed_by_default() -> Result<()> {
     let pierhead = Pierhead::start(Options::new())?;
-    let answer = get(pierhead.address(), "/v2/")?;
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.header("www-authenticate"), None);
+    let response = get(pierhead.address(), "/v2/")?;
+    assert_eq!(response.status, 200);
+    assert_eq!(response.header("www-authenticate"), None);
     Ok(())
 }

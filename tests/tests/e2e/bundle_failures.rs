@@ -88,13 +88,13 @@ fn file_contents_need_pull_access_to_their_repository() -> Result<()> {
                 "/v2/{repository}/_pierhead/file/{}?image={manifest}",
                 digest_of(&bytes)
             );
-            let answer = login(&file)?;
+            let response = login(&file)?;
             assert_eq!(
-                answer.status, as_pull,
+                response.status, as_pull,
                 "{file}: a pull has the status {as_pull}"
             );
             ensure!(
-                (answer.status == 200) == (answer.body[..] == bytes[..]),
+                (response.status == 200) == (response.body[..] == bytes[..]),
                 "{file}"
             );
             assert_eq!(get(pierhead.address(), &file)?.status, 401, "{file}");
@@ -137,8 +137,8 @@ fn a_killed_export_is_completed_by_the_next_run() -> Result<()> {
         // The incomplete tree is a foreign folder for the next run: an error names it, and nothing
         // is written into it.
         if let (Err(refused), "rootfs") = (&again, form) {
-            let told = refused.to_string();
-            ensure!(told.contains("not empty") && told.contains(shown), "{told}");
+            let text = refused.to_string();
+            ensure!(text.contains("not empty") && text.contains(shown), "{text}");
             fs::remove_dir_all(&output)?;
             again = pull(&via, "1", &store, &words);
         }

@@ -244,7 +244,7 @@ type Edit = fn(usize, &mut [u8]);
 fn start_editing_relay(
     target: SocketAddr,
     requests: Edit,
-    answers: Edit,
+    responses: Edit,
 ) -> Result<(SocketAddr, Arc<AtomicUsize>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -258,7 +258,7 @@ fn start_editing_relay(
                 let server = TcpStream::connect(target)?;
                 let (from, to) = (client.try_clone()?, server.try_clone()?);
                 thread::spawn(move || pass(from, to, number, requests));
-                pass(server, client, number, answers)
+                pass(server, client, number, responses)
             });
         }
     });
@@ -347,11 +347,11 @@ fn shares_transfer_every_byte_once() -> Result<()> {
         let (old, _) = start_editing_relay(pierhead.address(), requests, nothing)?;
         received(&http(old), name, "4")?;
     }
-    for (name, answers) in [
+    for (name, responses) in [
         ("changed", another_etag as Edit),
         ("corrupt", corrupt_pieces),
     ] {
-        let (relay, seen) = start_editing_relay(pierhead.address(), nothing, answers)?;
+        let (relay, seen) = start_editing_relay(pierhead.address(), nothing, responses)?;
         let again = received(&http(relay), name, "4")?;
         // In the worst case the first share is transferred with and without its piece of the
         // header, and then the whole other bundle.
@@ -622,8 +622,8 @@ fn start_recording_relay(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Ve
             let keep = Arc::clone(&keep);
             thread::spawn(move || -> std::io::Result<()> {
                 let mut server = TcpStream::connect(target)?;
-                let (mut answers, mut to) = (server.try_clone()?, client.try_clone()?);
-                thread::spawn(move || std::io::copy(&mut answers, &mut to));
+                let (mut responses, mut to) = (server.try_clone()?, client.try_clone()?);
+                thread::spawn(move || std::io::copy(&mut responses, &mut to));
                 let mut client = client;
                 let mut piece = vec![0; 64 << 10];
                 loop {
@@ -631,9 +631,9 @@ fn start_recording_relay(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Ve
                     if read == 0 {
                         return server.shutdown(Shutdown::Write);
                     }
-                    let mut kept = keep.lock();
-                    kept.extend_from_slice(&piece[..read]);
-                    drop(kept);
+                    let mut recorded = keep.lock();
+                    recorded.extend_from_slice(&piece[..read]);
+                    drop(recorded);
                     server.write_all(&piece[..read])?;
                 }
             });

@@ -18,8 +18,8 @@ fn pull(mut registry: Registry, client: &dyn Client, image: &Image) -> Result<()
         config: here.config.clone(),
     };
     assert_eq!(client.pull(&image.name())?, expected);
-    if let Some(said) = client.run(&image.name(), &[])? {
-        assert_eq!(said, GREETING);
+    if let Some(output) = client.run(&image.name(), &[])? {
+        assert_eq!(output, GREETING);
     }
     let gets = registry.blob_gets_of(&here.blobs())?;
     for blob in here.blobs() {

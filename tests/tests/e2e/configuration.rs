@@ -14,10 +14,10 @@ use pierhead_tests::{
 fn assert_refused(toml: &str, words: &[&str]) -> Result<()> {
     let folder = paths::scratch("config")?;
     let data = folder.path().join("data");
-    let (status, said) = Pierhead::refuses(&Options::new().data(&data).config(toml))?;
-    assert_eq!(status.code(), Some(2), "{said}");
+    let (status, output) = Pierhead::refuses(&Options::new().data(&data).config(toml))?;
+    assert_eq!(status.code(), Some(2), "{output}");
     for word in words {
-        assert!(said.contains(word), "{word:?} is missing in: {said}");
+        assert!(output.contains(word), "{word:?} is missing in: {output}");
     }
     assert!(
         !data.exists(),
@@ -62,10 +62,13 @@ fn upstream_credentials_on_a_public_address_need_authentication() -> Result<()> 
             .argument("--listen")
             .argument("0.0.0.0:0")
     };
-    let (status, said) = Pierhead::refuses(&options().config(&toml))?;
-    assert_eq!(status.code(), Some(2), "{said}");
-    assert!(said.contains("allow_open_proxy_with_credentials"), "{said}");
-    assert!(!said.contains("secret"), "{said}");
+    let (status, output) = Pierhead::refuses(&options().config(&toml))?;
+    assert_eq!(status.code(), Some(2), "{output}");
+    assert!(
+        output.contains("allow_open_proxy_with_credentials"),
+        "{output}"
+    );
+    assert!(!output.contains("secret"), "{output}");
     Ok(())
 }
 
@@ -78,8 +81,8 @@ fn the_output_of_config_show_is_a_valid_configuration() -> Result<()> {
     let (status, shown) = pierhead::run(&["config", "show", "--default"])?;
     assert!(status.success(), "{shown}");
     fs::write(&file, &shown)?;
-    let (status, said) = pierhead::run(&["config", "check", &path])?;
-    assert!(status.success(), "{said}");
+    let (status, output) = pierhead::run(&["config", "check", &path])?;
+    assert!(status.success(), "{output}");
     let (_, again) = pierhead::run(&["config", "show", &path])?;
     assert_eq!(again, shown);
     Ok(())

@@ -62,11 +62,11 @@ fn check(client: &dyn Client, images: &[&Image]) -> Result<()> {
             image.name(),
             client.name()
         );
-        let (words, answer) = command(image);
-        let said = client.run(&image.name(), words)?.unwrap_or_default();
+        let (words, response) = command(image);
+        let output = client.run(&image.name(), words)?.unwrap_or_default();
         ensure!(
-            said.contains(answer),
-            "{} in {} printed {said:?}",
+            output.contains(response),
+            "{} in {} printed {output:?}",
             image.name(),
             client.name()
         );

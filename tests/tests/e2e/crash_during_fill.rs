@@ -38,9 +38,9 @@ fn a_killed_fill_is_resumed() -> Result<()> {
             )
         })?;
         pierhead.kill()?;
-        let answer = client.join().expect("no panic");
+        let response = client.join().expect("no panic");
         assert!(
-            answer.is_err() || answer.is_ok_and(|it| it.end == End::Cut),
+            response.is_err() || response.is_ok_and(|it| it.end == End::Cut),
             "a body is complete despite the crash"
         );
         Ok(())
@@ -54,9 +54,9 @@ fn a_killed_fill_is_resumed() -> Result<()> {
         !pierhead.blob(&digest.to_string()).exists(),
         "a partial blob was committed"
     );
-    let answer = get(pierhead.address(), &path)?;
-    assert_eq!((answer.status, answer.end), (200, End::Clean));
-    assert_eq!(answer.body, bytes);
+    let response = get(pierhead.address(), &path)?;
+    assert_eq!((response.status, response.end), (200, End::Clean));
+    assert_eq!(response.body, bytes);
     let requests: Vec<_> = hub
         .requests()
         .into_iter()

@@ -82,9 +82,9 @@ fn a_blob_path_without_a_regular_file_is_refetched() -> Result<()> {
             if restart {
                 pierhead.restart().with_context(|| what.to_owned())?;
             }
-            let answer = get(pierhead.address(), &path)?;
-            assert_eq!((answer.status, answer.end), (200, End::Clean), "{what}");
-            assert_eq!(answer.body, bytes, "{what}");
+            let response = get(pierhead.address(), &path)?;
+            assert_eq!((response.status, response.end), (200, End::Clean), "{what}");
+            assert_eq!(response.body, bytes, "{what}");
         }
     }
     wait_for_commit(&pierhead, &digest)?;
@@ -136,12 +136,12 @@ fn a_data_folder_of_another_version_is_refused() -> Result<()> {
     let ours = fs::read_to_string(&version)?;
     fs::write(&version, "pierhead 4711\n")?;
     let before = names(folder.path())?;
-    let (status, said) = Pierhead::refuses(&Options::new().data(folder.path()))?;
+    let (status, output) = Pierhead::refuses(&Options::new().data(folder.path()))?;
     assert!(!status.success());
-    assert!(said.contains("version"), "{said}");
+    assert!(output.contains("version"), "{output}");
     assert!(
-        said.contains(&folder.path().display().to_string()),
-        "{said}"
+        output.contains(&folder.path().display().to_string()),
+        "{output}"
     );
     assert_eq!(
         names(folder.path())?,
@@ -157,11 +157,11 @@ fn a_data_folder_of_another_version_is_refused() -> Result<()> {
 fn a_data_folder_in_use_is_refused() -> Result<()> {
     let folder = paths::scratch("data")?;
     let mut first = Pierhead::start(Options::new().data(folder.path()))?;
-    let (status, said) = Pierhead::refuses(&Options::new().data(folder.path()))?;
+    let (status, output) = Pierhead::refuses(&Options::new().data(folder.path()))?;
     assert!(!status.success());
     assert!(
-        said.contains(&folder.path().display().to_string()),
-        "{said}"
+        output.contains(&folder.path().display().to_string()),
+        "{output}"
     );
     assert_eq!(get(first.address(), "/v2/")?.status, 200);
     // A crash releases the lock.
@@ -246,13 +246,13 @@ fn a_pull_succeeds_when_the_disk_fills_up() -> Result<()> {
         hub.wait(async |_| gate.reached(1).await);
         let filler = disk.fill()?;
         gate.release();
-        let answer = client.join().expect("no panic")?;
+        let response = client.join().expect("no panic")?;
         assert_eq!(
-            (answer.status, answer.end),
+            (response.status, response.end),
             (200, End::Clean),
             "the full disk failed a pull"
         );
-        assert_eq!(answer.body, bytes);
+        assert_eq!(response.body, bytes);
         Ok(filler)
     })?;
     // While the disk is full, cached blobs are served, and others pass through.
@@ -264,9 +264,9 @@ fn a_pull_succeeds_when_the_disk_fills_up() -> Result<()> {
         .status,
         200
     );
-    let answer = get(pierhead.address(), &path)?;
-    assert_eq!((answer.status, answer.end), (200, End::Clean));
-    assert_eq!(answer.body, bytes);
+    let response = get(pierhead.address(), &path)?;
+    assert_eq!((response.status, response.end), (200, End::Clean));
+    assert_eq!(response.body, bytes);
     assert!(!pierhead.blob(&digest.to_string()).exists());
 
     fs::remove_file(filler)?;

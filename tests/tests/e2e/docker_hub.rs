@@ -60,8 +60,8 @@ fn pull_twice(client: &dyn Client, hub: &Background) -> Result<()> {
                         && it.role == Role::Cdn),
                     1
                 );
-                let asked = |it: &_| served(it) && it.path.ends_with(&blob);
-                assert_eq!(hub.count(asked), 1, "{blob}");
+                let requested = |it: &_| served(it) && it.path.ends_with(&blob);
+                assert_eq!(hub.count(requested), 1, "{blob}");
             }
         }
         client.empty()?;
@@ -245,12 +245,12 @@ fn a_registry_with_tls_and_basic_authentication_works() -> Result<()> {
         assert_eq!(count, 1, "{blob}");
     }
     // The credentials of a client are not sent to this upstream.
-    let answer = ask(
+    let response = ask(
         pierhead.address(),
         &Request::get("/v2/library/pierhead-small/manifests/1")
             .header("authorization", "Basic d3Jvbmc6d3Jvbmc="),
     )?;
-    assert_eq!(answer.status, 200);
+    assert_eq!(response.status, 200);
     Ok(())
 }
 

@@ -85,19 +85,19 @@ fn a_recorded_request_log_is_replayed() -> Result<()> {
     let flags = [
         "--trace", file, "--policy", "lru", "--size", "1GiB", "--json",
     ];
-    let said = process::run(Command::new(paths::pierhead_replay()?).args(flags))?;
-    let said: Value = serde_json::from_str(&said)?;
-    let row = &said["rows"][0];
+    let output = process::run(Command::new(paths::pierhead_replay()?).args(flags))?;
+    let output: Value = serde_json::from_str(&output)?;
+    let row = &output["rows"][0];
     assert_eq!(
         row["requests"].as_u64(),
         Some(lines().count() as u64),
-        "{said}\n{trace}"
+        "{output}\n{trace}"
     );
     // A manifest, a config and two layers: one miss and one hit each.
     let fetched = lines().filter(|line| line.ends_with(" miss")).count();
     assert_eq!(fetched, image.digests().count(), "{trace}");
     let missed = row["object_miss_ratio"].as_f64().context("a ratio")?;
     let expected = fetched as f64 / lines().count() as f64;
-    assert!((missed - expected).abs() < 1e-6, "{said}");
+    assert!((missed - expected).abs() < 1e-6, "{output}");
     Ok(())
 }

@@ -139,12 +139,12 @@ fn a_missing_interface_and_one_without_address_have_an_exit_code() -> Result<()>
     // Each daemon waits as long as a start may take.
     let refused = |interface: &str, words: &[&str]| -> Result<()> {
         let data = folder.path().join(interface);
-        let (status, said) = Pierhead::refuses(&on(&network, interface).data(&data))?;
-        assert_eq!(status.code(), Some(68), "{interface}: {said}");
+        let (status, output) = Pierhead::refuses(&on(&network, interface).data(&data))?;
+        assert_eq!(status.code(), Some(68), "{interface}: {output}");
         for word in ["network.interface", "waited 30s"].iter().chain(words) {
             assert!(
-                said.contains(word),
-                "{interface}: {word:?} is missing in: {said}"
+                output.contains(word),
+                "{interface}: {word:?} is missing in: {output}"
             );
         }
         assert!(!data.exists(), "the data folder was opened before");

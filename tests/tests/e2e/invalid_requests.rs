@@ -22,11 +22,11 @@ fn path_traversal_is_refused() -> Result<()> {
             "tags/list",
             &format!("blobs/sha256:{}", "a".repeat(64)),
         ] {
-            let answer = get(pierhead.address(), &format!("/v2/{name}/{rest}"))?;
+            let response = get(pierhead.address(), &format!("/v2/{name}/{rest}"))?;
             assert!(
-                (400..500).contains(&answer.status),
+                (400..500).contains(&response.status),
                 "{name}: {}",
-                answer.status
+                response.status
             );
         }
     }
@@ -38,7 +38,7 @@ fn path_traversal_is_refused() -> Result<()> {
         ".hidden",
         "a b",
     ] {
-        let answer = get(
+        let response = get(
             pierhead.address(),
             &format!(
                 "/v2/library/app/manifests/{}",
@@ -46,9 +46,9 @@ fn path_traversal_is_refused() -> Result<()> {
             ),
         )?;
         assert!(
-            (400..500).contains(&answer.status),
+            (400..500).contains(&response.status),
             "{reference}: {}",
-            answer.status
+            response.status
         );
     }
     assert_eq!(
@@ -78,13 +78,13 @@ fn ranges_get_the_status_of_rfc_9110() -> Result<()> {
             ("lines=1-2", 200, &bytes[..]),
             ("", 200, &bytes[..]),
         ] {
-            let answer = ask(pierhead.address(), &request().header("range", range))?;
+            let response = ask(pierhead.address(), &request().header("range", range))?;
             assert_eq!(
-                (answer.status, answer.body.len()),
+                (response.status, response.body.len()),
                 (status, part.len()),
                 "{range:?}"
             );
-            assert_eq!(answer.body, part, "{range:?}");
+            assert_eq!(response.body, part, "{range:?}");
         }
         for range in [
             "bytes=100000-",
@@ -92,9 +92,9 @@ fn ranges_get_the_status_of_rfc_9110() -> Result<()> {
             "bytes=99999999999999999999999-",
             "bytes=-0",
         ] {
-            let answer = ask(pierhead.address(), &request().header("range", range))?;
-            assert_eq!(answer.status, 416, "{range:?}");
-            assert_eq!(answer.header("content-range"), Some("bytes */100000"));
+            let response = ask(pierhead.address(), &request().header("range", range))?;
+            assert_eq!(response.status, 416, "{range:?}");
+            assert_eq!(response.header("content-range"), Some("bytes */100000"));
         }
     }
     assert_eq!(hub.gets_of(&digest), 1);
@@ -118,11 +118,11 @@ fn no_connection_to_internal_hosts() -> Result<()> {
         "/v2/library/app/manifests/1?ns=169.254.169.254".to_owned(),
         "/v2/library/app/manifests/1?ns=docker.io%2f..%2f".to_owned(),
     ] {
-        let answer = get(pierhead.address(), &path)?;
+        let response = get(pierhead.address(), &path)?;
         assert!(
-            matches!(answer.status, 400 | 403 | 404),
+            matches!(response.status, 400 | 403 | 404),
             "{path}: {}",
-            answer.status
+            response.status
         );
     }
     internal.set_nonblocking(true)?;
@@ -144,9 +144,9 @@ fn pushes_are_refused() -> Result<()> {
         ("DELETE", "/v2/library/app/manifests/latest"),
         ("PATCH", "/v2/library/app/blobs/uploads/1"),
     ] {
-        let answer = ask(pierhead.address(), &Request::new(method, path))?;
-        assert_eq!(answer.status, 405, "{method} {path}");
-        assert_eq!(answer.json()["errors"][0]["code"], "UNSUPPORTED");
+        let response = ask(pierhead.address(), &Request::new(method, path))?;
+        assert_eq!(response.status, 405, "{method} {path}");
+        assert_eq!(response.json()["errors"][0]["code"], "UNSUPPORTED");
     }
     assert_eq!(hub.requests().len(), 0);
     Ok(())

@@ -93,9 +93,9 @@ fn a_silent_name_server_does_not_delay_cached_images() -> Result<()> {
         format!("/v2/library/app/blobs/{layer}"),
     ];
     for path in paths.iter().cycle().take(30) {
-        let answer = get(to, path)?;
-        ensure!(answer.status == 200, "{path}: {}", answer.status);
-        assert_eq!(answer.header("x-cache"), Some("HIT"), "{path}");
+        let response = get(to, path)?;
+        ensure!(response.status == 200, "{path}: {}", response.status);
+        assert_eq!(response.header("x-cache"), Some("HIT"), "{path}");
     }
     assert_eq!(get(pierhead.admin(), "/readyz")?.status, 200);
     let metric = |start: &str| -> Result<bool> {

@@ -42,9 +42,9 @@ fn running_responses_complete_at_shutdown() -> Result<()> {
             Ok(get(address, "/v2/").is_err().then_some(()))
         })?;
         gate.release();
-        let answer = client.join().expect("no panic")?;
-        assert_eq!((answer.status, answer.end), (200, End::Clean));
-        assert_eq!(answer.body, bytes);
+        let response = client.join().expect("no panic")?;
+        assert_eq!((response.status, response.end), (200, End::Clean));
+        assert_eq!(response.body, bytes);
         Ok(())
     })?;
     let status = pierhead.daemon().wait(wait::TIMEOUT)?;
@@ -85,9 +85,9 @@ fn sighup_reloads_the_configuration() -> Result<()> {
         pierhead.daemon().until("a refusal in the log", log)?;
         assert_eq!(get(address, other)?.status, 200);
         gate.release();
-        let answer = client.join().expect("no panic")?;
-        assert_eq!((answer.status, answer.end), (200, End::Clean));
-        assert_eq!(answer.body, bytes);
+        let response = client.join().expect("no panic")?;
+        assert_eq!((response.status, response.end), (200, End::Clean));
+        assert_eq!(response.body, bytes);
         Ok(())
     })
 }
@@ -96,22 +96,22 @@ fn sighup_reloads_the_configuration() -> Result<()> {
 #[test]
 fn cache_commands_manage_a_running_daemon() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
-    let kept = Image::random(3, &[100_000, 200_000]);
+    let pinned = Image::random(3, &[100_000, 200_000]);
     let other = Image::random(4, &[300_000]);
-    hub.push("library/kept", "1", &kept);
+    hub.push("library/pinned", "1", &pinned);
     hub.push("library/other", "1", &other);
 
     pierhead.cache(&[
         "warm",
-        "docker.io/library/kept:1",
+        "docker.io/library/pinned:1",
         "docker.io/library/other:1",
     ])?;
-    for blob in kept.blobs.iter().chain(&other.blobs) {
+    for blob in pinned.blobs.iter().chain(&other.blobs) {
         assert_eq!(hub.gets_of(&blob.digest), 1);
     }
     let listed = |more: &[&str]| pierhead.cache(&[&["ls", "--json"], more].concat());
     let list = listed(&[])?;
-    for digest in kept.digests().chain(other.digests()) {
+    for digest in pinned.digests().chain(other.digests()) {
         assert!(
             list.contains(&digest.to_string()),
             "{digest} is missing in {list}"
@@ -120,11 +120,11 @@ fn cache_commands_manage_a_running_daemon() -> Result<()> {
     let stat: Value = serde_json::from_str(&pierhead.cache(&["stat", "--json"])?)?;
     assert!(stat["used"].as_u64().context("used")? >= 600_000, "{stat}");
 
-    pierhead.cache(&["pin", "docker.io/library/kept:1"])?;
-    assert!(listed(&["--pins"])?.contains("library/kept"));
+    pierhead.cache(&["pin", "docker.io/library/pinned:1"])?;
+    assert!(listed(&["--pins"])?.contains("library/pinned"));
     pierhead.cache(&["prune", "--all"])?;
     let list = listed(&[])?;
-    for digest in kept.digests() {
+    for digest in pinned.digests() {
         assert!(
             list.contains(&digest.to_string()),
             "the pinned {digest} was pruned"
@@ -135,30 +135,30 @@ fn cache_commands_manage_a_running_daemon() -> Result<()> {
     }
     hub.stop();
     assert_eq!(
-        get(pierhead.address(), "/v2/library/kept/manifests/1")?.status,
+        get(pierhead.address(), "/v2/library/pinned/manifests/1")?.status,
         200
     );
-    for blob in &kept.blobs {
-        let answer = get(
+    for blob in &pinned.blobs {
+        let response = get(
             pierhead.address(),
-            &format!("/v2/library/kept/blobs/{}", blob.digest),
+            &format!("/v2/library/pinned/blobs/{}", blob.digest),
         )?;
-        assert_eq!((answer.status, &answer.body), (200, &blob.bytes));
+        assert_eq!((response.status, &response.body), (200, &blob.bytes));
     }
 
     pierhead.cache(&["verify"])?;
-    crate::disk_damage::flip(&pierhead.blob(&kept.blobs[1].digest.to_string()), 5)?;
+    crate::disk_damage::flip(&pierhead.blob(&pinned.blobs[1].digest.to_string()), 5)?;
     let found = pierhead
         .cache(&["verify"])
         .expect_err("a flipped bit")
         .to_string();
     assert!(found.contains("failed"), "{found}");
     assert!(
-        !listed(&[])?.contains(&kept.blobs[1].digest.to_string()),
+        !listed(&[])?.contains(&pinned.blobs[1].digest.to_string()),
         "the damaged blob stayed"
     );
 
-    pierhead.cache(&["unpin", "docker.io/library/kept:1"])?;
+    pierhead.cache(&["unpin", "docker.io/library/pinned:1"])?;
     pierhead.cache(&["prune", "--all"])?;
     let stat: Value = serde_json::from_str(&pierhead.cache(&["stat", "--json"])?)?;
     assert_eq!(stat["used"], 0, "{stat}");
@@ -174,12 +174,12 @@ fn the_cache_size_is_limited() -> Result<()> {
     let pull = |seed: u64, size: usize| -> Result<String> {
         let bytes = random_bytes(seed, size);
         let digest = hub.put_blob("library/app", bytes.clone());
-        let answer = get(
+        let response = get(
             pierhead.address(),
             &format!("/v2/library/app/blobs/{digest}"),
         )?;
-        assert_eq!((answer.status, answer.end), (200, End::Clean));
-        assert_eq!(answer.body, bytes);
+        assert_eq!((response.status, response.end), (200, End::Clean));
+        assert_eq!(response.body, bytes);
         // In this order, a file that is renamed meanwhile is counted at most once.
         let held = bytes_below(&pierhead.data().join("blobs"))?
             + bytes_below(&pierhead.data().join("staging"))?;
@@ -212,9 +212,9 @@ fn cached_images_are_served_when_pierhead_starts_without_upstream() -> Result<()
     hub.stop();
     pierhead.restart()?;
     assert_eq!(get(pierhead.address(), "/v2/")?.status, 200);
-    let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
+    let response = get(pierhead.address(), "/v2/library/app/manifests/1")?;
     assert_eq!(
-        (answer.status, answer.header("x-cache")),
+        (response.status, response.header("x-cache")),
         (200, Some("STALE"))
     );
     assert_eq!(
@@ -236,9 +236,9 @@ fn a_silent_upstream_delays_no_response_beyond_the_limit() -> Result<()> {
     hub.push("library/app", "1", &image);
     pull(&pierhead, "library/app", &image)?;
     hub.inject(Fault::HangHead.on("*").before_auth());
-    let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
+    let response = get(pierhead.address(), "/v2/library/app/manifests/1")?;
     assert_eq!(
-        (answer.status, answer.header("x-cache")),
+        (response.status, response.header("x-cache")),
         (200, Some("STALE"))
     );
     assert_eq!(
@@ -282,9 +282,9 @@ fn several_upstreams_are_selected_by_path_and_ns() -> Result<()> {
             &theirs,
         ),
     ] {
-        let answer = get(pierhead.address(), path)?;
+        let response = get(pierhead.address(), path)?;
         assert_eq!(
-            (answer.status, &answer.body),
+            (response.status, &response.body),
             (200, &image.root_document().bytes),
             "{path}"
         );
@@ -341,12 +341,12 @@ fn a_connection_survives_error_responses() -> Result<()> {
             ("/nothing".to_owned(), 404),
             (format!("/v2/library/app/blobs/{digest}"), 200),
         ] {
-            let answer = connection.exchange(&Request::get(path.clone())).await?;
+            let response = connection.exchange(&Request::get(path.clone())).await?;
             // An unknown endpoint may get either status.
-            let told = if answer.status == 404 && status == 400 {
+            let told = if response.status == 404 && status == 400 {
                 400
             } else {
-                answer.status
+                response.status
             };
             assert_eq!(told, status, "{path}");
         }

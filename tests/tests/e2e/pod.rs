@@ -58,8 +58,8 @@ fn probed(chart: &Chart, pod: &Pod) -> Result<()> {
         let path = container[probe]["httpGet"]["path"].as_str().unwrap_or("");
         wait::until(probe, || {
             ensure!(pod.is_running()?, "it ended:\n{}", pod.log());
-            let answer = get(port(chart, "admin")?, path);
-            Ok(answer.is_ok_and(|it| it.status == 200).then_some(()))
+            let response = get(port(chart, "admin")?, path);
+            Ok(response.is_ok_and(|it| it.status == 200).then_some(()))
         })?;
     }
     Ok(())
@@ -107,8 +107,8 @@ fn a_missing_secret_is_reported_and_used_once_it_exists() -> Result<()> {
         }
         pod.restart()?;
         probed(&chart, &pod)?;
-        let answer = get_tls(port(&chart, "registry")?, "/v2/", files.ca())?;
-        assert_eq!(answer.status, 200);
+        let response = get_tls(port(&chart, "registry")?, "/v2/", files.ca())?;
+        assert_eq!(response.status, 200);
         assert_eq!(pod.stop()?, 0, "{}", pod.log());
         Ok(())
     })

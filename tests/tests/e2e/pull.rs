@@ -65,8 +65,8 @@ fn check(client: &dyn Client, image: &Image) -> Result<()> {
         "{} has another image",
         client.name()
     );
-    if let Some(said) = client.run(&image.name(), &[])? {
-        assert_eq!(said, GREETING);
+    if let Some(output) = client.run(&image.name(), &[])? {
+        assert_eq!(output, GREETING);
     }
     Ok(())
 }

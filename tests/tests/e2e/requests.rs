@@ -31,8 +31,8 @@ fn runtime() -> Result<Runtime> {
 
 /// Sends one request and reads the complete response.
 pub(crate) fn ask(addr: SocketAddr, request: &Request) -> Result<Response> {
-    let answer = runtime()?.block_on(request.send(addr));
-    answer.with_context(|| format!("{request:?}"))
+    let response = runtime()?.block_on(request.send(addr));
+    response.with_context(|| format!("{request:?}"))
 }
 
 /// Sends one GET and reads the complete response.
@@ -65,16 +65,16 @@ pub(crate) fn get_at_once(
             tasks.spawn(async move {
                 let mut connection = Connection::open(addr).await?;
                 connected.wait().await;
-                let mut answer = connection.start(&request).await?;
-                ensure!(answer.status == 200, "{request:?}: {}", answer.status);
+                let mut response = connection.start(&request).await?;
+                ensure!(response.status == 200, "{request:?}: {}", response.status);
                 let mut hash = Hash::default();
-                hash.update(&answer.chunk().await.context("an empty body")?);
+                hash.update(&response.chunk().await.context("an empty body")?);
                 started.wait().await;
-                while let Some(bytes) = answer.chunk().await {
+                while let Some(bytes) = response.chunk().await {
                     hash.update(&bytes);
                 }
                 ensure!(
-                    answer.end() == Some(End::Clean),
+                    response.end() == Some(End::Clean),
                     "{request:?}: the body is incomplete"
                 );
                 Ok(hash.digest())
@@ -101,8 +101,8 @@ pub(crate) fn get_at_once(
 /// short time.
 pub(crate) fn get_until_ok(addr: SocketAddr, path: &str) -> Result<Response> {
     wait::until(path, || {
-        let answer = get(addr, path)?;
-        Ok((answer.status == 200).then_some(answer))
+        let response = get(addr, path)?;
+        Ok((response.status == 200).then_some(response))
     })
 }
 
@@ -127,13 +127,13 @@ pub(crate) fn pull(pierhead: &Pierhead, repository: &str, image: &Image) -> Resu
     );
     for blob in &image.blobs {
         let path = format!("/v2/{repository}/blobs/{}", blob.digest);
-        let answer = get(pierhead.address(), &path)?;
+        let response = get(pierhead.address(), &path)?;
         ensure!(
-            answer.status == 200 && answer.end == End::Clean,
+            response.status == 200 && response.end == End::Clean,
             "{path}: {}",
-            answer.status
+            response.status
         );
-        ensure!(answer.body == blob.bytes, "{path}: other bytes");
+        ensure!(response.body == blob.bytes, "{path}: other bytes");
     }
     for digest in image.digests() {
         wait_for_commit(pierhead, &digest.to_string())?;

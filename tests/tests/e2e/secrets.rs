@@ -23,13 +23,22 @@ const WRONG: &str = "Zq2-mistyped-password";
 const USER: &str = "Zq3-password-typed-as-user";
 const UPSTREAM: &str = "Zq4-upstream-password";
 const DOCKER: &str = "Zq5-docker-config-password";
-const GUEST: &str = "Zq6-guest-password";
+const PASS_THROUGH: &str = "Zq6-guest-password";
 const USERINFO: &str = "Zq7-password-in-a-url";
 const SIGNATURE: &str = "Zq8-signature-of-a-url";
 const REALM: &str = "Zq9-password-in-a-realm";
 const BEARER: &str = "Zq0-bearer-of-a-client";
 const SECRETS: [&str; 10] = [
-    CLIENT, WRONG, USER, UPSTREAM, DOCKER, GUEST, USERINFO, SIGNATURE, REALM, BEARER,
+    CLIENT,
+    WRONG,
+    USER,
+    UPSTREAM,
+    DOCKER,
+    PASS_THROUGH,
+    USERINFO,
+    SIGNATURE,
+    REALM,
+    BEARER,
 ];
 
 /// Base64 of `text`, at each of the three possible offsets within a longer text.
@@ -68,16 +77,16 @@ impl Outputs {
         if let Some(header) = header {
             request = request.header("authorization", header);
         }
-        let Ok(answer) = ask(address, &request) else {
+        let Ok(response) = ask(address, &request) else {
             return 0;
         };
         let text = format!(
             "{:?} {}",
-            answer.headers,
-            String::from_utf8_lossy(&answer.body)
+            response.headers,
+            String::from_utf8_lossy(&response.body)
         );
         self.0.push((format!("the answer to {path}"), text));
-        answer.status
+        response.status
     }
 
     fn admin(&mut self, pierhead: &mut Pierhead) -> Result<()> {
@@ -175,7 +184,7 @@ fn no_output_contains_a_secret() -> Result<()> {
     let rules = TokenAuth {
         users: vec![
             ("up".to_owned(), UPSTREAM.to_owned()),
-            ("guest".to_owned(), GUEST.to_owned()),
+            ("guest".to_owned(), PASS_THROUGH.to_owned()),
         ],
         anonymous: false,
         ..TokenAuth::default()
@@ -250,11 +259,12 @@ fn no_output_contains_a_secret() -> Result<()> {
         "{shared}{login_keys}{second}[auth]\nmode = \"htpasswd\"\nhtpasswd = {:?}\n",
         path("users")
     );
-    let guests = format!("{shared}{login_keys}{second}[auth]\nmode = \"pass-through\"\n");
+    let pass_through_clients =
+        format!("{shared}{login_keys}{second}[auth]\nmode = \"pass-through\"\n");
     let mut tried = BTreeSet::new();
     for (config, good) in [
         (&users, login("ann", CLIENT)),
-        (&guests, login("guest", GUEST)),
+        (&pass_through_clients, login("guest", PASS_THROUGH)),
     ] {
         let mut pierhead = Pierhead::start(Options::new().config(config))?;
         let address = pierhead.address();
@@ -323,8 +333,8 @@ fn no_output_contains_a_secret() -> Result<()> {
         let file = path("shown.toml");
         fs::write(&file, config)?;
         for words in [["config", "show"], ["config", "check"]] {
-            let (_, said) = run(&[words[0], words[1], &file.display().to_string()])?;
-            heard.0.push((words.join(" "), said));
+            let (_, output) = run(&[words[0], words[1], &file.display().to_string()])?;
+            heard.0.push((words.join(" "), output));
         }
     }
     assert!(

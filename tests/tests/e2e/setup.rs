@@ -262,7 +262,7 @@ fn podman_pulls_through_pierhead_until_undo() -> Result<()> {
     );
     assert_eq!(home.setup(&["crio", "--address", &address])?, "");
     home.setup(&["crio", "--undo"])?;
-    let kept: Vec<_> = home
+    let restored: Vec<_> = home
         .files()?
         .into_iter()
         // Files that podman itself writes into a home folder.
@@ -270,6 +270,6 @@ fn podman_pulls_through_pierhead_until_undo() -> Result<()> {
             !path.starts_with(home.path(".local")) && !path.starts_with(home.path(".cache"))
         })
         .collect();
-    assert_eq!(kept, before);
+    assert_eq!(restored, before);
     Ok(())
 }

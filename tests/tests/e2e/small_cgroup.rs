@@ -43,28 +43,28 @@ fn a_profile_is_checked_against_the_cgroup() -> Result<()> {
         return Ok(());
     };
     let show = |profile| run_in(&group.enter(), &["config", "show", "--profile", profile]);
-    let (status, said) = show("small")?;
-    ensure!(status.success(), "{said}");
+    let (status, output) = show("small")?;
+    ensure!(status.success(), "{output}");
     for line in [
         "memory = \"256MiB\" # profile small: the limit of the cgroup (version ",
         "size = \"off\" # profile small: ",
     ] {
-        ensure!(said.contains(line), "no {line:?} in\n{said}");
+        ensure!(output.contains(line), "no {line:?} in\n{output}");
     }
-    let (status, said) = show("server")?;
-    ensure!(status.code() == Some(71), "{status}: {said}");
+    let (status, output) = show("server")?;
+    ensure!(status.code() == Some(71), "{status}: {output}");
     ensure!(
-        said.contains("the limit of the cgroup is 256.0 MiB; --profile small fits"),
-        "{said}"
+        output.contains("the limit of the cgroup is 256.0 MiB; --profile small fits"),
+        "{output}"
     );
     let options = Options::new()
         .inside(group.enter())
         .config("profile = \"bluefield2\"");
-    let (status, said) = Pierhead::refuses(&options)?;
-    ensure!(status.code() == Some(71), "{status}: {said}");
+    let (status, output) = Pierhead::refuses(&options)?;
+    ensure!(status.code() == Some(71), "{status}: {output}");
     ensure!(
-        said.contains("pierhead.toml:1: profile \"bluefield2\" does not fit"),
-        "{said}"
+        output.contains("pierhead.toml:1: profile \"bluefield2\" does not fit"),
+        "{output}"
     );
     Ok(())
 }
@@ -90,11 +90,11 @@ fn version(nth: u64) -> Result<Image> {
 }
 
 async fn fetch(connection: &mut Connection, path: &str) -> Result<Response> {
-    let answer = connection.start(&Request::get(path)).await?;
-    let answer = answer.whole().await?;
-    ensure!(answer.status == 200, "{path}: {}", answer.status);
-    ensure!(answer.end == End::Clean, "{path}: cut");
-    Ok(answer)
+    let response = connection.start(&Request::get(path)).await?;
+    let response = response.whole().await?;
+    ensure!(response.status == 200, "{path}: {}", response.status);
+    ensure!(response.end == End::Clean, "{path}: cut");
+    Ok(response)
 }
 
 /// Pulls each version several times, beginning with a different one.
@@ -111,8 +111,8 @@ async fn client(address: SocketAddr, images: Arc<Vec<Image>>, first: usize) -> R
         );
         for blob in &image.blobs {
             let path = format!("/v2/{REPOSITORY}/blobs/{}", blob.digest);
-            let answer = fetch(&mut connection, &path).await?;
-            ensure!(answer.body == blob.bytes, "{path}: other bytes");
+            let response = fetch(&mut connection, &path).await?;
+            ensure!(response.body == blob.bytes, "{path}: other bytes");
         }
     }
     Ok(())

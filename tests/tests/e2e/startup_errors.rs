@@ -18,12 +18,12 @@ use crate::requests::get;
 #[track_caller]
 fn assert_refused(options: &Options, code: i32, words: &[&str]) -> Result<()> {
     let caller = std::panic::Location::caller();
-    let (status, said) = Pierhead::refuses(options)?;
-    assert_eq!(status.code(), Some(code), "{caller}: {said}");
+    let (status, output) = Pierhead::refuses(options)?;
+    assert_eq!(status.code(), Some(code), "{caller}: {output}");
     for word in words {
         assert!(
-            said.contains(word),
-            "{caller}: {word:?} is missing in: {said}"
+            output.contains(word),
+            "{caller}: {word:?} is missing in: {output}"
         );
     }
     Ok(())
@@ -274,9 +274,9 @@ fn an_invalid_certificate_of_the_default_upstream_does_not_stop_the_daemon() -> 
         let mut pierhead = Pierhead::start(Options::new().config(&config))?;
         let words = ["the clock is wrong", "by this machine's clock it is", date];
         // The client gets the reason, and so does the log.
-        let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
-        let body = String::from_utf8_lossy(&answer.body);
-        assert_eq!(answer.status, 503, "{body}");
+        let response = get(pierhead.address(), "/v2/library/app/manifests/1")?;
+        let body = String::from_utf8_lossy(&response.body);
+        assert_eq!(response.status, 503, "{body}");
         // Longer than one second, after which a faulty version exits.
         let ended = pierhead.daemon().wait(Duration::from_secs(2));
         let log = pierhead.log();
@@ -327,9 +327,9 @@ fn a_worker_distinguishes_a_wrong_clock_from_an_untrusted_certificate() -> Resul
             "--into",
             store.to_str().context("UTF-8")?,
         ];
-        let (status, said) = pierhead::run(&words)?;
-        assert_eq!(status.code(), Some(code), "{said}");
-        assert!(said.contains(word), "{word:?} is missing in: {said}");
+        let (status, output) = pierhead::run(&words)?;
+        assert_eq!(status.code(), Some(code), "{output}");
+        assert!(output.contains(word), "{word:?} is missing in: {output}");
     }
     Ok(())
 }

@@ -44,12 +44,12 @@ const NATIVE: Leniency = Leniency {
 };
 
 fn same(image: &Image, one: &Tree, other: &Tree, who: &str, leniency: Leniency) -> Result<()> {
-    let told = one.differences(other, leniency);
+    let text = one.differences(other, leniency);
     ensure!(
-        told.is_empty(),
+        text.is_empty(),
         "{} of {who} differs:\n{}",
         image.name(),
-        told.join("\n")
+        text.join("\n")
     );
     Ok(())
 }

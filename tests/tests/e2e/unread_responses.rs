@@ -57,20 +57,20 @@ fn unread_documents_hold_no_memory() -> Result<()> {
         .chain((0..CLIENTS).map(|nth| (nth, format!("/v2/library/app/manifests/v{nth}"))))
         .map(|(_, path)| std::thread::spawn(move || request_without_reading(address, &path)))
         .collect();
-    let mut kept = Vec::new();
+    let mut streams = Vec::new();
     let mut served = 0;
     for client in clients.drain(..) {
         let (stream, status) = client.join().expect("no panic")?;
         ensure!(matches!(status, 200 | 503), "{status}");
         served += usize::from(status == 200);
-        kept.push(stream);
+        streams.push(stream);
     }
     // Most requests of both kinds must succeed, since refused ones hold no memory.
     ensure!(served > CLIENTS, "only {served} requests were served");
     let (now, peak) = pierhead.memory()?;
     eprintln!(
         "{served} of {} served; {now} bytes resident, {peak} at the peak",
-        kept.len()
+        streams.len()
     );
     ensure!(peak < MAX_MEMORY, "{peak} bytes at the peak");
     Ok(())

@@ -22,8 +22,8 @@ use crate::requests::{get, get_at_once, get_until_ok, pull, start_in_front};
 
 /// The sum of all metric lines that begin with `name`.
 fn metric(pierhead: &Pierhead, name: &str) -> Result<u64> {
-    let answer = get(pierhead.admin(), "/metrics")?;
-    let text = std::str::from_utf8(&answer.body)?;
+    let response = get(pierhead.admin(), "/metrics")?;
+    let text = std::str::from_utf8(&response.body)?;
     let lines = text.lines().filter(|line| line.starts_with(name));
     let values: Vec<u64> = lines
         .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
@@ -58,9 +58,12 @@ fn the_circuit_opens_in_an_outage_and_closes_after_it() -> Result<()> {
         assert_eq!(status, 503, "{path}");
     }
     let probes = 1 + started.elapsed().as_secs();
-    let asked = hub.count(|_| true) as u64;
+    let requested = hub.count(|_| true) as u64;
     // A failed probe is one request with its retries.
-    assert!(asked <= 4 * probes, "{asked} requests to a dead upstream");
+    assert!(
+        requested <= 4 * probes,
+        "{requested} requests to a dead upstream"
+    );
     assert_eq!(pierhead.log().matches("upstream unhealthy").count(), 1);
 
     hub.clear_faults();
@@ -88,8 +91,8 @@ fn a_pushed_image_is_visible_within_seconds_after_a_404() -> Result<()> {
         }
     }
     // One request each, and one retry each.
-    let asked = hub.count(|_| true);
-    assert!(asked <= 4, "{asked} requests for a missing image");
+    let requested = hub.count(|_| true);
+    assert!(requested <= 4, "{requested} requests for a missing image");
     hub.push("library/app", "1", &image);
     let pushed = Instant::now();
     for path in ["/v2/library/app/manifests/1", &blob] {

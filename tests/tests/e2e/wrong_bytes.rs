@@ -21,15 +21,15 @@ fn assert_wrong_bytes_are_refused(fault: Fault) -> Result<()> {
     let digest = hub.put_blob("library/app", bytes.clone());
     let path = format!("/v2/library/app/blobs/{digest}");
     let injected = hub.inject(fault.clone().on_blob(&digest));
-    let answer = get(pierhead.address(), &path);
+    let response = get(pierhead.address(), &path);
     assert!(injected.hits() >= 1, "{fault:?} had no effect");
     // A connection that closes before the response head counts as a refusal.
-    if let Ok(answer) = answer
-        && answer.status == 200
-        && answer.end == End::Clean
+    if let Ok(response) = response
+        && response.status == 200
+        && response.end == End::Clean
     {
         assert_eq!(
-            answer.body, bytes,
+            response.body, bytes,
             "{fault:?}: a complete response with wrong bytes"
         );
     }
@@ -41,13 +41,13 @@ fn assert_wrong_bytes_are_refused(fault: Fault) -> Result<()> {
         );
     }
     hub.clear_faults();
-    let answer = get_until_ok(pierhead.address(), &path)?;
+    let response = get_until_ok(pierhead.address(), &path)?;
     assert_eq!(
-        answer.end,
+        response.end,
         End::Clean,
         "{fault:?} has an effect after its end"
     );
-    assert_eq!(answer.body, bytes);
+    assert_eq!(response.body, bytes);
     assert!(std::fs::read(wait_for_commit(&pierhead, &digest.to_string())?)?.starts_with(&bytes));
     Ok(())
 }
@@ -94,12 +94,12 @@ fn an_interrupted_body_is_resumed() -> Result<()> {
     let bytes = random_bytes(3, SIZE);
     let digest = hub.put_blob("library/app", bytes.clone());
     hub.inject(Fault::CutBody(1 << 20).on_blob(&digest).times(2));
-    let answer = get(
+    let response = get(
         pierhead.address(),
         &format!("/v2/library/app/blobs/{digest}"),
     )?;
-    assert_eq!((answer.status, answer.end), (200, End::Clean));
-    assert_eq!(answer.body, bytes);
+    assert_eq!((response.status, response.end), (200, End::Clean));
+    assert_eq!(response.body, bytes);
     let sent: u64 = hub
         .requests()
         .iter()
@@ -117,15 +117,15 @@ fn an_interrupted_body_is_resumed() -> Result<()> {
 #[test]
 fn a_manifest_with_another_digest_is_refused() -> Result<()> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), Options::new())?;
-    let (asked, other) = (Image::random(1, &[1000]), Image::random(2, &[1000]));
-    hub.push("library/app", "1", &asked);
+    let (requested, other) = (Image::random(1, &[1000]), Image::random(2, &[1000]));
+    hub.push("library/app", "1", &requested);
     let other = other.root_document().bytes.clone();
     hub.inject(Fault::Replace(other).on_manifests());
-    let path = format!("/v2/library/app/manifests/{}", asked.root);
+    let path = format!("/v2/library/app/manifests/{}", requested.root);
     assert_ne!(get(pierhead.address(), &path)?.status, 200);
     hub.clear_faults();
-    let answer = get_until_ok(pierhead.address(), &path)?;
-    assert_eq!(answer.body, asked.root_document().bytes);
+    let response = get_until_ok(pierhead.address(), &path)?;
+    assert_eq!(response.body, requested.root_document().bytes);
     Ok(())
 }
 
@@ -146,22 +146,22 @@ fn hostile_manifests_do_no_harm() -> Result<()> {
         hub.tag("library/evil", &tag, document.digest);
         for reference in [document.digest.to_string(), tag.clone()] {
             let path = format!("/v2/library/evil/manifests/{reference}");
-            let answer = get(pierhead.address(), &path)?;
-            assert_eq!(answer.end, End::Clean, "{tries}, by {reference}");
-            if answer.status == 200 {
-                assert_eq!(answer.body, bytes, "{tries}, by {reference}");
+            let response = get(pierhead.address(), &path)?;
+            assert_eq!(response.end, End::Clean, "{tries}, by {reference}");
+            if response.status == 200 {
+                assert_eq!(response.body, bytes, "{tries}, by {reference}");
                 assert_eq!(
-                    answer.header("content-type"),
+                    response.header("content-type"),
                     Some(media_type.as_str()),
                     "{tries}"
                 );
             } else {
                 assert!(
-                    answer.status >= 400,
+                    response.status >= 400,
                     "{tries}, by {reference}: {}",
-                    answer.status
+                    response.status
                 );
-                assert!(answer.json()["errors"][0]["code"].is_string(), "{tries}");
+                assert!(response.json()["errors"][0]["code"].is_string(), "{tries}");
             }
         }
         // `cache warm` parses the manifest: an invalid one is an error and causes no fetch.
@@ -171,11 +171,11 @@ fn hostile_manifests_do_no_harm() -> Result<()> {
     let (first, (claimed, second)) = hostile::cycle();
     hub.put_manifest("library/evil", &first.media_type, first.bytes);
     hub.put_manifest_as("library/evil", claimed, &second.media_type, second.bytes);
-    let answer = get(
+    let response = get(
         pierhead.address(),
         &format!("/v2/library/evil/manifests/{claimed}"),
     )?;
-    assert_ne!(answer.status, 200, "a document with a wrong digest");
+    assert_ne!(response.status, 200, "a document with a wrong digest");
     let cycle = format!("docker.io/library/evil@{}", first.digest);
     assert!(
         pierhead.cache(&["warm", &cycle]).is_err(),
@@ -231,7 +231,7 @@ fn an_html_page_is_not_a_manifest() -> Result<()> {
         200
     );
     hub.clear_faults();
-    let answer = get_until_ok(pierhead.address(), "/v2/library/app/manifests/1")?;
-    assert_eq!(answer.body, image.root_document().bytes);
+    let response = get_until_ok(pierhead.address(), "/v2/library/app/manifests/1")?;
+    assert_eq!(response.body, image.root_document().bytes);
     Ok(())
 }

@@ -84,7 +84,7 @@ pub(crate) async fn request(
 /// Prefers Bearer, since it works without credentials too.
 fn choose(
     session: &Session,
-    asked: &Uri,
+    requested: &Uri,
     challenges: &[Challenge],
     repository: &Repository,
 ) -> Option<AuthScheme> {
@@ -92,7 +92,7 @@ fn choose(
         .iter()
         .filter(|challenge| challenge.scheme == "bearer")
         .find_map(|challenge| {
-            let realm = resolve(asked, challenge.get("realm")?)?;
+            let realm = resolve(requested, challenge.get("realm")?)?;
             let service = challenge.get("service").map(str::to_owned);
             Some(AuthScheme::Bearer {
                 realm,

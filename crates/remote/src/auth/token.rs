@@ -268,9 +268,9 @@ mod tests {
         let key = key("x");
         let fresh = || async { Ok(token(r#"{"token":"a","expires_in":1000}"#).unwrap()) };
         let first = tokens.get(&key, None, fresh).await.unwrap();
-        let asked = AtomicUsize::new(0);
+        let requested = AtomicUsize::new(0);
         let down = || async {
-            asked.fetch_add(1, Ordering::Relaxed);
+            requested.fetch_add(1, Ordering::Relaxed);
             std::future::pending().await
         };
         tokio::time::advance(Duration::from_secs(901)).await;
@@ -279,7 +279,7 @@ mod tests {
             let old = tokio::time::timeout(RENEWAL_LIMIT * 2, get).await;
             assert_eq!(old.unwrap().unwrap().secret, first.secret);
         }
-        assert_eq!(asked.load(Ordering::Relaxed), 1, "not at each request");
+        assert_eq!(requested.load(Ordering::Relaxed), 1, "not at each request");
         tokio::time::advance(RENEWAL_PAUSE).await;
         let refused = || async {
             Err(Error::Denied {

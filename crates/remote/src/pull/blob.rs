@@ -89,8 +89,8 @@ impl BlobRequest {
             let empty = host.health.is_sending_empty_bodies();
             4 * u8::from(mismatched) + 2 * u8::from(failed) + u8::from(empty)
         };
-        let asked = (operation, &self.repository);
-        try_hosts(&self.candidates, asked, policy, penalty, |session| {
+        let requested = (operation, &self.repository);
+        try_hosts(&self.candidates, requested, policy, penalty, |session| {
             self.open_at(session, offset, known)
         })
         .await

@@ -365,9 +365,9 @@ async fn a_failing_address_is_not_asked_until_it_recovers() {
     assert_eq!(state(&setup.mirror), [of(&setup.mirror) + "2"]);
     assert_eq!(state(&setup.registry), [of(&setup.registry) + "0"]);
     down.remove();
-    let asked = setup.mirror.requests().len();
+    let requested = setup.mirror.requests().len();
     within_timeout(async {
-        while setup.mirror.requests().len() == asked {
+        while setup.mirror.requests().len() == requested {
             setup.manifest().await.expect("a manifest");
             tokio::task::yield_now().await;
         }
@@ -499,11 +499,11 @@ async fn a_reload_keeps_the_health_of_an_address() {
         upstreams: [(name(), upstream)].into(),
         ..Config::default()
     };
-    let asked = pair.upstream.requests().len();
+    let requested = pair.upstream.requests().len();
     pair.client.reload(config).expect("a good configuration");
     let fetched = pair.manifest().await;
     assert!(matches!(fetched, Err(Error::Down { .. })), "{fetched:?}");
-    assert_eq!(pair.upstream.requests().len(), asked);
+    assert_eq!(pair.upstream.requests().len(), requested);
 }
 
 /// Unconfigured upstreams share one label, which counts their open circuits. A reload removes the

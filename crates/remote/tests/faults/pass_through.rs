@@ -55,8 +55,8 @@ async fn the_upstream_decides_for_each_client_separately() {
         }
     }
     let absent = reference(":absent").target;
-    let asked = decision(&pair, Resource::Manifest(&absent), &bob()).await;
-    assert_eq!(asked, AccessDecision::NotFound);
+    let requested = decision(&pair, Resource::Manifest(&absent), &bob()).await;
+    assert_eq!(requested, AccessDecision::NotFound);
 }
 
 #[tokio::test]
@@ -132,8 +132,11 @@ async fn failures_and_login_pages_decide_no_access() {
         pair.upstream
             .inject(Fault::WithoutHeader("docker-content-digest").on_manifests()),
     );
-    let asked = ask().await;
-    assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
+    let requested = ask().await;
+    assert!(
+        matches!(requested, Err(Error::Protocol { .. })),
+        "{requested:?}"
+    );
     page.remove();
     mute.remove();
     for status in [429, 500, 503] {
@@ -162,8 +165,11 @@ async fn the_rate_limit_of_one_client_does_not_limit_others() {
     let message = matches!(limited, Err(Error::RateLimited { .. }));
     assert!(message, "{limited:?}");
     let (name, repository, resource) = (name(), repository(), Resource::Manifest(&tag));
-    let asked = within_timeout(pair.client.authorize(&name, &repository, resource, &ann)).await;
-    assert!(matches!(asked, Err(Error::RateLimited { .. })), "{asked:?}");
+    let requested = within_timeout(pair.client.authorize(&name, &repository, resource, &ann)).await;
+    assert!(
+        matches!(requested, Err(Error::RateLimited { .. })),
+        "{requested:?}"
+    );
     assert_eq!(
         decision(&pair, resource, &bob()).await,
         AccessDecision::Granted
@@ -211,9 +217,12 @@ async fn a_refusal_of_another_origin_grants_no_access() {
     for status in [401, 403, 404, 405, 410, 429] {
         let refuses = pair.upstream.inject(Fault::Status(status).on(CDN));
         for _ in 0..6 {
-            let asked = ask().await;
-            assert!(!matches!(asked, Ok(AccessDecision::Granted)), "{status}");
-            assert!(!matches!(asked, Err(Error::Down { .. })), "{status}");
+            let requested = ask().await;
+            assert!(
+                !matches!(requested, Ok(AccessDecision::Granted)),
+                "{status}"
+            );
+            assert!(!matches!(requested, Err(Error::Down { .. })), "{status}");
         }
         refuses.remove();
         assert_eq!(
@@ -227,8 +236,11 @@ async fn a_refusal_of_another_origin_grants_no_access() {
     pair.upstream.inject(Fault::IgnoreRange.on(CDN));
     let page = Fault::Header("content-type", "Text/HTML; charset=utf-8".to_owned());
     pair.upstream.inject(page.on(CDN));
-    let asked = ask().await;
-    assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
+    let requested = ask().await;
+    assert!(
+        matches!(requested, Err(Error::Protocol { .. })),
+        "{requested:?}"
+    );
 }
 
 /// A refusal of another origin does not count as a failure of the registry.
@@ -258,8 +270,12 @@ async fn a_page_without_content_type_of_another_origin_grants_no_access() {
         .upstream
         .inject(Fault::WithoutHeader("content-type").on(CDN));
     let (name, repository, resource) = (name(), repository(), Resource::Blob(&layer));
-    let asked = within_timeout(pair.client.authorize(&name, &repository, resource, &bob())).await;
-    assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
+    let requested =
+        within_timeout(pair.client.authorize(&name, &repository, resource, &bob())).await;
+    assert!(
+        matches!(requested, Err(Error::Protocol { .. })),
+        "{requested:?}"
+    );
     untyped.remove();
     assert_eq!(
         decision(&pair, resource, &bob()).await,

@@ -195,7 +195,7 @@ async fn a_helper_runs_again_when_its_credentials_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("docker-credential-test");
     let script = "#!/bin/sh\ncd \"${0%/*}\" || exit 1\n\
-        if [ -e asked ]; then s=right; else s=old; : > asked; fi\n\
+        if [ -e requested ]; then s=right; else s=old; : > requested; fi\n\
         echo \"{\\\"Username\\\":\\\"ann\\\",\\\"Secret\\\":\\\"$s\\\"}\"\n";
     std::fs::write(&program, script).expect("written");
     let executable = std::fs::Permissions::from_mode(0o755);

@@ -124,22 +124,22 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
     if request.path != "/token" {
         return Reply::error(404, "UNSUPPORTED");
     }
-    let asked = if request.method == "POST" {
+    let requested = if request.method == "POST" {
         &request.body[..]
     } else {
         request.query.as_deref().unwrap_or("").as_bytes()
     };
-    let asked: Vec<(String, String)> = form_urlencoded::parse(asked).into_owned().collect();
-    let Some(known) = login(&rules, request, &asked) else {
+    let requested: Vec<(String, String)> = form_urlencoded::parse(requested).into_owned().collect();
+    let Some(known) = login(&rules, request, &requested) else {
         return unauthorized("Basic realm=\"tokens\"".to_owned());
     };
-    if !asked
+    if !requested
         .iter()
         .any(|(key, value)| key == "service" && value == SERVICE)
     {
         return Reply::error(400, "UNSUPPORTED");
     }
-    let scopes = asked
+    let scopes = requested
         .iter()
         .filter(|(key, _)| key == "scope")
         .flat_map(|(_, scopes)| scopes.split(' '));
@@ -163,20 +163,24 @@ pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
         uses: rules.uses,
     };
     issued.tokens.insert(token.clone(), grant);
-    let mut answer = json!({ "access_token": token });
+    let mut response = json!({ "access_token": token });
     if !rules.only_access_token {
-        answer["token"] = answer["access_token"].clone();
+        response["token"] = response["access_token"].clone();
     }
     if rules.tells_expiry {
-        answer["expires_in"] = json!(rules.lifetime.as_secs());
+        response["expires_in"] = json!(rules.lifetime.as_secs());
     }
-    Reply::json(200, &answer)
+    Reply::json(200, &response)
 }
 
 /// Whether the client is a user (`true`) or anonymous (`false`); `None` when it gets no token.
-fn login(rules: &TokenAuth, request: &RecordedRequest, asked: &[(String, String)]) -> Option<bool> {
+fn login(
+    rules: &TokenAuth,
+    request: &RecordedRequest,
+    requested: &[(String, String)],
+) -> Option<bool> {
     let field = |name: &str| {
-        asked
+        requested
             .iter()
             .find(|(key, _)| key == name)
             .map(|(_, value)| value.clone())

@@ -167,13 +167,16 @@ fn recovers_staged_bytes_in_whole_chunks(tier: &impl Tier) {
         (2 * CHUNK, CHUNK),
         (2 * CHUNK + 9, 2 * CHUNK),
     ];
-    for (len, kept) in cases {
+    for (len, staged_len) in cases {
         let (digest, content) = blob(100 + len as u64, len);
         drop(stage(tier, &digest, &content));
         let mut staged = tier.stage(&digest).expect("stages again");
-        assert_eq!(staged.size(), kept as u64, "of {len}");
-        assert_eq!(read(&*staged.reader(), 0, kept), content[..kept]);
-        staged.write(&[&content[kept..]]).expect("writes");
+        assert_eq!(staged.size(), staged_len as u64, "of {len}");
+        assert_eq!(
+            read(&*staged.reader(), 0, staged_len),
+            content[..staged_len]
+        );
+        staged.write(&[&content[staged_len..]]).expect("writes");
         staged.commit(Trailer::of(&content, None)).expect("commits");
         let blob = tier.open(&digest).expect("opens").expect("is committed");
         assert_eq!(read(&*blob, 0, len), content);

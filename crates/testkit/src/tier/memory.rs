@@ -53,8 +53,8 @@ impl Tier for MemoryTier {
             .0
             .clone();
         let mut content = bytes.0.write();
-        let kept = content.len().saturating_sub(1) / CHUNK * CHUNK;
-        content.truncate(kept);
+        let staged_len = content.len().saturating_sub(1) / CHUNK * CHUNK;
+        content.truncate(staged_len);
         drop(content);
         Ok(Box::new(MemoryStaged {
             tier: self.clone(),

@@ -68,8 +68,8 @@ impl PushTarget<'_> {
             address,
             &push("PUT", &path, bytes).header("content-type", *media_type),
         )?;
-        let said = String::from_utf8_lossy(&done.body);
-        ensure!(done.status == 201, "PUT {path}: {} {said}", done.status);
+        let output = String::from_utf8_lossy(&done.body);
+        ensure!(done.status == 201, "PUT {path}: {} {output}", done.status);
         Ok(())
     }
 
@@ -100,8 +100,8 @@ fn push(method: &str, path: &str, bytes: &[u8]) -> Request {
 }
 
 /// The path of a `Location`, which may be an absolute URL.
-fn location(answer: &Response, address: SocketAddr) -> Result<String> {
-    let location = answer.header("location").context("no Location")?;
+fn location(response: &Response, address: SocketAddr) -> Result<String> {
+    let location = response.header("location").context("no Location")?;
     let path = location.strip_prefix(&format!("http://{address}"));
     Ok(path.unwrap_or(location).to_owned())
 }

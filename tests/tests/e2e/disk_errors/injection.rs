@@ -54,8 +54,8 @@ impl Injection {
     pub(super) fn end_after_failure(mut self) -> Result<()> {
         let calls = self.folder.path().join("calls");
         self.strace.until("a call to fail", |_| {
-            let struck = fs::read_to_string(&calls)?.contains("(INJECTED)");
-            Ok(struck.then_some(()))
+            let hit = fs::read_to_string(&calls)?.contains("(INJECTED)");
+            Ok(hit.then_some(()))
         })?;
         self.end()
     }

@@ -68,19 +68,19 @@ fn clients_get_right_bytes_or_an_error_while_the_disk_fails() -> Result<()> {
         let mut whole = 0;
         for (_, path, bytes) in fresh.iter().chain(&fresh).chain(&known) {
             // A connection that closes before the response head counts as a refusal.
-            let Ok(answer) = get(pierhead.address(), path) else {
+            let Ok(response) = get(pierhead.address(), path) else {
                 continue;
             };
-            if answer.status == 200 && answer.end == End::Clean {
-                ensure!(answer.body == *bytes, "{}: other bytes", named());
+            if response.status == 200 && response.end == End::Clean {
+                ensure!(response.body == *bytes, "{}: other bytes", named());
                 whole += 1;
             } else {
                 ensure!(
-                    answer.status >= 500 || bytes.starts_with(&answer.body),
+                    response.status >= 500 || bytes.starts_with(&response.body),
                     "{}: {path} is {} and {} bytes",
                     named(),
-                    answer.status,
-                    answer.body.len()
+                    response.status,
+                    response.body.len()
                 );
             }
         }
@@ -100,17 +100,17 @@ fn clients_get_right_bytes_or_an_error_while_the_disk_fails() -> Result<()> {
         );
         injection.end_after_failure().with_context(named)?;
         for (_, path, bytes) in fresh.iter().chain(&known) {
-            let answer = get_until_ok(pierhead.address(), path)?;
+            let response = get_until_ok(pierhead.address(), path)?;
             ensure!(
-                answer.end == End::Clean && answer.body == *bytes,
+                response.end == End::Clean && response.body == *bytes,
                 "{}: {path} after it",
                 named()
             );
         }
         let after = blobs.next();
         for (digest, path, bytes) in &after {
-            let answer = get(pierhead.address(), path)?;
-            ensure!(answer.body == *bytes, "{}: {path} after it", named());
+            let response = get(pierhead.address(), path)?;
+            ensure!(response.body == *bytes, "{}: {path} after it", named());
             wait_for_commit(&pierhead, digest).with_context(named)?;
         }
         known = after;

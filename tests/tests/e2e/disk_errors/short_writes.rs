@@ -44,8 +44,8 @@ fn a_blob_beyond_the_file_size_limit_is_served_uncached() -> Result<()> {
     let fresh = blobs.next();
     for _ in 0..2 {
         for (digest, path, bytes) in &fresh {
-            let answer = get(pierhead.address(), path)?;
-            ensure!(answer.body == *bytes, "{path}: other bytes");
+            let response = get(pierhead.address(), path)?;
+            ensure!(response.body == *bytes, "{path}: other bytes");
             if (bytes.len() as u64) < LIMIT {
                 wait_for_commit(&pierhead, digest)?;
             }
@@ -75,27 +75,27 @@ fn a_short_write_continues() -> Result<()> {
     let path = format!("/v2/library/app/blobs/{digest}");
     limit(&mut pierhead, Some(LIMIT))?;
     let injection = Injection::start(&strace, &mut pierhead, WRITES, "signal=STOP")?;
-    let (address, asked) = (pierhead.address(), path.clone());
-    let client = std::thread::spawn(move || get(address, &asked));
+    let (address, requested) = (pierhead.address(), path.clone());
+    let client = std::thread::spawn(move || get(address, &requested));
     let staged = pierhead
         .data()
         .join("staging")
         .join(digest.replacen(':', "-", 1));
-    let mut struck = false;
+    let mut hit = false;
     wait::until("the answer", || {
         if stopped(&mut pierhead)? {
             // The daemon is stopped.
             if fs::metadata(&staged).is_ok_and(|about| about.len() == LIMIT) {
-                struck = true;
+                hit = true;
                 limit(&mut pierhead, None)?;
             }
             pierhead.daemon().signal(Signal::CONT)?;
         }
         Ok((client.is_finished() && pierhead.blob(&digest).exists()).then_some(()))
     })?;
-    ensure!(struck, "no write was short");
-    let answer = client.join().expect("no panic")?;
-    ensure!(answer.body == bytes, "{path}: other bytes");
+    ensure!(hit, "no write was short");
+    let response = client.join().expect("no panic")?;
+    ensure!(response.body == bytes, "{path}: other bytes");
     injection.end()?;
     pierhead.daemon().signal(Signal::CONT)?;
     wait_for_commit(&pierhead, &digest)?;
@@ -138,9 +138,9 @@ fn a_lost_write_is_detected() -> Result<()> {
     pierhead.restart()?;
     let mut right = 0;
     for (_, path, bytes) in fresh.iter().chain(&fresh) {
-        let answer = get(pierhead.address(), path)?;
-        if answer.status == 200 && answer.end == End::Clean {
-            ensure!(answer.body == *bytes, "{path}: wrong bytes were served");
+        let response = get(pierhead.address(), path)?;
+        if response.status == 200 && response.end == End::Clean {
+            ensure!(response.body == *bytes, "{path}: wrong bytes were served");
             right += 1;
         }
     }

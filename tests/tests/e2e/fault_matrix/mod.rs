@@ -257,10 +257,10 @@ fn cell(
         seen.statuses
     );
     if state == State::Fresh {
-        let asked = stage.hub.requests();
+        let requested = stage.hub.requests();
         ensure!(
-            asked.is_empty(),
-            "the upstream got requests: {asked:#?}; log:
+            requested.is_empty(),
+            "the upstream got requests: {requested:#?}; log:
 {log}"
         );
     }

@@ -18,9 +18,12 @@ fn client(pierhead: &Pierhead, image: &Image, over: &AtomicBool, pulls: &AtomicU
     while !over.load(Ordering::SeqCst) {
         for blob in &image.blobs {
             let path = format!("/v2/library/app/blobs/{}", blob.digest);
-            let answer = get(pierhead.address(), &path)?;
-            ensure!(answer.status == 200 && answer.end == End::Clean, "{path}");
-            ensure!(answer.body == blob.bytes, "{path}: other bytes");
+            let response = get(pierhead.address(), &path)?;
+            ensure!(
+                response.status == 200 && response.end == End::Clean,
+                "{path}"
+            );
+            ensure!(response.body == blob.bytes, "{path}: other bytes");
         }
         pulls.fetch_add(1, Ordering::SeqCst);
     }
@@ -50,8 +53,8 @@ fn the_limit_changes_during_pulls() -> Result<()> {
                 hub.push(&name, "1", &new);
                 pull(pierhead, &name, &new)?;
                 for limit in [0, 1_500_000, 4 << 20] {
-                    let said = pierhead.cache(&["tier", "set-limit", &format!("{limit}B")])?;
-                    ensure!(said.contains("volatile"), "{said}");
+                    let output = pierhead.cache(&["tier", "set-limit", &format!("{limit}B")])?;
+                    ensure!(output.contains("volatile"), "{output}");
                     let fits = || {
                         let stat = stat(pierhead)?;
                         ensure!(number(&stat, "limit")? == limit, "{stat}");
@@ -72,10 +75,10 @@ fn the_limit_changes_during_pulls() -> Result<()> {
     })?;
     let stat = stat(pierhead)?;
     ensure!(number(&stat, "staged")? > 1_000_000, "{stat}");
-    let said = pierhead.cache(&["tier", "stat"])?;
+    let output = pierhead.cache(&["tier", "stat"])?;
     ensure!(
-        said.contains("of 4.0 MiB") && said.contains("dirty "),
-        "{said}"
+        output.contains("of 4.0 MiB") && output.contains("dirty "),
+        "{output}"
     );
     Ok(())
 }
@@ -100,11 +103,11 @@ fn a_truncated_region_file_stops_the_tier_and_not_the_daemon() -> Result<()> {
     for blob in &image.blobs {
         let path = format!("/v2/library/app/blobs/{}", blob.digest);
         wait::until("the disk's copy", || {
-            let Ok(answer) = get(pierhead.address(), &path) else {
+            let Ok(response) = get(pierhead.address(), &path) else {
                 return Ok(None);
             };
-            let whole = answer.status == 200 && answer.end == End::Clean;
-            ensure!(!whole || answer.body == blob.bytes, "{path}: other bytes");
+            let whole = response.status == 200 && response.end == End::Clean;
+            ensure!(!whole || response.body == blob.bytes, "{path}: other bytes");
             Ok(whole.then_some(()))
         })?;
     }

@@ -63,10 +63,10 @@ fn a_slow_client_gets_its_own_blob_after_the_memory_is_reused() -> Result<()> {
         pull(&pierhead, &name, &other)?;
         wait_for_write_back(&pierhead)?;
     }
-    let mut answer = Vec::new();
-    client.read_to_end(&mut answer)?;
-    let ends = answer.windows(4).position(|it| it == b"\r\n\r\n");
-    let body = &answer[ends.context("no head")? + 4..];
+    let mut response = Vec::new();
+    client.read_to_end(&mut response)?;
+    let ends = response.windows(4).position(|it| it == b"\r\n\r\n");
+    let body = &response[ends.context("no head")? + 4..];
     ensure!(body.len() == layer.bytes.len(), "{} bytes", body.len());
     ensure!(body == &layer.bytes[..], "another blob's bytes");
     // Otherwise the test is void: the blob must have left the tier by then.

@@ -107,9 +107,9 @@ fn a_kill_during_a_fill_keeps_the_tier_usable() -> Result<()> {
             Ok((number(&stat(&pierhead)?, "staged")? >= 390_000).then_some(()))
         })?;
         pierhead.kill()?;
-        let answer = client.join();
+        let response = client.join();
         ensure!(
-            !matches!(answer, Ok(Ok(answer)) if answer.status == 200 && answer.body.len() == 900_000),
+            !matches!(response, Ok(Ok(response)) if response.status == 200 && response.body.len() == 900_000),
             "a partial layer in a complete response"
         );
         rule.remove();

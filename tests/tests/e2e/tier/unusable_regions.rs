@@ -37,8 +37,8 @@ fn serves_without(options: Options, why: &str) -> Result<Pierhead> {
         let Err(refused) = pierhead.cache(&words) else {
             anyhow::bail!("{words:?} works without a tier");
         };
-        let told = format!("{refused:#}");
-        ensure!(told.contains("tier.kind"), "{told}");
+        let text = format!("{refused:#}");
+        ensure!(text.contains("tier.kind"), "{text}");
     }
     let (level, what) = diagnosis(&pierhead)?;
     ensure!(
@@ -146,7 +146,7 @@ fn invalid_tier_commands_are_refused() -> Result<()> {
     let folder = memory()?;
     let (_hub, pierhead) = start_in_front(FakeRegistry::builder(), with_tier(folder.path(), ""))?;
     let limit = stat(&pierhead)?["limit"].clone();
-    for (words, told) in [
+    for (words, text) in [
         (&["tier", "set-limit", "much"][..], "much"),
         (&["tier", "set-limit"], "<SIZE>"),
         (&["tier"], "set-limit"),
@@ -157,7 +157,7 @@ fn invalid_tier_commands_are_refused() -> Result<()> {
                 .args(words),
         )?;
         ensure!(
-            status.code() == Some(2) && said.contains(told),
+            status.code() == Some(2) && said.contains(text),
             "{words:?}: {status}: {said}"
         );
     }

@@ -16,17 +16,17 @@ async fn token(registry: &FakeRegistry, query: &str, authorization: Option<&str>
     if let Some(value) = authorization {
         request = request.header("authorization", value);
     }
-    let answer = request
+    let response = request
         .send(registry.token_addr())
         .await
         .expect("an answer");
-    (answer.status, answer.json())
+    (response.status, response.json())
 }
 
-fn bearer(answer: &Value) -> String {
+fn bearer(response: &Value) -> String {
     format!(
         "Bearer {}",
-        answer["access_token"].as_str().expect("a token")
+        response["access_token"].as_str().expect("a token")
     )
 }
 
@@ -84,14 +84,14 @@ async fn the_challenge_names_realm_service_and_scope() {
 #[tokio::test]
 async fn a_token_is_valid_for_its_scope_until_it_expires() {
     let (registry, digest) = with_layer(FakeRegistry::builder().token_auth()).await;
-    let (status, answer) = token(
+    let (status, response) = token(
         &registry,
         &format!("scope=repository:{REPOSITORY}:pull"),
         None,
     )
     .await;
-    assert_eq!((status, answer["expires_in"].as_u64()), (200, Some(300)));
-    let good = bearer(&answer);
+    assert_eq!((status, response["expires_in"].as_u64()), (200, Some(300)));
+    let good = bearer(&response);
     let header = [("authorization", good.as_str())];
     assert_eq!(
         ask(&registry, &blob_path(&digest), &header).await.status,
@@ -125,10 +125,10 @@ async fn a_lifetime_of_zero_issues_expired_tokens() {
     let (registry, _) =
         with_layer(FakeRegistry::builder().with(|settings| settings.auth = Auth::Token(tokens)))
             .await;
-    let (_, answer) = token(&registry, "", None).await;
-    assert_eq!(answer.get("expires_in"), None);
+    let (_, response) = token(&registry, "", None).await;
+    assert_eq!(response.get("expires_in"), None);
     assert_eq!(
-        ask(&registry, "/v2/", &[("authorization", &bearer(&answer))])
+        ask(&registry, "/v2/", &[("authorization", &bearer(&response))])
             .await
             .status,
         401
@@ -145,11 +145,11 @@ async fn a_token_can_be_limited_to_a_number_of_requests() {
         with_layer(FakeRegistry::builder().with(|settings| settings.auth = Auth::Token(tokens)))
             .await;
     for _ in 0..2 {
-        let (_, answer) = token(&registry, "", None).await;
-        let good = bearer(&answer);
+        let (_, response) = token(&registry, "", None).await;
+        let good = bearer(&response);
         for status in [200, 200, 401] {
-            let answer = ask(&registry, "/v2/", &[("authorization", &good)]).await;
-            assert_eq!(answer.status, status);
+            let response = ask(&registry, "/v2/", &[("authorization", &good)]).await;
+            assert_eq!(response.status, status);
         }
     }
 }
@@ -169,8 +169,8 @@ async fn users_get_access_to_private_repositories() {
     .await;
     let scope = format!("scope=repository:{REPOSITORY}:pull");
     let path = blob_path(&digest);
-    let reads = async |answer: &Value| {
-        ask(&registry, &path, &[("authorization", &bearer(answer))])
+    let reads = async |response: &Value| {
+        ask(&registry, &path, &[("authorization", &bearer(response))])
             .await
             .status
     };
@@ -189,11 +189,11 @@ async fn users_get_access_to_private_repositories() {
 
     let form = format!("grant_type=refresh_token&service=fake-registry&{scope}&refresh_token=");
     let post = |secret: &str| Ask::new("POST", "/token").body(format!("{form}{secret}"));
-    let answer = post("refresh+me")
+    let response = post("refresh+me")
         .send(registry.token_addr())
         .await
         .expect("an answer");
-    assert_eq!(reads(&answer.json()).await, 200);
+    assert_eq!(reads(&response.json()).await, 200);
     assert_eq!(
         post("no")
             .send(registry.token_addr())
@@ -235,13 +235,13 @@ async fn faults_do_not_affect_unauthorized_requests() {
     let fault = registry.inject(Fault::Status(503).on_blobs().times(1));
     assert_eq!(ask(&registry, &blob_path(&digest), &[]).await.status, 401);
     assert_eq!(fault.hits(), 0);
-    let (_, answer) = token(
+    let (_, response) = token(
         &registry,
         &format!("scope=repository:{REPOSITORY}:pull"),
         None,
     )
     .await;
-    let header = [("authorization", &*bearer(&answer))];
+    let header = [("authorization", &*bearer(&response))];
     assert_eq!(
         ask(&registry, &blob_path(&digest), &header).await.status,
         503

@@ -40,9 +40,10 @@ async fn a_hanging_head_ends_when_the_client_disconnects() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     registry.inject(Fault::HangHead.on_blobs());
     let mut connection = open(&registry).await;
-    let asked = Ask::get(blob_path(&digest));
-    let answer = tokio::time::timeout(Duration::from_millis(50), connection.start(&asked)).await;
-    assert!(answer.is_err(), "answered");
+    let requested = Ask::get(blob_path(&digest));
+    let response =
+        tokio::time::timeout(Duration::from_millis(50), connection.start(&requested)).await;
+    assert!(response.is_err(), "answered");
     assert!(!registry.requests()[0].done);
     drop(connection);
     registry.wait_for(|requests| requests[0].done).await;
@@ -54,17 +55,17 @@ async fn status_faults() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     for status in [401, 403, 404, 429, 500, 503] {
         registry.inject(Fault::Status(status).on("/v2/*").times(1));
-        let answer = ask(&registry, &blob_path(&digest), &[]).await;
+        let response = ask(&registry, &blob_path(&digest), &[]).await;
         assert_eq!(
-            (answer.status, answer.header("retry-after")),
+            (response.status, response.header("retry-after")),
             (status, None)
         );
-        assert!(answer.json()["errors"][0]["code"].is_string());
+        assert!(response.json()["errors"][0]["code"].is_string());
     }
     registry.inject(Fault::RetryAfter(429, "7".to_owned()).on("/v2/*").times(1));
-    let answer = ask(&registry, "/v2/", &[]).await;
+    let response = ask(&registry, "/v2/", &[]).await;
     assert_eq!(
-        (answer.status, answer.header("retry-after")),
+        (response.status, response.header("retry-after")),
         (429, Some("7"))
     );
 }
@@ -122,15 +123,15 @@ async fn a_hanging_body_keeps_the_connection_open() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
     registry.inject(Fault::HangBody(70_000).on_blobs());
     let mut connection = open(&registry).await;
-    let mut answer = connection
+    let mut response = connection
         .start(&Ask::get(blob_path(&digest)))
         .await
         .expect("a head");
     let mut received = 0;
     while received < 70_000 {
-        received += answer.chunk().await.expect("bytes").len();
+        received += response.chunk().await.expect("bytes").len();
     }
-    let more = tokio::time::timeout(Duration::from_millis(50), answer.chunk()).await;
+    let more = tokio::time::timeout(Duration::from_millis(50), response.chunk()).await;
     assert!(more.is_err(), "the body continued");
     drop(connection);
     registry.wait_for(|requests| requests[0].done).await;

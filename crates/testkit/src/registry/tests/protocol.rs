@@ -125,8 +125,8 @@ async fn ranges_select_bytes_of_a_blob() {
         let part = ask(&registry, &path, &[("range", range)]).await;
         assert_eq!(part.status, 206, "{range}");
         assert_eq!(part.body, whole.slice(start..end), "{range}");
-        let told = format!("bytes {start}-{}/{SIZE}", end - 1);
-        assert_eq!(part.header("content-range"), Some(told.as_str()));
+        let text = format!("bytes {start}-{}/{SIZE}", end - 1);
+        assert_eq!(part.header("content-range"), Some(text.as_str()));
     }
     let beyond = ask(&registry, &path, &[("range", "bytes=300000-")]).await;
     assert_eq!(
@@ -331,9 +331,10 @@ async fn manifests_are_counted_against_the_rate_limit() {
 #[tokio::test]
 async fn a_restart_uses_the_same_port() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
-    let mut kept = open(&registry).await;
+    let mut keep_alive = open(&registry).await;
     assert_eq!(
-        kept.exchange(&Ask::get("/v2/"))
+        keep_alive
+            .exchange(&Ask::get("/v2/"))
             .await
             .expect("an answer")
             .status,
@@ -342,7 +343,7 @@ async fn a_restart_uses_the_same_port() {
     for _ in 0..3 {
         registry.stop().await;
         assert!(
-            kept.exchange(&Ask::get("/v2/")).await.is_err(),
+            keep_alive.exchange(&Ask::get("/v2/")).await.is_err(),
             "connections are closed too"
         );
         assert_eq!(
@@ -394,12 +395,13 @@ async fn tls_clients_must_trust_the_authority() {
 #[tokio::test]
 async fn the_log_has_headers_connections_and_bytes() {
     let (registry, digest) = with_layer(FakeRegistry::builder()).await;
-    let mut kept = open(&registry).await;
+    let mut keep_alive = open(&registry).await;
     for path in [
         "/v2/".to_owned(),
         format!("{}?ns=docker.io&q=a%20b", blob_path(&digest)),
     ] {
-        kept.exchange(&Ask::get(path).header("x-one", "1"))
+        keep_alive
+            .exchange(&Ask::get(path).header("x-one", "1"))
             .await
             .expect("an answer");
     }

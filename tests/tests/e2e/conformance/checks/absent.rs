@@ -30,8 +30,8 @@ impl Reader<'_> {
     /// Checks an empty repository.
     pub(super) fn empty(&self, report: &mut Report) {
         let tags = || {
-            let answer = self.ask("GET", "tags/list", &[])?;
-            ensure!(matches!(answer.status, 200 | 404), "{}", answer.status);
+            let response = self.ask("GET", "tags/list", &[])?;
+            ensure!(matches!(response.status, 200 | 404), "{}", response.status);
             Ok(())
         };
         report.note("empty: tags".into(), tags());
@@ -77,9 +77,9 @@ impl Reader<'_> {
             ),
         ] {
             let get = || {
-                let answer = self.ask("GET", &rest, ACCEPT)?;
-                ensure!(statuses.contains(&answer.status), "{}", answer.status);
-                let errors: Value = serde_json::from_slice(&answer.body)?;
+                let response = self.ask("GET", &rest, ACCEPT)?;
+                ensure!(statuses.contains(&response.status), "{}", response.status);
+                let errors: Value = serde_json::from_slice(&response.body)?;
                 let code = errors["errors"][0]["code"].as_str().context("no code")?;
                 ensure!(
                     CODES.contains(&code),
@@ -89,9 +89,9 @@ impl Reader<'_> {
             };
             report.note(format!("absent: GET {name}"), get());
             let head = || {
-                let answer = self.ask("HEAD", &rest, ACCEPT)?;
-                ensure!(statuses.contains(&answer.status), "{}", answer.status);
-                ensure!(answer.body.is_empty(), "a HEAD with a body");
+                let response = self.ask("HEAD", &rest, ACCEPT)?;
+                ensure!(statuses.contains(&response.status), "{}", response.status);
+                ensure!(response.body.is_empty(), "a HEAD with a body");
                 Ok(())
             };
             report.note(format!("absent: HEAD {name}"), head());
@@ -108,8 +108,8 @@ impl Reader<'_> {
             self.target.untag(self.repository, tag),
         );
         for method in ["HEAD", "GET"] {
-            let answer = self.ask(method, &format!("manifests/{tag}"), ACCEPT);
-            let outcome = answer.and_then(|it| {
+            let response = self.ask(method, &format!("manifests/{tag}"), ACCEPT);
+            let outcome = response.and_then(|it| {
                 ensure!(it.status == 404, "{}", it.status);
                 Ok(())
             });
@@ -131,8 +131,8 @@ impl Reader<'_> {
             return;
         }
         for (tag, _) in &family.tags {
-            let answer = self.ask("HEAD", &format!("manifests/{tag}"), ACCEPT);
-            let outcome = answer.and_then(|it| {
+            let response = self.ask("HEAD", &format!("manifests/{tag}"), ACCEPT);
+            let outcome = response.and_then(|it| {
                 ensure!(it.status == 404, "{}", it.status);
                 Ok(())
             });

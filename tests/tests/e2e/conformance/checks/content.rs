@@ -77,45 +77,49 @@ impl Reader<'_> {
     /// Checks the `Docker-Content-Digest` header, from which clients take the digest.
     fn named(&self, rest: &str, digest: &str) -> Result<()> {
         for method in ["HEAD", "GET"] {
-            let answer = self.ask(method, rest, ACCEPT)?;
-            has(&answer, "docker-content-digest", digest)?;
+            let response = self.ask(method, rest, ACCEPT)?;
+            has(&response, "docker-content-digest", digest)?;
         }
         Ok(())
     }
 
     fn head_manifest(&self, reference: &str, document: &Document) -> Result<()> {
-        let answer = self.ask("HEAD", &format!("manifests/{reference}"), ACCEPT)?;
-        ensure!(answer.body.is_empty(), "a HEAD with a body");
-        described(&answer, document)
+        let response = self.ask("HEAD", &format!("manifests/{reference}"), ACCEPT)?;
+        ensure!(response.body.is_empty(), "a HEAD with a body");
+        described(&response, document)
     }
 
     fn get_manifest(&self, reference: &str, document: &Document) -> Result<()> {
-        let answer = self.ask("GET", &format!("manifests/{reference}"), ACCEPT)?;
-        described(&answer, document)?;
-        ensure!(answer.body == document.bytes, "other bytes");
+        let response = self.ask("GET", &format!("manifests/{reference}"), ACCEPT)?;
+        described(&response, document)?;
+        ensure!(response.body == document.bytes, "other bytes");
         Ok(())
     }
 
     fn head_blob(&self, digest: &str, bytes: &[u8]) -> Result<()> {
-        let answer = self.ask("HEAD", &format!("blobs/{digest}"), &[])?;
-        ensure!(answer.status == 200, "{}", answer.status);
-        ensure!(answer.body.is_empty(), "a HEAD with a body");
-        has(&answer, "content-length", &bytes.len().to_string())?;
-        may_have(&answer, "docker-content-digest", digest)
+        let response = self.ask("HEAD", &format!("blobs/{digest}"), &[])?;
+        ensure!(response.status == 200, "{}", response.status);
+        ensure!(response.body.is_empty(), "a HEAD with a body");
+        has(&response, "content-length", &bytes.len().to_string())?;
+        may_have(&response, "docker-content-digest", digest)
     }
 
     fn get_blob(&self, digest: &str, bytes: &[u8]) -> Result<()> {
-        let answer = self.ask("GET", &format!("blobs/{digest}"), &[])?;
-        ensure!(answer.status == 200, "{}", answer.status);
-        ensure!(answer.body == *bytes, "other bytes");
-        has(&answer, "content-length", &bytes.len().to_string())?;
-        may_have(&answer, "docker-content-digest", digest)
+        let response = self.ask("GET", &format!("blobs/{digest}"), &[])?;
+        ensure!(response.status == 200, "{}", response.status);
+        ensure!(response.body == *bytes, "other bytes");
+        has(&response, "content-length", &bytes.len().to_string())?;
+        may_have(&response, "docker-content-digest", digest)
     }
 }
 
-fn described(answer: &Response, document: &Document) -> Result<()> {
-    ensure!(answer.status == 200, "{}", answer.status);
-    has(answer, "content-type", document.media_type)?;
-    has(answer, "content-length", &document.bytes.len().to_string())?;
-    may_have(answer, "docker-content-digest", &document.digest)
+fn described(response: &Response, document: &Document) -> Result<()> {
+    ensure!(response.status == 200, "{}", response.status);
+    has(response, "content-type", document.media_type)?;
+    has(
+        response,
+        "content-length",
+        &document.bytes.len().to_string(),
+    )?;
+    may_have(response, "docker-content-digest", &document.digest)
 }

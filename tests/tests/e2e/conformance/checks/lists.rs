@@ -41,12 +41,12 @@ impl Reader<'_> {
                 let mut all = Vec::new();
                 let mut next = Some(format!("/v2/{}/tags/list?n={n}", self.repository));
                 while let Some(path) = next {
-                    let answer = ask(self.from, &Request::get(&path))?;
-                    ensure!(answer.status == 200, "{path}: {}", answer.status);
-                    let page = tags_of(&answer)?;
+                    let response = ask(self.from, &Request::get(&path))?;
+                    ensure!(response.status == 200, "{path}: {}", response.status);
+                    let page = tags_of(&response)?;
                     ensure!(page.len() <= n, "{} tags on a page of {n}", page.len());
                     all.extend(page);
-                    next = answer.header("link").map(link).transpose()?;
+                    next = response.header("link").map(link).transpose()?;
                     ensure!(all.len() < 10_000, "the list of pages does not end");
                 }
                 let whole = whole.as_ref().ok().context("no list to compare with")?;
@@ -59,19 +59,19 @@ impl Reader<'_> {
             report.note(format!("tags by pages of {n}"), walk());
         }
         let none = || {
-            let answer = self.ask("GET", "tags/list?n=0", &[])?;
-            ensure!(answer.status == 200, "{}", answer.status);
-            ensure!(tags_of(&answer)?.is_empty(), "n=0 returned tags");
-            ensure!(answer.header("link").is_none(), "n=0 with a next page");
+            let response = self.ask("GET", "tags/list?n=0", &[])?;
+            ensure!(response.status == 200, "{}", response.status);
+            ensure!(tags_of(&response)?.is_empty(), "n=0 returned tags");
+            ensure!(response.header("link").is_none(), "n=0 with a next page");
             Ok(())
         };
         report.note("tags by pages of 0".into(), none());
     }
 
     pub(super) fn list(&self, rest: &str) -> Result<Vec<String>> {
-        let answer = self.ask("GET", rest, &[])?;
-        ensure!(answer.status == 200, "{rest}: {}", answer.status);
-        tags_of(&answer)
+        let response = self.ask("GET", rest, &[])?;
+        ensure!(response.status == 200, "{rest}: {}", response.status);
+        tags_of(&response)
     }
 
     pub(super) fn referrers(&self, subject: &str, expected: &[&Referrer]) -> Result<()> {
@@ -86,8 +86,8 @@ impl Reader<'_> {
         let encoded = kind.replace('/', "%2F").replace('+', "%2B");
         let rest = format!("referrers/{subject}?artifactType={encoded}");
         let index = self.index_of(&rest)?;
-        let answer = self.ask("GET", &rest, &[])?;
-        has(&answer, "oci-filters-applied", "artifactType")?;
+        let response = self.ask("GET", &rest, &[])?;
+        has(&response, "oci-filters-applied", "artifactType")?;
         for referrer in expected {
             match listed(&index, &referrer.descriptor) {
                 Ok(()) if referrer.descriptor["artifactType"] != kind => bail!("not only {kind}"),
@@ -99,10 +99,10 @@ impl Reader<'_> {
     }
 
     pub(super) fn index_of(&self, rest: &str) -> Result<Value> {
-        let answer = self.ask("GET", rest, &[])?;
-        ensure!(answer.status == 200, "{rest}: {}", answer.status);
-        has(&answer, "content-type", INDEX)?;
-        let index: Value = serde_json::from_slice(&answer.body)?;
+        let response = self.ask("GET", rest, &[])?;
+        ensure!(response.status == 200, "{rest}: {}", response.status);
+        has(&response, "content-type", INDEX)?;
+        let index: Value = serde_json::from_slice(&response.body)?;
         ensure!(
             index["mediaType"] == INDEX && index["schemaVersion"] == 2,
             "no index: {index}"
@@ -126,8 +126,8 @@ fn listed(index: &Value, wanted: &Value) -> Result<()> {
     Ok(())
 }
 
-fn tags_of(answer: &Response) -> Result<Vec<String>> {
-    let list: Value = serde_json::from_slice(&answer.body)?;
+fn tags_of(response: &Response) -> Result<Vec<String>> {
+    let list: Value = serde_json::from_slice(&response.body)?;
     // Some registries send `null` for an empty list.
     let tags = list["tags"].as_array().cloned().unwrap_or_default();
     let tags = tags.iter().map(|tag| tag.as_str().map(str::to_owned));

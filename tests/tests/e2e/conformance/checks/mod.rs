@@ -108,17 +108,17 @@ impl Reader<'_> {
         for (name, value) in headers {
             request = request.header(name, *value);
         }
-        let answer = ask(self.from, &request)?;
+        let response = ask(self.from, &request)?;
         ensure!(
-            answer.end == End::Clean,
+            response.end == End::Clean,
             "{method} {rest}: the body is incomplete"
         );
-        Ok(answer)
+        Ok(response)
     }
 
     fn base(&self) -> Result<()> {
-        let answer = ask(self.from, &Request::get("/v2/"))?;
-        ensure!(answer.status == 200, "{}", answer.status);
+        let response = ask(self.from, &Request::get("/v2/"))?;
+        ensure!(response.status == 200, "{}", response.status);
         Ok(())
     }
 }
@@ -133,8 +133,8 @@ const ACCEPT: &[(&str, &str)] = &[
     ),
 ];
 
-fn has(answer: &Response, name: &str, value: &str) -> Result<()> {
-    let found = answer.header(name);
+fn has(response: &Response, name: &str, value: &str) -> Result<()> {
+    let found = response.header(name);
     ensure!(
         found == Some(value),
         "{name}: {found:?} instead of {value:?}"
@@ -143,8 +143,8 @@ fn has(answer: &Response, name: &str, value: &str) -> Result<()> {
 }
 
 /// Checks an optional header: its value must be right if it is present.
-fn may_have(answer: &Response, name: &str, value: &str) -> Result<()> {
-    let found = answer.header(name);
+fn may_have(response: &Response, name: &str, value: &str) -> Result<()> {
+    let found = response.header(name);
     ensure!(
         found.is_none_or(|it| it == value),
         "{name}: {found:?} instead of {value:?}"

@@ -46,16 +46,16 @@ impl Reader<'_> {
         range: &str,
         expected: Option<(usize, usize)>,
     ) -> Result<()> {
-        let answer = self.ask("GET", &format!("blobs/{digest}"), &[("range", range)])?;
+        let response = self.ask("GET", &format!("blobs/{digest}"), &[("range", range)])?;
         let Some((first, last)) = expected else {
-            ensure!(answer.status == 416, "{}", answer.status);
+            ensure!(response.status == 416, "{}", response.status);
             return Ok(());
         };
-        ensure!(answer.status == 206, "{}", answer.status);
-        ensure!(answer.body == bytes[first..=last], "other bytes");
-        has(&answer, "content-length", &(last - first + 1).to_string())?;
+        ensure!(response.status == 206, "{}", response.status);
+        ensure!(response.body == bytes[first..=last], "other bytes");
+        has(&response, "content-length", &(last - first + 1).to_string())?;
         has(
-            &answer,
+            &response,
             "content-range",
             &format!("bytes {first}-{last}/{}", bytes.len()),
         )
