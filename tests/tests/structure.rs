@@ -1,26 +1,17 @@
-//! The inside of each crate as a test: import cycles, names, retired words, module style.
-//!
-//! `architecture.rs` checks the edges between crates. This file checks what a stranger meets inside of one.
+//! Checks the inside of each crate: import cycles, type names, retired words in names and comments,
+//! module style. `architecture.rs` checks the dependencies between crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The largest import cycle that a crate may have, in files.
+/// Maximum number of files in an import cycle of a crate.
 const MAX_CYCLE: usize = 3;
 
-/// Crates that do not follow a rule yet. Their rework deletes their names here; nothing may be added.
-const CYCLES_PENDING: &[&str] = &[];
-const TYPE_NAMES_PENDING: &[&str] = &[];
-const RETIRED_WORDS_PENDING: &[&str] = &[];
-const MODULE_STYLE_PENDING: &[&str] = &[];
-
-/// Words that no name may contain any more, each with its replacement. A name is split at `_` and at
-/// upper-case letters, so that `rot` does not forbid `rotate`.
+/// Words that no identifier may contain, each with its replacement. An identifier is split at `_` and
+/// at upper-case letters, so that `rot` does not forbid `rotate`.
 const RETIRED: &[(&str, &str)] = &[
-    ("behind", "write_back"),
     ("door", "admission"),
-    ("earlier", "superseded"),
     ("errand", "operation"),
     ("guest", "client_identity or pass_through"),
     ("guests", "pass_through"),
@@ -28,22 +19,53 @@ const RETIRED: &[(&str, &str)] = &[
     ("lent", "the name of the memory's owner"),
     ("lies", "mismatch"),
     ("mend", "fix"),
+    ("mends", "fix"),
     ("mistake", "error"),
     ("owed", "dirty"),
-    ("ranks", "policy_state"),
+    ("owes", "dirty"),
     ("rot", "corrupt"),
-    ("said", "log_dedup"),
+    ("rotten", "corrupt"),
     ("shelf", "paths"),
-    ("told", "reported"),
     ("unworn", "write_budget"),
     ("wear", "write_budget"),
+    ("wish", "placement"),
+];
+
+/// Words that no declared name, key or metric may contain, in addition. Local variables may contain
+/// them.
+const RETIRED_IN_DECLARATIONS: &[(&str, &str)] = &[
+    ("behind", "write_back"),
+    ("earlier", "superseded"),
+    ("kept", "the state: cached, stored or retained"),
+    ("ranks", "policy_state"),
+    ("said", "log_dedup"),
+    ("told", "reported"),
+];
+
+/// Phrases that no comment may contain, each with its replacement.
+const RETIRED_IN_COMMENTS: &[(&str, &str)] = &[
+    ("as it were", "delete it"),
+    ("errand", "operation"),
+    ("for good", "permanently"),
+    ("given up", "cancelled"),
+    ("gone on", "continued"),
+    ("lent", "borrowed"),
+    ("mend", "fix"),
+    ("mended", "fixed"),
+    ("mends", "fixes"),
+    ("mistake", "error"),
+    ("mistakes", "errors"),
+    ("owed", "dirty"),
+    ("owes", "the state"),
+    ("shelf", "paths"),
+    ("whom", "the client"),
     ("wish", "placement"),
 ];
 
 #[test]
 fn no_import_cycle_has_more_than_three_files() {
     let mut wrong = Vec::new();
-    for krate in crates_without(CYCLES_PENDING) {
+    for krate in crates() {
         for cycle in krate.cycles() {
             if cycle.len() > MAX_CYCLE {
                 wrong.push(format!("{}: {}", krate.name, cycle.join(", ")));
@@ -60,7 +82,7 @@ fn no_import_cycle_has_more_than_three_files() {
 #[test]
 fn a_public_type_name_occurs_once_in_a_crate() {
     let mut wrong = Vec::new();
-    for krate in crates_without(TYPE_NAMES_PENDING) {
+    for krate in crates() {
         let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for file in &krate.files {
             for declaration in declarations(&file.tokens) {
@@ -87,22 +109,30 @@ fn a_public_type_name_occurs_once_in_a_crate() {
 
 #[test]
 fn no_name_contains_a_retired_word() {
-    let mut wrong = Vec::new();
-    for krate in crates_without(RETIRED_WORDS_PENDING) {
+    let mut wrong = BTreeSet::new();
+    for krate in crates() {
         for file in &krate.files {
+            let mut check = |name: &str, retired| {
+                if let Some((word, instead)) = retired_word(name, retired) {
+                    let path = &file.path;
+                    wrong.insert(format!("{path}: {name}: write {instead}, not {word}"));
+                }
+            };
+            for token in &file.tokens {
+                if let Token::Word(name) = token {
+                    check(name, RETIRED);
+                }
+            }
             let modules = file.module.iter().map(String::as_str);
             let declared = declarations(&file.tokens);
             let names = modules.chain(declared.iter().map(|declaration| declaration.name));
             for name in names.chain(user_names(&file.strings)) {
-                if let Some((word, instead)) = retired_word(name) {
-                    let path = &file.path;
-                    wrong.push(format!("{path}: {name}: write {instead}, not {word}"));
-                }
+                check(name, RETIRED);
+                check(name, RETIRED_IN_DECLARATIONS);
             }
         }
     }
-    wrong.sort();
-    wrong.dedup();
+    let wrong: Vec<_> = wrong.into_iter().collect();
     assert!(
         wrong.is_empty(),
         "retired words in names:\n{}",
@@ -111,9 +141,39 @@ fn no_name_contains_a_retired_word() {
 }
 
 #[test]
+fn no_comment_contains_a_retired_phrase() {
+    let mut wrong = Vec::new();
+    for folder in [
+        "crates",
+        "tests",
+        "benches",
+        "fuzz/src",
+        "fuzz/fuzz_targets",
+    ] {
+        for path in sources(&root().join(folder)) {
+            let text = fs::read_to_string(&path).expect("a source can be read");
+            for (number, line) in text.lines().enumerate() {
+                let Some(comment) = line.trim_start().strip_prefix("//") else {
+                    continue;
+                };
+                if let Some((phrase, instead)) = retired_phrase(comment) {
+                    let (path, number) = (relative(&path), number + 1);
+                    wrong.push(format!("{path}:{number}: write {instead}, not {phrase}"));
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "retired phrases in comments:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
 fn a_module_with_children_is_a_mod_rs() {
     let mut wrong = Vec::new();
-    for krate in crates_without(MODULE_STYLE_PENDING) {
+    for krate in crates() {
         let folder = root().join("crates").join(&krate.name).join("src");
         for path in sources(&folder) {
             if path.with_extension("").is_dir() {
@@ -134,7 +194,7 @@ struct Crate {
 }
 
 struct File {
-    /// From the root of the repository.
+    /// The path from the root of the repository.
     path: String,
     /// The path of the module in its crate; empty for `lib.rs`.
     module: Vec<String>,
@@ -180,12 +240,6 @@ fn crates() -> Vec<Crate> {
         .iter()
         .map(|name| Crate::read(&name.to_string_lossy()));
     crates.filter(|krate| !krate.files.is_empty()).collect()
-}
-
-/// All crates but the `pending` ones.
-fn crates_without(pending: &[&str]) -> impl Iterator<Item = Crate> {
-    let is_due = |krate: &Crate| !pending.contains(&krate.name.as_str());
-    crates().into_iter().filter(is_due)
 }
 
 /// All Rust files below `folder`, sorted.
@@ -311,7 +365,7 @@ impl Crate {
     }
 }
 
-/// All that can be reached from one file, itself included.
+/// All files that can be reached from one file, including itself.
 fn reach(edges: &[BTreeSet<usize>], from: usize) -> BTreeSet<usize> {
     let mut seen = BTreeSet::from([from]);
     let mut waiting = vec![from];
@@ -359,7 +413,7 @@ fn lex(text: &str) -> (Vec<Token>, Vec<String>) {
                 strings.push(chars[begin..end].iter().collect());
                 at = next;
             }
-            // A character, and not a lifetime.
+            // A character, not a lifetime.
             ('\'', '\\') => {
                 at += 3;
                 while at < chars.len() && get(at) != '\'' {
@@ -390,7 +444,7 @@ fn lex(text: &str) -> (Vec<Token>, Vec<String>) {
     (tokens, strings)
 }
 
-/// The begin and end of the contents of a raw string at `at`, and what follows it.
+/// The begin and the end of the contents of a raw string at `at`, and the position after it.
 fn raw_string(chars: &[char], at: usize) -> Option<(usize, usize, usize)> {
     let hashes = chars[at + 1..].iter().take_while(|c| **c == '#').count();
     let begin = at + 1 + hashes;
@@ -406,7 +460,7 @@ fn raw_string(chars: &[char], at: usize) -> Option<(usize, usize, usize)> {
     Some((begin + 1, end, end + 1 + hashes))
 }
 
-/// Drops each item that stands under `#[cfg(test)]`, or under a `cfg` that names `test`.
+/// Drops each item under `#[cfg(test)]`, or under a `cfg` that names `test`.
 fn without_tests(tokens: &[Token]) -> Vec<Token> {
     let mut product = Vec::new();
     let mut at = 0;
@@ -431,7 +485,7 @@ fn without_tests(tokens: &[Token]) -> Vec<Token> {
     product
 }
 
-/// Where the attribute at `at` ends, if one begins there.
+/// The end of the attribute that begins at `at`, if any.
 fn attribute_end(tokens: &[Token], at: usize) -> Option<usize> {
     let opens = tokens.get(at) == Some(&Token::Other('#'));
     if !opens || tokens.get(at + 1) != Some(&Token::Other('[')) {
@@ -440,7 +494,7 @@ fn attribute_end(tokens: &[Token], at: usize) -> Option<usize> {
     Some(group_end(tokens, at + 1, '[', ']'))
 }
 
-/// Where the group that opens at `at` ends.
+/// The end of the group that opens at `at`.
 fn group_end(tokens: &[Token], at: usize, open: char, close: char) -> usize {
     let mut depth = 0;
     for (index, token) in tokens.iter().enumerate().skip(at) {
@@ -456,7 +510,7 @@ fn group_end(tokens: &[Token], at: usize, open: char, close: char) -> usize {
     tokens.len()
 }
 
-/// Where the item at `at` ends: at its `;`, `,` or closing brace.
+/// The end of the item at `at`: its `;`, `,` or closing brace.
 fn item_end(tokens: &[Token], mut at: usize) -> usize {
     while let Some(token) = tokens.get(at) {
         match token {
@@ -476,7 +530,7 @@ struct Declaration<'a> {
     is_public: bool,
 }
 
-/// The types, functions, constants and modules that a file declares. Fields and variants are not among them.
+/// The types, functions, constants and modules that a file declares, without fields and variants.
 fn declarations(tokens: &[Token]) -> Vec<Declaration<'_>> {
     let mut found = Vec::new();
     for (at, pair) in tokens.windows(2).enumerate() {
@@ -533,7 +587,8 @@ fn base_of(first: &str, module: &[String], modules: &BTreeSet<Vec<String>>) -> O
     }
 }
 
-/// Walks a path or use tree from `at`, after a `::`. Calls `found` with each complete path and its name here.
+/// Walks a path or use tree from `at`, after a `::`. Calls `found` with each complete path and its local
+/// name.
 /// Returns the end of the tree.
 fn tree(
     tokens: &[Token],
@@ -587,7 +642,7 @@ fn tree(
                 return at;
             }
             _ => {
-                // `Type::<…>` or the like.
+                // A turbofish such as `Type::<…>`.
                 found(base.clone(), String::new());
                 return at;
             }
@@ -618,7 +673,7 @@ fn imports(file: &File, modules: &BTreeSet<Vec<String>>) -> Vec<(String, Vec<Str
     all
 }
 
-/// The string literals that have the form of a key, metric or label: `snake_case` of two words and more.
+/// The string literals in the form of a key, metric or label: `snake_case` with at least two words.
 fn user_names(strings: &[String]) -> impl Iterator<Item = &str> {
     strings.iter().map(String::as_str).filter(|text| {
         text.contains('_')
@@ -629,7 +684,10 @@ fn user_names(strings: &[String]) -> impl Iterator<Item = &str> {
 }
 
 /// The retired word in a name, and what to write instead.
-fn retired_word(name: &str) -> Option<(&'static str, &'static str)> {
+fn retired_word(
+    name: &str,
+    retired: &[(&'static str, &'static str)],
+) -> Option<(&'static str, &'static str)> {
     let mut words = Vec::new();
     for part in name.split(['_', '.']) {
         let mut word = String::new();
@@ -643,23 +701,50 @@ fn retired_word(name: &str) -> Option<(&'static str, &'static str)> {
         }
         words.push(word);
     }
-    RETIRED
+    retired
         .iter()
         .copied()
         .find(|(retired, _)| words.iter().any(|word| word == retired))
 }
 
+/// The retired phrase in a comment, as whole words, and what to write instead.
+fn retired_phrase(comment: &str) -> Option<(&'static str, &'static str)> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let words: Vec<_> = comment
+        .split(|c| !is_word(c))
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    RETIRED_IN_COMMENTS.iter().copied().find(|(phrase, _)| {
+        let phrase: Vec<_> = phrase.split(' ').collect();
+        words.windows(phrase.len()).any(|part| part == phrase)
+    })
+}
+
 #[test]
 fn names_are_split_into_words() {
     for (name, word) in [
-        ("WriteBehind", Some("behind")),
+        ("BrokenDoor", Some("door")),
         ("had_images", Some("had")),
         ("MAX_WEAR", Some("wear")),
         ("tier.owed_bytes", Some("owed")),
         ("rotate", None),
         ("Shadow", None),
     ] {
-        assert_eq!(retired_word(name).map(|(word, _)| word), word, "{name}");
+        let found = retired_word(name, RETIRED);
+        assert_eq!(found.map(|(word, _)| word), word, "{name}");
+    }
+}
+
+#[test]
+fn phrases_are_found_as_whole_words() {
+    for (comment, phrase) in [
+        ("/ The lock is released for good.", Some("for good")),
+        (" Mend the file.", Some("mend")),
+        (" for goods; amendments; wished", None),
+    ] {
+        let found = retired_phrase(comment);
+        assert_eq!(found.map(|(phrase, _)| phrase), phrase, "{comment}");
     }
 }
 
