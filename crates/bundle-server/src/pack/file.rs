@@ -278,7 +278,7 @@ fn position(records: &[VerifiedRecord], location: &RecordLocation) -> Option<usi
     (records[at].record.len == location.len).then_some(at)
 }
 
-/// Whether the bytes are lost for good.
+/// Whether the bytes are permanently lost.
 fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
     error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(EIO)

@@ -95,9 +95,9 @@ pub(super) fn needed(want: &ImageToc, base_images: &[LoadedBase], layers: bool) 
             {
                 base_image.next();
             }
-            let is_had =
+            let is_in_base =
                 base_image.peek().and_then(|number| theirs.content(*number)) == Some(content);
-            if is_had
+            if is_in_base
                 && let Some(needed) = usize::try_from(number)
                     .ok()
                     .and_then(|at| needed.get_mut(at))

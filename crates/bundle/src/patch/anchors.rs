@@ -67,14 +67,14 @@ pub struct Sketch(BTreeSet<u64>);
 
 impl Sketch {
     /// Maximum number of hashes.
-    const KEPT: usize = 24;
+    const MAX_HASHES: usize = 24;
 
     /// Adds an anchor of the content.
     pub fn add(&mut self, anchor: Anchor) {
         // The top bits are zero, and the low bits depend on few bytes, so the hash is mixed before
         // comparison.
         self.0.insert(mix(anchor.hash));
-        if self.0.len() > Self::KEPT {
+        if self.0.len() > Self::MAX_HASHES {
             self.0.pop_last();
         }
     }

@@ -379,14 +379,14 @@ fn classify(
         ),
         (None, Err(errno), lines) => {
             // Tells operators who plan to buy persistent memory whether it would help.
-            let mend = lines
+            let fix = lines
                 .err()
                 .unwrap_or("it needs persistent memory, mounted with -o dax");
             let errno = std::io::Error::from(errno);
             (
                 Class::EmulatedFile,
                 Flush::Sync,
-                format!("the file system refuses MAP_SYNC: {errno}; {mend}"),
+                format!("the file system refuses MAP_SYNC: {errno}; {fix}"),
             )
         }
     }

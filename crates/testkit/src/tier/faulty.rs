@@ -40,7 +40,7 @@ struct Plan {
     calls: u64,
     free: Option<u64>,
     /// Corrupt bytes: the blob and the offset.
-    rotten: Vec<(Digest, u64)>,
+    corrupt_bytes: Vec<(Digest, u64)>,
 }
 
 struct Fault {
@@ -106,7 +106,7 @@ impl Faulty {
 
     /// Corrupts byte `offset` of the blob `digest` in later reads.
     pub fn corrupt(&self, digest: Digest, offset: u64) {
-        self.plan().rotten.push((digest, offset));
+        self.plan().corrupt_bytes.push((digest, offset));
     }
 
     /// Removes all faults.
@@ -182,7 +182,9 @@ impl Tier for Faulty {
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
         self.step(Op::Remove)?;
-        self.plan().rotten.retain(|(rotten, _)| rotten != digest);
+        self.plan()
+            .corrupt_bytes
+            .retain(|(corrupt_bytes, _)| corrupt_bytes != digest);
         self.tier.remove(digest)
     }
 
@@ -274,7 +276,7 @@ struct FaultyBlob {
 
 impl FaultyBlob {
     fn spoil(&self, offset: u64, buf: &mut [u8]) {
-        for (digest, at) in &self.faults.plan().rotten {
+        for (digest, at) in &self.faults.plan().corrupt_bytes {
             let inside = at
                 .checked_sub(offset)
                 .and_then(|at| usize::try_from(at).ok());
