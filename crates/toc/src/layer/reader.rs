@@ -22,7 +22,7 @@ const POSITIONS: usize = 4;
 ///
 /// A read first decodes up to 4 MiB that it does not need, unless it continues one of the last four
 /// reads. zstd can be entered only at the start of a frame, so a read decodes everything before it
-/// in its frame. Callers for whom this matters read in the order of the tar.
+/// in its frame. Fast callers read in the order of the tar.
 pub struct LayerReader {
     index: LayerIndex,
     blob: Arc<dyn Blob>,
