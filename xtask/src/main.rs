@@ -25,7 +25,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-/// Develop pierhead: check it, and build what the checks need.
+/// Developer commands of pierhead: checks, releases, test machines.
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 struct Arguments {
@@ -35,78 +35,86 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run every check there is: what CI runs.
+    /// Run all checks of the repository, as CI does
     ///
-    /// As root on Debian it installs what is missing, and says what. A step that fails does not
-    /// keep the others from running. With CI=true, a step that cannot run fails.
+    /// As root on Debian it installs missing tools and prints their names. If a step fails, the
+    /// others still run. With CI=true, a step that cannot run fails.
     Test(check::Options),
-    /// Install what the checks need, and nothing else.
+    /// Install the tools that the checks need
     Install,
-    /// Build the images that tests pull, as an OCI image layout.
+    /// Build the image corpus that tests pull, as an OCI image layout
     Corpus {
-        /// Where to put the layout, instead of `corpus` in the build folder.
+        /// Write the layout into this folder instead of target/corpus
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Build even if it is there, from the packages of today.
+        /// Build the corpus even if it exists, from the current packages
         #[arg(long)]
         anew: bool,
     },
-    /// Say whether the charts' READMEs and schemas are what their values and the configuration make them.
+    /// Check that the charts' READMEs and schemas match their values and the configuration keys
     Chart(chart::Options),
-    /// Say whether the generated pages of docs/reference are current, or write them.
+    /// Check that the generated pages of docs/reference match the code
     Docs {
-        /// Write them.
+        /// Write the pages instead of checking them
         #[arg(long)]
         write: bool,
     },
-    /// Build what is released: programs, a container image, Debian packages, checksums and bills of materials.
+    /// Build a release: programs, container image, Debian packages, checksums and bills of
+    /// materials
     ///
-    /// For x86-64 and aarch64, for glibc 2.31 and later: zig links them. Everything but the programs is put together
-    /// here, without a daemon; the same programs and packages of Debian give the same bytes.
+    /// For x86-64 and aarch64, with glibc 2.31 and later; zig is the linker. No container daemon is
+    /// needed. The same programs and Debian packages give the same bytes.
     Dist(dist::Options),
-    /// Replay every eviction policy and print the tables of docs/explanation/eviction.md (needs a release build).
+    /// Replay every eviction policy and print the tables of docs/explanation/eviction.md (needs a
+    /// release build)
     EvictionTable(eviction::Options),
-    /// Install, upgrade and remove the charts in a real Kubernetes control plane, or run CMD against it.
+    /// Install, upgrade and remove the charts in a real Kubernetes control plane, or run CMD
+    /// against it
     ///
-    /// etcd is Debian's; kube-apiserver, kube-controller-manager, kube-scheduler and kubectl 1.34 are built
-    /// from their Go modules, which takes eight minutes of two cores, once; kwok plays the nodes. Everything listens
-    /// on the loopback, and is gone at the end. It is no part of `cargo xtask test`: CI, which has 40 minutes, holds
-    /// the charts against the offline schemas of PyPI's kubernetes-validate instead (step `chart`).
+    /// etcd comes from Debian. kube-apiserver, kube-controller-manager, kube-scheduler and kubectl
+    /// 1.34 are built once from their Go modules, in eight minutes on two cores. kwok simulates the
+    /// nodes. All servers listen on the loopback interface and end with the command. `cargo xtask
+    /// test` does not run this: CI, with its limit of 40 minutes, validates the charts against the
+    /// offline schemas of kubernetes-validate instead (step `chart`).
     K8s(k8s::Options),
-    /// Boot a throw-away virtual machine with an emulated NVDIMM, and run the suite or CMD in it.
+    /// Boot a temporary virtual machine with an emulated NVDIMM, and run the test suite or CMD in
+    /// it
     ///
-    /// The suite: classes of media and the tests of crates/pmem, then a boot that finds what the first
-    /// wrote and is killed over more, then one that finds every commit of that. For CMD in the guest
-    /// `PIERHEAD_PMEM_DIR` names a folder on persistent memory, where `MAP_SYNC` works.
-    /// CMD's exit status is passed through. A kernel is fetched from Debian once, and kept.
+    /// The suite has three boots: the first tests media and crates/pmem; the second reads what the
+    /// first wrote, writes more and is killed; the third reads every commit of the second. CMD runs
+    /// in the guest with `PIERHEAD_PMEM_DIR`, a folder on persistent memory where `MAP_SYNC` works.
+    /// The exit status of CMD is returned. The kernel is downloaded from Debian once and cached.
     PmemVm(pmem_vm::Options),
-    /// Boot a whole simulated DPU with pierhead on it, and run the suite, or CMD in it.
+    /// Boot a simulated DPU with pierhead, and run the test suite or CMD in it
     ///
-    /// QEMU emulates eight Cortex-A72 and 4 GiB. The suite: this machine pulls through it, from its cache, after a
-    /// restart and after a power cut. CMD runs in the guest, which has busybox and pierhead; its exit status is passed
-    /// through. A kernel is fetched from Debian once, and kept.
+    /// QEMU emulates eight Cortex-A72 cores and 4 GiB. In the suite, this machine pulls through the
+    /// DPU and from its cache, after a restart and after a power cut. CMD runs in the guest, which
+    /// has busybox and pierhead. The exit status of CMD is returned. The kernel is downloaded from
+    /// Debian once and cached.
     DpuVm(dpu_vm::Options),
-    /// Boot this machine's systemd in a virtual machine with pierhead's package in it, and run the suite, or CMD.
+    /// Boot this machine's systemd in a virtual machine with pierhead's package, and run the test
+    /// suite or CMD in it
     ///
-    /// The suite: installed, started with its data on a disk of its own, confined, pulled through, killed, hung, given a
-    /// mistake, upgraded and purged. The guest sees this machine's root and writes none of it. A kernel is
-    /// fetched from Debian once, and kept.
+    /// The suite installs the package, starts it with its data on a separate disk, checks its
+    /// sandbox, pulls through it, kills and hangs it, gives it an invalid configuration, upgrades
+    /// and purges it. The guest sees this machine's root read-only. The kernel is downloaded from
+    /// Debian once and cached.
     SystemdVm(systemd_vm::Options),
-    /// Run the fuzz targets, each for a minute (needs nightly Rust and cargo-fuzz).
+    /// Run each fuzz target for a minute (needs nightly Rust and cargo-fuzz)
     Fuzz {
-        /// Only targets whose names contain this.
+        /// Run only targets whose names contain this text
         #[arg(default_value = "")]
         filter: String,
-        /// Seconds for each target.
+        /// Seconds per target
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
 }
 
 fn main() -> ExitCode {
-    let holds = |it: bool| ExitCode::from(u8::from(!it));
+    let exit_code = |it: bool| ExitCode::from(u8::from(!it));
     let result = match Arguments::parse().task {
-        Task::Test(options) => check::run(&options).map(holds),
+        Task::Test(options) => check::run(&options).map(exit_code),
         Task::Install => {
             install::all(install::Wanted { machine: true }).map(|()| ExitCode::SUCCESS)
         }

@@ -23,12 +23,12 @@ pub(crate) fn corpus() -> PathBuf {
     target().join("corpus")
 }
 
-/// Tools that `cargo xtask test` puts up for itself, apart from the machine's own.
+/// Tools that `cargo xtask test` installs for itself.
 pub(crate) fn tools() -> PathBuf {
     target().join("xtask-tools")
 }
 
-/// What is released, made of the program under test.
+/// The release that is made of the programs under test.
 pub(crate) fn dist_trial() -> PathBuf {
     target().join("dist-trial")
 }
@@ -38,15 +38,16 @@ pub(crate) fn step_log(step: &str) -> PathBuf {
     target().join("xtask-logs").join(format!("{step}.log"))
 }
 
-/// What was downloaded to build the corpus from.
+/// Downloads for the corpus.
 pub(crate) fn downloads() -> PathBuf {
     target().join("corpus-downloads")
 }
 
-/// What a virtual machine of xtask keeps: a kernel, and a folder for each run. `name` is the command's.
+/// The folder of a virtual machine with its kernel and one folder per run. `name` is the name of
+/// the command.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When the folder cannot be created.
 pub(crate) fn virtual_machine(name: &str) -> std::io::Result<PathBuf> {
     let folder = target().join(name);
     std::fs::create_dir_all(&folder)?;
@@ -71,7 +72,7 @@ pub(crate) fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Where `go install` puts programs.
+/// The folder of programs of `go install`.
 pub(crate) fn go_bin() -> Option<PathBuf> {
     env::var_os("GOBIN")
         .map(PathBuf::from)
@@ -79,7 +80,8 @@ pub(crate) fn go_bin() -> Option<PathBuf> {
         .or_else(|| env::var_os("HOME").map(|it| PathBuf::from(it).join("go/bin")))
 }
 
-/// The program called `name`: as xtask or `go install` put it up, whose versions are known, else from `PATH`.
+/// The path of a program: as installed by xtask or `go install`, with known versions, or from
+/// `PATH`.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // A Go toolchain installed by hand is often not on the PATH of a service.

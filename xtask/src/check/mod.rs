@@ -61,11 +61,12 @@ impl Options {
 struct Step {
     name: &'static str,
     about: &'static str,
-    /// On two cores, with what runs beside it in a run of all steps, from an empty build folder.
+    /// Expected duration in seconds: on two cores, in a run of all steps, from an empty build
+    /// folder.
     seconds: u64,
-    /// Whether it compiles in cargo's build folder.
+    /// Whether the step compiles in cargo's build folder.
     compiles: bool,
-    /// The steps that must have ended before.
+    /// Steps that must have ended before.
     after: &'static [&'static str],
     run: fn(&Shared) -> Result<Outcome>,
 }
@@ -76,22 +77,22 @@ impl Step {
     }
 }
 
-/// What became of a step that could be carried out.
+/// Outcome of a step.
 enum Outcome {
-    /// It holds.
+    /// The check passed.
     Passed,
     /// Tests ran; some may have failed.
     Tests(Count),
-    /// It holds as far as it could be looked at: what could not, and why.
+    /// A part of the check passed. The rest could not run, for this reason.
     Partly(&'static str, String),
-    /// It cannot run here.
+    /// The check cannot run on this machine, for this reason.
     Cannot(String),
 }
 
 const STEPS: &[Step] = &[
     Step {
         name: "install",
-        about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
+        about: "tools that the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
         seconds: 300,
         compiles: false,
         after: &[],
@@ -115,7 +116,7 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "deny",
-        about: "licences, sources, bans and advisories of what we depend on",
+        about: "licences, sources, bans and advisories of dependencies",
         seconds: 5,
         compiles: false,
         after: &["install"],
