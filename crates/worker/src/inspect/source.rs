@@ -89,7 +89,7 @@ impl ImageSource {
         let stored = store.image(&digest.ok_or_else(not_stored)?);
         let stored = stored.map_err(|error| match error {
             Error::Missing(_) => not_stored(),
-            error => error.into(),
+            error => error,
         })?;
         Ok(ImageDetails {
             image: image.clone(),

@@ -176,7 +176,7 @@ impl ExportSource<'_> {
             short: short.as_deref(),
         };
         let advance = |bytes| self.progress.advance(bytes);
-        Ok(archive(self.image, self.store, names, out, &advance)?)
+        archive(self.image, self.store, names, out, &advance)
     }
 
     /// Starts the progress bar for the first `contents` contents of the image.

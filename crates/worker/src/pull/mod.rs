@@ -85,7 +85,7 @@ pub fn pull(
         Some(export) => export_image(&context, &complete, export, &mut report),
         None => Ok(()),
     };
-    let recorded = complete.recorded().map_err(Error::from);
+    let recorded = complete.recorded();
     if let (Err(_), Err(error)) = (&exported, &recorded) {
         progress.note(&error.to_string());
     }

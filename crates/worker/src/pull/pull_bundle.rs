@@ -382,7 +382,7 @@ impl BundlePull<'_> {
             }
         }
         self.context.progress.set(server.received());
-        Ok(receive.commit()?)
+        receive.commit()
     }
 }
 
@@ -408,7 +408,7 @@ fn fallback(query: &mut BundleQuery, error: Error) -> Result<Fallback, Error> {
             Ok(Fallback::RequestAgain)
         }
         Error::Malformed { .. } | Error::Digest { .. } => Ok(Fallback::Layers(error.to_string())),
-        error => Err(error.into()),
+        error => Err(error),
     }
 }
 

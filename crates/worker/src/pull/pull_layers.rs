@@ -169,7 +169,7 @@ fn store_content(
         offset += len;
         context.progress.advance(len);
     }
-    Ok(receive.commit()?)
+    receive.commit()
 }
 
 /// Sizes for a frame list without frames.
