@@ -56,10 +56,19 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), CommandError> {
                 }
             }
             CacheCommand::Rm { images } => {
+                let mut first_error = None;
                 for image in images {
                     let path = format!("/v1/images?image={image}");
-                    let removed: Removed = client.call(Method::DELETE, &path, None::<&()>).await?;
-                    output.removed(&removed)?;
+                    let removed = client.call::<Removed>(Method::DELETE, &path, None::<&()>);
+                    match removed.await {
+                        Ok(removed) => output.removed(&removed)?,
+                        // `main` prints the first error and chooses the exit code by it.
+                        Err(error) if first_error.is_none() => first_error = Some(error),
+                        Err(error) => eprintln!("error: {error:#}"),
+                    }
+                }
+                if let Some(error) = first_error {
+                    return Err(error.into());
                 }
             }
             CacheCommand::Prune { to, all: _ } => {

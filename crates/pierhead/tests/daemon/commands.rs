@@ -444,7 +444,12 @@ async fn an_unpinned_image_is_removed() {
     daemon.cached(&["unpin", IMAGE]).await;
     let tag_bytes = async || daemon.get("/v1/stat").await.json()["disk"]["tags"].as_u64();
     let before = tag_bytes().await;
-    let out = daemon.cached(&["rm", IMAGE]).await;
+    // A refusal does not stop the removal of the other images.
+    let (code, out, err) = daemon
+        .cache(&["rm", "lab:5000/team/none:1", IMAGE, "lab:5000/team/none:2"])
+        .await;
+    assert_eq!(code, Some(1));
+    assert!(err.contains("none:1") && err.contains("none:2"), "{err}");
     assert!(tag_bytes().await < before, "its tag is gone, too");
     daemon
         .logs(&format!("image removed image={IMAGE} freed_bytes="))
