@@ -169,7 +169,7 @@ impl Error {
             Self::BundleRead(_) => {
                 "cannot read the bundle; the log of pierhead has the cause".into()
             }
-            Self::Cache(error) if error.is_storage() => {
+            Self::Cache(error) if matches!(**error, pierhead_cache::Error::Io { .. }) => {
                 "pierhead cannot read or write its cache; the log of pierhead has the cause".into()
             }
             error => error.to_string(),

@@ -105,7 +105,7 @@ pub(crate) async fn warm(
                     progress.done += 1;
                     settled += size.saturating_sub(counted);
                 }
-                Some(Ok(Err((digest, error)))) => return Err(format!("{reference}: blob {digest}: {error}")),
+                Some(Ok(Err((digest, error)))) => return Err(format!("{reference}: blob {digest}: {}", error.client_text())),
                 Some(Err(error)) => return Err(format!("{reference}: {error}")),
             },
             _ = tick.tick() => {}
