@@ -814,6 +814,7 @@ async fn unavailable_bundles_get_503_with_the_cause() {
 }
 
 #[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 async fn an_unreadable_folder_of_plans_refuses_bundles_without_its_path() {
     let fixture = with_bundles().await;
     let (old, new) = (tree(21), tree(22));
