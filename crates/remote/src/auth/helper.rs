@@ -162,13 +162,13 @@ mod tests {
         );
         let endless = login("exec yes", "quay.io", long).await.unwrap_err();
         assert!(
-            endless.contains("no login") || endless.contains("no JSON"),
+            endless.contains("no credentials") || endless.contains("no JSON"),
             "{endless}"
         );
         let silent = login("exec sleep 600", "quay.io", Duration::from_millis(50))
             .await
             .unwrap_err();
-        assert!(silent.contains("said nothing"), "{silent}");
+        assert!(silent.contains("printed nothing"), "{silent}");
         let registry = "quay.io".parse().unwrap();
         assert!(
             ask("../fake", &[], &registry, long)
