@@ -70,10 +70,9 @@ fn a_fetch_that_stops_at_any_record_resumes_with_the_missing_frames() {
                 "nothing incomplete is visible"
             );
             let apply = store.resume(NAME).unwrap().expect("the fetch that stopped");
-            let expected = match applied < frames {
-                true => vec![u32::try_from(applied).unwrap()..u32::try_from(frames).unwrap()],
-                false => Vec::new(),
-            };
+            let number = |count: usize| u32::try_from(count).unwrap();
+            let rest = number(applied)..number(frames);
+            let expected: Vec<_> = Some(rest).into_iter().filter(|it| !it.is_empty()).collect();
             assert_eq!(apply.missing(), expected, "after {applied} records");
             feed_rest(&apply, &encoded);
             finish(&apply);
