@@ -150,7 +150,7 @@ pub const STATUSES: &[(u16, &str)] = &[
     ),
     (
         414,
-        "Path and query are longer than `MAX_LEN` ([limits](limits.md#oci)).",
+        "Path and query are longer than `MAX_LEN` ([limits](limits.md#limits-that-clients-meet)).",
     ),
     (431, "The request has too many or too long headers."),
     (
@@ -172,7 +172,7 @@ pub const OTHER_STATUSES: &[(u16, &str)] = &[
     (408, "The body of the request did not arrive in time."),
     (
         413,
-        "The body of the request is longer than `MAX_DOCUMENT` ([limits](limits.md#bundle)).",
+        "The body of the request is longer than `MAX_DOCUMENT` ([limits](limits.md#limits-of-registries-and-images)).",
     ),
     (415, "`Content-Type` is not `application/json`."),
     (416, "The range is behind the end of the content."),
