@@ -1,71 +1,124 @@
-//! Limits the connections of the admin listener. When all slots are in use, the longest idle connection closes for a new
-//! one, so that idle connections cannot block a health probe.
+//! Limits the connections of the admin listener.
+//!
+//! 1. When all slots are in use, the longest idle connection closes for a new one.
+//! 2. One address holds at most half of the slots.
+//! 3. A connection that gets no slot gets a reserved one, which serves health probes only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
+
+/// Number of reserved slots.
+const RESERVED_SLOTS: usize = 8;
 
 /// The limit. Clones share it.
 #[derive(Clone)]
 pub(super) struct ConnectionLimit(Arc<Shared>);
 
 struct Shared {
-    slots: Arc<Semaphore>,
-    idle: Mutex<IdleConnections>,
-    /// Notified when a connection becomes idle.
-    became_idle: Notify,
+    /// Number of slots, without the reserved ones.
+    max: usize,
+    slots: Mutex<Slots>,
+    /// Notified when a connection becomes idle, and when one ends.
+    changed: Notify,
 }
 
-/// Connections without a request in progress, the longest idle first.
 #[derive(Default)]
-struct IdleConnections {
+struct Slots {
+    /// Number of slots in use by address, without the reserved ones.
+    by_address: HashMap<IpAddr, usize>,
+    reserved: usize,
     next_number: u64,
-    by_number: BTreeMap<u64, Arc<Notify>>,
+    /// Connections without a request in progress, the longest idle first.
+    idle: BTreeMap<u64, IdleConnection>,
+}
+
+struct IdleConnection {
+    /// `None` for a reserved slot.
+    address: Option<IpAddr>,
+    close: Arc<Notify>,
+}
+
+impl Slots {
+    /// Whether `address` may take one more slot.
+    fn has_room(&self, address: IpAddr, max: usize) -> bool {
+        let held = self.by_address.get(&address).copied().unwrap_or(0);
+        held < (max / 2).max(1) && self.by_address.values().sum::<usize>() < max
+    }
+
+    /// Removes the longest idle connection whose end gives `address` room.
+    fn pop_idle(&mut self, address: IpAddr, max: usize) -> Option<Arc<Notify>> {
+        let held = self.by_address.get(&address).copied().unwrap_or(0);
+        let only_own = held >= (max / 2).max(1);
+        let helps = |idle: &IdleConnection| match idle.address {
+            Some(of) => !only_own || of == address,
+            None => false,
+        };
+        let number = *self.idle.iter().find(|(_, idle)| helps(idle))?.0;
+        self.idle.remove(&number).map(|idle| idle.close)
+    }
 }
 
 impl ConnectionLimit {
-    /// A limit of `max` connections.
+    /// A limit of `max` connections, without the reserved ones.
     pub(super) fn new(max: usize) -> Self {
         Self(Arc::new(Shared {
-            slots: Arc::new(Semaphore::new(max)),
-            idle: Mutex::default(),
-            became_idle: Notify::new(),
+            max,
+            slots: Mutex::default(),
+            changed: Notify::new(),
         }))
     }
 
-    /// Waits for a slot. If all are in use, asks the longest idle connection to close. If no connection is idle, waits until
-    /// one is.
-    pub(super) async fn acquire(&self) -> Arc<ConnectionSlot> {
+    /// Takes a slot for a connection of `address`. If none is free, asks the longest idle connection to close, and waits for
+    /// its slot. If no connection is idle, takes a reserved slot. If all of them are in use, waits.
+    pub(super) async fn acquire(&self, address: IpAddr) -> Arc<ConnectionSlot> {
         let shared = &self.0;
-        let permit = loop {
-            // Subscribes before it reads the idle connections, so that it misses none.
-            let became_idle = shared.became_idle.notified();
-            if let Ok(permit) = Arc::clone(&shared.slots).try_acquire_owned() {
-                break permit;
-            }
-            let longest_idle = shared.idle.lock().by_number.pop_first();
-            let Some((_, close)) = longest_idle else {
-                tokio::select! {
-                    permit = Arc::clone(&shared.slots).acquire_owned() => match permit {
-                        Ok(permit) => break permit,
-                        // Unreachable: the semaphore is never closed.
-                        Err(_) => continue,
-                    },
-                    () = became_idle => continue,
+        let mut is_closing = false;
+        loop {
+            // Subscribes before it reads the slots, so that it misses no change.
+            let mut changed = pin!(shared.changed.notified());
+            changed.as_mut().enable();
+            {
+                let mut slots = shared.slots.lock();
+                if slots.has_room(address, shared.max) {
+                    *slots.by_address.entry(address).or_default() += 1;
+                    drop(slots);
+                    return self.slot(Some(address));
                 }
-            };
-            close.notify_one();
-            if let Ok(permit) = Arc::clone(&shared.slots).acquire_owned().await {
-                break permit;
+                if !is_closing {
+                    match slots.pop_idle(address, shared.max) {
+                        Some(close) => {
+                            is_closing = true;
+                            close.notify_one();
+                        }
+                        None if slots.reserved < RESERVED_SLOTS => {
+                            slots.reserved += 1;
+                            drop(slots);
+                            return self.slot(None);
+                        }
+                        None => {
+                            let idle = slots.idle.pop_first();
+                            if let Some((_, idle)) = idle {
+                                idle.close.notify_one();
+                            }
+                        }
+                    }
+                }
             }
-        };
+            changed.await;
+        }
+    }
+
+    fn slot(&self, address: Option<IpAddr>) -> Arc<ConnectionSlot> {
         let slot = Arc::new(ConnectionSlot {
             limit: self.clone(),
+            address,
             close: Arc::default(),
             idle_number: Mutex::default(),
-            _permit: permit,
         });
         slot.become_idle();
         slot
@@ -75,14 +128,20 @@ impl ConnectionLimit {
 /// The slot of one connection, until it is dropped.
 pub(super) struct ConnectionSlot {
     limit: ConnectionLimit,
+    /// `None` for a reserved slot.
+    address: Option<IpAddr>,
     /// Notified when the connection must close.
     close: Arc<Notify>,
-    /// Key of this connection in [`IdleConnections`], while it is idle.
+    /// Key of this connection in [`Slots::idle`], while it is idle.
     idle_number: Mutex<Option<u64>>,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl ConnectionSlot {
+    /// Whether the connection may serve health probes only.
+    pub(super) const fn is_reserved(&self) -> bool {
+        self.address.is_none()
+    }
+
     /// Marks the connection as active until the returned guard is dropped.
     pub(super) fn begin_request(self: &Arc<Self>) -> ActiveRequest {
         self.leave_idle();
@@ -91,18 +150,24 @@ impl ConnectionSlot {
 
     fn leave_idle(&self) {
         if let Some(number) = self.idle_number.lock().take() {
-            self.limit.0.idle.lock().by_number.remove(&number);
+            self.limit.0.slots.lock().idle.remove(&number);
         }
     }
 
     fn become_idle(&self) {
-        let mut idle = self.limit.0.idle.lock();
-        idle.next_number += 1;
-        let number = idle.next_number;
-        idle.by_number.insert(number, Arc::clone(&self.close));
-        drop(idle);
+        let number = {
+            let mut slots = self.limit.0.slots.lock();
+            slots.next_number += 1;
+            let number = slots.next_number;
+            let idle = IdleConnection {
+                address: self.address,
+                close: Arc::clone(&self.close),
+            };
+            slots.idle.insert(number, idle);
+            number
+        };
         *self.idle_number.lock() = Some(number);
-        self.limit.0.became_idle.notify_waiters();
+        self.limit.0.changed.notify_waiters();
     }
 
     /// Waits until the connection must close, because another one needs its slot.
@@ -114,6 +179,21 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.leave_idle();
+        {
+            let mut slots = self.limit.0.slots.lock();
+            match self.address {
+                None => slots.reserved -= 1,
+                Some(address) => {
+                    if let Some(held) = slots.by_address.get_mut(&address) {
+                        *held -= 1;
+                        if *held == 0 {
+                            slots.by_address.remove(&address);
+                        }
+                    }
+                }
+            }
+        }
+        self.limit.0.changed.notify_waiters();
     }
 }
 
@@ -143,31 +223,57 @@ mod tests {
         tokio::spawn(async move { slot.closed().await })
     }
 
+    fn address(nth: u8) -> IpAddr {
+        [10, 0, 0, nth].into()
+    }
+
     #[tokio::test]
     async fn the_longest_idle_connection_closes_for_a_new_one() {
         let limit = ConnectionLimit::new(2);
-        let first = limit.acquire().await;
+        let first = limit.acquire(address(1)).await;
         let first_request = first.begin_request();
-        let second = idle_connection(limit.acquire().await);
-        let third = idle_connection(limit.acquire().await);
+        let second = idle_connection(limit.acquire(address(2)).await);
+        let third = idle_connection(limit.acquire(address(3)).await);
         assert!(within_50_ms(second).await.is_some(), "it closed");
         // The third connection has the slot, and closes for the next one.
-        let last = limit.acquire().await;
+        let last = limit.acquire(address(4)).await;
         assert!(within_50_ms(third).await.is_some());
-        // No connection is idle, so a new one waits until one is.
+        assert!(!last.is_reserved());
+        // No connection is idle, so a new one gets a reserved slot.
         let last_request = last.begin_request();
-        assert!(within_50_ms(limit.acquire()).await.is_none());
+        assert!(limit.acquire(address(5)).await.is_reserved());
         let finished = async {
             drop(first_request);
             first.closed().await;
             drop(first);
         };
-        let (_, slot) = tokio::join!(finished, within_50_ms(limit.acquire()));
+        let (_, slot) = tokio::join!(finished, within_50_ms(limit.acquire(address(5))));
         let slot = slot.expect("the first connection became idle");
+        assert!(!slot.is_reserved());
         // A new connection also gets the slot of a connection that ends.
         let _request = slot.begin_request();
-        assert!(within_50_ms(limit.acquire()).await.is_none());
+        assert!(limit.acquire(address(6)).await.is_reserved());
         drop((last, last_request));
-        assert!(within_50_ms(limit.acquire()).await.is_some());
+        assert!(!limit.acquire(address(6)).await.is_reserved());
+    }
+
+    #[tokio::test]
+    async fn one_address_holds_at_most_half_of_the_slots() {
+        let limit = ConnectionLimit::new(4);
+        let mut held = Vec::new();
+        for nth in 0..2 + RESERVED_SLOTS {
+            let slot = limit.acquire(address(1)).await;
+            assert_eq!(slot.is_reserved(), nth >= 2, "{nth}");
+            held.push((slot.begin_request(), slot));
+        }
+        let blocked = within_50_ms(limit.acquire(address(1))).await;
+        assert!(blocked.is_none(), "all reserved slots are in use");
+        assert!(!limit.acquire(address(2)).await.is_reserved());
+        // An idle connection of the same address closes for a new one.
+        let (request, idle) = held.swap_remove(0);
+        drop(request);
+        let idle = idle_connection(idle);
+        assert!(!limit.acquire(address(1)).await.is_reserved());
+        assert!(within_50_ms(idle).await.is_some());
     }
 }

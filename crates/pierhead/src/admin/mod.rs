@@ -170,7 +170,7 @@ impl Admin {
                 }
             };
             // Closes an idle connection if all slots are in use.
-            let slot = limit.acquire().await;
+            let slot = limit.acquire(peer.ip().to_canonical()).await;
             let admin = Arc::clone(&self);
             let watch = self.cache.panics().watch(BackgroundTask::AdminConnection);
             connections.spawn(async move {
@@ -180,7 +180,9 @@ impl Admin {
                     let (admin, slot) = (Arc::clone(&admin), Arc::clone(&slot_of_requests));
                     async move {
                         let active = slot.begin_request();
-                        let response = admin.respond(local, peer, request).await;
+                        let response = admin
+                            .respond(local, peer, request, !slot.is_reserved())
+                            .await;
                         Ok::<_, Infallible>(response.map(|body| BodyWithGuard::new(body, active)))
                     }
                 });

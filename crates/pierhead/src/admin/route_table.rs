@@ -209,8 +209,12 @@ pub(crate) const STATUSES: &[(u16, &str)] = &[
     ),
     (404, "The path does not exist."),
     (405, "The path does not support the method."),
-    (408, "The body did not arrive within 10 s."),
+    (408, "The body did not arrive within 5 s."),
     (500, "pierhead failed; the text has the cause."),
+    (
+        503,
+        "Too many connections: only `/livez` and `/readyz` have reserved ones.",
+    ),
 ];
 
 /// Whether any method has this path.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode};
+use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use pierhead_oci::{Digest, Reference};
@@ -19,7 +19,7 @@ use crate::api::{Blob, Blobs, Eviction, Pin, Pins, Stat, Tier, TierLimit};
 /// Maximum size of the body of a request to the admin listener, in bytes.
 const MAX_BODY_BYTES: usize = 256 << 10;
 /// Time limit for the arrival of the body of a request to the admin listener.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of blobs in one page of `GET /v1/blobs`.
 const MAX_PAGE_BLOBS: usize = 1000;
 
@@ -31,14 +31,22 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<AdminResponse> {
 }
 
 impl Admin {
-    /// Returns the response to a request.
+    /// Returns the response to a request. `may_serve_all`: not only health probes.
     pub(crate) async fn respond(
         self: Arc<Self>,
         local: SocketAddr,
         peer: SocketAddr,
         request: Request<Incoming>,
+        may_serve_all: bool,
     ) -> AdminResponse {
         let path = request.uri().path();
+        if !may_serve_all && !matches!(path, "/livez" | "/readyz") {
+            let text = "too many connections to the admin listener: only /livez and /readyz have reserved ones";
+            let mut response = error_response(StatusCode::SERVICE_UNAVAILABLE, text);
+            let close = header::HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+            return response;
+        }
         let outcome =
             match request_guard::check(local, peer, request.method(), path, request.headers()) {
                 Ok(()) => self.route(request).await,

@@ -206,3 +206,23 @@ async fn idle_connections_do_not_block_a_probe() {
         let _ = soon("its end", stream.read_to_end(&mut Vec::new())).await;
     }
 }
+
+#[tokio::test]
+async fn half_requests_do_not_delay_health_probes() {
+    let daemon = Daemon::start("", &[]).await;
+    let mut half = Vec::new();
+    for _ in 0..100 {
+        let mut stream = TcpStream::connect(daemon.admin).await.expect("connected");
+        let head = "POST /v1/prune HTTP/1.1\r\nhost: localhost\r\nx-pierhead: 1\r\ncontent-length: 9\r\n\r\n{";
+        stream.write_all(head.as_bytes()).await.expect("sent");
+        half.push(stream);
+    }
+    for path in ["/livez", "/readyz"] {
+        let response = tokio::time::timeout(Duration::from_secs(3), daemon.get(path)).await;
+        assert_eq!(response.expect("no wait for a slot").status, 200);
+    }
+    for mut stream in half {
+        let _ = soon("its end", stream.read_to_end(&mut Vec::new())).await;
+    }
+    assert_eq!(daemon.get("/v1/stat").await.status, 200);
+}
