@@ -260,7 +260,11 @@ async fn blobs(
                     && !platforms.is_empty()
                     && let Body::Image { config, .. } = body
                 {
-                    check_platform(context, client, &reference, config, platforms).await?;
+                    // Boxed, since this future is large and most pulls do not need it.
+                    Box::pin(check_platform(
+                        context, client, &reference, config, platforms,
+                    ))
+                    .await?;
                 }
                 for child in manifest.children().filter(|child| is_distributable(child)) {
                     if walk.enter(child.digest)? {
