@@ -4,7 +4,6 @@ use std::io::{self, Write as _};
 
 use pierhead_bundle::api::{OrderSource, StartOrder};
 use pierhead_oci::units::human_bytes;
-use pierhead_worker::Error;
 use pierhead_worker::inspect::{self, DiffReport, ImageSource, InspectReport};
 use pierhead_worker::store::Store;
 
@@ -45,7 +44,7 @@ fn source(args: &SourceArgs, environment: &Environment) -> Result<ImageSource, C
                 "{shown} is not a store of `pierhead pull`"
             )));
         }
-        Some(folder) => Some(Store::open(folder, &[]).map_err(Error::from)?),
+        Some(folder) => Some(Store::open(folder, &[])?),
         None => None,
     };
     let platform = platform(args.platform.as_ref());
