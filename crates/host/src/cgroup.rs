@@ -1,5 +1,5 @@
-//! The cgroups of this process in version 1, version 2 or both: finds the folders of their files,
-//! and parses the files.
+//! Linux cgroups (version 1 and 2) of this process: finds the folders with the limits of memory,
+//! CPU and I/O, and parses the files in them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use std::time::Duration;
 /// The version of the cgroup interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Version {
-    /// One hierarchy for each controller.
+    /// Version 1: one hierarchy for each controller.
     One,
-    /// One hierarchy for all controllers.
+    /// Version 2: one hierarchy for all controllers.
     Two,
 }
 
@@ -20,7 +20,7 @@ pub enum Controller {
     Memory,
     /// CPU time.
     Cpu,
-    /// Disk I/O. Named `blkio` in version 1.
+    /// Disk I/O. Version 1 names the controller `blkio`.
     Io,
 }
 
@@ -46,17 +46,17 @@ impl Controller {
 /// A cgroup in one hierarchy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cgroup {
-    /// The version of its hierarchy.
+    /// The version of the hierarchy that contains the cgroup.
     pub version: Version,
     /// The mount point of the hierarchy: the highest cgroup that this process sees.
     top: PathBuf,
-    /// The path below the mount point.
+    /// The path of the cgroup below the mount point.
     inside: PathBuf,
 }
 
 impl Cgroup {
-    /// The folder of the cgroup, then the folder of each ancestor, because the limits of ancestors
-    /// also apply.
+    /// Returns the folder of the cgroup, then the folder of each ancestor. The limits of the
+    /// ancestors apply to the process, too.
     pub fn folders(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.inside.ancestors().map(|inside| self.top.join(inside))
     }
@@ -87,8 +87,8 @@ impl Cgroup {
     }
 }
 
-/// The part of a cgroup's path below the root of the mount. A mount can show another part of the
-/// hierarchy, as in a container without a cgroup namespace. Then the mount point is the nearest
+/// Returns the part of a cgroup's path below the root of the mount. In a container without a cgroup
+/// namespace, the mount can show another part of the hierarchy. Then the mount point is the nearest
 /// visible cgroup.
 fn inside(path: &str, root: &Path) -> PathBuf {
     let path = Path::new(path);
@@ -106,8 +106,8 @@ fn inside(path: &str, root: &Path) -> PathBuf {
 /// Returns the root of the mounted part of the hierarchy, and the mount point. The format is in
 /// proc(5).
 ///
-/// A container can have several mounts. The mount with the longest root above the cgroup at `path`
-/// is chosen, else the first mount.
+/// A container can have several mounts. This chooses the mount with the longest root above the
+/// cgroup at `path`, or else the first mount.
 fn mount(
     version: Version,
     controller: Controller,
@@ -132,7 +132,8 @@ fn mount(
         true => root.components().count(),
         false => 0,
     };
-    // `max_by_key` returns the last of several maxima, so the reversed order gives the first mount.
+    // `max_by_key` returns the last of several equal maxima. The reversed order makes the first
+    // mount win.
     let all: Vec<_> = all.collect();
     all.into_iter().rev().max_by_key(|(root, _)| depth(root))
 }
@@ -155,14 +156,15 @@ fn unescape(text: &str) -> PathBuf {
 /// Parses the bytes of `memory.max` and `memory.high` (version 2) or `memory.limit_in_bytes`
 /// (version 1). `None` if there is no limit.
 pub fn parse_bytes(text: &str) -> Option<u64> {
-    // Without a limit, version 1 states the largest possible number of pages.
+    // If there is no limit, version 1 states the largest possible number of pages.
     const UNLIMITED: u64 = 1 << 60;
     let bytes = text.trim().parse().ok()?;
     (bytes < UNLIMITED).then_some(bytes)
 }
 
-/// Parses a CPU quota into thousandths of a core and its period: `cpu.max` (version 2), or
-/// `cpu.cfs_quota_us` followed by `cpu.cfs_period_us` (version 1). `None` if there is no limit.
+/// Parses a CPU quota into thousandths of a core and the period of the quota. The text is `cpu.max`
+/// (version 2), or `cpu.cfs_quota_us` followed by `cpu.cfs_period_us` (version 1). `None` if there
+/// is no limit.
 pub fn parse_quota(text: &str) -> Option<(u64, Duration)> {
     let mut numbers = text.split_whitespace().map(str::parse::<u64>);
     let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -257,7 +259,7 @@ mod tests {
         let folder = |own: &str| found(Controller::Cpu, own, mounts)[0].1[0].clone();
         assert_eq!(folder("0::/docker/x\n"), "/sys/fs/my groups/");
         assert_eq!(folder("0::/docker/x/y\n"), "/sys/fs/my groups/y");
-        // The process was moved to a cgroup outside of the mounted part.
+        // The process was moved to a cgroup outside of the mounted part of the hierarchy.
         assert_eq!(folder("0::/../z\n"), "/sys/fs/my groups/");
         assert_eq!(folder("0::/docker/x/../../z\n"), "/sys/fs/my groups/");
         assert_eq!(

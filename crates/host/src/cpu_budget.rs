@@ -1,11 +1,13 @@
-//! CPU time within the quota of a cgroup, so that the kernel never throttles the process.
+//! A budget of CPU time within the quota of a cgroup, so that the kernel never throttles the
+//! process.
 //!
-//! The kernel stops all threads of a cgroup when the quota is used up, mostly for tens of
+//! When the quota is used up, the kernel stops all threads of the cgroup, mostly for tens of
 //! milliseconds. Then even a request that costs 0.1 ms waits. So long work calls
-//! [`CpuBudget::wait`] before each piece, and waits. Short work does not wait.
+//! [`CpuBudget::wait`] before each of its pieces, and sleeps for the returned time. Short work does
+//! not wait.
 //!
-//! The budget is a token bucket. It fills at a share of the quota. The CPU time of all threads of
-//! the process empties it.
+//! The budget is a token bucket. The bucket fills at the rate of the quota times the configured
+//! share. The CPU time of all threads of the process empties the bucket.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,8 +38,8 @@ impl CpuAllowance {
     }
 
     /// The capacity of the bucket in nanoseconds: half of the part of one period that the share
-    /// leaves unused. The other half is for pieces in progress, and for slices that the kernel has
-    /// assigned to a CPU that does not use them.
+    /// leaves unused. The other half is for pieces in progress, and for time slices that the kernel
+    /// has assigned to a CPU that does not use them.
     fn burst(&self) -> i64 {
         let period = u64::try_from(self.period.as_micros()).unwrap_or(u64::MAX);
         let quota = period.saturating_mul(self.thousandths);
@@ -45,15 +47,15 @@ impl CpuAllowance {
         i64::try_from(spare / 2).unwrap_or(i64::MAX)
     }
 
-    /// The maximum deficit in nanoseconds: the quota of one period, since the kernel starts each
-    /// period without a deficit.
+    /// The maximum deficit in nanoseconds: the quota of one period. A larger deficit would be
+    /// wrong, because the kernel starts each period without a deficit.
     fn debt(&self) -> i64 {
         let period = u64::try_from(self.period.as_micros()).unwrap_or(u64::MAX);
         i64::try_from(period.saturating_mul(self.thousandths)).unwrap_or(i64::MAX)
     }
 }
 
-/// Two clocks at one moment.
+/// Readings of two clocks at one moment: the time, and the CPU time of the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuReading {
     /// Time since a fixed moment.
@@ -107,8 +109,8 @@ impl CpuBudget {
     /// Creates a reserve for some work: a bucket that fills at the rate of the budget divided by
     /// `divisor`.
     ///
-    /// Other work does not empty the reserve. `used` returns the CPU time that the work of the
-    /// reserve has used.
+    /// Only the work of the reserve empties the reserve. `used` returns the CPU time that this work
+    /// has used.
     pub fn part(&self, divisor: u64, used: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         let whole = self.clone();
         let allowance = CpuAllowance {
@@ -121,14 +123,15 @@ impl CpuBudget {
         })
     }
 
-    /// Returns the time that the next piece of a request has to wait if no thread uses CPU time
-    /// meanwhile. Zero if it can run now. Reads a clock of the kernel, in about 1 µs.
+    /// Returns how long the next piece of a request has to wait, if no thread uses CPU time
+    /// meanwhile. Zero if the piece can run now. Reads a clock of the kernel, which takes about 1
+    /// µs.
     pub fn wait(&self) -> Duration {
         self.until(0)
     }
 
-    /// As [`Self::wait`], for background work. It needs a bucket that is more than half full, which
-    /// happens only while there are few requests.
+    /// As [`Self::wait`], for background work. Background work runs only while the bucket is more
+    /// than half full, which happens only while there are few requests.
     pub fn wait_background(&self) -> Duration {
         self.until(self.0.allowance.burst() / 2)
     }
@@ -156,14 +159,15 @@ struct Bucket {
 
 impl Bucket {
     fn update(&mut self, reading: CpuReading) {
-        // Readings of two threads can arrive out of order.
+        // The readings of two threads can arrive out of order, so the difference of their times can
+        // be negative.
         let passed = reading.now.saturating_sub(self.last.now);
         let used = reading.used.saturating_sub(self.last.used);
         self.last.now = self.last.now.max(reading.now);
         self.last.used = self.last.used.max(reading.used);
         let earned = passed.as_nanos() * u128::from(self.allowance.rate()) / SECOND;
         let signed = |nanos: u128| i64::try_from(nanos).unwrap_or(i64::MAX);
-        // The CPU time between two readings counts as spread over that time.
+        // The CPU time between two readings counts as spread evenly over the time between them.
         let level = self.level.saturating_add(signed(earned));
         let level = level.saturating_sub(signed(used.as_nanos()));
         self.level = level.clamp(-self.allowance.debt(), self.allowance.burst());
@@ -181,8 +185,7 @@ impl Bucket {
     }
 }
 
-/// CPU time of all threads, in user and kernel mode. The kernel counts the same time against the
-/// quota.
+/// CPU time of all threads, in user and kernel mode. The kernel counts this time against the quota.
 fn cpu_time() -> Duration {
     read(ClockId::ProcessCPUTime)
 }
@@ -246,7 +249,7 @@ mod tests {
                 clocks.pass(200, 0);
             }
         }
-        // In one second: 450 ms, the burst of 2.5 ms and one piece of 200 µs.
+        // The limit for one second: 450 ms of budget, the burst of 2.5 ms, and one piece of 200 µs.
         assert!((449_000..=453_000).contains(&used), "{used}");
     }
 
@@ -350,7 +353,7 @@ mod tests {
             }
             assert!(!budget.wait().is_zero() || reserved.load(Ordering::Relaxed) < 5_000);
         }
-        // In one second: a fifth of 450 ms, and the burst of 0.5 ms.
+        // The limit for one second: a fifth of 450 ms, and the burst of 0.5 ms.
         let reserved = reserved.load(Ordering::Relaxed);
         assert!((90_000..=90_700).contains(&reserved), "{reserved}");
         // A divisor of 0 counts as 1.

@@ -1,11 +1,11 @@
-//! The queue in which pieces of blobs wait for CPU time, so that short responses always find CPU
-//! time.
+//! The queue in which pieces of blob responses wait for CPU time, so that short responses always
+//! find CPU time.
 //!
 //! A short response (a manifest, a tag, an error) costs about 0.1 ms of CPU time and does not wait.
 //! A blob is sent in pieces. Each piece passes this queue in the order of arrival, and waits until
 //! the quota has CPU time left. At most as many pieces pass at once as there are threads. A reserve
-//! of the quota is for blobs alone. So clients that request manifests without a pause slow blobs
-//! down, but do not stop them.
+//! of the quota is for blobs alone. So clients that request manifests continuously slow blobs down,
+//! but do not stop blobs.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
@@ -19,19 +19,19 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
-/// Bytes of one piece. Sending it takes about 0.1 ms, which is the delay of a manifest behind a
-/// blob.
+/// Bytes of one piece of a blob. Sending a piece takes about 0.1 ms. A manifest that waits behind a
+/// piece is delayed by that time.
 pub const PIECE_BYTES: u64 = 256 << 10;
 
-/// The reserve of blobs is this fraction of the quota: one fourth. The measured cost of a piece
-/// does not include the work of hyper and TLS, which costs up to three times as much. With one
-/// fourth, blobs stay within the quota even so.
+/// Blobs have a reserve of one fourth of the CPU quota. The measured cost of a piece does not
+/// include the work of hyper and TLS, which costs up to three times as much. A fourth is small
+/// enough that blobs stay within the quota even with this unmeasured work.
 const RESERVE_DIVISOR: u64 = 4;
 
-/// Minimum wait. The timers of the runtime have this resolution.
+/// Minimum wait of a piece, because the timers of the runtime have this resolution.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// The queue of pieces for CPU time: see the module.
+/// The queue in which pieces wait for CPU time: see the module.
 pub struct CpuPacer {
     quota: CpuBudget,
     /// The part of the quota that short responses cannot use.
@@ -63,7 +63,7 @@ impl CpuPacer {
     /// next call.
     pub async fn pass(&self) {
         let begun = Instant::now();
-        // An error is impossible, because the semaphore is never closed.
+        // `acquire` cannot fail, because the semaphore is never closed.
         let permit = self.permits.acquire().await;
         // Only the holder of a permit sleeps. The calls behind it wait for the permit without a
         // timer.
@@ -74,7 +74,7 @@ impl CpuPacer {
             }
             sleep(wait.max(MIN_WAIT)).await;
         }
-        // Let the thread serve short requests that have arrived before the piece.
+        // The yield lets the thread serve short requests that arrived before the piece.
         tokio::task::yield_now().await;
         drop(permit);
         self.waited.inc_by(begun.elapsed().as_secs_f64());
@@ -104,8 +104,8 @@ impl CpuPacer {
     }
 }
 
-/// Measures CPU time of one thread: see [`CpuPacer::meter`]. It is not `Send`, because its clock is
-/// the clock of the thread.
+/// Measures CPU time of one thread: see [`CpuPacer::meter`]. The type is not `Send`, because it
+/// reads the CPU clock of the thread that created it.
 pub struct CpuMeter<'a> {
     pacer: &'a CpuPacer,
     begun: Duration,
@@ -118,8 +118,8 @@ impl Drop for CpuMeter<'_> {
     }
 }
 
-/// Runs `work` on a piece that has passed `pacer`, and adds its CPU time to the cost of pieces.
-/// Without a pacer, only runs it.
+/// Runs `work` on a piece that has passed `pacer`, and adds the CPU time of `work` to the cost of
+/// pieces. Without a pacer, only runs `work`.
 pub async fn metered<W: Future>(pacer: Option<&CpuPacer>, work: W) -> W::Output {
     let mut work = pin!(work);
     poll_fn(|context| {
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// The used CPU time, set by the test. The other clock is the paused clock of the runtime.
+    /// The used CPU time, which the test sets. The time of day is the paused clock of the runtime.
     #[derive(Clone, Default)]
     struct Used(Arc<Mutex<Duration>>);
 
@@ -166,7 +166,7 @@ mod tests {
         let used = Used::default();
         let pacer = used.pacer(1);
         used.use_up(3);
-        // The reserve is used up, too.
+        // Now the reserve is used up, too.
         pacer.spend(Duration::from_millis(10));
         let (begun, passed) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
         let waiting: Vec<_> = (0..5)
@@ -216,7 +216,7 @@ mod tests {
     async fn pieces_get_their_reserve_while_others_exhaust_the_quota() {
         let used = Used::default();
         let pacer = used.pacer(2);
-        // Other work uses ten times the quota, already before the first piece.
+        // Other work uses ten times the quota, even before the first piece.
         used.use_up(1000);
         tokio::spawn({
             let used = used.clone();
@@ -234,7 +234,7 @@ mod tests {
             pacer.spend(piece);
             spent += piece;
         }
-        // One fourth of 90 % of half a core.
+        // The expected CPU time: one fourth of 90 % of half a core.
         assert!((110..=115).contains(&spent.as_millis()), "{spent:?}");
     }
 

@@ -1,11 +1,11 @@
-//! Small text files of the kernel, below `/proc` and `/sys`.
+//! Reads small text files of the kernel below `/proc` and `/sys`.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of bytes that are read of a file. A mount table of hundreds of mounts has a few
-/// dozen kilobytes.
+/// Maximum number of bytes that are read of a file of the kernel. A mount table of hundreds of
+/// mounts has a few dozen kilobytes.
 const MAX_FILE: u64 = 1 << 20;
 
 /// Reads a file of the kernel. `None` if it cannot be read.

@@ -8,8 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 /// A lock for each value of `K`.
 ///
-/// It uses memory for the held keys only. A fixed number of striped locks would let the disk write
-/// of one holder block the holders of other keys.
+/// The lock uses memory only for the keys that are held. With a fixed number of striped locks
+/// instead, the disk write of one holder would block the holders of other keys.
 #[derive(Debug)]
 pub struct KeyedLock<K> {
     held: Mutex<HashSet<K>>,
@@ -17,7 +17,7 @@ pub struct KeyedLock<K> {
     max_holders: usize,
 }
 
-/// The lock of one key, held until this is dropped.
+/// Holds the lock of one key until the guard is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it releases the key"]
 pub struct KeyGuard<'a, K: Eq + Hash> {

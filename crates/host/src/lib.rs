@@ -3,12 +3,12 @@
 //!
 //! - [`machine`], [`cgroup`], [`network_interface`]: memory, CPUs, cgroups and addresses, read from
 //!   `/proc` and `/sys`.
-//! - [`profile`]: sizing profiles, and the division of the memory.
+//! - [`profile`]: sizing profiles, and the division of the memory between the parts of pierhead.
 //! - [`pressure`]: PSI, and the decision to pause background work or to shrink a limit.
-//! - [`BackgroundWork`]: the pause switch of background work, its CPU budget, and its count of
+//! - [`BackgroundWork`]: the pause switch of background work, its CPU budget, and the number of its
 //!   panics.
 //! - [`CpuBudget`]: CPU time within the quota of the cgroup.
-//! - [`CpuPacer`]: the queue of response pieces for CPU time.
+//! - [`CpuPacer`]: the queue in which pieces of responses wait for CPU time.
 //! - [`KeyedLock`]: a lock for each key.
 //! - [`FairShare`]: equal slots, divided between clients.
 //!

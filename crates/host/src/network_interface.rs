@@ -1,4 +1,4 @@
-//! The state of a network interface of this host.
+//! Reads the state of a network interface of this host: whether it is up, and its addresses.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -17,13 +17,13 @@ pub struct NetworkInterface {
     /// The addresses of the interface. Link-local addresses are omitted, because the name of an
     /// image cannot contain them.
     pub addresses: Vec<IpAddr>,
-    /// The addresses that can be bound: neither tentative nor duplicate.
+    /// The addresses to which a listener can bind: neither tentative nor duplicate.
     pub usable: Vec<IpAddr>,
     /// The names of all interfaces of the host.
     pub all: Vec<String>,
 }
 
-/// The missing address of an interface.
+/// The kind of address that an interface lacks.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MissingAddress {
     /// The interface has no IPv4 address.
@@ -66,7 +66,8 @@ impl NetworkInterface {
                 continue;
             }
             found.addresses.push(ip);
-            // The kernel refuses a tentative address, and an address that another machine has.
+            // The kernel refuses to bind to a tentative address, and to an address that another
+            // machine has.
             if UdpSocket::bind((ip, 0)).is_ok() {
                 found.usable.push(ip);
             }

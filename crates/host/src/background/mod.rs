@@ -1,8 +1,8 @@
-//! Background work: one pause switch that workers read between two units of work, and their CPU
-//! budget.
+//! The pause switch of background work (indexing, patches, maintenance), and the CPU budget of that
+//! work. Workers read the switch between two units of work.
 //!
 //! The owner of the switch decides when work pauses: when the host is short of a resource. A worker
-//! decides which of its work can pause. Neither depends on the other.
+//! decides which of its work can pause. The owner and the workers do not depend on each other.
 
 mod panics;
 mod task;
@@ -26,7 +26,7 @@ pub struct BackgroundWork(Arc<Inner>);
 struct Inner {
     is_paused: AtomicBool,
     is_memory_short: AtomicBool,
-    /// Held while the switch changes, so that no worker misses the notification.
+    /// A lock that is held while the switch changes, so that no worker misses the notification.
     switch_lock: Mutex<()>,
     switched: Condvar,
     paused_workers: AtomicUsize,
@@ -44,9 +44,9 @@ impl BackgroundWork {
         }))
     }
 
-    /// Returns the time that a worker has to wait before its next unit of work, so that requests
-    /// find CPU time. `None` if it need not wait, and always without a budget. `is_awaited` means
-    /// that a client waits for that work.
+    /// Returns how long a worker has to wait before its next unit of work, so that requests find
+    /// CPU time. `None` if the worker need not wait, and always if there is no budget. `is_awaited`
+    /// means that a client waits for that work.
     pub fn cpu_wait(&self, is_awaited: bool) -> Option<Duration> {
         let budget = self.0.cpu_budget.as_ref()?;
         let wait = match is_awaited {
@@ -73,8 +73,8 @@ impl BackgroundWork {
         self.0.switched.notify_all();
     }
 
-    /// States whether the host is short of memory. Called before [`Self::set_paused`], so that a
-    /// worker that pauses reads the new value.
+    /// Records whether the host is short of memory. The caller calls this before
+    /// [`Self::set_paused`], so that a worker that pauses reads the new value.
     pub fn set_memory_short(&self, is_short: bool) {
         self.0.is_memory_short.store(is_short, Ordering::Relaxed);
     }
@@ -91,8 +91,8 @@ impl BackgroundWork {
         PausedWorker(&self.0)
     }
 
-    /// Blocks while work is paused, at most for `timeout`. A worker with other duties does them
-    /// between two calls.
+    /// Blocks while work is paused, at most for `timeout`. A worker that has other duties calls
+    /// this again and again, and does its duties between two calls.
     pub fn wait_while_paused(&self, timeout: Duration) {
         let _paused = self.count_pause();
         let mut lock = self.0.switch_lock.lock();
@@ -106,8 +106,8 @@ impl BackgroundWork {
         self.0.paused_workers.load(Ordering::Relaxed)
     }
 
-    /// Number of pauses that have begun. Each call of a wait counts, so one long pause counts
-    /// several times.
+    /// Number of waits in [`Self::wait_while_paused`] that have begun. One long pause has several
+    /// waits and so counts several times.
     pub fn pauses(&self) -> u64 {
         self.0.pauses.load(Ordering::Relaxed)
     }

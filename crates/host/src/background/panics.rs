@@ -1,5 +1,4 @@
-//! Panics of background tasks: each is logged, and counted by task. The owner of a task decides
-//! whether it restarts.
+//! Panics of background tasks: logs each panic, counts the panics of each task, and restarts tasks.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -21,7 +20,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default)]
 pub struct Panics(Arc<Mutex<BTreeMap<BackgroundTask, u64>>>);
 
-/// Counts a panic that unwinds through it: see [`Panics::watch`].
+/// Counts the panic that drops this guard: see [`Panics::watch`].
 #[derive(Debug)]
 #[must_use]
 pub struct PanicGuard {
@@ -50,8 +49,8 @@ impl Panics {
         );
     }
 
-    /// Returns a guard that logs and counts a panic of `task`: for threads and futures that a panic
-    /// ends.
+    /// Returns a guard for a thread or future that ends when it panics. If a panic drops the guard,
+    /// the guard logs and counts the panic of `task`.
     pub fn watch(&self, task: BackgroundTask) -> PanicGuard {
         PanicGuard {
             panics: self.clone(),
@@ -79,9 +78,9 @@ impl Panics {
         }
     }
 
-    /// Runs the future that `work` returns until it ends, and a new one after each panic. The pause
-    /// before each restart doubles from 100 ms to 60 s. Cancel safe: a dropped call drops the
-    /// future of `work`.
+    /// Runs the future that `work` returns until the future ends. After a panic, runs a new future
+    /// of `work`. The wait before each restart doubles from 100 ms to 60 s. Cancel safe: dropping
+    /// this call drops the future of `work`.
     pub async fn restart_task<F: Future<Output = ()>>(
         &self,
         task: BackgroundTask,
@@ -107,7 +106,8 @@ impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.panics.count(self.task);
-            // The runtime's panic hook prints the message.
+            // The log line needs no message of the panic, because the runtime's panic hook prints
+            // it.
             tracing::error!(
                 task = self.task.name(),
                 "a background task panicked, which is a bug in pierhead"

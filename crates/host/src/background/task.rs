@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Defines the enum of tasks, the name of each, and the list of all.
+/// Defines the enum of tasks, the name of each task, and the list of all tasks.
 macro_rules! tasks {
     ($($(#[$doc:meta])* $task:ident = $name:literal,)*) => {
         /// A task that runs beside the requests of clients. Its panics are counted under its name.
@@ -16,7 +16,8 @@ macro_rules! tasks {
             /// All tasks, in the order of their names.
             pub const ALL: &[Self] = &[$(Self::$task),*];
 
-            /// The value of the label `task`, and the name of the thread of a task that has one.
+            /// The name of the task: the value of the metric label `task`, and the name of the
+            /// task's thread if it has its own.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$task => $name,)*

@@ -1,12 +1,12 @@
-//! Divides equal slots (connections, downloads, plans) between clients.
+//! Divides equal slots (connections, downloads, bundle plans) fairly between clients.
 //!
-//! 1. At most as many slots are held as the capacity.
+//! 1. The number of held slots never exceeds the capacity.
 //! 2. A free slot goes to a waiter of the client that holds the fewest slots. Clients with the same
 //!    number of slots alternate, whatever the number of their waiters: start-time fair queueing
 //!    (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
-//! 3. The client that holds the most slots yields first. It yields only to a client without slots,
-//!    or to a client that has no more slots than the holder afterwards. So two clients never take
-//!    the same slot from each other again and again.
+//! 3. When a slot must become free, the client that holds the most slots yields one. It yields only
+//!    to a client without slots, or to a client that has no more slots than the holder afterwards.
+//!    So two clients never take the same slot from each other again and again.
 //!
 //! The type is a pure value without clock, lock or task. The caller decides which waiters are
 //! eligible and which holders can yield.
@@ -29,8 +29,8 @@ impl ClientKey {
     /// The operator of this host, who acts for no client.
     pub const OPERATOR: Self = Self(Kind::Operator);
 
-    /// The key of an IPv4 address, or of the /64 of an IPv6 address, because a host controls its
-    /// whole /64.
+    /// Returns the key of an IPv4 address, or of the /64 network of an IPv6 address, because one
+    /// host controls its whole /64.
     pub fn of(address: IpAddr) -> Self {
         Self(Kind::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -46,7 +46,7 @@ impl ClientKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaiterId(u64);
 
-/// The slots of each client `K`, and the waiters `W` for slots: see the module.
+/// The slots that each client `K` holds, and the waiters `W` for slots: see the module.
 #[derive(Debug)]
 pub struct FairShare<K, W> {
     capacity: usize,
@@ -165,12 +165,12 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         WaiterId(id)
     }
 
-    /// Removes a waiter. `None` if it has a slot already.
+    /// Removes a waiter. `None` if the waiter was already granted a slot.
     pub fn cancel(&mut self, client: &K, waiter: WaiterId) -> Option<W> {
         let account = self.clients.get_mut(client)?;
         let at = account.waiters.iter().position(|it| it.id == waiter.0)?;
         let removed = account.waiters.remove(at)?;
-        // Later waiters of the client move up: it pays only for granted slots.
+        // The later waiters of the client move up, because the client pays only for granted slots.
         for later in account.waiters.range_mut(at..) {
             later.start -= 1;
         }
@@ -205,8 +205,8 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         account.held += 1;
         self.held += 1;
         self.waiting -= 1;
-        // Without the 1, an endless sequence of new clients would starve clients that were granted
-        // a slot once.
+        // Without the added 1, an endless sequence of new clients would starve each client that was
+        // granted a slot before.
         self.virtual_time = self.virtual_time.max(waiter.start + 1);
         Some((client, waiter.value))
     }
@@ -221,7 +221,8 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
             .iter()
             .filter(|(_, account)| account.held > own + usize::from(own > 0))
             .collect();
-        // A heap is cheaper than a sort, because usually the first client can yield.
+        // A heap is cheaper than a sort here, because usually the first client in the order can
+        // yield.
         let by_held = holders.iter().enumerate();
         let mut by_most: BinaryHeap<_> = by_held.map(|(at, (_, it))| (it.held, at)).collect();
         while let Some((_, at)) = by_most.pop() {

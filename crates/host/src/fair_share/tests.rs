@@ -1,5 +1,5 @@
-//! Tests of the division of slots between clients. A client is a letter; `"aab"` is a list of
-//! waiters or grants.
+//! Tests of the division of slots between clients. A client is a letter. A text such as `"aab"` is
+//! a list of waiters or of grants.
 
 use super::*;
 
@@ -63,7 +63,7 @@ fn clients_alternate_whatever_the_number_of_their_waiters() {
         order += &granted;
     }
     assert_eq!(order, "abab");
-    // Three waiters of `a` remain.
+    // Three waiters of the client `a` remain.
     share.wait(&'c', 0);
     assert_eq!(grants(&mut share), "a");
     share.release(&'a');

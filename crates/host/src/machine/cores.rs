@@ -1,4 +1,4 @@
-//! The CPUs that this process runs on.
+//! The choice of the CPUs that this process runs on, and the binding of threads to them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,9 +11,10 @@ use super::Machine;
 /// A choice of CPUs: `limits.cores`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CpuSelection {
-    /// All CPUs on which the process may run.
+    /// All CPUs on which the system lets the process run.
     All,
-    /// The last N of these CPUs. Interrupts and manually bound tasks are usually on the first CPUs.
+    /// The last N of the CPUs on which the process may run. Interrupts and manually bound tasks are
+    /// usually on the first CPUs.
     Last(usize),
     /// CPUs by number, ascending.
     These(Vec<usize>),

@@ -1,14 +1,15 @@
-//! The memory that is left below the limits of this process's cgroups.
+//! Reads how much memory is left below the limits of this process's cgroups.
 
 use std::path::Path;
 
 use crate::cgroup::{Cgroup, Controller, Version, parse_bytes};
 use crate::kernel_file::{below, read_kernel_file};
 
-/// The limit and the remaining memory of the cgroup with the least remaining memory, in bytes.
+/// The limit and the remaining memory of one cgroup, in bytes: of the cgroup with the least
+/// remaining memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryHeadroom {
-    /// The limit of that cgroup.
+    /// The memory limit of the cgroup.
     pub limit: u64,
     /// Remaining bytes below the limit.
     pub left: u64,
@@ -149,7 +150,8 @@ mod tests {
         };
         let left = |found: Option<MemoryHeadroom>| found.map(|it| it.left);
         assert_eq!(left(read("1000\n", "1200\n", "")), Some(0));
-        // More page cache than usage: the kernel updates the files one after the other.
+        // The page cache is larger than the usage, because the kernel updates the files one after
+        // the other.
         assert_eq!(left(read("1000", "700", "active_file 900\n")), Some(1000));
         let huge = format!("active_file {0}\ninactive_file {0}\n", u64::MAX);
         assert_eq!(left(read("1000", "700", &huge)), Some(1000));

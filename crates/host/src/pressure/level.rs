@@ -3,8 +3,8 @@
 
 use super::{Resource, Stall};
 
-/// Work pauses when either share of the stall reaches `pause`. The resource is calm while both
-/// shares are below `calm`.
+/// Work pauses when either share of the stall (`some` or `full`) reaches `pause`. The resource is
+/// calm while both shares are below `calm`.
 #[derive(Clone, Copy)]
 struct Thresholds {
     pause: Stall,
@@ -15,12 +15,13 @@ const fn stall(some: f64, full: f64) -> Stall {
     Stall { some, full }
 }
 
-/// Number of calm readings in a row before work resumes. Work that resumes earlier would raise the
+/// Number of calm readings in a row before work resumes. Work that resumed earlier would raise the
 /// pressure again.
 const CALM_READINGS: u32 = 5;
 
 impl Resource {
-    /// Memory: half of the stall that shrinks the fast tier, so that background work pauses first.
+    /// Memory: the thresholds are half of the stall that shrinks the fast tier, so that background
+    /// work pauses before the tier shrinks.
     ///
     /// CPU and disk: some waiting is normal on a shared machine and harms no client. Work pauses if
     /// some task waits for 40 % of the time (two tasks that never sleep reach 100 % on one core).

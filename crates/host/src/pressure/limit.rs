@@ -1,5 +1,5 @@
-//! A limit that shrinks at once under pressure and grows slowly without, as a pure function of
-//! stall readings.
+//! A limit (such as the size of the fast tier) that shrinks at once under memory pressure and grows
+//! slowly without pressure, as a pure function of stall readings.
 
 use super::Stall;
 
@@ -8,22 +8,22 @@ const SHRINK_FROM: Stall = Stall {
     some: 0.10,
     full: 0.02,
 };
-/// The limit grows while both shares of the stall are below this value. Between the two values it
-/// stays, because growth would raise the pressure again.
+/// The limit grows while both shares of the stall are below this value. Between this value and
+/// [`SHRINK_FROM`] the limit stays, because growth would raise the pressure again.
 const CALM_BELOW: Stall = Stall {
     some: 0.01,
     full: 0.002,
 };
 /// Number of calm readings in a row before the first step of growth.
 const CALM_READINGS: u32 = 15;
-/// Number of calm readings in a row before each further step.
+/// Number of calm readings in a row before each further step of growth.
 const CALM_READINGS_PER_STEP: u32 = 5;
-/// A step is the ceiling divided by this.
+/// One step of growth is the ceiling divided by this number.
 const STEP_DIVISOR: u64 = 16;
-/// A limit shrinks by itself divided by this, and at least by one step.
+/// Under pressure, a limit shrinks by its value divided by this number, and at least by one step.
 const SHRINK_DIVISOR: u64 = 4;
 
-/// A limit between 0 and its ceiling.
+/// A limit between 0 and a ceiling: see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PressureLimit {
     ceiling: u64,

@@ -17,14 +17,14 @@ use crate::background::BackgroundWork;
 
 type ResourceLabel = [(&'static str, &'static str); 1];
 
-/// Sets the pause switch of background work by the pressure of some resources.
+/// Pauses and resumes background work by the pressure of the configured resources.
 ///
-/// 1. Background work pauses first. A limit that follows the pressure of memory shrinks only from
-///    the next reading on.
+/// 1. Background work pauses before limits shrink: a limit that follows the pressure of memory
+///    shrinks at the next reading or later.
 pub struct PressureMonitor {
     background: BackgroundWork,
     levels: Vec<(PressureLevel, PressureReader)>,
-    /// The reader for a limit that follows the pressure of memory.
+    /// Reads the pressure of memory for the limit that follows it.
     memory: Option<PressureReader>,
     metrics: PressureMetrics,
 }
@@ -40,7 +40,7 @@ pub struct PressureMetrics {
 }
 
 impl PressureMonitor {
-    /// Interval between two readings. The kernel updates the sums over its CPUs every two seconds.
+    /// Interval between two readings. The kernel updates the sums over all CPUs every two seconds.
     pub const INTERVAL: Duration = Duration::from_secs(2);
 
     /// Creates a monitor that pauses `background` under the pressure of each of `resources`.
@@ -68,8 +68,8 @@ impl PressureMonitor {
         }
     }
 
-    /// Makes [`Self::update`] also return the pressure of memory, for a limit that follows it.
-    /// `subject` names that limit in the log.
+    /// Makes [`Self::update`] also return the pressure of memory, for a limit that follows this
+    /// pressure. `subject` is the name of the limit in the log.
     #[must_use]
     pub fn reporting_memory(mut self, subject: &str, root: &Path) -> Self {
         self.memory = find(Resource::Memory, subject, root);
@@ -81,11 +81,11 @@ impl PressureMonitor {
         self.metrics.clone()
     }
 
-    /// Reads the pressure at `now`, `passed` after the previous call. Returns the stall of memory
-    /// for a limit that follows it.
+    /// Reads the pressure at `now`. `passed` is the time since the previous call. Returns the stall
+    /// of memory, for a limit that follows the pressure of memory.
     ///
     /// Returns `None` without [`Self::reporting_memory`], at the first call, and when background
-    /// work has just paused, since it may have caused the whole pressure.
+    /// work has just paused, because background work may have caused the whole pressure.
     pub fn update(&mut self, now: Instant, passed: Duration) -> Option<Stall> {
         let mut just_paused = false;
         for (level, reader) in &mut self.levels {
@@ -154,7 +154,7 @@ fn label(resource: Resource) -> ResourceLabel {
     [("resource", resource.name())]
 }
 
-/// For the log.
+/// Formats a share as a percentage for the log.
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
@@ -279,7 +279,7 @@ mod tests {
         ] {
             assert!(scraped.contains(line), "{line} in {scraped}");
         }
-        // The CPU is calm from the third reading on, memory from the fourth.
+        // The CPU is calm from the third reading on. Memory is calm from the fourth.
         for _ in 0..4 {
             update(&mut monitor);
         }

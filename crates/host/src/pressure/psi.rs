@@ -1,10 +1,10 @@
-//! Pressure stall information (PSI): the kernel's count of the time in which tasks waited for a
-//! resource.
+//! Reads the kernel's pressure stall information (PSI): how long tasks waited for memory, a CPU or
+//! the disk.
 //!
 //! The kernel counts for the host (`/proc/pressure`) and for each cgroup of version 2. On some
-//! hosts it also counts for cgroups of version 1 (`memory.pressure` in the folder of the limits).
-//! The highest pressure is used. The reader computes differences of the totals, because the
-//! kernel's averages lag by ten seconds.
+//! hosts the kernel also counts for cgroups of version 1, in the file `memory.pressure` beside the
+//! limits of the cgroup. The reader returns the highest of these pressures. It computes differences
+//! of the totals, because the kernel's averages lag by ten seconds.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -46,26 +46,27 @@ impl Resource {
 pub struct Stall {
     /// The share in which at least one task waited.
     pub some: f64,
-    /// The share in which all runnable tasks waited.
+    /// The share in which no task could run because all waited.
     pub full: f64,
 }
 
-/// The time in which tasks waited, since the start of the host.
+/// The total time in which tasks waited since the start of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Totals {
     some: Duration,
     full: Duration,
 }
 
-/// Reads the pressure of one resource in the time since the previous read.
+/// Reads the pressure of one resource between two reads.
 pub struct PressureReader {
-    /// Each file, with its last totals and the time of that read.
+    /// Each file, with the totals and the time of the previous read.
     files: Vec<(PathBuf, Option<(Totals, Instant)>)>,
 }
 
 impl PressureReader {
     /// Finds the files of the host and of this process's cgroup below `root`: `/`, or a folder in
-    /// tests. `None` if the kernel does not count (`CONFIG_PSI`, `psi=1`).
+    /// tests. `None` if the kernel does not count pressure (it needs `CONFIG_PSI` and perhaps
+    /// `psi=1`).
     pub fn find(resource: Resource, root: &Path) -> Option<Self> {
         let machine = root.join("proc/pressure").join(resource.name());
         let files = std::iter::once(machine).chain(cgroup_files(resource, root));
@@ -74,8 +75,8 @@ impl PressureReader {
         (!files.is_empty()).then_some(Self { files })
     }
 
-    /// Returns the highest pressure since the last read. `None` at the first read. Does not block,
-    /// because the files are in memory of the kernel.
+    /// Returns the highest pressure since the previous read. `None` at the first read. Does not
+    /// block, because the kernel holds these files in memory.
     pub fn read(&mut self, now: Instant) -> Option<Stall> {
         let mut highest = None::<Stall>;
         for (path, before) in &mut self.files {
@@ -89,7 +90,8 @@ impl PressureReader {
             let share = |later: Duration, earlier: Duration| {
                 let waited = later.saturating_sub(earlier).as_secs_f64();
                 let share = waited / passed.as_secs_f64();
-                // The clocks of kernel and process differ a little, and the interval can be empty.
+                // The clocks of the kernel and of the process differ a little, and the interval can
+                // be empty, so a share can be infinite or no number.
                 if share.is_finite() {
                     share.min(1.0)
                 } else {

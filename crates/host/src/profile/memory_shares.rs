@@ -1,8 +1,9 @@
-//! Divides the memory of the process between its parts.
+//! Divides the memory budget of the process between its parts: connections, responses, small blobs,
+//! and indexing threads.
 
 use super::MIB;
 
-/// Bytes of the idle process: code, threads, and the catalog of about ten thousand blobs.
+/// Bytes of the idle process: code, threads, and a catalog of about ten thousand blobs.
 const BASE: u64 = 24 * MIB;
 /// Bytes of the manifests in transfer, which the process holds in memory.
 const MANIFESTS: u64 = 24 * MIB;
@@ -12,9 +13,9 @@ const CONNECTION: u64 = 64 << 10;
 /// The memory of indexing threads, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerMemory {
-    /// Bytes of each thread.
+    /// Bytes of memory of each thread.
     pub each: u64,
-    /// Bytes that all threads share. 0 threads need none.
+    /// Bytes that all threads share. With 0 threads, this memory is not needed.
     pub shared: u64,
 }
 
@@ -27,8 +28,8 @@ impl WorkerMemory {
     }
 }
 
-/// The parts of the memory. Together they use at most three quarters of the budget. The rest is for
-/// the page cache and the sockets, which the kernel counts as memory of the cgroup.
+/// The parts of the memory budget. Together the parts use at most three quarters of the budget. The
+/// rest is for the page cache and the sockets, which the kernel counts as memory of the cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryShares {
     /// Number of indexing threads. 0 means no bundles.
@@ -52,7 +53,8 @@ impl MemoryShares {
             workers,
             connections: wanted.connections.min(rest / 4 / CONNECTION).max(16),
             // If the operator sets a larger budget, responses get more than the profile wants. The
-            // minimum is the size of one manifest: with less, pierhead would refuse all requests.
+            // minimum is the size of one manifest, because with less, pierhead would refuse all
+            // requests.
             responses: wanted
                 .responses
                 .max(bytes / 8)
@@ -62,7 +64,7 @@ impl MemoryShares {
         }
     }
 
-    /// The maximum that all parts use together, in bytes.
+    /// The maximum that all parts use together, in bytes of memory.
     pub fn total(&self, worker: WorkerMemory) -> u64 {
         let connections = self.connections * CONNECTION;
         let workers = worker.of(self.workers);

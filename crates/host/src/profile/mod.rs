@@ -14,7 +14,7 @@ pub use memory_shares::{MemoryShares, WorkerMemory};
 pub use table::{PROFILES, Profile};
 
 const MIB: u64 = 1 << 20;
-/// Minimum memory budget in bytes.
+/// Minimum memory budget of pierhead in bytes.
 pub const MIN_MEMORY: u64 = 128 * MIB;
 /// A machine without a cgroup limit must have this many times the minimum memory of the profile.
 const MACHINE_FACTOR: u64 = 4;
@@ -24,21 +24,22 @@ const MACHINE_FACTOR: u64 = 4;
 pub struct MemoryRequest {
     /// The chosen profile.
     pub profile: Option<&'static Profile>,
-    /// Bytes that the operator sets (`limits.memory`). They replace the budget of the profile.
+    /// The memory budget in bytes that the operator sets (`limits.memory`). It replaces the budget
+    /// of the profile.
     pub memory: Option<u64>,
-    /// Bytes of a fast tier in memory. They are subtracted first, because the tier allocates them
-    /// at the start.
+    /// Bytes of a fast tier in memory. They are subtracted from the budget first, because the tier
+    /// allocates them at the start.
     pub tier: u64,
 }
 
-/// The source of a memory budget.
+/// The source from which a memory budget comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BudgetSource {
-    /// The operator.
+    /// The operator set the budget (`limits.memory`).
     Operator,
-    /// The limit of the cgroup.
+    /// The budget is the memory limit of a cgroup of this version.
     CgroupLimit(Version),
-    /// This percentage of the machine's memory.
+    /// The budget is this percentage of the machine's memory.
     MachineShare(u64),
 }
 
@@ -51,14 +52,14 @@ pub struct MemoryBudget {
     pub source: BudgetSource,
 }
 
-/// The reason why a machine does not fit a request. All amounts are bytes.
+/// The reason why a machine does not fit a memory request. All amounts are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
     /// The operator requests more memory than is available.
     MemoryAboveMachine {
         /// The requested memory.
         requested: u64,
-        /// The limit of the cgroup, else the memory of the machine.
+        /// The available memory: the limit of the cgroup, else the memory of the machine.
         available: u64,
     },
     /// The process may run on too few cores.
@@ -77,27 +78,28 @@ pub enum Misfit {
         /// The memory of the machine.
         memory: u64,
     },
-    /// The budget is less than the profile needs.
+    /// The memory budget is smaller than the profile needs.
     BudgetTooSmall {
         /// The profile that does not fit.
         profile: &'static Profile,
         /// The memory that the profile needs.
         required: u64,
-        /// The budget.
+        /// The memory budget.
         budget: MemoryBudget,
     },
-    /// The fast tier leaves less memory than all other parts need.
+    /// The fast tier is so large that the rest of the memory is too small for all other parts.
     TierTooLarge {
         /// The size of the tier.
         tier: u64,
         /// The memory that all other parts need.
         required: u64,
-        /// The budget, or the memory of the machine.
+        /// The available memory: the budget, or the memory of the machine.
         available: u64,
     },
 }
 
-/// Returns the memory budget for a request. `None` if it names neither a profile nor an amount.
+/// Returns the memory budget for a request. `None` if the request names neither a profile nor an
+/// amount.
 ///
 /// # Errors
 /// The reason why the machine does not fit.
@@ -122,7 +124,7 @@ pub fn memory_budget(
         }),
         (None, None) => None,
     };
-    // Without a budget, the tier still uses its bytes: compare them with the available memory.
+    // Without a budget, the tier must fit the available memory.
     let bytes = budget.map_or(available, |budget| budget.bytes);
     let is_known = budget.is_some() || available > 0;
     if request.tier > 0 && is_known && bytes.saturating_sub(MIN_MEMORY) < request.tier {
@@ -141,7 +143,7 @@ impl Profile {
         PROFILES.iter().find(|profile| profile.name == name)
     }
 
-    /// The wanted value of each part, before the memory is divided.
+    /// The memory that the profile wants for each part, before the memory is divided.
     pub fn memory_shares(&self) -> MemoryShares {
         MemoryShares {
             workers: self.bundle_workers,
@@ -151,7 +153,7 @@ impl Profile {
         }
     }
 
-    /// Returns the largest smaller profile that fits the machine.
+    /// Returns the largest profile that is smaller than this one and fits the machine.
     pub fn smaller_fitting(
         &self,
         request: MemoryRequest,

@@ -1,5 +1,6 @@
-//! The table of sizing profiles. The daemon reads it; `cargo xtask chart --write` makes the chart's
-//! resources and a page of the documentation from it.
+//! The table of sizing profiles (memory, CPU and limits for each kind of machine). The daemon reads
+//! it. `cargo xtask chart --write` makes the chart's resources and a page of the documentation from
+//! it.
 //!
 //! This file imports nothing, because `xtask` compiles it, too.
 
@@ -12,8 +13,8 @@ pub struct Profile {
     pub min_memory: u64,
     /// Maximum of `limits.memory` in MiB. The memory limit of a pod.
     pub memory: u64,
-    /// `limits.memory` as a percentage of the machine's memory if no cgroup has a limit. At most
-    /// `memory`.
+    /// `limits.memory` as a percentage of the machine's memory, used if no cgroup has a limit. The
+    /// result is at most `memory`.
     pub memory_share: u64,
     /// Minimum number of cores that the process may run on.
     pub min_cores: usize,
@@ -21,7 +22,8 @@ pub struct Profile {
     pub cpu: (u32, u32),
     /// Maximum number of worker threads of the runtime. 0 means one for each core.
     pub threads: usize,
-    /// `limits.cores`: this number of cores, counted from the last. 0 means all cores.
+    /// `limits.cores`: the process runs on this number of CPUs, counted from the last CPU. 0 means
+    /// all CPUs.
     pub cores: usize,
     /// `cache.size` as a percentage of the file system. 0 means "auto".
     pub cache_size: u8,
@@ -42,13 +44,14 @@ pub struct Profile {
     /// Maximum CPU time of each bundle worker, as a percentage of a core.
     pub worker_cpu: u32,
     /// `cache.daily_write_budget` in GiB. 0 means no limit. `docs/explanation/dpu-sizing.md`
-    /// derives it.
+    /// explains the choice of the number.
     pub daily_write_budget: u64,
 }
 
 /// All profiles, the smallest first.
 pub static PROFILES: [Profile; 4] = [
-    // Half a core and 256 MiB, for a card whose other cores and memory have another use.
+    // Half a core and 256 MiB of memory, for a DPU whose other cores and memory serve another
+    // purpose.
     Profile {
         name: "small",
         min_memory: 128,

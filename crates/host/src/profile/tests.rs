@@ -32,16 +32,16 @@ fn a_budget_is_the_limit_of_the_cgroup_else_a_share() {
     let of_cgroup = BudgetSource::CgroupLimit(Version::Two);
     for (limit, expected) in [
         (Some(700 * MIB), (700 * MIB, of_cgroup)),
-        // The maximum of the profile.
+        // The budget is the maximum of the profile.
         (Some(3 << 30), (1 << 30, of_cgroup)),
         (None, (1 << 30, BudgetSource::MachineShare(8))),
     ] {
         assert_eq!(budget("bluefield2", &card(limit)), expected);
     }
-    // A share of the memory, but at least the minimum of the profile.
+    // The budget is a percentage of the machine's memory, but at least the minimum of the profile.
     let small = budget("bluefield2", &machine(4 << 30, None, 8));
     assert_eq!(small.0, 512 * MIB);
-    // The memory of the machine is unknown.
+    // The memory of the machine is unknown (0), so the budget is the minimum.
     assert_eq!(budget("small", &Machine::default()).0, 128 * MIB);
 }
 
