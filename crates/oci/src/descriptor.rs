@@ -1,9 +1,10 @@
-//! Descriptors: the references of a manifest to content.
+//! Descriptors: the digest, size and media type by which a manifest refers to a blob or another
+//! manifest.
 
 use crate::{Digest, MediaType, Platform};
 
-/// A reference to content: its digest, size and media type. The size is not verified: it is the
-/// value in the manifest.
+/// A reference to content: its digest, size and media type. The size is the value in the manifest.
+/// pierhead has not compared it with the content.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Descriptor {
     /// The media type of the content.
@@ -12,6 +13,6 @@ pub struct Descriptor {
     pub digest: Digest,
     /// The stated size in bytes.
     pub size: u64,
-    /// The platform of the image, in an index.
+    /// The platform of the image, if the descriptor is an entry of an index.
     pub platform: Option<Platform>,
 }

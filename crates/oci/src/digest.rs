@@ -38,8 +38,8 @@ impl Algorithm {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest {
     algorithm: Algorithm,
-    /// The hash. The bytes behind `algorithm.hash_len()` are zero, so that derived comparisons are
-    /// right.
+    /// The hash. The bytes after the first `algorithm.hash_len()` are zero, so that derived
+    /// comparisons are right.
     bytes: [u8; 64],
 }
 
@@ -72,7 +72,8 @@ impl Digest {
         hex
     }
 
-    /// Creates a digest from raw hash bytes. `None` if the algorithm has another length.
+    /// Creates a digest from the raw bytes of a hash. `None` if hashes of `algorithm` have another
+    /// length.
     pub fn from_bytes(algorithm: Algorithm, raw: &[u8]) -> Option<Self> {
         let mut bytes = [0; 64];
         if raw.len() != algorithm.hash_len() {
@@ -119,8 +120,8 @@ impl FromStr for Digest {
     }
 }
 
-/// The value of a hexadecimal digit. Upper case is refused, because the grammar of the
-/// specification has lower case only.
+/// Returns the value of a hexadecimal digit. Upper case is refused, because the specification
+/// allows only lower case.
 fn nibble(byte: u8) -> Result<u8, ParseError> {
     match byte {
         b'0'..=b'9' => Ok(byte - b'0'),

@@ -1,5 +1,5 @@
-//! The endpoints of the Distribution API v1.1 and of pierhead's extension: parses and formats their
-//! paths.
+//! The endpoints of the Distribution API v1.1 and of pierhead's extension: parses their paths from
+//! requests, and formats them.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -16,40 +16,40 @@ pub enum Endpoint {
     Base,
     /// `/v2/<name>/manifests/<reference>`
     Manifest {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
         /// The tag or digest.
         target: Target,
     },
     /// `/v2/<name>/blobs/<digest>`
     Blob {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
         /// The digest of the blob.
         digest: Digest,
     },
     /// `/v2/<name>/tags/list?n=&last=`
     Tags {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
-        /// Maximum number of tags in the response. 0 is valid: the list is then empty.
+        /// Maximum number of tags in the response. 0 is valid: then the response has no tags.
         n: Option<u32>,
-        /// The tag after which the list begins, in lexical order. At most 255 bytes. It need not be
-        /// a valid or existing tag.
+        /// The response has the tags after this one, in lexical order. At most 255 bytes. The text
+        /// need not be a valid or existing tag.
         last: Option<String>,
     },
     /// `/v2/<name>/referrers/<digest>?artifactType=`
     Referrers {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
         /// The digest of the subject.
         digest: Digest,
-        /// The artifact type of the listed referrers. `None` lists all.
+        /// The artifact type of the listed referrers. `None` lists referrers of all types.
         artifact_type: Option<MediaType>,
     },
-    /// `/v2/<name>/blobs/uploads/…`: the push side, which a pull-through proxy refuses.
+    /// `/v2/<name>/blobs/uploads/…`: a push, which a pull-through proxy refuses.
     Upload {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
     },
     /// `/v2/_oci/ext/discover`, or `/v2/<name>/_oci/ext/discover`
@@ -57,30 +57,31 @@ pub enum Endpoint {
         /// The repository. `None` means all repositories.
         name: Option<Name>,
     },
-    /// `/v2/<name>/_pierhead/bundle`: the delta bundle of an image. By POST only.
+    /// `/v2/<name>/_pierhead/bundle`: the delta bundle of an image (its changes since an older
+    /// image). The method is POST.
     Bundle {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
     },
     /// `/v2/<name>/_pierhead/file/<digest>?image=`: the contents of one file of an image.
     File {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
-        /// SHA-256 of the content.
+        /// The SHA-256 digest of the file's contents.
         digest: Digest,
         /// The digest of the image's manifest.
         image: Digest,
     },
-    /// `/v2/<name>/_pierhead/trace`: takes the order in which a container start opened files. By
-    /// POST only.
+    /// `/v2/<name>/_pierhead/trace`: receives the order in which the start of a container opened
+    /// the files of its image. The method is POST.
     Trace {
-        /// The repository, optionally with a registry in front.
+        /// The repository, with or without a registry in front.
         name: Name,
     },
 }
 
 /// Maximum length of a path or query in bytes. The longest valid path (registry, name and SHA-512
-/// digest, with each byte percent-encoded) is shorter.
+/// digest, with each byte percent-encoded) is shorter than this.
 const MAX_LEN: usize = 4096;
 
 /// Characters of a name that must be percent-encoded in a path: the brackets of IPv6 addresses.
@@ -96,10 +97,11 @@ impl Endpoint {
         if path.len() > MAX_LEN {
             return Err(ParseError::Endpoint);
         }
-        // Nearly all paths have no percent-encoding and need no decoding.
+        // Nearly all paths have no percent-encoding, so they need no decoding.
         let path = match path.contains('%') {
             false => Cow::Borrowed(path),
-            // The decoder keeps an invalid escape, which no grammar below accepts.
+            // The decoder leaves an invalid escape in the text, and no grammar below accepts an
+            // escape.
             true => percent_decode_str(path)
                 .decode_utf8()
                 .map_err(|_| ParseError::Endpoint)?,
@@ -118,7 +120,7 @@ impl Endpoint {
                 name: Some(name.parse()?),
             });
         }
-        // The path is unambiguous, because no part of a name begins with an underscore.
+        // These endings are unambiguous, because no part of a name begins with an underscore.
         if let Some(name) = rest.strip_suffix("/_pierhead/bundle") {
             return Ok(Self::Bundle {
                 name: name.parse()?,
@@ -139,7 +141,8 @@ impl Endpoint {
             });
         }
         let (head, last) = rest.rsplit_once('/').ok_or(ParseError::Endpoint)?;
-        // The session of an upload is any text. The path that starts an upload ends with a slash.
+        // The session ID of an upload can be any text. The path that starts an upload ends with a
+        // slash.
         if let Some(name) = head.strip_suffix("/blobs/uploads") {
             return Ok(Self::Upload {
                 name: name.parse()?,
@@ -249,8 +252,8 @@ impl Endpoint {
     }
 }
 
-/// Returns the decoded value of the first parameter with this name, of at most `max` bytes. An
-/// empty value counts as absent.
+/// Returns the decoded value of the first query parameter with this name, of at most `max` bytes.
+/// An empty value counts as absent.
 fn parameter(
     query: Option<&str>,
     key: &'static str,
@@ -264,7 +267,8 @@ fn parameter(
     else {
         return Ok(None);
     };
-    // The decoder replaces invalid UTF-8 by the replacement character.
+    // The decoder puts the replacement character in the place of invalid UTF-8, so a value that has
+    // this character is refused.
     if value.len() > max
         || value.contains(|c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER)
     {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// The text is not `algorithm:hex` with the length of the algorithm.
+    /// The text is not `algorithm:hex`, or the hash has another length than the algorithm's.
     #[error("not a digest: expected sha256: and 64, or sha512: and 128 lower-case hex digits")]
     Digest,
     /// A hash function that this crate does not know.
@@ -57,10 +57,10 @@ pub enum ErrorCode {
     Unsupported,
     #[serde(rename = "TOOMANYREQUESTS")]
     TooManyRequests,
-    /// Not in the specification. Registries send it when they are unavailable.
+    /// The specification does not have this code. Registries send it when they are unavailable.
     Unavailable,
-    /// Registries send it for an internal error. Also stands for every code that is not listed
-    /// here.
+    /// Registries send this code for an internal error. pierhead also uses it for every received
+    /// code that this enum does not list.
     #[serde(other)]
     Unknown,
 }
@@ -81,7 +81,7 @@ pub struct ErrorEntry {
     /// The error and its fix, for users.
     #[serde(default, deserialize_with = "text_or_null")]
     pub message: String,
-    /// Data for programs, in a form that depends on the server.
+    /// Details for programs. Their form depends on the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<serde_json::Value>,
 }
@@ -98,7 +98,7 @@ impl ErrorBody {
         }
     }
 
-    /// Adds a detail to the first error. A value that JSON cannot represent is omitted.
+    /// Adds a detail to the first error of the body. A value that JSON cannot represent is omitted.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Serialize) -> Self {
         if let Some(entry) = self.errors.first_mut() {

@@ -1,8 +1,9 @@
-//! The types of the OCI specifications: digest, descriptor, manifest, reference, endpoint, error.
+//! The types of the OCI specifications (digest, descriptor, manifest, reference, endpoint, error),
+//! and their parsers.
 //!
-//! Callers parse text into these types where it enters the program. No I/O, no async, no clock.
-//! Every parser accepts hostile input: it checks lengths before it allocates, and it returns only
-//! values that the specifications allow.
+//! Callers parse text into these types where the text enters the program. The crate has no I/O, no
+//! async functions and no clock. Every parser expects hostile input: it checks lengths before it
+//! allocates, and it returns only values that the specifications allow.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,11 @@
-//! Media types: constants for those of manifests and indexes, and a type for any other.
+//! Media types such as `application/vnd.oci.image.manifest.v1+json`: a type for any of them, and
+//! constants for those of manifests and indexes.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A media type in the exact spelling of its sender, at most 255 bytes. pierhead sends it on
-/// unchanged.
+/// A media type in the exact spelling of its sender, at most 255 bytes. pierhead sends this
+/// spelling unchanged to clients.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MediaType(Arc<str>);
 

@@ -34,7 +34,8 @@ impl Repository {
 impl FromStr for Repository {
     type Err = ParseError;
 
-    /// `component('/'component)*`, where a component is `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`.
+    /// The grammar is `component('/'component)*`, where a component is
+    /// `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         if text.is_empty() {
             return Err(ParseError::Repository("it is empty"));
@@ -74,7 +75,7 @@ fn component(part: &[u8]) -> Result<(), &'static str> {
 impl FromStr for Tag {
     type Err = ParseError;
 
-    /// `[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}`
+    /// The grammar is `[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let bytes = text.as_bytes();
         let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
@@ -97,20 +98,20 @@ impl Name {
         self.registry.as_ref()
     }
 
-    /// The segments behind the [`Name::registry`], or all segments if there is no registry. Without
-    /// the prefix `library/`, which [`Registry::qualify`] adds.
+    /// The segments after the [`Name::registry`], or all segments if there is no registry. The
+    /// prefix `library/` is not added here; [`Registry::qualify`] adds it.
     pub fn repository(&self) -> &Repository {
         &self.repository
     }
 
-    /// The whole name as a repository name. `None` if it is not valid as one, as
+    /// The whole name as a repository name. `None` if the name is no valid repository name, such as
     /// `localhost:5000/a`.
     pub fn whole(&self) -> Option<&Repository> {
         self.whole.as_ref()
     }
 
-    /// Splits off the first segment as a registry, also without dot and port: for upstreams whose
-    /// configured name is a single word. `None` if there is only one segment.
+    /// Splits off the first segment as a registry, even if it has no dot and no port. This is for
+    /// upstreams whose configured name is a single word. `None` if there is only one segment.
     pub fn split_first(&self) -> Option<(Registry, Repository)> {
         if let Some(registry) = &self.registry {
             return Some((registry.clone(), self.repository.clone()));
@@ -150,13 +151,14 @@ impl FromStr for Name {
             Ok(whole) => return Ok(whole.into()),
             Err(refused) => refused,
         };
-        // The text is no repository name, so it is valid only with a registry in front.
+        // The text is no repository name, so the name is valid only if it starts with a registry.
         let (first, rest) = text
             .split_once('/')
             .filter(|(first, _)| Registry::looks_like(first))
             .ok_or(refused)?;
         let (registry, repository) = (first.parse::<Registry>()?, rest.parse::<Repository>()?);
-        // In lower case, it may be a repository name, too. Equal names must have equal values.
+        // In lower case, the text may be a repository name, too. Equal names must have equal
+        // values.
         Ok(
             match format!("{registry}/{repository}").parse::<Repository>() {
                 Ok(whole) => whole.into(),
@@ -189,7 +191,7 @@ impl fmt::Debug for Name {
 macro_rules! text {
     ($($name:ident),*) => {$(
         impl $name {
-            /// The text itself.
+            /// The text of the name.
             pub fn as_str(&self) -> &str {
                 &self.0
             }

@@ -1,4 +1,5 @@
-//! Platforms, and the choice of one from an index.
+//! Platforms (operating system, architecture, variant), and the choice of the entry of an index
+//! that a platform can run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,14 +18,14 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// Whether it is `unknown/unknown`, by which BuildKit marks attestations. They are no images
-    /// that can run.
+    /// Whether the platform is `unknown/unknown`. BuildKit marks attestations by this platform;
+    /// they are no images that can run.
     pub fn is_unknown(&self) -> bool {
         self.os == "unknown" || self.architecture == "unknown"
     }
 
-    /// Chooses the entry for a machine of this platform: the same variant, else the newest older
-    /// variant (`arm` v7 runs v6 and v5). Among equal entries, chooses the first.
+    /// Chooses the entry for a machine of this platform: the entry with the same variant, else with
+    /// the newest older variant (`arm` v7 runs v6 and v5). Among equal entries, chooses the first.
     pub fn choose<'a>(&self, entries: &'a [Descriptor]) -> Option<&'a Descriptor> {
         let wanted = self.clone().normalized();
         let runs = |entry: &&Descriptor| {
@@ -33,7 +34,7 @@ impl Platform {
                 .as_ref()
                 .and_then(|offered| wanted.distance(offered))
         };
-        // Entries of other platforms have no distance, so they are filtered out first.
+        // Entries of other platforms have no distance, so the filter removes them first.
         entries
             .iter()
             .filter_map(|entry| Some((runs(&entry)?, entry)))
@@ -42,7 +43,7 @@ impl Platform {
     }
 
     /// The number of variants between this (normalized) platform and `offered`. `None` if this
-    /// platform cannot run it.
+    /// platform cannot run images of `offered`.
     fn distance(&self, offered: &Self) -> Option<u32> {
         let offered = offered.clone().normalized();
         if self.os != offered.os || self.architecture != offered.architecture || self.is_unknown() {
@@ -69,8 +70,9 @@ impl Platform {
             .flatten()
     }
 
-    /// Converts the spellings of one platform into one, as container runtimes do. Omits the variant
-    /// that an architecture implies (`arm64` v8, `amd64` v1). `arm` without a variant becomes v7.
+    /// Converts the spellings of one platform into one spelling, as container runtimes do. Omits
+    /// the variant that an architecture implies (`arm64` v8, `amd64` v1). `arm` without a variant
+    /// becomes v7.
     fn normalized(mut self) -> Self {
         self.os.make_ascii_lowercase();
         self.architecture.make_ascii_lowercase();

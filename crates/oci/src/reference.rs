@@ -74,7 +74,7 @@ impl FromStr for Target {
     }
 }
 
-/// Formats the complete form, so that the text can be a key.
+/// Formats the complete form, so that equal references have equal text and the text can be a key.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.registry, self.repository)?;

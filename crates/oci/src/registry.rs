@@ -1,4 +1,5 @@
-//! Names of registries. Different spellings of one registry become one name.
+//! Names of registries, such as `docker.io` and `localhost:5000`. Different spellings of one
+//! registry become one name.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -41,15 +42,15 @@ impl Registry {
         if !self.is_docker_hub() || repository.as_str().contains('/') {
             return repository;
         }
-        // If the name with the prefix is too long, no such image exists, and the name stays as it
-        // is.
+        // If the name with the prefix is too long, no such image exists, and the name is returned
+        // without the prefix.
         format!("library/{repository}")
             .parse()
             .unwrap_or(repository)
     }
 
-    /// Whether the first segment of a path is a registry and not a part of a repository name. It is
-    /// if it has a dot or a port, or is `localhost` (the rule of the reference grammar).
+    /// Whether the first segment of a path is a registry and not a part of a repository name. By
+    /// the rule of the reference grammar, a registry has a dot or a port, or is `localhost`.
     pub fn looks_like(segment: &str) -> bool {
         segment.contains(['.', ':']) || segment.eq_ignore_ascii_case("localhost")
     }
@@ -69,14 +70,14 @@ impl FromStr for Registry {
             None => hostname(host)?,
         };
         if let Some(port) = port {
-            // `parse` alone would accept a leading `+`.
+            // `parse` alone would accept a plus sign in front of the number.
             if !port.bytes().all(|b| b.is_ascii_digit()) {
                 return Err(ParseError::Registry("the port is not a number"));
             }
             match port.parse::<u16>() {
-                // 443 is the default port. Without this, access rules and the cache would treat two
-                // names of one registry as two registries. A host that only its port marks as a
-                // registry keeps the port.
+                // 443 is the default port. If the name kept it, access rules and the cache would
+                // treat two names of one registry as two registries. A host that is recognizable as
+                // a registry only by its port keeps the port.
                 Ok(443) if Self::looks_like(&name) => {}
                 Ok(port) if port > 0 => {
                     let _ = write!(name, ":{port}");

@@ -1,4 +1,4 @@
-//! The table of the API's paths with their methods and statuses. docs/reference/http-api.md is
+//! The table of the API's paths with their methods and HTTP statuses. docs/reference/http-api.md is
 //! generated from it.
 
 /// One path of the API.
@@ -125,7 +125,7 @@ pub const ROUTES: &[Route] = &[
     },
 ];
 
-/// Statuses that any path can have, each with its cause.
+/// HTTP statuses that any path can have, each with its cause.
 pub const STATUSES: &[(u16, &str)] = &[
     (
         400,
@@ -164,7 +164,7 @@ pub const STATUSES: &[(u16, &str)] = &[
     ),
 ];
 
-/// Statuses of single paths, each with its meaning.
+/// HTTP statuses that only some paths have, each with its meaning.
 pub const OTHER_STATUSES: &[(u16, &str)] = &[
     (200, "The whole response."),
     (206, "The range that `Range` names."),
@@ -199,7 +199,8 @@ mod tests {
         Endpoint::parse(&path, Some(&format!("image={digest}")))
     }
 
-    /// The number of an endpoint. A new variant does not compile until it has a number.
+    /// Returns the number of an endpoint. A new variant of the enum does not compile until this
+    /// function has a number for it.
     fn number(endpoint: &Endpoint) -> usize {
         match endpoint {
             Endpoint::Base => 0,

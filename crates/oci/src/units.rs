@@ -1,4 +1,4 @@
-//! Sizes, rates and durations as text: parsers and formatters.
+//! Sizes, rates and durations as text, such as `1.5 GiB` and `5m`: parsers and formatters.
 
 use std::time::Duration;
 
@@ -30,11 +30,13 @@ impl From<UnitError> for String {
     }
 }
 
-/// Parses `10GiB`, `1.5 GB`, `4096B`. Ignores case; `k`, `M`, `G`, `T` alone are powers of 1000.
+/// Parses a size: `10GiB`, `1.5 GB`, `4096B`. Ignores case. `k`, `M`, `G`, `T` alone are powers of
+/// 1000.
 /// 0 needs no unit.
 ///
 /// # Errors
-/// The text is no size, exceeds `u64`, or has no unit (50 rarely means 50 bytes).
+/// The text is no size, exceeds `u64`, or has no unit. A unit is required because a bare 50 rarely
+/// means 50 bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     let not_a_size = || {
         UnitError(format!(
@@ -58,7 +60,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
         .ok_or_else(not_a_size)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u64 = whole.parse().map_err(|_| not_a_size())?;
-    // With nine digits, a fraction of a GiB is exact to one byte.
+    // A fraction of a GiB with nine digits is exact to one byte.
     if fraction.is_empty() || fraction.len() > 9 {
         return Err(not_a_size());
     }
@@ -74,7 +76,6 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
 /// # Errors
 /// Any other number. The message suggests the likely unit.
 pub fn bytes_without_unit(number: u64) -> Result<u64, UnitError> {
-    // No disk has more GiB than this, so a larger number means bytes.
     /// Maximum number without a unit that is suggested as GiB. No disk has more, so a larger number
     /// means bytes.
     const MAX_GIB: u64 = 100_000;
@@ -115,7 +116,7 @@ pub fn parse_rate(text: &str) -> Result<u64, UnitError> {
     Err(UnitError(message))
 }
 
-/// Parses `60s`, `5m`, `1h 30m`, `200ms`.
+/// Parses a duration: `60s`, `5m`, `1h 30m`, `200ms`.
 ///
 /// # Errors
 /// The text is no duration, or has no unit.

@@ -1,4 +1,4 @@
-//! Manifests and indexes: their exact bytes, and the descriptors in them.
+//! Manifests and indexes of images: their exact bytes, and the descriptors that they contain.
 
 mod wire;
 
@@ -7,15 +7,15 @@ use bytes::Bytes;
 use crate::{Descriptor, Digest, MediaType, ParseError, Platform};
 use wire::Document;
 
-/// A manifest or an index. Its bytes are kept unchanged and never serialized again, because the
-/// digest depends on each byte.
+/// A manifest or an index. pierhead keeps the bytes unchanged and never serializes the document
+/// again, because the digest depends on each byte.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     /// The exact bytes, at most [`Manifest::MAX_SIZE`].
     pub bytes: Bytes,
     /// The media type: from the `Content-Type` of the response, else from the document.
     pub media_type: MediaType,
-    /// The descriptors in it.
+    /// The descriptors in the document.
     pub body: Body,
 }
 
@@ -42,7 +42,7 @@ pub enum Body {
 }
 
 impl Manifest {
-    /// Maximum number of bytes of a document. The specification requires registries to accept 4
+    /// Maximum number of bytes of a manifest. The specification requires registries to accept 4
     /// MiB.
     pub const MAX_SIZE: usize = 4 << 20;
     /// Maximum number of layers of an image, or entries of an index.
@@ -50,8 +50,8 @@ impl Manifest {
     /// Maximum size in bytes (1 TiB) in a descriptor. The sum of [`Manifest::MAX_ENTRIES`] such
     /// sizes fits an `i64`.
     pub const MAX_BLOB: u64 = 1 << 40;
-    /// Maximum nesting depth of indexes in indexes. The code that walks from a manifest to its
-    /// children counts the depth.
+    /// Maximum nesting depth of indexes in indexes. The code that visits the children of a manifest
+    /// counts the depth.
     pub const MAX_DEPTH: usize = 4;
 
     /// Parses a document. `content_type` is the header of the response, if it has one.
@@ -98,7 +98,7 @@ impl Manifest {
             _ => document.manifests.is_some(),
         };
 
-        // A document with both sets of fields would mean an image to one reader and an index to
+        // A document with both sets of fields would be an image for one reader and an index for
         // another, under the same digest.
         let body = if is_index {
             if document.config.is_some() || document.layers.is_some() {
@@ -136,13 +136,13 @@ impl Manifest {
         })
     }
 
-    /// The digest of the bytes. One pass over them.
+    /// Computes the digest of the bytes, in one pass.
     pub fn digest(&self) -> Digest {
         Digest::of(crate::Algorithm::Sha256, &self.bytes)
     }
 
-    /// The descriptors that a pull may request: config and layers of an image, or the manifests of
-    /// an index. The subject is not among them.
+    /// The descriptors that a pull may request: the config and layers of an image, or the manifests
+    /// of an index. The subject of a manifest is not one of them.
     pub fn children(&self) -> impl Iterator<Item = &Descriptor> {
         let (first, rest) = match &self.body {
             Body::Image { config, layers, .. } => (Some(config), layers),
@@ -159,7 +159,7 @@ impl Manifest {
     }
 
     /// Chooses the entry of an index for a machine of this platform. `None` if no entry fits, and
-    /// for an image. See [`Platform::choose`].
+    /// for a manifest that is no index. See [`Platform::choose`].
     pub fn choose(&self, platform: &Platform) -> Option<&Descriptor> {
         match &self.body {
             Body::Image { .. } => None,

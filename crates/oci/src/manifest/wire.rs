@@ -1,4 +1,4 @@
-//! The JSON form of manifests and indexes. The parser enforces limits while it reads.
+//! Parses the JSON form of manifests and indexes. The parser enforces limits while it reads.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use super::Manifest;
 use crate::{Descriptor, MediaType, Platform};
 
-/// Maximum number of quote characters in a document. Each string has two, so this limits the number
-/// of strings, of which each uses more memory than its bytes. 4,096 entries with a dozen
-/// annotations are below the limit.
+/// Maximum number of quote characters in a manifest. Each string has two quote characters, so this
+/// limits the number of strings. Each string uses more memory than its own bytes. A manifest with
+/// 4,096 entries that have a dozen annotations each is below the limit.
 const MAX_QUOTES: usize = 1 << 18;
 
 /// The fields of manifests and indexes. The parser skips all other fields without storing them.
@@ -42,7 +42,7 @@ impl Document {
         if bytes.iter().filter(|byte| **byte == b'"').count() > MAX_QUOTES {
             return Err("too many strings in it".into());
         }
-        // The error may quote the document, so its text is limited.
+        // The error message may quote the document, so its length is limited.
         let document: Self = serde_json::from_slice(bytes)
             .map_err(|e| e.to_string().chars().take(200).collect::<String>())?;
         if document.schema_version != 2 {

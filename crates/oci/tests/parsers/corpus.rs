@@ -1,4 +1,4 @@
-//! Runs the properties of the fuzz targets on the inputs in `fuzz/corpus`.
+//! Checks the properties of the fuzz targets on the inputs in `fuzz/corpus`.
 
 use std::path::Path;
 

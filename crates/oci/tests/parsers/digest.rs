@@ -21,14 +21,14 @@ fn known_digests_are_computed() {
 
 #[test]
 fn the_digest_does_not_depend_on_the_sizes_of_the_pieces() {
-    // Longer than one block of the hash, and no multiple of it.
+    // The content is longer than one block of the hash function, and no multiple of a block.
     let mut content = b"pierhead ".repeat(9000);
     let mut state = 1_u32;
     content.extend((0..300).map(|_| {
         state = state.wrapping_mul(1_103_515_245).wrapping_add(12_345) & 0x7fff_ffff;
         state.to_be_bytes()[1]
     }));
-    // From `sha256sum` and `sha512sum`.
+    // The known hashes are the output of `sha256sum` and `sha512sum`.
     for (algorithm, known) in [
         (
             Algorithm::Sha256,
@@ -61,7 +61,7 @@ fn texts_that_are_no_digest_are_refused() {
         format!("sha256:{}g", &hex[1..]),
         format!("sha512:{hex}"),
         format!("sha256:{hex}\n"),
-        // 64 bytes, not 64 characters.
+        // This hash has 64 bytes, but not 64 characters.
         format!("sha256:é{}", &hex[2..]),
     ] {
         assert_eq!(text.parse::<Digest>(), Err(ParseError::Digest), "{text:?}");
@@ -86,7 +86,7 @@ fn raw_bytes_have_the_length_of_their_algorithm() {
     assert!(Digest::from_bytes(Algorithm::Sha512, &[7; 32]).is_none());
     let short = Digest::from_bytes(Algorithm::Sha256, &[0; 32]);
     let long = Digest::from_bytes(Algorithm::Sha512, &[0; 64]);
-    // The stored bytes are equal, and the digests differ by their algorithm.
+    // The stored bytes are equal; only the algorithm differs.
     assert!(short.is_some() && long.is_some());
     assert_ne!(short, long);
 }

@@ -75,7 +75,8 @@ fn the_extension_has_these_paths_and_no_others() {
         (DIGEST.into(), DIGEST.into())
     );
     for (path, why) in [
-        // Without the image, pierhead could not check the access of the client.
+        // Without the digest of the image, pierhead could not check whether the client may pull the
+        // file.
         (
             format!("/v2/a/_pierhead/file/{DIGEST}"),
             ParseError::Query("image"),
@@ -128,7 +129,7 @@ fn a_path_is_percent_decoded_once() {
         Ok(plain)
     );
     assert!(parse("/v2/a%252Fb/manifests/latest").is_err());
-    // A plus means a space only in a query.
+    // A plus sign means a space only in a query, not in a path.
     assert!(parse("/v2/a+b/manifests/latest").is_err());
     let Ok(Endpoint::Tags { last, .. }) = parse("/v2/a/tags/list?last=a+b%20c") else {
         panic!()
@@ -155,7 +156,7 @@ fn unknown_query_parameters_are_ignored_and_empty_ones_are_absent() {
             "{query}"
         );
     }
-    // The first of two values counts.
+    // If a parameter has two values, the first counts.
     assert_eq!(
         parse("/v2/a/tags/list?n=1&n=2").unwrap().to_path(),
         "/v2/a/tags/list?n=1"
@@ -254,7 +255,7 @@ fn paths_outside_of_the_api_are_refused() {
     ] {
         assert!(parse(path).is_err(), "{path}");
     }
-    // The session of an upload has no grammar and no maximum length.
+    // The session ID of an upload has no grammar and no maximum length.
     let session = |length: usize| parse(&format!("/v2/a/blobs/uploads/{}", "x".repeat(length)));
     assert!(session(4000).is_ok());
     assert_eq!(session(4096), Err(ParseError::Endpoint));

@@ -180,7 +180,7 @@ fn tags_follow_the_grammar() {
     }
 }
 
-/// The registry, the repository and the whole name, of a parsed name.
+/// Returns the registry, the repository and the whole name of a parsed name.
 fn readings(text: &str) -> (Option<String>, String, Option<String>) {
     let name: Name = text.parse().unwrap_or_else(|e| panic!("{text:?}: {e}"));
     (
@@ -233,8 +233,8 @@ fn a_name_keeps_both_readings_of_its_first_segment() {
         readings("GHCR.io/x"),
         (some("ghcr.io"), "x".into(), some("ghcr.io/x"))
     );
-    // A single segment is a repository, even with dots. So is a first segment that is no valid
-    // host.
+    // A single segment is a repository, even if it has dots. A first segment that is no valid host
+    // is a part of the repository, too.
     assert_eq!(
         readings("foo.bar"),
         (None, "foo.bar".into(), some("foo.bar"))

@@ -1,4 +1,4 @@
-//! Tests of platforms, and of the choice of an entry from an index.
+//! Tests of platforms, and of the choice of an entry from an index by platform.
 
 use pierhead_oci::{Algorithm, Descriptor, Digest, MediaType, ParseError, Platform};
 

@@ -18,7 +18,7 @@ fn short_references_become_complete() {
         ("localhost/a", "localhost/a:latest"),
         ("localhost:5000/a", "localhost:5000/a:latest"),
         ("localhost:5000/a:1", "localhost:5000/a:1"),
-        // Without a slash, the text behind the colon is a tag and no port.
+        // Without a slash, the text after the colon is a tag and no port.
         ("localhost:5000", "docker.io/library/localhost:5000"),
         ("[::1]:5000/a/b:c", "[::1]:5000/a/b:c"),
     ] {
@@ -39,7 +39,7 @@ fn a_digest_replaces_the_tag() {
             format!("docker.io/library/redis@{DIGEST}")
         );
     }
-    // An invalid tag is refused even so.
+    // An invalid tag is refused, even beside a digest.
     assert_eq!(
         format!("redis:-@{DIGEST}").parse::<Reference>(),
         Err(ParseError::Tag)

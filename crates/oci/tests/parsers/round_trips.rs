@@ -104,7 +104,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     ]
 }
 
-/// Uses the same cases in every run. The fuzzer searches for new cases.
+/// The tests use the same cases in every run. The fuzzer searches for new cases.
 fn fixed() -> ProptestConfig {
     ProptestConfig {
         rng_seed: RngSeed::Fixed(1),
