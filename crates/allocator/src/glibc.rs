@@ -1,6 +1,6 @@
-//! The call of `mallopt(3)`.
+//! Calls `mallopt(3)` of glibc to limit the arenas of malloc.
 
-/// Sets `M_ARENA_MAX`.
+/// Sets `M_ARENA_MAX`: the maximum number of arenas.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code)]
 pub(crate) fn set_max_arenas(max_arenas: u8) -> bool {

@@ -1,12 +1,12 @@
-//! The number of arenas of a process with many threads. The limit is one of the whole process, so
-//! that this test has a program of its own.
+//! Tests the number of arenas of a process with many threads. The limit applies to the whole
+//! process, so this test is a program of its own.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
 use std::thread;
 
-/// An arena of glibc, except the main one, lies in blocks of this size and alignment
+/// Size and alignment in bytes of the blocks that hold each arena of glibc except the main one
 /// (`HEAP_MAX_SIZE`).
 const HEAP_BYTES: usize = 64 << 20;
 
@@ -20,7 +20,8 @@ fn threads_share_the_arenas() {
             .map(|_| {
                 scope.spawn(|| {
                     let value = Box::new([1_u8; 512]);
-                    // All threads hold memory at one time: no thread takes the arena of another one.
+                    // All threads hold memory at the same time, so no thread takes the arena of
+                    // another thread.
                     barrier.wait();
                     value.as_ptr().addr() / HEAP_BYTES
                 })
@@ -31,6 +32,6 @@ fn threads_share_the_arenas() {
             .map(|thread| thread.join().expect("no panic"))
             .collect()
     });
-    // The main arena may reach over two blocks.
+    // The main arena may extend over two blocks.
     assert!(heaps.len() <= 3, "{} heaps", heaps.len());
 }
