@@ -1,4 +1,4 @@
-//! Fuzz target: `Authorization` headers of clients.
+//! Fuzz target: `Authorization` headers of requests from clients.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzz target: bundles that a worker receives.
+//! Fuzz target: bundles: responses of a bundle server with the files of an image that a worker
+//! lacks.
 
 #![no_main]
 

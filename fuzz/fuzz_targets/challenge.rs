@@ -1,4 +1,4 @@
-//! Fuzz target: `WWW-Authenticate` headers of registries.
+//! Fuzz target: `WWW-Authenticate` headers of responses from registries.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: `Content-Range` headers of registries.
+//! Fuzz target: `Content-Range` headers of responses from registries.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: Docker's `config.json`.
+//! Fuzz target: Docker's `config.json` files, from which pierhead reads registry credentials.
 
 #![no_main]
 

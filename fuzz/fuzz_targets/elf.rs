@@ -1,4 +1,5 @@
-//! Fuzz target: ELF programs of an image.
+//! Fuzz target: headers of ELF programs in an image, from which pierhead reads the required
+//! libraries.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzz target: request paths of the Distribution API, with queries.
+//! Fuzz target: request paths and queries of the OCI Distribution API, parsed to the requested
+//! manifest, blob or list.
 
 #![no_main]
 

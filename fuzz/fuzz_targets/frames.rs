@@ -1,4 +1,5 @@
-//! Fuzz target: the list of frames in the header of a bundle.
+//! Fuzz target: the list of frames in a bundle's header. A frame is a compressed part of the bundle
+//! with some of the image's file contents.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: heads of HTTP/1 requests from clients.
+//! Fuzz target: heads (request line and headers) of HTTP/1 requests from clients.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: htpasswd files.
+//! Fuzz target: htpasswd files: user names and bcrypt hashes for client authentication.
 
 #![no_main]
 

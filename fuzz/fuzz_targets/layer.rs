@@ -1,4 +1,5 @@
-//! Fuzz target: layer blobs of any format.
+//! Fuzz target: layer blobs of an image: tar archives, uncompressed or compressed with gzip or
+//! zstd.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: `Link` headers of registries.
+//! Fuzz target: `Link` headers of responses from registries, which name the next page of a list.
 
 #![no_main]
 

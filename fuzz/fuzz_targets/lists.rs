@@ -1,4 +1,5 @@
-//! Fuzz target: tag lists and referrers lists of registries, with the query of a client.
+//! Fuzz target: lists of tags and referrers from registries, cut to the page that a client
+//! requests.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzz target: `Location` headers and token realms, and the SSRF guard for their targets.
+//! Fuzz target: `Location` headers and token realms of registries, and the check that blocks their
+//! internal addresses (SSRF).
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: manifests and indexes, with their content type.
+//! Fuzz target: image manifests and indexes, with the content type of the response.
 
 #![no_main]
 

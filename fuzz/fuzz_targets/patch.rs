@@ -1,4 +1,5 @@
-//! Fuzz target: patch frames and the base contents of a worker.
+//! Fuzz target: patches in a bundle: zstd-compressed differences to a file content that the worker
+//! already has.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzz target: patterns of registries and repositories in the configuration.
+//! Fuzz target: patterns of registries and repositories in the configuration, such as
+//! `docker.io/library/*`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: damaged regions of the persistent-memory tier.
+//! Fuzz target: damaged files of the persistent-memory tier, which hold a log of cached blobs.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: `Range`, `If-Range` and `If-None-Match` headers of clients.
+//! Fuzz target: `Range`, `If-Range` and `If-None-Match` headers of requests from clients.
 
 #![no_main]
 

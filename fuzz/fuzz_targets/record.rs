@@ -1,4 +1,4 @@
-//! Fuzz target: record files of tags and pins in the data folder.
+//! Fuzz target: small checksummed files of the data folder that store tags and pins.
 
 #![no_main]
 

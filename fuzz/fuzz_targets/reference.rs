@@ -1,4 +1,4 @@
-//! Fuzz target: image references of users.
+//! Fuzz target: image references that users write, such as `ghcr.io/team/app:v1`.
 
 #![no_main]
 

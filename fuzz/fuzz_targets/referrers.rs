@@ -1,4 +1,4 @@
-//! Fuzz target: pages of referrers lists.
+//! Fuzz target: pages of referrers lists from registries (artifacts that refer to a manifest).
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: `Retry-After` headers of registries.
+//! Fuzz target: `Retry-After` headers of responses from registries.
 
 #![no_main]
 

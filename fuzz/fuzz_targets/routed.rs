@@ -1,4 +1,5 @@
-//! Fuzz target: request paths with queries, and the registry that they select.
+//! Fuzz target: request paths and queries of clients, and the upstream registry that each request
+//! selects.
 
 #![no_main]
 

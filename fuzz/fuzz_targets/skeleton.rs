@@ -1,4 +1,5 @@
-//! Fuzz target: layer skeletons in a bundle.
+//! Fuzz target: layer skeletons in a bundle. A skeleton is a layer's tar without the contents of
+//! its files; the worker rebuilds the tar from it.
 
 #![no_main]
 

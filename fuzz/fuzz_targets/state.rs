@@ -1,4 +1,4 @@
-//! Fuzz target: saved states of eviction policies.
+//! Fuzz target: saved states of eviction policies, which the cache restores at a start.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzz target: tables of contents (TOCs) that a server sends.
+//! Fuzz target: tables of contents (TOCs): lists of the files in an image, which a bundle server
+//! sends to workers.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: responses of token servers.
+//! Fuzz target: responses of token servers, which give registry clients their access tokens.
 
 #![no_main]
 

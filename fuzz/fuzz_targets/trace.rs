@@ -1,4 +1,5 @@
-//! Fuzz target: request traces, after a byte that selects the format.
+//! Fuzz target: recorded request traces for the eviction simulator. The first byte of the input
+//! selects the trace format.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fuzz target: blob files of the disk tier: contents and trailer.
+//! Fuzz target: blob files of the disk cache. Each ends with a trailer that has the digest and the
+//! checksums of the contents.
 
 #![no_main]
 

@@ -1,11 +1,11 @@
-//! The properties of the parsers in `pierhead-oci`, which the fuzz targets check. They do not
-//! depend on libFuzzer, so that property tests and the stored corpus run them on a stable toolchain
-//! too.
+//! Functions that the fuzz targets of the crate `pierhead-oci` call: each checks a property of a
+//! parser for any input. They do not depend on libFuzzer. The tests of `pierhead-oci` also call them,
+//! with the stable compiler, for random inputs and for the files in `corpus/`.
 
 use bytes::Bytes;
 use pierhead_oci::{Endpoint, Manifest, Reference};
 
-/// Checks that a parsed reference formats to a complete form, which parses to the same reference.
+/// Checks an image reference: the formatted reference is complete, and parses to the same reference.
 pub fn reference(input: &[u8]) {
     let Some(reference) = text(input).and_then(|text| text.parse::<Reference>().ok()) else {
         return;
@@ -27,7 +27,7 @@ pub fn reference(input: &[u8]) {
     assert!(complete.starts_with(reference.registry.host()));
 }
 
-/// Checks that a parsed path formats to an unambiguous path, which parses to the same endpoint.
+/// Checks a request path: the formatted path is unambiguous, and parses to the same endpoint.
 pub fn endpoint(input: &[u8]) {
     let Some(text) = text(input) else { return };
     let (path, query) = text
@@ -95,7 +95,7 @@ fn text(input: &[u8]) -> Option<&str> {
     std::str::from_utf8(input).ok()
 }
 
-/// Asserts that a name joined to a folder or URL stays below it.
+/// Asserts that a folder or URL with this name appended is still below the folder or URL.
 fn assert_safe(name: &str) {
     let parts_stay = name
         .split('/')

@@ -1,3 +1,6 @@
+//! Tests of the timing models: the time of modelled accesses, and the bytes and durability of the
+//! modelled persistent-memory medium.
+
 use std::sync::Arc;
 
 use pierhead_pmem::Medium as _;
