@@ -1,8 +1,9 @@
-//! Runs blocking work outside of the async threads.
+//! Runs blocking work (such as disk I/O) on threads that may block, not on the async threads.
 
 use crate::error::Error;
 
-/// Runs `work` on a thread that may block. The work continues to its end when the caller is cancelled.
+/// Runs `work` on a thread that may block. If the caller is cancelled, `work` still runs to its
+/// end.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {

@@ -1,4 +1,5 @@
-//! The state that a request uses: plain data that imports no handler.
+//! The state that handlers of requests use: configuration, upstream client, cache, limits and
+//! metrics. This module imports no handler.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -30,11 +31,11 @@ use crate::pull::negative_cache::{NegativeCache, Subject};
 use crate::refusal_log::RefusalLog;
 use crate::shared_requests::SharedRequests;
 
-/// The shared state and the current [`RequestContext`]. Clones share everything.
+/// Gives each new request the current [`RequestContext`]. Clones share all state.
 #[derive(Clone)]
 pub(crate) struct CurrentContext {
     pub(crate) shared: Arc<SharedState>,
-    /// The snapshot for new requests. A reload replaces it.
+    /// The context of new requests. A reload replaces it.
     current: Arc<ArcSwap<RequestContext>>,
 }
 
@@ -47,19 +48,21 @@ impl CurrentContext {
         }
     }
 
-    /// The snapshot for a new request.
+    /// Returns the context for a new request.
     pub(crate) fn current(&self) -> Arc<RequestContext> {
         self.current.load_full()
     }
 
-    /// Replaces the snapshot: requests from now on use these access rules and the current upstream client.
+    /// Replaces the context: from now on, requests use these access rules and the current upstream
+    /// client.
     pub(crate) fn replace(&self, access: Option<Arc<Authenticator>>) {
         let context = RequestContext::new(self.shared.clone(), access);
         self.current.store(Arc::new(context));
     }
 }
 
-/// The snapshot that a request works with: shared state, access rules and upstream client. Invariants:
+/// The state that a request works with: shared state, access rules and upstream client. It does not
+/// change during the request. Invariants:
 /// 1. A request uses one `RequestContext`, or one derived from it, from its admission to its end.
 /// 2. A reload replaces access rules and upstream client together. So requests under open access rules never use
 ///    upstream credentials of a configuration that restricts access.
@@ -67,9 +70,10 @@ pub(crate) struct RequestContext {
     shared: Arc<SharedState>,
     pub(crate) generation: Arc<ConfigGeneration>,
     pub(crate) client: Client,
-    /// Pass-through: the request uses the credentials of a client, which may not read the whole cache.
+    /// With pass-through, the request uses the credentials of a client, and that client may not
+    /// read the whole cache.
     acts_for_client: bool,
-    /// An operator's command: reads count neither as hits nor as accesses.
+    /// The request is a command of the operator: its reads count neither as hits nor as accesses.
     pub(crate) is_operator: bool,
 }
 
@@ -81,45 +85,47 @@ impl Deref for RequestContext {
     }
 }
 
-/// Access rules and cached upstream responses of one configuration. Requests of another configuration never see them.
+/// The access rules and the cached upstream responses of one configuration. Requests under another
+/// configuration never see them.
 pub(crate) struct ConfigGeneration {
-    /// `None`: clients need no credentials.
+    /// The authenticator of clients. `None`: clients need no credentials.
     access: Option<Arc<Authenticator>>,
     pub(crate) negative_cache: NegativeCache,
     pub(crate) document_requests: SharedRequests<TagKey, Result<(Document, CacheOutcome), Error>>,
-    /// Shared requests for sizes of blobs.
+    /// Shared upstream requests for the sizes of blobs.
     pub(crate) size_requests: SharedRequests<Subject, Result<Option<u64>, Error>>,
 }
 
-/// The state that all requests share.
+/// The state that all requests share, under all configurations.
 pub(crate) struct SharedState {
     pub(crate) cache: Cache,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<Metrics>,
-    /// The client that the binary reloads. Requests use the snapshot in [`RequestContext`].
+    /// The upstream client, which the daemon reloads. Requests use the copy in [`RequestContext`].
     pub(crate) client: Client,
     pub(crate) access_metrics: access::metrics::AccessMetrics,
     pub(crate) log_dedup: LogDedup,
-    /// Log dedup for refusals and failures.
+    /// Suppresses repeated log lines about refusals and failures.
     pub(crate) refusals: RefusalLog,
-    /// Permits to parse a large document in memory. No task holds one while it waits for an upstream.
+    /// Permits to parse a large document in memory. No task holds a permit while it waits for an
+    /// upstream.
     pub(crate) parsing: Semaphore,
     pub(crate) limits: ResourceLimits,
     pub(crate) fill_owners: FillOwners,
     pub(crate) costs: DownloadCosts,
-    /// `None`: bundles are off, or unavailable.
+    /// The bundle server. `None`: bundles are off, or unavailable.
     pub(crate) bundle_server: Option<BundleServer>,
-    /// Why bundles are unavailable although the configuration enables them.
+    /// The reason why bundles are unavailable although the configuration enables them.
     pub(crate) bundle_server_failure: OnceLock<String>,
     pub(crate) background_pulls: BackgroundPulls,
     /// Passes the hot ranges of images to the fast tier of the cache.
     pub(crate) hot_ranges: HotRanges,
     pub(crate) pending_images: PendingImages,
-    /// Slots for plans. Each plan has TOCs in memory.
+    /// Slots for making plans. Each plan holds tables of contents (TOCs) in memory.
     pub(crate) plan_slots: PlanSlots,
-    /// Permits to encode a record that no pack has.
+    /// Permits to encode a record that no pack file has.
     pub(crate) encoding: Arc<Semaphore>,
-    /// `None` when no CPU quota bounds the process.
+    /// The queue of response pieces for CPU time. `None` if no CPU quota limits the process.
     pub(crate) pacer: Option<Arc<CpuPacer>>,
 }
 
@@ -163,12 +169,12 @@ impl RequestContext {
         }
     }
 
-    /// `None`: clients need no credentials.
+    /// Returns the authenticator of clients. `None`: clients need no credentials.
     pub(crate) fn access(&self) -> Option<&Arc<Authenticator>> {
         self.generation.access.as_ref()
     }
 
-    /// A context that uses the credentials of a client.
+    /// Creates a context that uses the credentials of a client.
     pub(crate) fn for_client(&self, credentials: &ClientCredentials) -> Arc<Self> {
         Arc::new(Self {
             shared: self.shared.clone(),
@@ -179,7 +185,8 @@ impl RequestContext {
         })
     }
 
-    /// A context for an operator's command. Its reads count neither as hits nor as accesses.
+    /// Creates a context for a command of the operator. Its reads count neither as hits nor as
+    /// accesses.
     pub(crate) fn for_operator(&self) -> Arc<Self> {
         Arc::new(Self {
             shared: self.shared.clone(),
@@ -190,14 +197,14 @@ impl RequestContext {
         })
     }
 
-    /// The pass-through rules, when this context acts for a client.
+    /// Returns the pass-through state, if this context acts for a client.
     pub(crate) fn client_pass_through(&self) -> Option<PassThrough> {
         self.acts_for_client
             .then(|| self.generation.pass_through())
             .flatten()
     }
 
-    /// Whether content in the cache may be served for that registry.
+    /// Whether content in the cache may be served to clients that pull it from that registry.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         !self.acts_for_client
             || self

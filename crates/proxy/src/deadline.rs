@@ -22,18 +22,19 @@ impl Deadline {
         }
     }
 
-    /// Until when to wait for an upstream without a stale response: nine tenths of the limit. The rest is for the error.
+    /// The time until which to wait for an upstream if there is no stale response: nine tenths of
+    /// the limit. The rest of the time is for the error.
     pub(crate) fn wait_without_stale(&self) -> Instant {
         self.started + self.limit * 9 / 10
     }
 
-    /// Until when to wait for an upstream with a stale response: three fifths of the limit. The stale response may need
-    /// an upstream request, too.
+    /// The time until which to wait for an upstream if there is a stale response: three fifths of
+    /// the limit. Serving the stale response may need an upstream request, too.
     pub(crate) fn wait_with_stale(&self) -> Instant {
         self.started + self.limit * 3 / 5
     }
 
-    /// When the response must begin.
+    /// The time at which the response must begin.
     pub(crate) fn end(&self) -> Instant {
         self.started + self.limit
     }

@@ -1,4 +1,4 @@
-//! The error type of the proxy. `http::respond` maps it to HTTP.
+//! The error type of the proxy. `http::respond` maps it to HTTP responses.
 
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
@@ -9,8 +9,9 @@ use pierhead_oci::{Digest, ParseError};
 
 use crate::limits::limit::Limit;
 
-/// Why pierhead cannot serve a request. Up to `TooManyLogins` the client caused the error, then the upstream or pierhead.
-/// `Clone`, because all waiters of a shared request get its error.
+/// The reason why pierhead cannot serve a request. The variants up to `TooManyLogins` are errors of
+/// the client, the later ones are errors of the upstream or of pierhead. The type is `Clone`,
+/// because all waiters of a shared request get its error.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
@@ -100,14 +101,15 @@ fn not_ready_text(progress: &Progress) -> String {
     }
 }
 
-/// Kind of a refusal. It holds no text that a client chooses, so the number of kinds is bounded.
+/// The kind of a refusal, for the log. It holds no text that a client chooses, so the number of
+/// kinds is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
     Error(Discriminant<Error>, Option<Detail>),
     Text(&'static str),
 }
 
-/// The kind of the source of an [`Error`].
+/// The kind of the error that caused an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Detail {
     Upstream(Discriminant<pierhead_remote::Error>),
@@ -115,7 +117,7 @@ pub(crate) enum Detail {
     Limit(Limit),
 }
 
-/// Boxed, since a cache error is four times as large as the other variants.
+/// The cache error is boxed, because it is four times as large as the other variants.
 impl From<pierhead_cache::Error> for Error {
     fn from(error: pierhead_cache::Error) -> Self {
         Self::Cache(Box::new(error))
@@ -162,7 +164,7 @@ impl Error {
         Cause::Error(discriminant(self), detail)
     }
 
-    /// The text for clients. It names no path of this host, unlike the text for the log.
+    /// Returns the text for clients. Unlike the text for the log, it names no path of this host.
     pub(crate) fn client_text(&self) -> String {
         match self {
             Self::Bundle(error) => error.client_text(),
@@ -181,7 +183,7 @@ impl Error {
         matches!(self, Self::Cache(error) if is_not_admitted(error))
     }
 
-    /// Whether pierhead's own disk failed. The upstream can still deliver the bytes.
+    /// Whether pierhead's own disk failed. In that case the upstream can still deliver the bytes.
     pub(crate) fn is_storage(&self) -> bool {
         matches!(self, Self::Cache(error) if error.is_storage())
     }
@@ -191,7 +193,7 @@ impl Error {
         matches!(self, Self::Cache(error) if is_wrong(error))
     }
 
-    /// Whether a stale response is better than this error: the upstream failed, or pierhead did.
+    /// Whether a stale response is better than this error, because the upstream or pierhead failed.
     pub(crate) fn allows_stale(&self) -> bool {
         match self {
             Self::Upstream(error) => error.is_retryable(),

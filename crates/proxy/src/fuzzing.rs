@@ -19,7 +19,7 @@ use crate::pull::document::Document;
 use crate::pull::lists::{TagPageRequest, filtered, link};
 use crate::pull::tag_page;
 
-/// The head of a request: a head that the fast path takes is unambiguous.
+/// Checks the head of a request: a head that the HTTP/1.1 fast path accepts is unambiguous.
 pub fn head(input: &[u8]) {
     let RequestHead::Simple(simple) = parse(input) else {
         return;
@@ -40,7 +40,8 @@ pub fn head(input: &[u8]) {
     ));
 }
 
-/// `Range`, `If-Range` and `If-None-Match`, one value per line of the input.
+/// Checks `Range`, `If-Range` and `If-None-Match`. Each line of the input is the value of one
+/// header.
 pub fn range(input: &[u8]) {
     const TAG: &str = "\"sha256:aa\"";
     let mut headers = HeaderMap::new();
@@ -62,7 +63,7 @@ pub fn range(input: &[u8]) {
     }
 }
 
-/// Path and query of a request: they name a repository of one registry, or are refused.
+/// Checks the path and query of a request: they name a repository of one registry, or are refused.
 pub fn routed(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;
@@ -84,7 +85,7 @@ pub fn routed(input: &[u8]) {
     assert!(!both.split('/').any(climbs), "{both}");
 }
 
-/// A page of a cached list. The first line of the input is the query, the rest is the list.
+/// Checks a page of a cached list. The first line of the input is the query, the rest is the list.
 pub fn lists(input: &[u8]) {
     let range = input.iter().position(|byte| *byte == b'\n');
     let (query, list) = range.map_or((&b""[..], input), |range| {
@@ -132,7 +133,7 @@ pub fn lists(input: &[u8]) {
     }
 }
 
-/// The value of a future that is ready at once.
+/// Returns the value of a future that is ready at once.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -140,7 +141,7 @@ fn at_once<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// The `Authorization` header of a client.
+/// Checks the `Authorization` header of a client.
 pub fn authorization(input: &[u8]) {
     let Ok(header) = HeaderValue::from_bytes(input) else {
         return;
@@ -151,7 +152,7 @@ pub fn authorization(input: &[u8]) {
     }
 }
 
-/// An htpasswd file: an error names a line of the file.
+/// Checks an htpasswd file: an error names a line of the file.
 pub fn htpasswd(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;
@@ -164,7 +165,7 @@ pub fn htpasswd(input: &[u8]) {
     }
 }
 
-/// An access rule: writing and parsing it again gives the same rule.
+/// Checks an access rule: formatting and parsing the rule again gives the same rule.
 pub fn pattern(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;

@@ -1,14 +1,15 @@
-//! The pull side of the OCI Distribution API, on top of the cache and the registry client.
+//! The pull side of the OCI Distribution API: pierhead's HTTP server for clients, on top of the
+//! cache and the registry client.
 //!
 //! Modules, from the socket up:
 //!
 //! - `http`: listener, TLS, HTTP/1.1, HTTP/2, responses
 //! - `access`: authentication and authorization of clients
-//! - `limits`: bounds on the resources of one client, one registry and all together
+//! - `limits`: limits of the resources of one client, one registry, and all of them together
 //! - `pull`: cache hits, shared downloads, upstream requests, stale responses
-//! - `bundle`: the bundle extension
+//! - `bundle`: pierhead's extension of the API for delta updates (bundles)
 //!
-//! All of them use `context`, which is plain data. Only `http::respond` maps errors to HTTP.
+//! All these modules use `context`, which is plain data. Only `http::respond` maps errors to HTTP.
 
 #![forbid(unsafe_code)]
 

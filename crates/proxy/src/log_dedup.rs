@@ -1,4 +1,4 @@
-//! Log dedup: pierhead does not log the same line again within a minute.
+//! Suppresses repeated log lines: pierhead does not log the same line again within a minute.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hash};
@@ -8,9 +8,10 @@ use moka::sync::Cache;
 
 use crate::ttl_cache::ttl_cache;
 
-/// How long the same line is not logged again.
+/// How long pierhead does not log the same line again.
 const LOG_DEDUP_TTL: Duration = Duration::from_secs(60);
-/// Maximum number of remembered lines, of about 200 bytes each. A line that the cache forgets early is logged once more.
+/// Maximum number of remembered log lines, of about 200 bytes each. If pierhead forgets a line
+/// early, it logs the line once more.
 const MAX_LOGGED_LINES: u64 = 8192;
 
 /// The lines of the last minute, as keyed hashes.

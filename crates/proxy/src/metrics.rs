@@ -1,4 +1,5 @@
-//! Metrics of the proxy. Labels are bounded: never a digest, a name, a tag or an address.
+//! Prometheus metrics of the proxy. The number of label values is bounded: no label is a digest, a
+//! name, a tag or an address.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -15,7 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::limits::limit::Limit;
 
-/// The endpoint of a request.
+/// The kind of endpoint that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EndpointKind {
     Base,
@@ -82,16 +83,16 @@ impl EncodeLabelValue for EndpointKind {
     }
 }
 
-/// Where a response came from. The `X-Cache` header has the same value.
+/// Where the content of a response came from. The `X-Cache` header has the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CacheOutcome {
-    /// The cache, with a fresh response.
+    /// From the cache, and the response is fresh.
     Hit,
-    /// The upstream.
+    /// From the upstream.
     Miss,
-    /// The cache, with a stale response, since the upstream failed.
+    /// From the cache, and the response is stale, because the upstream failed.
     Stale,
-    /// Neither: the proxy itself made the response.
+    /// From neither the cache nor the upstream: the proxy itself made the response.
     None,
 }
 
@@ -127,7 +128,7 @@ impl EncodeLabelValue for CacheOutcome {
 struct RequestLabels {
     endpoint: EndpointKind,
     cache: CacheOutcome,
-    /// The status class, with the same values as for requests to upstreams.
+    /// The status class of the response. Metrics of upstream requests have the same values.
     status: &'static str,
 }
 
@@ -143,7 +144,8 @@ const KINDS: usize = 10;
 const OUTCOMES: usize = 4;
 const CLASSES: usize = 6;
 
-/// Usual kinds of responses. Each has a series from the start, so that queries see its first increase.
+/// Combinations of outcome and status class that usually occur. Each has a time series from the
+/// start, so that queries see its first increase.
 const USUAL_RESPONSES: [(CacheOutcome, usize); 6] = [
     (CacheOutcome::Hit, 2),
     (CacheOutcome::Miss, 2),
@@ -153,8 +155,8 @@ const USUAL_RESPONSES: [(CacheOutcome, usize); 6] = [
     (CacheOutcome::None, 5),
 ];
 
-/// One metric for each endpoint, in an array. A lookup by label costs ten times as much as counting, and each request
-/// counts five times.
+/// One metric for each endpoint, in an array. A lookup by label would cost ten times as much as
+/// counting, and each request counts five times.
 #[derive(Clone)]
 struct PerEndpoint<M> {
     family: Family<EndpointLabels, M>,
@@ -183,7 +185,7 @@ struct LimitLabels {
 #[derive(Clone)]
 pub(crate) struct Metrics {
     requests: Family<RequestLabels, Counter>,
-    /// The counters of `requests`, for a lookup without labels.
+    /// The counters of `requests` by index, so that counting needs no lookup by label.
     request_counters: [[[OnceLock<Counter>; CLASSES]; OUTCOMES]; KINDS],
     bytes_out: PerEndpoint<Counter>,
     first_byte: PerEndpoint<Histogram>,
@@ -191,15 +193,15 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     pub(crate) accepted: Counter,
     pub(crate) refused: Counter,
-    /// Connections that were closed for a client with fewer connections.
+    /// Connections that were closed to make room for a client with fewer connections.
     pub(crate) displaced: Counter,
     limited: Family<LimitLabels, Counter>,
-    /// Responses that the client did not read to the end.
+    /// Responses that the client did not read to their end.
     pub(crate) cancelled: Counter,
     pub(crate) stalled: Counter,
-    /// Responses whose content failed.
+    /// Responses that were aborted because their content failed.
     pub(crate) aborted: Counter,
-    /// Seconds.
+    /// Seconds that pieces of responses waited for CPU time.
     pub(crate) cpu_pacer_waited: Counter<f64, AtomicU64>,
 }
 
@@ -224,11 +226,13 @@ impl Default for Metrics {
             requests,
             request_counters: Default::default(),
             bytes_out: PerEndpoint::new(Counter::default),
-            // 1 ms to 8 s: a hit takes microseconds, and the default of `limits.response_timeout` is 5 s.
+            // The buckets are from 1 ms to 8 s: a hit takes microseconds, and the default of
+            // `limits.response_timeout` is 5 s.
             first_byte: PerEndpoint::new(|| {
                 Histogram::new([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 8.0])
             }),
-            // 1 ms to 10 min: a layer of gigabytes over a slow uplink.
+            // The buckets are from 1 ms to 10 min, the time of a layer of gigabytes over a slow
+            // uplink.
             total: PerEndpoint::new(|| Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0])),
             connections: Gauge::default(),
             accepted: Counter::default(),
@@ -260,7 +264,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts bytes of content that were handed to the socket.
+    /// Counts bytes of content that were written to the socket.
     pub(crate) fn sent(&self, kind: EndpointKind, bytes: u64) {
         self.bytes_out.of(kind).inc_by(bytes);
     }
@@ -275,7 +279,8 @@ impl Metrics {
         self.total.of(kind).observe(seconds);
     }
 
-    /// Counts a request that was refused, or a connection that was aborted, because of that limit.
+    /// Counts a request that was refused, or a connection that was aborted, because it reached that
+    /// limit.
     pub(crate) fn limited(&self, limit: Limit) {
         self.limited.get_or_create(&LimitLabels { limit }).inc();
     }

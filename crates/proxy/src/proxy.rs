@@ -1,4 +1,4 @@
-//! `Proxy`: the interface of this crate for the `pierhead` binary.
+//! `Proxy`: the interface of this crate for the daemon (`pierhead serve`).
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -45,7 +45,7 @@ const MAX_PLANNING: usize = 2;
 /// occupies one core.
 const MAX_ENCODING: usize = 2;
 
-/// The proxy; clones share everything.
+/// The proxy. Clones share all state.
 #[derive(Clone)]
 pub struct Proxy(CurrentContext);
 
@@ -56,12 +56,12 @@ impl Proxy {
         self.0.current()
     }
 
-    /// A proxy without bundles. Blocks when it has to read an htpasswd file.
+    /// Creates a proxy without bundles. Blocks if it has to read an htpasswd file.
     pub fn new(cache: Cache, client: Client, config: Config) -> Self {
         Self::with_bundle_server(cache, client, config, None)
     }
 
-    /// A proxy that offers pulled images to `bundle_server`. Blocks like [`Proxy::new`].
+    /// Creates a proxy that offers pulled images to `bundle_server`. Blocks like [`Proxy::new`].
     pub fn with_bundle_server(
         cache: Cache,
         client: Client,
@@ -106,19 +106,19 @@ impl Proxy {
         Self(CurrentContext::new(shared, access))
     }
 
-    /// Sets why bundles are unavailable although the configuration enables them. Requests for bundles then get this text
-    /// and 503. Only the first call counts.
+    /// Sets the reason why bundles are unavailable although the configuration enables them.
+    /// Requests for bundles then get this text with status 503. Only the first call has an effect.
     pub fn set_bundle_server_failure(&self, why: String) {
         let _ = self.0.shared.bundle_server_failure.set(why);
     }
 
-    /// The blobs of the cache, as a bundle server reads them.
+    /// Returns a reader of the blobs of the cache, for a bundle server.
     pub fn blobs(cache: &Cache) -> Arc<dyn pierhead_toc::Blobs> {
         Arc::new(CacheBlobs(cache.clone()))
     }
 
-    /// Passes the hot ranges of all images with a trace to the cache, for its fast tier. Runs as background work, and
-    /// returns at the end.
+    /// Passes the hot ranges of all images with a trace to the cache, for its fast tier. Runs as
+    /// background work. Returns when all are passed.
     pub async fn report_hot_ranges(&self) {
         if let Some(bundle_server) = self.0.shared.bundle_server.clone() {
             let cache = self.0.shared.cache.clone();
@@ -127,8 +127,9 @@ impl Proxy {
         }
     }
 
-    /// Offers all cached images to the bundle server, since it may not know them: bundles were off, or the process ended
-    /// before it indexed them. Runs as background work, and returns at the end.
+    /// Offers all cached images to the bundle server. It may not know them, because bundles were
+    /// off, or because the process ended before it indexed them. Runs as background work. Returns
+    /// when all are offered.
     pub async fn offer_stored(&self) {
         if let Some(bundle_server) = &self.0.shared.bundle_server {
             let offered = offer_stored(bundle_server, &self.0.shared.cache).await;
@@ -138,8 +139,9 @@ impl Proxy {
         }
     }
 
-    /// Applies a new configuration, together with the client settings of [`Client::apply`]. Keeps all connections.
-    /// Requests in progress end with the old settings. Blocks like [`Proxy::new`].
+    /// Applies a new configuration, together with the client settings of [`Client::apply`]. All
+    /// connections stay open. Requests in progress end with the old settings. Blocks like
+    /// [`Proxy::new`].
     pub fn reload(&self, config: Config) {
         let shared = &self.0.shared;
         shared.limits.reload(config.limits.clone());
@@ -171,8 +173,8 @@ impl Proxy {
         listener::serve(self.0.clone(), listener, tls, stop).await
     }
 
-    /// Pulls an image into the cache, as a client does. Of an index it pulls the images for `platforms`, or all images
-    /// when `platforms` is empty.
+    /// Pulls an image into the cache, as a client does. If the image is an index, pulls its images
+    /// for `platforms`, or all its images if `platforms` is empty.
     ///
     /// # Errors
     /// A message that names the failure and the upstream.
@@ -198,7 +200,7 @@ impl Proxy {
         warmed
     }
 
-    /// Describes a cached image. Counts neither as a hit nor as an access.
+    /// Describes a cached image. Reading it counts neither as a hit nor as an access.
     ///
     /// # Errors
     /// A message that says that the image is not in the cache.
@@ -207,7 +209,8 @@ impl Proxy {
         blocking(move || CachedImage::read(&cache, &reference)).await
     }
 
-    /// The tags and digests to delete when an image is removed. `tagged`: all images with a tag.
+    /// Returns the tags and digests to delete when an image is removed. `tagged` lists all images
+    /// with a tag.
     ///
     /// # Errors
     /// A message that says that the image is not in the cache.
@@ -253,7 +256,7 @@ mod tests {
         let new = proxy.current();
         assert!(!Arc::ptr_eq(&old, &new));
         assert!(Arc::ptr_eq(&new, &proxy.current()), "one context");
-        // The upstream denies a request of the old configuration.
+        // The upstream denies a request that began under the old configuration.
         let registry: Registry = "example.com".parse().unwrap();
         let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"a");
         let subject = || Subject::Blob(registry.clone(), "app".parse().unwrap(), digest);

@@ -1,4 +1,5 @@
-//! Admits requests: applies the authenticator of the configuration to one request.
+//! Admits or refuses requests: checks the client's credentials by the configured authentication
+//! method.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -45,8 +46,9 @@ pub(crate) async fn admit(
     }
 }
 
-/// Authenticates a client before its request body is read. Pass-through only checks that the request has credentials, if
-/// it needs any: the body names the image for which the upstream decides.
+/// Authenticates a client before its request body is read. With pass-through, this only checks that
+/// the request has credentials if it needs any, because the body names the image for which the
+/// upstream decides.
 pub(crate) async fn admit_body(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -69,7 +71,7 @@ pub(crate) async fn admit_body(
     decision
 }
 
-/// Logs no user name, since users type passwords into the wrong field.
+/// The log line has no user name, because users sometimes type the password into that field.
 fn log_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
     let event = "login refused";
     let refusal = Refusal {
@@ -84,7 +86,7 @@ fn log_refused_login(context: &RequestContext, client: IpAddr, error: &Error) {
 }
 
 impl Authenticator {
-    /// The decision that [`Self::cached_decision`] does not have.
+    /// Decides about a client when [`Self::cached_decision`] has no decision.
     async fn decide(
         &self,
         context: &RequestContext,

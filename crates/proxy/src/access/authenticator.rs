@@ -17,17 +17,19 @@ use crate::config::Auth;
 use crate::error::Error;
 use crate::http::peer::{Channel, Peer};
 
-/// The configured method of authentication.
+/// The configured method by which clients authenticate.
 pub(crate) enum Authenticator {
     Certificate,
     Htpasswd(HtpasswdAuth),
     PassThrough(PassThrough),
-    /// Denies all requests, since the system has no random numbers for keyed hashes.
+    /// Denies all requests, because the system has no random numbers for keyed hashes.
     DenyAll,
 }
 
 impl Authenticator {
-    /// `None`: clients need no credentials. Reads files, so it blocks. Denies all requests when it cannot read a file.
+    /// Creates the authenticator of the configuration. `None` means that clients need no
+    /// credentials. Blocks, because it reads files. If it cannot read a file, the authenticator
+    /// denies all requests.
     pub(crate) fn new(auth: &Auth, metrics: &AccessMetrics, panics: &Panics) -> Option<Arc<Self>> {
         Self::with(auth, metrics, panics, KeyedHasher::new).map(Arc::new)
     }
@@ -81,7 +83,7 @@ impl Authenticator {
         }
     }
 
-    /// The decision, if it is known without waiting. No allocation.
+    /// Returns the decision about a client if it is known without waiting. Does not allocate.
     pub(crate) fn cached_decision(
         &self,
         peer: &Peer,
@@ -90,7 +92,7 @@ impl Authenticator {
         match self {
             Self::Certificate if peer.channel == Channel::Certified => Some(Ok(())),
             Self::Certificate => Some(Err(Error::NoCertificate)),
-            // With optional certificates, a certificate is as good as a password.
+            // If client certificates are optional, a certificate replaces a password.
             Self::Htpasswd(_) if peer.channel == Channel::Certified => Some(Ok(())),
             Self::Htpasswd(_) if !peer.is_private() => Some(Err(Error::InsecurePassword)),
             Self::DenyAll => Some(Err(Error::Internal)),
@@ -135,8 +137,8 @@ mod tests {
         Authenticator::new(&auth, &AccessMetrics::default(), &Panics::default()).unwrap()
     }
 
-    /// Over plain TCP from another machine, the response must not be `LoginRequired`: it has a challenge, which makes
-    /// clients send a password.
+    /// Over plain TCP from another machine, the response must not be `LoginRequired`. That response
+    /// has a challenge, which makes clients send a password.
     #[test]
     fn passwords_are_accepted_over_tls_or_from_this_machine_only() {
         let access = htpasswd();

@@ -1,4 +1,5 @@
-//! Verifies client certificates: a name that the configuration allows, and the dates of a resumed session.
+//! Verifies client certificates: whether the configuration allows a name in the certificate, and
+//! whether the certificate of a resumed TLS session is still valid.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 #[error("the client's certificate has none of the names in tls.client_names")]
 struct NameMismatch;
 
-/// Verifies the chain by another verifier, then the names.
+/// Lets another verifier verify the chain, then checks the names.
 #[derive(Debug)]
 pub(crate) struct NameVerifier {
     pub(crate) chain: Arc<dyn ClientCertVerifier>,
@@ -29,7 +30,8 @@ impl NameVerifier {
             return false;
         };
         let is_allowed = |name: &str| self.names.iter().any(|allowed| allowed == name);
-        // Malformed alternative names do not count as absent, so the common name must not replace them.
+        // Malformed alternative names do not count as absent, because then the common name would
+        // replace them.
         let Ok(alternatives) = certificate.subject_alternative_name() else {
             return false;
         };
@@ -42,7 +44,7 @@ impl NameVerifier {
             }
             _ => false,
         });
-        // A common name counts only without alternative names (RFC 6125, section 6.4.4).
+        // A common name counts only if there are no alternative names (RFC 6125, section 6.4.4).
         let has_common_name = || {
             let mut names = certificate.subject().iter_common_name();
             names.any(|name| name.as_str().is_ok_and(is_allowed))
@@ -104,8 +106,9 @@ impl ClientCertVerifier for NameVerifier {
     }
 }
 
-/// Whether these certificates are valid now. TLS does not verify a resumed session again, and its ticket is valid for
-/// hours. This check refuses it once the certificate has expired.
+/// Whether these certificates are valid now. TLS does not verify the certificate of a resumed
+/// session again, and a session ticket is valid for hours. This check refuses the session once the
+/// certificate has expired.
 pub(crate) fn is_current(certificates: &[CertificateDer<'_>]) -> bool {
     certificates.iter().all(|certificate| {
         X509Certificate::from_der(certificate)
@@ -163,7 +166,7 @@ mod tests {
     fn a_certificate_with_malformed_alternative_names_has_no_allowed_name() {
         let malformed = certificate(|params| {
             params.distinguished_name.push(DnType::CommonName, "common");
-            // An integer in place of the list of names.
+            // The test certificate has an integer in place of the list of names.
             let names = rcgen::CustomExtension::from_oid_content(&[2, 5, 29, 17], vec![2, 1, 7]);
             params.custom_extensions = vec![names];
         });

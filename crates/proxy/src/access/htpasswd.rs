@@ -7,22 +7,22 @@ use std::path::Path;
 use pierhead_remote::open_file;
 use zeroize::Zeroizing;
 
-/// Maximum bytes of a file: 10 000 users with long names.
+/// Maximum bytes of an htpasswd file: 10 000 users with long names.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Accepted costs of bcrypt. Each step doubles the time: cost 12 takes about 0.2 s on a server's core. A hash that takes
-/// seconds would delay all other logins.
+/// Accepted costs of bcrypt. Each step doubles the time of a hash: cost 12 takes about 0.2 s on a
+/// server's core. A hash that takes seconds would delay all other logins.
 const COSTS: std::ops::RangeInclusive<u32> = 4..=14;
-/// Cost of the hash for unknown users when the file has no users.
+/// Cost of the hash for unknown users if the file has no users.
 const DEFAULT_COST: u32 = 10;
-/// Maximum bytes of a password. bcrypt uses only the first 72 of them.
+/// Maximum bytes of a password. bcrypt uses only the first 72 bytes.
 const MAX_PASSWORD_BYTES: usize = 1024;
 
-/// The users of one file.
+/// The users of one htpasswd file.
 #[derive(Clone)]
 pub(crate) struct Users {
     hashes: HashMap<String, Zeroizing<String>>,
-    /// A hash that no password matches, with the highest cost of the file. So a login of an unknown user takes as long as
-    /// one of a known user.
+    /// A hash that no password matches. It has the highest cost of the file, so that a login of an
+    /// unknown user takes as long as a login of a known user.
     unknown_user_hash: String,
 }
 
@@ -35,7 +35,7 @@ pub fn check(path: &Path) -> Result<(), String> {
 }
 
 impl Users {
-    /// No users.
+    /// A file without users.
     pub(crate) fn none() -> Self {
         Self::of(HashMap::new(), DEFAULT_COST)
     }
@@ -54,7 +54,7 @@ impl Users {
         }
     }
 
-    /// Never panics. The error has the line number, from 1.
+    /// Parses the text of an htpasswd file. Never panics. The error has the line number, from 1.
     pub(crate) fn parse(text: &str) -> Result<Self, (usize, String)> {
         let mut hashes = HashMap::new();
         let mut highest = 0;
@@ -94,7 +94,8 @@ impl Users {
         self.hashes.len()
     }
 
-    /// Takes tens of milliseconds of a core, also for a user that does not exist.
+    /// Whether the file has this user with this password. Takes tens of milliseconds of a core,
+    /// even if the user does not exist.
     pub(crate) fn verify(&self, user: &str, password: &str) -> bool {
         let user_hash = self.hashes.get(user);
         let hash = user_hash.map_or(self.unknown_user_hash.as_str(), |hash| hash.as_str());
@@ -105,7 +106,7 @@ impl Users {
     }
 }
 
-/// The cost of a bcrypt hash, or why the text is not a bcrypt hash.
+/// Returns the cost of a bcrypt hash, or the reason why the text is not a bcrypt hash.
 fn cost(hash: &str) -> Result<u32, String> {
     let refused = |kind: &str| {
         Err(format!(
@@ -177,7 +178,7 @@ mod tests {
         assert!(!Users::none().verify("ann", "one:two"));
     }
 
-    /// The line that `htpasswd -nbB -C 5 user pass` of Apache writes.
+    /// The line is the output of `htpasswd -nbB -C 5 user pass` of Apache.
     #[test]
     fn a_line_of_apache_is_accepted() {
         let hash = bcrypt::hash("pass", 5).unwrap().replacen("$2b$", "$2y$", 1);
@@ -185,7 +186,7 @@ mod tests {
         assert!(users.verify("user", "pass") && !users.verify("user", "Pass"));
     }
 
-    /// The test compares the work, since it cannot measure time.
+    /// The test compares the costs of the hashes, because it cannot measure time.
     #[test]
     fn an_unknown_user_costs_as_much_as_the_highest_cost() {
         let costly = bcrypt::hash("x", 6).unwrap();

@@ -1,4 +1,5 @@
-//! Authenticates by an htpasswd file: caches decisions, bounds concurrent bcrypt hashes, and follows changes of the file.
+//! Authenticates clients by an htpasswd file: caches decisions, limits the number of concurrent
+//! bcrypt hashes, and reads the file again when it changes.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -25,32 +26,35 @@ use crate::ttl_cache::ttl_cache;
 
 /// Minimum interval between two checks of whether the file changed. Only a request with credentials starts a check.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of concurrent bcrypt hashes. Each takes a core for tens of milliseconds, and pulls need cores, too.
+/// Maximum number of concurrent bcrypt hashes. Each hash takes a core for tens of milliseconds, and
+/// pulls need cores, too.
 const MAX_HASHING: usize = 2;
 /// How long pierhead remembers wrong credentials. A client that repeats them costs no hash.
 const WRONG_CREDENTIALS_TTL: Duration = Duration::from_secs(10);
 
-/// Clones share everything.
+/// Authenticates clients by an htpasswd file. Clones share all state.
 #[derive(Clone)]
 pub(crate) struct HtpasswdAuth(Arc<State>);
 
 struct State {
     file: PathBuf,
     cache_ttl: Duration,
-    /// The file as it was last read. A changed file replaces it, with all cached decisions.
+    /// The users of the file when it was last read. If the file changes, new users replace them,
+    /// together with all cached decisions.
     users: ArcSwap<UsersFile>,
     hasher: KeyedHasher,
     throttle: Throttle,
     hashing: Semaphore,
     shared_requests: SharedRequests<KeyedHash, Result<(), Error>>,
     created: Instant,
-    /// Milliseconds after `created` at which the next check of the file is due.
+    /// Time of the next check of the file, in milliseconds after `created`.
     due: AtomicU64,
     metrics: AccessMetrics,
     panics: Panics,
 }
 
-/// One version of the file, and the decisions that were made by it.
+/// The users of one version of the file, and the decisions about clients that were made by that
+/// version.
 struct UsersFile {
     stamp: Option<FileStamp>,
     users: Users,
@@ -69,7 +73,8 @@ impl UsersFile {
         }
     }
 
-    /// The same users and decisions for a file that changed and cannot be read.
+    /// Returns the same users and decisions with another stamp, for a file that changed and cannot
+    /// be read.
     fn with_stamp(&self, stamp: Option<FileStamp>) -> Self {
         Self {
             stamp,
@@ -81,7 +86,7 @@ impl UsersFile {
 }
 
 impl HtpasswdAuth {
-    /// Reads the file, which blocks.
+    /// Reads the file and creates the authenticator. Blocks.
     pub(crate) fn new(
         file: PathBuf,
         cache_ttl: Duration,
@@ -106,7 +111,7 @@ impl HtpasswdAuth {
         }))
     }
 
-    /// Whether a recent decision found these credentials right. Takes about a microsecond.
+    /// Whether a recent decision found that these credentials are right. Takes about a microsecond.
     pub(crate) fn is_known_right(&self, header: &HeaderValue) -> bool {
         let state = &self.0;
         !state.is_due()
@@ -125,7 +130,7 @@ impl HtpasswdAuth {
     pub(crate) async fn decide(&self, header: &HeaderValue, address: IpAddr) -> Result<(), Error> {
         if self.0.take_check() {
             let state = self.0.clone();
-            // After a panic, the users that were read before remain valid.
+            // If the check panics, the users that were read before remain valid.
             let _ = self.0.blocking(move || state.check_file()).await;
         }
         let state = &self.0;
@@ -152,7 +157,8 @@ impl HtpasswdAuth {
 }
 
 impl State {
-    /// Runs `work` on a thread that may block. Returns `None` and counts it when `work` panics.
+    /// Runs `work` on a thread that may block. If `work` panics, counts the panic and returns
+    /// `None`.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -176,7 +182,7 @@ impl State {
         self.now() >= self.due.load(Ordering::Relaxed)
     }
 
-    /// Whether a check of the file is due and falls to this caller.
+    /// Whether a check of the file is due and this caller has to do it.
     fn take_check(&self) -> bool {
         let (now, due) = (self.now(), self.due.load(Ordering::Relaxed));
         let next = now + u64::try_from(FILE_CHECK_INTERVAL.as_millis()).unwrap_or(u64::MAX);
@@ -194,10 +200,10 @@ impl State {
         if old.stamp == stamp {
             return;
         }
-        // An unreadable file, such as one that is half written, keeps the users until it changes again. A file that was
-        // deleted has no users, so all clients are refused.
+        // If the changed file is unreadable (for example half written), its old users stay valid
+        // until the file changes again. A deleted file has no users, so all clients are refused.
         let Some(users) = read(&self.file) else {
-            // With the new stamp, so that the error is logged once.
+            // The old users get the new stamp, so that the error is logged once.
             self.users.store(Arc::new(old.with_stamp(stamp)));
             return;
         };
@@ -219,7 +225,8 @@ impl State {
         let Ok(_permit) = self.hashing.acquire().await else {
             return Err(Error::Internal);
         };
-        // The decision is cached for this version of the file only. The file may change during the hash.
+        // The decision is cached only for this version of the file, because the file may change
+        // during the hash.
         let users = self.users.load_full();
         let verified = self.blocking({
             let users = users.clone();
@@ -237,7 +244,7 @@ impl State {
     }
 }
 
-/// `None`: the file exists, but is unreadable or malformed.
+/// Reads the users of the file. `None`: the file exists, but is unreadable or malformed.
 fn read(file: &Path) -> Option<Users> {
     match Users::read(file) {
         Ok(users) => Some(users),
@@ -275,7 +282,7 @@ mod tests {
         let lines = users
             .iter()
             .map(|(user, password)| format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap()));
-        // Replaces the file by one with another inode.
+        // The test replaces the file by a file with another inode.
         let next = file.with_extension("next");
         std::fs::write(&next, lines.collect::<String>()).unwrap();
         std::fs::rename(next, file).unwrap();
@@ -331,14 +338,14 @@ mod tests {
         );
         assert!(logins.decide(&ann, CLIENT.into()).await.is_err());
         assert!(logins.decide(&bob, CLIENT.into()).await.is_ok());
-        // A malformed file keeps the users.
+        // A malformed file leaves the users of the previous file valid.
         std::fs::write(&file, "bob:plain\n").unwrap();
         logins.recheck_file();
         assert!(logins.decide(&bob, CLIENT.into()).await.is_ok());
         assert!(logins.decide(&ann, CLIENT.into()).await.is_err());
     }
 
-    /// A decision that is made while the file changes counts for the old version of the file only.
+    /// A decision that is made while the file changes counts only for the old version of the file.
     #[tokio::test]
     async fn a_decision_by_an_old_file_does_not_outlive_it() {
         let (logins, file, _folder) = open(&[("ann", "pw")]);
@@ -393,7 +400,8 @@ mod tests {
             }
         }
         assert_eq!(refused, 5);
-        // The same wrong credentials again cost no hash and are no new guess. Right credentials still work.
+        // If the client repeats the same wrong credentials, that costs no hash and is no new guess.
+        // Right credentials still work.
         assert!(matches!(
             logins.decide(&header("ann", "0"), CLIENT.into()).await,
             Err(Error::LoginRequired)

@@ -1,15 +1,16 @@
-//! A bounded set of facts, such as "this registry has this blob". It holds a keyed hash of each fact.
+//! A set with a maximum size, of facts such as "this registry has this blob". The set stores a
+//! keyed hash of each fact.
 
 use std::collections::HashSet;
 
 use parking_lot::Mutex;
 use pierhead_remote::KeyedHash;
 
-/// Maximum number of facts: about 2 MB when full, with 16 bytes for each fact.
+/// Maximum number of facts in a set. A full set uses about 2 MB, with 16 bytes for each fact.
 const MAX_FACTS: usize = 1 << 16;
 
-/// Empties itself when it is full. A lost fact costs one upstream request. A general cache would take ten times the
-/// memory for each fact.
+/// A set that empties itself when it is full. A lost fact costs one upstream request. A
+/// general-purpose cache would need ten times the memory for each fact.
 #[derive(Default)]
 pub(crate) struct KeyedHashSet(Mutex<HashSet<[u8; 16]>>);
 

@@ -7,14 +7,14 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// How the check of a client ended.
+/// The result of one check of a client's credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum AuthResult {
     Granted,
     Denied,
-    /// Too many failed logins from that address.
+    /// The address of the client had too many failed logins.
     Throttled,
-    /// The upstream did not decide.
+    /// The upstream gave no answer that allows or denies.
     Unknown,
 }
 
@@ -35,7 +35,7 @@ struct AuthenticationLabels {
     result: AuthResult,
 }
 
-/// Counts checks of clients.
+/// Counts the checks of clients' credentials by result.
 #[derive(Clone)]
 pub(crate) struct AccessMetrics {
     authentications: Family<AuthenticationLabels, Counter>,

@@ -1,6 +1,7 @@
-//! Client authentication and authorization, with cached decisions.
+//! Client authentication and authorization (htpasswd, certificates, pass-through, access rules),
+//! with cached decisions.
 
-/// Maximum number of cached decisions of one kind, of about 200 bytes each.
+/// Maximum number of cached decisions of one kind. Each decision uses about 200 bytes.
 const MAX_CACHED_DECISIONS: u64 = 4096;
 
 pub(crate) mod admit;

@@ -1,11 +1,13 @@
-//! Pass-through: a client may read exactly the content that the upstream allows for the client's own credentials.
+//! Pass-through authentication: a client may read exactly the content that the upstream allows for
+//! the client's own credentials.
 //!
 //! All clients share one cache, and a client may name any registry. So two invariants hold:
 //!
-//! 1. The upstream confirmed that these credentials may read that repository, by a HEAD request with them.
-//! 2. Cached content counts as content of a registry only when all its bytes came from that registry. A registry that
-//!    merely *claims* to have a digest is not enough: an attacker with a registry of its own could read
-//!    the private blob of another registry by its digest.
+//! 1. Before a client reads a repository, the upstream confirms by a HEAD request with the client's
+//!    credentials that they may read it.
+//! 2. Cached content counts as content of a registry only if all its bytes came from that registry.
+//!    It is not enough that a registry *claims* to have a digest: an attacker with a registry of
+//!    its own could then read a private blob of another registry by its digest.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,10 +31,11 @@ use crate::http::peer::Peer;
 use crate::shared_requests::SharedRequests;
 use crate::ttl_cache::ttl_cache;
 
-/// Maximum time that pierhead remembers a denial. Rights are often granted right after a denied pull.
+/// Maximum time that pierhead remembers that an upstream denied a pull. Operators often grant a
+/// right soon after a pull was denied.
 const DENIED_TTL: Duration = Duration::from_secs(60);
 
-/// Clones share everything.
+/// The pass-through state. Clones share all state.
 #[derive(Clone)]
 pub(crate) struct PassThrough(pub(super) Arc<State>);
 
@@ -43,11 +46,11 @@ pub(super) struct State {
     pub(super) denied: Cache<KeyedHash, ()>,
     pub(super) shared_requests:
         SharedRequests<KeyedHash, Result<AccessDecision, pierhead_remote::Error>>,
-    /// Facts "this repository has this digest", according to the registry.
+    /// The set of facts "this repository has this digest", according to the registry.
     pub(super) repository_contents: KeyedHashSet,
-    /// Facts "all bytes of this digest came from this registry".
+    /// The set of facts "all bytes of this digest came from this registry".
     origins: KeyedHashSet,
-    /// Number of running fills, by digest, whose bytes all come from one registry.
+    /// For each digest, the number of running fills whose bytes all come from one registry.
     single_origin: Mutex<HashMap<Digest, usize>>,
     pub(super) metrics: AccessMetrics,
 }
@@ -76,7 +79,7 @@ impl PassThrough {
         }))
     }
 
-    /// The credentials of a request, and the credentials to use for it at upstreams.
+    /// Returns the credentials of a request in the form in which pierhead uses them at upstreams.
     pub(super) fn credentials(
         &self,
         peer: &Peer,
@@ -92,8 +95,8 @@ impl PassThrough {
         Ok((basic, credentials))
     }
 
-    /// The credentials of a request. `None` without `Authorization` header, or with an empty user and password, which
-    /// podman sends when it has no credentials.
+    /// Returns the credentials of a request. `None` if there is no `Authorization` header, or if
+    /// user and password are empty, which podman sends when it has no credentials.
     pub(crate) fn credentials_of(
         &self,
         peer: &Peer,
@@ -150,13 +153,13 @@ impl PassThrough {
             .insert(&self.repository_content(registry, repository, digest));
     }
 
-    /// Whether cached content may be served for that registry.
+    /// Whether cached content may be served to clients that pull it from that registry.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         self.0.origins.contains(&self.origin(registry, digest))
     }
 
-    /// Discards the staged bytes of a fill, which may come from another registry. Readers of the fill may have no right
-    /// to read them.
+    /// Deletes the staged bytes of a fill, because they may come from another registry. A client of
+    /// this registry may have no right to read those bytes.
     pub(crate) async fn begin_single_origin(
         &self,
         fill: &mut Fill,

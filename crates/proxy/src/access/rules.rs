@@ -7,15 +7,15 @@ use pierhead_oci::{Registry, Repository};
 
 use crate::error::Error;
 
-/// Maximum bytes of a pattern. The longest name is shorter.
+/// Maximum bytes of a pattern. The longest possible name is shorter than this.
 const MAX_PATTERN_BYTES: usize = 512;
 
-/// Access rules. `Default` allows everything.
+/// Access rules. The default rules allow every registry and repository.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Unless empty, a repository must match one of these patterns.
+    /// If this list is not empty, a repository must match one of its patterns.
     pub allow: Vec<Pattern>,
-    /// A repository that matches one of these patterns is denied, even if it is allowed.
+    /// A repository that matches one of these patterns is denied, even if it matches `allow`.
     pub deny: Vec<Pattern>,
 }
 
@@ -41,17 +41,18 @@ impl Rules {
     }
 }
 
-/// `REGISTRY` or `REGISTRY/REPOSITORY`. `*` matches any run of characters without `/`, and `**` any run of characters.
-/// A registry alone matches all its repositories.
+/// A pattern of the form `REGISTRY` or `REGISTRY/REPOSITORY`. `*` matches any characters except
+/// `/`, and `**` matches any characters. A pattern with only a registry matches all repositories of
+/// that registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     registry: String,
-    /// `None`: all repositories.
+    /// The pattern of the repository. `None` matches all repositories.
     repository: Option<String>,
 }
 
 impl Pattern {
-    /// `registry` and `repository` must be in their canonical form.
+    /// Whether the pattern matches. `registry` and `repository` must be in their canonical form.
     fn matches(&self, registry: &str, repository: &str) -> bool {
         glob(&self.registry, registry)
             && self
@@ -64,7 +65,7 @@ impl Pattern {
 impl FromStr for Pattern {
     type Err = String;
 
-    /// The error is a message with the problem and a pattern that works.
+    /// Parses a pattern. The error message states the problem and a pattern that works.
     fn from_str(text: &str) -> Result<Self, String> {
         let allowed =
             |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-:/*[]".contains(c);
@@ -81,7 +82,8 @@ impl FromStr for Pattern {
         let matches_hub = glob(registry, Registry::DOCKER_HUB);
         let registry = match registry.contains('*') {
             true => registry.to_owned(),
-            // Docker Hub has several names. Requests use the canonical one.
+            // Docker Hub has several names. The pattern gets the canonical name, because requests
+            // use it.
             false => registry
                 .parse::<Registry>()
                 .map_err(|error| format!("{text:?}: {error}"))?
@@ -100,7 +102,8 @@ impl FromStr for Pattern {
             ));
         }
         let repository = match repository {
-            // On Docker Hub every name has two parts. A rule with one part would never match, so it is refused.
+            // On Docker Hub every repository name has two parts. A rule with one part would never
+            // match, so it is refused.
             name if (names_hub || matches_hub) && !name.contains('/') && !name.contains("**") => {
                 if name.contains('*') {
                     return Err(format!(
@@ -134,8 +137,9 @@ impl fmt::Display for Pattern {
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
-    // Where to backtrack: the positions after the last `*` and the last `**`, and the ends of the text that they matched.
-    // A `**` matches whatever a later `*` cannot, so no earlier position is necessary.
+    // The state for backtracking: the positions after the last `*` and the last `**`, and the ends
+    // of the text that they matched. A later `*` never needs an earlier backtracking position,
+    // because `**` matches whatever `*` cannot.
     let mut star: Option<(usize, usize)> = None;
     let mut deep: Option<(usize, usize)> = None;
     loop {
@@ -292,7 +296,8 @@ mod tests {
         }
     }
 
-    /// The definition of a pattern, implemented character by character without regard to time.
+    /// The reference matcher for the test: implements the definition of a pattern character by
+    /// character, without regard to speed.
     fn naive(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern, text) {
             ([b'*', b'*', rest @ ..], _) => {

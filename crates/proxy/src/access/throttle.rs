@@ -1,4 +1,4 @@
-//! Limits how many wrong passwords one address may try: ten at once, then ten a minute.
+//! Limits how many wrong passwords one address may try: ten at once, then ten per minute.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,21 +6,23 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Delay that each guess adds.
+/// Delay that each wrong password adds to its address.
 const GUESS_DELAY: Duration = Duration::from_secs(6);
-/// Maximum delay of one address. Above it, pierhead refuses a guess.
+/// Maximum delay of one address. If a guess would exceed it, pierhead refuses the guess without a
+/// check.
 const MAX_DELAY: Duration = Duration::from_secs(60);
-/// Maximum number of addresses with a delay.
+/// Maximum number of addresses with a delay for wrong passwords.
 const MAX_THROTTLED_ADDRESSES: usize = 4096;
 
-/// When the delay of each address ends. Each guess adds [`GUESS_DELAY`]. This is no general cache, since the addresses
-/// with the longest delays must stay when the table is full.
+/// The time at which the delay of each address ends. Each guess adds [`GUESS_DELAY`]. A
+/// general-purpose cache cannot hold this table, because a full table must keep the addresses with
+/// the longest delays.
 #[derive(Default)]
 pub(crate) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
 
 impl Throttle {
-    /// Adds the delay of one guess, before the password is verified, so that concurrent guesses count, too. Returns
-    /// `false` and adds nothing when the delay would exceed [`MAX_DELAY`].
+    /// Adds the delay of one guess before the password is verified, so that concurrent guesses
+    /// count, too. If the delay would exceed [`MAX_DELAY`], adds nothing and returns `false`.
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
         let mut delays = self.0.lock();
         let network = network(address);
@@ -36,7 +38,7 @@ impl Throttle {
         true
     }
 
-    /// Removes the delay of one guess, since its password was right.
+    /// Removes the delay of one guess, because its password was right.
     pub(crate) fn refund(&self, address: IpAddr) {
         let mut delays = self.0.lock();
         if let Some(end) = delays.get_mut(&network(address)) {
@@ -51,8 +53,9 @@ impl Throttle {
     }
 }
 
-/// Removes the addresses whose delay has ended. If all have a delay, removes the half with the shortest delays. So many
-/// addresses with one guess each cannot displace an address with many guesses.
+/// Removes the addresses whose delay has ended. If all addresses have a delay, removes the half
+/// with the shortest delays. So many addresses with one guess each cannot displace an address with
+/// many guesses.
 fn make_room(delays: &mut HashMap<IpAddr, Instant>, now: Instant) {
     delays.retain(|_, end| *end > now);
     if delays.len() < MAX_THROTTLED_ADDRESSES {
@@ -68,7 +71,8 @@ fn make_room(delays: &mut HashMap<IpAddr, Instant>, now: Instant) {
     }
 }
 
-/// The address, or the /64 of an IPv6 address: one machine may use all addresses of its /64.
+/// Returns an IPv4 address unchanged, and an IPv6 address as its /64 network, because one machine
+/// may use all addresses of its /64.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),

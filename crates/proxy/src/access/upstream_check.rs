@@ -1,4 +1,5 @@
-//! Pass-through: checks at the upstream whether a client's own credentials may read a repository.
+//! The upstream check of pass-through authentication: asks the upstream whether a client's own
+//! credentials may read a repository.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::http::peer::Peer;
 use crate::http::route::route;
 use crate::refusal_log::Refusal;
 
-/// The part of a repository that a request reads.
+/// The part of a repository that a request reads: a manifest, a blob or a list.
 enum RequestedPart {
     Tag(Target),
     Document(Digest),
@@ -36,7 +37,8 @@ impl PassThrough {
     ) -> Result<Arc<RequestContext>, Error> {
         let (basic, credentials) = self.credentials(peer, request)?;
         if let Some((name, part)) = part(endpoint) {
-            // The access rules come first: no upstream gets a request about a repository that they deny.
+            // The access rules are checked first, so that no upstream gets a request about a
+            // repository that they deny.
             let (registry, repository) = {
                 let config = context.config.load();
                 let (registry, repository) = route(name, request.uri.query(), &config)?;
@@ -60,7 +62,8 @@ impl PassThrough {
     }
 }
 
-/// `None`: the response contains no content of an upstream.
+/// Returns the part of a repository that the endpoint reads. `None`: the response contains no
+/// content of an upstream.
 fn part(endpoint: &Endpoint) -> Option<(&Name, RequestedPart)> {
     Some(match endpoint {
         Endpoint::Manifest { name, target } => match target {
@@ -75,7 +78,7 @@ fn part(endpoint: &Endpoint) -> Option<(&Name, RequestedPart)> {
     })
 }
 
-/// The check of one request.
+/// The access check of one request.
 struct AccessCheck<'a> {
     pass_through: &'a PassThrough,
     basic: Option<&'a Basic>,
@@ -85,8 +88,9 @@ struct AccessCheck<'a> {
 }
 
 impl AccessCheck<'_> {
-    /// Identifies the right of these credentials to read the repository, or a part of it. Some registries serve blobs to
-    /// all clients that know a digest, or lists to all clients. That gives no right to the rest of the repository.
+    /// Identifies the right of these credentials to read the repository or a part of it. Some
+    /// registries serve blobs or lists to everybody who knows a digest or name. Such a response
+    /// proves no right to the rest of the repository.
     fn right(&self, scope: &str) -> KeyedHash {
         let (user, password) = self.basic.map_or(("", ""), |it| (it.user(), it.password()));
         self.pass_through.0.hasher.hash(&[
@@ -117,7 +121,7 @@ impl AccessCheck<'_> {
     ) -> Result<(), Error> {
         let state = &self.pass_through.0;
         let repository_right = self.right("");
-        // The right that a positive response to this request proves.
+        // The right that a positive response of the upstream to this request proves.
         let right = match &self.part {
             RequestedPart::Blob(digest) => self.right(&digest.to_string()),
             RequestedPart::Tags => self.right("lists"),
@@ -184,7 +188,8 @@ impl AccessCheck<'_> {
         }
     }
 
-    /// Requests with the same credentials for the same part share one upstream request.
+    /// The key by which requests with the same credentials for the same part share one upstream
+    /// request.
     fn key(&self, right: &KeyedHash) -> KeyedHash {
         let part = match &self.part {
             RequestedPart::Tag(target) => format!("tag {target}"),

@@ -1,13 +1,16 @@
-//! Background pulls of images that bundle requests need.
+//! The slots of background pulls: pulls of images that bundle requests need and the cache lacks.
 //!
-//! 1. At most [`MAX_PULLS`] pulls have a slot, and [`MAX_PER_CLIENT`] of one client.
+//! 1. At most [`MAX_PULLS`] pulls have a slot, of which at most [`MAX_PER_CLIENT`] belong to one
+//!    client.
 //! 2. A quarter of the slots is reserved for configured registries.
-//! 3. One slot is reserved for clients without a pull. So is one of the slots that unconfigured registries may use.
-//! 4. A pull continues when its client leaves. A waiting client repeats its request every second. When no request came
-//!    within [`YIELD_TIMEOUT`], the pull yields its slot to another pull. The client with most pulls yields first.
-//! 5. When no request came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot in any case.
-//! 6. A pull without a slot begins no download. Its running downloads yield to other downloads, as downloads of a client
-//!    that left. Their bytes stay staged.
+//! 3. One slot is reserved for clients without a pull. One of the slots that unconfigured
+//!    registries may use is reserved in the same way.
+//! 4. A pull continues after its client has left. A client that waits repeats its request every
+//!    second. If no request came within [`YIELD_TIMEOUT`], the pull yields its slot to another
+//!    pull. The client with the most pulls yields first.
+//! 5. If no request came within [`UNREQUESTED_TIMEOUT`], the pull loses its slot in any case.
+//! 6. A pull without a slot begins no download. Its running downloads yield to other downloads,
+//!    like the downloads of a client that has left. The bytes that they fetched stay staged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,27 +26,30 @@ use crate::error::Error;
 use crate::limits::held_slots::{HeldSlots, ReachedBound, SlotBounds, SlotHolder};
 use crate::limits::limit::Limit;
 
-/// Maximum number of running pulls. Each has three downloads.
+/// Maximum number of running background pulls. Each pull runs three downloads.
 const MAX_PULLS: usize = 8;
-/// Maximum number of pulls of one client. Their downloads count as downloads of that client.
+/// Maximum number of background pulls of one client. The downloads of a pull count as downloads of
+/// that client.
 const MAX_PER_CLIENT: usize = 3;
 const BOUNDS: SlotBounds = SlotBounds {
     all: MAX_PULLS,
     per_client: MAX_PER_CLIENT,
-    // For clients without a pull.
+    // One slot stays free for clients without a pull.
     min_share: 1,
 };
-/// Time without a request after which a pull yields its slot. Waiting clients repeat their request every second.
+/// Time after the last request for a background pull, after which the pull yields its slot. Clients
+/// that wait repeat their request every second.
 const YIELD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time without a request after which a pull loses its slot.
+/// Time after the last request for a background pull, after which the pull loses its slot.
 const UNREQUESTED_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long requests get the error of a failed pull, before another pull starts.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// Maximum number of pulls and remembered failures.
+/// Maximum number of running background pulls and remembered failures together.
 const MAX_FAILED: usize = 256;
 
-/// Running and failed pulls, by reference: the same digest at another registry is another pull. This is no general cache,
-/// since a running pull has no TTL, and an image is either running or failed.
+/// Running and failed pulls, by image reference: the same digest in another registry is another
+/// pull. A general-purpose cache cannot hold this table, because a running pull has no TTL, and an
+/// image is either running or failed.
 #[derive(Clone, Default)]
 pub(crate) struct BackgroundPulls(Arc<Mutex<PullTable>>);
 
@@ -64,7 +70,7 @@ struct RunningPull {
     id: u64,
     holder: SlotHolder,
     progress: Progress,
-    /// Time of the last request for it.
+    /// Time of the last request for the image of this pull.
     last_request: Instant,
     _slot: oneshot::Sender<()>,
 }
@@ -79,7 +85,7 @@ impl PullTable {
             })
     }
 
-    /// The pull `id`, while it has its slot.
+    /// Returns the pull `id` of the image while that pull has its slot.
     fn get_mut(&mut self, image: &Reference, id: u64) -> Option<&mut RunningPull> {
         match self.by_image.get_mut(image) {
             Some(PullState::Running(running)) if running.id == id => Some(running),
@@ -87,8 +93,8 @@ impl PullTable {
         }
     }
 
-    /// The limit that stops `holder` from pulling another image. `None`: it may pull one. Computed as if the pull of
-    /// `without` had ended.
+    /// Returns the limit that prevents `holder` from pulling another image. `None` if `holder` may
+    /// pull one. Computed as if the pull of `without` had ended.
     fn obstacle(&self, holder: SlotHolder, without: Option<SlotHolder>) -> Option<Limit> {
         let reached = self.held.obstacle(holder, BOUNDS, without);
         reached.map(|bound| match bound {
@@ -97,7 +103,7 @@ impl PullTable {
         })
     }
 
-    /// The pull that yields its slot to one of `holder`.
+    /// Returns the image whose pull yields its slot to a pull of `holder`.
     fn yielding(&self, holder: SlotHolder) -> Option<Reference> {
         let idle = self.running().filter(|(_, it)| {
             it.last_request.elapsed() >= YIELD_TIMEOUT
@@ -267,7 +273,7 @@ mod tests {
         pulls.begin(holder, &image(nth))
     }
 
-    /// The slots that the client gets, of images from `first` on.
+    /// Returns the slots that the client gets when it pulls images from number `first` on.
     fn greedy(
         pulls: &BackgroundPulls,
         client: &ClientKey,
@@ -315,7 +321,7 @@ mod tests {
             refused(&pulls, &one, 40, false),
             Some(Limit::DownloadsPerClient)
         );
-        // Requests for a running pull need no slot.
+        // A request for a pull that already runs needs no slot.
         let again = begin(&pulls, &four, 0, false);
         assert!(matches!(again, Ok(PullStart::Running(_))));
         assert_eq!(
@@ -341,7 +347,7 @@ mod tests {
         let mut some = greedy(&pulls, &two, 10, false);
         let mut few = greedy(&pulls, &three, 20, false);
         tokio::time::sleep(YIELD_TIMEOUT / 2).await;
-        // A client still waits for the oldest pull.
+        // A client still waits for the oldest pull, so that pull keeps its slot.
         assert!(begin(&pulls, &two, 0, false).is_ok());
         assert_eq!(
             refused(&pulls, &four, 30, false),
@@ -357,7 +363,7 @@ mod tests {
         assert_eq!(lost, [false, true, false]);
         let mut others = some.iter_mut().chain(&mut few);
         assert!(!others.any(is_lost));
-        // The end of a pull without a slot does not release the slot of its successor.
+        // The end of a pull that lost its slot does not release the slot of its successor.
         let again = begin(&pulls, &five, 1, false);
         assert!(
             matches!(again, Ok(PullStart::Started(..))),

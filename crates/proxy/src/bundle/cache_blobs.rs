@@ -7,7 +7,7 @@ use pierhead_cache::{BackgroundReader, Cache, Error};
 use pierhead_oci::Digest;
 use pierhead_toc::{Blob, Blobs};
 
-/// The blobs of a cache.
+/// A reader of the blobs in a cache.
 pub(crate) struct CacheBlobs(pub(crate) Cache);
 
 struct CacheBlob(BackgroundReader);
@@ -15,7 +15,8 @@ struct CacheBlob(BackgroundReader);
 impl Blobs for CacheBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let failed = |error| match &error {
-            // Keeps the error code of the system, which distinguishes a lack of file descriptors from a damaged file.
+            // This keeps the system's error code, which tells a lack of file descriptors from a
+            // damaged file.
             Error::Io { source, .. } if let Some(code) = source.raw_os_error() => {
                 io::Error::from_raw_os_error(code)
             }
@@ -49,7 +50,7 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let config = Config::new(data.path(), 1 << 20);
         let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
-        // Larger than the blobs that the cache keeps in memory.
+        // The content is larger than the blobs that the cache keeps in memory.
         let content = Bytes::from(vec![7; 100_000]);
         let digest = Digest::of(Algorithm::Sha256, &content);
         let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();

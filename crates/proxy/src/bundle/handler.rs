@@ -1,4 +1,5 @@
-//! Handles requests of the bundle extension: finds the image, checks access, and responds.
+//! Handles requests of pierhead's bundle extension (bundles, single files, traces): finds the
+//! image, checks access, and responds.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,26 +36,28 @@ use crate::pull::document::MAX_EAGER;
 use crate::pull::manifest::manifest;
 use crate::refusal_log::Refusal;
 
-/// The response to `_oci/ext/discover`.
+/// The body of the response to `_oci/ext/discover`.
 pub(crate) const EXTENSIONS: &str = concat!(
     r#"{"extensions":[{"name":"_pierhead","description":"Delta bundles of unmodified images: only the file contents "#,
     r#"that a worker lacks.","url":"docs/formats/bundle.md","endpoints":["_pierhead/bundle","_pierhead/file","#,
     r#""_pierhead/trace"]}]}"#
 );
 
-/// Maximum number of base images that pass-through checks for one request. Each may need an upstream request.
+/// Maximum number of base images of one bundle request that pass-through checks. Each check may
+/// need an upstream request.
 const MAX_CHECKED_BASES: usize = 16;
-/// Maximum number of unknown base images in the header of a response. The bundle names the known ones.
+/// Maximum number of unknown base images in the header of a bundle response. The bundle itself
+/// names the known base images.
 const MAX_NAMED_BASES: usize = 16;
 
-/// The progress of work that waits in a queue.
+/// The progress of work that waits in a queue, for the response.
 const QUEUED: Progress = Progress {
     stage: Stage::Wait,
     done: 0,
     total: 0,
 };
 
-/// One request of a client that may pull the manifest of the image.
+/// Handles one request of a client that may pull the manifest of the image.
 pub(crate) struct BundleHandler<'a> {
     pub(crate) context: &'a Arc<RequestContext>,
     pub(crate) peer: &'a Peer,
@@ -68,7 +71,7 @@ pub(crate) struct BundleHandler<'a> {
 /// The image of a request.
 struct ResolvedImage {
     digest: Digest,
-    /// Config and layers.
+    /// The digests of the image's config and layers.
     blobs: Vec<Digest>,
     outcome: CacheOutcome,
 }
@@ -96,7 +99,7 @@ impl BundleHandler<'_> {
         }
     }
 
-    /// Records the trace of a container start.
+    /// Records the order in which a container start opened the files of the image.
     async fn trace(
         &self,
         bundle_server: &BundleServer,
@@ -107,7 +110,7 @@ impl BundleHandler<'_> {
         self.ready(bundle_server, &image).await?;
         let client = self.client();
         let (server, entries) = (bundle_server.clone(), trace.files.len());
-        // In a planning slot, since it reads a whole TOC.
+        // This takes a planning slot, because it reads a whole table of contents (TOC) into memory.
         let recorded =
             self.in_planning_slot(move || server.trace(client, &image.digest, &trace.files));
         let recorded = recorded.await?.map_err(bundle_error)?;
@@ -140,24 +143,26 @@ impl BundleHandler<'_> {
         self.json(&report, CacheOutcome::None)
     }
 
-    /// Responds with the start order of an image.
+    /// Responds with the recorded order in which container starts open the files of an image.
     async fn start_order(
         &self,
         bundle_server: &BundleServer,
         image: &ResolvedImage,
     ) -> HandlerResult {
         let (server, digest) = (bundle_server.clone(), image.digest);
-        // In a planning slot, since it reads a whole TOC and programs of the image.
+        // This takes a planning slot, because it reads a whole table of contents (TOC) and programs
+        // of the image.
         let order = self.in_planning_slot(move || server.start_order(&digest));
         let order = order.await?.map_err(bundle_error)?;
         self.json(&order, image.outcome)
     }
 
-    /// Waits for a planning slot and runs `work`, which may block, in it. When the client leaves during the wait, `work`
-    /// does not run. Once `work` runs, it keeps the slot to its end.
+    /// Waits for a planning slot, then runs `work` in the slot. `work` may block. If the client
+    /// leaves during the wait, `work` does not run. Once `work` runs, it keeps the slot to its end.
     ///
     /// # Errors
-    /// [`Error::NotReady`] when the deadline of the request comes first. The client then requests again.
+    /// [`Error::NotReady`] if the deadline of the request passes first. The client then repeats the
+    /// request.
     async fn in_planning_slot<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -217,7 +222,8 @@ impl BundleHandler<'_> {
         let planned = self.plan(bundle_server, image.digest, base_images, query);
         let (bundle, is_new) = match planned.await? {
             Err(pierhead_bundle_server::Error::Missing(_)) => {
-                // A blob of the image was evicted since the check above. This returns the progress of the new pull.
+                // A blob of the image was evicted since the check above. This call returns the
+                // progress of the new pull as an error.
                 self.ready(bundle_server, &image).await?;
                 return Err(Error::NotReady(QUEUED));
             }
@@ -235,9 +241,9 @@ impl BundleHandler<'_> {
         }
         let range = part.map(|part| (part.first, part.end.unwrap_or(u32::MAX)));
         let share = query.share;
-        // No other connection has a piece of a bundle that was planned for this request.
+        // Right after the plan was made, no other connection can have a piece of this bundle.
         let pieces = query.pieces && !is_new;
-        // Blocks, since it waits for the lock of packs that are deleted or written.
+        // This blocks, because it waits for the lock of packs that are being deleted or written.
         let stream = blocking(move || match share {
             Some(share) => bundle.share(share, pieces),
             None => bundle.stream(range),
@@ -252,8 +258,9 @@ impl BundleHandler<'_> {
         ))
     }
 
-    /// Finds the plan of the bundle, also a superseded one that the client resumes. Otherwise makes a plan in a planning
-    /// slot. Returns whether the plan is new. Of concurrent requests for shares, only the first share makes a plan.
+    /// Finds the plan of the bundle, also a superseded plan that the client resumes. If there is
+    /// none, makes a plan in a planning slot. Returns whether the plan is new. If several
+    /// connections request parts of one bundle at once, only the first part makes a plan.
     async fn plan(
         &self,
         bundle_server: &BundleServer,
@@ -285,7 +292,7 @@ impl BundleHandler<'_> {
             return Err(Error::NotReady(QUEUED));
         }
         let (bundle_server, client) = (bundle_server.clone(), self.client());
-        // The plan is made to its end, so that the next request finds it.
+        // The plan is completed even if the client leaves, so that the next request finds it.
         let plan = self.in_planning_slot(move || {
             bundle_server.bundle_for(client, &want, &base_images, layers)
         });
@@ -335,7 +342,7 @@ impl BundleHandler<'_> {
             let reference = self.reference(target);
             let (document, outcome) =
                 manifest(self.context, &self.peer.client, &reference, self.deadline).await?;
-            // The permit bounds the number of large documents in memory.
+            // The permit limits the number of large documents in memory.
             let mut permit = None;
             if document.size() > MAX_EAGER {
                 permit = self.context.parsing.acquire().await.ok();
@@ -370,7 +377,7 @@ impl BundleHandler<'_> {
         }
     }
 
-    /// Checks access as for a pull of that manifest of this repository.
+    /// Checks access as for a pull of that manifest from this repository.
     async fn may_pull(&self, target: Target) -> Result<(), Error> {
         let name = self.name.clone();
         self.admit(Endpoint::Manifest { name, target }).await
@@ -388,7 +395,7 @@ impl BundleHandler<'_> {
         admitted.map(drop)
     }
 
-    /// The client that the work of the bundle server counts for.
+    /// The client for which the work of the bundle server counts.
     fn client(&self) -> ClientKey {
         ClientKey::of(self.peer.address)
     }
@@ -433,7 +440,8 @@ impl BundleHandler<'_> {
             && self.check_blobs(&blobs).await.is_ok()
     }
 
-    /// Succeeds when the image is indexed. Otherwise starts the pull or the indexing, and returns the progress as an error.
+    /// Succeeds if the image is indexed. Otherwise starts the pull or the indexing, and returns its
+    /// progress as an error.
     async fn ready(
         &self,
         bundle_server: &BundleServer,
@@ -463,7 +471,7 @@ impl BundleHandler<'_> {
         Err(Error::NotReady(progress))
     }
 
-    /// Logs a request for a bundle as one line.
+    /// Logs each bundle request as one line.
     fn log(&self, query: &BundleQuery, result: &HandlerResult, started: Instant) {
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
@@ -483,7 +491,7 @@ impl BundleHandler<'_> {
                 let etag = response.headers().get(ETAG).and_then(|it| it.to_str().ok());
                 tracing::info!(%registry, %repository, want, have, %client, status, bytes, etag, duration_ms, "bundle");
             }
-            // At level debug, since a client repeats the request every second.
+            // This is logged at level debug, because a client repeats the request every second.
             Err(error @ Error::NotReady(_)) => {
                 tracing::debug!(%registry, %repository, want, %client, %error, "bundle not ready");
             }
@@ -558,8 +566,8 @@ mod tests {
         assert!(matches!(result, Err(Error::Bundle(_))), "{result:?}");
     }
 
-    /// Requests the start order of an unknown image while other clients hold all planning slots. `releases`: they then
-    /// release the slots.
+    /// Requests the start order of an unknown image while other clients hold all planning slots.
+    /// With `releases`, those clients then release the slots.
     async fn start_order_without_free_slot(
         limit: std::time::Duration,
         releases: bool,

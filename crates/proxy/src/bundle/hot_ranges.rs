@@ -13,17 +13,18 @@ use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;
 
-/// Maximum number of images that are reported after a start of the process. The cache remembers a few thousand layers.
+/// Maximum number of images whose hot ranges are reported after a start of the process. The cache
+/// remembers the hot ranges of a few thousand layers.
 const MAX_IMAGES: usize = 256;
 
-/// Reports the hot ranges of one image at a time. Clones share everything.
+/// Reports the hot ranges of one image at a time. Clones share all state.
 #[derive(Clone)]
 pub(crate) struct HotRanges(Arc<State>);
 
 struct State {
-    /// Images that wait for their report.
+    /// Images whose hot ranges are not yet reported.
     waiting: Mutex<HashSet<Digest>>,
-    /// One permit.
+    /// A semaphore with one permit, so that one report runs at a time.
     reporting: Semaphore,
 }
 
@@ -48,7 +49,7 @@ impl HotRanges {
             tokio::spawn(async move {
                 let _watch = cache.panics().watch(BackgroundTask::HotRanges);
                 let _permit = hot_ranges.0.reporting.acquire().await;
-                // A trace that arrives from here on needs a report of its own.
+                // A trace that arrives after this line needs a report of its own.
                 hot_ranges.waiting().remove(&image);
                 report_one(bundle_server, cache, image).await;
             });
@@ -81,7 +82,7 @@ async fn report_one(bundle_server: BundleServer, cache: Cache, image: Digest) {
         }
         Ok(Err(Error::Stopped | Error::Missing(_))) => {}
         Ok(Err(error)) => tracing::warn!(%image, %error, "cannot read the hot ranges of an image"),
-        // The panic hook has logged the panic.
+        // The panic hook has already logged the panic.
         Err(_) => {}
     }
 }

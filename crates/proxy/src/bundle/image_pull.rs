@@ -13,7 +13,7 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::held_slots::SlotHolder;
 use crate::pull::warm;
 
-/// The progress of the pull of that image (by digest). Starts a pull if none runs.
+/// Returns the progress of the pull of that image (by digest). Starts a pull if none runs.
 pub(crate) fn progress(
     context: &Arc<RequestContext>,
     client: &Arc<ClientUsage>,

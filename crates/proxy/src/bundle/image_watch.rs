@@ -11,11 +11,11 @@ use crate::bundle::pending_images::PendingImage;
 use crate::context::RequestContext;
 use crate::pull::document::{Document, MAX_EAGER};
 
-/// Interval at which pending images are checked, while there are any.
+/// Interval at which pending images are checked, while there are pending images.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Adds an image whose manifest `client` got, since the client requests its blobs next. Takes less than a microsecond for a
-/// known image.
+/// Adds an image whose manifest `client` has just got, because the client requests its blobs next.
+/// Takes less than a microsecond for a known image.
 pub(crate) fn add(
     context: &Arc<RequestContext>,
     client: ClientKey,
@@ -57,7 +57,7 @@ pub(crate) fn add(
     });
 }
 
-/// Watches the pending images until none is left, unless another task does.
+/// Watches the pending images until none is left. Returns at once if another task watches them.
 async fn watch(context: &Arc<RequestContext>) {
     let Some(bundle_server) = &context.bundle_server else {
         return;
@@ -70,7 +70,8 @@ async fn watch(context: &Arc<RequestContext>) {
     }
 }
 
-/// Offers the images whose blobs are all cached. Returns whether no image is left, which ends the watch.
+/// Offers the images whose blobs are all cached to the bundle server. Returns whether no pending
+/// image is left, which ends the watch.
 fn offer_complete(context: &RequestContext, bundle_server: &BundleServer) -> bool {
     let (complete, is_done) = context
         .pending_images

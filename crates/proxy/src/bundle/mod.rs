@@ -1,7 +1,9 @@
-//! The bundle extension: bundles of the file contents that a worker lacks, single files, and traces of container starts.
+//! The bundle extension of the API: bundles of the file contents that a worker lacks, single files
+//! of images, and traces of container starts.
 //!
-//! A client may read the contents of an image exactly when it may pull its manifest and layers. So `access` checks each
-//! request as a pull of these.
+//! A client may read the contents of an image exactly if it may pull the manifest and layers of the
+//! image. So `access` checks each request of the extension as a pull of that manifest and those
+//! layers.
 
 pub(crate) mod background_pulls;
 pub(crate) mod cache_blobs;

@@ -1,4 +1,5 @@
-//! Images whose blobs clients are pulling. Once all blobs are cached, the image goes to the bundle server.
+//! The table of images whose blobs clients are pulling. Once all blobs of an image are cached, the
+//! image goes to the bundle server.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,12 +8,14 @@ use parking_lot::{Mutex, MutexGuard};
 use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
 
-/// Maximum number of pending images. Above it, the client with most images loses its oldest one.
+/// Maximum number of pending images. Beyond it, the client with the most images loses its oldest
+/// image.
 const MAX_IMAGES: usize = 256;
 /// Time after which a pending image is dropped. A later pull adds it again.
 const PENDING_TTL: Duration = Duration::from_secs(3600);
 
-/// The pending images. This is no general cache, since a client with many images must not displace images of others.
+/// The pending images. A general-purpose cache cannot hold them, because a client with many images
+/// must not displace images of other clients.
 #[derive(Default)]
 pub(crate) struct PendingImages(Mutex<PendingTable>);
 
@@ -23,7 +26,7 @@ struct PendingTable {
 }
 
 pub(crate) struct PendingImage {
-    /// The client that pulls the image. The indexing counts for this client.
+    /// The client that pulls the image. The work of indexing the image counts for this client.
     pub(crate) client: ClientKey,
     pub(crate) repository: String,
     pub(crate) blobs: Vec<Digest>,
@@ -59,13 +62,13 @@ impl PendingImages {
         self.table().images.contains_key(digest)
     }
 
-    /// Whether the caller must watch the images, since no other task does.
+    /// Whether the caller must watch the images, because no other task does.
     pub(crate) fn begin_watch(&self) -> bool {
         !std::mem::replace(&mut self.table().is_watched, true)
     }
 
-    /// Takes the images whose blobs are all cached, and drops those that are older than [`PENDING_TTL`]. Also returns whether
-    /// no image is left, which ends the watch.
+    /// Returns and removes the images whose blobs are all cached, and drops images that are older
+    /// than [`PENDING_TTL`]. Also returns whether no image is left, which ends the watch.
     pub(crate) fn take_complete(
         &self,
         is_cached: impl Fn(&Digest) -> bool,

@@ -1,4 +1,5 @@
-//! Planning slots: bound the number of concurrent plans, and share them fairly between clients.
+//! Planning slots: limit the number of bundle plans that are made at once, and divide the slots
+//! fairly between clients.
 
 use std::sync::Arc;
 
@@ -8,11 +9,11 @@ use tokio::sync::oneshot;
 
 type SlotShare = FairShare<ClientKey, oneshot::Sender<PlanSlot>>;
 
-/// The planning slots. One client never holds all of them. Clones share everything.
+/// The planning slots. One client never holds all of them. Clones share all state.
 #[derive(Clone)]
 pub(crate) struct PlanSlots(Arc<Mutex<SlotShare>>);
 
-/// The right to make a plan. Dropping this releases it.
+/// The right to make one plan. Dropping this value releases its slot.
 pub(crate) struct PlanSlot {
     slots: PlanSlots,
     client: ClientKey,
@@ -27,13 +28,13 @@ impl PlanSlots {
         self.0.lock()
     }
 
-    /// Waits for a slot. Cancel safe: dropping the future frees its position or its slot.
+    /// Waits for a slot. Cancel safe: dropping the future leaves the queue or releases the slot.
     pub(crate) async fn acquire(&self, client: ClientKey) -> Option<PlanSlot> {
         let (sender, receiver) = oneshot::channel();
         let waiter = self.share().wait(&client, sender);
         let _position = QueuePosition(self, client, waiter);
         self.grant();
-        // Never an error: only the drop of this future drops the sender.
+        // An error is impossible here, because only the drop of this future drops the sender.
         receiver.await.ok()
     }
 
@@ -43,7 +44,7 @@ impl PlanSlots {
         self.share().waiting()
     }
 
-    /// Grants the free slots. The last one goes only to a client that holds none.
+    /// Grants the free slots. The last free slot goes only to a client that holds no slot.
     fn grant(&self) {
         loop {
             let granted = {
@@ -55,7 +56,7 @@ impl PlanSlots {
                 return;
             };
             let slots = self.clone();
-            // A waiter that left drops the slot, which grants it to the next waiter.
+            // If the waiter has left, the slot is dropped, which grants it to the next waiter.
             let _ = sender.send(PlanSlot { slots, client });
         }
     }
@@ -68,12 +69,12 @@ impl Drop for PlanSlot {
     }
 }
 
-/// A position in the queue. Dropping this leaves the queue.
+/// A position in the queue for slots. Dropping this value leaves the queue.
 struct QueuePosition<'a>(&'a PlanSlots, ClientKey, WaiterId);
 
 impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
-        // Does nothing after a grant.
+        // The call does nothing if the slot was already granted.
         let _ = self.0.share().cancel(&self.1, self.2);
     }
 }
@@ -109,7 +110,8 @@ mod tests {
         }
         let mut other = pin!(slots.acquire(client(2)));
         let other = poll(other.as_mut()).expect("a slot is left for another client");
-        // A third client gets the next free slot, before the thousand requests.
+        // A third client gets the next free slot, before the thousand waiting requests of the other
+        // client.
         let mut third = pin!(slots.acquire(client(3)));
         assert!(poll(third.as_mut()).is_none());
         drop(other);

@@ -1,4 +1,5 @@
-//! The bytes of a bundle or a file for a response: ranges of packs, and records that are encoded as the client takes them.
+//! The bytes of a bundle or a single file for a response: ranges of pack files, and records that
+//! are encoded at the speed of the client.
 
 use std::sync::Arc;
 
@@ -12,13 +13,14 @@ use crate::limits::memory::MAX_FRAME_BYTES;
 
 /// The body of a response with a bundle or a file.
 pub(crate) struct RecordStream {
-    /// `None`: the stream has ended, or a thread encodes its next piece.
+    /// The source of the records. `None`: the stream has ended, or a thread encodes its next piece.
     stream: Option<Stream>,
-    /// The rest of the range that is being sent.
+    /// The unsent rest of the current range of a pack.
     range: Option<FileRange>,
-    /// Encoded bytes, which are sent in frames.
+    /// Encoded bytes that are sent next, in frames.
     encoded: Bytes,
-    /// Permits to encode a piece, shared by all responses. A piece takes a core and the memory of a frame.
+    /// Permits to encode a piece, which all responses share. Encoding a piece takes a core and the
+    /// memory of a frame.
     encoding: Arc<Semaphore>,
     name: String,
     offset: u64,
@@ -43,19 +45,19 @@ impl RecordStream {
         }
     }
 
-    /// Name of the content, for the log.
+    /// Name of the content (bundle or file), for the log.
     pub(crate) fn name(&self) -> String {
         self.name.clone()
     }
 
-    /// Offset of the next byte.
+    /// Offset of the next byte of the response.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The start of the next range, at most `max` bytes, that is in the page cache.
+    /// Returns the start of the next range, at most `max` bytes, if it is in the page cache.
     pub(crate) fn resident_range(&self, max: u64) -> Option<FileRange> {
-        /// Maximum bytes that a socket takes in one call.
+        /// Maximum bytes that a socket accepts in one call of `sendfile`.
         const MAX_SENT: u64 = 2 << 20;
         let range = self.range.as_ref().filter(|_| self.encoded.is_empty())?;
         let len = range.len.min(max).min(MAX_SENT);
@@ -66,7 +68,7 @@ impl RecordStream {
         })
     }
 
-    /// Skips bytes that were sent from the file.
+    /// Skips bytes of the current range that `sendfile` has sent.
     pub(crate) fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
         if let Some(range) = &mut self.range {
@@ -79,7 +81,8 @@ impl RecordStream {
         }
     }
 
-    /// Takes the next piece if it needs no encoding, so that `resident_range` finds it.
+    /// Takes the next piece of the stream if the piece needs no encoding, so that `resident_range`
+    /// finds it.
     pub(crate) fn take_ready(&mut self) {
         if self.range.is_some() || !self.encoded.is_empty() {
             return;
@@ -93,7 +96,8 @@ impl RecordStream {
         }
     }
 
-    /// The next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end. Not cancel safe, since a dropped future loses the stream.
+    /// Returns the next bytes, at most [`MAX_FRAME_BYTES`]. Empty at the end. Not cancel safe,
+    /// because a dropped future loses the stream.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         loop {
             self.take_ready();
@@ -131,7 +135,7 @@ impl RecordStream {
     }
 }
 
-/// Reads the start of a range. Blocks.
+/// Reads the start of a range of a pack. Blocks.
 fn read(range: &FileRange) -> std::io::Result<Bytes> {
     use std::os::unix::fs::FileExt as _;
     let len = usize::try_from(range.len)

@@ -11,7 +11,7 @@ use crate::http::request_body;
 
 /// A parsed request.
 pub(crate) enum BundleRequest {
-    /// A request to another endpoint.
+    /// A request to an endpoint outside of the extension.
     Other,
     Bundle(BundleQuery, Target),
     File(FileDigest, Digest),
@@ -57,7 +57,7 @@ impl BundleRequest {
         })
     }
 
-    /// The pull that the client must have the right to.
+    /// Returns the pull that the client must have the right to make.
     pub(crate) fn as_pull(&self, endpoint: &Endpoint) -> Option<Endpoint> {
         let target = match self {
             Self::Other => return None,

@@ -1,4 +1,5 @@
-//! Offers cached images to the bundle server after the start, one at a time. It may not know them yet.
+//! After the start, offers images that are already cached to the bundle server, one at a time,
+//! because the bundle server may not know them yet.
 
 use std::time::Duration;
 
@@ -10,17 +11,20 @@ use crate::blocking::blocking;
 use crate::pull::document::MAX_EAGER;
 use crate::pull::manifest::is_image;
 
-/// Maximum number of images that are offered: those whose tags were confirmed last.
+/// Maximum number of cached images that are offered to the bundle server: the images whose tags
+/// were confirmed last.
 const MAX_IMAGES: usize = 256;
-/// Maximum number of tags that are considered. The file of each is read.
+/// Maximum number of tags that are considered after the start. The file of each of these tags is
+/// read.
 const MAX_TAGS: usize = 10_000;
-/// Maximum number of images of an index that are considered.
+/// Maximum number of images of one index that are considered.
 const MAX_PLATFORMS: usize = 64;
 /// Interval at which the state of the last offered image is checked.
 const STATE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Offers each tagged image that is completely cached and that the bundle server does not know. Returns when all are
-/// indexed. One at a time, so that an image that a client pulls meanwhile waits for at most one of them.
+/// Offers each tagged image that is completely cached and that the bundle server does not know.
+/// Returns when all of them are indexed. Offers one image at a time, so that an image that a client
+/// pulls meanwhile waits for at most one of them.
 pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result<(), Error> {
     let mut tags = Vec::new();
     for reference in cache.tags().images(MAX_TAGS).await? {
@@ -28,7 +32,8 @@ pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result
             tags.push((reference, record));
         }
     }
-    // Older tags first, since a later image of a repository is an update of an earlier one.
+    // Images of older tags are offered first, because a later image of a repository is an update of
+    // an earlier image.
     tags.sort_unstable_by_key(|(_, record)| record.validated);
     let old = tags.len().saturating_sub(MAX_IMAGES);
     let mut left = MAX_IMAGES;
@@ -47,7 +52,7 @@ pub(crate) async fn offer(bundle_server: &BundleServer, cache: &Cache) -> Result
     Ok(())
 }
 
-/// The images of a tag that are completely cached and that the bundle server does not know.
+/// Returns the images of a tag that are completely cached and that the bundle server does not know.
 fn new_images(
     bundle_server: &BundleServer,
     cache: &Cache,
@@ -88,8 +93,8 @@ fn new_images(
     images.into_iter().map(image).collect()
 }
 
-/// A cached manifest, read without counting as an access. `None` also for a large manifest, which is indexed only on
-/// request.
+/// Reads a cached manifest, without counting the read as an access. `None` also for a large
+/// manifest, whose image is indexed only on request.
 fn read(cache: &Cache, digest: &Digest, media_type: &MediaType) -> Option<Manifest> {
     let blob = cache.open_for_background(digest).ok()??;
     let size = usize::try_from(blob.size()).ok();

@@ -1,4 +1,4 @@
-//! The body of a response: bytes, or a stream of frames that are read as the client takes them.
+//! The body of a response: bytes, or a stream of frames that are read at the speed of the client.
 
 use std::fs::File;
 use std::future::{Future, poll_fn};
@@ -21,7 +21,7 @@ use crate::limits::memory::MemoryReservation;
 use crate::metrics::{EndpointKind, Metrics};
 use crate::pull::blob::BlobSource;
 
-/// The next piece of a body, for a socket that can use `sendfile`.
+/// The next piece of a body, for a connection that can use `sendfile`.
 pub(crate) enum BodyPiece {
     Bytes(Bytes),
     /// A range of a file, for `sendfile`.
@@ -34,15 +34,15 @@ pub(crate) enum BodyPiece {
 
 /// The file that `sendfile` sends from.
 pub(crate) enum FileSource {
-    /// A verified range of a stored blob.
+    /// A verified range of a blob in the cache.
     VerifiedRange(VerifiedRange),
-    /// A pack. The worker verifies its records.
+    /// A pack file. The worker verifies the records in it.
     SentFile(SentFile),
 }
 
 impl FileSource {
-    /// The file that holds byte `offset`, the first byte of the range, and the position of this byte in the file. `None`:
-    /// the file is no longer the one that was verified.
+    /// Returns the file that holds byte `offset` (the first byte of the range), and the position of
+    /// this byte in the file. `None`: the file is no longer the file that was verified.
     pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
             Self::VerifiedRange(range) => range.file_position(),
@@ -51,7 +51,7 @@ impl FileSource {
     }
 }
 
-/// The source of a stream.
+/// The source of a body's stream.
 enum BodyReader {
     Blob(BlobSource),
     Records(RecordStream),
@@ -65,7 +65,7 @@ impl BodyReader {
         }
     }
 
-    /// The next range that `sendfile` can send, of at most `max` bytes.
+    /// Returns the next range that `sendfile` can send, at most `max` bytes.
     fn file_range(&self, max: u64) -> Option<BodyPiece> {
         Some(match self {
             Self::Blob(source) => {
@@ -113,20 +113,20 @@ impl BodyReader {
 
 /// The memory that a body needs while it is sent.
 pub(crate) enum MemoryNeed {
-    /// All its bytes.
+    /// The memory of all bytes of the body.
     Bytes(usize),
-    /// One frame at a time.
+    /// The memory of one frame at a time.
     Stream,
-    /// None with `sendfile`, else one frame at a time.
+    /// No memory if `sendfile` sends the body, otherwise the memory of one frame at a time.
     File,
 }
 
 /// The body of a response.
 pub(crate) struct Body {
     content: BodyContent,
-    /// Set when the response begins. Its drop counts and logs how the response ended.
+    /// Set when the response begins. When it is dropped, it counts and logs how the response ended.
     account: Option<ResponseAccount>,
-    /// Protects the connection from being closed for another client.
+    /// Prevents pierhead from closing this connection to make room for another client's connection.
     in_progress: Option<ResponseInProgress>,
 }
 
@@ -135,16 +135,16 @@ enum BodyContent {
     Stream(BodyStream),
 }
 
-/// Reads the next frame when the connection polls for it. A failure is an error frame, which aborts the connection: an
-/// incomplete body never ends cleanly.
+/// Reads the next frame when the connection polls for it. If a read fails, the stream yields an
+/// error, which aborts the connection. So an incomplete body never looks complete.
 struct BodyStream {
     state: StreamState,
-    /// Remaining bytes. `None`: the size is known only at the end.
+    /// Remaining bytes of the body. `None`: the size is known only at the end.
     remaining: Option<u64>,
     progress: Option<BodyProgress>,
-    /// Delays each piece of a long body.
+    /// The queue for CPU time, which delays each piece of a long body.
     pacer: Option<Arc<CpuPacer>>,
-    /// `sendfile` failed once. From then on, all bytes are read and verified.
+    /// `sendfile` failed once for this body. From then on, all bytes are read and verified instead.
     copies_only: bool,
     reservation: Option<Arc<MemoryReservation>>,
     /// Name of the content whose read failed, for the log.
@@ -164,7 +164,8 @@ type PendingRead = Pin<Box<dyn Future<Output = (Box<BodyReader>, Result<Bytes, E
 
 enum StreamState {
     Idle(Box<BodyReader>),
-    /// A boxed future, so that `poll_frame` can poll an async read. Costs one allocation per frame.
+    /// A future that reads the next frame. It is boxed so that `poll_frame` can poll it, which
+    /// costs one allocation per frame.
     Reading(PendingRead),
     Done,
 }
@@ -182,12 +183,12 @@ impl Body {
         }
     }
 
-    /// The bytes of `source`, `length` in number if known.
+    /// Creates a body of the bytes of `source`. `length` is their number, if known.
     pub(crate) fn stream(source: Box<BlobSource>, length: Option<u64>) -> Self {
         Self::reader(BodyReader::Blob(*source), length)
     }
 
-    /// A bundle, or a file of an image.
+    /// Creates a body of a bundle, or of a single file of an image.
     pub(crate) fn records(mut records: RecordStream, length: Option<u64>) -> Self {
         records.take_ready();
         Self::reader(BodyReader::Records(records), length)
@@ -221,7 +222,7 @@ impl Body {
         }
     }
 
-    /// Keeps the reservation while any byte of the body is in memory.
+    /// Attaches a memory reservation to the body until no byte of the body is in memory.
     pub(crate) fn with_reservation(mut self, reservation: Arc<MemoryReservation>) -> Self {
         match &mut self.content {
             BodyContent::Bytes(bytes) => *bytes = reservation.attach(std::mem::take(bytes)),
@@ -230,7 +231,8 @@ impl Body {
         self
     }
 
-    /// Counts how the response ends, watches whether the client reads it, and delays long bodies by `pacer`.
+    /// Makes the body count how the response ends, watch whether the client reads it, and pass
+    /// `pacer` if it is long.
     pub(crate) fn accounted(
         mut self,
         account: ResponseAccount,
@@ -249,13 +251,13 @@ impl Body {
         self
     }
 
-    /// The endpoint that the response counts for.
+    /// The kind of endpoint for which the response counts.
     pub(crate) fn kind(&self) -> EndpointKind {
         let account = self.account.as_ref();
         account.map_or(EndpointKind::Other, |account| account.kind)
     }
 
-    /// Marks a response in progress until this whole body is sent.
+    /// Marks the connection as having a response in progress until this whole body is sent.
     pub(crate) fn with_response_in_progress(
         mut self,
         in_progress: Option<ResponseInProgress>,
@@ -264,7 +266,8 @@ impl Body {
         self
     }
 
-    /// The pacer for pieces that `sendfile` sends. [`Body::piece`] has already delayed pieces of bytes.
+    /// The queue for CPU time, for pieces that `sendfile` sends. [`Body::piece`] has already
+    /// delayed pieces of bytes.
     pub(crate) fn pacer(&self) -> Option<&CpuPacer> {
         match &self.content {
             BodyContent::Stream(stream) => stream.pacer.as_deref(),
@@ -272,8 +275,8 @@ impl Body {
         }
     }
 
-    /// The next piece; `None` at the end. After a piece of a file, call [`Body::file_sent`] or [`Body::copy_only`]. Cancel
-    /// safe.
+    /// Returns the next piece, or `None` at the end. After a piece of a file, the caller calls
+    /// [`Body::file_sent`] or [`Body::copy_only`]. Cancel safe.
     pub(crate) async fn piece(&mut self) -> Option<Result<BodyPiece, Error>> {
         if let BodyContent::Stream(stream) = &self.content
             && let Some(file) = stream.file()
@@ -299,7 +302,7 @@ impl Body {
         }
     }
 
-    /// Returns no further piece of a file. All further bytes are read and verified.
+    /// Makes the body return no further piece of a file: all further bytes are read and verified.
     pub(crate) fn copy_only(&mut self) {
         if let BodyContent::Stream(stream) = &mut self.content {
             stream.copies_only = true;
@@ -361,7 +364,7 @@ impl http_body::Body for Body {
 }
 
 impl BodyStream {
-    /// The next range that `sendfile` can send.
+    /// Returns the next range that `sendfile` can send.
     fn file(&self) -> Option<BodyPiece> {
         let StreamState::Idle(source) = &self.state else {
             return None;
@@ -453,7 +456,7 @@ pub(crate) struct ResponseAccount {
 }
 
 impl ResponseAccount {
-    /// `expected`: bytes of the body, if known.
+    /// Creates the account. `expected` is the number of bytes of the body, if known.
     pub(crate) fn new(
         metrics: Arc<Metrics>,
         kind: EndpointKind,
@@ -480,7 +483,7 @@ impl ResponseAccount {
         self.metrics.sent(self.kind, bytes);
     }
 
-    /// `content`: the name of the content whose read failed.
+    /// Logs a failed read. `content` is the name of the content.
     fn failed(&mut self, error: &Error, content: &str) {
         self.has_failed = true;
         self.metrics.aborted.inc();
@@ -494,7 +497,7 @@ impl Drop for ResponseAccount {
         self.metrics
             .ended(self.kind, self.started.elapsed().as_secs_f64());
         if !complete && !self.has_failed {
-            // Not an error: clients regularly close connections in the middle of a body.
+            // This is not an error: clients regularly close connections in the middle of a body.
             self.metrics.cancelled.inc();
         }
         let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -1,7 +1,8 @@
 //! Detects clients that stop reading their responses over HTTP/2.
 //!
-//! Over HTTP/1.1, the socket shows that a client stops reading. Over HTTP/2, a stream may wait for its window while the
-//! socket is idle. So each body also records since when it has waited for its client.
+//! Over HTTP/1.1, the socket shows that a client stops reading. Over HTTP/2, a stream may wait for
+//! its flow-control window while the socket is idle. So each response body also records since when
+//! it has waited for its client.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// The bodies of one connection that wait for their client.
+/// The response bodies of one connection that wait for their client.
 #[derive(Default)]
 pub(crate) struct ClientProgress {
     waiting: Mutex<WaitingBodies>,
@@ -21,7 +22,7 @@ struct WaitingBodies {
     since: HashMap<u64, Instant>,
 }
 
-/// Records whether one body waits for its client. Dropping it removes the record.
+/// Records whether one body waits for its client. Dropping this value removes the record.
 pub(crate) struct BodyProgress {
     progress: Arc<ClientProgress>,
     key: u64,
@@ -32,7 +33,7 @@ impl ClientProgress {
         self.waiting.lock()
     }
 
-    /// A record for a new body, which does not wait for the client.
+    /// Creates the record of a new body, which does not yet wait for the client.
     pub(crate) fn body(self: &Arc<Self>) -> BodyProgress {
         let mut waiting = self.lock();
         waiting.next += 1;

@@ -1,9 +1,10 @@
-//! Wraps the stream that hyper serves: replays the bytes that were already read, checks line ends, and applies timeouts.
+//! Wraps the connection that hyper serves: gives hyper the bytes that were already read, checks
+//! line ends, and applies timeouts.
 //!
-//! 1. The bytes that the HTTP/1 loop has read come first.
+//! 1. The bytes that pierhead's own HTTP/1 server has already read come first.
 //! 2. Each byte passes the [`LineEndChecker`] before hyper gets it.
-//! 3. A write fails when the client reads nothing for `limit`. A read fails when the first request does not arrive for
-//!    `limit`.
+//! 3. A write fails if the client reads nothing for `limit`. A read fails if the first request does
+//!    not arrive within `limit`.
 
 use std::io;
 use std::pin::Pin;
@@ -18,19 +19,21 @@ use tokio::time::{Instant, Sleep};
 use crate::http::line_ends::LineEndChecker;
 use crate::limits::connections::{ConnectionActivity, ResponseInProgress};
 
-/// Bytes of the HTTP/2 preface. After as many bytes, hyper knows the protocol and applies its own read timeouts.
+/// Bytes of the HTTP/2 preface. After this many bytes, hyper knows the protocol and applies its own
+/// read timeouts.
 const PREFACE: usize = 24;
 
 /// Wraps a socket or a TLS stream for hyper.
 pub(crate) struct ClientStream<S> {
     io: S,
-    /// Bytes that the HTTP/1 loop has read.
+    /// Bytes that pierhead's own HTTP/1 server has already read.
     front: Bytes,
     checker: LineEndChecker,
     limit: Duration,
     read: usize,
     read_timeout: Option<Pin<Box<Sleep>>>,
-    /// Created at the first write that has to wait. Most connections have none.
+    /// The timer of a write, created at the first write that has to wait. Most connections have
+    /// none.
     write_timeout: Option<Pin<Box<Sleep>>>,
     is_write_waiting: bool,
     activity: Arc<ConnectionActivity>,
@@ -39,7 +42,7 @@ pub(crate) struct ClientStream<S> {
 }
 
 impl<S> ClientStream<S> {
-    /// `front`: the bytes of `io` that the HTTP/1 loop has read.
+    /// Wraps `io`. `front` holds the bytes of `io` that were already read.
     pub(crate) fn new(
         (front, io): (Bytes, S),
         checker: LineEndChecker,
@@ -110,7 +113,7 @@ impl<S: AsyncRead + Unpin> ClientStream<S> {
         let is_end = new.is_empty();
         let passed = self.checker.check(new);
         buffer.set_filled(before + passed);
-        // A read of 0 bytes would mean the end of the connection.
+        // hyper takes a read of 0 bytes for the end of the connection.
         if passed == 0 && !is_end {
             let error = io::Error::new(io::ErrorKind::InvalidData, "the head is too long");
             return Poll::Ready(Err(error));
@@ -213,7 +216,8 @@ mod tests {
         let writer = tokio::spawn(async move { server.write_all(&[0; 1000]).await });
         let mut some = [0; 100];
         client.read_exact(&mut some).await.unwrap();
-        // The paused clock jumps to the next timer. A wait for anything else would never end.
+        // The paused clock of the test jumps to the next timer. If the writer waited for anything
+        // else than a timer, the test would never end.
         let error = writer.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }

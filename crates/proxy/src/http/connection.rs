@@ -1,8 +1,10 @@
-//! Serves one connection: TLS handshake, then [`http1`] or hyper.
+//! Serves one client connection: TLS handshake, then pierhead's own HTTP/1 server ([`http1`]) or
+//! hyper.
 //!
-//! Over plain TCP, [`http1`] serves the common requests, since only the owner of the socket can use `sendfile`. hyper
-//! serves all others. hyper also responds to bytes that are not HTTP: dockerd 29 tries TLS on a plain port first, and
-//! falls back only when the response begins with `HTTP/`.
+//! Over plain TCP, [`http1`] serves the common requests, because only the owner of the socket can
+//! use `sendfile`. hyper serves all other requests. hyper also responds to bytes that are not HTTP:
+//! dockerd 29 tries TLS on a plain port first, and falls back to HTTP only if the response begins
+//! with `HTTP/`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +26,8 @@ pub(crate) async fn serve(
     tls: Option<Arc<ServerConfig>>,
     peer: Peer,
 ) {
-    // pierhead writes heads and bodies as a whole. Nagle's algorithm would delay the last segment.
+    // pierhead writes heads and bodies as a whole, so Nagle's algorithm would only delay the last
+    // segment.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%address, %error, "cannot set TCP_NODELAY");
     }

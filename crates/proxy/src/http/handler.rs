@@ -1,4 +1,5 @@
-//! Handles one request: checks limits and access, routes it, builds the response.
+//! Handles one HTTP request: checks limits and access, routes the request to its endpoint, and
+//! builds the response.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -35,8 +36,9 @@ use crate::pull::document::MAX_EAGER;
 use crate::pull::{lists, manifest};
 use crate::refusal_log::Refusal;
 
-/// Responds to one request. The head of the response is ready within the configured time; the bytes of its body may come
-/// later. `body` is the body of the request, or why reading it failed.
+/// Responds to one request. The head of the response is ready within the configured time; the bytes
+/// of its body may come later. `body` is the body of the request, or the reason why it could not be
+/// read.
 pub(crate) async fn handle(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -67,7 +69,7 @@ pub(crate) async fn handle(
             }
         }
         Ok(Err(error)) => handler.error_response(&error),
-        // The disk hangs, or a part of the handler misses its own deadline.
+        // The disk hangs, or a part of the handler missed its own deadline.
         Err(_) => handler.error_response(&Error::Timeout),
     };
     let RequestHandler { kind, outcome, .. } = handler;
@@ -91,10 +93,10 @@ struct RequestHandler<'a> {
     peer: &'a Peer,
     parts: &'a Parts,
     body: &'a Result<Bytes, Error>,
-    /// The limit that this response would exceed, if any.
+    /// The limit that serving this request would exceed, if any.
     exceeded: Option<Limit>,
     deadline: Deadline,
-    /// `Other` until the path is parsed.
+    /// The kind of endpoint: `Other` until the path is parsed.
     kind: EndpointKind,
     outcome: CacheOutcome,
 }
@@ -107,7 +109,7 @@ impl RequestHandler<'_> {
         }
         tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
         let mut response = respond::error(self.kind, &self.parts.method, error);
-        // Closes the connection, as the parser does after a head that it refuses.
+        // The connection closes, as after a head that the parser refuses.
         let is_head = matches!(error, Error::Limited(Limit::Headers | Limit::Uri));
         if is_head && self.parts.version < Version::HTTP_2 {
             let headers = response.headers_mut();
@@ -122,7 +124,8 @@ impl RequestHandler<'_> {
         }
         head::check(&self.context.config.load().limits, self.parts)?;
         let Parts { method, uri, .. } = self.parts;
-        // With two hosts, or an ambiguous one, a filter in front of pierhead could see another host than pierhead.
+        // If a request had two hosts or an ambiguous host, a filter in front of pierhead could see
+        // another host than pierhead.
         let mut hosts = self.parts.headers.get_all(HOST).iter();
         let (host, more) = (hosts.next(), hosts.next());
         let is_one = self.parts.version != Version::HTTP_11 || (host.is_some() && more.is_none());
@@ -135,7 +138,7 @@ impl RequestHandler<'_> {
         }
         let path = if path == "/v2" { "/v2/" } else { path };
         let endpoint = match Endpoint::parse(path, query) {
-            // A push gets this error whatever its path is.
+            // A push gets this error whatever path it has.
             Err(_) if method == Method::POST => return Err(Error::ReadOnly),
             endpoint => endpoint?,
         };
@@ -175,7 +178,8 @@ impl RequestHandler<'_> {
     ) -> Result<Response<Body>, Error> {
         let (method, query) = (&self.parts.method, self.parts.uri.query());
         match endpoint {
-            // 200 even when upstreams are down, since podman drops a mirror whose base fails.
+            // The status is 200 even if all upstreams are down, because podman drops a mirror whose
+            // `/v2/` fails.
             Endpoint::Base => Ok(self.constant("{}")),
             Endpoint::Discover { .. } => {
                 Ok(self.constant(match self.context.bundle_server.is_some() {
@@ -194,7 +198,7 @@ impl RequestHandler<'_> {
                     repository,
                     deadline: self.deadline,
                 };
-                // Boxed, since this future is large and pulls do not need it.
+                // The future is boxed because it is large, and pulls do not need it.
                 let (response, outcome) = Box::pin(handler.handle(bundle_request)).await?;
                 self.outcome = outcome;
                 Ok(response)
@@ -261,7 +265,7 @@ impl RequestHandler<'_> {
         }
     }
 
-    /// Whether to log this refusal now.
+    /// Whether to log this refusal now, or to suppress it as a repetition.
     fn is_new(
         &self,
         event: &'static str,
@@ -296,7 +300,8 @@ impl RequestHandler<'_> {
             .rules
             .check(&registry, &repository)
             .inspect_err(|error| {
-                // One line per pull: clients request no blobs after a refused manifest.
+                // One line per pull is enough, because clients request no blobs after a refused
+                // manifest.
                 if self.kind == EndpointKind::Manifest
                     && self.is_new("pull refused", &registry, &repository, error)
                 {
@@ -320,7 +325,7 @@ impl RequestHandler<'_> {
     async fn manifest(&mut self, reference: Reference) -> Result<Response<Body>, Error> {
         let started = Instant::now();
         let result = self.document(&reference).await;
-        // As `u64`, since the log writes a `u128` as a JSON string.
+        // The duration is a `u64`, because the log writes a `u128` as a JSON string.
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
         // One log line per pull.
@@ -328,7 +333,8 @@ impl RequestHandler<'_> {
             Ok((response, digest)) => {
                 let (cache, status) = (self.outcome.header(), response.status().as_u16());
                 let Parts { method, uri, .. } = self.parts;
-                // Formatting and writing a line costs as much as the rest of a hit.
+                // A repeated cache hit is logged only at level debug: formatting and writing a line
+                // costs as much as the rest of the hit.
                 let is_new = self.outcome != CacheOutcome::Hit
                     || (self.context.log_dedup).is_new((client, method, uri, digest, status));
                 if is_new {
@@ -341,7 +347,8 @@ impl RequestHandler<'_> {
             Err(error) => {
                 let status = respond::status(EndpointKind::Manifest, error).0;
                 let (code, error) = (status.as_u16(), tracing::field::display(error));
-                // Clients regularly request images that do not exist. A 5xx needs attention.
+                // A 4xx is no warning, because clients regularly request images that do not exist.
+                // A 5xx needs attention.
                 if status.is_server_error() {
                     tracing::warn!(%reference, %client, status = code, error, duration_ms, "pull refused");
                 } else {
@@ -385,8 +392,8 @@ impl RequestHandler<'_> {
                     BlobSource::of(self.context.clone(), blob_request(), blob.clone()),
                     Some(document.size()),
                 ),
-                // A small document is read before the head is sent. If it is damaged, pierhead fetches it again, and the
-                // client notices nothing.
+                // A small document is read before the head of the response is sent. If the document
+                // is damaged, pierhead fetches it again, and the client notices nothing.
                 _ => match document
                     .bytes(usize::try_from(document.size()).unwrap_or(usize::MAX))
                     .await
@@ -434,7 +441,7 @@ impl RequestHandler<'_> {
         let (representation, outcome) =
             match tokio::time::timeout_at(self.deadline.wait_without_stale(), found).await {
                 Ok(found) => found?,
-                // When a limit delayed the request, the error names the limit and not the registry.
+                // If a limit delayed the request, the error names that limit and not the registry.
                 Err(_) => match self.context.limits.why_waiting(&client, &registry, &digest) {
                     Some(limit) => return Err(limit.into()),
                     None => return Err(self.deadline.upstream_timeout(&registry)),
@@ -452,7 +459,8 @@ impl RequestHandler<'_> {
     }
 }
 
-/// Adds the challenge to the response of `/v2/`. podman sends credentials only after a challenge, also with status 200.
+/// Adds the authentication challenge to the response of `/v2/`. podman sends credentials only after
+/// a challenge, even if the status is 200.
 pub(crate) fn with_challenge(mut response: Response<Body>, peer: &Peer) -> Response<Body> {
     if peer.is_private() {
         let challenge = HeaderValue::from_static(CHALLENGE);
@@ -461,7 +469,8 @@ pub(crate) fn with_challenge(mut response: Response<Body>, peer: &Peer) -> Respo
     response
 }
 
-/// Number of frames that an unread HTTP/2 stream holds: one in the send buffer, one waiting for it, one in between.
+/// Number of frames that an unread HTTP/2 stream holds in memory: one in the send buffer, one that
+/// waits for the send buffer, and one between the two.
 const H2_FRAMES: usize = 3;
 
 /// Reserves the memory that the response needs.
@@ -478,7 +487,7 @@ fn reserve_memory(
     let bytes = match response.body().memory_need() {
         MemoryNeed::Bytes(bytes) if bytes < MAX_UNCOUNTED => return Ok(response),
         MemoryNeed::Bytes(bytes) => bytes,
-        // Bytes that `sendfile` cannot send count when they are read.
+        // Bytes that `sendfile` cannot send are counted when they are read.
         MemoryNeed::File if peer.sends_files => 0,
         MemoryNeed::File | MemoryNeed::Stream => frames * MAX_FRAME_BYTES,
     };

@@ -1,4 +1,4 @@
-//! Serves one connection through hyper: HTTP/1.1 and HTTP/2.
+//! Serves one client connection through the hyper library: HTTP/1.1 and HTTP/2.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -26,15 +26,16 @@ use crate::limits::limit::Limit;
 
 /// HTTP/2: idle time after which hyper sends a PING to the client.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(60);
-/// HTTP/2: bytes of the receive windows. Clients send only small request bodies.
+/// HTTP/2: bytes of the receive windows. They are small, because clients send only small request
+/// bodies.
 const RECEIVE_WINDOW: u32 = 64 << 10;
-/// HTTP/2: maximum number of concurrent streams. Clients use 3 to 6. A stream that the client does not read holds about
-/// 300 KiB.
+/// HTTP/2: maximum number of concurrent streams of one connection. Clients use 3 to 6 streams. A
+/// stream that the client does not read holds about 300 KiB.
 const MAX_STREAMS: u32 = 16;
-/// HTTP/2: bytes of each stream that hyper buffers for sending.
+/// HTTP/2: bytes of each stream that hyper buffers before it sends them.
 const SEND_BUFFER: usize = 128 << 10;
 
-/// Serves one client through hyper. `front`: the bytes of `stream` that the HTTP/1 loop has read.
+/// Serves one client through hyper. `front` holds the bytes of `stream` that were already read.
 pub(crate) async fn http<S>(state: ListenerState, front: Bytes, stream: S, peer: Peer)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -54,7 +55,7 @@ where
         async move {
             let (parts, body) = request.into_parts();
             let is_last = line_ends::ends_unknown(&parts.headers);
-            // The body has its own time limit.
+            // The request body has its own time limit.
             peer.activity.request_began();
             let body = match peer.exceeded {
                 None => request_body::read(&context, &peer, &parts, body).await,
@@ -73,12 +74,13 @@ where
     let checker = LineEndChecker::new(head::parser_bytes(&config.limits));
     let stream = ClientStream::new((front, stream), checker, stall, activity.clone());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Periodic check for stalled and silent clients; `is_stalled` and `idle` hold the limits.
+    // This timer checks periodically for clients that do not read or do not send. `is_stalled` and
+    // `idle` hold the limits.
     let head = config.client_head_timeout;
     let period = stall.min(head).max(Duration::from_millis(100));
     let mut tick = tokio::time::interval(period);
     let mut until = pin!(tokio::time::sleep(SHORT_TIMEOUT));
-    // A connection that was accepted just before the shutdown must see this phase, too.
+    // A connection that was accepted just before the shutdown must see the shutdown phase, too.
     phase.mark_changed();
     loop {
         tokio::select! {
@@ -94,7 +96,7 @@ where
             changed = phase.changed() => match (changed, *phase.borrow()) {
                 (Ok(()), Phase::Serving) => {}
                 (Ok(()), Phase::Shutdown) => connection.as_mut().graceful_shutdown(),
-                // Without a listener, no task waits for the end of this connection.
+                // If the listener is gone, no task waits for the end of this connection.
                 (Ok(()), Phase::Abort) | (Err(_), _) => return,
             },
             _ = tick.tick() => {
@@ -104,7 +106,8 @@ where
                     tracing::debug!(%address, "client does not read its response: connection aborted");
                     return;
                 }
-                // hyper limits the time of a head over HTTP/1.1 only.
+                // hyper limits the time of a head only over HTTP/1.1, so this limits it over
+                // HTTP/2.
                 match activity.idle() {
                     Some(idle) if idle > head + period => {
                         tracing::debug!(%address, "idle client: connection closed");
@@ -120,7 +123,8 @@ where
     }
 }
 
-/// The limit that hyper or [`ClientStream`] applied: hyper responded 431 or 414, or the client stalled.
+/// Returns the limit that hyper or [`ClientStream`] applied: hyper responded 431 or 414, or the
+/// client did not read its response.
 fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
     let hyper = error.downcast_ref::<hyper::Error>();
     if hyper.is_some_and(hyper::Error::is_parse_too_large) {
@@ -138,7 +142,8 @@ fn builder(config: &Config) -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .header_read_timeout(config.client_head_timeout)
         .max_headers(head::parser_count(&config.limits))
-        // hyper also buffers at most this much of a body, so that a slow client holds one frame and not three.
+        // hyper also buffers at most this many bytes of a body, so that a slow client holds one
+        // frame in memory and not three.
         .max_buf_size(head);
     builder
         .http2()

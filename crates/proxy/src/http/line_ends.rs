@@ -1,31 +1,33 @@
 //! Refuses a bare LF as a line end in the heads of HTTP/1 requests.
 //!
-//! hyper accepts a bare LF as CR LF. A stricter proxy in front of pierhead would see a different request (request
-//! smuggling). This filter therefore replaces each bare LF of a head by a NUL. A NUL is invalid in a head, so hyper
-//! responds 400 and closes the connection.
+//! hyper accepts a bare LF as if it were CR LF. A stricter proxy in front of pierhead would then
+//! see a different request (request smuggling). This filter therefore replaces each bare LF of a
+//! head by a NUL. A NUL is invalid in a head, so hyper responds 400 and closes the connection.
 //!
-//! hyper reads ahead, so it may accept a head above its limit. The filter passes at most that many bytes of a head. hyper
-//! then responds 431 and closes the connection.
+//! hyper reads ahead, so it may accept a head that is longer than its limit. The filter passes at
+//! most as many bytes of a head as the limit allows. hyper then responds 431 and closes the
+//! connection.
 //!
-//! Bodies pass unchanged. One `Content-Length`, or several equal ones, determine where a body ends. After any other body the connection
-//! closes: see [`ends_unknown`].
+//! Bodies pass unchanged. One `Content-Length`, or several equal ones, tell where a body ends.
+//! After a body whose end is not told in this way, the connection closes: see [`ends_unknown`].
 
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
-/// The first line of the HTTP/2 preface. After it, HTTP/2 is binary.
+/// The first line of the HTTP/2 preface. After it, the connection is binary HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\n";
 
 /// Whether a head has a line that does not end with CR LF.
 pub(crate) fn has_bare_lf(head: &[u8]) -> bool {
     let behind = head.get(1..).unwrap_or_default();
-    // No early exit, so that the compiler vectorizes the loop.
+    // The loop has no early exit, so that the compiler vectorizes it.
     let is_bare =
         |bare: bool, (before, byte): (&u8, &u8)| bare | ((*byte == b'\n') & (*before != b'\r'));
     head.first() == Some(&b'\n') || head.iter().zip(behind).fold(false, is_bare)
 }
 
-/// Whether only hyper can tell where the body ends. The connection must then close after the response.
+/// Whether only hyper can tell where the body ends. Then the connection must close after the
+/// response.
 pub(crate) fn ends_unknown(headers: &HeaderMap) -> bool {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let (first, more) = (lengths.next(), lengths.next());
@@ -37,7 +39,7 @@ pub(crate) fn ends_unknown(headers: &HeaderMap) -> bool {
 /// Checks the bytes that hyper reads, and finds the ends of heads and bodies.
 pub(crate) struct LineEndChecker {
     state: CheckState,
-    /// The head so far, up to `max` bytes.
+    /// The bytes of the current head so far, up to `max` bytes.
     pub(super) head: Vec<u8>,
     max: usize,
     is_first: bool,
@@ -46,16 +48,17 @@ pub(crate) struct LineEndChecker {
 #[derive(Debug, PartialEq, Eq)]
 enum CheckState {
     Head,
-    /// Remaining bytes of a body.
+    /// The connection is within a body with this many remaining bytes.
     Body(u64),
-    /// All further bytes pass: HTTP/2, or the last request of the connection.
+    /// All further bytes pass unchecked, because they are HTTP/2, or belong to the last request of
+    /// the connection.
     Unchecked,
-    /// The head exceeds `max` bytes: nothing more is read.
+    /// The head exceeds `max` bytes, so nothing more is read.
     TooLong,
 }
 
 impl LineEndChecker {
-    /// `max`: the longest head that hyper reads, in bytes.
+    /// Creates a checker. `max` is the length in bytes of the longest head that hyper reads.
     pub(crate) fn new(max: usize) -> Self {
         Self {
             state: CheckState::Head,
@@ -65,7 +68,7 @@ impl LineEndChecker {
         }
     }
 
-    /// Inspects the next bytes of the connection. Returns how many of them hyper may have.
+    /// Inspects the next bytes of the connection. Returns how many of these bytes hyper may read.
     pub(crate) fn check(&mut self, bytes: &mut [u8]) -> usize {
         let mut seen = 0;
         while seen < bytes.len() {
@@ -88,7 +91,7 @@ impl LineEndChecker {
         seen
     }
 
-    /// Takes bytes of a head, at most to the end of a line, and returns their number.
+    /// Adds bytes to the head, at most to the end of a line, and returns the number of added bytes.
     fn line(&mut self, bytes: &mut [u8]) -> usize {
         let end = bytes.iter().position(|byte| *byte == b'\n');
         let len = end.map_or(bytes.len(), |at| at + 1);
@@ -121,7 +124,7 @@ impl LineEndChecker {
         self.is_first = false;
     }
 
-    /// The state after a complete head. hyper validates the header lines.
+    /// Returns the state after a complete head. hyper validates the header lines.
     fn framing(&self) -> CheckState {
         if self.is_first && self.head == PREFACE {
             return CheckState::Unchecked;
@@ -135,7 +138,8 @@ impl LineEndChecker {
             }
             if name.eq_ignore_ascii_case(CONTENT_LENGTH.as_str().as_bytes()) {
                 let length = length_of(value.get(1..).unwrap_or_default());
-                // hyper merges equal lengths. It responds 400 to different ones and closes the connection.
+                // hyper merges several equal lengths. If the lengths differ, hyper responds 400 and
+                // closes the connection.
                 next = match next {
                     Some(first) if first != length => return CheckState::Unchecked,
                     _ => Some(length),
@@ -160,7 +164,7 @@ fn length_of(value: &[u8]) -> CheckState {
 mod tests {
     use super::*;
 
-    /// The bytes that hyper gets of that text, for each read size.
+    /// Returns the bytes of that text that hyper gets, for each read size.
     fn seen(text: &str) -> String {
         let mut all = Vec::new();
         for size in [1, 2, 3, 7, text.len()] {
@@ -206,7 +210,8 @@ mod tests {
         let twice = "POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 01\r\n\r\n\n";
         assert_eq!(seen(&format!("{twice}{post}")), format!("{twice}{post}"));
         assert!(seen(&format!("{twice}{bad}")).contains('\0'));
-        // A request whose end only hyper knows is the last one: see `ends_unknown`.
+        // A request whose end only hyper knows is the last request of the connection: see
+        // `ends_unknown`.
         for more in [
             "transfer-encoding: chunked",
             "content-length: 1\r\ncontent-length: 2",

@@ -1,4 +1,4 @@
-//! The accept loop: accepts or refuses connections, and ends them at shutdown.
+//! The accept loop: accepts or refuses client connections, and ends them at shutdown.
 
 use std::future::Future;
 use std::io;
@@ -18,13 +18,14 @@ use crate::http::peer::Peer;
 use crate::http::phase::{ListenerState, Phase};
 use crate::http::tls::ReloadingTls;
 
-/// Maximum number of connections over the limit that get a 503 at the same time. Further ones are closed without response.
+/// Maximum number of connections over the limit that get a 503 at the same time. Further
+/// connections are closed without a response.
 const MAX_REFUSALS: usize = 64;
-/// Delay after an accept that failed for lack of file descriptors or memory.
+/// Delay after `accept` failed for lack of file descriptors or memory.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Accepts connections until `stop`, then gives requests in progress [`Config::shutdown_grace`]. Returns when the last
-/// connection is closed.
+/// Accepts connections until `stop` resolves, then lets requests in progress continue for
+/// [`Config::shutdown_grace`]. Returns when the last connection is closed.
 ///
 /// [`Config::shutdown_grace`]: crate::config::Config::shutdown_grace
 pub(crate) async fn serve(
@@ -65,7 +66,7 @@ pub(crate) async fn serve(
         }
     }
     drop(listener);
-    // Drops its receiver, too, so that the channel closes with the last connection.
+    // This also drops the acceptor's receiver, so that the channel closes with the last connection.
     drop(acceptor);
     phase.send_replace(Phase::Shutdown);
     let grace = current.shared.config.load().shutdown_grace;
@@ -125,7 +126,7 @@ impl Acceptor {
     }
 }
 
-/// Counts one open connection in the metrics, until dropped.
+/// Counts one open connection in the metrics until this value is dropped.
 struct OpenConnection(Arc<SharedState>);
 
 impl OpenConnection {

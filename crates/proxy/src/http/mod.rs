@@ -1,4 +1,4 @@
-//! HTTP: from the listening socket to the bytes of a response.
+//! The HTTP servers: from the listening socket to the bytes of a response.
 
 pub(crate) mod body;
 pub(crate) mod client_progress;

@@ -1,4 +1,5 @@
-//! The client of one connection: its address, its limits, and whether the connection is private.
+//! The client of one connection: its address, its limits, and whether the connection may carry
+//! passwords.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,20 +15,21 @@ use crate::limits::limit::Limit;
 /// The client of one connection.
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
-    /// The resources that the client uses over all its connections.
+    /// The resources that the client uses over all its connections together.
     pub(crate) client: Arc<ClientUsage>,
     /// Whether this connection is idle.
     pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) channel: Channel,
     pub(crate) progress: Arc<ClientProgress>,
-    /// The limit that this connection exceeds. If set, each request gets 503.
+    /// The limit that this connection exceeds, if any. If set, each request gets 503.
     pub(crate) exceeded: Option<Limit>,
-    /// Whether the connection sends stored blobs by `sendfile`, without memory of the process.
+    /// Whether the connection sends cached blobs by `sendfile`, which uses no memory of the
+    /// process.
     pub(crate) sends_files: bool,
 }
 
 impl Peer {
-    /// For a connection with a slot.
+    /// Creates the peer of a connection that has a slot.
     pub(crate) fn new(
         address: SocketAddr,
         client: Arc<ClientUsage>,
@@ -44,7 +46,7 @@ impl Peer {
         }
     }
 
-    /// For a connection that only gets the error of its limit.
+    /// Creates the peer of a connection that gets only the error of the limit that it exceeds.
     pub(crate) fn refused(address: SocketAddr, client: Arc<ClientUsage>, limit: Limit) -> Self {
         let activity = Arc::new(ConnectionActivity::uncounted(client.clone()));
         Self {
@@ -54,7 +56,7 @@ impl Peer {
     }
 }
 
-/// The transport between a client and pierhead.
+/// The transport between a client and pierhead: plain TCP, TLS, or loopback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Channel {
     Plain,
@@ -64,7 +66,8 @@ pub(crate) enum Channel {
 }
 
 impl Channel {
-    /// `None`: the client resumed a session whose certificate has expired.
+    /// Returns the channel of a TLS connection. `None`: the client resumed a session whose
+    /// certificate has expired.
     pub(crate) fn of(connection: &ServerConnection) -> Option<Self> {
         match connection.peer_certificates() {
             Some(certificates) => certificate::is_current(certificates).then_some(Self::Certified),
@@ -74,7 +77,7 @@ impl Channel {
 }
 
 impl Peer {
-    /// Whether the connection may carry a password: it uses TLS, or stays on this machine.
+    /// Whether the connection may carry a password, because it uses TLS or stays on this machine.
     pub(crate) fn is_private(&self) -> bool {
         self.channel != Channel::Plain || is_loopback(self.address)
     }

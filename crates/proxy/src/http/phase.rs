@@ -1,4 +1,5 @@
-//! The state that all connections of one listener share: the current context, and the phase of the shutdown.
+//! The state that all connections of one listener share: the current request context, and the phase
+//! of the shutdown.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::context::CurrentContext;
 
-/// Time limit of a TLS handshake, and of the 503 on a connection over the limit.
+/// Time limit of a TLS handshake, and of sending a 503 to a connection over the limit.
 pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The phase of a listener. Each connection watches it.
@@ -27,7 +28,7 @@ pub(crate) struct ListenerState {
     pub(crate) phase: watch::Receiver<Phase>,
 }
 
-/// Logs that a connection was closed for another client.
+/// Logs that pierhead closed this connection to make room for a connection of another client.
 pub(crate) fn displaced(address: impl Display) {
     tracing::debug!(%address, "idle connection closed for a client with fewer connections");
 }

@@ -6,7 +6,7 @@ use http::header::{IF_NONE_MATCH, IF_RANGE, RANGE};
 /// The bytes of a representation that a request selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Selection {
-    /// All bytes: status 200.
+    /// All bytes of the representation: status 200.
     Whole,
     /// The bytes from `first` to `last`, inclusive: status 206.
     Part {
@@ -19,24 +19,26 @@ pub(crate) enum Selection {
     Unsatisfiable,
 }
 
-/// The bytes that `headers` select of a representation of `size` bytes with the entity tag `etag` (with quotes).
+/// Returns which bytes `headers` select of a representation of `size` bytes with the entity tag
+/// `etag` (with quotes).
 ///
-/// Several ranges, other units and malformed ranges select everything: RFC 9110 lets a server ignore the header, and every
-/// client can read a 200. A range that ends before it begins is unsatisfiable, as the OCI conformance tests expect.
+/// Several ranges, other units and malformed ranges select all bytes: RFC 9110 lets a server ignore
+/// the header, and every client can read a 200. A range whose end is before its start is
+/// unsatisfiable, as the OCI conformance tests expect.
 pub(crate) fn select(headers: &HeaderMap, etag: &[u8], size: u64) -> Selection {
     let mut values = headers.get_all(RANGE).iter();
     let (Some(range), None) = (values.next(), values.next()) else {
         return Selection::Whole;
     };
-    // Weak tags and dates never match: pierhead sends strong tags and no Last-Modified.
+    // Weak tags and dates never match, because pierhead sends strong tags and no Last-Modified.
     if headers
         .get(IF_RANGE)
         .is_some_and(|tag| tag.as_bytes() != etag)
     {
         return Selection::Whole;
     }
-    // An empty representation has no satisfiable range. But some clients send `bytes=0-` with every request, and Go's file
-    // server responds 200, too.
+    // An empty representation has no satisfiable range, but this returns 200: some clients send
+    // `bytes=0-` with every request, and Go's file server responds 200, too.
     match range.to_str().ok().and_then(parse) {
         Some(spec) if size > 0 => spec.within(size),
         _ => Selection::Whole,
@@ -96,7 +98,8 @@ fn parse(text: &str) -> Option<Spec> {
     }
 }
 
-/// Accepts digits only, since `u64::from_str` accepts a plus sign. A number over 64 bits becomes `u64::MAX`.
+/// Parses a number of digits only, because `u64::from_str` would accept a plus sign. A number over
+/// 64 bits becomes `u64::MAX`.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))

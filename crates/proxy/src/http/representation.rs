@@ -1,4 +1,5 @@
-//! Builds the response for a representation (RFC 9110): conditional requests, ranges, headers.
+//! Builds the response for a manifest, blob or list (a representation, RFC 9110): conditional
+//! requests, ranges, headers.
 
 use bytes::Bytes;
 use http::header::{
@@ -16,13 +17,13 @@ use crate::pull::blob::BlobSource;
 
 /// A document, blob or list to respond with.
 pub(crate) struct Representation {
-    /// `None`: the size is known only at the end of the content.
+    /// The size in bytes. `None`: the size is known only at the end of the content.
     size: Option<u64>,
     content: Content,
 }
 
 enum Content {
-    /// For a HEAD request: the headers of a GET without content.
+    /// No content, for a HEAD request: the response has only the headers of a GET.
     None,
     Bytes(Bytes),
     Source(Box<BlobSource>),
@@ -50,7 +51,8 @@ impl Representation {
         }
     }
 
-    /// Responds according to the request's headers. Never content-encoded, since the digest is of these bytes.
+    /// Builds the response according to the request's headers. The response never has a content
+    /// encoding, because the digest is the digest of these bytes.
     pub(crate) async fn respond(
         self,
         headers: &HeaderMap,
@@ -61,7 +63,7 @@ impl Representation {
         let tag = Bytes::from(format!("\"{digest}\""));
         let is_not_modified = headers.contains_key(IF_NONE_MATCH) && matches_etag(headers, &tag);
         let selection = match (self.size, &self.content) {
-            // RFC 9110 defines Range for GET only. A range of an unknown size cannot be resolved.
+            // RFC 9110 defines Range only for GET. A range of an unknown size cannot be resolved.
             (_, Content::None) | (None, _) => Selection::Whole,
             (Some(size), _) => select(headers, &tag, size),
         };
@@ -76,7 +78,7 @@ impl Representation {
             Some(Selection::Unsatisfiable) => Some(0),
             _ => self.size,
         };
-        // Without a response builder, which is moved for each header.
+        // This uses no response builder, because a builder is moved for each header.
         let mut response_headers = respond::headers(outcome);
         let added = self.add_headers(&mut response_headers, tag, content_type, selection, length);
         if let Err(error) = added {
@@ -99,8 +101,9 @@ impl Representation {
         Ok(response)
     }
 
-    /// Adds the headers for the selected bytes, `length` in number. `selection` is `None` when the client already has the
-    /// representation. Does not fail, since all parts are constants or validated values.
+    /// Adds the headers for the selected bytes; `length` is their number. `selection` is `None` if
+    /// the client already has the representation. Cannot fail, because all parts are constants or
+    /// validated values.
     fn add_headers(
         &self,
         headers: &mut HeaderMap,
@@ -109,7 +112,7 @@ impl Representation {
         selection: Option<Selection>,
         length: Option<u64>,
     ) -> Result<(), http::Error> {
-        // ETag and digest share one allocation.
+        // The ETag and the digest header share one allocation.
         let digest = tag.slice(1..tag.len() - 1);
         let digest = HeaderValue::from_maybe_shared(digest)?;
         headers.insert(DOCKER_CONTENT_DIGEST, digest);

@@ -1,4 +1,5 @@
-//! Reads request bodies within limits of memory and time. Only the bundle and trace endpoints accept a body.
+//! Reads request bodies within limits of memory and time. Only the bundle and trace endpoints
+//! accept request bodies.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,13 +24,15 @@ use crate::limits::limit::Limit;
 use crate::limits::memory::{MAX_UNCOUNTED, MemoryReservation};
 use crate::limits::resource_limits::ResourceLimits;
 
-/// Maximum bytes of a body.
+/// Maximum bytes of a request body.
 pub(crate) const MAX_BODY: usize = MAX_DOCUMENT;
 
-/// Bytes that pierhead reserves in one step, and that must arrive within `client_stall_timeout`.
+/// Bytes of a request body for which pierhead reserves memory in one step. They must arrive within
+/// `client_stall_timeout`.
 const STEP_BYTES: usize = 16 << 10;
 
-/// Whether a POST to that path may have a body. Does not decode the path: hyper serves other spellings, or refuses them.
+/// Whether a POST to that path may have a body. The path is not decoded: other spellings of it go
+/// to hyper, which serves or refuses them.
 pub(crate) fn accepts_body(path: &str) -> bool {
     path.ends_with("/_pierhead/bundle") || path.ends_with("/_pierhead/trace")
 }
@@ -49,15 +52,15 @@ pub(crate) fn is_json(parts: &Parts) -> bool {
     essence.trim().eq_ignore_ascii_case(JSON)
 }
 
-/// Limits the memory and the time of a body that arrives.
+/// Limits the memory and the time of a request body while it arrives.
 ///
-/// 1. Memory is reserved in steps, when the bytes arrive, and not when the head announces them.
+/// 1. Memory is reserved in steps when the bytes arrive, not when the head announces their number.
 /// 2. Each step must arrive within `client_stall_timeout`, and the whole body within `client_head_timeout`.
 pub(crate) struct BodyLimits<'a> {
     limits: &'a ResourceLimits,
     client: &'a Arc<ClientUsage>,
     reservation: Option<MemoryReservation>,
-    /// Bytes that are reserved, or too few to count.
+    /// Bytes for which memory is reserved, or a number too small to be counted.
     reserved: usize,
     /// Maximum bytes of the whole body.
     max_len: usize,
@@ -69,7 +72,7 @@ pub(crate) struct BodyLimits<'a> {
 }
 
 impl<'a> BodyLimits<'a> {
-    /// Limits of a body of at most `max_len` bytes that begins now.
+    /// Creates the limits of a body that begins now and has at most `max_len` bytes.
     pub(crate) fn new(shared: &'a SharedState, peer: &'a Peer, max_len: usize) -> Self {
         let config = shared.config.load();
         let (now, stall) = (Instant::now(), config.client_stall_timeout);
@@ -95,7 +98,7 @@ impl<'a> BodyLimits<'a> {
         if bytes <= self.reserved {
             return Ok(());
         }
-        // Doubles, so that a body is copied a constant number of times.
+        // The reservation doubles each time, so that a body is copied a constant number of times.
         let reserved = bytes.max(2 * self.reserved).next_multiple_of(STEP_BYTES);
         let reserved = reserved.min(self.max_len).max(bytes);
         match &mut self.reservation {
@@ -106,8 +109,9 @@ impl<'a> BodyLimits<'a> {
         Ok(())
     }
 
-    /// Makes room for `more` bytes in `buffer`. The new buffer has the reserved size, or `more` bytes beyond its contents.
-    /// During the copy the old buffer exists, too. `BytesMut::reserve` would double the buffer without reserving memory.
+    /// Makes room for `more` bytes in `buffer`. The new buffer has the reserved size, or `more`
+    /// bytes beyond its contents. During the copy, the old buffer exists, too. `BytesMut::reserve`
+    /// is not used, because it would double the buffer without reserving memory.
     pub(crate) fn make_room(&self, buffer: &mut BytesMut, more: usize) {
         let len = buffer.len() + more;
         if buffer.capacity() < len {
@@ -117,12 +121,13 @@ impl<'a> BodyLimits<'a> {
         }
     }
 
-    /// When the next bytes must have arrived.
+    /// The time by which the next bytes must have arrived.
     pub(crate) fn due(&self) -> Instant {
         self.step_end.min(self.end)
     }
 
-    /// Attaches the reservation to the whole body, until its last reference is dropped.
+    /// Attaches the memory reservation to the whole body, until the last reference to the body is
+    /// dropped.
     pub(crate) fn attach_to(self, body: Bytes) -> Bytes {
         match self.reservation {
             Some(reservation) => Arc::new(reservation).attach(body),
@@ -131,7 +136,8 @@ impl<'a> BodyLimits<'a> {
     }
 }
 
-/// Authenticates the client, then reads the body of a request that may have one. Reads nothing of all other requests.
+/// Authenticates the client, then reads the body of a request that may have one. Of a request that
+/// may have no body, reads nothing.
 pub(crate) async fn read<B>(
     context: &Arc<RequestContext>,
     peer: &Peer,
@@ -146,7 +152,7 @@ where
     }
     let len = match parts.headers.get(CONTENT_LENGTH) {
         Some(value) => length(value).unwrap_or(usize::MAX),
-        // A chunked body has no announced length.
+        // A chunked body announces no length.
         None => MAX_BODY,
     };
     if len > MAX_BODY {

@@ -27,16 +27,17 @@ pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-
 pub(crate) const JSON: &str = "application/json";
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 
-/// Sent only over TLS or to this machine, since clients respond to it with a password.
+/// The authentication challenge. It is sent only over TLS or to this machine, because clients
+/// respond to it with a password.
 pub(crate) const CHALLENGE: &str = r#"Basic realm="pierhead", charset="UTF-8""#;
 
-/// `Retry-After` for a failure of the upstream, unless the upstream sent one.
+/// The value of `Retry-After` for a failure of the upstream that sent no such header.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Number of headers of a response with content. The initial capacity of the header map.
+/// Number of headers of a response with content, which is the initial capacity of the header map.
 const HEADERS: usize = 8;
 
-/// The headers of every response.
+/// Creates the headers that every response has.
 pub(crate) fn headers(outcome: CacheOutcome) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(HEADERS);
     headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
@@ -46,7 +47,7 @@ pub(crate) fn headers(outcome: CacheOutcome) -> HeaderMap {
     headers
 }
 
-/// A response builder with these headers.
+/// Creates a response builder with the headers that every response has.
 pub(crate) fn respond(status: StatusCode, outcome: CacheOutcome) -> http::response::Builder {
     let mut builder = Response::builder().status(status);
     if let Some(all) = builder.headers_mut() {
@@ -55,14 +56,14 @@ pub(crate) fn respond(status: StatusCode, outcome: CacheOutcome) -> http::respon
     builder
 }
 
-/// Adds the body. Does not fail, since all parts are constants or validated values.
+/// Adds the body to the response. Cannot fail, because all parts are constants or validated values.
 pub(crate) fn finish(builder: http::response::Builder, body: Body) -> Response<Body> {
     builder
         .body(body)
         .unwrap_or_else(|error| internal_error(&error))
 }
 
-/// The response when building another one failed, which does not happen.
+/// The response that is sent if building another response fails, which cannot happen.
 pub(crate) fn internal_error(error: &http::Error) -> Response<Body> {
     tracing::error!(%error, "cannot build a response");
     let mut response = Response::new(Body::empty());
@@ -70,7 +71,7 @@ pub(crate) fn internal_error(error: &http::Error) -> Response<Body> {
     response
 }
 
-/// A response of `bytes`. A HEAD request gets the headers only.
+/// Creates a response with `bytes` as its body. A HEAD request gets only the headers.
 pub(crate) fn whole(
     builder: http::response::Builder,
     method: &Method,
@@ -110,9 +111,10 @@ pub(crate) fn text(
     }
 }
 
-/// The response of an error: the error body of the specification, and a status to which clients react properly. Never 429,
-/// since podman stalls and containerd retries at once. A challenge only for pierhead's own logins, over a private
-/// connection.
+/// Creates the response of an error: the error body of the specification, and a status to which
+/// clients react properly. The status is never 429, because on 429 podman stalls and containerd
+/// retries at once. The response has a challenge only for pierhead's own passwords, and only over a
+/// private connection.
 pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Response<Body> {
     let (status, code) = status(kind, error);
     let mut builder = respond(status, CacheOutcome::None);
@@ -144,11 +146,11 @@ pub(crate) fn error(kind: EndpointKind, method: &Method, error: &Error) -> Respo
     response
 }
 
-/// Maximum characters of the cause in the status line. The body has the whole text.
+/// Maximum characters of the cause in the status line. The body has the complete text.
 const MAX_REASON_CHARS: usize = 300;
 
-/// Writes the cause into the status line. Docker, podman and skopeo print the status line of a 5xx and not its body.
-/// HTTP/2 has no status line.
+/// Writes the cause into the status line, because Docker, podman and skopeo print the status line
+/// of a 5xx and not its body. HTTP/2 has no text in the status line.
 fn reason(status: StatusCode, cause: &str) -> Option<ReasonPhrase> {
     let printable = |c: char| match c.is_ascii_graphic() {
         true => c,
@@ -168,7 +170,7 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
         Error::Parse(ParseError::Digest | ParseError::DigestAlgorithm) => {
             (StatusCode::BAD_REQUEST, ErrorCode::DigestInvalid)
         }
-        // An invalid tag does not exist. The conformance suite requires 404.
+        // An invalid tag cannot exist, and the conformance suite requires 404.
         Error::Parse(ParseError::Tag) => (StatusCode::NOT_FOUND, ErrorCode::ManifestUnknown),
         Error::Parse(ParseError::Endpoint) => (StatusCode::NOT_FOUND, ErrorCode::NameUnknown),
         Error::Host | Error::Parse(ParseError::Query(_)) => {
@@ -183,7 +185,8 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
         Error::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, ErrorCode::Unavailable),
         Error::BadRequest(_) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
         Error::NoBundles => (StatusCode::NOT_FOUND, ErrorCode::Unsupported),
-        // The worker pulls layers instead of a retry. Descriptors and memory are short for a moment only.
+        // After this response, a worker pulls layers and does not retry. Descriptors and memory are
+        // short only for a moment.
         Error::Bundle(bundle) if bundle.fault() == Fault::Host && !bundle.is_exhausted() => {
             (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported)
         }
@@ -204,13 +207,14 @@ pub(crate) fn status(kind: EndpointKind, error: &Error) -> (StatusCode, ErrorCod
             ErrorCode::Unsupported,
         ),
         Error::Upstream(RemoteError::NotFound { .. }) => (StatusCode::NOT_FOUND, unknown(kind)),
-        // 403 also for a 401 of the upstream: a challenge of pierhead would make clients send credentials. After a 403,
-        // all clients fall back to the origin.
+        // A 401 of the upstream becomes 403, too, because a challenge of pierhead would make
+        // clients send credentials. After a 403, all clients fall back to the origin.
         Error::Forbidden { .. }
         | Error::Upstream(
             RemoteError::Denied { .. }
             | RemoteError::Forbidden { .. }
-            // Same response as `Forbidden`, so that a client cannot find out which internal names exist.
+            // The response is the same as for `Forbidden`, so that a client cannot find out which
+            // internal names exist.
             | RemoteError::NoSuchHost { .. },
         ) => (StatusCode::FORBIDDEN, ErrorCode::Denied),
         Error::Cache(cache)
@@ -247,7 +251,8 @@ fn unknown(kind: EndpointKind) -> ErrorCode {
 
 fn retry_after(error: &Error) -> Duration {
     match error {
-        // Upstreams may send hours. A client that retries earlier costs the upstream nothing, since pierhead itself waits.
+        // Upstreams may send a delay of hours. A client that retries earlier costs the upstream
+        // nothing, because pierhead itself waits.
         Error::Upstream(RemoteError::RateLimited {
             retry_after: Some(after),
             ..

@@ -1,11 +1,13 @@
-//! Determines the registry of a request: `?ns=`, else the first path segment, else the default upstream.
+//! Determines the registry of a request: from the query parameter `ns`, else from the first path
+//! segment, else the default upstream.
 
 use pierhead_oci::{Endpoint, Name, ParseError, Registry, Repository};
 
 use crate::config::Config;
 use crate::error::Error;
 
-/// The registry and the repository of a request. `name` comes from the path, `query` is the raw query. Precedence:
+/// Returns the registry and the repository of a request. `name` is from the path, `query` is the
+/// raw query. The first source that exists wins:
 ///
 /// 1. `?ns=REGISTRY`, which containerd, BuildKit and dockerd 29 send to a mirror.
 /// 2. The first path segment, if it is a configured registry or has the form of a registry. podman and crane use this.
@@ -65,7 +67,7 @@ mod tests {
             ("localhost:5000/app", None, "localhost:5000 app"),
             ("corp/app", None, "corp app"),
             ("owner/app", None, "docker.io owner/app"),
-            // A single segment is never a registry, since there would be no repository.
+            // A single segment is never a registry, because no repository would be left.
             ("a.b", None, "docker.io library/a.b"),
             (
                 "library/redis",
@@ -80,7 +82,7 @@ mod tests {
                 "docker.io library/redis",
             ),
             ("app", Some("ns="), "docker.io library/app"),
-            // ns has precedence over a segment with the form of a registry.
+            // `ns` has precedence over a segment with the form of a registry.
             ("quay.io/app", Some("ns=ghcr.io"), "ghcr.io quay.io/app"),
             ("app/x", Some("nsx=quay.io"), "docker.io app/x"),
         ] {

@@ -1,4 +1,5 @@
-//! TLS configuration from files. pierhead applies changes of the files without a restart.
+//! The TLS configuration of the listener, from files. pierhead applies changes of the files without
+//! a restart.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,10 +21,11 @@ use crate::config::Tls;
 use crate::error::Cause;
 use crate::refusal_log::{Refusal, RefusalLog};
 
-/// Minimum interval between two checks of whether the files changed. Only a new connection starts a check.
+/// Minimum interval between two checks of whether the TLS files changed. Only a new connection
+/// starts a check.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The TLS configuration of the current files.
+/// Holds the TLS configuration of the current files, and loads changed files.
 pub(crate) struct ReloadingTls {
     files: Tls,
     current: ArcSwap<ServerConfig>,
@@ -38,7 +40,8 @@ struct FileCheck {
 impl ReloadingTls {
     /// Reads the files. Blocks.
     pub(crate) fn new(files: Tls) -> io::Result<Self> {
-        // Before `load`: a file that changes in between is read again.
+        // The stamps are read before `load`, so that a file that changes between the two is read
+        // again.
         let stamps = stamps(&files);
         let current = ArcSwap::from_pointee(load(&files)?);
         Ok(Self {
@@ -51,8 +54,9 @@ impl ReloadingTls {
         })
     }
 
-    /// The configuration for a new connection. Checks the files if a check is due. When they are unusable, such as half
-    /// written, the previous configuration stays in use, and the log has the error.
+    /// Returns the configuration for a new connection. Checks the files if a check is due. If the
+    /// files are unusable (for example half written), the previous configuration stays in use, and
+    /// pierhead logs the error.
     pub(crate) async fn current(self: &Arc<Self>) -> Arc<ServerConfig> {
         if self.take_check() {
             let this = self.clone();
@@ -64,7 +68,7 @@ impl ReloadingTls {
         self.current.load_full()
     }
 
-    /// Whether a check of the files is due and falls to this caller.
+    /// Whether a check of the files is due and this caller has to do it.
     fn take_check(&self) -> bool {
         let mut last_check = self.last_check.lock();
         let is_due = last_check.at.elapsed() >= FILE_CHECK_INTERVAL;
@@ -96,7 +100,8 @@ impl ReloadingTls {
     }
 }
 
-/// Logs why a handshake failed. Failures that an operator can fix have level info, others (such as scanners) debug.
+/// Logs why a handshake failed. Failures that an operator can fix have level info; other failures
+/// (such as those of scanners) have level debug.
 pub(crate) fn log_error(log: &RefusalLog, address: SocketAddr, error: &io::Error) {
     let inner = error.get_ref().and_then(|error| error.downcast_ref());
     let why = match inner {
@@ -127,7 +132,7 @@ pub(crate) fn log_error(log: &RefusalLog, address: SocketAddr, error: &io::Error
     log_failure(log, address, why, error);
 }
 
-/// Logs a failed handshake once for each reason and client, and counts its repeats.
+/// Logs a failed handshake once for each reason and client, and counts its repetitions.
 pub(crate) fn log_failure(
     log: &RefusalLog,
     address: SocketAddr,
@@ -191,9 +196,10 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
         .with_single_cert(certificates, key)
         .map_err(|error| unusable(&files.certificate, error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // Clients that open a connection for each request resume their session by a ticket, without state on the server and
-    // without a key exchange. The ticket key changes with the files, so tickets of refused clients become invalid. For
-    // TLS 1.2 by session ID, rustls remembers 256 sessions by default.
+    // Clients that open a connection for each request resume their session by a ticket, without
+    // state on the server and without a key exchange. The ticket key changes with the TLS files, so
+    // tickets of clients that are no longer allowed become invalid. For sessions of TLS 1.2 by ID,
+    // rustls remembers 256 sessions by default.
     config.ticketer = ring::Ticketer::new().map_err(io::Error::other)?;
     Ok(config)
 }
@@ -225,7 +231,7 @@ fn unusable(path: &Path, why: impl std::fmt::Display) -> io::Error {
 mod tests {
     use super::*;
 
-    /// A read from the pipe would block all new connections.
+    /// If pierhead read from the pipe, it would block all new connections.
     #[test]
     fn a_pipe_in_place_of_a_file_is_an_error_at_once() {
         let folder = tempfile::tempdir().unwrap();

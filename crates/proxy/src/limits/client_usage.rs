@@ -1,10 +1,12 @@
-//! The resources that one client uses now. An address identifies a client.
+//! Counts the resources that one client uses now: connections, upstream requests, memory. An
+//! address identifies a client.
 
 use std::sync::atomic::AtomicUsize;
 
 use pierhead_host::ClientKey;
 
-/// The resources that one client uses now. Its connections and its background tasks share this value.
+/// The resources that one client uses now. All connections and background tasks of the client share
+/// this value.
 #[derive(Debug)]
 pub(crate) struct ClientUsage {
     pub(crate) key: ClientKey,
@@ -12,7 +14,7 @@ pub(crate) struct ClientUsage {
     pub(super) responding: AtomicUsize,
     /// Number of downloads and upstream requests of this client that run or wait.
     pub(super) upstream_requests: AtomicUsize,
-    /// Bytes of responses to this client in memory.
+    /// Bytes of responses to this client that are in memory.
     pub(super) response_bytes: AtomicUsize,
 }
 
@@ -26,7 +28,7 @@ impl ClientUsage {
         }
     }
 
-    /// The usage of the operator.
+    /// Creates the usage of the operator.
     pub(crate) fn operator() -> Self {
         Self::new(ClientKey::OPERATOR)
     }

@@ -1,12 +1,14 @@
-//! Client connections: counts them per client, and closes an idle one when a new connection needs a slot.
+//! Client connections: counts them per client, and closes an idle connection when a new connection
+//! needs a slot.
 //!
-//! 1. A connection with a response in progress is never closed for another.
-//! 2. The configuration bounds the connections of one client, by default to an eighth of all. For one more, the client
-//!    loses its connection that has been idle longest.
-//! 3. When all slots are in use, the client with most connections loses the one that has been idle longest. A client with
-//!    as many connections displaces none.
-//! 4. An eighth of all slots is reserved for clients that have less than an eighth of all in responses. When no other
-//!    slot is left, a new request of any other client gets 503.
+//! 1. A connection with a response in progress is never closed to make room for another connection.
+//! 2. The configuration limits the connections of one client, by default to an eighth of all. For a
+//!    further connection, the client loses its connection that has been idle longest.
+//! 3. When all slots are in use, the client with the most connections loses its connection that has
+//!    been idle longest. A new client takes no slot from a client that has only as many
+//!    connections.
+//! 4. An eighth of all slots is reserved for clients that use less than an eighth of all slots for
+//!    responses. When no other slot is left, a new request of any other client gets 503.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,13 +53,13 @@ struct ConnectionTotals {
     responding: AtomicUsize,
 }
 
-/// One open connection, counted until this is dropped.
+/// One open connection, which is counted until this value is dropped.
 pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     client: ClientKey,
     id: u64,
     pub(crate) activity: Arc<ConnectionActivity>,
-    /// Whether another connection was closed for this one.
+    /// Whether pierhead closed another connection to make room for this one.
     pub(crate) has_displaced: bool,
 }
 
@@ -65,7 +67,7 @@ pub(crate) struct ConnectionSlot {
 #[derive(Debug)]
 pub(crate) struct ConnectionActivity {
     client: Arc<ClientUsage>,
-    /// `None` for a refused connection.
+    /// The totals in which the connection counts. `None` for a refused connection.
     totals: Option<Arc<ConnectionTotals>>,
     state: Mutex<ActivityState>,
     closed: Notify,
@@ -74,12 +76,12 @@ pub(crate) struct ConnectionActivity {
 #[derive(Debug)]
 struct ActivityState {
     responses_in_progress: usize,
-    /// End of the last response.
+    /// The time of the end of the last response.
     idle_since: Instant,
     is_closed: bool,
 }
 
-/// Marks a response in progress on the connection until dropped.
+/// Marks a response in progress on the connection until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ResponseInProgress(Arc<ConnectionActivity>);
 
@@ -88,7 +90,8 @@ impl Connections {
         self.open.lock()
     }
 
-    /// Counts a connection of `client`, and closes another one for it if necessary. Fails with the limit that it exceeds.
+    /// Counts a connection of `client`, and closes another connection to make room if necessary. If
+    /// there is no room, returns the limit that the connection exceeds.
     pub(super) fn admit(
         self: &Arc<Self>,
         client: &Arc<ClientUsage>,
@@ -131,7 +134,7 @@ impl Connections {
 }
 
 impl OpenConnections {
-    /// Closes one connection for `newcomer`; `false` when none may be closed.
+    /// Closes one connection to make room for `newcomer`. `false` if no connection may be closed.
     fn displace(&mut self, newcomer: &ClientKey) -> bool {
         loop {
             let has_idle = |client: &ClientKey| self.longest_idle(client).is_some();
@@ -141,11 +144,12 @@ impl OpenConnections {
             if self.close_idle(&client) {
                 return true;
             }
-            // Every idle connection has just received a request.
+            // No connection can be closed, because every idle connection has just received a
+            // request.
         }
     }
 
-    /// Closes the connection of `client` that has been idle longest; `false` when there is none.
+    /// Closes the connection of `client` that has been idle longest. `false` if none is idle.
     fn close_idle(&mut self, client: &ClientKey) -> bool {
         while let Some(id) = self.longest_idle(client) {
             let of_client = self.by_client.get(client);
@@ -156,7 +160,7 @@ impl OpenConnections {
                 self.remove(client, id);
                 return true;
             }
-            // It has just received a request.
+            // The connection has just received a request, so it stays open.
         }
         false
     }
@@ -198,7 +202,7 @@ impl ConnectionActivity {
         }
     }
 
-    /// Of a connection that pierhead refuses.
+    /// Creates the activity of a connection that pierhead refuses.
     pub(crate) fn uncounted(client: Arc<ClientUsage>) -> Self {
         Self::new(client, None)
     }
@@ -212,17 +216,19 @@ impl ConnectionActivity {
         (state.responses_in_progress == 0 && !state.is_closed).then_some(state.idle_since)
     }
 
-    /// How long the connection has waited for a request since its last response; `None` during a response.
+    /// Returns how long the connection has waited for a request since its last response. `None`
+    /// during a response.
     pub(crate) fn idle(&self) -> Option<Duration> {
         self.idle_since().map(|since| since.elapsed())
     }
 
-    /// Resolves when the connection is closed for another client. Only one task may wait.
+    /// Resolves when pierhead closes the connection to make room for another client. Only one task
+    /// may wait for this.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
     }
 
-    /// Closes the connection unless a response is in progress.
+    /// Closes the connection, unless a response is in progress.
     fn close(&self) -> bool {
         let mut state = self.lock();
         if state.responses_in_progress > 0 || state.is_closed {
@@ -233,12 +239,12 @@ impl ConnectionActivity {
         true
     }
 
-    /// The head of a request arrived: restarts the idle time.
+    /// Records that the head of a request arrived, which restarts the idle time.
     pub(crate) fn request_began(&self) {
         self.lock().idle_since = Instant::now();
     }
 
-    /// A whole request arrived: the response begins.
+    /// Records that a whole request arrived, so the response begins.
     pub(crate) fn begin(self: &Arc<Self>) -> Result<ResponseInProgress, Limit> {
         let state = self.lock();
         // A connection with a response in progress already has its slot.
@@ -248,12 +254,13 @@ impl ConnectionActivity {
         self.count(state).ok_or(Limit::Connections)
     }
 
-    /// Marks response bytes that wait for the client. `None`: the connection was closed.
+    /// Marks the connection while response bytes wait for the client. `None`: the connection was
+    /// closed.
     pub(crate) fn mark_unread_response(self: &Arc<Self>) -> Option<ResponseInProgress> {
         self.count(self.lock())
     }
 
-    /// Whether the free slots are reserved for clients with fewer connections.
+    /// Whether all free slots are reserved for clients with fewer connections.
     fn leaves_no_share(&self) -> bool {
         let Some(totals) = &self.totals else {
             return false;
@@ -380,7 +387,8 @@ mod tests {
     fn the_client_that_holds_most_loses_its_longest_idle_connection() {
         let ([one, two, three], host) = (clients(), Host::new(16));
         let (most, some) = (host.fill(&one, 10), host.fill(&two, 6));
-        // The connections that were idle longest have just received a request.
+        // The connections that were idle longest have just received a request, so they cannot be
+        // closed.
         let _responses: Vec<_> = most[..3].iter().map(|it| it.activity.begin()).collect();
         let newcomer = host.connect(&three).ok().unwrap();
         assert!(newcomer.has_displaced);
@@ -391,7 +399,7 @@ mod tests {
             most[3].activity.begin().is_err(),
             "a closed connection takes no request"
         );
-        // The end of the closed connection does not release the slot a second time.
+        // When the closed connection ends, it does not release its slot a second time.
         let open = most
             .into_iter()
             .filter(|it| !is_closed(it))

@@ -1,7 +1,8 @@
 //! Limits of a request's head: length of the URI, number and length of the headers.
 //!
-//! The HTTP parsers need bounds of their own, and respond 431 or 414 without a body above them. Their bounds are twice the
-//! configured ones. So a request that is a little too long gets a response that names the limit.
+//! The HTTP parsers have limits of their own, and beyond these respond 431 or 414 without a body.
+//! Their limits are twice the configured limits. So a request that is a little too long gets a
+//! response that names the configured limit.
 
 use http::request::Parts;
 
@@ -11,13 +12,13 @@ use crate::limits::limit::Limit;
 /// Minimum bytes of hyper's buffer for a head. hyper also writes through this buffer.
 const MIN_HEAD_BUFFER: usize = 32 << 10;
 
-/// Whether the head is within the limits. No allocation.
+/// Checks whether the head is within the limits. Does not allocate.
 pub(crate) fn check(limits: &Limits, head: &Parts) -> Result<(), Limit> {
     let uri = head.uri.path().len() + head.uri.query().map_or(0, |query| query.len() + 1);
     if uri > limits.uri {
         return Err(Limit::Uri);
     }
-    // 4 bytes for the colon, the space and the line end.
+    // Each header counts 4 more bytes: the colon, the space and the line end.
     let bytes = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         name.as_str().len() + value.len() + 4
     };
@@ -29,12 +30,12 @@ pub(crate) fn check(limits: &Limits, head: &Parts) -> Result<(), Limit> {
     Ok(())
 }
 
-/// Maximum number of headers that a parser accepts.
+/// Maximum number of headers that the HTTP parsers accept.
 pub(crate) fn parser_count(limits: &Limits) -> usize {
     2 * limits.headers
 }
 
-/// Maximum bytes of a head that a parser accepts.
+/// Maximum bytes of a head that the HTTP parsers accept.
 pub(crate) fn parser_bytes(limits: &Limits) -> usize {
     (2 * (limits.header_size + limits.uri)).max(MIN_HEAD_BUFFER)
 }

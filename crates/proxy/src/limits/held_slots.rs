@@ -2,10 +2,10 @@
 //!
 //! Downloads and background pulls share this mechanism:
 //!
-//! 1. The bounds limit the slots: in total, and for one client.
+//! 1. The number of slots is limited: in total, and for one client.
 //! 2. A quarter of all slots is reserved for configured registries.
-//! 3. A share of all slots is reserved for clients that hold less than that share. A share of the slots for unconfigured
-//!    registries is reserved in the same way.
+//! 3. A part of all slots is reserved for clients that hold fewer slots than this part has. A part
+//!    of the slots for unconfigured registries is reserved in the same way.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use pierhead_host::ClientKey;
 
 use crate::limits::share::{SHARE_DIVISOR, configured_reserve, leaves_no_room};
 
-/// Slots of one kind, by client.
+/// The number of slots of one kind, by client.
 #[derive(Default)]
 pub(crate) struct SlotCounts {
     all: usize,
@@ -32,11 +32,12 @@ pub(crate) struct SlotHolder {
 pub(crate) struct SlotBounds {
     pub(crate) all: usize,
     pub(crate) per_client: usize,
-    /// The least number of slots that are reserved for clients that hold fewer. An eighth is reserved in any case.
+    /// Minimum number of slots that are reserved for clients that hold fewer than this. An eighth
+    /// of all slots is reserved in any case.
     pub(crate) min_share: usize,
 }
 
-/// The bound that stops a client.
+/// The bound that prevents a client from taking a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReachedBound {
     PerClient,
@@ -74,8 +75,9 @@ impl SlotCounts {
         }
     }
 
-    /// Whether `client` gets none of `capacity` slots. An eighth of them, and at least `min_share`, is reserved for clients
-    /// that hold less. Computed as if the slot `without` were free. `without` must be counted here.
+    /// Whether `client` gets none of `capacity` slots. An eighth of the slots, and at least
+    /// `min_share`, is reserved for clients that hold fewer. Computed as if the slot `without` were
+    /// free; this slot must be counted here.
     pub(crate) fn leave_no_share(
         &self,
         client: &ClientKey,
@@ -104,8 +106,8 @@ impl HeldSlots {
         }
     }
 
-    /// The bound that stops `holder` from taking another slot. `None`: it may take one. Computed as if the slot `without`
-    /// were free.
+    /// Returns the bound that prevents `holder` from taking another slot. `None`: the holder may
+    /// take one. Computed as if the slot `without` were free.
     pub(crate) fn obstacle(
         &self,
         holder: SlotHolder,
@@ -130,7 +132,8 @@ impl HeldSlots {
         is_full.then_some(ReachedBound::All)
     }
 
-    /// The slot that yields first: the oldest one of the client that holds most. Ids grow with time.
+    /// Returns the slot that yields first: the oldest slot of the client that holds the most slots.
+    /// Ids grow with time.
     pub(crate) fn yields_first(&self, idle: impl Iterator<Item = (u64, ClientKey)>) -> Option<u64> {
         idle.max_by_key(|(id, client)| (self.all.of(client), Reverse(*id)))
             .map(|(id, _)| id)

@@ -4,7 +4,7 @@ use std::fmt;
 
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 
-/// Which limit was reached: the label of the metric.
+/// A limit that a request or connection reached. It is the label of the metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Limit {
     Connections,
@@ -55,7 +55,7 @@ impl Limit {
     }
 }
 
-/// The message for the client: the limit, and what an operator can change.
+/// Formats the message for the client: the limit, and what an operator can change.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

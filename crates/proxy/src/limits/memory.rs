@@ -1,8 +1,8 @@
-//! Limits the bytes of responses in memory. They count from before the head is sent until the last reference is dropped.
-//! Request bodies count, too, as they arrive.
+//! Limits the memory of responses. The bytes of a response count from before its head is sent until
+//! the last reference to them is dropped. Request bodies count as they arrive.
 //!
-//! 1. The configuration bounds the bytes: in total, and for one client.
-//! 2. An eighth of all is reserved for clients that hold less than an eighth.
+//! 1. The configuration limits the bytes: in total, and for one client.
+//! 2. An eighth of the total is reserved for clients that hold less than an eighth of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,14 +13,15 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::limit::Limit;
 use crate::limits::share::{SHARE_DIVISOR, leaves_no_room};
 
-/// Maximum bytes of a response or request body that does not count. There is at most one per connection or stream, and
-/// the number of those is limited.
+/// Maximum bytes of a response or request body that is not counted as memory. There is at most one
+/// such body per connection or stream, and the number of connections and streams is limited.
 pub(crate) const MAX_UNCOUNTED: usize = 4 << 10;
 
-/// Maximum bytes of a frame. One stream holds one frame, in addition to the buffers of hyper and the kernel.
+/// Maximum bytes of one frame of a response. One stream holds one frame, in addition to the buffers
+/// of hyper and the kernel.
 pub(crate) const MAX_FRAME_BYTES: usize = 128 << 10;
 
-/// The bytes that are reserved for all clients.
+/// The number of bytes that all clients together have reserved.
 #[derive(Default)]
 pub(crate) struct Memory(AtomicUsize);
 
@@ -32,7 +33,7 @@ pub(crate) struct MemoryBounds {
 }
 
 impl Memory {
-    /// Reserves `bytes` for `client`.
+    /// Reserves `bytes` of memory for `client`.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         client: &Arc<ClientUsage>,
@@ -46,7 +47,7 @@ impl Memory {
         };
         let all = self.0.fetch_add(bytes, Ordering::Relaxed);
         let own = client.response_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // On an error, the drop of the reservation releases the bytes.
+        // If this returns an error, dropping the reservation releases the bytes.
         if own.saturating_add(bytes) > bounds.per_client {
             return Err(Limit::ResponseMemoryPerClient);
         }
@@ -57,7 +58,7 @@ impl Memory {
     }
 }
 
-/// Reserved bytes. Dropping this releases them.
+/// Reserved bytes of memory. Dropping this value releases them.
 pub(crate) struct MemoryReservation {
     memory: Arc<Memory>,
     client: Arc<ClientUsage>,
@@ -72,7 +73,8 @@ impl MemoryReservation {
         Ok(())
     }
 
-    /// Reserves further bytes regardless of the limits, for a stream that reserved none at its start.
+    /// Reserves further bytes regardless of the limits, for a stream that reserved nothing at its
+    /// start.
     fn reserve_unbounded(&self, bytes: usize) -> Self {
         self.memory.0.fetch_add(bytes, Ordering::Relaxed);
         self.client
@@ -85,8 +87,8 @@ impl MemoryReservation {
         }
     }
 
-    /// Attaches the reservation to `bytes`: it lasts until the last reference to them is dropped, also in the write
-    /// queues of hyper.
+    /// Attaches the reservation to `bytes`. It lasts until the last reference to the bytes is
+    /// dropped, even if hyper has them in a write queue.
     pub(crate) fn attach(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let _reservation = match self.bytes {
             0 => Arc::new(self.reserve_unbounded(bytes.len())),

@@ -1,4 +1,5 @@
-//! Limits the resources that one client, one registry or all together take.
+//! Limits the resources (connections, downloads, memory, request sizes) of one client, of one
+//! registry, and of all together.
 //!
 //! Each limit has one name, which the response, the metric and the documentation share.
 

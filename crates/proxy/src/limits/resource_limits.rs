@@ -1,4 +1,5 @@
-//! Counts all limited resources, and applies the configured bounds.
+//! The counts of all limited resources (connections, downloads, memory), and the configured limits
+//! that apply to them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::limits::limit::Limit;
 use crate::limits::memory::{Memory, MemoryBounds, MemoryReservation};
 use crate::limits::weak_table::WeakTable;
 
-/// The counts of all limited resources. A reload changes the bounds.
+/// The counts of all limited resources. A reload of the configuration changes the limits.
 pub(crate) struct ResourceLimits {
     bounds: ArcSwap<config::Limits>,
     clients: WeakTable<ClientKey, ClientUsage>,
@@ -40,25 +41,28 @@ impl ResourceLimits {
         }
     }
 
-    /// Applies new bounds. Connections and downloads in progress keep their slots.
+    /// Applies new limits. Connections and downloads in progress keep their slots.
     pub(crate) fn reload(&self, bounds: config::Limits) {
         self.bounds.store(Arc::new(bounds));
     }
 
-    /// The counts of the client with this address. Takes a lock, so call it once per connection.
+    /// Returns the counts of the client with this address. This takes a lock, so each connection
+    /// calls it only once.
     pub(crate) fn client(&self, address: IpAddr) -> Arc<ClientUsage> {
         let key = ClientKey::of(address);
         self.clients.get(&key, || ClientUsage::new(key))
     }
 
-    /// The counts of the operator. Only the limits of upstreams apply.
+    /// Returns the counts of the operator. Of the limits, only those of upstreams apply to the
+    /// operator.
     pub(crate) fn operator(&self) -> Arc<ClientUsage> {
         self.operator.clone()
     }
 
-    /// Counts a connection of `client`, of at most `all`. When all are in use, closes an idle one of the client with most
-    /// connections. At the client's own limit, closes an idle one of this client. Fails with the limit when there is no
-    /// idle connection to close.
+    /// Counts a connection of `client`; at most `all` connections exist. When all are in use,
+    /// closes an idle connection of the client with the most connections. At the client's own
+    /// limit, closes an idle connection of this client. If there is no idle connection to close,
+    /// returns the limit.
     pub(crate) fn connect(
         &self,
         client: &Arc<ClientUsage>,
@@ -77,7 +81,7 @@ impl ResourceLimits {
         self.reserve(client, bytes).map(Arc::new)
     }
 
-    /// As [`Self::reserve_shared`], for a reservation that [`Self::grow`] extends.
+    /// Does the same as [`Self::reserve_shared`], for a reservation that [`Self::grow`] extends.
     pub(crate) fn reserve(
         &self,
         client: &Arc<ClientUsage>,
@@ -86,7 +90,7 @@ impl ResourceLimits {
         self.memory.reserve(client, bytes, self.memory_bounds())
     }
 
-    /// Extends a reservation by `bytes`.
+    /// Extends a memory reservation by `bytes`.
     pub(crate) fn grow(&self, held: &mut MemoryReservation, bytes: usize) -> Result<(), Limit> {
         held.grow(bytes, self.memory_bounds())
     }
@@ -107,12 +111,12 @@ impl ResourceLimits {
         UpstreamPermit::acquire(client, self.bounds.load().downloads_per_client)
     }
 
-    /// The download slots that the configuration allows.
+    /// Returns the maximum number of running downloads that the configuration allows.
     pub(crate) fn max_downloads(&self) -> usize {
         self.bounds.load().downloads.max(1)
     }
 
-    /// Waits for one of `all` download slots. Cancel safe.
+    /// Waits for one of `all` download slots, the slots of all clients. Cancel safe.
     pub(crate) async fn acquire_download(
         &self,
         permit: UpstreamPermit,
@@ -129,7 +133,8 @@ impl ResourceLimits {
         self.downloads.acquire(permit, download).await
     }
 
-    /// The limit that delays the downloads of `client`; `None` when none of them waits.
+    /// Returns the limit that delays the downloads of `client`. `None` if no download of the client
+    /// waits.
     pub(crate) fn why_waiting(
         &self,
         client: &ClientUsage,

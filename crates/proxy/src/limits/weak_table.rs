@@ -1,4 +1,4 @@
-//! A map of shared values. An entry ends when the last user of its value drops it.
+//! A map of shared values. An entry ends when the last user of its value drops the value.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,16 +6,17 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// Number of dead entries that the table may hold in addition to as many as it has live ones.
+/// Maximum number of dead entries in the table beyond the number of live entries.
 const SLACK: usize = 64;
 
-/// Holds weak references, at most [`SLACK`] more than twice as many as values in use. This is no general cache: time and
-/// capacity must not end an entry in use, since its counts are limits.
+/// A map that holds weak references to its values. It has at most twice as many entries as values
+/// in use, plus [`SLACK`]. A general-purpose cache cannot replace it: the values are counts that
+/// limits depend on, so an entry in use must never expire or be evicted.
 pub(crate) struct WeakTable<K, V>(Mutex<Entries<K, V>>);
 
 struct Entries<K, V> {
     map: HashMap<K, Weak<V>>,
-    /// Number of entries at which the next insertion removes the dead ones.
+    /// Number of entries at which the next insertion removes the dead entries.
     sweep_at: usize,
 }
 
@@ -29,7 +30,7 @@ impl<K, V> Default for WeakTable<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V> WeakTable<K, V> {
-    /// The value in use under `key`, or a new one.
+    /// Returns the value in use under `key`, or a new value.
     pub(crate) fn get(&self, key: &K, make: impl FnOnce() -> V) -> Arc<V> {
         let mut entries = self.0.lock();
         if let Some(found) = entries.map.get(key).and_then(Weak::upgrade) {

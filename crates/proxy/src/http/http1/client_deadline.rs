@@ -8,19 +8,20 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// The time until which the client must send or read bytes. Code that waits for the client sets it, and
-/// [`ClientDeadline::missed`] watches it. Setting it touches no timer: a request costs two atomic stores.
+/// The time until which the client must send or read bytes. Code that waits for the client sets
+/// this time, and [`ClientDeadline::missed`] watches it. Setting the time touches no timer, so a
+/// request costs two atomic stores.
 pub(crate) struct ClientDeadline {
     start: Instant,
-    /// Milliseconds since `start`, or [`NO_DEADLINE`].
+    /// The deadline in milliseconds since `start`, or [`NO_DEADLINE`].
     due: AtomicU64,
-    /// Whether the client must read bytes, not send them.
+    /// Whether the client must read bytes. Otherwise it must send bytes.
     is_for_reading: AtomicBool,
     /// Set once, when the shutdown begins.
     is_shutdown: AtomicBool,
 }
 
-/// No deadline: pierhead does not wait for the client.
+/// The value for no deadline, while pierhead does not wait for the client.
 const NO_DEADLINE: u64 = u64::MAX;
 
 impl ClientDeadline {
@@ -33,12 +34,12 @@ impl ClientDeadline {
         }
     }
 
-    /// The client must send bytes within `limit`.
+    /// Sets the deadline: the client must send bytes within `limit`.
     pub(crate) fn must_send(&self, limit: Duration) {
         self.set(limit, false);
     }
 
-    /// The client must read bytes within `limit`.
+    /// Sets the deadline: the client must read bytes within `limit`.
     pub(crate) fn must_read(&self, limit: Duration) {
         self.set(limit, true);
     }
@@ -50,7 +51,7 @@ impl ClientDeadline {
         self.due.store(due, Ordering::Relaxed);
     }
 
-    /// Clears the deadline, since pierhead works and does not wait for the client.
+    /// Clears the deadline while pierhead works and does not wait for the client.
     pub(crate) fn clear(&self) {
         self.due.store(NO_DEADLINE, Ordering::Relaxed);
     }
@@ -63,12 +64,13 @@ impl ClientDeadline {
         self.is_shutdown.load(Ordering::Relaxed)
     }
 
-    /// Whether the deadline that was set last is for reading bytes.
+    /// Whether the latest deadline is for reading bytes.
     pub(crate) fn is_for_reading(&self) -> bool {
         self.is_for_reading.load(Ordering::Relaxed)
     }
 
-    /// Resolves when the client misses the deadline, at most one `period` (the shortest limit) later.
+    /// Resolves when the client misses the deadline, at most one `period` later. `period` is the
+    /// shortest limit.
     pub(crate) async fn missed(&self, mut sleep: Pin<&mut Sleep>, period: Duration) {
         poll_fn(|context| {
             loop {
@@ -79,7 +81,7 @@ impl ClientDeadline {
                 if due.is_some_and(|due| due <= now) {
                     return std::task::Poll::Ready(());
                 }
-                // An earlier deadline may be set before this one passes.
+                // While this sleeps, an earlier deadline may be set.
                 let next = now + period;
                 sleep.as_mut().reset(due.map_or(next, |due| due.min(next)));
             }

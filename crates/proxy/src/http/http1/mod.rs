@@ -1,7 +1,9 @@
-//! HTTP/1.1 fast path: serves common requests with `sendfile`, and hands all others to hyper.
+//! HTTP/1.1 fast path: serves common requests with `sendfile`, and hands connections with other
+//! requests to hyper.
 //!
-//! Responses come from [`handle`], as they do for hyper. [`head`] decides which requests the fast path takes. At the first
-//! other request, the connection moves to hyper, with the bytes that were read. It stays there.
+//! Responses come from [`handle`], for the fast path as for hyper. [`head`] decides which requests
+//! the fast path accepts. At the first request that it does not accept, the connection moves to
+//! hyper, with the bytes that were read, and stays with hyper.
 
 mod client_deadline;
 pub(crate) mod head;
@@ -40,19 +42,22 @@ use crate::http::request_body::BodyLimits;
 use crate::http::respond;
 use crate::limits::limit::Limit;
 
-/// Maximum number of bytes that a fast client gets before the task yields to others: about a
-/// millisecond of work. A yield wakes another thread, so a yield at each MiB costs too much.
+/// Maximum number of bytes that a fast client gets before its task yields to other tasks: about a
+/// millisecond of work. A yield wakes another thread, so a yield after each MiB would cost too
+/// much.
 const MAX_BURST_BYTES: u64 = 4 << 20;
 
-/// Maximum bytes of a body whose head waits for the first piece of the body.
+/// Maximum bytes of a response body whose head is sent only together with the first piece of the
+/// body.
 const MAX_AWAITED_BODY: u64 = 128 << 10;
-/// Maximum time that a head waits for the first piece of its body. A second download after a failed one takes 2 s.
+/// Maximum time that a response head waits for the first piece of the body. A second download after
+/// a failed download takes 2 s.
 const FIRST_PIECE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How the fast path ends.
+/// The reason why the fast path ends.
 enum FastPathEnd {
     Closed,
-    /// The client sent a request for hyper.
+    /// The client sent a request that hyper must serve.
     Hyper(TcpStream, Bytes),
 }
 
@@ -70,7 +75,7 @@ pub(crate) async fn serve(
     let config = state.current.shared.config.load_full();
     let (head, stall) = (config.client_head_timeout, config.client_stall_timeout);
     drop(config);
-    // A refused client gets short timeouts, since the number of concurrent refusals is small.
+    // A refused client gets short timeouts, because the number of concurrent refusals is limited.
     let (head, stall) = match peer.exceeded {
         Some(_) => (head.min(SHORT_TIMEOUT), stall.min(SHORT_TIMEOUT)),
         None => (head, stall),
@@ -86,7 +91,7 @@ pub(crate) async fn serve(
         };
         let mut requests = pin!(serve_requests(&state, &peer, socket));
         let mut phase = state.phase.clone();
-        // A connection that was accepted just before the shutdown must see this phase, too.
+        // A connection that was accepted just before the shutdown must see the shutdown phase, too.
         phase.mark_changed();
         let period = stall.min(head).max(Duration::from_millis(100));
         let mut sleep = pin!(tokio::time::sleep(period));
@@ -96,9 +101,10 @@ pub(crate) async fn serve(
                 ended = requests.as_mut() => break ended,
                 changed = phase.changed() => match (changed, *phase.borrow()) {
                     (Ok(()), Phase::Serving) => {}
-                    // The next iteration polls `requests`, which sees the shutdown while it waits for a head.
+                    // The next iteration polls `requests`, which sees the shutdown if it waits for
+                    // a head.
                     (Ok(()), Phase::Shutdown) => deadline.begin_shutdown(),
-                    // Without a listener, no task waits for the end of this connection.
+                    // If the listener is gone, no task waits for the end of this connection.
                     (Ok(()), Phase::Abort) | (Err(_), _) => return,
                 },
                 () = peer.activity.closed() => return displaced(address),
@@ -129,7 +135,7 @@ async fn serve_requests(
     mut socket: Socket<'_>,
 ) -> io::Result<FastPathEnd> {
     let mut date = DateHeader::default();
-    // The first request has the shorter of both limits, as on a connection that hyper serves.
+    // The first request has the shorter of the two limits, as on a connection that hyper serves.
     socket.deadline.must_send(socket.stall.min(socket.head));
     loop {
         let SimpleRequest {
@@ -146,7 +152,8 @@ async fn serve_requests(
         let mut unread = 0;
         let body = match body {
             0 => Ok(Bytes::new()),
-            // The unread body would be parsed as the next request.
+            // The connection closes, because otherwise the unread body would be parsed as the next
+            // request.
             _ if peer.exceeded.is_some() => {
                 close = true;
                 Ok(Bytes::new())
@@ -163,7 +170,7 @@ async fn serve_requests(
         };
         socket.deadline.clear();
         let response = {
-            // Pinned here, since the future is too large to move.
+            // The future is pinned here, because it is too large to move.
             let response = pin!(handle(&context, peer, &parts, body));
             socket.unless_gone(response).await?
         };
@@ -181,9 +188,9 @@ async fn serve_requests(
     }
 }
 
-/// The next head. `None`: the client left, or the shutdown began.
+/// Reads the next head. `None`: the client left, or the shutdown began.
 async fn next(socket: &mut Socket<'_>) -> io::Result<Option<RequestHead>> {
-    // Parses a head when it begins and when it may be complete, and not after every byte.
+    // A head is parsed when it begins and when it may be complete, not after every byte.
     let mut parsed = 0;
     loop {
         let is_due = parsed == 0 || may_be_complete(&socket.buffer, parsed);
@@ -247,8 +254,8 @@ async fn read_body(
     Ok(Ok(limits.attach_to(body)))
 }
 
-/// Reads and discards the rest of a refused body. After a close with unread bytes the kernel would reset the connection,
-/// and the client could lose the response.
+/// Reads and discards the rest of a refused body. If the connection closed with unread bytes, the
+/// kernel would reset it, and the client could lose the response.
 async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
     socket.deadline.must_send(socket.head.min(SHORT_TIMEOUT));
     while unread > 0 {
@@ -261,9 +268,10 @@ async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a head may be complete now. `parsed`: its bytes at the last attempt to parse it.
+/// Whether a head may be complete now. `parsed` is the number of its bytes at the previous attempt
+/// to parse it.
 fn may_be_complete(buffer: &[u8], parsed: usize) -> bool {
-    /// A head of at most this many bytes is always parsed again, which costs nothing.
+    /// A head of at most this many bytes is always parsed again, because that costs almost nothing.
     const ALWAYS_PARSED: usize = 2048;
     let new = &buffer[parsed.saturating_sub(3)..];
     buffer.len() <= ALWAYS_PARSED
@@ -272,7 +280,8 @@ fn may_be_complete(buffer: &[u8], parsed: usize) -> bool {
         || new.windows(3).any(|three| three == b"\n\r\n")
 }
 
-/// Sends one response. Returns whether it was sent as a whole, so that another may follow.
+/// Sends one response. Returns whether the whole response was sent, so that another response may
+/// follow.
 async fn send(
     socket: &mut Socket<'_>,
     method: &Method,
@@ -304,7 +313,8 @@ async fn send(
     }
     let mut in_a_row = 0;
     let mut first = ready_piece(&mut body).await;
-    // A small body fails before its first byte when the upstream sends wrong bytes. The client then gets the error.
+    // If the upstream sends wrong bytes, a small body fails before its first byte. Then the client
+    // gets the error instead of an aborted body.
     if first.is_none() && matches!(framing, Framing::Length(length) if length <= MAX_AWAITED_BODY) {
         let piece = tokio::time::timeout(FIRST_PIECE_TIMEOUT, body.piece());
         first = socket.unless_gone(piece).await?.ok();
@@ -314,7 +324,7 @@ async fn send(
         Box::pin(send(socket, method, response, true, date)).await?;
         return Ok(false);
     }
-    // When the first piece is not ready, the head is sent without it.
+    // If the first piece of the body is not ready, the head is sent without it.
     if first.is_none() {
         socket.send([&head, &[]], false).await?;
         head.clear();
@@ -352,7 +362,7 @@ async fn send(
                     FileSendResult::Unavailable => body.copy_only(),
                 }
             }
-            // The connection is aborted: an incomplete body never ends cleanly.
+            // The connection is aborted, so that an incomplete body never looks complete.
             Some(Err(_)) => return Ok(false),
             None => {
                 if framing == Framing::Chunked {
@@ -367,7 +377,7 @@ async fn send(
 
 type NextPiece = Option<Result<BodyPiece, crate::error::Error>>;
 
-/// The next piece of the body if it is ready, without a wait.
+/// Returns the next piece of the body if the piece is ready, without waiting.
 async fn ready_piece(body: &mut Body) -> Option<NextPiece> {
     let mut piece = pin!(body.piece());
     poll_fn(|context| {

@@ -7,14 +7,14 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
 use hyper::ext::ReasonPhrase;
 
-/// How a body is delimited.
+/// How the client finds the end of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// Without body, regardless of the headers.
+    /// The response has no body, regardless of its headers.
     None,
-    /// By this length in bytes.
+    /// The body has this length in bytes.
     Length(u64),
-    /// In chunks, since the length is known only at the end.
+    /// The body is sent in chunks, because its length is known only at the end.
     Chunked,
 }
 
@@ -39,7 +39,7 @@ impl DateHeader {
     }
 }
 
-/// Appends the head to `out`.
+/// Appends the encoded head to `out`.
 pub(crate) fn encode(
     out: &mut Vec<u8>,
     (status, reason): (StatusCode, Option<&ReasonPhrase>),
@@ -59,7 +59,7 @@ pub(crate) fn encode(
     }
     match framing {
         Framing::Length(length) if !headers.contains_key(CONTENT_LENGTH) => {
-            // A write to a vector does not fail.
+            // The result is ignored, because a write to a vector cannot fail.
             let _ = write!(out, "{CONTENT_LENGTH}: {length}\r\n");
         }
         Framing::Chunked => line(out, TRANSFER_ENCODING.as_str(), b"chunked"),

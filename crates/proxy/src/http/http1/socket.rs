@@ -1,4 +1,5 @@
-//! The TCP socket of the HTTP/1 loop: reads heads, sends bytes and files, with a deadline for every wait.
+//! The TCP socket of the HTTP/1.1 fast path: reads heads, sends bytes and files, and applies a
+//! deadline to every wait.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
@@ -17,31 +18,33 @@ use crate::http::body::FileSource;
 use crate::http::http1::client_deadline::ClientDeadline;
 use crate::http::http1::head::MAX_HEAD;
 
-/// Bytes of one read. The heads of clients are half as long.
+/// Bytes of one read. The heads that clients send are half as long.
 pub(crate) const READ_BYTES: usize = 1024;
 
 /// The socket of one connection. Every wait for the client has a deadline.
 pub(crate) struct Socket<'a> {
     pub(crate) stream: TcpStream,
-    /// Bytes that were read and not parsed. Without memory while the connection is idle.
+    /// Bytes that were read and not parsed. The buffer uses no memory while the connection is idle.
     pub(crate) buffer: BytesMut,
     pub(crate) deadline: &'a ClientDeadline,
-    /// Time limit of a head, and of the idle time before it.
+    /// Time limit for a request's head and for the idle time before it.
     pub(crate) head: Duration,
-    /// Time limit for a client that reads nothing.
+    /// Time limit for a client that does not read its response.
     pub(crate) stall: Duration,
 }
 
-/// The result of `sendfile`.
+/// The result of sending a part of a file by `sendfile`.
 pub(crate) enum FileSendResult {
     /// Number of bytes that were sent, at least one.
     Sent(u64),
-    /// The file does not have these bytes any more. The caller must read and verify the content.
+    /// The file does not have these bytes any more. The caller must read and verify the content
+    /// instead.
     Unavailable,
 }
 
 impl Socket<'_> {
-    /// Reads more of a head. Returns 0 at the end, and at shutdown when no head has begun.
+    /// Reads more of a request's head. Returns 0 at the end of the connection, and at shutdown if
+    /// no head has begun.
     pub(crate) async fn read(&mut self) -> io::Result<usize> {
         poll_fn(|context| {
             if self.buffer.is_empty() && self.deadline.is_shutdown() {
@@ -61,7 +64,8 @@ impl Socket<'_> {
         .await
     }
 
-    /// Awaits `work`, unless the client leaves meanwhile. Buffers the bytes that the client sends meanwhile.
+    /// Awaits `work`, unless the client leaves first. Buffers the bytes that the client sends
+    /// meanwhile.
     pub(crate) async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> io::Result<T> {
         tokio::select! {
             biased;
@@ -72,7 +76,8 @@ impl Socket<'_> {
 
     async fn gone(&mut self) -> io::Error {
         loop {
-            // The buffer is full. A client that leaves is noticed when pierhead sends the response.
+            // The buffer is full, so this stops reading. If the client leaves, that is noticed when
+            // pierhead sends the response.
             if self.buffer.len() >= MAX_HEAD {
                 return std::future::pending().await;
             }
@@ -91,7 +96,7 @@ impl Socket<'_> {
         }
     }
 
-    /// Waits until the socket takes bytes again, for at most `stall`.
+    /// Waits until the socket accepts bytes again, for at most `stall`.
     async fn writable(&self) -> io::Result<()> {
         self.deadline.must_read(self.stall);
         poll_fn(|context| self.stream.poll_write_ready(context)).await?;
@@ -99,7 +104,7 @@ impl Socket<'_> {
         Ok(())
     }
 
-    /// Sends both slices. `more`: other bytes follow at once.
+    /// Sends both slices. `more` means that other bytes follow at once.
     pub(crate) async fn send(&mut self, mut parts: [&[u8]; 2], more: bool) -> io::Result<()> {
         loop {
             let [first, second] = parts;
@@ -132,11 +137,11 @@ impl Socket<'_> {
         }
     }
 
-    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space. `pacer` delays the first
-    /// attempt and each one after a wait for the client.
+    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space.
+    /// `pacer` delays the first attempt, and each attempt after a wait for the client.
     ///
     /// # Errors
-    /// Errors of the socket only.
+    /// Only errors of the socket. An error of the file is [`FileSendResult::Unavailable`].
     pub(crate) async fn send_file(
         &mut self,
         file: &FileSource,

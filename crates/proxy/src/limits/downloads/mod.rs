@@ -1,13 +1,18 @@
-//! Downloads from upstreams: limits their number, orders the waiting ones, and chooses the one that yields.
+//! Download slots: limit the number of concurrent downloads from upstreams, order the waiting
+//! downloads, and choose the download that yields its slot.
 //!
-//! 1. The configuration bounds the running downloads: in total, for one client, from one registry.
-//! 2. A quarter of all slots is reserved for configured registries. So a client that names slow registries of its own
-//!    does not stop the pulls of others.
-//! 3. An eighth of all slots is reserved for clients that hold less than an eighth. An eighth of the slots of each
-//!    registry, and of the slots for unconfigured registries, is reserved in the same way.
-//! 4. A free slot goes to the client that holds fewest. Downloads that a client waits for go first.
-//! 5. A running download that no client waits for yields when its slot lets another download start. The client that
-//!    holds most yields first. The bytes of the download stay staged.
+//! 1. The configuration limits the number of running downloads: in total, for one client, and from
+//!    one registry.
+//! 2. A quarter of all slots is reserved for configured registries. So a client that names slow
+//!    registries of its own does not stop the pulls of other clients.
+//! 3. An eighth of all slots is reserved for clients that hold less than an eighth of the slots. An
+//!    eighth of the slots of each registry, and of the slots for unconfigured registries, is
+//!    reserved in the same way.
+//! 4. A free slot goes to the client that holds the fewest slots. Downloads that a client waits for
+//!    go first.
+//! 5. A running download that no client waits for yields its slot if another download can then
+//!    start. The client that holds the most slots yields first. The bytes of the download stay
+//!    staged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,11 +30,13 @@ use crate::limits::client_usage::ClientUsage;
 use crate::limits::held_slots::{HeldSlots, ReachedBound, SlotBounds, SlotCounts, SlotHolder};
 use crate::limits::limit::Limit;
 
-/// Maximum number of upstream requests of one client that run or wait, for each download slot of the client. An image has
-/// dozens of layers. A client that requests hundreds at once gets 503 and retries later.
+/// Maximum number of upstream requests of one client that run or wait, for each download slot of
+/// the client. An image has dozens of layers. A client that requests hundreds of blobs at once gets
+/// 503 and retries later.
 const MAX_UPSTREAM_REQUESTS_PER_SLOT: usize = 4;
 
-/// Interval at which waiters look for a running download without readers. All waiters share one check.
+/// Interval at which waiting downloads look for a running download without readers. All waiting
+/// downloads share one check.
 const YIELD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Counts one upstream request of a client, from its wait in the queue to its end.
@@ -48,14 +55,14 @@ pub(crate) struct Download {
 /// The clients and tasks that wait for the bytes of a download.
 #[derive(Clone, Debug)]
 pub(crate) struct DownloadWaiters {
-    /// The readers of its fill, if it has one.
+    /// The readers of the download's fill, if it has a fill.
     readers: Readers,
     /// Whether the task that started the download waits until its end.
     is_owner_waiting: bool,
 }
 
 impl DownloadWaiters {
-    /// Only the readers of the fill wait.
+    /// Returns waiters of which only the readers of the fill wait.
     pub(crate) fn readers(readers: Readers) -> Self {
         Self {
             readers,
@@ -63,7 +70,7 @@ impl DownloadWaiters {
         }
     }
 
-    /// The task that started the download waits, and so do the readers of the fill.
+    /// Returns waiters: the task that started the download, and the readers of the fill.
     pub(crate) fn owner_and(readers: Readers) -> Self {
         Self {
             readers,
@@ -71,7 +78,7 @@ impl DownloadWaiters {
         }
     }
 
-    /// The task that started the download waits. There is no fill.
+    /// Returns waiters: only the task that started the download, because there is no fill.
     pub(crate) fn owner() -> Self {
         Self::owner_and(Readers::default())
     }
@@ -83,7 +90,7 @@ impl Download {
     }
 }
 
-/// The right to run a download.
+/// The right to run one download.
 pub(crate) struct DownloadSlot {
     guard: SlotGuard,
     permit: UpstreamPermit,
@@ -100,7 +107,7 @@ impl DownloadSlot {
         self.change_waiters(|it| *it = waiters);
     }
 
-    /// Sets the readers after the fill restarted. Whether the owner waits stays the same.
+    /// Sets the readers after the fill restarted. Whether the owner waits does not change.
     pub(crate) fn set_readers(&self, readers: Readers) {
         self.change_waiters(|it| it.readers = readers);
     }
@@ -125,11 +132,11 @@ impl DownloadSlot {
         running_download.is_some_and(|it| it.is_yielding)
     }
 
-    /// Resolves when [`Self::is_yielding`]. Only one task may wait.
+    /// Resolves when [`Self::is_yielding`] is `true`. Only one task may wait for this.
     pub(crate) async fn yield_requested(&self) {
         loop {
             self.guard.yield_request.notified().await;
-            // A reader may have come back since.
+            // A reader may have come back since the request to yield.
             if self.is_yielding() {
                 return;
             }
@@ -145,7 +152,7 @@ struct DownloadQueue {
     share: FairShare<ClientKey, WaitingDownload>,
     bounds: DownloadBounds,
     running: RunningDownloads,
-    /// When a waiter last looked for a download without readers.
+    /// The time when a waiting download last looked for a download without readers.
     last_yield_check: Option<Instant>,
 }
 
@@ -176,7 +183,7 @@ struct WaitingDownload {
     granted: oneshot::Sender<SlotGuard>,
 }
 
-/// One download slot. Dropping this releases it.
+/// One download slot. Dropping this value releases the slot.
 struct SlotGuard {
     slots: Arc<DownloadSlots>,
     id: u64,
@@ -202,8 +209,8 @@ impl Default for DownloadQueue {
 }
 
 impl DownloadBounds {
-    /// The limit that stops `client` from taking a slot for `download`. `None`: it may take one. Computed as if the
-    /// download `without` had ended.
+    /// Returns the limit that prevents `client` from taking a slot for `download`. `None`: the
+    /// client may take a slot. Computed as if the download `without` had ended.
     fn obstacle(
         &self,
         running: &RunningDownloads,
@@ -251,7 +258,8 @@ impl RunningDownload {
 }
 
 impl DownloadQueue {
-    /// Grants the free slots. The caller sends them after it releases the lock.
+    /// Grants the free slots. The caller sends the slots to their waiters after it releases the
+    /// lock.
     fn grant(
         &mut self,
         slots: &Arc<DownloadSlots>,
@@ -287,7 +295,7 @@ impl DownloadQueue {
         }
     }
 
-    /// Calls [`Self::request_yields`], unless another waiter did so within the interval.
+    /// Calls [`Self::request_yields`], unless another waiting download did so within the interval.
     fn check_yields(&mut self) {
         let now = Instant::now();
         let is_due = |last: Instant| now >= last + YIELD_CHECK_INTERVAL;
@@ -369,7 +377,7 @@ impl DownloadSlots {
     fn grant(self: &Arc<Self>) {
         let granted = self.lock().grant(self);
         for (granted, slot) in granted {
-            // The waiter may be gone. Dropping the slot then releases it.
+            // The waiter may be gone. In that case, dropping the slot releases it.
             let _ = granted.send(slot);
         }
     }
@@ -388,7 +396,8 @@ impl DownloadSlots {
         DownloadSlot { guard, permit }
     }
 
-    /// The limit that delays the downloads of `client`; `None` when none of them waits.
+    /// Returns the limit that delays the downloads of `client`. `None` if no download of the client
+    /// waits.
     pub(crate) fn why_waiting(
         &self,
         client: &ClientUsage,
@@ -403,12 +412,12 @@ impl DownloadSlots {
         }
         let mut waiters = queue.share.waiters();
         let (_, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
-        // Waiters of other clients may wait for other limits.
+        // Waiters of other clients may wait for other limits, so only those of `client` count.
         let key = &client.key;
         (queue.bounds).obstacle(&queue.running, key, &waiter.download, None)
     }
 
-    /// As [`Self::acquire`]. Cancel safe.
+    /// Does the same as [`Self::acquire`], for the guard alone. Cancel safe.
     async fn acquire_guard(self: &Arc<Self>, client: ClientKey, download: Download) -> SlotGuard {
         let (granted, mut slot) = oneshot::channel();
         let id = self
@@ -424,7 +433,8 @@ impl DownloadSlots {
         loop {
             match tokio::time::timeout(YIELD_CHECK_INTERVAL, &mut slot).await {
                 Ok(Ok(slot)) => return slot,
-                // Only this future drops the waiter, and with it the sender.
+                // This cannot happen: only this future drops the waiter, and with the waiter its
+                // sender.
                 Ok(Err(_)) => std::future::pending().await,
                 Err(_) => self.lock().check_yields(),
             }
@@ -451,7 +461,8 @@ impl Drop for SlotGuard {
 }
 
 impl UpstreamPermit {
-    /// Counts an upstream request of `client`, which may have `per_client` running downloads.
+    /// Counts an upstream request of `client`. `per_client` is the maximum number of running
+    /// downloads of one client.
     pub(crate) fn acquire(client: &Arc<ClientUsage>, per_client: usize) -> Result<Self, Limit> {
         let permit = Self(client.clone());
         let before = client.upstream_requests.fetch_add(1, Ordering::Relaxed);

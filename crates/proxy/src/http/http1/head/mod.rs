@@ -1,8 +1,9 @@
-//! Parses the heads of common requests, and leaves all others to hyper.
+//! Parses the heads of common HTTP/1.1 requests, and leaves all other requests to hyper.
 //!
-//! A common request is a GET or HEAD over HTTP/1.1 without a body. So is a POST with a single length to one of the two
-//! endpoints that accept a body. Every ambiguous input goes to hyper unchanged, so only hyper decides about it: lengths,
-//! codings, expectations, upgrades, line ends, bytes that are not HTTP.
+//! A common request is a GET or HEAD over HTTP/1.1 without a body, or a POST with a single length
+//! to one of the two endpoints that accept a body. Every ambiguous request goes to hyper unchanged,
+//! so that only hyper decides about its lengths, codings, expectations, upgrades and line ends.
+//! hyper also gets bytes that are not HTTP.
 
 use std::mem::MaybeUninit;
 
@@ -14,19 +15,20 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 use crate::http::line_ends::has_bare_lf;
 use crate::http::request_body;
 
-/// Maximum number of headers of a head that this parser takes. hyper gets larger heads, and `limits` decides about them.
+/// Maximum number of headers of a head that the fast path parses. hyper gets larger heads, and
+/// `limits` decides about them.
 pub(crate) const MAX_HEADERS: usize = 100;
-/// Maximum bytes of a head that this parser takes.
+/// Maximum bytes of a head that the fast path parses. hyper gets larger heads.
 pub(crate) const MAX_HEAD: usize = 32 << 10;
 
-/// The bytes that a client has sent so far, parsed.
+/// The result of parsing the bytes that a client has sent so far.
 #[derive(Debug)]
 pub(crate) enum RequestHead {
-    /// The start of a head.
+    /// The bytes are the start of a head.
     Partial,
-    /// A common request.
+    /// The bytes have the head of a common request.
     Simple(Box<SimpleRequest>),
-    /// Anything else.
+    /// The bytes are for hyper.
     Other,
 }
 
@@ -34,11 +36,12 @@ pub(crate) enum RequestHead {
 #[derive(Debug)]
 pub(crate) struct SimpleRequest {
     pub(crate) parts: Parts,
-    /// Bytes of the body that follows. Only a POST has one, of at most [`request_body::MAX_BODY`].
+    /// Bytes of the request body, which follows the head. Only a POST has one, of at most
+    /// [`request_body::MAX_BODY`].
     pub(crate) body: usize,
     /// Whether to close the connection after the response.
     pub(crate) close: bool,
-    /// Bytes of the head. The bytes after it are the body or the next request.
+    /// Bytes of the head. The bytes after the head are the body or the next request.
     pub(crate) len: usize,
 }
 
@@ -62,7 +65,7 @@ pub(crate) fn parse(bytes: &[u8]) -> RequestHead {
     }
 }
 
-/// The request, if it is a common one.
+/// Returns the request if it is a common request.
 fn simple_request(
     bytes: &[u8],
     len: usize,
@@ -78,7 +81,7 @@ fn simple_request(
     if request.version != Some(1) {
         return None;
     }
-    // One allocation, which the URI and all header values share.
+    // The URI and all header values share one allocation.
     let (start, head) = (
         bytes.as_ptr().addr(),
         Bytes::copy_from_slice(bytes.get(..len)?),
@@ -93,7 +96,7 @@ fn simple_request(
     for header in request.headers.iter() {
         let name = HeaderName::from_bytes(header.name.as_bytes()).ok()?;
         let value = match header.value {
-            // An empty value has no position in `bytes`.
+            // An empty header value has no position in `bytes`.
             [] => HeaderValue::from_static(""),
             value => HeaderValue::from_maybe_shared(part(value)?).ok()?,
         };
@@ -131,7 +134,8 @@ fn simple_request(
     })
 }
 
-/// Whether `Connection` requests a close. `None`: it requests an upgrade, or is malformed.
+/// Whether the `Connection` header requests to close the connection. `None`: the header requests an
+/// upgrade, or is malformed.
 fn wants_close(headers: &HeaderMap) -> Option<bool> {
     let mut close = false;
     for value in headers.get_all(CONNECTION) {

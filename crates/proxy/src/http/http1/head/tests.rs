@@ -1,4 +1,5 @@
-//! Tests of the parser for request heads: common requests, ambiguous ones, splits at any byte.
+//! Tests of the parser for request heads: common requests, ambiguous requests, and heads that
+//! arrive in pieces.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -54,7 +55,8 @@ fn requests_of_clients_are_common() {
     )
     .unwrap();
     assert_eq!((head.parts.method, head.close), (Method::HEAD, true));
-    // `handle` checks the Host header, by one rule for both HTTP servers.
+    // The parser accepts a head without Host, because `handle` checks the Host header for both HTTP
+    // servers.
     assert!(simple(b"GET / HTTP/1.1\r\n\r\n").is_some());
 }
 
@@ -103,7 +105,8 @@ fn ambiguous_heads_are_left_to_hyper() {
     }
 }
 
-/// Pieces of heads, valid and invalid, in any order. They reach more edge cases than random bytes.
+/// Returns pieces of heads, valid and invalid, in any order. They reach more edge cases than random
+/// bytes.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop::sample::select(vec![
         "GET ",
@@ -137,7 +140,7 @@ fn pieces() -> impl Strategy<Value = Vec<u8>> {
     vec(piece, 0..12).prop_map(|pieces| pieces.concat().into_bytes())
 }
 
-/// Whole heads of valid lines, whose combination may be invalid.
+/// Returns heads of valid lines, whose combination may be invalid.
 fn lines() -> impl Strategy<Value = Vec<u8>> {
     let line = prop::sample::select(vec![
         "host: a\r\n",
@@ -165,7 +168,7 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
-    /// The result does not depend on how the bytes arrive, and no byte is used twice or skipped.
+    /// The result does not depend on how the bytes arrive, and the parser uses each byte once.
     #[test]
     fn a_split_at_any_byte_changes_nothing(bytes in heads()) {
         let whole = parse(&bytes);
