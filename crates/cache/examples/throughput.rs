@@ -1,8 +1,10 @@
-//! What the cache alone costs: CPU seconds and time per GB of a fill, with and without readers, and of warm reads.
+//! Example program that measures the cache alone: CPU seconds and elapsed time per GB of a fill
+//! (with and without readers) and of reads from the page cache.
 //!
-//! `cargo run --release -p pierhead-cache --example throughput -- FOLDER` writes 1 GiB there some twenty times.
-//! Each figure is the best of several runs: the first writes of a machine pay for memory that its page cache has
-//! never had before, which on a virtual machine costs several times what the write does.
+//! `cargo run --release -p pierhead-cache --example throughput -- FOLDER` writes 1 GiB to FOLDER
+//! about twenty times. Each figure is the best of several runs: the first writes of a machine are
+//! slow, because the kernel has to allocate page cache for them. On a virtual machine this
+//! allocation costs several times as much as the write.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +19,7 @@ const SIZE: u64 = 1 << 30;
 /// Runs of each kind.
 const RUNS: usize = 4;
 
-/// What an upstream brings at once: over TLS a record, else what the socket had.
+/// Bytes that an upstream delivers per read: 64 KiB, or 16 KiB (one TLS record).
 const PIECES: [usize; 2] = [64 * 1024, 16 * 1024];
 
 /// Bytes a second of the slow link.
@@ -98,11 +100,11 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the bytes come from: the block again and again.
+/// A simulated upstream: repeats one block of bytes.
 struct Source<'a> {
     block: &'a Bytes,
     piece: usize,
-    /// Bytes a second.
+    /// Bytes per second; `None`: as fast as possible.
     rate: Option<u64>,
 }
 
@@ -125,7 +127,8 @@ async fn fill(
         let at = usize::try_from(number)? % (block.len() / piece) * piece;
         if let Some(rate) = source.rate {
             let due = Duration::from_micros(number * piece as u64 * 1_000_000 / rate);
-            // The clock of the runtime has milliseconds: in between, some pieces come at once.
+            // The timer of the runtime has a resolution of 1 ms, so several pieces may arrive at
+            // once.
             let early = due.saturating_sub(begun.elapsed());
             if early > Duration::from_millis(1) {
                 tokio::time::sleep(early).await;
@@ -137,7 +140,7 @@ async fn fill(
     reading.await?
 }
 
-/// Each reads all of it.
+/// Each of the `readers` reads the whole content.
 async fn read(content: &BlobReader, size: u64, readers: u16) -> anyhow::Result<()> {
     let readers: Vec<_> = (0..readers)
         .map(|_| {
@@ -157,11 +160,11 @@ async fn read(content: &BlobReader, size: u64, readers: u16) -> anyhow::Result<(
     Ok(())
 }
 
-/// What was spent since the start of this process, or between two moments.
+/// CPU time and elapsed time since the start of this process, or between two moments.
 struct Cost {
     time: Duration,
     cpu: Duration,
-    /// Of `cpu`, in the kernel; counted in hundredths of a second.
+    /// The part of `cpu` that was spent in the kernel, with a resolution of 10 ms.
     system: Duration,
 }
 
@@ -176,7 +179,8 @@ impl Cost {
         };
         let stat = std::fs::read_to_string("/proc/self/stat")?;
         let fields = stat.rsplit(')').next().unwrap_or_default();
-        // The 15th field; the first two are before the bracket.
+        // `stime` is the 15th field of `/proc/self/stat`; the first two fields are before the
+        // bracket.
         let ticks = fields.split_whitespace().nth(12).context("no stime")?;
         Ok(Self {
             time: clock(rustix::time::ClockId::Monotonic)?,

@@ -12,39 +12,40 @@ use crate::tier::placement::FastTier;
 /// Settings of one [`Cache`](crate::Cache).
 #[derive(Clone)]
 pub struct Config {
-    /// The data folder. It is created when missing, and one process at a time owns it.
+    /// The data folder. The cache creates a missing folder. Only one process at a time can open it.
     pub data: PathBuf,
     /// Hard limit in bytes of `data/blobs`, `data/staging` and `data/names` together. Running fills
     /// and files that are deleted but still open count. Each file counts in whole blocks of 4 KiB.
     pub capacity: u64,
-    /// Maximum size of a stored blob in bytes: larger ones fail with
-    /// [`Error::TooLarge`](crate::error::Error::TooLarge). 0: the capacity.
+    /// Maximum size of a stored blob in bytes; 0: the capacity. A larger blob fails with
+    /// [`Error::TooLarge`](crate::error::Error::TooLarge).
     pub max_blob: u64,
-    /// Bytes that a fill reserves at a time as its content arrives. An announced length alone
-    /// evicts no more than this.
+    /// Size of one reservation step in bytes: a fill reserves disk space step by step as its
+    /// content arrives. An announced length alone evicts at most one step.
     pub step: u64,
     /// Bytes that the file system must keep free.
     pub min_free: u64,
     /// Memory for small blobs (up to 64 KiB each), in bytes; 0: none.
     pub memory: u64,
-    /// Maximum number of tags. They also take at most 1/16 of the capacity. Beyond either limit,
-    /// the cache drops the tags that an upstream confirmed the longest ago. A tag takes about 250
-    /// bytes of memory and one small file.
+    /// Maximum number of tags. Tags also take at most 1/16 of the capacity. When either limit is
+    /// exceeded, the cache drops the tags whose last confirmation by an upstream is the oldest. A
+    /// tag takes about 250 bytes of memory and one small file.
     pub max_tags: usize,
     /// Age at which partial fills are deleted.
     pub partial_ttl: Duration,
-    /// How often access ticks are written to the catalog; a crash loses the order of the accesses
-    /// since. The same round evicts blobs whose readers delayed their eviction.
+    /// How often the cache writes access ticks to the catalog. A crash loses the order of the
+    /// accesses since the last write. The same round evicts blobs whose eviction was delayed by
+    /// readers.
     pub flush_interval: Duration,
-    /// How often the states of policy and admission are saved; a crash loses what they learned
-    /// since.
+    /// How often the cache saves the states of policy and admission. A crash loses what policy and
+    /// admission learned since the last save.
     pub policy_state_interval: Duration,
-    /// The fast tier; `None` for the disk alone.
+    /// The fast tier; `None`: the cache uses only the disk.
     pub fast: Option<FastTier>,
     /// Called with each request.
     pub recorder: Option<Recorder>,
-    /// Pauses the training of the policy and copies between the tiers. Copies continue while the
-    /// fast tier is nearly full.
+    /// While this is paused, the policy is not trained and blobs are not copied between the tiers.
+    /// Copies continue while the fast tier is nearly full.
     pub background: BackgroundWork,
 }
 
@@ -66,8 +67,8 @@ impl Config {
             max_blob: 0,
             step: 8 << 20,
             min_free: 0,
-            // Room for the manifests and configs of some hundred images. An idle process stays
-            // below 12 MB.
+            // 4 MiB hold the manifests and configs of some hundred images. An idle process then
+            // uses less than 12 MB of memory.
             memory: 4 << 20,
             max_tags: 100_000,
             partial_ttl: Duration::from_secs(24 * 3600),

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use pierhead_oci::Digest;
 
 /// [`Error::is_storage`] tells whether the disk or the cache failed, and not the content.
-/// [`Error::is_retryable`] tells whether a retry can help. `Clone`, because one failed fill is
-/// reported to all its readers.
+/// [`Error::is_retryable`] tells whether a retry can help. The type is `Clone`, because all readers
+/// of a failed fill get the same error.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,8 +30,8 @@ pub enum Error {
         expected: Digest,
         /// The digest of the received bytes.
         actual: Box<Digest>,
-        /// Whether an earlier fill staged some of the bytes. A power loss may have damaged those,
-        /// so they are deleted, and one retry from byte 0 is worthwhile.
+        /// Whether an earlier fill staged some of the bytes. A power loss may have damaged these
+        /// bytes, so the cache deletes them. One retry from byte 0 is worthwhile.
         resumed: bool,
     },
     /// The upstream sent more or fewer bytes than it announced.
@@ -113,10 +113,10 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// The upstream could not resume a fill and sends the content again from byte 0. A reader that
-    /// has passed on bytes of the first attempt cannot continue.
+    /// has already passed bytes of the first attempt to its client cannot continue.
     #[error("the upstream restarted the download")]
     Restarted,
-    /// The leader abandoned the fill, for this reason.
+    /// The leader abandoned the fill; the text is the reason.
     #[error("the fill failed: {0}")]
     Abandoned(Arc<str>),
 }
@@ -130,8 +130,8 @@ impl Error {
         }
     }
 
-    /// Whether the disk or the cache failed, not the content. The caller can then stream the rest
-    /// of the blob from the upstream without storing it.
+    /// Whether the disk or the cache failed, and not the content. The caller can then stream the
+    /// rest of the blob from the upstream without storing the blob.
     pub fn is_storage(&self) -> bool {
         matches!(
             self,

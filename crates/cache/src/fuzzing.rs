@@ -1,4 +1,5 @@
-//! Fuzz targets of the parsers. The fuzzer and the tests with the saved corpus call them.
+//! Functions that the fuzz targets of the cache's parsers call. Tests call them with the saved
+//! corpus.
 
 use std::io;
 

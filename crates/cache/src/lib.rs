@@ -39,7 +39,8 @@ pub use error::Error;
 pub use fill::Fill;
 pub use fill::blob_reader::{BlobReader, Readers, TailReader};
 pub use page_cache::resident;
-/// A request as eviction policies see it. It carries the estimated cost of a fetch in seconds.
+/// One request for a blob, as eviction policies see it. It carries the estimated cost of a fetch in
+/// seconds.
 pub use pierhead_eviction::Access;
 pub use store::origins::Origin;
 pub use store::ranking::{Eviction, Outcome, Recorder};

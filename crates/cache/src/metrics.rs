@@ -25,7 +25,8 @@ pub(crate) struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // Each label value has a series before its first event, else no rate sees that event.
+        // Each label value has a series before its first event; otherwise `rate()` in Prometheus
+        // misses that event.
         let refused = Family::default();
         for by in REFUSED_BY {
             drop(refused.get_or_create(&RefusedBy { by }));

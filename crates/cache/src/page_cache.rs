@@ -8,8 +8,9 @@ use pierhead_pmem::TMPFS;
 use rustix::fs::{StatFs, fstatfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Distance between probed pages in bytes. The kernel reads ahead at least as far, but may drop
-/// single pages. An absent page that no probe hits costs one short disk read on an async thread.
+/// Distance between probed pages in bytes. The kernel reads ahead at least 128 KiB, but may drop
+/// single pages. If a page between two probes is absent, one async thread waits for one short disk
+/// read.
 const PROBE_INTERVAL: u64 = 128 << 10;
 
 /// Number of bytes from the start of `range` that are in the page cache. Probes one byte per 128
@@ -21,8 +22,9 @@ pub fn resident(file: &File, range: Range<u64>) -> u64 {
         let buffer = &mut [IoSliceMut::new(&mut byte)];
         match rustix::io::preadv2(file, buffer, at, ReadWriteFlags::NOWAIT) {
             Ok(1..) => at = (at / PROBE_INTERVAL + 1) * PROBE_INTERVAL,
-            // This file system does not support the probe. tmpfs is always in memory. For others
-            // the result is 0: the caller then reads on a blocking thread and checks the bytes.
+            // This file system does not support the probe. tmpfs is always in memory. For other
+            // file systems the result is 0, so the caller reads on a blocking thread and verifies
+            // the bytes.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 let in_memory = fstatfs(file).is_ok_and(|stat| is_in_memory(&stat));
                 return if in_memory {
@@ -31,7 +33,8 @@ pub fn resident(file: &File, range: Range<u64>) -> u64 {
                     0
                 };
             }
-            // Not in the page cache, or the file is too short; the read itself reports that.
+            // The page is not in the page cache, or the file is too short. In the latter case the
+            // read itself fails.
             _ => break,
         }
     }

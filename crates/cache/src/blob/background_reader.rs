@@ -1,4 +1,5 @@
-//! Reads committed blobs for background work: on the caller's thread, without counting as accesses.
+//! Reads committed blobs for background work. The reads run on the caller's thread and do not count
+//! as accesses.
 
 use parking_lot::Mutex;
 use std::io;
@@ -11,7 +12,8 @@ use crate::tier::CHUNK;
 /// against the checksums.
 pub struct BackgroundReader {
     open: Arc<OpenBlob>,
-    /// Number and bytes of the last chunk: short sequential reads load each chunk once.
+    /// Number and bytes of the last verified chunk: short sequential reads read each chunk only
+    /// once.
     last: Mutex<(u64, Vec<u8>)>,
 }
 
@@ -28,11 +30,11 @@ impl BackgroundReader {
         self.open.blob.trailer().size()
     }
 
-    /// Fills `buf` from `offset`. Blocks; reads and verifies whole chunks.
+    /// Fills `buf` with the content from `offset`. Blocks; reads and verifies whole chunks.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the blob ends earlier; `InvalidData` when it is corrupt, and then the
-    /// cache has removed it; or an error of the disk.
+    /// `UnexpectedEof` when the blob ends earlier. `InvalidData` when the blob is corrupt; the
+    /// cache has then removed it. Otherwise an error of the disk.
     pub fn read_at(&self, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
         let size = self.size();
         let wanted = u64::try_from(buf.len()).unwrap_or(u64::MAX);
@@ -44,7 +46,8 @@ impl BackgroundReader {
         while !buf.is_empty() {
             let index = offset / chunk;
             if last.0 != index {
-                // A failed read leaves the buffer invalid.
+                // A failed read leaves partial data in the buffer, so the buffer no longer counts
+                // as a chunk.
                 last.0 = u64::MAX;
                 let len = (size - index * chunk).min(chunk);
                 last.1.resize(usize::try_from(len).unwrap_or(CHUNK), 0);

@@ -9,15 +9,15 @@ use bytes::Bytes;
 /// Size of a pooled buffer in bytes, and the maximum length of one read.
 pub(crate) const BUFFER: usize = 128 * 1024;
 
-/// Reads up to this size in bytes get an allocation of their own: a few bytes must not keep a whole
-/// buffer alive.
+/// Reads up to this size in bytes use a fresh allocation: a few bytes must not keep a whole buffer
+/// alive.
 const SMALL: usize = 16 * 1024;
 
 /// Idle buffers; at most [`Pool::MAX_IDLE`] of them.
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<Mutex<Vec<Box<[u8]>>>>);
 
-/// A buffer in use. It returns to its pool when the last [`Bytes`] made of it is dropped.
+/// A buffer in use. It returns to its pool when the last [`Bytes`] made from it is dropped.
 pub(crate) struct Buffer {
     bytes: Box<[u8]>,
     start: usize,
@@ -66,7 +66,7 @@ impl Buffer {
         &mut self.bytes[self.start..self.end]
     }
 
-    /// Turns `len` bytes from `start` on into [`Bytes`], without a copy.
+    /// Returns `len` bytes of the buffer, starting at `start`, as [`Bytes`], without a copy.
     pub(crate) fn freeze(mut self, start: usize, len: usize) -> Bytes {
         self.start = start.min(self.end);
         self.end = self.end.min(self.start.saturating_add(len));

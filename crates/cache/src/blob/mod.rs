@@ -1,4 +1,5 @@
-//! Committed blobs, open for reading: each chunk is verified before any of its bytes is returned.
+//! Committed blobs, open for reading. The cache verifies each chunk before it returns any byte of
+//! the chunk.
 
 pub(crate) mod background_reader;
 pub(crate) mod buffer;
@@ -21,14 +22,15 @@ use crate::page_cache::resident;
 use crate::store::small_blobs::SmallBlob;
 use crate::tier::{CHUNK, Extent};
 
-/// Maximum length of one [`VerifiedRange`] in bytes: the size of one `sendfile` call. It bounds how
-/// long other clients wait.
+/// Maximum length of one [`VerifiedRange`] in bytes, which is the size of one `sendfile` call.
+/// During such a call, other clients on the same thread wait.
 const MAX_VERIFIED: u64 = 2 << 20;
 
 /// A committed blob, open or in memory. It stays readable after its eviction. Cheap to clone.
 pub struct StoredBlob {
     source: Source,
-    /// 1 + the chunk that was verified last: small sequential reads verify each chunk once.
+    /// 1 + the number of the chunk that was verified last: small sequential reads verify each chunk
+    /// once.
     verified: AtomicU64,
 }
 
@@ -76,7 +78,7 @@ impl StoredBlob {
         }
     }
 
-    /// Media type that the blob was stored with. Documents have one, layers have none.
+    /// Media type with which the blob was stored. Documents have a media type, layers have none.
     pub fn media_type(&self) -> Option<&MediaType> {
         match &self.source {
             Source::Memory(small) => small.media_type.as_ref(),
@@ -84,8 +86,8 @@ impl StoredBlob {
         }
     }
 
-    /// The whole verified content, if it is in memory. Only small blobs are, and only while there
-    /// is room.
+    /// The whole verified content, if it is in memory. Only small blobs are kept in memory, and
+    /// only while the memory limit allows.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.source {
             Source::Memory(small) => Some(&small.bytes),
@@ -102,10 +104,11 @@ impl StoredBlob {
         }
     }
 
-    /// Number of bytes from `offset` (at most `max`, and 2 MiB) that can be sent directly from
-    /// [`StoredBlob::extent`]. This process verified them within the last 10 minutes, the file has
-    /// not changed since, and they are in the page cache. Read all others with
-    /// [`StoredBlob::read_at`], which verifies them. A few system calls; does not block.
+    /// Number of bytes from `offset` (at most `max`, and at most 2 MiB) that the caller can send
+    /// directly from [`StoredBlob::extent`]. For these bytes, three conditions hold: this process
+    /// verified them within the last 10 minutes, the file has not changed since, and the page cache
+    /// contains them. Read all other bytes with [`StoredBlob::read_at`], which verifies them. Costs
+    /// a few system calls; does not block.
     pub fn verified_len(&self, offset: u64, max: u64) -> u64 {
         self.verified_from(offset, max).map_or(0, |(len, _)| len)
     }
@@ -141,9 +144,9 @@ impl StoredBlob {
         Some((len, identity))
     }
 
-    /// See [`BlobReader::read_at`](crate::fill::blob_reader::BlobReader::read_at). Verifies chunks
-    /// against their checksums first. Returns at most 128 KiB; reads that start at a multiple of 64
-    /// KiB are the cheapest. Cancel safe.
+    /// Reads as [`BlobReader::read_at`](crate::fill::blob_reader::BlobReader::read_at) does.
+    /// Verifies chunks against their checksums before it returns their bytes. Returns at most 128
+    /// KiB; a read that starts at a multiple of 64 KiB is the cheapest. Cancel safe.
     ///
     /// # Errors
     /// [`Error::Corrupt`]: the cache has removed the blob; claim it again.
@@ -170,7 +173,7 @@ impl StoredBlob {
             return Ok(buffer.freeze(0, len));
         }
         let identity = open.identity(first);
-        // Whole chunks: all that the request touches and that fit into the buffer.
+        // Reads whole chunks: all chunks that contain requested bytes and that fit into the buffer.
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
         let buffer = open
@@ -184,12 +187,12 @@ impl StoredBlob {
             index += 1;
         }
         self.verified.store(index, Ordering::Relaxed);
-        // The identity from before the read: later changes to the file invalidate it. When it
-        // differs now, another copy was read meanwhile.
+        // Uses the identity from before the read, so that later changes to the file invalidate it.
+        // If the identity differs now, another copy of the blob was read meanwhile.
         let identity = identity.filter(|before| open.identity(first) == Some(*before));
         if let Some(identity) = identity {
             let (verified, now) = (open.owner.verified_chunks(), Instant::now());
-            // The other chunks may lie in another file.
+            // The chunks after this run may lie in another file.
             let same = (first + 1..index).take_while(|at| open.identity(*at) == Some(identity));
             let end = same.last().map_or(first + 1, |last| last + 1).min(index);
             verified.add(&open.digest, identity, size, first..end, now);
@@ -243,8 +246,8 @@ impl VerifiedRange {
         self.len
     }
 
-    /// File and position of the range. `None` once the blob is read from another copy: the verified
-    /// copy may have become unreadable.
+    /// File and position of the range. `None` if the blob is now read from another copy, because
+    /// the verified copy may have become unreadable.
     pub fn file_position(&self) -> Option<(&File, u64)> {
         let extent = self.stored.extent(self.offset)?;
         let same = Identity::of(&extent) == Some(self.identity) && extent.len >= self.len;
@@ -252,7 +255,7 @@ impl VerifiedRange {
     }
 }
 
-/// Converts a length that a buffer bounds.
+/// Converts a length that is at most the length of a buffer.
 fn to_usize(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }

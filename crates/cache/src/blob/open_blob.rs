@@ -1,4 +1,5 @@
-//! An open handle of a committed blob, and the interface to the store that opened it.
+//! A committed blob that is open for reading, and the trait through which it calls the store that
+//! opened it.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::tier::{Blob, CHUNK, is_damage};
 
-/// The store, as seen by open blobs and readers of fills.
+/// The part of the store that open blobs and readers of fills use.
 pub(crate) trait BlobOwner: Send + Sync {
     /// The pool of read buffers.
     fn buffers(&self) -> &Pool;
@@ -19,15 +20,15 @@ pub(crate) trait BlobOwner: Send + Sync {
     fn verified_chunks(&self) -> &VerifiedChunks;
     /// Makes an [`Error::Io`] with the path of the blob.
     fn io_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error;
-    /// Deletes the damaged copy of a blob that was read through `handle`. `at`: position of the
-    /// damage in bytes, if known. Blocks.
+    /// Deletes the damaged copy of a blob that was read through the open handle `handle`. `at`:
+    /// position of the damage in bytes, if known. Blocks.
     fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>);
-    /// Called when the last reader of a handle is dropped.
+    /// Tells the store that the last reader of a handle was dropped.
     fn closed(&self, digest: &Digest, handle: u64);
 }
 
-/// One open handle, shared by all readers of the blob. A deleted blob counts against the capacity
-/// until its handle is dropped.
+/// One open handle of a blob, which all readers of the blob share. The bytes of a deleted blob
+/// count against the capacity until its handle is dropped.
 pub(crate) struct OpenBlob {
     pub(crate) digest: Digest,
     pub(crate) handle: u64,

@@ -1,10 +1,10 @@
-//! Remembers which chunks of which files this process verified recently, so that they can be sent
-//! without reading them.
+//! Remembers which chunks of which files this process verified recently, so that these chunks can
+//! be sent by `sendfile` without reading them.
 //!
-//! An entry is valid for one file as it was when it was read: any write, truncation or replacement
-//! changes the file's identity. It expires after 10 minutes, because the disk may return other
-//! bytes once pages leave the page cache. The memory is bounded; a lost entry costs one more
-//! verification.
+//! An entry is valid for one version of one file: any write, truncation or replacement changes the
+//! file's identity. An entry expires after 10 minutes, because the disk may return other bytes once
+//! pages leave the page cache. The memory is bounded. If an entry is dropped, its chunks are
+//! verified once more.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -15,8 +15,8 @@ use pierhead_oci::Digest;
 
 use crate::tier::{CHUNK, Extent};
 
-/// How long a verification stays valid. Verifying 1 GB takes about 0.2 CPU seconds, so every 10
-/// minutes costs nearly nothing.
+/// How long a verification stays valid. To verify 1 GB takes about 0.2 CPU seconds, so a repetition
+/// every 10 minutes costs nearly nothing.
 const VERIFICATION_LIFETIME: Duration = Duration::from_secs(600);
 /// Maximum number of files whose verified chunks are recorded.
 const MAX_FILES: usize = 4096;
@@ -40,8 +40,8 @@ pub(crate) enum Identity {
 }
 
 impl Identity {
-    /// Identity of the file at an extent. At most one system call, which does not wait for the
-    /// disk. `None` when that fails.
+    /// Identity of the file that contains an extent; `None` when the system call fails. Makes at
+    /// most one system call, which does not wait for the disk.
     pub(crate) fn of(extent: &Extent<'_>) -> Option<Self> {
         if let Some(number) = extent.record {
             return Some(Self::Record(number));
@@ -57,7 +57,7 @@ impl Identity {
     }
 }
 
-/// The verified chunks of all files; see the head of this module.
+/// The verified chunks of all files; see the documentation of this module.
 #[derive(Default)]
 pub(crate) struct VerifiedChunks {
     chunks: Mutex<ChunkMap>,
@@ -66,12 +66,12 @@ pub(crate) struct VerifiedChunks {
 #[derive(Default)]
 struct ChunkMap {
     files: HashMap<Key, Chunks>,
-    /// Sum over all files.
+    /// Number of words of 64 bits that the entries of all files take.
     words: usize,
 }
 
-/// A blob, and whether the entry is about a record in a shared file. Some parts of a blob may lie
-/// in a record, others in a file.
+/// A blob, and whether the entry describes a record in a file that blobs share. One blob may have
+/// chunks in such a record and other chunks in a file of its own.
 type Key = (Digest, bool);
 
 fn key(digest: &Digest, identity: &Identity) -> Key {
@@ -94,7 +94,8 @@ impl Chunks {
 }
 
 impl VerifiedChunks {
-    /// Marks `chunks` of a content of `size` bytes as verified. `identity`: from before the read.
+    /// Marks `chunks` of a content of `size` bytes as verified. `identity` must be from before the
+    /// read.
     pub(crate) fn add(
         &self,
         digest: &Digest,

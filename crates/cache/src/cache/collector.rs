@@ -1,4 +1,5 @@
-//! Gauges of the cache, read at each scrape.
+//! Reports the gauges of the cache (sizes, counts, fast tier) whenever Prometheus scrapes the
+//! metrics.
 
 use std::sync::Weak;
 use std::sync::atomic::AtomicU64;
@@ -24,7 +25,7 @@ impl Collector for StateCollector {
         let Some(store) = self.0.upgrade() else {
             return Ok(());
         };
-        // A system call that does not wait for the disk. It still runs outside the lock.
+        // A system call that does not wait for the disk. It runs outside the lock of the state.
         let free = store.free();
         let (figures, labels, shown) = {
             let mut state = store.state.lock();

@@ -1,4 +1,5 @@
-//! Methods of [`Cache`] for the fast tier.
+//! Methods of [`Cache`] for the fast tier: statistics, hot ranges, limit, and the write-back at
+//! shutdown.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use crate::tier::Dirty;
 use crate::tier::placement::TierStat;
 
 impl Cache {
-    /// State of the fast tier; `None` when there is none.
+    /// State of the fast tier; `None` when the cache has no fast tier.
     pub fn tier(&self) -> Option<TierStat> {
         self.store.placer.as_ref().map(Placer::stat)
     }
@@ -38,7 +39,7 @@ impl Cache {
     }
 
     /// At shutdown: writes back the blobs that a volatile fast tier would lose, until `give_up`
-    /// returns `true`. Returns what the disk still lacks.
+    /// returns `true`. Returns the amount of data that is still missing on the disk.
     pub async fn save_tier(&self, give_up: impl FnMut() -> bool + Send + 'static) -> Dirty {
         let Some(placer) = &self.store.placer else {
             return Dirty::default();

@@ -41,8 +41,8 @@ use crate::tier::{DiskTier, Tier};
 /// Maximum number of parts of a manifest that are counted. Images have some hundred at most.
 const MAX_PARTS: usize = 1000;
 
-/// A handle; clones share all state. All methods may be called from async code unless their
-/// documentation says that they block.
+/// A handle of the cache; all clones share one state. Async code may call all methods, unless the
+/// documentation of a method says that it blocks.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) store: Arc<Store>,
@@ -51,22 +51,22 @@ pub struct Cache {
     maintenance: Arc<Maintenance>,
 }
 
-/// What [`Cache::claim`] found.
+/// Result of [`Cache::claim`].
 pub enum Claim {
     /// The blob is complete and verified.
     Hit(StoredBlob),
     /// The blob is not in the cache: the caller fetches it and writes it to the [`Fill`]. The
     /// reader follows this fill.
     Leader(Fill, BlobReader),
-    /// Another caller is writing the blob; the reader follows that fill.
+    /// Another caller is writing the blob; the reader follows the fill of that caller.
     Follower(BlobReader),
 }
 
-/// Result of a lookup without I/O.
+/// Result of a lookup in the index, without I/O.
 enum Lookup {
     Absent,
     Open(StoredBlob),
-    /// Stored, but not open.
+    /// The blob is stored, but its file is not open.
     Closed,
 }
 
@@ -91,8 +91,8 @@ impl Cache {
         })
     }
 
-    /// As [`Cache::open`], on another tier than the disk. `tier` is called once the folder is
-    /// locked. Tests inject faults this way.
+    /// As [`Cache::open`], with another tier in place of the disk. `open_on` locks the folder, then
+    /// calls `tier` to make the tier. Tests inject faults this way.
     ///
     /// # Errors
     /// As [`Cache::open`].
@@ -138,8 +138,8 @@ impl Cache {
         })
     }
 
-    /// Returns a committed blob, or `None`. Counts as an access. A blob in memory, or one that is
-    /// being read, costs no I/O and no change of thread.
+    /// Returns a committed blob, or `None`. Counts as an access. For a blob that is in memory or
+    /// already open, it needs no I/O and no other thread.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -211,13 +211,13 @@ impl Cache {
         Lookup::Open(stored)
     }
 
-    /// Whether the blob is committed or a fill of it is running. No access, no I/O.
+    /// Whether the blob is committed or a fill of it is running. Counts as no access; makes no I/O.
     pub fn contains(&self, digest: &Digest) -> bool {
         let state = self.store.state.lock();
         state.index.contains_key(digest) || state.fills.contains_key(digest)
     }
 
-    /// Whether the blob is committed. No access, no I/O.
+    /// Whether the blob is committed. Counts as no access; makes no I/O.
     pub fn is_stored(&self, digest: &Digest) -> bool {
         self.store.state.lock().index.contains_key(digest)
     }
@@ -248,7 +248,7 @@ impl Cache {
             }
             let shared_fill = {
                 let mut state = self.store.state.lock();
-                // Committed since the lookup.
+                // The blob was committed after the lookup above.
                 if filter == MediaTypeFilter::Any && state.index.contains_key(digest) {
                     continue;
                 }
@@ -259,7 +259,8 @@ impl Cache {
                     Some(shared_fill) => {
                         let doomed = shared_fill.is_doomed();
                         if !doomed {
-                            // Under the lock: the commit reads this counter under the same lock.
+                            // Incremented under the lock of the state, because the commit reads
+                            // this counter under the same lock.
                             shared_fill.followers.fetch_add(1, Ordering::Relaxed);
                         }
                         Err((shared_fill.clone(), doomed))
@@ -329,7 +330,7 @@ impl Cache {
             match self.claim_as(digest, Origin::LOCAL, filter).await? {
                 Claim::Hit(stored) => return Ok(stored),
                 Claim::Follower(BlobReader::Tail(tail)) => {
-                    // The result does not matter: the next round claims again.
+                    // The result is ignored, because the next iteration claims the blob again.
                     let _ = tail.committed().await;
                 }
                 Claim::Follower(BlobReader::Stored(stored)) => return Ok(stored),
@@ -351,9 +352,10 @@ impl Cache {
         }
     }
 
-    /// Counts the parts of an image whose manifest was stored: one more image contains them.
+    /// Increments the image count of each part of an image whose manifest was stored.
     fn count_parts(&self, digest: &Digest, media_type: &MediaType, content: Bytes) {
-        // The children of an index are manifests, which are small and need no rank.
+        // The children of an image index are manifests. Manifests are small, so they are not
+        // ranked.
         if !media_type.is_manifest() {
             return;
         }
@@ -373,9 +375,9 @@ impl Cache {
         &self.tags
     }
 
-    /// Protects these digests from eviction under one label, a complete image reference. Digests
-    /// that are not stored yet are protected once they are. Durable on return. Replaces an earlier
-    /// pin of the label.
+    /// Protects these digests from eviction under one label, which is a complete image reference. A
+    /// digest that is not stored yet is protected once it is stored. Durable on return. Replaces an
+    /// earlier pin of the label.
     ///
     /// # Errors
     /// [`Error::Io`]; the pins are then unchanged.
@@ -396,11 +398,12 @@ impl Cache {
         blocking(move || {
             let was_there = pins.set(&label, digests, |before, after| {
                 let mut state = store.state.lock();
-                // Pins first: a digest in both lists stays pinned throughout.
+                // Adds the new pins before it removes the old ones: a digest in both lists stays
+                // pinned throughout.
                 after.iter().for_each(|digest| state.pin(*digest));
                 before.iter().for_each(|digest| state.unpin(*digest));
             });
-            // After a reduction of the capacity, pins may have delayed evictions.
+            // If the capacity was reduced earlier, the removed pins may have delayed evictions.
             store.shrink();
             was_there
         })
@@ -413,7 +416,7 @@ impl Cache {
     }
 
     /// Changes the capacity in bytes. A reduction evicts at once, except for pinned blobs and blobs
-    /// that are being read. Those are evicted once they are unpinned, or within
+    /// that are being read. Pinned blobs are evicted once they are unpinned, open blobs within
     /// [`Config::flush_interval`] of their last read.
     pub async fn set_capacity(&self, capacity: u64) {
         {
@@ -426,7 +429,8 @@ impl Cache {
     }
 
     /// Changes policy and admission without losing a blob. A new policy receives all blobs in the
-    /// order of their last accesses. A policy or admission whose name is already in use stays.
+    /// order of their last accesses. A policy or admission that is already in use under the given
+    /// name is kept.
     pub async fn set_eviction(&self, eviction: Eviction) {
         let store = self.store.clone();
         blocking(move || store.set_eviction(eviction)).await;
@@ -439,14 +443,15 @@ impl Cache {
     }
 
     /// Whether the daily write budget has bytes left for another component. `is_awaited`: a client
-    /// waits for the work; it may exceed the budget by 1/16, as small blobs may. Does not block.
+    /// waits for the work. Such work may exceed the budget by 1/16, as small blobs may. Does not
+    /// block.
     pub fn may_write(&self, is_awaited: bool) -> bool {
         self.store.may_write(is_awaited)
     }
 
-    /// Evicts until at most `target` bytes are used, except for pinned blobs; returns the evicted
-    /// bytes. Blobs that are being read are evicted too; their space is free once the last reader
-    /// closes them.
+    /// Evicts blobs until at most `target` bytes are used, except for pinned blobs. Returns the
+    /// number of evicted bytes. Blobs that are being read are evicted, too; their space becomes
+    /// free once the last reader closes them.
     ///
     /// # Errors
     /// None; a file that cannot be deleted stays counted.
@@ -464,7 +469,7 @@ impl Cache {
         Ok(blocking(move || store.remove(&digests)).await)
     }
 
-    /// Reads a whole blob and checks its digest; removes a corrupt one. Returns `false` for a
+    /// Reads a whole blob and checks its digest; removes a corrupt blob. Returns `false` for a
     /// corrupt blob, `true` for an intact or absent one. Counts neither as an access nor as a hit.
     ///
     /// # Errors
@@ -501,7 +506,7 @@ impl Cache {
         self.store.unlock();
     }
 
-    /// The counters of panics of background tasks.
+    /// The counters of panics in background tasks.
     pub fn panics(&self) -> &Panics {
         self.store.config.background.panics()
     }

@@ -24,7 +24,7 @@ impl Cache {
         slots.map(entry).collect()
     }
 
-    /// One committed blob, as in [`Cache::list`]. No access, no I/O.
+    /// Statistics of one committed blob, as in [`Cache::list`]. Counts as no access; makes no I/O.
     pub fn blob_stat(&self, digest: &Digest) -> Option<BlobStat> {
         let state = self.store.state.lock();
         state.index.get(digest).map(|slot| BlobStat {

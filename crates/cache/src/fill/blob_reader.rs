@@ -1,4 +1,4 @@
-//! Readers of committed blobs and of running fills.
+//! Readers of blobs: one type for committed blobs and for fills that are still running.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -49,8 +49,8 @@ impl BlobReader {
         }
     }
 
-    /// Size of the blob in bytes. For a running fill: waits until the upstream has announced it;
-    /// `None` when only the end of the content will tell.
+    /// Size of the blob in bytes. For a running fill, waits until the upstream has announced the
+    /// size; `None` if the upstream announces no size.
     ///
     /// # Errors
     /// As [`BlobReader::read_at`].
@@ -62,9 +62,9 @@ impl BlobReader {
     }
 
     /// Reads up to `max` bytes (at most 128 KiB) from `offset`; an empty result means the end of
-    /// the content. For a running fill: waits until at least one byte is there; returns the last
-    /// piece, and the end, only once the digest matches. Cancel safe. Bytes outside the page cache
-    /// are read on a blocking thread.
+    /// the content. For a running fill, waits until at least one byte is available. A running fill
+    /// returns its last piece, and the end, only once the digest matches. Cancel safe. Bytes
+    /// outside the page cache are read on a blocking thread.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a committed blob; for a running fill the error that ended it. If
@@ -77,8 +77,8 @@ impl BlobReader {
     }
 }
 
-/// Tells whether readers of one fill are left; by default there are none. Does not keep the fill
-/// alive.
+/// Tells whether one fill still has readers. The default value belongs to no fill and has no
+/// readers. It does not keep the fill alive.
 #[derive(Clone, Debug, Default)]
 pub struct Readers(Weak<watch::Sender<Progress>>);
 
@@ -87,9 +87,9 @@ impl Readers {
         Self(Arc::downgrade(&shared_fill.progress))
     }
 
-    /// Whether there is no reader. Costs one atomic load.
+    /// Whether the fill has no reader. Costs one atomic load.
     pub fn is_empty(&self) -> bool {
-        // Each reader has one receiver. The fill itself has one only while it ends.
+        // Each reader has one receiver. The fill itself has a receiver only while it ends.
         self.0.upgrade().is_none_or(|it| it.receiver_count() == 0)
     }
 }
@@ -172,8 +172,8 @@ impl TailReader {
                 read.map(|buffer| buffer.freeze(0, len))
             }
         };
-        // The leader may have restarted during the read: these bytes are then of no known
-        // generation.
+        // The leader may have restarted the fill during the read. Then it is unknown to which
+        // generation these bytes belong.
         if self.progress.borrow().generation != generation {
             return Err(Error::Restarted);
         }

@@ -1,5 +1,5 @@
-//! Writes the bytes of one fill to staging, shows them to readers and hashes them; verifies and
-//! commits at the end.
+//! The worker of one fill: stages the bytes on the medium, makes them visible to readers and hashes
+//! them. At the end it verifies the digest and commits the blob.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -20,15 +20,16 @@ use crate::store::partials::Partial;
 use crate::tier::placement::SYNC_INTERVAL;
 use crate::tier::{CHUNK, ReadAt, Staged, Sums, Trailer};
 
-/// Maximum bytes of one write and one wake-up of the readers, unless one piece is larger.
+/// Maximum number of bytes per write to the medium, and per wake-up of the readers. A single larger
+/// piece is written whole.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Number of bytes of a fill after which the disk starts to write them. So the commit of a large
-/// blob waits for the last bytes only, and a fast fill does not fill the memory with unwritten
-/// pages.
+/// Number of bytes of a fill after which the worker starts an early sync to the disk. The commit of
+/// a large blob then waits only for the last bytes, and a fast fill does not fill the memory with
+/// unwritten pages.
 const EARLY_SYNC_INTERVAL: u64 = 32 << 20;
 
-/// The one permit for an early sync ([`Store::syncing`]); dropping it releases the permit.
+/// The only permit for an early sync ([`Store::syncing`]); dropping it releases the permit.
 struct SyncPermit(Arc<Store>);
 
 impl Drop for SyncPermit {
@@ -47,18 +48,19 @@ pub(crate) struct Ingest {
     reader: Arc<dyn ReadAt>,
     hasher: Hasher,
     sums: Sums,
-    /// Number of hashed bytes; fewer than staged until resumed bytes are read again.
+    /// Number of hashed bytes. After a resume, it is less than the number of staged bytes until the
+    /// resumed bytes were read and hashed.
     hashed: u64,
     /// Whether an earlier fill staged some of the bytes.
     resumed: bool,
-    /// Whether the file exists that records the registry of the staged bytes.
+    /// Whether the file in `origins/` exists that records which registry sent the staged bytes.
     has_origin: bool,
-    /// Bytes since the last [`Staged::early_sync`].
+    /// Number of bytes staged since the last [`Staged::early_sync`].
     unsynced: u64,
 }
 
-/// Ends a fill whose worker panicked. Otherwise its readers and all later claims would wait
-/// forever.
+/// Ends a fill whose worker panicked. Without this, the readers of the fill and all later claims
+/// would wait forever.
 struct EndOnPanic {
     store: Weak<Store>,
     shared_fill: Weak<SharedFill>,
@@ -74,7 +76,7 @@ impl Drop for EndOnPanic {
         };
         shared_fill.close();
         if let Some(store) = self.store.upgrade() {
-            // The staged bytes are still there.
+            // The staged bytes still exist after the panic.
             let partial = Partial {
                 bytes: shared_fill.reserved.load(Ordering::Relaxed),
                 modified: now(),
@@ -90,7 +92,7 @@ impl Drop for EndOnPanic {
 
 impl FillWorker for Ingest {
     fn run(mut self: Box<Self>, shared_fill: Arc<SharedFill>) {
-        // Guards drop in reverse order: the panic is counted before the readers learn of it.
+        // Guards drop in reverse order, so the panic is counted before the readers get the error.
         let _guard = EndOnPanic {
             store: Arc::downgrade(&self.store),
             shared_fill: Arc::downgrade(&shared_fill),
@@ -146,7 +148,7 @@ impl Ingest {
         }
     }
 
-    /// Reads and hashes resumed bytes, unless the leader has ordered their deletion.
+    /// Reads and hashes resumed bytes, unless the leader has ordered to delete them.
     fn rehash(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
         let len = self.staged.size();
         if self.hashed == len {
@@ -202,7 +204,8 @@ impl Ingest {
             .map_err(|error| self.store.io("write", &shared_fill.digest, error))?;
         let mut position = self.hashed;
         self.hashed += len;
-        // Readers continue on other cores while this thread hashes.
+        // Shows the bytes before it hashes them, so that readers can continue on other cores
+        // meanwhile.
         self.show(shared_fill);
         self.sync_early(shared_fill, len);
         for piece in batch {
@@ -215,8 +218,8 @@ impl Ingest {
         Ok(())
     }
 
-    /// Records the registry before the staged bytes exceed one chunk. No fill resumes fewer, so a
-    /// small blob costs no file.
+    /// Records the registry before the number of staged bytes exceeds one chunk. A fill resumes
+    /// only from more than one chunk, so a small blob needs no file in `origins/`.
     fn record_origin(&mut self, shared_fill: &SharedFill, size: u64) -> Result<(), Error> {
         if self.has_origin || size <= CHUNK as u64 {
             return Ok(());
@@ -228,12 +231,13 @@ impl Ingest {
         Ok(())
     }
 
-    /// One fill at a time: a slow disk must not block all threads.
+    /// Starts an early sync. Only one fill syncs early at a time, so that a slow disk does not
+    /// block all threads.
     fn sync_early(&mut self, shared_fill: &SharedFill, len: u64) {
         self.unsynced += len;
         let enough = match self.store.placer {
-            // A write-back from the fast tier should finish before the last layer arrives. On a
-            // hard disk, these flushes cost 1/6 of the throughput.
+            // With a fast tier, the write-back of a layer should finish before the last layer
+            // arrives. On a hard disk, these syncs cost 1/6 of the throughput.
             Some(_) => SYNC_INTERVAL,
             None => EARLY_SYNC_INTERVAL,
         };
@@ -243,7 +247,7 @@ impl Ingest {
         if self.store.syncing.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Dropping it releases the permit, even when the work panics or never runs.
+        // Dropping the permit releases it, even when the work panics or never runs.
         let permit = SyncPermit(self.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
@@ -309,22 +313,22 @@ impl Ingest {
             .store
             .commit(&shared_fill, self.staged, trailer, reserved);
         let outcome = outcome.map(|open| {
-            // No other caller sets it.
+            // No other code sets `committed`.
             let _ = shared_fill.committed.set(open);
         });
         if let Err(error) = &outcome {
             tracing::warn!(digest = %shared_fill.digest, %error, "cannot commit a verified fill");
             self.store.end_fill(&shared_fill, None);
         }
-        // Drop these first: callers that wait for the outcome must find only the readers' handles
-        // of the blob.
+        // Drops these handles first: callers that wait for the outcome must find only the readers'
+        // handles of the blob.
         let progress = shared_fill.progress.clone();
         drop((shared_fill, self.store));
         progress.send_modify(|progress| progress.outcome = Some(outcome));
     }
 
     fn fail(self: Box<Self>, shared_fill: &Arc<SharedFill>, mut error: Error, keep: bool) {
-        // On a full disk, the partial file must go first.
+        // On a full disk, the partial file must be deleted before the fill is closed.
         shared_fill.close();
         let len = self.staged.size();
         drop(self.staged);

@@ -26,7 +26,8 @@ use crate::store::small_blobs::MAX_SMALL_BLOB;
 /// after them.
 ///
 /// Steps of a fill: fetch from [`Fill::offset`]; call [`Fill::restart`] if the upstream starts at
-/// byte 0 instead; [`Fill::begin`]; [`Fill::write`] for each piece; [`Fill::finish`].
+/// byte 0 instead; call [`Fill::begin`], then [`Fill::write`] for each piece, then
+/// [`Fill::finish`].
 ///
 /// When the cache cannot store the blob ([`Error::is_storage`], from `begin`, `write` or `finish`),
 /// all readers get that error. Each reader then streams the rest from the upstream. After
@@ -95,12 +96,12 @@ impl Fill {
         }
     }
 
-    /// A new reader of this fill.
+    /// Makes a new reader of this fill.
     pub(crate) fn tail(&self) -> TailReader {
         TailReader::new(self.shared_fill.clone())
     }
 
-    /// The readers of this fill, to learn whether any are left.
+    /// Tells whether this fill still has readers.
     pub fn readers(&self) -> Readers {
         Readers::of(&self.shared_fill)
     }
@@ -109,8 +110,9 @@ impl Fill {
         self.media_type = Some(media_type);
     }
 
-    /// Sets how many seconds a client would wait for a fetch of this blob; the policy ranks by it.
-    /// Call it before [`Fill::begin`]. The default is an estimate for a distant registry.
+    /// Sets the estimated number of seconds for which a client waits for a fetch of this blob. The
+    /// policy uses this cost to rank the blob. Call it before [`Fill::begin`]. The default is an
+    /// estimate for a distant registry.
     pub fn set_cost(&mut self, seconds: f32) {
         self.terms.cost = Some(seconds).filter(|it| it.is_finite() && *it >= 0.0);
     }
@@ -125,16 +127,17 @@ impl Fill {
         self.shared_fill.digest
     }
 
-    /// Number of bytes that an earlier fill staged: fetch from here. It is a multiple of 64 KiB.
-    /// For valid staged bytes it is less than the size of the content.
+    /// Number of bytes that an earlier fill staged: fetch the content from this offset. It is a
+    /// multiple of 64 KiB. If the staged bytes are valid, it is less than the size of the content.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
     /// Announces the size of the whole content, before the first write. Reserves the first step of
-    /// disk space and evicts for it; later steps follow as bytes arrive. Refuses a size that can
-    /// never fit, and a blob that the admission rejects. Each reader that has joined by now counts
-    /// as one request for the admission. Readers see no bytes before this call.
+    /// disk space and evicts blobs for this step; `write` reserves further steps as bytes arrive.
+    /// Refuses a size that can never fit, and a blob that the admission rejects. Each reader that
+    /// has joined by now counts as one request for the admission. Readers see no bytes before this
+    /// call.
     ///
     /// # Errors
     /// [`Error::NoRoom`], [`Error::TooLarge`], [`Error::NotAdmitted`]; the readers then stream
@@ -157,7 +160,8 @@ impl Fill {
         let reserved =
             blocking(move || reservation::announce(&store, &shared_fill, size, need, terms)).await;
         if let Err(error) = reserved {
-            // The refusal may hold for this day only: a later fill can resume the staged bytes.
+            // The refusal may hold for this day only, so the staged bytes are kept: a later fill
+            // can resume them.
             let keep = matches!(error, Error::NotAdmitted { .. }) && self.position > 0;
             return Err(self.end(error, keep).await);
         }
@@ -168,9 +172,9 @@ impl Fill {
         Ok(())
     }
 
-    /// Deletes the staged bytes, because the upstream cannot resume. [`Fill::begin`] comes next.
-    /// Readers that have read some of them get [`Error::Restarted`], since the new bytes may
-    /// differ.
+    /// Deletes the staged bytes, because the upstream cannot resume the download. Call
+    /// [`Fill::begin`] next. Readers that have already read staged bytes get [`Error::Restarted`],
+    /// since the new bytes may differ.
     ///
     /// # Errors
     /// [`Error::Io`]; it ends the fill.
@@ -188,8 +192,8 @@ impl Fill {
         Ok(())
     }
 
-    /// Writes the next bytes. Returns when they are queued; at most 1 MiB waits for the disk.
-    /// Cancel safe: a cancelled write has written nothing.
+    /// Queues the next bytes of the content for the disk and returns; at most 1 MiB is queued.
+    /// Cancel safe: a cancelled call has queued nothing.
     ///
     /// # Errors
     /// [`Error::WrongSize`] when more bytes than announced were written; [`Error::Io`],

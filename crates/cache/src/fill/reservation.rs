@@ -1,5 +1,5 @@
-//! Reserves disk space for a fill: the first step at its start, further steps as bytes arrive. All
-//! functions block.
+//! Reserves disk space for a fill: the first step when the fill begins, further steps as bytes
+//! arrive. All functions block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,8 +9,8 @@ use crate::fill::shared_fill::{SharedFill, Terms, fill_ended};
 use crate::store::Store;
 use crate::store::blocks::blocks;
 
-/// Checks whether a fill may be stored, and reserves its first step. The upstream may have
-/// announced a wrong `size`.
+/// Checks whether a fill may be stored, and reserves its first step of disk space. `size` is the
+/// length that the upstream announced, which may be wrong.
 pub(super) fn announce(
     store: &Store,
     shared_fill: &Arc<SharedFill>,
@@ -37,7 +37,7 @@ pub(super) fn extend(store: &Store, shared_fill: &Arc<SharedFill>, need: u64) ->
     let lacking = blocks(need - held);
     let rest = shared_fill.expected().saturating_sub(held);
     let step = store.config.step.min(blocks(rest)).max(lacking);
-    // Bytes that the fill needs after this step. For an unknown length, assumes one step.
+    // Bytes that the fill needs after this step. If the length is unknown, assumes one more step.
     let rest = match shared_fill.expected() {
         u64::MAX => step,
         _ => blocks(rest),
@@ -63,7 +63,7 @@ fn reserve(
         shared_fill.reserved.fetch_add(more, Ordering::Relaxed);
         return Ok(());
     }
-    // The fill has ended meanwhile and has released its reservation.
+    // The fill has ended during the call and has released its reservation.
     state.reserved -= more;
     Err(fill_ended())
 }

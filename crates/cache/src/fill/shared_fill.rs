@@ -1,4 +1,4 @@
-//! State of one fill that its leader, its writer and its readers share.
+//! State of one fill that the leader, the worker that writes the bytes, and the readers share.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,9 +21,9 @@ const MAX_WITHHELD_BYTES: u64 = 64 * 1024;
 /// Maximum number of bytes of one fill that wait in memory for the disk.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 
-/// Bytes that form a batch; fewer wait up to [`MAX_LINGER`] for more. A batch costs a thread
-/// switch, a write and waking every reader. For the 8 to 16 KiB of one socket read or TLS record,
-/// that costs more than the bytes themselves.
+/// Number of queued bytes that form a batch. A smaller number waits up to [`MAX_LINGER`] for more
+/// bytes. A batch costs a thread switch, a write, and a wake-up of every reader. For the 8 to 16
+/// KiB of one socket read or TLS record, a batch would cost more than the bytes themselves.
 const BATCH_BYTES: usize = 256 * 1024;
 
 /// Maximum time that queued bytes wait to form a batch. A link of 100 MB/s fills a batch in 2.6 ms.
@@ -33,7 +33,8 @@ pub(crate) struct SharedFill {
     pub(crate) digest: Digest,
     /// The registry that sends the bytes.
     pub(crate) origin: Origin,
-    /// When the fill started, and how many bytes all fills had written by then.
+    /// Start time of the fill, and the number of bytes that all fills together had written at that
+    /// time.
     pub(crate) start: (Instant, u64),
     pub(crate) owner: Arc<dyn BlobOwner>,
     pub(crate) progress: Arc<watch::Sender<Progress>>,
@@ -43,18 +44,19 @@ pub(crate) struct SharedFill {
     pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
     /// Disk space reserved for this fill, in bytes.
     pub(crate) reserved: AtomicU64,
-    /// Maximum disk space that the fill will need, in bytes, as announced.
+    /// Maximum disk space in bytes that the fill needs, computed from the announced length.
     expected: AtomicU64,
     /// Number of staged bytes.
     pub(crate) staged: AtomicU64,
-    /// Bytes of the daily write budget that are reserved for this fill. Changes only under the lock
-    /// of the state.
+    /// Bytes of the daily write budget that are reserved for this fill. Only the holder of the lock
+    /// of the state changes this value.
     pub(crate) reserved_budget: AtomicU64,
-    /// Whether the fill may use the part of the write budget for small blobs and documents.
+    /// Whether the fill may use the part of the daily write budget that is for small blobs and
+    /// documents only.
     pub(crate) small: AtomicBool,
-    /// Number of followers so far.
+    /// Number of followers that joined the fill so far.
     pub(crate) followers: AtomicU32,
-    /// Bits of the cost of a fetch in seconds; NaN while unknown.
+    /// The cost of a fetch in seconds, as the bits of an `f32`; NaN while unknown.
     cost: AtomicU32,
     queue: Mutex<Queue>,
     /// Notified when the queue has room again, or is closed.
@@ -72,13 +74,13 @@ pub(crate) struct Progress {
     pub(crate) size: Option<Option<u64>>,
     /// Number of bytes on the medium.
     pub(crate) written: u64,
-    /// The digest matched: all bytes are valid, and no more will come.
+    /// Whether the digest matched: all bytes are valid, and no more bytes will come.
     pub(crate) verified: bool,
     /// The result of the fill.
     pub(crate) outcome: Option<Result<(), Error>>,
 }
 
-/// The terms of a fill, for admission and ranking.
+/// Properties of a blob that admission and ranking use for its fill.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// Seconds that a client waits for a fetch of the blob.
@@ -94,17 +96,17 @@ struct Queue {
     pieces: Vec<Bytes>,
     /// Bytes in `pieces`.
     waiting: usize,
-    /// Bytes in `pieces`, and bytes that the worker is writing.
+    /// Bytes in `pieces`, plus the bytes that the worker is writing.
     bytes: usize,
     /// Whether the worker should write the pieces now.
     due: bool,
     /// Whether a timer will set `due` soon.
     timed: bool,
-    /// Whether the first bytes were queued: these are written at once, so that readers get them
-    /// early.
+    /// Whether the first bytes were queued. The first bytes are written at once, so that readers
+    /// get them early.
     flowing: bool,
     order: Option<Order>,
-    /// `None` while the worker runs.
+    /// The worker while it does not run; `None` while it runs.
     worker: Option<Box<dyn FillWorker>>,
     /// Whether the worker ran before. Its first run rehashes resumed bytes.
     started: bool,
@@ -112,24 +114,24 @@ struct Queue {
     closed: bool,
 }
 
-/// An order of the leader, to follow once the queued pieces are written.
+/// An order of the leader. The worker follows it after it has written the queued pieces.
 pub(crate) enum Order {
     /// Delete all staged bytes.
     Clear,
     /// Verify and commit.
     Finish(Option<MediaType>),
-    /// Stop. `keep`: keep the staged bytes for the next leader; otherwise delete them.
+    /// Stop. `keep`: keep the staged bytes for the next leader; otherwise delete the staged bytes.
     Abandon { why: Error, keep: bool },
 }
 
-/// Writes the pieces of one fill. It runs on a blocking thread while there is work; otherwise the
-/// queue holds it.
+/// Writes the pieces of one fill. While there is work, the worker runs on a blocking thread;
+/// otherwise the queue owns the worker.
 pub(crate) trait FillWorker: Send {
     /// Works until there is nothing to do ([`SharedFill::next`]) or the fill ends.
     fn run(self: Box<Self>, shared_fill: Arc<SharedFill>);
 }
 
-/// The next work of the worker.
+/// The next task of the worker.
 pub(crate) enum Work {
     Pieces(Vec<Bytes>),
     Order(Order),
@@ -154,7 +156,8 @@ impl Progress {
             _ if self.verified => self.written,
             None => 0,
             Some(Some(size)) => self.written.min(size.saturating_sub(MAX_WITHHELD_BYTES)),
-            // The content may end with any byte, so readers do not get the last byte yet.
+            // The length is unknown, so any byte may be the last one: readers do not get the last
+            // written byte yet.
             Some(None) => self.written.saturating_sub(1),
         }
     }
@@ -191,7 +194,7 @@ impl SharedFill {
 
     /// Sets the staged bytes and their reservation, before the worker starts.
     pub(crate) fn set_staged(&self, staged: &dyn Staged, reserved: u64) {
-        // No other caller sets it.
+        // No other code sets `reader`.
         let _ = self.reader.set(staged.reader());
         self.reserved.store(reserved, Ordering::Relaxed);
         self.staged.store(staged.size(), Ordering::Relaxed);
@@ -224,7 +227,7 @@ impl SharedFill {
         self.expected.load(Ordering::Relaxed)
     }
 
-    /// Whether the fill has failed or is about to: no reader should join it.
+    /// Whether the fill has failed or is about to fail: no reader should join it.
     pub(crate) fn is_doomed(&self) -> bool {
         let queue = self.queue.lock();
         queue.closed && !self.progress.borrow().verified
@@ -239,14 +242,15 @@ impl SharedFill {
         )
     }
 
-    /// Puts the worker into the queue and runs it: it first rehashes resumed bytes.
+    /// Gives the worker to the queue and runs it. The worker first hashes resumed bytes.
     pub(crate) fn start(self: &Arc<Self>, worker: Box<dyn FillWorker>) {
         self.queue.lock().worker = Some(worker);
         self.wake();
     }
 
-    /// Waits for room, then queues a piece. Cancel safe: the piece is queued whole or not at all.
-    /// The first piece and full batches are written at once, others within [`MAX_LINGER`].
+    /// Waits for room in the queue, then queues a piece. Cancel safe: the piece is queued whole or
+    /// not at all. The first piece and full batches are written at once, other pieces within
+    /// [`MAX_LINGER`].
     pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
         let queued = loop {
             let notified = self.room_available.notified();
@@ -293,7 +297,7 @@ impl SharedFill {
         });
     }
 
-    /// Gives an order. It replaces an earlier order that the worker has not seen.
+    /// Gives an order to the worker. It replaces an earlier order that the worker has not read yet.
     pub(crate) fn order(self: &Arc<Self>, order: Order) {
         {
             let mut queue = self.queue.lock();
@@ -315,7 +319,7 @@ impl SharedFill {
         let outcome = progress
             .wait_for(|progress| progress.outcome.is_some())
             .await;
-        // The sender lives in `self`.
+        // `self` owns the sender, so the channel is never closed here.
         outcome
             .ok()
             .and_then(|progress| progress.outcome.clone())
@@ -328,8 +332,8 @@ impl SharedFill {
         self.outcome().await.err().unwrap_or_else(fill_ended)
     }
 
-    /// Runs the worker on a blocking thread unless it runs already. A slow upstream holds no
-    /// thread: the worker returns when its queue is empty.
+    /// Runs the worker on a blocking thread unless the worker runs already. The worker returns when
+    /// its queue is empty, so a slow upstream occupies no thread.
     fn wake(self: &Arc<Self>) {
         let worker = {
             let mut queue = self.queue.lock();
@@ -343,7 +347,7 @@ impl SharedFill {
         }
     }
 
-    /// The next work. Without work, the worker returns to the queue.
+    /// Returns the next task. If there is none, moves the worker back to the queue.
     pub(crate) fn next<W: FillWorker + 'static>(&self, worker: Box<W>) -> Option<(Box<W>, Work)> {
         let mut queue = self.queue.lock();
         if queue.due || (queue.order.is_some() && !queue.pieces.is_empty()) {
@@ -363,8 +367,8 @@ impl SharedFill {
         let mut queue = self.queue.lock();
         let before = queue.bytes;
         queue.bytes = before.saturating_sub(bytes);
-        // Notifies once, at half of the maximum: a leader that is faster than the disk is not woken
-        // for every piece.
+        // Notifies the leader once, when the queue falls to half of its maximum: a leader that is
+        // faster than the disk is then not woken for every piece.
         if before > MAX_QUEUED_BYTES / 2 && queue.bytes <= MAX_QUEUED_BYTES / 2 {
             self.room_available.notify_one();
         }
