@@ -1,42 +1,43 @@
-//! Admission control: the admission filter and the daily write budget.
+//! Admission control: decides whether a blob may be stored, by the admission filter and the daily
+//! write budget.
 
 use pierhead_eviction::{Access, Admission};
 use pierhead_oci::Digest;
 
 const DAY_SECONDS: u64 = 24 * 3600;
 
-/// Small blobs and documents may exceed the daily write budget by this fraction (1/n). Without its
-/// manifest, each request for a tag costs an upstream request.
+/// Small blobs and documents may exceed the daily write budget by this fraction (1/n). If a
+/// manifest is not stored, each request for its tag costs an upstream request.
 const SMALL_BLOB_SHARE: u64 = 16;
 
-/// Maximum number of simultaneous requests for one blob that count.
+/// Maximum number of simultaneous requests for one blob that the admission filter counts.
 const MAX_COUNTED_REQUESTS: u32 = 64;
 
 pub(crate) struct AdmissionControl {
     pub(crate) name: String,
-    /// The last day on which an exhausted budget was logged, plus one.
+    /// 1 + the last day on which the log reported an exhausted budget.
     reported_day: u64,
     pub(crate) filter: Option<Box<dyn Admission<Digest>>>,
     /// Daily write budget in bytes; 0: no limit.
     budget: u64,
-    /// Current day of the policy clock, in days since 1970. When that clock goes back, the bytes
-    /// written so far count for the earlier day. After a moment in a far future, the budget is not
-    /// exhausted until then.
+    /// Current day of the policy clock, in days since 1970. `written` returns to 0 only when a later
+    /// day begins. When the clock goes back, the bytes written so far count for the earlier day. So
+    /// a clock that was once far in the future does not exhaust the budget until that time.
     day: u64,
-    /// Bytes written on that day.
+    /// Bytes written on the current day.
     written: u64,
-    /// Bytes that running fills have announced and not written yet.
+    /// Bytes that running fills have reserved and not written yet.
     reserved: u64,
 }
 
-/// Why a fill that would fit is not stored.
+/// Why a fill that would fit into the cache is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The admission expects no further request.
     Admission,
     /// The policy prefers the stored blobs.
     Policy,
-    /// The write budget of this day is used up.
+    /// The daily write budget is used up.
     WriteBudget,
 }
 
@@ -63,8 +64,8 @@ impl AdmissionControl {
         }
     }
 
-    /// Counts `requests` simultaneous requests for a blob that is not stored. Returns whether one
-    /// of them admits it.
+    /// Counts `requests` simultaneous requests for a blob that is not stored. Returns whether the
+    /// admission filter admits the blob on one of them.
     pub(crate) fn admits(&mut self, access: &Access<Digest>, requests: u32) -> bool {
         let Some(filter) = &mut self.filter else {
             return true;
@@ -73,7 +74,7 @@ impl AdmissionControl {
             .fold(false, |admitted, _| filter.admit(access) || admitted)
     }
 
-    /// Whether the budget allows `bytes` more today.
+    /// Whether the daily write budget has `bytes` bytes left.
     pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, tick: u64) -> bool {
         self.enter_day(tick);
         let spare = if is_small {
@@ -85,7 +86,8 @@ impl AdmissionControl {
         self.budget == 0 || taken.saturating_add(bytes) <= self.budget.saturating_add(spare)
     }
 
-    /// Reserves budget for a fill, until it is spent or [`AdmissionControl::release`]d.
+    /// Reserves budget for a fill. The reservation ends when the bytes are spent or
+    /// [`AdmissionControl::release`]d.
     pub(crate) fn reserve(&mut self, bytes: u64) {
         self.reserved = self.reserved.saturating_add(bytes);
     }
@@ -95,7 +97,7 @@ impl AdmissionControl {
         self.reserved = self.reserved.saturating_sub(bytes);
     }
 
-    /// Counts written bytes.
+    /// Charges written bytes to the budget of the day of `tick`.
     pub(crate) fn spend(&mut self, bytes: u64, tick: u64) {
         self.enter_day(tick);
         self.written = self.written.saturating_add(bytes);
@@ -107,12 +109,14 @@ impl AdmissionControl {
         self.written
     }
 
-    /// Restores the bytes written by an earlier process. `at`: tick of the save.
+    /// Restores the number of bytes that an earlier process wrote on the day of `at`, the tick of
+    /// the save.
     pub(crate) fn restore(&mut self, written: u64, at: u64) {
         (self.day, self.written) = (at / DAY_SECONDS, written);
     }
 
-    /// For the log: written bytes and budget, at the first call of each day; `None` at later calls.
+    /// Written bytes and budget, for a log line that is written once a day: `None` at all calls of
+    /// a day except the first.
     pub(crate) fn first_refusal_of_day(&mut self, tick: u64) -> Option<(u64, u64)> {
         self.enter_day(tick);
         let day = tick / DAY_SECONDS + 1;

@@ -1,8 +1,9 @@
-//! The catalog: a database with the order of accesses and the media types of blobs, and when tags
-//! were validated.
+//! The catalog: a database with the order of accesses, the media types of blobs, and the times at
+//! which tags were validated.
 //!
-//! This is the only module that names sled. All its content can be rebuilt: missing or damaged
-//! entries, and those of another version, are ignored, and the caller reads the files instead.
+//! This is the only module that uses the crate `sled`. The whole catalog can be rebuilt. Entries
+//! that are damaged or of another version are ignored; the caller then reads the files of the blobs
+//! instead.
 
 use std::fs;
 use std::io;
@@ -15,19 +16,19 @@ use pierhead_oci::{Algorithm, Digest, MediaType};
 use crate::store::state::Slot;
 use crate::store::tag_store::Key;
 
-/// Version of keys and values; a catalog of another version is replaced by an empty one.
+/// Version of keys and values. A catalog of another version is replaced by an empty one.
 const VERSION: &[u8] = b"1";
 
 /// Size of sled's page cache in bytes. The catalog is read once and then only written, so a larger
 /// cache gains nothing.
 const PAGE_CACHE: u64 = 1 << 20;
 
-/// Maximum number of entries in one atomic batch: bounds the memory of a flush.
+/// Maximum number of entries in one atomic batch, which bounds the memory of a flush.
 const MAX_BATCH: usize = 1000;
 
 pub(crate) struct Catalog {
     folder: PathBuf,
-    /// `None` when the database is unusable and cannot be recreated (a full disk).
+    /// `None` when the database is unusable and cannot be recreated, for example on a full disk.
     open: Option<Database>,
 }
 
@@ -114,8 +115,9 @@ impl Catalog {
         }
     }
 
-    /// Writes changes durably: blobs (`None`: removed) and validation times of tags. `false` when
-    /// the database had to be replaced by an empty one: the caller then writes all entries again.
+    /// Writes changes durably: blobs (`None`: removed) and validation times of tags. Returns
+    /// `false` when an empty database replaced the old one: the caller then writes all entries
+    /// again.
     pub(crate) fn write(&mut self, blobs: &[(Digest, Option<Slot>)], tags: &[(Key, u64)]) -> bool {
         let Some(open) = &self.open else { return true };
         let written = catch_panic(|| {
@@ -152,7 +154,8 @@ const MAX_FILE_BYTES: u64 = 4 << 30;
 /// Maximum bytes of `conf`, a text file. sled reads it as a whole.
 const MAX_CONF_BYTES: u64 = 64 << 10;
 
-/// Checks the files that sled opens: a pipe would block it, and it would read a huge file as a whole.
+/// Checks the files that sled opens: a pipe would block sled, and sled would read a huge file as a
+/// whole.
 fn check_files(folder: &Path) -> Result<(), Failure> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -165,7 +168,7 @@ fn check_files(folder: &Path) -> Result<(), Failure> {
             true => MAX_CONF_BYTES,
             false => MAX_FILE_BYTES,
         };
-        // sled keeps large values in the folder `blobs`.
+        // sled stores large values in the folder `blobs`.
         let is_valid = match name == "blobs" {
             true => about.is_dir(),
             false => about.is_file() && about.len() <= max,
@@ -186,8 +189,8 @@ fn open(folder: &Path) -> Result<Database, Failure> {
         .path(folder)
         .cache_capacity(PAGE_CACHE)
         .mode(sled::Mode::LowSpace)
-        // The maintenance thread flushes. A thread of sled would wake an idle machine twice a
-        // second.
+        // The maintenance thread flushes the database. The flush thread of sled would wake an idle
+        // machine twice a second.
         .flush_every_ms(None)
         .open()?;
     match db.get("version")? {
@@ -209,7 +212,7 @@ fn open(folder: &Path) -> Result<Database, Failure> {
 fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // A file in the place of the folder.
+        // A file has the name of the database folder.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(folder),
         other => other,
     }
@@ -232,7 +235,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// sled panics on some kinds of damage instead of returning an error.
+/// Runs `work` and turns a panic into an error: sled panics on some kinds of damage.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic
@@ -246,7 +249,7 @@ fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failur
     })
 }
 
-/// The algorithm as one byte, then the hash.
+/// The key of a blob: the algorithm as one byte, then the hash.
 fn key(digest: &Digest) -> Vec<u8> {
     let mut key = vec![match digest.algorithm() {
         Algorithm::Sha256 => 1,
@@ -256,8 +259,9 @@ fn key(digest: &Digest) -> Vec<u8> {
     key
 }
 
-/// Size and tick (8 bytes each) and access time (4 bytes), all little-endian, then the media type.
-/// A zero byte ends the media type; cost (4 bytes) and number of images (2 bytes) follow.
+/// The value of a blob: size and tick (8 bytes each) and access time (4 bytes), all little-endian,
+/// then the media type. A zero byte ends the media type; cost (4 bytes) and number of images (2
+/// bytes) follow.
 fn encode(slot: &Slot) -> Vec<u8> {
     let mut value = Vec::with_capacity(27);
     value.extend_from_slice(&slot.size.to_le_bytes());
@@ -308,7 +312,7 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     Some((Digest::from_bytes(algorithm, hash)?, slot))
 }
 
-/// Cost and number of images; `None` when the bytes are invalid.
+/// Decodes cost and number of images; `None` when the bytes are invalid.
 fn rank(bytes: &[u8]) -> Option<(f32, u16)> {
     let (cost, shared) = bytes.split_first_chunk()?;
     let (cost, shared) = (f32::from_le_bytes(*cost), shared.try_into().ok()?);

@@ -1,4 +1,4 @@
-//! The data folder: its lock and its layout version.
+//! The data folder of the cache: creates it, locks it, and checks its layout version.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -14,7 +14,7 @@ use crate::error::Error;
 /// The layout version that this build reads and writes.
 const VERSION: u32 = 1;
 
-/// Names that may exist in an unused folder.
+/// Names that may exist in a folder that is not a data folder yet.
 const NAMES_IN_UNUSED_FOLDER: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
 
 /// Folders inside the data folder.
@@ -31,7 +31,8 @@ const FOLDERS: [&str; 7] = [
 /// Maximum number of bytes that are read of a version or lock file.
 const MAX_LINE_LEN: u64 = 64;
 
-/// The lock on the data folder. It is released on drop, and by the kernel when the process dies.
+/// The lock on the data folder. Dropping it releases the lock; the kernel releases it when the
+/// process dies.
 pub(crate) struct DataFolder {
     _lock: File,
 }
@@ -43,8 +44,8 @@ enum IfMissing {
 }
 
 impl DataFolder {
-    /// Creates a missing folder, locks it, and checks its version. Refuses a folder with other
-    /// contents before it writes anything.
+    /// Creates a missing folder, locks it, and checks its version. A folder with other contents is
+    /// an error; nothing is written to it.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         create(data).map_err(|error| Error::io("make the folder", data, error))?;
         check_access(data)?;
@@ -71,7 +72,7 @@ impl DataFolder {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
-                // The process ID is only for the error message.
+                // The process ID in the lock file is only for the error message.
                 let _ = file.take(MAX_LINE_LEN).read_to_string(&mut text);
                 return Err(Error::InUse {
                     path: data.to_owned(),
@@ -102,7 +103,7 @@ impl DataFolder {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(Error::io("read", &path, error));
             }
-            // Missing or empty.
+            // The version file is missing or empty.
             _ => {}
         }
         let is_ours = ["blobs", "staging"]
@@ -124,8 +125,8 @@ impl DataFolder {
             .map_err(|error| Error::io("write", &path, error))
     }
 
-    /// The first name in a folder that is not yet a data folder, other than what an interrupted
-    /// start or the file system itself leaves.
+    /// The first foreign file in a folder that is not a data folder yet. Files that an interrupted
+    /// start or the file system itself creates are not foreign.
     fn foreign_entry(data: &Path) -> Result<Option<OsString>, Error> {
         let failed = |error| Error::io("look into", data, error);
         for entry in fs::read_dir(data).map_err(failed)? {
@@ -146,11 +147,11 @@ impl DataFolder {
     }
 }
 
-/// Checks that this process can read, write and enter a folder, if it exists. Otherwise an error
-/// would come late, and name a file inside of it.
+/// Checks that this process can read, write and enter a folder, if the folder exists. Without this
+/// check, the error would come later and name a file inside the folder.
 fn check_access(folder: &Path) -> Result<(), Error> {
     let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
-    // Other errors show when the folder is used.
+    // Any other error is reported when the folder is used.
     if let Err(errno @ (Errno::ACCESS | Errno::PERM)) = rustix::fs::access(folder, needed)
         && folder.is_dir()
     {
@@ -164,7 +165,7 @@ fn check_access(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// Creates the folder with mode 0700, since it may hold private content. An existing folder keeps
+/// Creates the folder with mode 0700, since it may contain private images. An existing folder keeps
 /// its mode.
 fn create(data: &Path) -> io::Result<()> {
     if data.is_dir() {

@@ -1,19 +1,20 @@
-//! Counts in how many images each blob occurs, from the manifests that were stored.
+//! Counts how many images contain each blob. The counts come from the manifests that were stored.
 
 use std::collections::{HashMap, HashSet};
 
 use pierhead_oci::Digest;
 
-/// Maximum number of counted blobs, and of remembered manifests: about 0.6 MB each. At the limit,
-/// all counts are halved, and blobs with a count below one are dropped.
+/// Maximum number of counted blobs, and of remembered manifests; each of the two takes about 0.6
+/// MB. At the limit, all counts are halved, and blobs with a count below one are dropped.
 const MAX_ENTRIES: usize = 1 << 15;
 
-/// Counts by the first 8 bytes of a digest. A collision only gives a blob a wrong rank.
+/// Counts per blob, identified by the first 8 bytes of its digest. A collision only gives a blob a
+/// wrong rank.
 #[derive(Debug, Default)]
 pub(crate) struct ImageCounts {
     counts: HashMap<u64, u16>,
-    /// Manifests that were counted: a manifest that is evicted and
-    /// stored again must not count twice.
+    /// Manifests that were counted: a manifest that is evicted and stored again must not count
+    /// twice.
     images: HashSet<u64>,
 }
 
@@ -23,7 +24,7 @@ fn short_hash(digest: &Digest) -> u64 {
 }
 
 impl ImageCounts {
-    /// Remembers an image; `false` when it is known.
+    /// Remembers the manifest of an image; `false` when it was counted before.
     pub(crate) fn add_image(&mut self, manifest: &Digest) -> bool {
         if self.images.len() >= MAX_ENTRIES {
             self.images.clear();

@@ -1,4 +1,5 @@
-//! The maintenance thread: saves the catalog and the policy state, and deletes old partial fills.
+//! The maintenance thread of the cache: saves the catalog and the policy state, trains the policy,
+//! and deletes old partial fills.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
@@ -19,31 +20,31 @@ const TRAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// at most 10 % of a core.
 const MAX_TRAIN_STEPS: u32 = 100;
 
-/// Name of the thread, and its label in the panic counter.
+/// Name of the maintenance thread, and its label in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::CacheMaintenance;
 
 /// State of the maintenance thread. Dropping it stops the thread.
 pub(crate) struct Maintenance {
     store: Arc<Store>,
     tags: Arc<TagStore>,
-    /// `None` once closed.
+    /// The open catalog; `None` once the cache is closed.
     catalog: Mutex<Option<Catalog>>,
     policy_state: Mutex<SavedPolicy>,
     stop: Arc<StopSignal>,
 }
 
-/// File of the policy state, and what was saved last.
+/// The file of the policy state, and facts about the last save.
 struct SavedPolicy {
-    /// `None` once closed: another process may own the folder by then.
+    /// `None` once the cache is closed: another process may own the folder by then.
     file: Option<PolicyStateFile>,
     /// Access counter at the last save.
     tick: u64,
     at: Instant,
     /// Whether the last save failed: a failure is logged once.
     failed: bool,
-    /// Memory of the policy and limit of the file when its state exceeded the limit. Encoding the
-    /// state takes long under the lock, so it is not tried again before the policy is smaller or
-    /// the limit higher.
+    /// Set when the policy state exceeded the limit of its file: memory of the policy, and the
+    /// limit. Encoding the state holds the lock for a long time, so the save is not tried again
+    /// until the policy is smaller or the limit is higher.
     too_large: Option<(usize, usize)>,
 }
 
@@ -70,7 +71,7 @@ fn run(
 ) {
     let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
     loop {
-        // Postponed training counts as paused work.
+        // While background work is paused, training that is due counts as paused work.
         let pause = background.is_paused().then(|| background.count_pause());
         if !stop.wait(wait) {
             return;
@@ -79,7 +80,7 @@ fn run(
         let Some(maintenance) = maintenance.upgrade() else {
             return;
         };
-        // An idle machine is woken once per interval only.
+        // On an idle machine, the thread wakes up only once per interval.
         wait = match maintenance.train(&mut tick) {
             true => interval.min(TRAIN_INTERVAL),
             false => interval,
@@ -100,7 +101,7 @@ fn run(
 }
 
 impl Maintenance {
-    /// Starts the thread. It restarts after a panic.
+    /// Starts the maintenance thread. After a panic, the thread continues from the start.
     pub(crate) fn start(
         store: Arc<Store>,
         tags: Arc<TagStore>,
@@ -132,13 +133,14 @@ impl Maintenance {
         Ok(maintenance)
     }
 
-    /// Runs training that the policy has postponed, in small steps, since requests wait for the
-    /// lock. Returns `false` when there was no access since `tick`, and updates `tick`.
+    /// Runs training that the policy has postponed, in small steps, because requests wait for the
+    /// lock meanwhile. Returns `false` when there was no access since `tick`, and updates `tick`.
     fn train(&self, tick: &mut u64) -> bool {
         let background = &self.store.config.background;
         for _ in 0..MAX_TRAIN_STEPS {
             if background.is_paused() || background.cpu_wait(false).is_some() {
-                // Postponed training stays due, even without further requests.
+                // While background work is paused, training stays due, even without further
+                // requests.
                 return true;
             }
             if !self.store.state.lock().ranking.train() {

@@ -1,5 +1,5 @@
-//! The store keeps the index and the tier consistent: it opens, stages, commits and removes blobs.
-//! All methods block.
+//! The store: keeps the index in memory and the blobs on the tier consistent. It opens, stages,
+//! commits and removes blobs. All methods block.
 
 pub(crate) mod admission;
 pub(crate) mod blocks;
@@ -50,8 +50,8 @@ use crate::store::small_blobs::SmallBlob;
 use crate::store::state::State;
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 
-/// Lock order: `reclaim`, the lock of a digest, the index of tags, `state`. Async threads take only
-/// `state`, and no thread waits for anything while it holds `state`.
+/// Lock order: `reclaim`, then the lock of a digest, then the index of tags, then `state`. Async
+/// threads take only `state`, and no thread waits for anything while it holds `state`.
 pub(crate) struct Store {
     pub(crate) config: Config,
     pub(crate) tier: Arc<dyn Tier>,
@@ -60,13 +60,13 @@ pub(crate) struct Store {
     pub(crate) metrics: Metrics,
     pub(crate) verified: VerifiedChunks,
     pub(crate) origins: Origins,
-    /// Allows one eviction run at a time: two at once would free more than needed.
+    /// Allows one eviction run at a time: two simultaneous runs would evict more than needed.
     pub(crate) reclaim: Mutex<()>,
     /// Locks a digest while it is opened, committed or deleted.
     pub(crate) digest_locks: KeyedLock<Digest>,
     /// Whether an early sync of a fill is running.
     pub(crate) syncing: AtomicBool,
-    /// `None` without a fast tier.
+    /// Applies the placement rules; `None` without a fast tier.
     pub(crate) placer: Option<Placer>,
     /// The lock of the data folder, until [`Store::unlock`].
     folder: Mutex<Option<DataFolder>>,
@@ -76,7 +76,7 @@ pub(crate) struct Store {
 struct FillRegistration<'a> {
     store: &'a Store,
     digest: Digest,
-    /// The partial fill that it resumes.
+    /// The partial fill that this fill resumes.
     partial: Option<Partial>,
 }
 
@@ -85,7 +85,7 @@ impl FillRegistration<'_> {
         let mut state = self.store.state.lock();
         state.fills.remove(&self.digest);
         if let Some(partial) = self.partial {
-            // The file still exists, so it stays counted and evictable.
+            // The file still exists, so the partial fill stays counted and evictable.
             state.partials.insert(self.digest, partial);
         }
     }
@@ -175,14 +175,14 @@ impl Store {
         self.open_for(digest, true)
     }
 
-    /// As [`Self::open`]. Only requests count as accesses for the fast tier.
+    /// As [`Self::open`]. Only an open for a request counts as an access for the fast tier.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         digest: &Digest,
         is_request: bool,
     ) -> Result<Option<Arc<OpenBlob>>, Error> {
-        // Held until a damaged blob is removed: otherwise the removal could hit a blob that was
-        // committed meanwhile.
+        // Locked until a damaged blob is removed: otherwise the removal could delete a blob that
+        // was committed meanwhile.
         let _guard = self.digest_locks.lock(*digest);
         {
             let state = self.state.lock();
@@ -254,7 +254,7 @@ impl Store {
         Ok(Some(small))
     }
 
-    /// Registers an open handle. `before` runs under the same lock.
+    /// Registers an open handle. Calls `before` under the same lock.
     fn register(
         self: &Arc<Self>,
         digest: &Digest,
@@ -274,7 +274,8 @@ impl Store {
         open
     }
 
-    /// Commits staged bytes and inserts the blob into the index. `reserved`: bytes reserved for it.
+    /// Commits staged bytes and inserts the blob into the index. `reserved`: disk space in bytes
+    /// that was reserved for the blob.
     pub(crate) fn commit(
         self: &Arc<Self>,
         shared_fill: &SharedFill,
@@ -302,7 +303,7 @@ impl Store {
                 self.origins.clear(digest, shared_fill.origin);
                 let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
-                    // No reader joins after this: the fill is removed under the same lock.
+                    // No reader joins after this point: the fill is removed under the same lock.
                     let asked = (
                         shared_fill.cost(),
                         shared_fill.followers.load(Ordering::Relaxed),
@@ -311,13 +312,13 @@ impl Store {
                     state.fills.remove(digest);
                     state.release_budget(shared_fill);
                 });
-                // Reads from the page cache, so that the next reader finds the blob in memory. A
-                // read error shows later, when the blob is read.
+                // Reads the blob from the page cache, so that the next reader finds it in memory.
+                // An error is ignored here: the next read of the blob fails with it.
                 let _ = self.load_small(&open);
                 Ok(open)
             }
             Err(error) => {
-                // A failed commit may already have renamed the file.
+                // A failed commit may already have renamed the file over an older blob.
                 let older = {
                     let state = self.state.lock();
                     state.index.contains_key(digest) || state.is_unreadable(digest)
@@ -340,8 +341,8 @@ impl Store {
         }
     }
 
-    /// Opens the staged bytes of a registered fill, with their reservation. First deletes bytes
-    /// that another registry sent. An error removes the fill.
+    /// Opens the staged bytes of a registered fill, with their reservation. First deletes staged
+    /// bytes that another registry sent. On an error, the fill is no longer registered.
     pub(crate) fn stage(
         &self,
         digest: &Digest,
@@ -367,7 +368,7 @@ impl Store {
         let reserved = registration.partial.map_or(0, |partial| partial.bytes);
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
-            // An eviction has released these bytes and was about to delete them.
+            // An eviction has released the reservation of these bytes and was about to delete them.
             if reserved == 0 && staged.size() > 0 {
                 staged.clear()?;
             }
@@ -384,8 +385,8 @@ impl Store {
         })
     }
 
-    /// Ends a fill without a commit: its reservation becomes that of the partial fill. Does nothing
-    /// after a commit, whose bytes belong to the blob.
+    /// Ends a fill without a commit: the reservation of the fill becomes the reservation of the
+    /// partial fill. Does nothing after a commit, because the bytes then belong to the blob.
     pub(crate) fn end_fill(&self, shared_fill: &SharedFill, partial: Option<Partial>) {
         let mut state = self.state.lock();
         if !state.is_running_fill(shared_fill) {
@@ -400,9 +401,9 @@ impl Store {
         state.fills.remove(&shared_fill.digest);
     }
 
-    /// Deletes the damaged copy of a blob that was read through `handle`. `at`: position of the
-    /// damage in bytes, if known. If the tier has another copy, the next reader opens it. Does
-    /// nothing if the blob was replaced since `handle` was opened.
+    /// Deletes the damaged copy of a blob that was read through the open handle `handle`. `at`:
+    /// position of the damage in bytes, if known. If the tier has another copy, the next reader
+    /// opens that copy. Does nothing if the blob was replaced after `handle` was opened.
     pub(crate) fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>) {
         let _guard = self.digest_locks.lock(*digest);
         let is_current = {
@@ -444,7 +445,7 @@ impl Store {
     /// neither as an access nor as a hit.
     pub(crate) fn verify(self: &Arc<Self>, digest: &Digest) -> Result<bool, Error> {
         let known = self.state.lock().index.contains_key(digest);
-        // Opening verifies the trailer, and removes a blob with a damaged one.
+        // Opening a blob verifies its trailer, and removes the blob if the trailer is damaged.
         let Some(open) = self.open_for(digest, false)? else {
             return Ok(!known);
         };
@@ -469,7 +470,7 @@ impl Store {
         Ok(verified_len)
     }
 
-    /// Bytes on disk that a blob of that size needs.
+    /// Bytes on disk that a blob of this size and media type needs.
     pub(crate) fn need(size: u64, media_type: Option<&MediaType>) -> u64 {
         footprint(size, media_type)
     }

@@ -12,14 +12,14 @@ use pierhead_oci::{Algorithm, Digest, Registry};
 pub struct Origin([u8; 16]);
 
 impl Origin {
-    /// No registry: bytes that pierhead made or verified itself, such as a document. They stay
-    /// staged only until the process ends.
+    /// No registry: for bytes that pierhead made or verified itself, such as a document. Such bytes
+    /// stay staged only until the process ends.
     pub const LOCAL: Self = Self([0; 16]);
 
-    /// Identifies a registry by its name, whatever its addresses are.
+    /// Identifies a registry by its name, independent of its addresses.
     pub fn of(registry: &Registry) -> Self {
         let hash = Digest::of(Algorithm::Sha256, registry.as_str().as_bytes());
-        // A SHA-256 has 32 bytes, and 16 are enough.
+        // A SHA-256 has 32 bytes; its first 16 bytes are enough.
         let first = hash.as_bytes().first_chunk();
         Self(first.copied().unwrap_or_default())
     }
@@ -46,9 +46,14 @@ impl Origin {
     }
 }
 
-/// One empty file per fill, named by digest and registry. It is created before the second chunk is
-/// staged, and deleted after the last staged byte: a single chunk is never resumed. After a crash,
-/// staged bytes therefore have one registry, two, or none. Recovery deletes those with two or none.
+/// The folder `origins/`, with one empty file per fill; the file's name contains digest and
+/// registry. Invariants:
+///
+/// 1. The file is created before the second chunk is staged. A single staged chunk is never
+///    resumed.
+/// 2. The file is deleted after the last staged byte is deleted or committed.
+/// 3. After a crash, staged bytes therefore have one registry, two, or none. Recovery deletes
+///    staged bytes with two registries or none.
 pub(crate) struct Origins {
     folder: PathBuf,
 }
@@ -69,8 +74,8 @@ impl Origins {
         }
     }
 
-    /// Deletes the record of a digest without staged bytes. A file that cannot be deleted is
-    /// deleted at the next start.
+    /// Deletes the record of a digest that has no staged bytes any more. A file that cannot be
+    /// deleted now is deleted at the next start.
     pub(crate) fn clear(&self, digest: &Digest, origin: Origin) {
         if let Some(path) = self.path(digest, origin)
             && let Err(error) = fs::remove_file(&path)
@@ -81,7 +86,7 @@ impl Origins {
     }
 
     /// For recovery: returns the registry of each staged digest. Deletes the files of digests that
-    /// are not staged, or that have several registries.
+    /// are not staged or that have several registries.
     pub(crate) fn load(
         &self,
         is_staged: impl Fn(&Digest) -> bool,

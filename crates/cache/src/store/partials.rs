@@ -1,4 +1,5 @@
-//! Partial fills: staged bytes of interrupted fills, oldest first.
+//! The index of partial fills, which are the staged bytes of interrupted fills, ordered by the time
+//! of their last write.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -45,7 +46,7 @@ impl Partials {
         self.pop_before(u64::MAX)
     }
 
-    /// As [`Self::pop_oldest`], if that write was before `time`.
+    /// As [`Self::pop_oldest`], but only if the last write was before `time`.
     pub(crate) fn pop_before(&mut self, time: u64) -> Option<(Digest, Partial)> {
         let (modified, digest) = *self.by_age.first()?;
         if modified >= time {

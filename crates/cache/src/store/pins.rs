@@ -1,4 +1,5 @@
-//! Pins: digests that are exempt from eviction, grouped by image reference. Each pin is a file.
+//! Pins: digests that are exempt from eviction. Each pin has an image reference as its label and is
+//! stored in one file.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +14,8 @@ use crate::store::record::LoadedRecord;
 
 pub(crate) struct Pins {
     folder: PathBuf,
-    /// Locked while a file is written, too: memory and disk change together.
+    /// All pins by label. Stays locked while a file is written, so that memory and disk change
+    /// together.
     labels: Mutex<BTreeMap<String, Vec<Digest>>>,
 }
 
@@ -47,9 +49,9 @@ impl Pins {
         })
     }
 
-    /// Sets the digests of a label, or removes the label with `None`. Calls `change` with its
-    /// digests before and after, in the order of the writes. Returns whether the label existed.
-    /// Blocks; durable on return.
+    /// Sets the digests of a label, or removes the label with `None`. Calls `change` with the old
+    /// and the new digests of the label; these calls have the same order as the writes. Returns
+    /// whether the label existed. Blocks; durable on return.
     pub(crate) fn set(
         &self,
         label: &str,

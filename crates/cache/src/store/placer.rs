@@ -1,5 +1,5 @@
-//! Applies the placement rules: chooses the tier of each fill, and passes each request to the
-//! rules.
+//! Applies the placement rules of the fast tier: chooses the tier of each fill, and reports each
+//! request to the rules.
 
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -87,8 +87,8 @@ impl Placer {
         let Some(bytes) = advisor.expected(digest) else {
             return;
         };
-        // Computed before the state is locked, because requests wait for that lock: it may visit
-        // all blobs of the fast tier.
+        // Computed before the state is locked, because requests wait for that lock: `floor` may
+        // visit all blobs of the fast tier.
         let floor = self.write_back.floor(bytes);
         let state = state.lock();
         let progress = |layer: &Digest, size: u64| {
@@ -117,7 +117,8 @@ impl Placer {
         }
     }
 
-    /// Places a document of `bytes` bytes on the fast tier: a pull waits until it is stored.
+    /// Places a document of `bytes` bytes on the fast tier, because a pull waits until the document
+    /// is stored.
     pub(crate) fn place_document(&self, digest: &Digest, bytes: u64) {
         let hint = Hint {
             destination: Destination::Fast,
@@ -127,8 +128,9 @@ impl Placer {
         self.write_back.hint(*digest, hint);
     }
 
-    /// Measures the throughput of the link when a fill is complete. `begun`: when it started, and
-    /// how many bytes all fills had written by then; `written`: how many they have written by now.
+    /// Measures the throughput of the link when a fill is complete. `begun`: start time of the
+    /// fill, and the number of bytes that all fills had written by then. `written`: the number of
+    /// bytes that all fills have written by now.
     pub(crate) fn measure_link(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
         // A small fill measures the latency of the registry, not the throughput of the link.
         if size < MIN_MEASURED_FILL {
@@ -159,7 +161,7 @@ impl Placer {
         }
     }
 
-    /// Notes an image whose manifest was stored.
+    /// Tells the placement rules about an image whose manifest was stored.
     pub(crate) fn add_image(&self, digest: &Digest, manifest: &Manifest) {
         self.advisor.lock().enter(*digest, manifest);
     }

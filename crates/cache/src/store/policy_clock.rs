@@ -1,9 +1,9 @@
 //! Clock of the eviction policy: a wall clock that never goes back.
 
-/// Follows the wall clock, in seconds. When the wall clock is set back, this clock continues from
-/// its last value at the pace of the wall clock. Otherwise it would stand still until the wall
-/// clock has caught up, possibly for years. The same holds after a start on a machine whose clock
-/// is not set yet.
+/// A clock in seconds that follows the wall clock. When the wall clock is set back, this clock
+/// continues from its last value at the pace of the wall clock. Otherwise this clock would stand
+/// still until the wall clock has caught up, possibly for years. It also continues from the last
+/// saved value when a machine starts before its wall clock is set.
 #[derive(Debug)]
 pub(crate) struct PolicyClock {
     tick: u64,
@@ -16,7 +16,7 @@ impl PolicyClock {
         Self { tick: wall, wall }
     }
 
-    /// The tick at that time of the wall clock.
+    /// The tick at the wall clock time `wall`.
     pub(crate) fn read(&mut self, wall: u64) -> u64 {
         self.tick = match wall >= self.tick {
             true => wall,
@@ -26,12 +26,12 @@ impl PolicyClock {
         self.tick
     }
 
-    /// The tick of an event at wall clock time `then`. At most the current tick.
+    /// The tick of a past event at the wall clock time `then`: at most the current tick.
     pub(crate) fn past(&self, then: u64) -> u64 {
         self.tick.saturating_sub(self.wall.saturating_sub(then))
     }
 
-    /// Continues from the tick of an earlier process, if that was later.
+    /// Continues from the tick of an earlier process, if that tick is later than the current one.
     pub(crate) fn resume(&mut self, tick: u64) {
         self.tick = self.tick.max(tick);
     }

@@ -1,7 +1,8 @@
-//! Saves the state of policy and admission, and the bytes written today, across restarts.
+//! Saves the states of policy and admission, and the number of bytes written today, so that they
+//! survive restarts.
 //!
-//! The file is a cache of derived state. A damaged or unsuitable file is ignored with a log line,
-//! and the policy starts cold.
+//! The file contains only state that the cache can do without. A damaged or unsuitable file is
+//! ignored with a log line, and the policy starts empty.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use crate::store::state::State;
 
 const MAGIC: &[u8; 8] = b"PIERRANK";
 const VERSION: u16 = 1;
-/// Length of magic, version and four numbers, in bytes.
+/// Length in bytes of the header: magic, version and four numbers.
 const HEADER_LEN: usize = 8 + 2 + 4 * 8;
 const CHECKSUM_LEN: usize = 4;
 
@@ -23,10 +24,11 @@ const MAX_FILE_LEN: usize = 64 << 20;
 /// The file takes at most this fraction (1/n) of the capacity.
 const CAPACITY_SHARE: u64 = 16;
 
-/// State of policy and admission at one moment.
+/// The states of policy and admission, the access counter, the clock and the bytes written today.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PolicyState {
-    /// The access counter of the cache. Later accesses are repeated to the policy after a restore.
+    /// The access counter of the cache. After a restore, the cache repeats all later accesses to
+    /// the policy.
     pub(crate) tick: u64,
     /// The policy clock, in seconds.
     pub(crate) clock: u64,
@@ -37,8 +39,8 @@ pub(crate) struct PolicyState {
 }
 
 impl PolicyState {
-    /// Collects the state, under the lock of the state. `with_states`: with the states of policy
-    /// and admission, whose cost grows with the number of blobs.
+    /// Reads this from the state of the cache. `with_states`: includes the states of policy and
+    /// admission, which takes time in proportion to the number of blobs.
     pub(crate) fn of(state: &mut State, wall: u64, with_states: bool) -> Self {
         let tick = state.tick_after() - 1;
         let ranking = &mut state.ranking;
@@ -58,13 +60,15 @@ impl PolicyState {
         }
     }
 
-    /// Restores an empty state. Parts that do not fit are logged and ignored.
+    /// Restores the policy state into an empty `state`. Parts that do not fit are logged and
+    /// ignored.
     pub(crate) fn restore(&self, state: &mut State) {
         let ranking = &mut state.ranking;
         ranking.clock.resume(self.clock);
         ranking.admission.restore(self.written, self.clock);
         if self.policy.is_empty() && self.admission.is_empty() {
-            // The states exceeded the limit when they were saved, which was logged then.
+            // The states were omitted from the file, because they exceeded the limit; that was
+            // logged when the file was saved.
             return;
         }
         match ranking.policy.restore(&self.policy) {
@@ -107,7 +111,7 @@ impl PolicyState {
         bytes
     }
 
-    /// `None` when the bytes are damaged or of another version.
+    /// Decodes a file; `None` when the bytes are damaged or of another version.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (body, sum) = bytes.split_last_chunk::<CHECKSUM_LEN>()?;
         let rest = body.strip_prefix(MAGIC)?;
@@ -138,7 +142,7 @@ impl PolicyState {
 /// Maximum length of the file for a cache of `capacity` bytes.
 pub(crate) fn limit(capacity: u64) -> usize {
     let share = usize::try_from(capacity / CAPACITY_SHARE).unwrap_or(MAX_FILE_LEN);
-    // At least one block, whatever the capacity.
+    // The limit is at least one block, whatever the capacity.
     share.clamp(4096, MAX_FILE_LEN)
 }
 
@@ -162,7 +166,7 @@ impl PolicyStateFile {
         Self(data.join("ranks"))
     }
 
-    /// The state that was saved last. Blocks.
+    /// Reads the state that was saved last. Blocks.
     pub(crate) fn read(&self) -> Option<PolicyState> {
         // A crash may have left a temporary file.
         let _ = pierhead_atomic_file::delete_abandoned(&self.0);
@@ -185,8 +189,8 @@ impl PolicyStateFile {
         policy_state
     }
 
-    /// Saves the state durably and atomically. Omits the states of policy and admission when the
-    /// file would be longer than `limit`, and then returns `false`. Blocks.
+    /// Saves the state durably and atomically. When the file would be longer than `limit`, omits
+    /// the states of policy and admission and returns `false`. Blocks.
     pub(crate) fn write(&self, policy_state: PolicyState, limit: usize) -> io::Result<bool> {
         let fits =
             HEADER_LEN + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM_LEN

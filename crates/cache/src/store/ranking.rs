@@ -1,4 +1,5 @@
-//! Policy, admission and their clock, as one value of the state.
+//! The eviction policy, the admission and the policy clock, which the cache locks together and can
+//! replace while it runs.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub struct Eviction {
     pub policy: Box<dyn Policy<Digest>>,
     /// Name of the admission.
     pub admission_name: String,
-    /// Decides which blobs may be stored; `None`: all that fit.
+    /// Decides which blobs may be stored; `None`: all blobs that fit.
     pub admission: Option<Box<dyn Admission<Digest>>>,
     /// Bytes of content that may be written to the disk per day (UTC); 0: no limit.
     pub daily_write_budget: u64,
@@ -49,7 +50,8 @@ pub enum Outcome {
     Bypass,
 }
 
-/// Called with each request, under a lock on the thread that serves it: it must not block.
+/// Called with each request. The call holds a lock on the thread that serves the request, so it
+/// must not block.
 pub type Recorder = Arc<dyn Fn(&Access<Digest>, Outcome) + Send + Sync>;
 
 pub(crate) struct Ranking {
@@ -59,9 +61,9 @@ pub(crate) struct Ranking {
     pub(crate) clock: PolicyClock,
     pub(crate) image_counts: ImageCounts,
     pub(crate) recorder: Option<Recorder>,
-    /// Blobs that were removed since a new policy is being filled; `None` otherwise.
+    /// While a new policy is being filled: the blobs that were removed meanwhile. `None` otherwise.
     removed: Option<Vec<Digest>>,
-    /// The latest past tick that the policy received.
+    /// The latest tick of a past access that the policy received.
     seen: u64,
 }
 
@@ -94,14 +96,15 @@ impl Ranking {
     }
 
     /// Counts `requests` simultaneous requests for a blob that is not stored, and asks admission
-    /// and policy whether to store it. `always`: the request counts, but is not refused.
+    /// and policy whether to store the blob. `always`: count the requests, but never refuse the
+    /// blob.
     pub(crate) fn miss(
         &mut self,
         access: &Access<Digest>,
         requests: u32,
         always: bool,
     ) -> Result<(), Refusal> {
-        // Each request is one call, whatever its outcome: some policies learn from misses here.
+        // Each request is one call, whatever its result: some policies learn from these misses.
         if !self.policy.hit(access) {
             self.policy.miss(access);
         }
@@ -115,18 +118,20 @@ impl Ranking {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Inserts a blob that was stored.
+    /// Adds a stored blob to the policy.
     pub(crate) fn insert(&mut self, access: &Access<Digest>) {
         self.policy.insert(access);
     }
 
-    /// Counts a reader that joined the fill. The admission has counted it already.
+    /// Counts a reader that joined the fill as a hit for the policy. The admission has counted this
+    /// request already.
     pub(crate) fn joined(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.record(access, Outcome::Hit);
     }
 
-    /// Restores a blob after a restart. `later`: it was accessed after the policy state was saved.
+    /// Restores a blob after a restart. `later`: the blob was accessed after the policy state was
+    /// saved.
     pub(crate) fn restore(&mut self, access: &Access<Digest>, later: bool) {
         self.seen(access.tick);
         let access = Access {
@@ -138,20 +143,20 @@ impl Ranking {
         }
     }
 
-    /// Notes a tick that the policy received. Past ticks that it receives later are at least as
-    /// great, whatever the wall clock did.
+    /// Notes the tick of a past access that the policy received. Ticks of past accesses must not
+    /// decrease, even if the wall clock was set back.
     pub(crate) fn seen(&mut self, tick: u64) {
         self.seen = self.seen.max(tick);
     }
 
-    /// Removes a blob for another reason than the policy's decision.
+    /// Removes a blob that leaves the cache without an eviction by the policy.
     pub(crate) fn remove(&mut self, digest: &Digest) {
         self.policy.remove(digest);
         self.note_removed(digest);
     }
 
-    /// The victim of the policy. The policy has forgotten it and must not be called with `remove`,
-    /// which some policies count as another event.
+    /// The next victim of the policy. The policy has already forgotten this blob. Do not call
+    /// `remove` for it: some policies would count another event.
     pub(crate) fn evict(
         &mut self,
         held: &mut dyn FnMut(&Digest) -> bool,
@@ -168,7 +173,7 @@ impl Ranking {
         }
     }
 
-    /// Does one step of the policy's deferred work. Returns `true` if more work is left.
+    /// Does one step of the policy's deferred work. Returns `true` if there is more work.
     pub(crate) fn train(&mut self) -> bool {
         let adaptation = self.policy.adaptation();
         adaptation.is_some_and(|adaptation| adaptation.train())
@@ -180,7 +185,7 @@ impl Ranking {
         }
     }
 
-    /// Figures of the policy, by name.
+    /// Statistics of the policy, by name.
     pub(crate) fn figures(&self) -> Vec<(&'static str, f64)> {
         let mut figures = Vec::new();
         self.policy
@@ -199,7 +204,7 @@ impl Ranking {
         self.removed = Some(Vec::new());
     }
 
-    /// Installs a policy that was filled with the blobs that were stored at [`Ranking::prepare`];
+    /// Replaces the policy by one that contains the blobs that were stored at [`Ranking::prepare`];
     /// returns the old policy.
     pub(crate) fn replace(
         &mut self,

@@ -1,4 +1,5 @@
-//! Disk space: checks whether fills may be stored, reserves bytes, and evicts. All methods block.
+//! Disk space of the cache: checks whether fills may be stored, reserves bytes, and evicts blobs.
+//! All methods block.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,8 +16,8 @@ use crate::store::ranking::{Eviction, Outcome};
 use crate::store::state::{State, Victim};
 
 impl Store {
-    /// Refuses a blob of `size` bytes that may not be stored, or whose `more` bytes on disk exceed
-    /// all that eviction can free. Evicts nothing.
+    /// Checks whether a blob may be stored. Refuses a `size` above the maximum size of a blob, and
+    /// refuses when eviction cannot free `more` bytes on disk. Evicts nothing.
     pub(crate) fn check_room(&self, size: u64, more: u64) -> Result<(), Error> {
         let limit = self.config.max_blob;
         if limit > 0 && size > limit {
@@ -35,7 +36,7 @@ impl Store {
     }
 
     /// Counts the requests of a starting fill, and asks admission, policy and daily write budget
-    /// whether to store it. `size`: of the whole content, when known.
+    /// whether to store the blob. `size`: size of the whole content, if known.
     pub(crate) fn admit_fill(
         &self,
         shared_fill: &Arc<SharedFill>,
@@ -69,8 +70,9 @@ impl Store {
         verdict.map_err(|refusal| self.refused(&shared_fill.digest, refusal))
     }
 
-    /// Charges bytes that a running fill is about to write. It first uses the budget reserved for
-    /// the fill. A fill of unknown length can exceed the budget of the day.
+    /// Charges the daily write budget for bytes that a running fill is about to write. First uses
+    /// the budget that is reserved for the fill. A fill of unknown length can exceed the budget of
+    /// the day.
     pub(crate) fn spend(&self, shared_fill: &SharedFill, bytes: u64) -> Result<(), Error> {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
@@ -146,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Records a request for which there was no room.
+    /// Records in the request log a request for a blob that had no room.
     pub(crate) fn record_bypass(&self, shared_fill: &SharedFill, need: u64) {
         let mut state = self.state.lock();
         let access = state.miss_access(&shared_fill.digest, need, shared_fill.cost(), now());
@@ -154,8 +156,8 @@ impl Store {
     }
 
     /// Changes the policy without losing a blob: the new policy receives all blobs in the order of
-    /// their last accesses. The state of the old policy is lost. Blocks; locks the state for two
-    /// passes over the index.
+    /// their last accesses. The state of the old policy is lost. Blocks; locks the state twice,
+    /// each time while it visits the whole index.
     pub(crate) fn set_eviction(&self, eviction: Eviction) {
         let Eviction {
             policy_name,
@@ -164,7 +166,7 @@ impl Store {
             admission,
             daily_write_budget,
         } = eviction;
-        // One change at a time, and no eviction by the old policy meanwhile.
+        // Only one policy change runs at a time, and the old policy evicts nothing meanwhile.
         let _reclaim = self.reclaim.lock();
         // Dropping the old admission is slow, so it happens outside the lock of the state.
         let mut former = None;
@@ -186,7 +188,8 @@ impl Store {
         all.sort_unstable_by_key(|(tick, _)| *tick);
         let mut latest = 0;
         for (_, access) in &all {
-            // If the wall clock was set back meanwhile, past ticks are out of order.
+            // If the wall clock was set back, the ticks of past accesses are out of order, so each
+            // tick is raised to the latest one.
             latest = access.tick.max(latest);
             policy.insert(&Access {
                 tick: latest,
@@ -210,7 +213,7 @@ impl Store {
 
     /// Number of bytes to evict before `bytes` more can be reserved.
     fn shortage(&self, state: &State, free: u64, bytes: u64) -> u64 {
-        // The upstream may announce any length.
+        // `saturating_add`, because the upstream may announce any length.
         let total = state.total().saturating_add(bytes);
         let wanted = self
             .config
@@ -222,12 +225,12 @@ impl Store {
             .max(wanted.saturating_sub(free))
     }
 
-    /// Reserves `bytes`, and evicts down to the low watermark for them. `later`: bytes that the
-    /// caller will reserve afterwards.
+    /// Reserves `bytes`. If they do not fit, first evicts down to the low watermark. `later`: bytes
+    /// that the caller will reserve afterwards.
     ///
     /// # Errors
-    /// [`Error::NoRoom`]. Evicts nothing when evictions cannot make room for `bytes` and `later`
-    /// together.
+    /// [`Error::NoRoom`] when evictions cannot make room for `bytes` and `later` together; then
+    /// nothing is evicted.
     pub(crate) fn reserve(&self, bytes: u64, later: u64) -> Result<(), Error> {
         enum Next {
             Sample,
@@ -236,7 +239,8 @@ impl Store {
         }
         let mut reclaim = None;
         let mut evicting = false;
-        // A value from before the last deletion suffices to go on deleting, but not to stop.
+        // Whether `free` was read after the last deletion. An older value suffices to decide on a
+        // further deletion, but not to stop.
         let (mut free, mut fresh) = (self.free(), true);
         loop {
             let next = {
@@ -296,8 +300,8 @@ impl Store {
         self.evict_while(|state| state.used + state.partials.bytes() > target, false)
     }
 
-    /// Deletes those of the blobs that are not pinned. Returns the freed bytes. Blobs that are
-    /// being read count: their space is free once the last reader closes them.
+    /// Deletes those of the given blobs that are not pinned. Returns the freed bytes. Blobs that
+    /// are being read count as freed; their space becomes free once the last reader closes them.
     pub(crate) fn remove(&self, digests: &[Digest]) -> u64 {
         let _reclaim = self.reclaim.lock();
         let mut freed = 0;
@@ -358,7 +362,7 @@ impl Store {
         }
     }
 
-    /// Deletes the file of a victim and frees its bytes; `false` when that failed.
+    /// Deletes the file of a victim and frees its bytes; `false` when the file cannot be deleted.
     pub(crate) fn delete(&self, victim: Victim) -> bool {
         let (digest, bytes) = match victim {
             Victim::Blob(digest, bytes) => (digest, bytes),
@@ -366,10 +370,11 @@ impl Store {
         };
         let _guard = self.digest_locks.lock(digest);
         let removed = match victim {
-            // If it was committed again meanwhile, the rename has deleted the old file.
+            // If the blob was committed again meanwhile, the rename of the commit has replaced the
+            // old file.
             Victim::Blob(..) if !self.state.lock().is_deleting(&digest) => Ok(()),
             Victim::Blob(..) => self.tier.remove(&digest),
-            // If it was claimed again meanwhile, [`Store::stage`] deletes the staged bytes.
+            // If the blob was claimed again meanwhile, [`Store::stage`] deletes the staged bytes.
             Victim::Partial(..) if self.state.lock().fills.contains_key(&digest) => Ok(()),
             Victim::Partial(..) => self.tier.discard(&digest),
         };
@@ -384,7 +389,7 @@ impl Store {
                 self.release(bytes);
                 let state = self.state.lock();
                 let shared_fill = state.fills.get(&digest);
-                // Keeps the origin when a new fill stages bytes from the same registry.
+                // Keeps the file in `origins/` when a new fill stages bytes from the same registry.
                 if shared_fill.is_none_or(|shared_fill| shared_fill.origin != partial.origin) {
                     drop(state);
                     self.origins.clear(&digest, partial.origin);
@@ -394,7 +399,7 @@ impl Store {
         true
     }
 
-    /// Free bytes of the medium; `u64::MAX` when it cannot tell.
+    /// Free bytes of the medium; `u64::MAX` when the medium cannot tell.
     pub(crate) fn free(&self) -> u64 {
         self.tier.free().unwrap_or(u64::MAX)
     }

@@ -1,5 +1,5 @@
-//! Records: small durable files with one JSON value and a checksum. Their content cannot be rebuilt
-//! from blobs.
+//! Records: small durable files that contain one JSON value and a checksum. Tags and pins are
+//! records, because they cannot be rebuilt from blobs.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::regular_file;
 use crate::tier::{Step, is_proven_damage};
 
-/// Maximum length of a record in bytes. A longer file is damaged.
+/// Maximum length of a record in bytes. A longer file counts as damaged.
 const MAX_RECORD_LEN: u64 = 16 << 20;
 
 /// The file name of a record: a hash of its key, since keys contain `/` and may be long.
@@ -25,7 +25,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut text = serde_json::to_vec(value)?;
     let sum = crc32c::crc32c(&text);
     writeln!(text, "\n{sum:08x}")?;
-    // `load` could not read a longer record.
+    // `load` would treat a longer record as damaged.
     if text.len() as u64 > MAX_RECORD_LEN {
         let what = "a record of more than 16 MiB";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -37,14 +37,15 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 pub(crate) enum LoadedRecord<T> {
     /// An intact record, with the length of its file.
     Whole(u64, T),
-    /// A file that cannot be read at the moment. It may be intact, so it stays.
+    /// A file that cannot be read now. The file may be intact, so it is not deleted.
     Unreadable(Unreadable),
 }
 
-/// A file that the system cannot read: permissions, limit of open files, or a failing disk.
+/// A file that the operating system fails to read: missing permissions, too many open files, or a
+/// failing disk.
 pub(crate) struct Unreadable {
     pub(crate) path: PathBuf,
-    /// Length of the file in bytes; 0 when that is unreadable, too.
+    /// Length of the file in bytes; 0 when the length is unreadable, too.
     pub(crate) len: u64,
     pub(crate) source: io::Error,
 }
@@ -63,8 +64,8 @@ pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     }
 }
 
-/// Reads every record of a folder, and creates a missing folder. Deletes and logs files that were
-/// read completely and are damaged.
+/// Reads every record of a folder, and creates a missing folder. Files that were read completely
+/// and are damaged are logged and deleted.
 pub(crate) fn load<T: DeserializeOwned>(
     folder: &Path,
     mut visit: impl FnMut(LoadedRecord<T>),
@@ -95,7 +96,8 @@ pub(crate) fn load<T: DeserializeOwned>(
     Ok(())
 }
 
-/// Deletes a file, or a folder in the place of a record: a folder would block the record's name.
+/// Deletes a file, or a folder that has the name of a record: such a folder would prevent writing
+/// the record.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),
@@ -137,7 +139,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
 /// Decodes the file of a record.
 pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "checksum does not match");
-    // A newline, eight hexadecimal digits, a newline.
+    // The end of the text is a newline, eight hexadecimal digits of the checksum, and a newline.
     let (json, sum) = text
         .split_at_checked(text.len().saturating_sub(10))
         .ok_or_else(damaged)?;
@@ -154,8 +156,8 @@ pub(crate) struct RecordChange {
 }
 
 /// Applies changes to different records of one folder. Each change is atomic, and one sync of the
-/// folder makes all durable. Calls `step` before every change to the disk. Returns for each change
-/// whether it is durable.
+/// folder makes all changes durable. Calls `step` before every change to the disk. Returns for each
+/// change whether it is durable.
 pub(crate) fn change(
     folder: &Path,
     changes: &[RecordChange],

@@ -1,5 +1,5 @@
-//! Recovery at start: rebuilds the index from blob files and the catalog. Later retries unreadable
-//! blobs.
+//! Recovery at start: rebuilds the index from the blob files and the catalog. After the start,
+//! retries unreadable blobs.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,9 +17,9 @@ use crate::store::state::{Slot, State};
 use crate::tier::{Tier, TierEntry, Trailer, is_proven_damage};
 
 /// Restores all blobs of the tier, in the order of their last accesses. A file whose length matches
-/// its catalog entry is not opened. Other files are opened for their trailers; they rank by their
-/// modification time, as older than those of the catalog. A blob of the catalog without a file is
-/// opened, too.
+/// its catalog entry is not opened. Any other file is opened to read its trailer; its rank follows
+/// from its modification time, and is lower than the ranks of blobs in the catalog. If a blob of
+/// the catalog has no file, the tier is asked to open the blob.
 pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io::Result<()> {
     let mut found = HashMap::new();
     tier.scan(&mut |blob| {
@@ -44,8 +44,8 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 .map(|media_type| intern(&mut types, media_type));
             known.push((digest, slot));
         } else {
-            // The file is missing, or its folder cannot be listed: opening it tells. An unreadable
-            // file counts with the length in the catalog.
+            // The file is missing, or its folder cannot be listed: opening the blob shows which. An
+            // unreadable file counts with the length in the catalog.
             file.bytes = file.bytes.max(len);
         }
     });
@@ -69,7 +69,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 tier.remove(&digest)?;
                 gone.push(digest);
             }
-            // The catalog keeps its entry.
+            // The blob keeps its entry in the catalog.
             Err(error) => {
                 tracing::error!(%digest, %error, "cannot read a stored blob: keeping its file, retrying later");
                 state.set_unreadable(digest, blocks(bytes));
@@ -81,7 +81,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     Ok(())
 }
 
-/// Restores a blob that only its file describes.
+/// Restores a blob that the catalog does not contain, from its file.
 fn restore_from_file(
     state: &mut State,
     found: &TierEntry,
@@ -102,7 +102,7 @@ fn restore_from_file(
 }
 
 /// Maximum number of unreadable blobs in one round of retries. A failing disk may take seconds for
-/// each.
+/// each blob.
 const RETRIES_PER_ROUND: usize = 16;
 
 impl Store {
@@ -113,7 +113,7 @@ impl Store {
             let _guard = self.digest_locks.lock(digest);
             {
                 let state = self.state.lock();
-                // A fill has replaced it, or is about to.
+                // A fill has replaced the unreadable file, or is about to.
                 if !state.is_unreadable(&digest) || state.fills.contains_key(&digest) {
                     continue;
                 }
@@ -152,7 +152,7 @@ impl Store {
     }
 }
 
-/// Restores staged bytes as partial fills. Deletes those without a known registry.
+/// Restores staged bytes as partial fills. Deletes staged bytes whose registry is unknown.
 pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
     let mut staged = HashMap::new();
     tier.scan_staged(&mut |found| {
@@ -176,7 +176,8 @@ pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) ->
     Ok(())
 }
 
-/// Thousands of blobs share a few media types: they share one allocation each.
+/// Returns a shared copy of a media type: thousands of blobs have few distinct media types, so each
+/// distinct one is allocated once.
 fn intern(types: &mut HashSet<MediaType>, media_type: MediaType) -> MediaType {
     if let Some(known) = types.get(&media_type) {
         return known.clone();

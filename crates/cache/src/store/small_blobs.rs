@@ -1,6 +1,7 @@
-//! Keeps small blobs in memory as a whole: manifests, configs, tiny layers.
+//! Keeps whole small blobs in memory: manifests, configs, tiny layers.
 //!
-//! Each of them is also on disk and in the index. Both are removed under the same lock.
+//! Each blob in memory is also on disk and in the index. A removal from the index and from memory
+//! happens under one lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use pierhead_oci::{Digest, MediaType};
 
 use crate::tier::CHUNK;
 
-/// Maximum size of a blob in memory, in bytes: one chunk, so that one checksum covers it. Configs
-/// of large images have about 20 KiB, as have indexes of many platforms.
+/// Maximum size of a blob in memory, in bytes: one chunk, so that one checksum covers the blob.
+/// Configs of large images have about 20 KiB, as do image indexes with many platforms.
 pub(crate) const MAX_SMALL_BLOB: u64 = CHUNK as u64;
 
-/// Bytes of an entry besides its content: the digest (65 bytes) in three places, two hash tables,
-/// two allocations.
+/// Memory of an entry in bytes, in addition to its content: the digest (65 bytes) in three places,
+/// two hash tables, two allocations.
 const ENTRY_OVERHEAD: u64 = 400;
 
 /// A small blob with its verified content.
@@ -89,8 +90,8 @@ impl SmallBlobs {
         self.blobs.len()
     }
 
-    /// Memory of all entries in bytes, at most the limit. Content that readers keep after its
-    /// eviction does not count; the response of each reader bounds it.
+    /// Memory of all entries in bytes, at most the limit. Content that readers still hold after its
+    /// eviction does not count; the buffer of each response bounds that content.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

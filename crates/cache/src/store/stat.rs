@@ -2,7 +2,7 @@
 
 use pierhead_oci::{Digest, MediaType};
 
-/// One committed blob, as listed.
+/// One committed blob in a list of [`Cache::list`](crate::Cache::list).
 #[derive(Clone, Debug)]
 pub struct BlobStat {
     /// The digest of the blob.
@@ -22,7 +22,7 @@ pub struct BlobStat {
 pub struct Stat {
     /// Committed blobs.
     pub blobs: u64,
-    /// Their bytes on disk.
+    /// Bytes on disk of the committed blobs.
     pub used: u64,
     /// Bytes that are reserved by running fills, partial fills, and deleted files that readers have
     /// open.
@@ -52,12 +52,13 @@ pub struct EvictionStat {
     pub evictions: u64,
     /// Fills that would have fit but were refused, since the start.
     pub refused: u64,
-    /// The same per reason: `admission`, `policy`, or `written` for the daily write budget.
+    /// Number of refused fills per reason: `admission`, `policy`, or `written` for the daily write
+    /// budget.
     pub refused_by: [(&'static str, u64); 3],
     /// Claims that found the blob, since the start.
     pub hits: u64,
     /// Claims that started a fill, since the start.
     pub misses: u64,
-    /// Figures of the policy, by name.
+    /// Statistics of the policy, by name.
     pub figures: Vec<(&'static str, f64)>,
 }

@@ -1,4 +1,5 @@
-//! The index of the cache and its byte counts: plain data behind one lock, without I/O.
+//! The state of the cache behind one lock: the index of blobs, open handles, fills, pins and byte
+//! counts. Makes no I/O.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -14,8 +15,8 @@ use crate::store::partials::{Partial, Partials};
 use crate::store::ranking::{Outcome, Ranking};
 use crate::store::small_blobs::{SmallBlob, SmallBlobs};
 
-/// Maximum number of readers of one fill that count as requests. Each costs a policy call under the
-/// lock.
+/// Maximum number of readers of one fill that count as requests. Each counted reader costs a policy
+/// call under the lock of the state.
 const MAX_COUNTED_READERS: u32 = 64;
 
 /// Index entry of a committed blob.
@@ -28,13 +29,13 @@ pub(crate) struct Slot {
     pub(crate) accessed: u32,
     /// Seconds that a client would wait for a fetch of the blob.
     pub(crate) cost: f32,
-    /// Number of known images that contain it.
+    /// Number of known images that contain the blob.
     pub(crate) shared: u16,
     /// Whether the catalog lacks the last change of this entry.
     pub(crate) dirty: bool,
 }
 
-/// A file to delete for room. Its bytes stay counted until [`State::file_deleted`].
+/// A file to delete in order to make room. Its bytes stay counted until [`State::file_deleted`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Victim {
     Blob(Digest, u64),
@@ -44,20 +45,21 @@ pub(crate) enum Victim {
 pub(crate) struct State {
     pub(crate) index: BTreeMap<Digest, Slot>,
     pub(crate) ranking: Ranking,
-    /// Blobs in memory, a subset of `index`.
+    /// Blobs whose content is in memory, a subset of `index`.
     pub(crate) memory: SmallBlobs,
     pub(crate) fills: HashMap<Digest, Arc<SharedFill>>,
     pub(crate) partials: Partials,
-    /// Open handles by digest. The number distinguishes a handle from later ones of the digest.
+    /// Open handles by digest. The number distinguishes a handle from later handles of the same
+    /// digest.
     pub(crate) open: HashMap<Digest, (u64, Weak<OpenBlob>)>,
-    /// Bytes of deleted files that readers still have open, by handle.
+    /// Bytes of deleted files that readers still have open, by the number of the handle.
     deleted_open: HashMap<u64, u64>,
     /// Bytes of blobs that left the index, but whose files still exist.
     deleting: HashMap<Digest, u64>,
     /// Number of labels that pin a digest.
     pub(crate) pinned: HashMap<Digest, u32>,
-    /// Committed blobs that were unreadable at startup, with their bytes on disk. They are not in
-    /// the index, so a claim fetches them again.
+    /// Committed blobs that were unreadable at start, with their bytes on disk. The index does not
+    /// contain them, so a claim fetches such a blob again.
     unreadable: BTreeMap<Digest, u64>,
     /// The blob after which [`State::next_unreadable`] continues.
     last_retried: Option<Digest>,
@@ -65,8 +67,8 @@ pub(crate) struct State {
     pub(crate) unreadable_tags: usize,
     /// Bytes on disk of committed blobs.
     pub(crate) used: u64,
-    /// Bytes of running fills, partial fills, deleted files that are open, unreadable blobs, and
-    /// files that are being deleted.
+    /// Reserved bytes: running fills, partial fills, deleted files that are still open, unreadable
+    /// blobs, and files that are being deleted.
     pub(crate) reserved: u64,
     /// Bytes on disk of tags, in whole blocks.
     pub(crate) tag_bytes: u64,
@@ -80,12 +82,12 @@ pub(crate) struct State {
     /// The last tick that the restored policy state includes.
     restored_tick: u64,
     last_handle: u64,
-    /// Digests whose entry changed or was removed since the last flush.
+    /// Digests whose index entry changed or was removed since the last flush of the catalog.
     pub(crate) changed: Vec<Digest>,
 }
 
 impl Slot {
-    /// Bytes on disk.
+    /// Bytes on disk of the blob.
     pub(crate) fn footprint(&self) -> u64 {
         footprint(self.size, self.media_type.as_ref())
     }
@@ -131,13 +133,13 @@ impl State {
         }
     }
 
-    /// The next tick, greater than all before.
+    /// The next tick of the access counter, greater than all earlier ticks.
     fn next_tick(&mut self) -> u64 {
         self.tick += 1;
         self.tick
     }
 
-    /// The number of a new handle.
+    /// A number for a new handle, which no earlier handle has.
     pub(crate) fn next_handle(&mut self) -> u64 {
         self.last_handle += 1;
         self.last_handle
@@ -184,10 +186,10 @@ impl State {
         now: u64,
     ) {
         self.remove(&digest);
-        // The rename has replaced the older file, even one that an eviction was about to delete. An
-        // open handle still refers to the older file.
+        // The rename has replaced the older file, even a file that an eviction was about to delete.
+        // An open handle still refers to the older file.
         self.file_deleted(&digest);
-        // The rename has replaced an unreadable file, too.
+        // The rename has replaced an unreadable file of the blob, too.
         self.clear_unreadable(&digest);
         let tick = self.next_tick();
         let slot = Slot {
@@ -221,13 +223,13 @@ impl State {
         registration.is_some_and(|registration| std::ptr::eq(&**registration, shared_fill))
     }
 
-    /// Releases the rest of the write budget that was reserved for a fill.
+    /// Releases the part of the daily write budget that a fill has reserved and not used.
     pub(crate) fn release_budget(&mut self, shared_fill: &SharedFill) {
         let bytes = shared_fill.reserved_budget.swap(0, Ordering::Relaxed);
         self.ranking.admission.release(bytes);
     }
 
-    /// The tick after all restored ones.
+    /// The tick that follows all restored ticks.
     pub(crate) fn tick_after(&self) -> u64 {
         self.tick + 1
     }
@@ -242,13 +244,13 @@ impl State {
         self.ranking.restore(&access, later);
     }
 
-    /// Counts an unreadable blob.
+    /// Adds a blob to the unreadable ones and counts its bytes.
     pub(crate) fn set_unreadable(&mut self, digest: Digest, bytes: u64) {
         self.unreadable.insert(digest, bytes);
         self.reserved += bytes;
     }
 
-    /// No longer counts a blob as unreadable: it became readable, or was replaced or deleted.
+    /// Removes a blob from the unreadable ones: it became readable, or was replaced or deleted.
     pub(crate) fn clear_unreadable(&mut self, digest: &Digest) {
         if let Some(bytes) = self.unreadable.remove(digest) {
             self.reserved -= bytes;
@@ -270,7 +272,7 @@ impl State {
         let from = self.last_retried.map_or(Unbounded, Excluded);
         let later = self.unreadable.range((from, Unbounded));
         let next: Vec<_> = later.take(count).map(|(digest, _)| *digest).collect();
-        // After the last one, the next call starts over.
+        // After the last unreadable blob, the next call starts again from the first.
         self.last_retried = next.last().copied();
         next
     }
@@ -281,7 +283,7 @@ impl State {
         self.change(&digest, |state| state.index.insert(digest, slot));
     }
 
-    /// Runs a change to a blob's entry, pins or handle, and updates the byte sums.
+    /// Changes the entry, the pins or the handle of a blob, and updates the byte sums.
     fn change<R>(&mut self, digest: &Digest, change: impl FnOnce(&mut Self) -> R) -> R {
         let (pinned, protected) = self.protected(digest);
         let result = change(self);
@@ -313,7 +315,7 @@ impl State {
         self.change(digest, |state| state.open.remove(digest))
     }
 
-    /// Makes the access for a blob that is not stored. `need`: its bytes on disk.
+    /// Makes the [`Access`] for a request for a blob that is not stored. `need`: its bytes on disk.
     pub(crate) fn miss_access(
         &mut self,
         digest: &Digest,
@@ -329,8 +331,8 @@ impl State {
         }
     }
 
-    /// The last access of each blob that was accessed after tick `since`, with its tick, in any
-    /// order.
+    /// The last access of each blob that was accessed after tick `since`, with its tick, in no
+    /// particular order.
     pub(crate) fn accesses(&self, since: u64) -> Vec<(u64, Access<Digest>)> {
         let later = self.index.iter().filter(|(_, slot)| slot.tick > since);
         let access = |(digest, slot): (&Digest, &Slot)| {
@@ -340,7 +342,7 @@ impl State {
         later.map(access).collect()
     }
 
-    /// Counts an image and its parts: one more image contains each part.
+    /// Counts an image and its parts: the image count of each part rises by one.
     pub(crate) fn count_image(&mut self, manifest: &Digest, parts: impl Iterator<Item = Digest>) {
         if !self.ranking.image_counts.add_image(manifest) {
             return;
@@ -356,7 +358,7 @@ impl State {
         }
     }
 
-    /// After recovery: makes the blobs and sizes of the policy equal to those of the index.
+    /// After recovery: makes the blobs and sizes that the policy knows equal to the index.
     pub(crate) fn reconcile(&mut self) {
         let mut wrong = Vec::new();
         let index = &self.index;
@@ -379,7 +381,7 @@ impl State {
     }
 
     /// Removes a blob from the index and from the policy. Its bytes count as reserved until
-    /// [`State::file_deleted`]. Returns these bytes.
+    /// [`State::file_deleted`]. Returns the number of these bytes.
     pub(crate) fn remove(&mut self, digest: &Digest) -> Option<u64> {
         let bytes = self.remove_slot(digest)?;
         self.ranking.remove(digest);
@@ -398,14 +400,14 @@ impl State {
         Some(bytes)
     }
 
-    /// Whether the file of a removed blob is still to be deleted. `false` when the blob was
+    /// Whether the file of a removed blob still has to be deleted. `false` when the blob was
     /// committed again.
     pub(crate) fn is_deleting(&self, digest: &Digest) -> bool {
         self.deleting.contains_key(digest)
     }
 
-    /// Frees the bytes of a removed blob whose file is deleted. If a reader has the file open, its
-    /// handle keeps them. Does nothing on a second call.
+    /// Frees the bytes of a removed blob whose file is deleted. If a reader has the file open, the
+    /// bytes stay counted until the handle is dropped. Does nothing on a second call.
     pub(crate) fn file_deleted(&mut self, digest: &Digest) {
         let Some(bytes) = self.deleting.remove(digest) else {
             return;
@@ -432,9 +434,9 @@ impl State {
         }
     }
 
-    /// The next file to delete: the oldest partial fill, else the blob that the policy evicts.
-    /// Never a pinned blob. With `spare_open`, no open blob either, since deleting it frees nothing
-    /// yet.
+    /// The next file to delete: the oldest partial fill, or else the blob that the policy evicts.
+    /// Never a pinned blob. With `spare_open`, the result is no open blob either, since its
+    /// deletion would free nothing yet.
     pub(crate) fn victim(&mut self, spare_open: bool) -> Option<Victim> {
         if let Some((digest, partial)) = self.partials.pop_oldest() {
             return Some(Victim::Partial(digest, partial));
@@ -483,7 +485,7 @@ impl State {
             .sum()
     }
 
-    /// Changes since the last call, for the catalog; `None` is a removed blob.
+    /// Changes since the last call, for the catalog; `None` stands for a removed blob.
     pub(crate) fn take_changed(&mut self) -> Vec<(Digest, Option<Slot>)> {
         let changed = std::mem::take(&mut self.changed);
         let entry = |digest| {
@@ -496,7 +498,7 @@ impl State {
         changed.into_iter().map(entry).collect()
     }
 
-    /// All blobs, for a new catalog.
+    /// All blobs, to write them into a new catalog.
     pub(crate) fn take_all(&mut self) -> Vec<(Digest, Option<Slot>)> {
         self.changed = Vec::new();
         self.index

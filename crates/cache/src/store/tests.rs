@@ -1,4 +1,4 @@
-//! Test of the store: a damaged blob that is committed again during its removal.
+//! Test of the store: while the store removes a damaged blob, the blob is committed again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::config::Config;
 use crate::tier::{Blob, DiskTier, Staged, Tier, TierEntry};
 
-/// A disk tier on which the first open fails as damaged.
+/// A disk tier whose first call of `open` reports damage.
 struct Damaged {
     disk: DiskTier,
     damaged: AtomicBool,
@@ -80,7 +80,7 @@ async fn removing_a_damaged_blob_keeps_a_blob_that_was_committed_meanwhile() {
     let store = cache.store.clone();
     let reader = thread::spawn(move || store.open_for(&digest, false).unwrap().is_none());
     tier.opened.wait();
-    // Commits the blob again as soon as its lock is free.
+    // Commits the blob again as soon as the lock of its digest is free.
     drop(
         cache
             .put(&digest, &types[1], content.clone())

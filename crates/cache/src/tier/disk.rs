@@ -1,4 +1,4 @@
-//! The disk tier: one file per blob, committed by `fsync` and `rename`.
+//! The disk tier: stores each blob as one file, and commits it with `fsync` and `rename`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -47,20 +47,20 @@ impl<'a> From<atomic_file::Step<'a>> for Step<'a> {
     }
 }
 
-/// Called before each [`Step`]; its error becomes the result of the step.
+/// Called before each [`Step`]. If it returns an error, the step fails with this error.
 type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
 /// The disk tier: `blobs/` and `staging/` below one folder.
 #[derive(Clone)]
 pub struct DiskTier {
     root: PathBuf,
-    /// Flags of a read that must not wait for the disk.
+    /// Flags of a read that must not wait for the disk; the function `at_once` chooses them.
     at_once: ReadWriteFlags,
     watch: Option<Watch>,
 }
 
 impl DiskTier {
-    /// Opens the tier; creates missing folders.
+    /// Opens the tier in the folder `root`; creates missing folders.
     ///
     /// # Errors
     /// The error of the system.
@@ -75,7 +75,7 @@ impl DiskTier {
         })
     }
 
-    /// The same tier, which calls `watch` before every change to the disk. Tests inject faults and
+    /// The same tier, but it calls `watch` before every change to the disk. Tests inject faults and
     /// crashes this way.
     #[must_use]
     pub fn watched(
@@ -130,7 +130,8 @@ impl DiskTier {
         self.step(Step::Remove(path))?;
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // A folder in the place of a blob was not made by pierhead; a non-empty one stays.
+            // A folder with the name of a blob was not made by pierhead. It is removed only if it
+            // is empty.
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
             other => other,
         }
@@ -147,7 +148,8 @@ impl Tier for DiskTier {
             .truncate(false)
             .open(&path)?;
         let found = file.metadata()?.len();
-        // A crash during the commit leaves content and trailer. Only the content is reused.
+        // A crash during the commit leaves a staging file with content and trailer. A new fill
+        // reuses only the content.
         let content =
             match Trailer::decode(digest, found, |offset, buf| file.read_exact_at(buf, offset)) {
                 Ok(trailer) => trailer.size(),
@@ -194,7 +196,7 @@ impl Tier for DiskTier {
             let folder = self.root.join("blobs").join(algorithm.as_str());
             for shard in entries(&folder)? {
                 let shard = shard?;
-                // Not a folder of blobs.
+                // Skips a file in the place of a folder of blobs.
                 if !shard.file_type()?.is_dir() {
                     continue;
                 }
@@ -238,9 +240,10 @@ impl Tier for DiskTier {
 
 impl FastMedium for DiskTier {}
 
-/// Flags of a read that must not wait. tmpfs does not support `RWF_NOWAIT`, and its reads never
-/// wait: with the flag, each read would go to a blocking thread, at three times the cost (`cargo
-/// run --release -p pierhead-cache --example throughput /dev/shm`, warm).
+/// Flags of a read that must not wait for the disk. tmpfs does not support `RWF_NOWAIT`, but its
+/// reads never wait, so no flag is needed there. With the flag, each read on tmpfs would move to a
+/// blocking thread, at three times the cost (`cargo run --release -p pierhead-cache --example
+/// throughput /dev/shm`, figures for warm reads).
 fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
     Ok(if is_in_memory(&statfs(root)?) {
         ReadWriteFlags::empty()
@@ -269,8 +272,8 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-/// Metadata of a file, without opening it. Missing metadata counts as zero; opening the file later
-/// reports the error.
+/// Makes the scan entry of a file from its metadata, without opening the file. Unreadable metadata
+/// counts as zero; a later open of the file returns the error.
 fn found(digest: Digest, path: &Path) -> TierEntry {
     let about = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
     let modified = about.as_ref().ok().and_then(|it| it.modified().ok());
@@ -282,7 +285,7 @@ fn found(digest: Digest, path: &Path) -> TierEntry {
     }
 }
 
-/// A file, and the flags of [`DiskTier::at_once`].
+/// A file of a blob, and the flags for reads that must not wait for the disk.
 struct PlainFile(File, ReadWriteFlags);
 
 impl ReadAt for PlainFile {
@@ -293,8 +296,8 @@ impl ReadAt for PlainFile {
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         let read = rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(buf)], offset, self.1);
         match read {
-            // Not in the page cache, or the file system cannot tell: the caller reads on a blocking
-            // thread.
+            // The bytes are not in the page cache, or the file system cannot tell: the caller then
+            // reads on a blocking thread.
             Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR | Errno::NOSYS | Errno::INVAL) => {
                 Ok(0)
             }
@@ -337,8 +340,9 @@ impl Staged for StagedFile {
     }
 
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        // Linux reports a failed write-back once per open file description. A file description of
-        // its own leaves that report to the commit.
+        // Opens the file once more, because Linux reports a failed write of dirty pages once per
+        // open file description. Without a second description, the early sync could consume the
+        // error that the commit needs.
         let file = File::open(&self.path).ok()?;
         Some(Box::new(move || {
             let _ = file.sync_data();

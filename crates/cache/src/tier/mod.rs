@@ -1,5 +1,5 @@
-//! Media for blobs: the disk, persistent memory, and a fast tier with write-back in front of the
-//! disk.
+//! Tiers: the media that store blobs. There is a disk tier, a persistent-memory tier, and a
+//! combination of a fast tier with the disk by write-back.
 
 mod disk;
 pub mod placement;

@@ -1,5 +1,5 @@
-//! The persistent-memory tier: each blob is a value of a log, with its trailer after the content,
-//! as on the disk.
+//! The persistent-memory tier: stores each blob as one value of a log. A value is the content,
+//! followed by a trailer (checksums and media type), as in the files of the disk tier.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -15,16 +15,16 @@ use super::{Blob, CHUNK, Extent, FastMedium, ReadAt, Staged, Tier, TierEntry, Tr
 use crate::clock::now;
 use crate::page_cache::resident;
 
-/// Size of one copy in bytes when a partial fill is resumed.
+/// Number of bytes per copy step when a partial fill is resumed.
 const COPY_STEP: usize = 1 << 20;
 
-/// The tier. Only this process knows the staged bytes: after a restart, it has committed blobs
-/// only.
+/// The persistent-memory tier. Staged bytes are known only to the process that staged them: after a
+/// restart, the tier has committed blobs only.
 pub struct PmemTier<M: Medium + 'static>(Arc<Inner<M>>);
 
 struct Inner<M: Medium> {
     log: Log<M>,
-    /// A file with the bytes of the medium at the same offsets, for `sendfile`.
+    /// A file that has the bytes of the medium at the same offsets, for `sendfile`.
     file: Option<File>,
     partials: Mutex<HashMap<Digest, PartialFill<M>>>,
     numbers: Mutex<Numbers>,
@@ -37,12 +37,12 @@ struct PartialFill<M: Medium> {
     modified: u64,
 }
 
-/// Numbers that distinguish values that were committed under one digest at different times,
-/// possibly in the same place.
+/// Gives each committed value a number. The number distinguishes values that were committed under
+/// one digest at different times, possibly at the same offset.
 #[derive(Default)]
 struct Numbers {
     last: u64,
-    /// Offset of the content, and number, by digest.
+    /// Offset of the content and number of the value, by digest.
     known: HashMap<Digest, (u64, u64)>,
 }
 
@@ -63,13 +63,14 @@ impl<M: Medium + 'static> PmemTier<M> {
         self.0.log.medium().class()
     }
 
-    /// Maximum bytes of records and their bookkeeping.
+    /// Maximum bytes that all records and their bookkeeping may take.
     pub fn capacity(&self) -> u64 {
         self.0.log.capacity()
     }
 }
 
-/// Maximum length of a key, that of a SHA-512, in bytes.
+/// Maximum length in bytes of a key in the log: one byte for the algorithm and 64 bytes for a
+/// SHA-512.
 const MAX_KEY_LEN: usize = 65;
 const META_LEN: usize = 8;
 
@@ -94,7 +95,8 @@ fn digest(key: &[u8]) -> Option<Digest> {
     Digest::from_bytes(algorithm, hash)
 }
 
-/// Maps errors of the log to the kinds that the cache distinguishes: damaged, full, out of range.
+/// Maps errors of the log to the error kinds that the cache distinguishes: damaged, full, out of
+/// range.
 fn io_error(error: Error) -> io::Error {
     let kind = match &error {
         Error::NoRoom => io::ErrorKind::StorageFull,
@@ -159,7 +161,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
         let Some(partial) = self.0.partials.lock().remove(digest) else {
             return Ok(Box::new(staged));
         };
-        // A value of the log cannot be reopened, so the bytes are written again.
+        // The log cannot reopen an interrupted value, so its bytes are copied into a new value.
         let (older, kept) = (partial.writer.reader(), partial.len.saturating_sub(1));
         let kept = kept / CHUNK as u64 * CHUNK as u64;
         let mut buffer = vec![0; usize::try_from(kept).unwrap_or(COPY_STEP).min(COPY_STEP)];
@@ -202,7 +204,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
     fn scan(&self, visit: &mut dyn FnMut(TierEntry)) -> io::Result<()> {
         self.0.log.entries(&mut |found| {
-            // Keys of other lengths are skipped; pierhead writes none.
+            // Skips keys of other lengths, which pierhead never writes.
             let Some(digest) = digest(found.key) else {
                 return;
             };
@@ -251,7 +253,7 @@ struct PmemStaged<M: Medium + 'static> {
     digest: Digest,
     len: u64,
     reader: Arc<SwitchReader>,
-    /// `None` after the commit, or when restarting failed.
+    /// The value that is being written; `None` after the commit, or when starting it again failed.
     writer: Option<Writer<M>>,
 }
 
@@ -321,7 +323,7 @@ impl<M: Medium> ReadAt for PartialReader<M> {
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        // Bytes that were just written are in memory, whatever the medium is.
+        // Bytes that were just written are in memory, whichever class the medium has.
         let there = self.0.len().saturating_sub(offset);
         let len = usize::try_from(there).unwrap_or(usize::MAX).min(buf.len());
         self.read_at(offset, &mut buf[..len])?;
@@ -331,7 +333,7 @@ impl<M: Medium> ReadAt for PartialReader<M> {
 
 struct PmemBlob<M: Medium + 'static> {
     inner: Arc<Inner<M>>,
-    /// The value stays allocated while this exists.
+    /// The value in the log. Its space stays allocated while this handle exists.
     entry: Entry,
     trailer: Trailer,
     number: u64,
@@ -341,7 +343,7 @@ impl<M: Medium + 'static> PmemBlob<M> {
     /// Number of bytes from `offset`, at most `len`, that can be read without waiting.
     fn at_once(&self, offset: u64, len: u64) -> u64 {
         let file = match self.inner.log.medium().class() {
-            // These classes are memory and never wait.
+            // Reads from media of these classes are memory accesses and never wait.
             Class::Pmem | Class::Volatile => None,
             Class::EmulatedFile => self.inner.file.as_ref(),
         };
@@ -382,8 +384,8 @@ impl<M: Medium + 'static> Blob for PmemBlob<M> {
     fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         let file = self.inner.file.as_ref()?;
         let left = self.trailer.size().checked_sub(offset)?;
-        // After a failure of the medium, the file may return bytes that differ from the written
-        // ones.
+        // Checks the medium first: after a failure of the medium, the file may return bytes that
+        // differ from the written ones.
         self.inner.log.medium().inspect(0, &mut []).ok()?;
         let (at, run) = self.inner.log.sendable_run(&self.entry, offset)?;
         Some(Extent {

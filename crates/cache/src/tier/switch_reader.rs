@@ -1,4 +1,5 @@
-//! Reader of a fill whose bytes may move to another medium.
+//! Reader of a fill whose bytes may move to another medium while it reads: from the fast tier to
+//! the disk.
 
 use parking_lot::RwLock;
 use std::io;

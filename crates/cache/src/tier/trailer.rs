@@ -1,11 +1,12 @@
-//! The trailer after the content of a committed blob: checksums, media type, footer.
+//! The trailer of a committed blob: the bytes after its content, which hold the checksums, the
+//! media type and a footer.
 
 use std::io;
 
 use pierhead_oci::{Digest, MediaType};
 
-/// Bytes of content per checksum. Small enough that a random read verifies little more than it
-/// needs; large enough that the checksums take 1/16384 of the content.
+/// Bytes of content per checksum. It is small enough that a random read verifies few bytes that it
+/// does not need. It is large enough that the checksums take only 1/16384 of the content.
 pub const CHUNK: usize = 64 * 1024;
 
 /// Version of the encoding.
@@ -67,7 +68,7 @@ impl Trailer {
         }
     }
 
-    /// `sums` must cover exactly `size` bytes.
+    /// Makes a trailer. `sums` must cover exactly `size` bytes.
     pub(crate) fn new(size: u64, media_type: Option<MediaType>, sums: Sums) -> Self {
         debug_assert_eq!(sums.0.len() as u64, size.div_ceil(CHUNK as u64));
         Self {
@@ -92,14 +93,14 @@ impl Trailer {
         &self.sums
     }
 
-    /// Length of the encoding for a content of `size` bytes.
+    /// Length in bytes of the encoded trailer for a content of `size` bytes.
     pub(crate) fn encoded_len(size: u64, media_type: Option<&MediaType>) -> u64 {
         let media = media_type.map_or(0, |media| media.as_str().len() as u64);
         4 * size.div_ceil(CHUNK as u64) + media + FOOTER_LEN as u64
     }
 
-    /// The bytes that follow the content. The checksum covers `digest`, too, so that a file with
-    /// the name of another blob is detected.
+    /// Encodes the trailer as the bytes that follow the content. The checksum also covers `digest`,
+    /// so that a file with the name of another blob is detected.
     pub fn encode(&self, digest: &Digest) -> Vec<u8> {
         let media = self.media_type.as_ref().map_or("", |media| media.as_str());
         let mut out = Vec::with_capacity(4 * self.sums.0.len() + media.len() + FOOTER_LEN);
@@ -122,8 +123,9 @@ impl Trailer {
         out
     }
 
-    /// Reads the trailer of a file of `len` bytes through `read_at`. Lengths are used only once
-    /// they add up to `len`, so the file bounds the allocation.
+    /// Reads the trailer of a file of `len` bytes through `read_at`. Lengths in the trailer are
+    /// used only after it is checked that they add up to `len`, so a damaged trailer cannot cause a
+    /// large allocation.
     ///
     /// # Errors
     /// `InvalidData` when the bytes are no trailer of `digest`; otherwise the error of `read_at`.
@@ -182,7 +184,7 @@ impl Trailer {
     }
 }
 
-/// `bytes` has exactly `N` bytes.
+/// Copies a slice of exactly `N` bytes into an array.
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(bytes);

@@ -1,5 +1,5 @@
-//! The traits of a medium: `Tier`, `Staged` bytes, and a committed `Blob`. Tests inject faults
-//! here.
+//! The traits that each medium for blobs implements: `Tier`, `Staged` (bytes of a running fill) and
+//! `Blob` (a committed blob). Tests implement them to inject faults.
 
 use std::fs::File;
 use std::io;
@@ -14,14 +14,14 @@ use super::trailer::Trailer;
 /// All methods block. The cache serializes `open`, `remove` and [`Staged::commit`] of one digest;
 /// different digests are used from many threads.
 pub trait Tier: Send + Sync {
-    /// Opens the staged bytes of a digest, or creates them. Staged bytes of an earlier process are
-    /// truncated to the greatest multiple of [`CHUNK`](super::CHUNK) that is less than their
-    /// length: a resumed fill then always requests at least one byte.
+    /// Opens the staged bytes of a digest, or creates an empty file for them. Staged bytes of an
+    /// earlier process are truncated to the greatest multiple of [`CHUNK`](super::CHUNK) that is
+    /// less than their length. A resumed fill therefore always requests at least one byte.
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>>;
     /// Deletes staged bytes; missing ones are no error.
     fn discard(&self, digest: &Digest) -> io::Result<()>;
-    /// Opens a committed blob; the handle outlives its removal. `None` when the digest is not
-    /// committed.
+    /// Opens a committed blob; `None` when the digest is not committed. The handle stays readable
+    /// after the blob is removed.
     ///
     /// # Errors
     /// `InvalidData` when the trailer shows that the blob is damaged.
@@ -43,26 +43,26 @@ pub trait Tier: Send + Sync {
 /// A tier of several media, each of which may have a copy of a blob.
 pub trait MultiTier: Send + Sync {
     /// Deletes the copy that was opened last, because it is damaged. `at`: position of the damage
-    /// in bytes, if known. Returns whether another copy is left, which the next [`Tier::open`]
-    /// opens. Serialized like [`Tier::remove`].
+    /// in bytes, if known. Returns whether another copy exists; the next [`Tier::open`] opens that
+    /// copy. The cache serializes these calls like [`Tier::remove`].
     ///
     /// # Errors
     /// The errors of the media.
     fn fall_back(&self, digest: &Digest, at: Option<u64>) -> io::Result<bool>;
-    /// Stops copies between the media. The last call before the drop. Blocks.
+    /// Stops copies between the media. No other method is called after this one. Blocks.
     fn close(&self);
 }
 
-/// A tier that can be in front of the disk ([`WriteBack`](super::WriteBack)). It reports its use of
-/// space.
+/// A tier that can be in front of the disk ([`WriteBack`](super::WriteBack)). It tells how much
+/// space a blob needs.
 pub trait FastMedium: Tier {
-    /// Maximum bytes on the medium of a value of `bytes` (content and trailer), with its
-    /// bookkeeping.
+    /// Maximum number of bytes on the medium that a value of `bytes` bytes (content and trailer)
+    /// takes, including its bookkeeping.
     fn footprint(&self, bytes: u64) -> u64 {
         bytes
     }
-    /// Returns free memory to the operating system, if the medium is memory. Returns its size in
-    /// bytes.
+    /// If the medium is memory, returns free memory to the operating system. Returns the number of
+    /// bytes that were returned.
     ///
     /// # Errors
     /// The errors of the medium.
@@ -84,22 +84,22 @@ pub struct TierEntry {
 
 /// Bytes that any number of threads can read at any position.
 pub trait ReadAt: Send + Sync {
-    /// Fills `buf` from `offset`; an earlier end is an error. Blocks.
+    /// Fills `buf` with the bytes from `offset`. An end before `buf` is full is an error. Blocks.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Reads the bytes from `offset` that are available without waiting for the medium; returns
     /// their number, possibly 0.
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 }
 
-/// Whether an error of a tier means that the bytes are lost. Other errors are temporary, such as
-/// too many open files.
+/// Whether an error of a tier means that the bytes are lost. All other errors are temporary, such
+/// as too many open files.
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
     is_proven_damage(error) || error.raw_os_error() == Some(EIO)
 }
 
-/// Whether an error proves damage: the bytes were read and differ from the written ones. A read
-/// error proves nothing, since a later read may succeed.
+/// Whether an error proves damage: the bytes were read, and differ from the written ones. A read
+/// error is no proof, since a later read may succeed.
 pub(crate) fn is_proven_damage(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -107,15 +107,16 @@ pub(crate) fn is_proven_damage(error: &io::Error) -> bool {
     )
 }
 
-/// Bytes of a running fill. Dropping this keeps them for a later fill; [`Tier::discard`] deletes
-/// them.
+/// Bytes of a running fill. Dropping this value keeps the bytes for a later fill; [`Tier::discard`]
+/// deletes them.
 pub trait Staged: Send {
     /// Number of staged bytes.
     fn size(&self) -> u64;
     /// Appends all pieces, in one write if the medium supports that.
     fn write(&mut self, pieces: &[&[u8]]) -> io::Result<()>;
-    /// Returns work for another thread that starts to write the staged bytes to the medium, so that
-    /// `commit` waits less. It guarantees nothing: `commit` syncs all bytes and sees every error.
+    /// Returns work that another thread runs: it starts to write the staged bytes to the medium, so
+    /// that `commit` waits less. The work gives no guarantee: `commit` syncs all bytes and sees
+    /// every error.
     fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
         None
     }
@@ -125,8 +126,8 @@ pub trait Staged: Send {
     /// commit, discard and removal.
     fn reader(&self) -> Arc<dyn ReadAt>;
     /// Makes the bytes durable and visible atomically, and opens them as a blob. Replaces an older
-    /// blob of the digest. After an error, the end of the staged bytes may be damaged: discard
-    /// them.
+    /// blob of the digest. After an error, the last staged bytes may be damaged: discard all staged
+    /// bytes.
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>>;
 }
 
@@ -134,8 +135,9 @@ pub trait Staged: Send {
 pub trait Blob: ReadAt {
     /// Size, checksums and media type, as committed with the content.
     fn trailer(&self) -> &Trailer;
-    /// File and position of the content from `offset` on, as far as it is contiguous, for
-    /// `sendfile`. `None` without a file, and beyond the end. No system call.
+    /// File and position of the content from `offset` on, for `sendfile`, as far as the content is
+    /// contiguous in the file. `None` if the blob has no file, or if `offset` is beyond the end.
+    /// Makes no system call.
     fn extent(&self, _offset: u64) -> Option<Extent<'_>> {
         None
     }
@@ -150,8 +152,8 @@ pub struct Extent<'a> {
     pub at: u64,
     /// Length in bytes.
     pub len: u64,
-    /// In a file that many blobs share, a number that is unique among all blobs ever committed
-    /// there; the times of such a file say nothing about one blob. `None`: the file contains only
-    /// this blob.
+    /// For a file that many blobs share: a number that is unique among all blobs ever committed to
+    /// this file, because the times of such a file say nothing about one blob. `None`: the file
+    /// contains only this blob.
     pub record: Option<u64>,
 }

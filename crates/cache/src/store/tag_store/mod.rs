@@ -24,7 +24,7 @@ use crate::store::blocks::blocks;
 use crate::store::record;
 use crate::store::record::LoadedRecord;
 
-/// Identifies a record.
+/// Identifies a record of the tag store.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum TagKey {
@@ -45,16 +45,16 @@ pub struct TagRecord {
     pub media_type: MediaType,
     /// `ETag` of the upstream's response, for revalidation.
     pub etag: Option<String>,
-    /// When the upstream last confirmed the record, in seconds since 1970; 0 when unknown, which
-    /// counts as stale.
+    /// When the upstream last confirmed the record, in seconds since 1970. 0: unknown, so the
+    /// record counts as stale.
     pub validated: u64,
 }
 
-/// All records. They are files, because they cannot be rebuilt from blobs. The validation times are
-/// in memory and in the catalog, so that a revalidation writes no file.
+/// All tag records. Each record is a file, because tags cannot be rebuilt from blobs. The
+/// validation times are in memory and in the catalog, so that a revalidation writes no file.
 pub struct TagStore {
     inner: Arc<Inner>,
-    /// Queue of the writer thread, which ends when this is dropped.
+    /// Queue of the writer thread. The thread ends when this sender is dropped.
     queue: mpsc::Sender<Job>,
 }
 
@@ -62,31 +62,31 @@ struct Inner {
     folder: PathBuf,
     store: Arc<Store>,
     index: Mutex<TagIndex>,
-    /// Keys of the batch that the writer is writing, and whether each is a removal. After a panic,
-    /// their files may differ from the index.
+    /// Keys of the batch that the writer thread is writing, and for each key whether the change
+    /// removes it. After a panic of the writer, the files of these keys may differ from the index.
     in_doubt: Mutex<Vec<(Key, bool)>>,
     #[cfg(test)]
     hook: Mutex<Option<tests::Hook>>,
 }
 
-/// Length of the writer's queue. When it is full, callers wait asynchronously.
+/// Length of the writer's queue in changes. When the queue is full, callers wait asynchronously.
 const QUEUE_LEN: usize = 256;
 
 /// Maximum number of unreadable records in one round of retries. A failing disk may take seconds
-/// for each.
+/// for each record.
 const RETRIES_PER_ROUND: usize = 16;
 
-/// SHA-256 of the key's text, and name of the file. It replaces the text, which is long and only
-/// compared as a whole.
+/// SHA-256 of the text of a [`TagKey`], and name of the record's file. The index uses the hash in
+/// place of the text, because the text is long and the index only tests keys for equality.
 pub(crate) type Key = [u8; 32];
 
 struct Slot {
-    /// The registry whose share includes the record.
+    /// The registry whose share of the tags includes this record.
     registry: Arc<str>,
     digest: Digest,
     media_type: MediaType,
     etag: Option<Box<str>>,
-    /// Bytes on disk.
+    /// Bytes of the record on disk.
     bytes: u64,
     validated: u64,
     /// Whether the catalog lacks the last change of `validated`.
@@ -102,7 +102,7 @@ impl Slot {
     }
 }
 
-/// JSON of the file.
+/// The contents of a record's file, as JSON.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TagFile {
     name: String,
@@ -112,7 +112,8 @@ pub(crate) struct TagFile {
     validated: u64,
 }
 
-/// The text whose hash is the key. The file contains it for people.
+/// The text whose hash is the key. The record's file contains this text for people who read the
+/// file.
 impl fmt::Display for TagKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -125,7 +126,7 @@ impl fmt::Display for TagKey {
     }
 }
 
-/// Hashes the text that is written to it, so that a lookup allocates no string.
+/// A writer that hashes the text written to it, so that a lookup allocates no string.
 struct Hashing(Hasher);
 
 impl fmt::Write for Hashing {
@@ -158,7 +159,7 @@ fn key_of_file(path: &std::path::Path) -> Option<Key> {
 }
 
 impl TagFile {
-    /// The record as the index has it; `None` when its media type is invalid.
+    /// Makes the index entry of the record; `None` when the media type is invalid.
     fn slot(self, len: u64) -> Option<(Key, String, Slot)> {
         let slot = Slot {
             registry: Arc::default(),
@@ -216,14 +217,16 @@ impl TagStore {
         Ok(Self { inner, queue })
     }
 
-    /// Sets the configured registries. Each has a share of its own; all others have one share
-    /// together. Until the first call, no registry counts as configured.
+    /// Sets the configured registries. Each configured registry may have an equal share of the
+    /// maximum number of tags; all other registries together have one share. Until the first call,
+    /// no registry counts as configured.
     pub fn set_configured<'a>(&self, registries: impl IntoIterator<Item = &'a Registry>) {
         let configured = registries.into_iter().map(|it| it.as_str().to_owned());
         self.inner.index.lock().configured = configured.collect();
     }
 
-    /// The record, fresh or stale: the caller decides which. No I/O; takes about 1 µs.
+    /// Returns the record, whatever its age: the caller decides whether it is fresh. Makes no I/O;
+    /// takes about 1 µs.
     pub fn get(&self, name: &TagKey) -> Option<TagRecord> {
         let key = key(name);
         let index = self.inner.index.lock();
@@ -236,8 +239,8 @@ impl TagStore {
         })
     }
 
-    /// Stores the upstream's response. Durable on return if the digest, type or `ETag` changed;
-    /// otherwise it costs no I/O.
+    /// Stores the upstream's response. If the digest, media type or `ETag` changed, the record is
+    /// durable on return; otherwise the call makes no I/O.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::NoRoom`]; the previous record then stays.
@@ -256,7 +259,7 @@ impl TagStore {
             .await
     }
 
-    /// Removes a record, because the upstream reports that it does not exist.
+    /// Removes a record, because the upstream reports that the tag or list does not exist.
     ///
     /// # Errors
     /// [`Error::Io`]; the record then exists again after a restart.
@@ -276,7 +279,7 @@ impl TagStore {
         let sent = self.queue.send(job).await.is_ok();
         match reply_receiver.await {
             Ok(reply) if sent => reply,
-            // The writer panicked during this change, and has logged it.
+            // The writer thread panicked during this change, and has logged the panic.
             _ => {
                 let error = std::io::Error::other("the writer of tags failed");
                 Err(Error::io("write a tag in", &self.inner.folder, error))
@@ -284,8 +287,8 @@ impl TagStore {
         }
     }
 
-    /// Up to `limit` images with a tag, in any order. Their blobs may have been evicted. Reads the
-    /// file of each record.
+    /// Up to `limit` images with a tag, in no particular order. The blobs of an image may have been
+    /// evicted. Reads the file of each record.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -355,7 +358,8 @@ impl TagStore {
         };
         for key in retried {
             let file = self.inner.file(&key);
-            // The next start deletes a damaged file. Here, the writer may be replacing that file.
+            // A damaged file is left alone here, because the writer thread may be replacing it. The
+            // next start deletes a damaged file.
             let Ok((len, stored)) = record::read::<TagFile>(&file) else {
                 continue;
             };
@@ -363,7 +367,7 @@ impl TagStore {
                 continue;
             };
             let mut index = self.inner.index.lock();
-            // The writer has replaced or removed the record meanwhile.
+            // The writer thread has replaced or removed the record meanwhile.
             let Some(bytes) = index.unreadable.remove(&key).filter(|_| stored_key == key) else {
                 continue;
             };

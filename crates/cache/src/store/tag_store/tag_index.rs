@@ -1,25 +1,27 @@
-//! Index of the tag records in memory, with the number of records per registry.
+//! The index of the tag records in memory. It counts the records of each registry, to choose which
+//! records to remove.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Key, Slot, registry_of};
 
-/// Plain data; the caller has the lock.
+/// The index itself: plain data without a lock. The caller locks it.
 #[derive(Default)]
 pub(super) struct TagIndex {
     pub(super) records: HashMap<Key, Slot>,
-    /// Files that were unreadable at start, with their bytes on disk.
+    /// Record files that were unreadable at start, with their bytes on disk.
     pub(super) unreadable: HashMap<Key, u64>,
     /// Number of records by registry. Registries without records have no entry.
     registry_counts: HashMap<Arc<str>, usize>,
-    /// Configured registries. Each has a share of its own. All others have one share together,
-    /// since clients can invent any number of registries.
+    /// Names of the configured registries. Each has a share of its own of the maximum number of
+    /// tags. All other registries together have one share, because clients can invent any number of
+    /// registry names.
     pub(super) configured: HashSet<String>,
 }
 
 impl TagIndex {
-    /// Whether a file of this key exists.
+    /// Whether a record file with this key exists.
     pub(super) fn contains(&self, key: &Key) -> bool {
         self.records.contains_key(key) || self.unreadable.contains_key(key)
     }
@@ -59,9 +61,9 @@ impl TagIndex {
         self.records.shrink_to_fit();
     }
 
-    /// Removes `surplus` records and returns the bytes of each. Each record comes from the largest
-    /// share, there from the registry with most records, and is the one with the oldest validation.
-    /// Keys in `newest` count as the most recently validated.
+    /// Removes `surplus` records and returns the bytes of each. Each removed record is the one with
+    /// the oldest validation time of the registry with the most records, in the share that has the
+    /// most records. Keys in `newest` count as the most recently validated.
     pub(super) fn evict(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
         let registry_counts = self
             .registry_counts

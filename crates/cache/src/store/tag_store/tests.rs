@@ -20,10 +20,10 @@ use crate::config::Config;
 use crate::store::record::{self, LoadedRecord};
 use crate::tier::Step;
 
-/// Called before each change to the disk that the writer makes.
+/// A function that the tests install; the writer calls it before each change to the disk.
 pub(super) type Hook = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
-/// Far longer than a working writer takes.
+/// A timeout much longer than a working writer takes.
 const HANG: Duration = Duration::from_secs(60);
 
 fn open(folder: &Path) -> Cache {
@@ -47,7 +47,7 @@ fn set_hook(cache: &Cache, hook: impl Fn(Step<'_>) -> io::Result<()> + Send + Sy
     *cache.tags().inner.hook.lock() = Some(Arc::new(hook));
 }
 
-/// Blocks each sync of the folder, and counts the syncs.
+/// Blocks each sync of the folder until the test opens it, and counts the syncs.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -99,7 +99,7 @@ fn waiting_tags_block_no_thread_and_share_one_sync() {
         puts.extend((1..=64).map(put));
         let waiting = || QUEUE_LEN - cache.tags().queue.capacity();
         wait::until_async("64 names that wait", || waiting() == 64).await;
-        // The disk hangs, and other work goes on.
+        // While the disk does not respond, other work of the runtime continues.
         let other = tokio::time::timeout(HANG, tokio::task::spawn_blocking(|| 7)).await;
         assert_eq!(other.expect("the pool is free").unwrap(), 7);
         assert!(
@@ -141,7 +141,7 @@ async fn the_index_matches_the_files_after_a_failure_behind_the_rename() {
         for name in ["replaced", "removed"] {
             cache.tags().put(&tag(name), record(1)).await.unwrap();
         }
-        // The files are renamed or deleted by then.
+        // At the sync of the folder, the files are already renamed or deleted.
         set_hook(&cache, move |step| match step {
             Step::SyncFolder(_) if panics => panic!("by intent"),
             Step::SyncFolder(_) => Err(io::Error::other("by intent")),
@@ -152,7 +152,7 @@ async fn the_index_matches_the_files_after_a_failure_behind_the_rename() {
         }
         assert!(cache.tags().remove(&tag("removed")).await.is_err());
         set_hook(&cache, |_| Ok(()));
-        // The writer has started over when it replies.
+        // The restarted writer replies to this change.
         cache.tags().put(&tag("other"), record(3)).await.unwrap();
         let known = |cache: &Cache| {
             let digest = |name| cache.tags().get(&tag(name)).map(|record| record.digest);
@@ -166,7 +166,7 @@ async fn the_index_matches_the_files_after_a_failure_behind_the_rename() {
     }
 }
 
-/// Simulates the folder after a power cut.
+/// Tracks which changes to a folder a power cut could lose.
 #[derive(Default)]
 struct Disk {
     names: PathBuf,
@@ -177,12 +177,13 @@ struct Disk {
     unnamed: Vec<(PathBuf, Option<Vec<u8>>)>,
     /// The change that the writer made last.
     last: Option<Made>,
-    /// The values that each name may have: the last acknowledged one, or one in progress.
+    /// The digests that each tag may have after a power cut: the last acknowledged one, or one
+    /// whose change is in progress.
     promised: Promises,
     taken: Vec<(PathBuf, Promises)>,
 }
 
-/// What each name may stand for.
+/// The allowed digests of each tag; `None`: the tag may be absent.
 type Promises = HashMap<String, Vec<Option<Digest>>>;
 
 /// Which unsynced parts a power cut loses.
@@ -270,7 +271,7 @@ async fn a_power_cut_between_any_two_steps_leaves_old_or_new_data() {
         cache.tags().put(&tag(name), record(1)).await.unwrap();
         promise(name, &[digest(1)]);
     }
-    // Several at once: replaced, replaced twice, removed, new.
+    // Several changes at once: a record is replaced, replaced twice, removed, or new.
     promise("a", &[digest(1), digest(2)]);
     promise("b", &[digest(1), digest(2), digest(3)]);
     promise("c", &[digest(1), None]);

@@ -1,5 +1,5 @@
-//! Writer thread of the tag store. It writes all waiting changes together and syncs the folder once
-//! (group commit).
+//! Writer thread of the tag store. It writes all waiting changes together, then syncs the folder
+//! once (group commit).
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,13 +17,15 @@ use crate::store::blocks::blocks;
 use crate::store::record;
 use crate::tier::Step;
 
-/// Records take at most this fraction (1/n) of the capacity. 100 000 records have 400 MB on disk.
+/// Tag records take at most this fraction (1/n) of the capacity. 100 000 records take 400 MB on
+/// disk.
 const CAPACITY_SHARE: u64 = 16;
 
-/// Maximum number of changes in one group commit. Each has an open file meanwhile.
+/// Maximum number of changes in one group commit. Each change has one open file until the commit
+/// ends.
 const MAX_BATCH: usize = 64;
 
-/// Name of the thread, and its label in the panic counter.
+/// Name of the writer thread, and its label in the panic counter.
 const TASK: BackgroundTask = BackgroundTask::TagWriter;
 
 /// A queued change; its caller waits for the result.
@@ -39,7 +41,7 @@ pub(super) enum Change {
     Remove,
 }
 
-/// The last change to one key, with all callers that wait for a change to it.
+/// The last of several changes to one key, with all callers that wait for a change to this key.
 struct MergedChange {
     key: Key,
     change: Change,
@@ -49,7 +51,7 @@ struct MergedChange {
 impl MergedChange {
     fn reply(self, result: &Result<(), Error>) {
         for reply in self.replies {
-            // The caller may have been cancelled.
+            // Sending fails when the waiting caller was cancelled; this is no error.
             let _ = reply.send(result.clone());
         }
     }
@@ -62,7 +64,7 @@ struct NewRecord<'a> {
     bytes: ReservedBytes<'a>,
 }
 
-/// Reserved disk space. Dropping this releases it, also after an error or a panic.
+/// Reserved disk space. Dropping this value releases the space, also after an error or a panic.
 struct ReservedBytes<'a> {
     store: &'a Store,
     bytes: u64,
@@ -83,17 +85,18 @@ impl Drop for ReservedBytes<'_> {
     }
 }
 
-/// Starts the thread. It ends when the sender is dropped.
+/// Starts the writer thread. It ends when the returned sender is dropped.
 pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Sender<Job>> {
     let (queue, mut jobs) = mpsc::channel(QUEUE_LEN);
-    // While idle, the thread has no reference to the cache. Otherwise a dropped cache would keep
-    // its folder locked.
+    // While it has no work, the writer thread has no strong reference to the cache. Otherwise a
+    // dropped cache would keep its folder locked.
     let inner = Arc::downgrade(inner);
     std::thread::Builder::new()
         .name(TASK.name().into())
         .spawn(move || {
             let pause = |wait| {
-                // A caller waits for this change, so the pause is short.
+                // Limits the pause after a panic to one second, because a caller waits for this
+                // change.
                 std::thread::sleep(Duration::from_secs(1).min(wait));
                 true
             };
@@ -153,7 +156,8 @@ impl Inner {
         self.folder.join(name)
     }
 
-    /// Makes the changes durable, then visible, then replies to the callers.
+    /// Makes the changes durable, then makes them visible in the index, then replies to the
+    /// callers.
     fn write(&self, batch: Vec<MergedChange>) {
         let failed = |error| Error::io("write a tag in", &self.folder, error);
         let (mut changes, mut waiting) = (Vec::new(), Vec::new());
@@ -169,7 +173,8 @@ impl Inner {
                 Ok((written, text)) => {
                     let path = self.file(&merged.key);
                     changes.push(record::RecordChange { path, text });
-                    // In this order, a panic releases the bytes before callers learn of it.
+                    // With this order of the fields, a panic releases the bytes before the callers
+                    // get a reply.
                     waiting.push((written, merged));
                 }
                 Err(error) => merged.reply(&Err(error)),
@@ -194,7 +199,7 @@ impl Inner {
                     self.reload(&key, false);
                 }
                 None => {
-                    // The file may be deleted although the folder could not be synced.
+                    // Even if the folder could not be synced, the file may be deleted.
                     let is_deleted = done.is_ok() || !self.file(&key).exists();
                     self.leave(&key, is_deleted);
                 }
@@ -208,7 +213,7 @@ impl Inner {
         }
     }
 
-    /// The text of a record, with its disk space reserved.
+    /// Encodes a record and reserves its disk space.
     fn prepare(&self, name: String, record: TagRecord) -> Result<(NewRecord<'_>, Vec<u8>), Error> {
         let stored = TagFile {
             digest: record.digest,
@@ -258,8 +263,8 @@ impl Inner {
         state.unreadable_tags = index.unreadable.len();
     }
 
-    /// Updates the index from the file after a failed change: the file may have the new contents
-    /// already. Deletes the file of a new key.
+    /// After a failed change, updates the index from the record's file, because the file may
+    /// already have the new contents. Deletes the file if its key is new.
     fn reload(&self, key: &Key, is_removal: bool) {
         let file = self.file(key);
         if !self.index.lock().contains(key) {
@@ -285,12 +290,12 @@ impl Inner {
             Err(error) if is_removal && error.kind() == io::ErrorKind::NotFound => {
                 self.leave(key, true);
             }
-            // The next start reads the file again.
+            // The next start of the cache reads the file again.
             _ => {}
         }
     }
 
-    /// Removes a key from the index. A file that could not be deleted stays counted.
+    /// Removes a key from the index. The bytes of a file that could not be deleted stay counted.
     fn leave(&self, key: &Key, is_deleted: bool) {
         let mut index = self.index.lock();
         let bytes = index.remove(key);
@@ -301,7 +306,7 @@ impl Inner {
         }
     }
 
-    /// Deletes the records above the limits.
+    /// Deletes the oldest records while the number or the size of all records exceeds its limit.
     fn enforce_limits(&self, newest: &HashSet<Key>) {
         let leaving = {
             let mut index = self.index.lock();
@@ -316,8 +321,8 @@ impl Inner {
             if len == 0 || (len <= max && over == 0) {
                 return;
             }
-            // Nearly all records take one block. Deletes 1 % more than needed, so that this search
-            // runs rarely.
+            // Nearly all records take one block on disk. Deletes 1 % more records than needed, so
+            // that this search runs rarely.
             let surplus = usize::try_from(over.div_ceil(blocks(1))).unwrap_or(len);
             let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
             index.evict(surplus.min(len - 1), newest)

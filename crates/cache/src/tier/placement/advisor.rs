@@ -1,5 +1,5 @@
-//! Collects facts for the placement rules: images that are being pulled, requests, and measured
-//! speeds.
+//! Collects the facts that the placement rules of the fast tier use: images that are being pulled,
+//! requests, and measured speeds.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,19 +12,19 @@ use super::{
 
 /// Maximum number of images that the placement remembers.
 const MAX_IMAGES: usize = 256;
-/// Maximum number of layers per image that the placement remembers. With 256 images, all take a few
-/// megabytes.
+/// Maximum number of layers per image that the placement remembers. 256 images with 256 layers each
+/// take a few megabytes of memory.
 const MAX_LAYERS: usize = 256;
 /// Maximum number of blobs whose requests are counted. At the limit, blobs with one request are
-/// dropped, or else all.
+/// dropped; if there are none, all are dropped.
 const MAX_COUNTED: usize = 64 << 10;
-/// Average number of requests per counted blob after which all counts are halved. So blobs that are
-/// no longer requested lose their rank.
+/// Average number of requests per counted blob at which all counts are halved, so that blobs that
+/// clients no longer request lose their rank.
 const REQUESTS_PER_BLOB: usize = 8;
 /// Minimum number of counted requests after which all counts are halved.
 const MIN_REQUESTS: usize = 1024;
 
-/// The facts for the placement rules; see the head of this module. No I/O.
+/// The facts for the placement rules; see the documentation of this module. Makes no I/O.
 #[derive(Default)]
 pub(crate) struct Advisor {
     placement: Placement,
@@ -37,7 +37,7 @@ pub(crate) struct Advisor {
     /// The latest image that contains a blob.
     image_of: HashMap<Digest, Digest>,
     requests: HashMap<Digest, u32>,
-    /// Number of requests since all counts were halved.
+    /// Number of requests since all counts were halved the last time.
     requests_since_halving: usize,
 }
 
@@ -66,7 +66,7 @@ impl Advisor {
         }
     }
 
-    /// Notes an image whose blobs may be requested soon.
+    /// Remembers an image, because its blobs may be requested soon.
     pub(crate) fn enter(&mut self, digest: Digest, manifest: &Manifest) {
         let Body::Image { config, layers, .. } = &manifest.body else {
             return;
@@ -93,8 +93,7 @@ impl Advisor {
         }
     }
 
-    /// Adds a measurement of the link: bytes per second of all fills together while a fill was
-    /// running.
+    /// Adds a measurement of the link: the bytes per second of all fills together during one fill.
     pub(crate) fn arrived(&mut self, rate: f64) {
         if rate.is_finite() && rate > 0.0 {
             let link = self
@@ -142,9 +141,9 @@ impl Advisor {
         Some(image.blob(digest).1)
     }
 
-    /// Decides the placement of a fill. `progress`: the progress of a layer. `floor`: the priority
-    /// of the blobs that would be evicted for the [expected](Self::expected) bytes. `None` for a
-    /// blob of no known image.
+    /// Decides the placement of a fill. `progress` returns the progress of a layer. `floor`: the
+    /// highest priority of the blobs that would be evicted for the [expected](Self::expected)
+    /// bytes. `None` for a blob of an unknown image.
     pub(crate) fn decide(
         &self,
         digest: &Digest,
@@ -178,8 +177,8 @@ impl Advisor {
         Some(self.placement.decide(&self.speeds, &facts))
     }
 
-    /// The rank of the hot ranges of a blob. `runs`: number of contiguous ranges; a disk seeks for
-    /// each of them.
+    /// The rank of the hot ranges of a blob. `runs`: number of contiguous ranges; a disk needs one
+    /// seek for each range.
     pub(crate) fn hot_priority(
         &self,
         digest: &Digest,

@@ -1,4 +1,4 @@
-//! Configuration and statistics of the fast tier.
+//! Configuration and statistics of the fast tier: its medium, its limits and its placement rule.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::tier::{FastMedium, FastStat, Options};
 /// A tier in front of the disk.
 #[derive(Clone)]
 pub struct FastTier {
-    /// The medium.
+    /// The medium of the fast tier.
     pub tier: Arc<dyn FastMedium>,
     /// Limits and write-back of the tier.
     pub options: Options,

@@ -1,20 +1,20 @@
-//! Layer-aware storing (LASS, from N-Docker): the layers that arrive last go to the fast tier, so
-//! that the disk does not delay the end of a pull.
+//! The placement rule `layer-aware` (LASS, from the paper N-Docker): the layers that arrive last go
+//! to the fast tier, so that the disk does not delay the end of a pull.
 
 use super::{Destination, Speed};
 
 /// The placement rule LASS (N-Docker 2019, "Layer-Aware Storing Scheme").
 ///
-/// A client fetches several layers at a time, but stores them one after another, from the bottom.
-/// When the last layer arrives (N-Docker: "Last Downloading Layer"), it and all layers above it
-/// still have to be stored; the layers below were stored during the fetch. So the last layer and
-/// those above it go to the fast tier.
+/// A client fetches several layers at a time, but stores them one after another, from the lowest.
+/// When the last layer arrives (N-Docker: "Last Downloading Layer"), the client still has to store
+/// this layer and all layers above it. The client has stored the layers below during the fetch. So
+/// N-Docker puts the last layer and the layers above it on the fast tier.
 ///
 /// This cache stores layers in the order of their arrival, so the position in the image only
-/// approximates that order. Where the speeds of link and disk are known ([`LayerAware::pace`]),
-/// they decide: the disk gets the layers that it can finish storing before the last layer arrives.
-/// All other layers go to the fast tier. So do layers that are so small that the disk would mainly
-/// seek.
+/// approximates the order of storing. If the speeds of link and disk are known
+/// ([`LayerAware::pace`]), these speeds decide: the disk gets the layers that it can finish storing
+/// before the last layer arrives. All other layers go to the fast tier. Layers for which the disk
+/// would mainly seek, because they are small, go to the fast tier as well.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayerAware {
     /// Number of layers that a client fetches at once: three in docker and containerd.
@@ -32,28 +32,29 @@ pub struct FetchRate {
     pub disk: Speed,
 }
 
-/// Safety factor for the disk's write time: the disk may be 10 % slower than measured.
+/// Safety factor for the write time of the disk: assumes that the disk is 10 % slower than
+/// measured.
 const WRITE_TIME_FACTOR: f64 = 1.1;
-/// Number of bytes of a fill after which the disk starts to write them: at most so many are
-/// unwritten when the last byte of a layer arrives.
+/// Number of bytes of a fill after which the disk starts to write them. When the last byte of a
+/// layer arrives, at most this many bytes are unwritten.
 pub(crate) const SYNC_INTERVAL: u64 = 4 << 20;
-/// Factor by which a pull may end later than its last byte. An extra 3 % of time often lets the
-/// disk store one more layer.
+/// Factor by which the end of a pull may be later than the arrival of its last byte. An extra 3 %
+/// of time often lets the disk store one more layer.
 const END_TIME_FACTOR: f64 = 1.03;
-/// Number of seeks to make a layer durable: for the end of its content, the file's length, and its
-/// name.
+/// Number of seeks that the disk needs to make a layer durable: for the end of its content, for the
+/// file's length, and for the file's name.
 const SEEKS_PER_LAYER: f64 = 3.0;
 
-/// Progress of a layer.
+/// Progress of the fetch of a layer.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LayerProgress {
     /// Size of the layer in bytes.
     pub size: u64,
-    /// Bytes that have arrived; the size, when the layer is complete.
+    /// Number of bytes that have arrived; equals `size` when the layer is complete.
     pub landed: u64,
-    /// Bytes per second of its fetch, if known.
+    /// Bytes per second of the layer's fetch, if known.
     pub rate: Option<f64>,
-    /// Whether a fill of it is running.
+    /// Whether a fill of the layer is running.
     pub running: bool,
 }
 
@@ -73,9 +74,9 @@ impl Default for LayerAware {
 }
 
 impl LayerAware {
-    /// Index of the layer that is expected to arrive last; of several, the lowest. `layers` are in
-    /// the order of the manifest, the lowest first. `None` when all have arrived. O(layers ×
-    /// parallel).
+    /// Index of the layer that is expected to arrive last; if several arrive last, the lowest of
+    /// them. `layers` are in the order of the manifest, the lowest first. `None` when all layers
+    /// have arrived. O(layers × parallel).
     pub fn last_downloading(&self, layers: &[LayerProgress]) -> Option<usize> {
         // Assumed bytes per second of a layer without a measurement: the mean of the measured ones.
         let known = layers
@@ -89,8 +90,8 @@ impl LayerAware {
             let left = layer.left() as f64;
             left / layer.rate.filter(is_positive).unwrap_or(usual)
         };
-        // Time at which each of the client's parallel fetches ends: first the running ones, then
-        // the others in order.
+        // Time at which each of the client's parallel fetches ends: first the running fetches, then
+        // the waiting layers in order.
         let mut fetches = vec![0.0_f64; self.parallel.max(1)];
         let mut last: Option<(f64, usize)> = None;
         for running in [true, false] {
@@ -172,9 +173,9 @@ impl LayerAware {
         }
     }
 
-    /// Whether the disk would still be storing each layer when the last one arrives. Fills the time
-    /// of the disk with as many bytes as possible: either the largest layers first, or the
-    /// earliest, whichever are more. O(layers²).
+    /// Whether the disk would still be storing each layer when the last layer arrives. Tries two
+    /// orders, the largest layers first and the earliest layers first, and uses the order in which
+    /// the disk stores more bytes in time. O(layers²).
     fn late(&self, layers: &[LayerProgress], pace: &FetchRate) -> Vec<bool> {
         let arrivals = self.arrivals(layers, pace.link);
         let mut arriving_layers: Vec<ArrivingLayer> = (0..layers.len())
@@ -224,15 +225,16 @@ impl FetchRate {
         bytes * self.disk.per_byte * WRITE_TIME_FACTOR
     }
 
-    /// Whether the disk needs longer to seek than to write so many bytes. On the fast tier such a
-    /// layer costs nearly nothing.
+    /// Whether the disk needs longer to seek than to write this number of bytes. On the fast tier,
+    /// such a layer takes hardly any space.
     pub(crate) fn is_small(&self, bytes: u64) -> bool {
         self.seconds(bytes) < self.disk.latency * SEEKS_PER_LAYER
     }
 
-    /// The layers that the disk can finish storing by `end`; adds each layer in turn if it still
-    /// fits. The disk writes while layers arrive, and then has the unwritten end of each left. A
-    /// layer ends with its own last bytes or with all bytes given to the disk before, whichever is
+    /// The layers that the disk can finish storing by `end`: takes each layer in turn, and adds it
+    /// if it still fits. The disk writes while layers arrive; only the last bytes of a layer remain
+    /// to be written after its arrival. A layer is stored when its own last bytes are written, or
+    /// when all bytes given to the disk before are written, whichever is later.
     /// later.
     fn stored(&self, arriving_layers: &[ArrivingLayer], end: f64) -> Vec<ArrivingLayer> {
         let mut stored: Vec<ArrivingLayer> = Vec::new();

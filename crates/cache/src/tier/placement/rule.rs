@@ -1,4 +1,5 @@
-//! The placement rules: each decides where a fill goes and ranks what the fast tier holds.
+//! The placement rules: each rule decides whether a fill goes to the fast tier or to the disk. All
+//! rules except `layer-aware` also rank the blobs on the fast tier.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,12 +12,12 @@ pub enum Placement {
     /// Ranks by the seconds saved per byte on the fast tier, from measured speeds and expected
     /// requests: [`TierSpeeds::saved_per_byte`].
     Value,
-    /// Chooses the layers that would delay the end of a pull: [`LayerAware`](super::LayerAware). It
-    /// ranks nothing, so the oldest blob leaves first.
+    /// Chooses the layers that would delay the end of a pull: [`LayerAware`](super::LayerAware).
+    /// This rule does not rank blobs, so the oldest blob is evicted first.
     LayerAware,
-    /// Ranks by the number of images with the blob, times its requests: [`SharingRuns`]. The
-    /// default: on images that the rules had not seen, it saved the most waiting time
-    /// (docs/explanation/tiering.md).
+    /// Ranks by the number of images that contain the blob, times the number of its requests:
+    /// [`SharingRuns`]. The default: on images that were not used to develop the rules, it saved
+    /// the most waiting time (docs/explanation/tiering.md).
     #[default]
     SharingRuns,
 }
@@ -26,7 +27,7 @@ pub enum Placement {
 #[error("{0:?} is no tier placement: write value, layer-aware or sharing-runs")]
 pub struct UnknownPlacement(String);
 
-/// What the cache knows of one blob.
+/// The facts about one blob on which a rule decides.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BlobFacts {
     /// Size of the blob in bytes.
@@ -38,7 +39,8 @@ pub struct BlobFacts {
     /// The decision of [`LayerAware`](super::LayerAware), while an image with the blob is being
     /// pulled.
     pub arriving: Option<Destination>,
-    /// The highest priority of the blobs that would be evicted for it; 0 when none would.
+    /// The highest priority of the blobs that would be evicted for this blob; 0 when none would be
+    /// evicted.
     pub floor: f64,
 }
 
@@ -52,8 +54,8 @@ pub struct Decision {
     pub priority: f64,
 }
 
-/// Fraction by which a promoted blob must save more than the blobs that are evicted for it. A
-/// smaller difference can change with a few requests, and each promotion takes time of the disk.
+/// Fraction by which a promoted blob must save more time than the blobs that are evicted for it. A
+/// few requests can reverse a smaller difference, and each promotion takes time of the disk.
 const MIN_GAIN: f64 = 0.25;
 
 impl Placement {
@@ -84,8 +86,8 @@ impl Placement {
     }
 
     /// The priority of a blob. For [`Placement::Value`], each image that contains the blob counts
-    /// as one expected request (a rule of succession). A blob with few requests has no better
-    /// estimate; later requests correct it.
+    /// as one expected request, because there is no better estimate for a blob with few requests
+    /// (rule of succession). Later requests correct the estimate.
     pub fn priority(self, speeds: &TierSpeeds, facts: &BlobFacts) -> f64 {
         /// Smallest saving that counts, in seconds per byte: one second per GB.
         const SECONDS_PER_BYTE: f64 = 1e-9;
@@ -125,7 +127,8 @@ impl FromStr for Placement {
     }
 }
 
-/// Logarithmic scale from 0: doubling a large saving adds the same amount everywhere.
+/// Converts a saving to a logarithmic scale that begins at 0: doubling a large saving adds a
+/// constant.
 fn magnitude(of: f64) -> f64 {
     of.clamp(0.0, f64::MAX).ln_1p()
 }

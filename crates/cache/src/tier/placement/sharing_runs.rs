@@ -1,7 +1,8 @@
-//! The rank of a layer in CHERRY: its images times its runs.
+//! The placement rule `sharing-runs`: ranks a layer as CHERRY does, by its number of images times
+//! its number of container starts.
 
-/// Number of images with a layer, times the number of container starts with it (CHERRY, "layer
-/// value"). Uses neither sizes nor times.
+/// Number of images that contain a layer, times the number of container starts that use it (CHERRY,
+/// "layer value"). Uses neither sizes nor times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SharingRuns;
 

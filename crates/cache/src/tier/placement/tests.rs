@@ -35,17 +35,17 @@ fn at_equal_speed_the_largest_layer_and_those_above_go_to_the_fast_tier() {
 #[test]
 fn progress_rate_and_parallel_fetches_determine_the_last_layer() {
     let rule = LayerAware::default();
-    // The large one is nearly complete.
+    // The large layer is nearly complete.
     assert_eq!(
         rule.last_downloading(&[running(20, 0, None), running(90, 85, None), waiting(1)]),
         Some(0)
     );
-    // The small one is slow.
+    // The small layer is slow.
     assert_eq!(
         rule.last_downloading(&[running(20, 0, Some(1.0)), running(90, 0, Some(10.0))]),
         Some(0)
     );
-    // The fourth waits for a free fetch.
+    // The fourth layer waits for a free fetch.
     let four = [waiting(50), waiting(50), waiting(50), waiting(10)];
     assert_eq!(rule.last_downloading(&four), Some(3));
     assert_eq!(
@@ -79,18 +79,19 @@ fn layers_that_the_disk_stores_before_the_last_one_arrives_go_to_the_disk() {
         all.map(|place| place == Destination::Fast)
             .collect::<Vec<_>>()
     };
-    // All three share the link: the last one arrives after 9 s, the others after 3 s and 5 s.
+    // All three layers share the link: the second arrives after 9 s, the first and the third after
+    // 3 s and 5 s.
     assert_eq!(places(&[100, 600, 200]), [false, true, false]);
-    // Lower than the last layer, but it arrives just before the last.
+    // The first layer is lower than the last one to arrive, but arrives just before it.
     assert_eq!(places(&[400, 402, 80]), [true, true, false]);
-    // The base layer arrives last, and the layers above are stored by then.
+    // The base layer arrives last, and the disk has stored the layers above it by then.
     assert_eq!(places(&[700, 100, 100]), [true, false, false]);
     // Three layers that arrive together.
     assert_eq!(places(&[9, 9, 9]), [true; 3]);
     // Stored layers do not count.
     let layers = [running(90 * MB, 90 * MB, None), waiting(500 * MB)];
     assert_eq!(rule.place(&layers, 1), Destination::Fast);
-    // A slow disk has time for one layer: the larger of the candidates.
+    // A slow disk has time for only one layer: it gets the larger of the candidates.
     let slow = LayerAware {
         pace: rule.pace.map(|pace| FetchRate {
             disk: Speed {
@@ -128,11 +129,11 @@ fn the_disk_gets_as_many_bytes_as_it_can_store_in_time() {
     // can go to the disk.
     assert_eq!(on_disk(&[279, 408]), [0]);
     assert!(on_disk(&[279, 343]).is_empty());
-    // The larger of two layers that the disk has time for.
+    // The disk has time for one of two layers, and gets the larger one.
     assert_eq!(on_disk(&[279, 113, 111]), [1]);
     assert_eq!(on_disk(&[279, 336, 448]), [1]);
     assert_eq!(on_disk(&[279, 791, 393]), [0, 2]);
-    // The disk would have to seek for small layers, and has no time for that.
+    // For small layers the disk would have to seek, and it has no time for seeks.
     assert_eq!(on_disk(&[279, 142, 1, 1, 1]), [1]);
     assert!(on_disk(&[30, 30, 3000]).is_empty());
 }
@@ -183,7 +184,7 @@ fn each_placement_rule_uses_its_own_facts() {
     let speeds = TierSpeeds::default();
     let decide = |facts| Placement::ALL.map(|rule| rule.decide(&speeds, &facts).destination);
     assert_eq!(decide(facts), [Destination::Fast; 3]);
-    // Only the layer-aware rule uses `arriving`, and only it ignores `floor`.
+    // Only the layer-aware rule uses `arriving`, and only this rule ignores `floor`.
     let (fast, disk) = (Destination::Fast, Destination::Disk);
     let early = BlobFacts {
         arriving: Some(Destination::Disk),

@@ -1,10 +1,11 @@
-//! Measured speeds of disk and fast tier, and the time that a byte on the fast tier saves.
+//! Measured speeds of disk and fast tier, and the waiting time that a blob on the fast tier saves
+//! per byte.
 
 /// The measured speeds of both tiers.
 ///
-/// CHERRY puts the most valuable layers on persistent memory. Its counts of sharing predict
-/// start-up times poorly, so [`Placement::Value`](super::Placement::Value) ranks by measured
-/// seconds.
+/// CHERRY puts the most valuable layers on persistent memory. The number of images that share a
+/// layer predicts start-up times poorly, so [`Placement::Value`](super::Placement::Value) ranks by
+/// measured seconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TierSpeeds {
     /// Speed of reads from the disk that miss the page cache.
@@ -43,8 +44,8 @@ impl Speed {
         self.latency + self.per_byte * bytes
     }
 
-    /// Adds a measurement: `bytes` that continued earlier reads took `seconds`. A single
-    /// measurement changes the average little.
+    /// Adds a measurement: a read of `bytes` bytes that continued an earlier read took `seconds`. A
+    /// single measurement changes the average little.
     pub fn observe_run(&mut self, bytes: u64, seconds: f64) {
         if bytes == 0 {
             return;
@@ -54,8 +55,8 @@ impl Speed {
         self.per_byte = average(self.per_byte, seen, 1e-12);
     }
 
-    /// Adds a measurement: the first `bytes` at a new position took `seconds`. The latency is the
-    /// time beyond that of the bytes.
+    /// Adds a measurement: a read of the first `bytes` bytes at a new position took `seconds`. The
+    /// latency is the part of this time that the transfer of the bytes does not explain.
     pub fn observe_first(&mut self, bytes: u64, seconds: f64) {
         #[expect(clippy::cast_precision_loss, reason = "an expectation")]
         let seen = (seconds - self.per_byte * bytes as f64).max(0.0);
@@ -63,8 +64,8 @@ impl Speed {
     }
 }
 
-/// Moving average with weight 1/16. A sample counts at most 8 times the current average (or
-/// `least`).
+/// Moving average in which a new sample has the weight 1/16. A sample is limited to 8 times the
+/// current average (or 8 times `least`, if that is larger).
 fn average(known: f64, seen: f64, least: f64) -> f64 {
     const WEIGHT: f64 = 1.0 / 16.0;
     if !seen.is_finite() || seen < 0.0 {
@@ -83,8 +84,9 @@ impl Default for TierSpeeds {
 }
 
 impl TierSpeeds {
-    /// Seconds saved per byte of a blob of `bytes` on the fast tier, for `demand` expected
-    /// requests: (seconds from the disk − seconds from the tier) × demand / bytes. Never negative.
+    /// Seconds saved per byte if a blob of `bytes` bytes is on the fast tier, for `demand` expected
+    /// requests: (seconds from the disk − seconds from the fast tier) × demand / bytes. Never
+    /// negative.
     pub fn saved_per_byte(&self, bytes: u64, demand: f64) -> f64 {
         let saved = self.disk.seconds(bytes) - self.fast.seconds(bytes);
         if saved.is_nan() || saved <= 0.0 || demand.is_nan() || demand <= 0.0 {
