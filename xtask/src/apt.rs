@@ -1,7 +1,7 @@
-//! Resolves and downloads Debian packages with the machine's apt, without installing them.
+//! Resolves and downloads Debian packages with apt, without installing them.
 //!
-//! apt is given folders of its own for everything that it keeps, so it needs no root, installs
-//! nothing, and may ask for packages of an architecture that the machine does not have.
+//! apt keeps all its state in separate folders. So it needs no root, and can download packages of
+//! an architecture that this machine does not have.
 
 use std::{
     cell::RefCell,
@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::exec;
 
-/// What only maintainer scripts need: none runs here, so apt is told that these are there already.
+/// Packages that only maintainer scripts need. No maintainer script runs here, so apt treats these
+/// packages as installed.
 const TAKEN_AS_INSTALLED: &[&str] = &[
     "adduser",
     "debconf",
@@ -33,7 +34,8 @@ const TAKEN_AS_INSTALLED: &[&str] = &[
     "usrmerge",
 ];
 
-/// Hides what came after the point release, for the older version of each image.
+/// apt preferences that hide updates after the Debian point release, for the older version of each
+/// image.
 const POINT_RELEASE: &str = "\
 Package: *
 Pin: release l=Debian-Security
@@ -44,32 +46,32 @@ Pin: release n=*-updates
 Pin-Priority: -1
 ";
 
-/// Which of a package's versions to take.
+/// Selects a version of each package.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Suite {
-    /// As of the last point release.
+    /// The version in the last point release.
     Release,
-    /// With the security and stable updates since.
+    /// The newest version, with security and stable updates.
     Updates,
 }
 
-/// A package as apt chose it.
+/// A package that apt selected.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Package {
-    /// Its name, without an architecture.
+    /// Package name without the architecture.
     pub(crate) name: String,
-    /// Its version, with epoch and revision.
+    /// Package version, with epoch and revision.
     pub(crate) version: String,
-    /// In Debian's words; `all` for what is the same everywhere.
+    /// Debian's name of the architecture; `all` for packages without one.
     pub(crate) arch: String,
 }
 
-/// An apt with state of its own.
+/// An apt with its own state folders.
 pub(crate) struct Apt {
     folder: PathBuf,
-    /// The architecture of this machine, in Debian's words.
+    /// Debian's name of this machine's architecture.
     pub(crate) native: String,
-    /// Plans already made: apt takes seconds for each.
+    /// Cache of resolved packages, since apt needs seconds for each resolution.
     plans: RefCell<HashMap<String, Vec<Package>>>,
 }
 
@@ -77,7 +79,7 @@ impl Apt {
     /// Sets up apt's folders below `folder` and fetches the package lists for `archs`.
     ///
     /// # Errors
-    /// When there is no apt, or no Debian mirror is reachable.
+    /// apt is missing, or no Debian mirror is reachable.
     pub(crate) fn prepare(folder: &Path, archs: &[&str]) -> Result<Self> {
         let native = exec::text(Command::new("dpkg").arg("--print-architecture"))?
             .trim()
@@ -127,10 +129,10 @@ Debug::NoLocking "true";
         Ok(apt)
     }
 
-    /// `names` and everything that they depend on, in an order that respects it.
+    /// The packages `names` and all their dependencies, dependencies first.
     ///
     /// # Errors
-    /// When a package is not known.
+    /// A package is unknown.
     pub(crate) fn closure(&self, suite: Suite, arch: &str, names: &[&str]) -> Result<Vec<Package>> {
         let preferences = match suite {
             Suite::Release => "release.pref",
@@ -158,11 +160,11 @@ Debug::NoLocking "true";
         Ok(packages)
     }
 
-    /// Fetches what is not there yet and gives the paths in the order of `packages`. apt checks
-    /// each against the signed lists.
+    /// Downloads the missing packages, and returns the paths in the order of `packages`. apt checks
+    /// each package against the signed lists.
     ///
     /// # Errors
-    /// When the mirror fails.
+    /// The mirror fails.
     pub(crate) fn download(&self, packages: &[Package]) -> Result<Vec<PathBuf>> {
         let folder = self.folder.join("debs");
         let path = |package: &Package| {
@@ -173,7 +175,7 @@ Debug::NoLocking "true";
             .iter()
             .filter(|package| !path(package).exists())
             .map(|package| {
-                // apt takes no ":all": such a package comes with any architecture.
+                // apt has no architecture ":all": a package without an architecture comes with any.
                 let arch = if package.arch == "all" {
                     &self.native
                 } else {
@@ -202,7 +204,8 @@ Debug::NoLocking "true";
         command
             .env("APT_CONFIG", self.folder.join("apt.conf"))
             .env("LC_ALL", "C")
-            // Images for containers turn apt's own cache off in files that are read after ours.
+            // Container images disable apt's package cache in configuration files that apt reads
+            // after ours.
             .args(["-o", "Dir::Cache::pkgcache=pkgcache.bin"])
             .args(["-o", "Dir::Cache::srcpkgcache=srcpkgcache.bin"])
             .arg("--quiet");
@@ -219,7 +222,7 @@ pub(crate) fn files(package: &Path) -> Result<Vec<u8>> {
         .with_context(|| format!("unpack {}", package.display()))
 }
 
-/// Reads a line such as `Inst libc6:arm64 (2.36-9 Debian:12.1/stable [arm64]) []`.
+/// Parses a line of apt such as `Inst libc6:arm64 (2.36-9 Debian:12.1/stable [arm64]) []`.
 fn planned(line: &str) -> Option<Package> {
     let (name, rest) = line.strip_prefix("Inst ")?.split_once(' ')?;
     let inner = rest.split_once('(')?.1.split_once(')')?.0;

@@ -1,9 +1,9 @@
-//! Output of steps that run in parallel: each thread prints to the terminal, or to a file of its
-//! own.
+//! Output of steps that run in parallel: each thread prints to the terminal, or to its own file.
 //!
-//! 1. All that a thread prints while it gathers is in its file, in order; so is what its child processes print whose
-//!    output goes to [`stdio`].
-//! 2. A thread that it starts prints there too, once it has entered [`Console::current`].
+//! 1. While a thread gathers its output, all its output is in its file, in order. The output of
+//!    child processes with [`stdio`] is in the same file.
+//! 2. A thread that the first thread starts prints to the same file after it has called
+//!    [`Console::enter`] on the [`Console::current`] of the first thread.
 
 use std::{
     cell::RefCell,
@@ -21,25 +21,26 @@ thread_local! {
     static GATHERED: RefCell<Option<Arc<File>>> = const { RefCell::new(None) };
 }
 
-/// Prints a line where this thread prints.
+/// Prints a line to the console of the current thread.
 macro_rules! say {
     ($($text:tt)*) => { $crate::console::line(format_args!($($text)*)) };
 }
 pub(crate) use say;
 
-/// As [`say!`].
+/// Prints a line, as [`say!`] does.
 pub(crate) fn line(text: fmt::Arguments<'_>) {
     GATHERED.with_borrow(|file| match file {
-        // In one call, or a child process may write into the middle. A full disk ends the step by itself.
+        // One write call, so that no child process writes into the middle of the line. A full disk
+        // ends the step by another error.
         Some(file) => drop((&**file).write_all(format!("{text}\n").as_bytes())),
         None => println!("{text}"),
     });
 }
 
-/// An output for a child process: where this thread prints.
+/// An output for a child process: the console of the current thread.
 ///
 /// # Errors
-/// When there are no more file descriptors.
+/// The process has too many open files.
 pub(crate) fn stdio() -> Result<Stdio> {
     GATHERED.with_borrow(|file| match file {
         Some(file) => Ok(file.try_clone()?.into()),
@@ -47,18 +48,17 @@ pub(crate) fn stdio() -> Result<Stdio> {
     })
 }
 
-/// Output of steps that run in parallel: each thread prints to the terminal, or to a file of its
-/// own.
+/// The output of a thread: the terminal, or a file.
 #[derive(Clone, Default)]
 pub(crate) struct Console(Option<Arc<File>>);
 
 impl Console {
-    /// Where this thread prints.
+    /// The console of the current thread.
     pub(crate) fn current() -> Self {
         Self(GATHERED.with_borrow(Clone::clone))
     }
 
-    /// Runs `what` so that it prints there.
+    /// Runs `what` so that the current thread prints to this console.
     pub(crate) fn enter<T>(&self, what: impl FnOnce() -> T) -> T {
         let before = GATHERED.replace(self.0.clone());
         let result = what();
@@ -70,12 +70,12 @@ impl Console {
 /// Runs `what`, and also returns its output. Meanwhile and afterwards, the file at `log` has the output.
 ///
 /// # Errors
-/// When the file cannot be made or read. When it cannot be made, `what` did not run.
+/// The file cannot be created or read. If it cannot be created, `what` did not run.
 pub(crate) fn gather<T>(log: &Path, what: impl FnOnce() -> T) -> Result<(T, Vec<u8>)> {
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder)?;
     }
-    // An earlier run's file goes, or its child processes would write into this one.
+    // Remove the file of an earlier run: child processes of that run may still write to it.
     match fs::remove_file(log) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
         _ => {}

@@ -7,12 +7,12 @@ use anyhow::{Result, bail};
 
 use crate::place;
 
-/// Runs these tests. With `write` they write the pages.
+/// Runs the tests that check the generated pages. With `write`, the tests write the pages.
 ///
 /// # Errors
-/// When a page is not current, or a test cannot run.
+/// A page is not current, or a test cannot run.
 pub(crate) fn run(write: bool) -> Result<()> {
-    // This one holds a page against the daemon, and writes none.
+    // This test compares a page with the routes of the daemon. It writes no page.
     let routes = (!write).then_some(("pierhead", "--test=daemon", "routes::"));
     let pages = [
         ("pierhead", "--bin=pierhead", "reference::"),

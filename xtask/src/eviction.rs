@@ -11,11 +11,11 @@ use serde_json::Value;
 
 use crate::{exec, place};
 
-/// What policies were tuned on.
+/// Seeds of the workloads on which the policies were tuned.
 const TUNING: std::ops::RangeInclusive<u64> = 1..=2;
 const TEST: std::ops::RangeInclusive<u64> = 3..=12;
 const SIZES: [&str; 2] = ["1%", "10%"];
-/// Two-sided 95 % of Student's t for 1, 2, … degrees of freedom.
+/// Quantiles of Student's t for a two-sided interval of 95 %, for 1, 2, … degrees of freedom.
 const T: [f64; 11] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201,
 ];
@@ -23,18 +23,19 @@ const T: [f64; 11] = [
 /// Flags of `eviction-table`.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Traces to add to the synthetic ones, in any format that `pierhead-replay` knows.
+    /// Traces to replay in addition to the synthetic workloads, in any format that
+    /// `pierhead-replay` reads.
     #[arg(value_name = "FILE")]
     traces: Vec<PathBuf>,
-    /// A release build of pierhead-replay, instead of `release/pierhead-replay` in the build folder.
+    /// Release build of pierhead-replay, instead of `release/pierhead-replay` in the build folder.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Leave the synthetic workloads out.
+    /// Do not replay the synthetic workloads.
     #[arg(long)]
     no_synthetic: bool,
 }
 
-/// What a replay says of one policy at one size.
+/// Result of a replay for one policy and one cache size.
 #[derive(Clone, Copy)]
 struct Figures {
     object: f64,
@@ -43,17 +44,17 @@ struct Figures {
     speed: f64,
 }
 
-/// (trace, size, policy); policies in the order in which they were replayed.
+/// Results by (trace, size, policy). The policies have the order of their replay.
 #[derive(Default)]
 struct Table {
     rows: BTreeMap<(String, String, String), Figures>,
     policies: Vec<String>,
 }
 
-/// Replays all and prints Markdown.
+/// Replays all traces and workloads, and prints the tables as Markdown.
 ///
 /// # Errors
-/// When a replay fails, or prints what a replay does not.
+/// A replay fails, or its output has an unexpected format.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let usual = place::target().join("release/pierhead-replay");
     let program = options.program.as_deref().unwrap_or(&usual);
@@ -78,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn replay(program: &Path) -> Command {
     let mut command = Command::new(program);
-    // Alone on its core, or requests/s would say how busy the machine is.
+    // One replay at a time, because a busy machine would lower the measured requests per second.
     let flags = ["--json", "--jobs", "1", "--policy", "all", "--size"];
     command.args(flags).arg(SIZES.join(","));
     command
@@ -171,7 +172,7 @@ impl Table {
         }
     }
 
-    /// Seed by seed, so that none hides in a mean.
+    /// Prints the results of each seed, because a mean could hide one.
     fn print_seeds(&self, policies: &[&str]) {
         println!("\n**Seed by seed** (object / byte miss ratio at 1 %; at 10 %)\n");
         println!("| seed | {} |", policies.join(" | "));
@@ -188,7 +189,8 @@ impl Table {
         }
     }
 
-    /// How much longer clients wait under `one` than under `other`, in % of the latter.
+    /// Prints how much longer clients wait under policy `one` than under policy `other`, in percent
+    /// of the latter.
     fn print_paired(&self, one: &str, other: &str) {
         println!(
             "\n**Waiting under {one} beside {other}, test set**: difference in %, less is better\n"
@@ -221,7 +223,8 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Half of the interval that holds the mean with 95 % confidence, by Student's t; none for one value.
+/// Half the width of the 95 % confidence interval of the mean, by Student's t. `None` for a single
+/// value.
 fn half_width(values: &[f64]) -> f64 {
     let middle = mean(values);
     let squares: f64 = values.iter().map(|value| (value - middle).powi(2)).sum();

@@ -4,10 +4,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs `command` without input and gives what it printed to standard output.
+/// Runs `command` without input, and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or fails: with the last lines that it printed to standard error.
+/// The command cannot be started, or fails. The error has the last lines of its standard error.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let name = describe(command);
     let output = command
@@ -20,7 +20,7 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// As [`output`], for programs that print text.
+/// Runs `command` as [`output`] does, and returns its output as text.
 ///
 /// # Errors
 /// As [`output`].
@@ -28,7 +28,7 @@ pub(crate) fn text(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output(command)?).into_owned())
 }
 
-/// The command line as a person would type it.
+/// The command line as a user would type it.
 pub(crate) fn describe(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())

@@ -6,10 +6,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::{exec, place};
 
-/// Runs the targets whose names contain `filter`, each for `seconds`.
+/// Runs the fuzz targets whose names contain `filter`, for `seconds` each.
 ///
 /// # Errors
-/// When a target found an input that breaks it, or `cargo fuzz` cannot run.
+/// A target found an input that fails, or `cargo fuzz` cannot run.
 pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
     let root = place::root();
     let list = exec::text(cargo_fuzz().current_dir(&root).arg("list"))
@@ -20,7 +20,8 @@ pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
     }
     for target in targets {
         println!("=== {target}: {seconds} s");
-        // What it finds new goes to the first folder: the seeds in the repository stay as they are.
+        // libFuzzer writes new inputs to the first folder, so the corpus in the repository stays
+        // unchanged.
         let found = place::target().join("fuzz-corpus").join(target);
         std::fs::create_dir_all(&found)?;
         let seeds = root.join("fuzz/corpus").join(target);
@@ -41,7 +42,8 @@ pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
 
 fn cargo_fuzz() -> Command {
     let mut command = Command::new("cargo");
-    // The toolchain file pins stable, which has no sanitizers; rustup's override beats the file.
+    // The toolchain file selects stable Rust, which has no sanitizers. rustup's override takes
+    // precedence.
     command
         .env("RUSTUP_TOOLCHAIN", "nightly")
         .env_remove("CARGO")

@@ -28,7 +28,7 @@ pub(crate) fn tools() -> PathBuf {
     target().join("xtask-tools")
 }
 
-/// The release that is made of the programs under test.
+/// The release that `cargo xtask test` builds from the programs under test.
 pub(crate) fn dist_trial() -> PathBuf {
     target().join("dist-trial")
 }
@@ -54,10 +54,10 @@ pub(crate) fn virtual_machine(name: &str) -> std::io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// The files of a folder whose names end in `extension`, sorted by name.
+/// Files of a folder with this extension, sorted by name.
 ///
 /// # Errors
-/// When it cannot be read.
+/// The folder cannot be read.
 pub(crate) fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let entries =
         std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
@@ -84,7 +84,8 @@ pub(crate) fn go_bin() -> Option<PathBuf> {
 /// `PATH`.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    // A Go toolchain installed by hand is often not on the PATH of a service.
+    // Folders of programs that the PATH of a service often lacks, such as that of a manually
+    // installed Go.
     let usual = ["/usr/local/go/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"];
     [tools()]
         .into_iter()

@@ -8,10 +8,10 @@ use anyhow::Result;
 use super::Chart;
 use crate::{check::count::Count, exec, place};
 
-/// Has promtool read rules and dashboard, and run the tests of the alerts.
+/// Lets promtool check the rules and the dashboard, and run the tests of the alerts.
 ///
 /// # Errors
-/// When nothing can be rendered; what promtool refuses is a failed test.
+/// The chart cannot be rendered. An error of promtool is a failed test.
 pub(super) fn check(
     chart: &Chart<'_>,
     python: &Path,

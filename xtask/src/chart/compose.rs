@@ -11,7 +11,8 @@ use crate::{
     exec, place,
 };
 
-/// Checks it with `docker compose`, where that is installed, and against the program `daemon`.
+/// Checks `compose.yaml` with `docker compose` (where it is installed) and against the program
+/// `daemon`.
 ///
 /// # Errors
 /// When a program cannot be started. An error in the file is a failed test.
@@ -34,7 +35,7 @@ pub(super) fn check(daemon: &Path, python: &Path, count: &mut Count) -> Result<(
     Ok(())
 }
 
-/// Whether every flag, path and port of the service exists.
+/// Checks that every flag, path and port of the service exists.
 fn service(compose: &Value, daemon: &Path) -> Result<()> {
     let service = &compose["services"]["pierhead"];
     let image = format!(
@@ -86,7 +87,7 @@ fn words(list: &Value) -> Result<Vec<&str>> {
     words.map(|it| it.as_str().context("no text")).collect()
 }
 
-/// Whether the help of the program lists this command and all these flags.
+/// Checks that the program's help lists this command and all these flags.
 fn accepts(daemon: &Path, line: &[&str]) -> Result<()> {
     let is_command = |word: &&&str| !word.starts_with('-');
     let command: Vec<&&str> = line.iter().take_while(is_command).collect();
@@ -99,7 +100,7 @@ fn accepts(daemon: &Path, line: &[&str]) -> Result<()> {
     for flag in line.iter().filter(|word| word.starts_with('-')) {
         ensure!(has(flag), "{command:?} has no {flag}");
     }
-    // A value that a flag takes, such as the name of a profile.
+    // The value of a flag must be valid too, such as the name of a profile.
     for pair in line.windows(2).filter(|it| it[0] == "--profile") {
         ensure!(has(pair[1]), "{command:?} has no profile {}", pair[1]);
     }

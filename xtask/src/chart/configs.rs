@@ -12,17 +12,18 @@ use anyhow::{Context, Result, bail};
 
 use crate::{check::count::Count, exec, place};
 
-/// What pierhead ends with when a file that the configuration names is not there.
+/// Exit code of pierhead when a file that the configuration names is missing.
 const NO_FILE: i32 = 66;
 
-/// Where containers have what is mounted for them to read, and to write.
+/// Folders of the container for mounted files: read-only and writable.
 const MOUNTS: [&str; 2] = ["/etc/pierhead/", "/var/lib/pierhead/"];
 
-/// Runs `pierhead config check` on the configuration in each manifest of a folder. The files that it names are made,
-/// as Secrets would bring them, after a look whether the pod has a volume there.
+/// Runs `pierhead config check` on the configuration in each manifest of a folder. First checks
+/// that the pod has a volume for each file that the configuration names, and creates these files as
+/// Secrets would.
 ///
 /// # Errors
-/// When there is no configuration at all, or a file cannot be made.
+/// No manifest has a configuration, or a file cannot be created.
 pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Result<()> {
     let root = tempfile::tempdir()?;
     let pair = Pair::new()?;
@@ -51,7 +52,7 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
                 let what = format!("config::the profile fills what the chart leaves out::{name}");
                 count.note(&what, fills(daemon, &toml, here));
             }
-            // Once for each file that a Secret brings: pierhead says so when it does not.
+            // Remove each file of a Secret once: pierhead must report the missing file.
             for path in paths(&toml) {
                 let made = here.join(path.trim_start_matches('/'));
                 if made.is_file() && taken_away.insert(path.clone()) {
@@ -74,8 +75,8 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
     Ok(())
 }
 
-/// Whether a tier in memory gives way under pressure as the profile `small` wants it, where the chart says nothing. Files of
-/// Secrets do not matter here.
+/// Checks that a tier in memory pauses under pressure as the profile `small` requires, when the
+/// chart does not set `pause_under`. Leaves files of Secrets out.
 fn fills(daemon: &Path, toml: &str, here: &Path) -> Result<()> {
     let sections = toml.split("\n[").filter_map(|section| {
         let is_needed = section.starts_with("tier]") || section.starts_with("listen");
@@ -98,7 +99,7 @@ fn fills(daemon: &Path, toml: &str, here: &Path) -> Result<()> {
     }
 }
 
-/// Whether pierhead ends with its code for a file that is not there, and names it.
+/// Checks that pierhead exits with [`NO_FILE`] and names the missing file.
 fn lacks(daemon: &Path, config: &Path, missing: &Path) -> Result<()> {
     let checked = Command::new(daemon)
         .args(["config", "check"])
@@ -127,12 +128,13 @@ impl Pair {
     }
 }
 
-/// Writes `toml` and the files that it names below `here`, as Secrets would bring them. Returns the file with it.
+/// Writes `toml` below `here`, and the files that it names, as Secrets would. Returns the path of
+/// the configuration file.
 fn lay_out(here: &Path, toml: &str, pair: &Pair) -> Result<PathBuf> {
     let mut text = toml.to_owned();
     for path in paths(toml) {
         let made = here.join(path.trim_start_matches('/'));
-        // A new volume is one empty folder.
+        // A new volume is one empty folder, so folders below the volume do not exist.
         let folder = match path.starts_with(MOUNTS[0]) {
             true => made.parent().context("a folder")?.to_owned(),
             false => here.join(MOUNTS[1].trim_start_matches('/')),
@@ -152,10 +154,11 @@ fn lay_out(here: &Path, toml: &str, pair: &Pair) -> Result<PathBuf> {
     Ok(config)
 }
 
-/// Whether `pierhead config check`, as the init container runs it, refuses the configuration in `manifest` and says `wanted`.
+/// Checks that `pierhead config check`, run as by the init container, refuses the configuration in
+/// `manifest` with an error that contains `wanted`.
 ///
 /// # Errors
-/// When it does not.
+/// pierhead accepts the configuration, or its error does not contain `wanted`.
 pub(super) fn refuses(daemon: &Path, manifest: &str, wanted: &str) -> Result<()> {
     let init = "args: [config, check, /etc/pierhead/pierhead.toml]";
     if !manifest.contains(init) {
@@ -178,7 +181,7 @@ pub(super) fn refuses(daemon: &Path, manifest: &str, wanted: &str) -> Result<()>
     Ok(())
 }
 
-/// The block below `pierhead.toml: |`.
+/// The YAML block below `pierhead.toml: |` in a manifest.
 fn configuration(manifest: &str) -> Option<String> {
     let (_, block) = manifest.split_once("  pierhead.toml: |\n")?;
     let lines = block
@@ -191,7 +194,7 @@ fn configuration(manifest: &str) -> Option<String> {
     )
 }
 
-/// Quoted paths below the mounts.
+/// Quoted paths in the configuration that are below [`MOUNTS`].
 fn paths(toml: &str) -> Vec<String> {
     toml.split('"')
         .filter(|it| MOUNTS.iter().any(|mount| it.starts_with(mount)))
@@ -199,7 +202,7 @@ fn paths(toml: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether the folder of each path is in a volume of the pod.
+/// Checks that the folder of each path is in a volume of the pod.
 fn mounted(manifest: &str, toml: &str) -> Result<()> {
     let folders: Vec<_> = manifest
         .split("mountPath: ")
@@ -214,7 +217,8 @@ fn mounted(manifest: &str, toml: &str) -> Result<()> {
     Ok(())
 }
 
-/// What would be in a file of that name; nothing is there beforehand in what pierhead writes.
+/// Content for the file at `path`, by its name. `None` for files that pierhead writes, which do not
+/// exist at first.
 fn content<'a>(path: &str, certificate: &'a str, key: &'a str) -> Option<&'a str> {
     if !path.starts_with(MOUNTS[0]) {
         return None;
@@ -222,7 +226,7 @@ fn content<'a>(path: &str, certificate: &'a str, key: &'a str) -> Option<&'a str
     Some(match PathBuf::from(path).file_name()?.to_str()? {
         name if name.ends_with(".crt") => certificate,
         name if name.ends_with(".key") => key,
-        // The cost is the least, and the password nobody's.
+        // A bcrypt hash with the minimum cost. No client uses the password.
         "htpasswd" => "tester:$2y$04$3TBdGjDrMOdROSmdD7BYCOm9xSUdbdnlVLdWG5hGFHuFqPHYMeNkW\n",
         "config.json" => {
             "{\"auths\": {\"registry.example\": {\"auth\": \"dGVzdGVyOnRlc3Rlcg==\"}}}\n"

@@ -4,17 +4,17 @@
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-/// What the chart sets from values of its own.
+/// Keys of the configuration that the chart sets from its own values.
 const OURS: &[&str] = &["listen", "data", "admin", "docker_config", "profile"];
-/// As [`OURS`], whole sections.
+/// Sections of the configuration that the chart sets from its own values.
 const OUR_SECTIONS: &[&str] = &["network", "tls", "auth", "tier", "upstreams"];
-/// The pod can write nowhere else.
+/// Allowed paths of the request log: the pod can write only below `/var/lib/pierhead`.
 const REQUEST_LOG: &str = "^(off|/var/lib/pierhead/([^/\\s]+/)*[^/\\s]+)$";
 
-/// The schema of the value `config`: the keys of `all` that the chart does not set itself.
+/// Schema of the value `config`: the keys in `all` that the chart does not set from its own values.
 ///
 /// # Errors
-/// When `all` is no schema of an object.
+/// `all` is not the schema of an object.
 pub(crate) fn schema(all: &Value) -> Result<Value> {
     let properties = all["properties"].as_object().context("no properties")?;
     let ours = properties
@@ -29,7 +29,7 @@ pub(crate) fn schema(all: &Value) -> Result<Value> {
     Ok(json!({"type": "object", "additionalProperties": false, "properties": kept}))
 }
 
-/// Help stands on the reference page.
+/// Removes the descriptions, which are on the reference page.
 fn without_help(schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Some(object) = schema.as_object_mut() {

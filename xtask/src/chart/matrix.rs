@@ -3,10 +3,12 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-/// Files that are called AXIS-VALUE.yaml, as lists of one of each axis, the axes in order of their names.
+/// Groups files with names AXIS-VALUE.yaml by axis, and returns combinations: one file of each
+/// axis, with the axes sorted by name.
 ///
-/// Every pair is somewhere: what two values do to each other is seen, at a cost that grows with the product of
-/// the two largest axes and not with that of all.
+/// Every two files of different axes occur together in a combination, so that the tests see how two
+/// values affect each other. The number of combinations grows with the product of the two largest
+/// axes, not of all axes.
 pub(crate) fn cover(files: &[PathBuf]) -> Vec<Vec<PathBuf>> {
     let mut axes: Vec<(&str, Vec<&PathBuf>)> = Vec::new();
     for file in files {
@@ -29,11 +31,12 @@ pub(crate) fn cover(files: &[PathBuf]) -> Vec<Vec<PathBuf>> {
         .collect()
 }
 
-/// Two values of two axes.
+/// Two values of two axes, each as (axis, value).
 type Pair = [(usize, usize); 2];
 
-/// Rows of one value for each axis, of which there are `sizes`. Greedy: a row begins with a pair that was not
-/// seen yet, and takes on each further axis the value with most such pairs.
+/// Combinations of one value of each axis; `sizes` has the number of values of each axis. A greedy
+/// algorithm: a combination begins with a pair that no earlier combination has, and takes on each
+/// further axis the value that adds the most new pairs.
 fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut unseen: BTreeSet<Pair> = BTreeSet::new();
     for (first, &count) in sizes.iter().enumerate() {
@@ -58,7 +61,7 @@ fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
                     .filter(|it| unseen.contains(it))
                     .count()
             };
-            // The first of equals, so that the cases keep their names.
+            // Of equally good values, take the first, so that the cases keep their names.
             row[axis] = (0..sizes[axis]).rev().max_by_key(gain);
         }
         let row: Vec<usize> = row.into_iter().flatten().collect();

@@ -4,15 +4,15 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context, Result};
 
-/// Parts of a metric's name behind the one that is registered: by OpenMetrics, and units.
+/// Suffixes that exporters append to a registered metric name: units, and those of OpenMetrics.
 const SUFFIXES: &[&str] = &[
     "_total", "_bucket", "_sum", "_count", "_info", "_bytes", "_seconds",
 ];
 
-/// Names in `text` of metrics that nothing in the crates below `crates` registers.
+/// Names of metrics in `text` that no crate below `crates` registers.
 ///
 /// # Errors
-/// When the sources cannot be read.
+/// The sources cannot be read.
 pub(crate) fn unknown(text: &str, crates: &Path) -> Result<Vec<String>> {
     let mut literals = BTreeSet::new();
     collect(crates, &mut literals)?;
@@ -22,7 +22,8 @@ pub(crate) fn unknown(text: &str, crates: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Words of `text` that look like metrics of ours: `pierhead_PART_NAME`, and those of the process.
+/// Words in `text` that look like pierhead's metrics: `pierhead_PART_NAME`, and metrics of the
+/// process.
 fn named(text: &str) -> BTreeSet<String> {
     text.split(|it: char| !(it.is_ascii_alphanumeric() || it == '_'))
         .filter(|word| word.starts_with("pierhead_") || word.starts_with("process_"))
@@ -30,7 +31,8 @@ fn named(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Whether there is a prefix and a name among the string literals that give it, with or without suffixes.
+/// Checks that string literals in the sources combine to the metric name: a prefix and a name, with
+/// or without a suffix.
 fn is_registered(name: &str, literals: &BTreeSet<String>) -> bool {
     let mut bare = vec![name];
     while let Some(shorter) = bare.last().and_then(|last| {
@@ -47,7 +49,8 @@ fn is_registered(name: &str, literals: &BTreeSet<String>) -> bool {
     })
 }
 
-/// All string literals of the Rust sources of `folder` that could be (part of) the name of a metric.
+/// Collects the string literals in the Rust sources of `folder` that could be a metric name or a
+/// part of one.
 fn collect(folder: &Path, literals: &mut BTreeSet<String>) -> Result<()> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;

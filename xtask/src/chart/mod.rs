@@ -29,18 +29,18 @@ use crate::{
     exec, install, place,
 };
 
-/// What to do with what is made from other files.
+/// Flags of `cargo xtask chart`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Write it, instead of saying whether it is current.
+    /// Write the generated files, instead of checking them.
     #[arg(long)]
     write: bool,
 }
 
-/// Makes READMEs and schemas anew, or says which are not current.
+/// Writes the generated files (READMEs, schemas, profiles), or checks that they are current.
 ///
 /// # Errors
-/// When one is not current, or cannot be made.
+/// A file is not current, or cannot be generated.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut old = Vec::new();
     for (path, text) in made()? {
@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Files that are made from others, with what should be in them.
+/// Paths of the generated files, each with its current text.
 fn made() -> Result<Vec<(PathBuf, String)>> {
     let mut made = Vec::new();
     for chart in CHARTS {
@@ -93,17 +93,18 @@ fn made() -> Result<Vec<(PathBuf, String)>> {
     Ok(made)
 }
 
-/// Of Kubernetes. Without it helm takes what it was built with, which for `go install` is a very old one.
+/// Version of Kubernetes for which helm renders. Without it, helm would use the version that helm
+/// was built with, which is very old after `go install`.
 const VERSION: &str = "1.34";
-/// Charts below `bluefield/`.
+/// Folders of the charts below `bluefield/`.
 const CHARTS: &[&str] = &["chart", "chart-host"];
-/// Its name is in that of every object, or the schemas' peer says so.
+/// Name of the rendered release. The schema check requires it in the name of every object.
 const RELEASE: &str = "rel";
 
-/// Checks all charts, and their configurations with the program `daemon`.
+/// Checks all charts, and the rendered configurations with the program `daemon`.
 ///
 /// # Errors
-/// When helm or Python cannot be started; what is wrong with a chart is a failed test.
+/// helm or Python cannot be started. An error in a chart is a failed test.
 pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count> {
     let mut count = Count::default();
     count.note("made from others", run(&Options { write: false }));
@@ -152,10 +153,10 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
     Ok(count)
 }
 
-/// Renders every combination of values under test, each into a file below `into`.
+/// Renders every combination of test values, each into a file in the folder `into`.
 ///
 /// # Errors
-/// When a file cannot be written; what helm refuses is a failed test.
+/// A file cannot be written. An error of helm is a failed test.
 pub(crate) fn render(helm: &Path, into: &Path, count: &mut Count) -> Result<()> {
     for chart in CHARTS {
         let chart = Chart::open(helm, chart)?;
@@ -189,7 +190,7 @@ impl<'a> Chart<'a> {
         )?))
     }
 
-    /// With one combination of values: a chart may have one that must be given.
+    /// Runs `helm lint` with one combination of values, because a chart may have required values.
     fn lint(&self, case: &[PathBuf], count: &mut Count) {
         let mut lint = Command::new(self.helm);
         lint.args(["lint", "--strict", "--quiet", "--kube-version", VERSION])
@@ -201,7 +202,7 @@ impl<'a> Chart<'a> {
         count.note(&format!("{}::lint", self.name), linted.map(drop));
     }
 
-    /// Whether values and schema have the same keys.
+    /// Checks that values.yaml and values.schema.json have the same keys.
     fn schema(&self) -> Result<()> {
         let read = |name: &str| fs::read_to_string(self.folder.join(name));
         let keys = readme::keys(&read("values.yaml")?)?;
@@ -213,7 +214,7 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// Whether rules and dashboard name metrics that there are.
+    /// Checks that alert rules and dashboard use only metrics that exist.
     fn metrics(&self) -> Result<()> {
         let crates = place::root().join("crates");
         for name in ["templates/prometheusrule.yaml", "files/dashboard.json"] {
@@ -231,7 +232,7 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// Whether `docs/how-to/kubernetes.md` shows the tested values for every node.
+    /// Checks that `docs/how-to/kubernetes.md` shows the tested values for every node.
     fn on_page(&self) -> Result<()> {
         let values = fs::read_to_string(self.folder.join("ci/says/every-node.yaml"))?;
         let lines = values.lines().filter(|line| !line.starts_with('#'));
@@ -255,12 +256,12 @@ impl<'a> Chart<'a> {
         command
     }
 
-    /// Values that every use of the chart needs.
+    /// Values that every test of the chart needs.
     fn common(&self) -> Vec<PathBuf> {
         place::files(&self.folder.join("ci/common"), "yaml").unwrap_or_default()
     }
 
-    /// Renders one combination into the folder that the schemas are held against.
+    /// Renders one combination of values into the folder of manifests, which are validated later.
     fn render(&self, case: &[PathBuf], into: &Path, count: &mut Count) -> Result<()> {
         let stems = case.iter().filter_map(|file| file.file_stem());
         let stems: Vec<_> = stems.map(|stem| stem.to_string_lossy()).collect();
@@ -273,7 +274,8 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// Renders it with what the samples for DPF say, as DPF would, into the folder of manifests.
+    /// Renders the chart with the values of the DPF samples, as DPF would, into the folder of
+    /// manifests.
     fn of_dpf(&self, python: &Path, into: &Path, count: &mut Count) -> Result<()> {
         let values = tempfile::tempdir()?;
         exec::output(
@@ -292,8 +294,9 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// Each document of a file of bad values says first what must be answered, by helm (`# fails: `) or by the init container
-    /// (`# config check: `).
+    /// Checks a file of invalid values. Each document begins with a part of the expected error: of
+    /// helm (`# fails: `), or of `pierhead config check` in the init container (`# config check:
+    /// `).
     fn refuses(&self, bad: &Path, daemon: &Path, count: &mut Count) -> Result<()> {
         let text = fs::read_to_string(bad)?;
         let name = bad.file_stem().unwrap_or_default().to_string_lossy();
@@ -324,7 +327,7 @@ impl<'a> Chart<'a> {
     }
 }
 
-/// What systemd says of the unit, with a program that is there in place of pierhead.
+/// Runs systemd-analyze on the unit, with an existing program in place of pierhead.
 fn unit(scratch: &Path) -> Result<()> {
     let analyze = place::find("systemd-analyze").context("no systemd-analyze")?;
     let unit = fs::read_to_string(place::root().join("bluefield/systemd/pierhead.service"))?;
@@ -335,14 +338,15 @@ fn unit(scratch: &Path) -> Result<()> {
         .arg(&path)
         .output()?;
     let said = String::from_utf8_lossy(&verified.stderr);
-    // It knows more units than this one, and complains about them, too.
+    // systemd-analyze also reports errors of other units on this machine.
     let ours: Vec<_> = said.lines().filter(|it| it.contains("pierhead")).collect();
     if !ours.is_empty() {
         bail!(ours.join("; "));
     }
     exec::output(
         Command::new(&analyze)
-            // Tenths: 2.0 is what systemd calls OK.
+            // The unit of the threshold is a tenth: 20 means an exposure level of 2.0, which
+            // systemd calls OK.
             .args(["security", "--offline=yes", "--threshold=20"])
             .arg(&path),
     )

@@ -8,13 +8,14 @@ use serde_json::Value;
 
 use crate::check::count::Count;
 
-/// No name of anything.
+/// A value that no enumeration contains.
 const NONE: &str = "?";
 
-/// Asks `daemon` of each key of the schema of `config` that is an enumeration, or a list of its members.
+/// Lets `daemon` check a wrong value for each enumeration in the schema of `config`, and compares
+/// the names in its error with the schema. Includes keys whose value is a list of names.
 ///
 /// # Errors
-/// When there is none, or the daemon cannot be started.
+/// The schema has no enumeration, or the daemon cannot be started.
 pub(crate) fn check(daemon: &Path, config: &Value, count: &mut Count) -> Result<()> {
     let found = enumerations(config);
     if found.is_empty() {
@@ -28,7 +29,8 @@ pub(crate) fn check(daemon: &Path, config: &Value, count: &mut Count) -> Result<
     } in found
     {
         let file = folder.path().join("pierhead.toml");
-        // A list is told from a word by the daemon alone: it complains of the wrong one in other words.
+        // The schema of a list item looks like that of a word, so the test tries both. The error of
+        // pierhead has the names only for the right type.
         let said = [format!("{NONE:?}"), format!("[{NONE:?}]")].map(|value| {
             fs::write(&file, format!("[{section}]\n{key} = {value}\n"))?;
             let checked = Command::new(daemon)
@@ -57,7 +59,7 @@ struct Enumeration<'a> {
     names: BTreeSet<String>,
 }
 
-/// Of an object's schema.
+/// The properties in the schema of an object.
 fn properties(it: &Value) -> impl Iterator<Item = (&String, &Value)> {
     it["properties"].as_object().into_iter().flatten()
 }
@@ -80,7 +82,7 @@ fn enumerations(config: &Value) -> Vec<Enumeration<'_>> {
     .collect()
 }
 
-/// The quoted words of a complaint about [`NONE`], behind what says that they would do.
+/// The quoted names in pierhead's error about [`NONE`], which follow `: write `.
 fn choices(said: &str) -> Option<BTreeSet<String>> {
     let (_, mend) = said
         .split_once(&format!("{NONE:?} is "))?

@@ -15,10 +15,10 @@ use anyhow::{Context, Result};
 
 use table::{PROFILES, Profile};
 
-/// The page has the table between these.
+/// The page has the generated table between these marks.
 const MARKS: (&str, &str) = ("<!-- profiles -->\n", "<!-- end of profiles -->");
 
-/// The named template that gives a pod its resources, and the daemon the profile's name.
+/// The named template with the resources of a pod and the profile that the daemon gets.
 pub(crate) fn template() -> String {
     let mut text = String::from(
         "{{/*\nMade by `cargo xtask chart --write` from crates/host/src/profile/table.rs. The daemon gives its keys the defaults of the\nprofile, from the limits that it finds itself within.\n*/}}\n{{- define \"pierhead.profile\" -}}\n",
@@ -48,7 +48,7 @@ pub(crate) fn template() -> String {
     text
 }
 
-/// As a quantity of Kubernetes, in the form that it has after a round trip.
+/// Formats thousandths of a CPU as a Kubernetes quantity, in the canonical form of the API server.
 fn cores(thousandths: u32) -> String {
     match thousandths % 1000 {
         0 => format!("\"{}\"", thousandths / 1000),
@@ -56,7 +56,7 @@ fn cores(thousandths: u32) -> String {
     }
 }
 
-/// The same of MiB.
+/// Formats MiB as a Kubernetes quantity, in the canonical form of the API server.
 fn memory_of(mib: u64) -> String {
     match mib % 1024 {
         0 => format!("{}Gi", mib / 1024),
@@ -64,10 +64,10 @@ fn memory_of(mib: u64) -> String {
     }
 }
 
-/// `page` with the table as it is now.
+/// Returns `page` with the current table of profiles.
 ///
 /// # Errors
-/// When the page has no place for it.
+/// The page has no marks for the table.
 pub(crate) fn page(page: &str) -> Result<String> {
     let (before, rest) = page
         .split_once(MARKS.0)

@@ -2,17 +2,18 @@
 
 use anyhow::{Result, bail};
 
-/// A value with its comment.
+/// A key of values.yaml with its default and its comment.
 struct Row {
     path: String,
     default: String,
     about: String,
 }
 
-/// The README of the chart whose `values.yaml` is `values`, below `head`, which is written by hand.
+/// README of a chart: the handwritten `head`, then the table of the keys in `values` (the text of
+/// values.yaml).
 ///
 /// # Errors
-/// When a value has no comment.
+/// A key has no comment.
 pub(crate) fn of(head: &str, values: &str) -> Result<String> {
     let mut text = format!(
         "{}\n\n## Values\n\n<!-- Made from values.yaml by `cargo xtask chart --write`. -->\n\n| value | default | |\n|---|---|---|\n",
@@ -25,7 +26,7 @@ pub(crate) fn of(head: &str, values: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The keys of values that the README tells of, dotted.
+/// The documented keys of values.yaml, with dots between levels.
 ///
 /// # Errors
 /// As [`of`].
@@ -33,8 +34,8 @@ pub(crate) fn keys(values: &str) -> Result<Vec<String>> {
     Ok(rows(values)?.into_iter().map(|row| row.path).collect())
 }
 
-/// Reads the subset of YAML that values.yaml is written in: a key a line, indented by two blanks a level,
-/// `# -- ` before what the key means and `# ` before the rest of it.
+/// Parses the subset of YAML that values.yaml uses: one key per line, two blanks of indent per
+/// level. A comment begins with `# -- `; its further lines begin with `# `.
 fn rows(values: &str) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut path: Vec<&str> = Vec::new();
@@ -53,9 +54,9 @@ fn rows(values: &str) -> Result<Vec<Row>> {
             path.push(key);
             let value = value.trim();
             match (about.take(), value) {
-                // A table whose keys speak for themselves.
+                // A section, whose keys have their own comments.
                 (None, "") => {}
-                // Below what was described as a whole.
+                // A key of a section whose comment describes all its keys.
                 (None, _)
                     if rows
                         .last()

@@ -12,13 +12,15 @@ use anyhow::{Context, Result, bail};
 use super::Chart;
 use crate::{check::count::Count, exec, place};
 
-/// `helm template` leaves out the notes: here they are an object like others.
+/// A template that renders NOTES.txt as a ConfigMap, because `helm template` does not print the
+/// notes.
 const NOTES: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\ndata:\n  text: |\n    {{- tpl (.Files.Get \"NOTES.txt\") . | nindent 4 }}\n";
 
-/// Renders the values of each `ci/says/*.yaml`, which begins with what is expected of them.
+/// Renders the values of each `ci/says/*.yaml`, and checks the output against the comments at the
+/// beginning of the file.
 ///
 /// # Errors
-/// When the chart cannot be copied; what it does not say is a failed test.
+/// The chart cannot be copied. Unexpected output is a failed test.
 #[expect(
     clippy::disallowed_methods,
     reason = "a build artifact, which the next run makes again after a crash"
@@ -54,7 +56,8 @@ fn says(chart: &Chart<'_>, file: &Path) -> Result<()> {
     wanted.of_rendered(&String::from_utf8_lossy(&rendered))
 }
 
-/// The comments at the beginning of a file of values. ` / ` stands between lines that follow each other; indents do not count.
+/// The expected output, from the comments at the beginning of a file of values. ` / ` stands for a
+/// line break. Indents are ignored.
 #[derive(Debug, PartialEq)]
 struct Wanted {
     has: Vec<String>,

@@ -3,10 +3,11 @@
 
 use serde_json::Value;
 
-/// Of helm itself, for charts in charts.
+/// Key that helm itself adds, for charts inside of charts.
 const NOT_OURS: &str = "global";
 
-/// What differs between the keys of the values, dotted, and the schema: a sentence each.
+/// Differences between the documented keys of the values (with dots between levels) and the schema,
+/// one sentence each.
 pub(crate) fn differences(keys: &[String], schema: &Value) -> Vec<String> {
     let mut wrong: Vec<_> = keys
         .iter()
@@ -17,7 +18,7 @@ pub(crate) fn differences(keys: &[String], schema: &Value) -> Vec<String> {
     wrong
 }
 
-/// The schema of a key; anything is in what takes any key.
+/// The schema of a key. An object that accepts any key has a schema for every key.
 fn at<'a>(schema: &'a Value, key: &str) -> Option<&'a Value> {
     let mut here = schema;
     for part in key.split('.') {
@@ -56,7 +57,7 @@ fn named(path: &str) -> &str {
     }
 }
 
-/// Whether `key` is `whole` or a table that it is in.
+/// Checks whether `key` equals `whole` or is below it.
 fn is_part(key: &str, whole: &str) -> bool {
     whole
         .strip_prefix(key)

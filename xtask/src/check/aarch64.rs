@@ -11,19 +11,20 @@ use anyhow::{Result, bail};
 
 use crate::{dist::Arch, exec, place};
 
-/// The cores of a BlueField-2. Not the emulator's own processor: it claims `dc cvap`, which it knows only since 8.1.
+/// The CPU that QEMU emulates: the cores of a BlueField-2. QEMU's own CPU model `max` reports the
+/// instruction `dc cvap`, which QEMU executes only since version 8.1.
 const CPU: &str = "cortex-a72";
-/// Debian's libraries for them.
+/// Folder of Debian's arm64 libraries.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
-/// What builds and what runs.
+/// The cross-compiler and the emulator for arm64.
 pub(crate) struct Dpu {
     linker: PathBuf,
     emulator: PathBuf,
 }
 
 impl Dpu {
-    /// Both, if they are here.
+    /// Finds the cross-compiler and the emulator. `None` if one is not installed.
     pub(crate) fn find() -> Option<Self> {
         Some(Self {
             linker: place::find("aarch64-linux-gnu-gcc")?,
@@ -31,7 +32,7 @@ impl Dpu {
         })
     }
 
-    /// `cargo build` or `cargo test` of a package for it.
+    /// Runs `cargo build` or `cargo test` of a package for arm64.
     pub(crate) fn cargo(&self, command: &str, package: &str) -> Command {
         let target = Arch::Arm64.target();
         let variable = target.to_uppercase().replace('-', "_");
@@ -47,17 +48,17 @@ impl Dpu {
         cargo
     }
 
-    /// What `cargo("build", "pierhead")` makes.
+    /// Path of the program that `cargo("build", "pierhead")` builds.
     pub(crate) fn binary() -> PathBuf {
         place::target()
             .join(Arch::Arm64.target())
             .join("debug/pierhead")
     }
 
-    /// What the built program calls itself.
+    /// The version that the built program prints.
     ///
     /// # Errors
-    /// When it does not run.
+    /// The program does not run.
     pub(super) fn version(&self) -> Result<String> {
         let version = exec::text(Command::new(self.program()?).arg("--version"))?;
         if !version.starts_with("pierhead ") {
@@ -66,10 +67,10 @@ impl Dpu {
         Ok(version.trim().to_owned())
     }
 
-    /// A program of this machine that becomes the built one, emulated.
+    /// A script for this machine that runs the built program under emulation.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The script cannot be written.
     pub(super) fn program(&self) -> Result<PathBuf> {
         let folder = place::target().join(Arch::Arm64.target());
         let program = folder.join("pierhead-emulated");

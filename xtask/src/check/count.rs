@@ -6,26 +6,28 @@ use anyhow::Result;
 
 use crate::console::say;
 
-/// Why a test is ignored that another starts as a process of its own: it runs all the same.
+/// Reason of an ignored test that another test starts as a child process: it runs, so it is not
+/// skipped.
 const CHILD: &str = "a child of";
 
-/// Tests by what became of them.
+/// Numbers and names of tests, by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
-    /// Passed.
+    /// Number of passed tests.
     pub(crate) passed: u64,
-    /// Failed, or never came to an end.
+    /// Number of tests that failed or did not end.
     pub(crate) failed: u64,
-    /// Names of those that could not run here. The test program counts them as passed, or as ignored.
+    /// Names of tests that could not run on this machine. The test program counts them as passed or
+    /// as ignored.
     pub(crate) skipped: Vec<String>,
-    /// Names of the failed ones.
+    /// Names of failed tests.
     pub(crate) failures: Vec<String>,
-    /// The program said that it was done: else it crashed, whatever it counted.
+    /// The test program printed its last line. Otherwise it has crashed.
     pub(crate) ended: bool,
 }
 
 impl Count {
-    /// Takes in one line of output.
+    /// Parses one line of output and counts it.
     pub(crate) fn line(&mut self, line: &str) {
         if let Some(rest) = line.strip_prefix("test result: ") {
             self.ended = true;
@@ -50,7 +52,7 @@ impl Count {
         }
     }
 
-    /// Takes in the names of tests that ended without having looked at anything, one a line.
+    /// Counts tests as skipped. `names` has one name per line, of tests that ended without a check.
     pub(crate) fn skips(&mut self, names: &str) {
         for name in names.lines() {
             self.passed = self.passed.saturating_sub(1);
@@ -60,13 +62,13 @@ impl Count {
 }
 
 impl Count {
-    /// Runs one check of ours, counts it, and tells what it found.
+    /// Runs one check of xtask itself, counts it, and prints its result.
     pub(crate) fn tell(&mut self, name: &str, check: impl FnOnce() -> Result<String>) {
         let outcome = check().map(|what| say!("  {name}: {what}"));
         self.note(name, outcome);
     }
 
-    /// Counts one check of ours, and tells why it failed.
+    /// Counts one check of xtask itself, and prints the error if it failed.
     pub(crate) fn note(&mut self, name: &str, outcome: Result<()>) {
         self.ended = true;
         match outcome {

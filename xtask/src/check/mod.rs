@@ -24,22 +24,22 @@ use crate::{
 use count::Count;
 use steps::Shared;
 
-/// Which checks to run, and how.
+/// Flags of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only these steps (repeatable); see --list.
+    /// Run only these steps (repeatable); see --list.
     #[arg(long, value_name = "STEP")]
     only: Vec<String>,
-    /// All but these steps (repeatable).
+    /// Run all steps except these (repeatable).
     #[arg(long, value_name = "STEP")]
     skip: Vec<String>,
-    /// Only format, clippy and unit tests: installs nothing, needs no root and no other program than Rust's.
+    /// Run only format, clippy and unit tests: needs only Rust, no root, and installs nothing.
     #[arg(long, conflicts_with = "only")]
     quick: bool,
-    /// Install nothing: what misses a program fails or is skipped.
+    /// Install nothing. Steps that need a missing program fail or are skipped.
     #[arg(long)]
     no_install: bool,
-    /// Say what the steps are, and stop.
+    /// List the steps and exit.
     #[arg(long)]
     list: bool,
 }
@@ -57,16 +57,16 @@ impl Options {
     }
 }
 
-/// A check.
+/// A step of `cargo xtask test`.
 struct Step {
     name: &'static str,
     about: &'static str,
-    /// Expected duration in seconds: on two cores, in a run of all steps, from an empty build
+    /// Expected duration in seconds, on two cores, in a run of all steps from an empty build
     /// folder.
     seconds: u64,
     /// Whether the step compiles in cargo's build folder.
     compiles: bool,
-    /// Steps that must have ended before.
+    /// Steps that must have ended before this step begins.
     after: &'static [&'static str],
     run: fn(&Shared) -> Result<Outcome>,
 }
@@ -175,7 +175,7 @@ const STEPS: &[Step] = &[
         about: "the binary for the DPU: built, and pulled through under emulation",
         seconds: 210,
         compiles: true,
-        // It packages, too, and apt's folder is for one at a time.
+        // This step also builds packages, and only one process at a time may use apt's folder.
         after: &["install", "build", "corpus", "dist"],
         run: steps::aarch64,
     },
@@ -205,10 +205,10 @@ const STEPS: &[Step] = &[
     },
 ];
 
-/// Runs the checks and says whether all hold.
+/// Runs the steps, and returns whether all passed.
 ///
 /// # Errors
-/// When an option names no step.
+/// An option names an unknown step.
 pub(crate) fn run(options: &Options) -> Result<bool> {
     if options.list {
         for step in STEPS {
@@ -270,23 +270,23 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     Ok(report.into_inner().close())
 }
 
-/// Runs a step; one that panics has failed.
+/// Runs a step. A step that panics has failed.
 fn attempt(step: &Step, shared: &Shared) -> Result<Outcome> {
     let outcome = catch_unwind(AssertUnwindSafe(|| (step.run)(shared)));
     outcome.unwrap_or_else(|_| bail!("it panicked"))
 }
 
-/// The number of steps and the expected time, for the developer who waits.
+/// A line for the waiting developer: the number of steps and the expected time.
 fn expectation(chosen: &[&Step]) -> String {
     let steps = chosen.len();
     let minutes = schedule::seconds(chosen).div_ceil(60);
     format!("{steps} steps, about {minutes} min on two idle cores")
 }
 
-/// How many of what was skipped the last line names.
+/// Maximum number of skipped tests that the last line names.
 const NAMED: usize = 8;
 
-/// Adds up what became of the steps.
+/// Sums up the outcomes of the steps.
 #[derive(Default)]
 struct Report {
     passed: u64,
@@ -333,7 +333,7 @@ impl Report {
         self.failures.push(format!("{name}: {reason}"));
     }
 
-    /// Prints the sum, last of all, and says whether everything holds.
+    /// Prints the summary as the last output, and returns whether all steps passed.
     fn close(self) -> bool {
         if !self.notes.is_empty() {
             println!("\n!!! NOT CHECKED HERE:");
@@ -347,13 +347,14 @@ impl Report {
                 println!("  {failure}");
             }
         }
-        // What went to standard error must not come after the line that is read by machines.
+        // Machines parse the last line of the output, so standard error must be written before it.
         let _ = std::io::stderr().flush();
         println!("\n{}", self.sum());
         self.failed == 0
     }
 
-    /// The last line: whoever reads no other one must see what was not looked at.
+    /// The last line of the output. It names skipped tests, because some readers look only at this
+    /// line.
     fn sum(&self) -> String {
         let mut sum = format!("{} passed, {} failed", self.passed, self.failed);
         if !self.skipped.is_empty() {
@@ -415,7 +416,7 @@ mod tests {
         );
         assert_eq!(chosen(&["--quick", "--only", "e2e"]), None);
         assert_eq!(chosen(&[]).map(|it| it.len()), Some(STEPS.len()));
-        // None of them waits for a step that installs or starts something.
+        // No quick step waits for a step that installs or starts something.
         for step in STEPS.iter().filter(|step| QUICK.contains(&step.name)) {
             let awaited = step.after.iter().filter(|name| **name != "install");
             assert!(

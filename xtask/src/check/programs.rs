@@ -20,37 +20,37 @@ use crate::{
     place,
 };
 
-/// A program longer at it than this hangs: the whole of CI has 90 minutes.
+/// Time limit of a test program. A longer run has hung; the whole of CI has 90 minutes.
 const TIME_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// A compiled test program.
 pub(crate) struct Program {
-    /// Package and target, as `pierhead-cache::cache`.
+    /// Package and target, such as `pierhead-cache::cache`.
     pub(crate) name: String,
-    /// Which package it tests.
+    /// The package that the program tests.
     pub(crate) package: String,
-    /// The executable.
+    /// Path of the executable.
     pub(crate) path: PathBuf,
-    /// Tests expect their package's folder to be the current one.
+    /// Folder of the package, which tests expect as their current folder.
     pub(crate) folder: PathBuf,
 }
 
-/// What one call of cargo compiled.
+/// The output of one cargo command.
 pub(crate) struct Built {
     /// The test programs, sorted by name.
     pub(crate) programs: Vec<Program>,
-    /// The daemon, which its own package's tests start, too. A `cargo build` would compile all that it
-    /// is made of a second time: what tests ask of tokio is more than the daemon does.
+    /// The daemon, which tests of its package start. A separate `cargo build` would compile its
+    /// dependencies again, because the tests need more features of tokio than the daemon.
     pub(crate) daemon: PathBuf,
-    /// The programs of `examples` folders.
+    /// Paths of the example programs.
     examples: Vec<PathBuf>,
 }
 
 impl Built {
-    /// An example program.
+    /// Path of the example program `name`.
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// No example has this name.
     pub(crate) fn example(&self, name: &str) -> Result<&Path> {
         let example = self.examples.iter().find(|path| path.ends_with(name));
         let example = example.with_context(|| format!("cargo built no example {name}"))?;
@@ -58,12 +58,13 @@ impl Built {
     }
 }
 
-/// Compiles every program and every test of the workspace.
+/// Compiles all programs and tests of the workspace.
 ///
 /// # Errors
-/// When something does not compile; the compiler has said what.
+/// Compilation fails. The compiler has printed the error.
 pub(crate) fn build() -> Result<Built> {
-    // Without a choice of targets, cargo makes programs of the examples, not tests without a test.
+    // Without target flags, cargo builds examples as programs. With flags, it would build them as
+    // tests that have no test in them.
     let messages = compile(["--workspace"].iter())?;
     let daemon = messages.lines().find_map(daemon);
     Ok(Built {
@@ -73,7 +74,7 @@ pub(crate) fn build() -> Result<Built> {
     })
 }
 
-/// Compiles the daemon alone.
+/// Compiles only the daemon.
 ///
 /// # Errors
 /// As [`build`].
@@ -100,7 +101,7 @@ pub(crate) fn build_one(package: &str, test: &str) -> Result<Vec<Program>> {
     programs(&compile(["--package", package, "--test", test].iter())?)
 }
 
-/// What cargo says when it compiles tests.
+/// Compiles tests, and returns cargo's messages.
 fn compile<'a>(what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
     cargo(&["test", "--no-run"], what)
 }
@@ -136,17 +137,17 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Reads a message of cargo about the daemon's program.
+/// Reads from a message of cargo the path of the daemon.
 fn daemon(line: &str) -> Option<PathBuf> {
     executable(line, "bin").filter(|path| path.ends_with("pierhead"))
 }
 
-/// Reads a message of cargo about an example program.
+/// Reads from a message of cargo the path of an example program.
 fn example(line: &str) -> Option<PathBuf> {
     executable(line, "example")
 }
 
-/// Reads a message of cargo about a program of this kind that is no test.
+/// Reads from a message of cargo the path of a program of this kind that is not a test.
 fn executable(line: &str, kind: &str) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(line).ok()?;
     let is_kind = message["target"]["kind"][0] == kind;
@@ -155,7 +156,7 @@ fn executable(line: &str, kind: &str) -> Option<PathBuf> {
     (is_kind && !is_test).then(|| path.into())
 }
 
-/// Reads a message of cargo about a test program.
+/// Reads from a message of cargo a test program.
 fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if !message["profile"]["test"].as_bool()? {
@@ -165,8 +166,8 @@ fn program(line: &str) -> Option<Program> {
     let folder = PathBuf::from(message["manifest_path"].as_str()?)
         .parent()?
         .to_owned();
-    // `path+file:///…/crates/cache#pierhead-cache@0.1.0`, or `…/xtask#0.1.0` where the folder is
-    // called like the package.
+    // The package ID is `path+file:///…/crates/cache#pierhead-cache@0.1.0`, or `…/xtask#0.1.0` if
+    // the folder has the name of the package.
     let id = message["package_id"].as_str()?;
     let (url, fragment) = id.split_once('#')?;
     let package = match fragment.split_once('@') {
@@ -182,15 +183,16 @@ fn program(line: &str) -> Option<Program> {
 }
 
 impl Program {
-    /// Runs it, shows what it prints, and counts.
+    /// Runs the test program, prints its output, and counts its tests.
     ///
     /// # Errors
-    /// When it cannot be started, ends in the middle, or takes longer than the limit.
+    /// The program cannot be started, crashes, or exceeds the time limit.
     pub(crate) fn run(&self, environment: &[(String, PathBuf)]) -> Result<Count> {
         self.run_those(environment, &[])
     }
 
-    /// As [`Program::run`], of those tests alone whose names contain one of `filters`; of all if there is none.
+    /// Runs only the tests whose names contain one of `filters`, or all tests if `filters` is
+    /// empty. Otherwise as [`Program::run`].
     ///
     /// # Errors
     /// As [`Program::run`].
@@ -209,7 +211,8 @@ impl Program {
     }
 }
 
-/// Runs a program that prints as Rust's test programs do, shows what it prints, and counts.
+/// Runs a program whose output has the format of Rust's test programs, prints the output, and
+/// counts the tests.
 ///
 /// # Errors
 /// As [`Program::run`].
@@ -220,13 +223,15 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(console::stdio()?)
-        // A group of its own: if it hangs, the daemons that it started end with it.
+        // The program has its own process group. If it hangs, the daemons that it started are
+        // killed with it.
         .process_group(0)
         .spawn()
         .context("start a test program")?;
     let stdout = child.stdout.take().context("no standard output")?;
     let (lines, received) = mpsc::channel();
-    // Not joined: a daemon that outlives its test may hold the pipe open for ever.
+    // The thread is not joined, because a daemon that outlives its test can hold the pipe open for
+    // ever.
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if lines.send(line).is_err() {
@@ -240,7 +245,7 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
         match received.recv_timeout(Duration::from_millis(200)) {
             Ok(line) => {
                 count.line(&line);
-                // What passed is worth a line only in the sum.
+                // Passed tests are not printed one by one; the summary counts them.
                 let good = line.ends_with(" ... ok")
                     || line.starts_with("test result: ok")
                     || line.starts_with("running ");

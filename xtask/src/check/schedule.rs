@@ -1,10 +1,11 @@
 //! Runs the steps of `cargo xtask test`, two at a time.
 //!
-//! 1. [`WORKERS`] threads carry out the steps. A free worker takes the first step of the list that may begin.
-//! 2. A step begins when each step of its `after` has ended, whether it passed or not. Steps that were not
-//!    chosen count as ended.
-//! 3. At most one step that compiles runs at a time: cargo locks its build folder.
-//! 4. Each step stands in the list behind the steps of its `after`, so that some step can always begin.
+//! 1. [`WORKERS`] threads run the steps. A free worker takes the first step of the list that may
+//!    begin.
+//! 2. A step may begin when each step in its `after` has ended, whether it passed or failed. Steps
+//!    that the user did not choose count as ended.
+//! 3. At most one step that compiles runs at a time, because cargo locks its build folder.
+//! 4. The list has each step after the steps in its `after`. So at any time some step may begin.
 
 use std::{collections::BTreeSet, thread};
 
@@ -12,7 +13,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Step;
 
-/// Steps that run at the same time. One of them mostly compiles, the other one mostly waits for daemons.
+/// Number of steps that run at the same time. Usually one compiles, and the other one waits for
+/// daemons.
 const WORKERS: usize = 2;
 
 /// Which steps have begun and ended.
@@ -54,7 +56,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Marks the next step as begun. Waits until a step may begin; `None` when all have begun.
+    /// Waits until a step may begin, marks it as begun, and returns it. `None` when all steps have
+    /// begun.
     fn begin<'a>(&self, chosen: &[&'a Step]) -> Option<&'a Step> {
         let mut progress = self.progress.lock();
         loop {
@@ -70,7 +73,7 @@ impl Shared {
     }
 }
 
-/// Stops the other worker when this worker's thread panics.
+/// When the thread of a worker panics, stops the other worker.
 struct AbortOnPanic<'a>(&'a Shared);
 
 impl Drop for AbortOnPanic<'_> {
@@ -81,7 +84,7 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
-/// Carries out the chosen steps.
+/// Runs the chosen steps.
 ///
 /// # Panics
 /// When `carry_out` panics, once the other worker's current step has ended.
@@ -101,7 +104,7 @@ pub(super) fn run(chosen: &[&Step], carry_out: impl Fn(&Step) + Sync) {
     });
 }
 
-/// How many seconds the chosen steps take, if each takes as long as it says.
+/// Total time of the chosen steps in seconds, if each takes its expected time.
 pub(super) fn seconds(chosen: &[&Step]) -> u64 {
     let mut progress = Progress::default();
     let mut running: Vec<(u64, &'static str)> = Vec::new();
@@ -122,7 +125,7 @@ pub(super) fn seconds(chosen: &[&Step]) -> u64 {
     }
 }
 
-/// The chosen steps that a step waits for.
+/// The chosen steps that must end before `step` begins.
 fn awaited(step: &Step, chosen: &[&Step]) -> impl Iterator<Item = &'static str> {
     let is_chosen = |name: &&'static str| chosen.iter().any(|it| it.name == *name);
     step.after.iter().copied().filter(is_chosen)
@@ -166,7 +169,7 @@ mod tests {
         let (answer, answered) = mpsc::channel();
         let (asked, answered) = (Mutex::new(asked), Mutex::new(answered));
         let ended = Mutex::new(Vec::new());
-        // Neither ends unless both have begun.
+        // Each of the two steps waits until the other one has begun.
         run(&steps.iter().collect::<Vec<_>>(), |step| {
             match step.name {
                 "asks" => {
@@ -243,7 +246,7 @@ mod tests {
         assert_eq!(seconds(&steps.iter().collect::<Vec<_>>()), 30);
         // Steps that were not chosen take no time, and other steps do not wait for them.
         assert_eq!(seconds(&[&steps[3]]), 10);
-        // Whichever worker is free takes a step that does not compile.
+        // A step that does not compile runs on whichever worker is free.
         let free = [
             step("one", false, &[]),
             step("two", false, &[]),

@@ -29,21 +29,22 @@ const END_TO_END: &str = "pierhead-tests";
 const STORIES: &str = "pierhead-tests::e2e";
 const ARCHITECTURE: &str = "pierhead-tests::architecture";
 
-/// What steps share. What one compiles, whichever comes first, serves the others; a failure to compile fails them all.
+/// What the steps share. A program that one step compiles serves all steps; an error of the
+/// compiler fails all steps that need the program.
 pub(super) struct Shared {
-    /// Whether a virtual machine is going to be used: it is much to install.
+    /// Whether a chosen step uses a virtual machine, which needs many packages.
     machine: bool,
-    /// Whether a chosen step takes the tests that cargo compiles.
+    /// Whether a chosen step runs compiled tests.
     tests: bool,
     built: OnceLock<Result<Built, String>>,
-    /// The daemon for the DPU's cores.
+    /// The daemon, compiled for arm64.
     cross_built: OnceLock<Result<PathBuf, String>>,
-    /// Steps and parts of them, for the list of the slowest.
+    /// Durations of steps and their parts, for the list of the slowest ones.
     times: Mutex<Vec<(String, Duration)>>,
 }
 
 impl Shared {
-    /// Nothing is compiled yet.
+    /// A state in which nothing is compiled.
     pub(super) fn new(machine: bool, tests: bool) -> Self {
         Self {
             machine,
@@ -54,18 +55,18 @@ impl Shared {
         }
     }
 
-    /// Notes how long something took.
+    /// Records the duration of a step or a part of it.
     pub(super) fn took(&self, name: &str, time: Duration) {
         let mut times = self.times.lock();
         times.push((name.to_owned(), time));
     }
 
-    /// All that was noted.
+    /// All recorded durations.
     pub(super) fn times(self) -> Vec<(String, Duration)> {
         self.times.into_inner()
     }
 
-    /// All that tests need.
+    /// The compiled tests and programs; compiles them at the first call.
     fn built(&self) -> Result<&Built> {
         let built = self
             .built
@@ -73,7 +74,7 @@ impl Shared {
         built.as_ref().map_err(|error| anyhow!("{error}"))
     }
 
-    /// The daemon. With no tests around, nothing else is compiled.
+    /// The daemon. If no step needs tests, compiles only the daemon.
     fn daemon(&self) -> Result<PathBuf> {
         if self.tests {
             Ok(self.built()?.daemon.clone())
@@ -82,7 +83,7 @@ impl Shared {
         }
     }
 
-    /// The daemon for the DPU's cores.
+    /// The daemon for arm64; compiles it at the first call.
     fn cross_built(&self, dpu: &Dpu) -> Result<PathBuf> {
         let build = || {
             let built = show(&mut dpu.cargo("build", "pierhead"));
@@ -129,7 +130,7 @@ pub(super) fn doc(_: &Shared) -> Result<Outcome> {
             .arg("--document-private-items"),
     )?;
     programs::count(cargo().args(["test", "--workspace", "--doc", "--quiet"])).map(|mut count| {
-        // The documentation itself is one check.
+        // The build of the documentation is one check.
         count.passed += 1;
         Outcome::Tests(count)
     })
@@ -151,7 +152,7 @@ pub(super) fn deny(_: &Shared) -> Result<Outcome> {
             .args(["check", "--hide-inclusion-graph", "-A", "duplicate"])
             .args(["bans", "licenses", "sources"]),
     )?;
-    // The database is a git repository that no package registry carries.
+    // The advisory database is a git repository, which package registries do not have.
     if let Err(error) = exec::output(deny().args(["fetch", "db"])) {
         let reason = format!("{error:#}");
         let last = reason.lines().last().unwrap_or_default();
@@ -186,7 +187,7 @@ pub(super) fn unit(shared: &Shared) -> Result<Outcome> {
 }
 
 pub(super) fn dist(shared: &Shared) -> Result<Outcome> {
-    // The end-to-end tests must not find the image of an earlier run.
+    // End-to-end tests must not use the image of an earlier run.
     if place::dist_trial().exists() {
         fs::remove_dir_all(place::dist_trial())?;
     }
@@ -207,8 +208,9 @@ pub(super) fn corpus(_: &Shared) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// How many end-to-end tests run at once. Each uses less than half of a core: it waits for time limits, for mounts and
-/// for programs to start. More than these, and answers come later than clients wait for them.
+/// Number of end-to-end tests that run at the same time. Each test uses less than half a core,
+/// because it waits for time limits, mounts and program starts. With more tests at once, responses
+/// arrive after the clients' time limits.
 fn story_threads() -> String {
     let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
     (2 * cores).to_string()
@@ -250,11 +252,13 @@ pub(super) fn aarch64(shared: &Shared) -> Result<Outcome> {
     };
     let binary = shared.cross_built(&dpu)?;
     say!("  {}", dpu.version()?);
-    // What differs there are copies, flushes and faults.
+    // On arm64, memory copies, cache flushes and page faults differ, so only these tests run under
+    // emulation.
     show(dpu.cargo("test", "pierhead-pmem").arg("--lib"))?;
     let missing = dist::missing_for_trial();
     if missing.is_empty() {
-        // Both platforms in one image, as it is released: nothing of one may slip into the other.
+        // One image for both platforms, as in a release, so that the check finds files of the wrong
+        // platform.
         let scratch = tempfile::tempdir_in(place::target())?;
         dist::trial(
             &[&shared.built()?.daemon, &binary],
@@ -290,7 +294,7 @@ pub(super) fn dpu(shared: &Shared) -> Result<Outcome> {
     dpu_vm::suite_of(shared.cross_built(&dpu)?, peer).map(Outcome::Tests)
 }
 
-/// Runs the test programs that are wanted.
+/// Runs the chosen test programs.
 fn run(
     shared: &Shared,
     environment: &[(String, PathBuf)],
@@ -331,7 +335,7 @@ fn cargo() -> Command {
     command
 }
 
-/// Runs a command whose own output says what is wrong.
+/// Runs a command whose output describes its errors.
 fn show(command: &mut Command) -> Result<Outcome> {
     let name = exec::describe(command);
     let status = command

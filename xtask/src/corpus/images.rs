@@ -17,13 +17,13 @@ use crate::{
     },
 };
 
-/// Both versions of an image: the tag, and where its Debian packages come from.
+/// The two versions of each image: the tag, and the versions of its Debian packages.
 const VERSIONS: [(&str, Suite); 2] = [("v1", Suite::Release), ("v2", Suite::Updates)];
 
 /// Architectures of the multi-platform images.
 pub(crate) const ARCHS: [&str; 2] = ["amd64", "arm64"];
 
-/// The commands of busybox that images get a link for.
+/// Commands of busybox for which an image contains a link.
 const COMMANDS: &[&str] = &[
     "sh",
     "cat",
@@ -71,7 +71,7 @@ const COMMANDS: &[&str] = &[
     "yes",
 ];
 
-/// Parts of a package that a slim image leaves out.
+/// Folders of a package that slim images leave out.
 const LEFT_OUT: &[&str] = &[
     "usr/share/bug",
     "usr/share/doc",
@@ -114,10 +114,10 @@ def hello():
     return "hello from a layer that pierhead served\n"
 "#;
 
-/// Size of each of the two layers that make `big` big, in bytes: together more than 300 MB.
+/// Size in bytes of each of the two layers of the image `big`, which has more than 300 MB in total.
 const BIG_LAYER: u64 = 160 << 20;
 
-/// Builds every image into a layout; layers that images share are packed once.
+/// Builds all images into a layout. Packs a layer that images share only once.
 pub(crate) struct Builder<'a> {
     layout: &'a mut Layout,
     apt: &'a Apt,
@@ -126,8 +126,8 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// A builder of images into `layout` from the packages of `apt`; Python packages go below
-    /// `downloads`.
+    /// Creates a builder that writes into `layout`, with Debian packages from `apt` and Python
+    /// packages in `downloads`.
     pub(crate) fn new(layout: &'a mut Layout, apt: &'a Apt, downloads: &'a Path) -> Self {
         Self {
             layout,
@@ -137,10 +137,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// All images, in all their versions.
+    /// Builds all images in all versions.
     ///
     /// # Errors
-    /// When a package cannot be fetched or the layout cannot be written.
+    /// A package cannot be downloaded, or the layout cannot be written.
     pub(crate) fn all(mut self) -> Result<()> {
         self.busybox()?;
         self.redis()?;
@@ -149,7 +149,7 @@ impl<'a> Builder<'a> {
         self.unusual()
     }
 
-    /// Tiny, of two platforms: the versions share the layer with the program.
+    /// A tiny image for two platforms. Its versions share the layer with the program.
     fn busybox(&mut self) -> Result<()> {
         for (tag, _) in VERSIONS {
             let mut manifests = Vec::new();
@@ -167,7 +167,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// A server from Debian: the versions share little once Debian has mended something in it.
+    /// A server from Debian. Its versions share few files after a security update of Debian.
     fn redis(&mut self) -> Result<()> {
         for (tag, suite) in VERSIONS {
             let app = self.debian(suite, &["redis-server"])?;
@@ -192,7 +192,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// A Python application: an update of its packages changes one layer of small files.
+    /// A Python application. An update of its packages changes one layer with small files.
     fn flask(&mut self) -> Result<()> {
         for ((tag, suite), pins) in VERSIONS.into_iter().zip(FLASK) {
             let packages = self.apt.closure(suite, &self.native(), &["python3"])?;
@@ -204,7 +204,7 @@ impl<'a> Builder<'a> {
             };
             pypi::install(&folder, &python, machine, pins)?;
             let mut site = Tree::default();
-            // pip writes scripts that name the Python of this machine, not of the image.
+            // pip writes scripts with the path of this machine's Python, not of the image's.
             site.copy(&folder, "srv/site", &|path| {
                 path != "srv/site/bin" && !path.ends_with("__pycache__")
             })?;
@@ -232,7 +232,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// More than 300 MB that no compression makes smaller; the versions share half of it.
+    /// An image with more than 300 MB of incompressible data. Its versions share half of the data.
     fn big(&mut self) -> Result<()> {
         let noise = |seed: u64| {
             let mut tree = Tree::default();
@@ -249,13 +249,14 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// What registries hold besides: zstd layers, and manifests in Docker's own media types.
+    /// Unusual formats that registries contain: zstd layers, and manifests with Docker's media
+    /// types.
     fn unusual(&mut self) -> Result<()> {
         let native = self.native();
         let run = json!({"Cmd": ["sh"], "Env": [PATH]});
         let mut tree = self.shell_tree(&native)?;
-        // Unlike the gzip layer in content too: podman does not pull a layer again that unpacks to
-        // what it has, so a cache in front would never see this one.
+        // The content also differs from the gzip layer. podman does not pull a layer again if its
+        // unpacked content is stored, so a cache would never see this layer.
         tree.text("srv/packing", "zstd\n");
         let zstd = self.layout.layer(&tree, Packing::Zstd)?;
         let marker = self.marker("zstd", "v1", Packing::Zstd)?;
@@ -283,7 +284,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The root of a file system, with a shell that needs no library.
+    /// The root file system with a statically linked shell.
     fn shell(&mut self, arch: &str) -> Result<Layer> {
         let key = format!("shell/{arch}");
         if let Some(layer) = self.shared.get(&key) {
@@ -319,13 +320,13 @@ impl<'a> Builder<'a> {
         Ok(tree)
     }
 
-    /// The C library, in a layer of its own since most updates leave it as it is.
+    /// The C library in its own layer, because most updates do not change it.
     fn c_library(&mut self, suite: Suite) -> Result<Layer> {
         let packages = self.apt.closure(suite, &self.native(), &["libc6"])?;
         self.packages(&packages)
     }
 
-    /// `names` and what they need, but the C library.
+    /// The packages `names` and their dependencies, without the C library.
     fn debian(&mut self, suite: Suite, names: &[&str]) -> Result<Layer> {
         let native = self.native();
         let base = self.apt.closure(suite, &native, &["libc6"])?;
@@ -360,7 +361,7 @@ impl<'a> Builder<'a> {
         Ok(tree)
     }
 
-    /// A small layer that makes each version of an image another one.
+    /// A small layer that makes the versions of an image differ.
     fn marker(&self, name: &str, tag: &str, packing: Packing) -> Result<Layer> {
         let mut tree = Tree::default();
         tree.text("srv/release", &format!("{name} {tag}\n"));
@@ -370,7 +371,8 @@ impl<'a> Builder<'a> {
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// `3.11` of the Python among `packages`, which is what wheels are made for.
+/// The minor version of Python in `packages`, such as `3.11`. Python wheels are built for a minor
+/// version.
 fn minor_version(packages: &[Package]) -> Result<String> {
     let version = packages
         .iter()
@@ -384,7 +386,7 @@ fn minor_version(packages: &[Package]) -> Result<String> {
     }
 }
 
-/// Whether this machine has what building needs, or else what is missing.
+/// Programs that the build needs and that this machine lacks.
 pub(crate) fn missing_tools() -> Vec<&'static str> {
     [
         ("apt-get", "--version"),

@@ -2,7 +2,7 @@
 //! container daemon or root.
 //!
 //! The result is an OCI image layout. The same packages give the same digests: entries are sorted,
-//! times are fixed, and compressed streams carry nothing of this machine.
+//! times are fixed, and compressed streams contain no data of this machine.
 
 mod images;
 mod pypi;
@@ -16,10 +16,11 @@ use crate::{apt, console::say, image::layout, place};
 use images::Builder;
 pub(crate) use images::missing_tools;
 
-/// The file in a complete corpus that says which recipe it was built by.
+/// File in a complete corpus with the recipe that built it.
 const STAMP: &str = "recipe";
 
-/// What decides about the corpus, besides the packages. A change here builds it anew.
+/// Everything besides the packages that determines the corpus. After a change, the corpus is built
+/// again.
 const RECIPE: &[&str] = &[
     include_str!("../apt.rs"),
     include_str!("images.rs"),
@@ -28,10 +29,10 @@ const RECIPE: &[&str] = &[
     include_str!("pypi.rs"),
 ];
 
-/// Builds the corpus into `out`, unless it is there already.
+/// Builds the corpus into `out`, unless it exists.
 ///
 /// # Errors
-/// When a package cannot be fetched, or `out` holds something else.
+/// A package cannot be downloaded, or `out` contains something else.
 #[expect(
     clippy::disallowed_methods,
     reason = "a build artifact, which the next run makes again after a crash"
@@ -57,7 +58,8 @@ pub(crate) fn build(out: &Path, anew: bool) -> Result<()> {
     let downloads = place::downloads();
     let apt = apt::Apt::prepare(&downloads.join("apt"), &images::ARCHS)
         .context("ask Debian for its packages")?;
-    // A folder of its own, renamed when complete: a build that broke off is never used.
+    // The build uses a separate folder, which is renamed when it is complete. So an interrupted
+    // build is never used.
     let partial = out.with_extension("partial");
     if partial.exists() {
         fs::remove_dir_all(&partial)?;

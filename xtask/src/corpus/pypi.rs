@@ -7,11 +7,11 @@ use anyhow::Result;
 
 use crate::exec;
 
-/// Puts exactly `pins` (`name==version`) into `folder`, wheels only: nothing is built, nothing of
-/// theirs runs here, and nothing else is pulled in.
+/// Installs exactly the packages `pins` (`name==version`) into `folder`. Only wheels: pip builds
+/// nothing, runs no code of the packages, and installs no dependencies.
 ///
 /// # Errors
-/// When there is no pip, or PyPI lacks a wheel for that Python.
+/// pip is missing, or PyPI has no wheel for this version of Python.
 pub(crate) fn install(folder: &Path, python: &str, machine: &str, pins: &[&str]) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;

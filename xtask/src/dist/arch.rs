@@ -21,7 +21,7 @@ impl Arch {
         }
     }
 
-    /// Rust's target.
+    /// Name of the Rust target.
     pub(crate) fn target(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64-unknown-linux-gnu",

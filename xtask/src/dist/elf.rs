@@ -7,29 +7,29 @@ use anyhow::{Context, Result, ensure};
 
 use super::arch::Arch;
 
-/// A version of glibc, as 2.31.
+/// A version of glibc, such as 2.31.
 pub(crate) type Glibc = (u32, u32);
 
 /// A program or a library.
 #[derive(Debug)]
 pub(crate) struct Elf {
-    /// What it runs on.
+    /// Platform on which the file runs.
     pub(crate) arch: Arch,
-    /// The dynamic linker that a program names; none in a static program or a library.
+    /// Dynamic linker that a program names. `None` for a static program or a library.
     pub(crate) interpreter: Option<String>,
-    /// Names of the libraries that it needs, in its own order.
+    /// Names of the required libraries, in the order of the file.
     pub(crate) needed: Vec<String>,
-    /// Versions of symbols that it needs, as `GLIBC_2.17`.
+    /// Required symbol versions, such as `GLIBC_2.17`.
     pub(crate) versions: BTreeSet<String>,
-    /// The symbols that it needs of these versions, each with its own.
+    /// Required symbols with a version, as pairs of symbol and version.
     pub(crate) symbols: Vec<(String, String)>,
 }
 
-/// Kinds of program headers.
+/// Types of program headers.
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const INTERPRETER: u32 = 3;
-/// Tags of the dynamic section.
+/// Tags of entries in the dynamic section.
 const NEEDED: u64 = 1;
 const STRINGS: u64 = 5;
 const VERSIONS: u64 = 0x6fff_fffe;
@@ -39,10 +39,10 @@ const SYMBOLS: u32 = 11;
 const SYMBOL_VERSIONS: u32 = 0x6fff_ffff;
 
 impl Elf {
-    /// Reads 64 bits, little endian.
+    /// Parses a 64-bit little-endian ELF file.
     ///
     /// # Errors
-    /// What is no such file, or broken.
+    /// The file has another format, or is damaged.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self> {
         ensure!(
             bytes.starts_with(b"\x7fELF\x02\x01"),
@@ -98,7 +98,7 @@ impl Elf {
         Ok(elf)
     }
 
-    /// The oldest glibc that has all that it needs; none if it needs no glibc.
+    /// The oldest glibc with all required symbol versions. `None` if the file does not need glibc.
     pub(crate) fn glibc(&self) -> Option<Glibc> {
         self.versions
             .iter()
@@ -108,7 +108,7 @@ impl Elf {
 }
 
 impl Elf {
-    /// The symbols that a glibc of this version lacks, or has under another version.
+    /// Required symbols that glibc version `glibc_` lacks or has under another version.
     pub(crate) fn newer_than(&self, glibc_: Glibc) -> impl Iterator<Item = (&str, &str)> {
         let newer = move |version: &str| {
             let version = version.strip_prefix("GLIBC_").and_then(glibc);
@@ -119,13 +119,14 @@ impl Elf {
     }
 }
 
-/// Reads `2.31`; a third number does not matter.
+/// Parses a version such as `2.31`. Ignores a third number.
 fn glibc(text: &str) -> Option<Glibc> {
     let mut numbers = text.split('.').map(|it| it.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// Two lists in one another: for each library, the versions of its symbols. By the number that symbols say.
+/// Parses the nested lists of required versions: each library has a list of symbol versions. The
+/// key of the result is the number by which a symbol refers to its version.
 fn versions(
     file: &Bytes<'_>,
     start: u64,
@@ -149,7 +150,7 @@ fn versions(
     Ok(found)
 }
 
-/// Two tables beside one another: symbols, and the number of the version of each.
+/// Parses two parallel tables: the symbols, and for each symbol the number of its version.
 fn symbols(
     file: &Bytes<'_>,
     versions: &BTreeMap<u16, String>,
@@ -173,7 +174,7 @@ fn symbols(
     };
     let mut found = Vec::new();
     for nth in 0..bytes / 2 {
-        // The highest bit says that the symbol is hidden.
+        // The highest bit marks a hidden symbol.
         let number = file.half(numbers + nth * 2)? & 0x7fff;
         if let Some(version) = versions.get(&number) {
             let name = file.quarter(names + nth * 24)?;
@@ -190,7 +191,7 @@ struct Segment {
     size: u64,
 }
 
-/// Where in the file an address of the loaded program lies.
+/// Offset in the file of a memory address of the loaded program.
 fn offset(segments: &[Segment], address: u64) -> Result<u64> {
     segments
         .iter()

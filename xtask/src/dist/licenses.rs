@@ -16,17 +16,19 @@ use crate::{exec, place};
 
 /// The licence files that are distributed with a program.
 pub(crate) struct Licenses {
-    /// pierhead's own.
+    /// The licence text of pierhead.
     pub(crate) own: Vec<u8>,
-    /// Those of the crates: each text once, below the names of those that it is of.
+    /// Licence texts of the crates. Each text occurs once, below the names of the crates that have
+    /// it.
     pub(crate) crates: Vec<u8>,
-    /// Those of Rust's own library, as its makers put it together.
+    /// Licence texts of Rust's standard library, as the Rust project collects them.
     pub(crate) std: Vec<u8>,
 }
 
-/// The project's, for itself and for whoever lets us choose it and brings no text.
+/// File and name of pierhead's own licence. Its text also serves for crates that offer this licence
+/// and contain no text.
 const OWN: (&str, &str) = ("LICENSE", "Apache-2.0");
-/// How files with licences begin.
+/// Beginnings of the names of licence files.
 const NAMES: [&str; 6] = [
     "license",
     "licence",
@@ -77,7 +79,7 @@ impl Licenses {
     }
 }
 
-/// The texts of a crate, with those of what it has taken in itself.
+/// Licence texts of a crate, including those of source code that the crate contains.
 fn brought(folder: &Path, expression: &str, own: &[u8]) -> Result<Vec<String>> {
     let mut found = Vec::new();
     find(folder, &mut found)?;
@@ -85,7 +87,7 @@ fn brought(folder: &Path, expression: &str, own: &[u8]) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for path in &found {
         let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        // zstd's, which lets us choose its other one.
+        // zstd offers a choice of two licences; leave out the GPL.
         if !text.trim_start().starts_with("GNU GENERAL PUBLIC LICENSE") && !text.trim().is_empty() {
             texts.push(text);
         }
@@ -119,7 +121,7 @@ fn find(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// One after the other, by the first crate of each.
+/// Joins the texts, sorted by the first crate of each.
 fn listed(texts: BTreeMap<String, Vec<String>>) -> Result<String> {
     let mut texts: Vec<_> = texts.into_iter().map(|(text, of)| (of, text)).collect();
     texts.sort();

@@ -22,28 +22,29 @@ use crate::{
     place,
 };
 
-/// The compressed layers of a released image have fewer bytes: a DPU with a small eMMC can spare these.
+/// Maximum size in bytes of the compressed layers of a release image. A DPU with a small eMMC has
+/// this much space.
 pub(crate) const MAX_RELEASE: u64 = 20_000_000;
 
-/// The same for an unoptimised program without symbols. With gzip such a program had 13.8 MB when the release had
-/// 10.0 MB (`cargo build --release`, x86-64).
+/// The same limit for an unoptimized program without symbols. With gzip, such a program had 13.8 MB
+/// when the release had 10.0 MB (`cargo build --release`, x86-64).
 pub(crate) const MAX_UNOPTIMISED: u64 = 16_500_000;
 
-/// Where it listens for clients.
+/// Port on which pierhead listens for clients.
 pub(crate) const PORT: u16 = 5000;
 
 /// An image for one platform.
 pub(crate) struct Platform<'a> {
-    /// In the words of images.
+    /// Architecture, by its name in OCI images.
     pub(crate) arch: &'a str,
     pub(crate) rootfs: &'a Rootfs,
 }
 
-/// Writes a layout with an index over `platforms` that is called `version`; the layers' compressed bytes, for
-/// each platform.
+/// Writes an OCI layout with an index of `platforms`. `version` becomes the tag. Returns the size
+/// of the compressed layers of each platform in bytes.
 ///
 /// # Errors
-/// When it cannot be written.
+/// The layout cannot be written.
 pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> Result<Vec<u64>> {
     let mut layout = Layout::create(path)?;
     let labels = labels(version);
@@ -51,7 +52,8 @@ pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> R
         "User": format!("{USER}:{USER}"),
         "Entrypoint": [format!("/{PROGRAM}")],
         "Cmd": ["serve"],
-        // Without a configuration the cache is there, whoever the user is.
+        // Without a configuration file, pierhead stores its cache below this folder, for every
+        // user.
         "Env": ["PATH=/usr/bin", "XDG_DATA_HOME=/var/lib"],
         "ExposedPorts": {format!("{PORT}/tcp"): {}},
         "WorkingDir": "/",
@@ -72,7 +74,7 @@ pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> R
     Ok(sizes)
 }
 
-/// What it says of itself, each platform's configuration and the index alike.
+/// Labels of the image, for each platform's configuration and for the index.
 fn labels(version: &str) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": "pierhead",
@@ -80,7 +82,7 @@ fn labels(version: &str) -> Value {
         "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
         "org.opencontainers.image.version": version,
     });
-    // What is built from an archive without a history has none.
+    // A build from an archive without git history has no revision.
     let revision = exec::text(Command::new("git").current_dir(place::root()).args([
         "describe",
         "--always",
@@ -98,11 +100,12 @@ fn labels(version: &str) -> Value {
     labels
 }
 
-/// Reads the layout as a client would, and holds it against what is promised of it: every digest, a user that is
-/// not root, one program and the dynamic linker, no shell, nothing that anybody may write but the usual.
+/// Reads the layout as a client would, and checks what pierhead promises about its image: digests,
+/// a user other than root, one program and the dynamic linker, no shell, and no world-writable
+/// files except the usual folders.
 ///
 /// # Errors
-/// The first promise that it breaks.
+/// The first broken promise.
 pub(crate) fn examine(path: &Path, platforms: usize) -> Result<()> {
     let index: Value = serde_json::from_slice(&fs::read(path.join("index.json"))?)?;
     let index = document(path, &index["manifests"][0])?;

@@ -48,7 +48,7 @@ pub(crate) fn examine(files: &[&Path]) -> Result<()> {
     .map(drop)
 }
 
-/// With checksums by name and version.
+/// Assembles the bill. Takes the checksums of crates by name and version.
 fn assemble(
     linked: &Linked,
     checksums: &BTreeMap<String, String>,
@@ -106,7 +106,7 @@ fn component(kind: &str, package: &Value, checksums: &BTreeMap<String, String>) 
         component["scope"] = "required".into();
     }
     match package["license"].as_str() {
-        // An older way to write it.
+        // Some crates use `/` for a choice of licences, which is an older syntax.
         Some(license) => {
             let expression = license.replace(" / ", "/").replace('/', " OR ");
             component["licenses"] = json!([{"expression": expression}]);
@@ -126,7 +126,8 @@ fn component(kind: &str, package: &Value, checksums: &BTreeMap<String, String>) 
     Ok(component)
 }
 
-/// Rust's own, of the compiler that is here: it is linked into every program, and is no crate of cargo's.
+/// Rust's standard library of the installed compiler. Every program contains it, but cargo does not
+/// list it as a crate.
 fn library() -> Result<Value> {
     let said = exec::text(
         Command::new("rustc")
@@ -150,7 +151,8 @@ fn library() -> Result<Value> {
 
 fn from_debian(part: &Part) -> Result<Value> {
     let package = &part.package;
-    // As the copyright files of these packages say of what is taken from them; those are in the image.
+    // Licences as in the copyright files of the Debian packages, for the files that the image
+    // contains. The image also contains the copyright files.
     let license = match package.name.as_str() {
         "libc6" => "LGPL-2.1-or-later",
         "libgcc-s1" => "GPL-3.0-or-later WITH GCC-exception-3.1",
@@ -184,7 +186,7 @@ fn purl(package: &Value) -> String {
     format!("pkg:cargo/{}@{}", word("name"), word("version"))
 }
 
-/// `name version` to the checksum that the registry gave, from `Cargo.lock`.
+/// Map from `name version` to the checksum of the crate, from `Cargo.lock`.
 fn checksums(lock: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {
@@ -246,7 +248,8 @@ mod tests {
         for linked in ["tokio", "ring", "zstd-sys", "pierhead-oci"] {
             assert!(has(linked), "no {linked} in {listed:?}");
         }
-        // Of tests, of the build, of the compiler, of another system, of what others of the workspace ask for.
+        // Crates that the bill must not contain: for tests, for the build, for other systems, or
+        // for other programs of the workspace.
         for other in [
             "proptest",
             "cc",

@@ -14,11 +14,11 @@ use crate::{
     guest::{self, Archive, Image, Logs, PORTS, Qemu, Recipe, Up, blank},
 };
 
-/// What emulates it.
+/// Name of the emulator.
 pub(super) const QEMU: &str = "qemu-system-aarch64";
 const SCRIPT: &[u8] = include_bytes!("script.sh");
 
-/// What it boots from.
+/// Kernel and modules of the machine.
 pub(super) const RECIPE: Recipe = Recipe {
     arch: "arm64",
     modules: &[
@@ -26,16 +26,17 @@ pub(super) const RECIPE: Recipe = Recipe {
         "virtio_blk",
         "virtio_net",
         "virtio_console",
-        // ext4 asks for it by name when it mounts, which no module says that it depends on.
+        // ext4 requests this module by name at a mount. The module's dependencies do not mention
+        // it.
         "crc32c_generic",
         "ext4",
     ],
     telling: "virtio_net",
 };
 
-/// Size of its disk.
+/// Size of the disk in bytes.
 const DISK: u64 = 1 << 30;
-/// Debian's libraries for the cores of a DPU, where a compiler for them brought some.
+/// Folder of Debian's arm64 libraries, which an installed cross-compiler brings.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
 const NEEDED: [&str; 4] = [
     "ld-linux-aarch64.so.1",
@@ -45,25 +46,25 @@ const NEEDED: [&str; 4] = [
 ];
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// A machine that can be booted again and again with the same disk.
+/// A machine that can be booted repeatedly with the same disk.
 pub(super) struct Machine {
-    /// What it boots from.
+    /// Kernel and base of the initramfs.
     pub(super) image: Image,
-    /// pierhead, for its cores.
+    /// Path of the pierhead binary for arm64.
     pub(super) binary: PathBuf,
-    /// The file behind the disk: what is in it outlives the machine.
+    /// File with the contents of the disk, which outlives the machine.
     pub(super) disk: PathBuf,
-    /// How long one boot may take.
+    /// Time limit of one boot.
     pub(super) limit: Duration,
-    /// Where each boot leaves its console.
+    /// Folder for the console output of each boot.
     pub(super) logs: PathBuf,
 }
 
 impl Machine {
-    /// Makes a file system on the disk, unless there is one.
+    /// Creates a file system on the disk, unless the disk has one.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// The file system cannot be created.
     pub(super) fn plug_in(&self) -> Result<()> {
         if blank(&self.disk, DISK)? {
             exec::output(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&self.disk))?;
@@ -71,10 +72,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Boots it and waits until pierhead serves. `upstream` is the URL of Docker Hub, as this machine would say it.
+    /// Boots the machine and waits until pierhead is ready. `upstream` is the URL of Docker Hub,
+    /// with an address of this machine's network.
     ///
     /// # Errors
-    /// When it does not come so far: with its console.
+    /// pierhead does not become ready. The error has the console output.
     pub(super) fn boot(&self, name: &str, upstream: Option<&str>) -> Result<Up> {
         let logs = Logs::of(&self.logs, name);
         fs::write(&logs.initramfs, self.initramfs(upstream)?)?;
@@ -93,7 +95,7 @@ impl Machine {
         };
         add("bin/pierhead", &self.binary)?;
         let libraries = Path::new(LIBRARIES);
-        // A program that is linked statically needs none.
+        // A statically linked program needs no libraries.
         if libraries.exists() {
             for name in NEEDED {
                 add(&format!("lib/{name}"), &libraries.join(name))?;
@@ -127,7 +129,7 @@ impl Machine {
 fn configuration(upstream: Option<&str>) -> String {
     let [clients, admin] = PORTS;
     let hub = upstream.map_or_else(String::new, |url| {
-        // This machine, as QEMU's network calls it.
+        // 10.0.2.2 is the address of this machine in QEMU's network.
         let url = url.replacen("127.0.0.1", "10.0.2.2", 1);
         format!("[upstreams.\"docker.io\"]\naddresses = {url:?}\n")
     });

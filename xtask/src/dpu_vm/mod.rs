@@ -1,8 +1,9 @@
 //! `cargo xtask dpu-vm`: boots a simulated BlueField DPU with pierhead in QEMU, and pulls images
 //! from it.
 //!
-//! QEMU emulates the cores of a BlueField-2; the guest has Debian's kernel, busybox, pierhead and nothing else. Its ports are
-//! forwarded to loopback ones of this machine, whose own loopback it reaches as 10.0.2.2: where its upstream is.
+//! QEMU emulates the cores of a BlueField-2. The guest has only Debian's kernel, busybox and
+//! pierhead. Ports of this machine's loopback interface lead to the ports of the guest. The guest
+//! reaches this machine, which has the upstream registry, as 10.0.2.2.
 
 mod machine;
 mod suite;
@@ -24,36 +25,39 @@ use crate::{
 };
 use machine::Machine;
 
-/// What it keeps lies there.
+/// Folder of the machine's files, below xtask's folder for virtual machines.
 const FOLDER: &str = "dpu-vm";
 
-/// How to boot, and what to run.
+/// Flags of `cargo xtask dpu-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// pierhead for the DPU's cores (default: built for development).
+    /// Run this pierhead for arm64 (default: a development build).
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
-    /// Keep the disk in FILE, and find there what an earlier call left (default: thrown away).
+    /// Keep the disk in FILE, and use the contents that an earlier call left (default: a temporary
+    /// disk).
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
-    /// How long one boot may take, with its command.
+    /// Time limit of one boot with its command.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     limit: u64,
-    /// Say where it can be reached, and keep it up until the standard input ends.
+    /// Print the addresses of the machine, and run it until standard input ends.
     #[arg(long, conflicts_with = "command")]
     hold: bool,
-    /// URL of its Docker Hub; an address of 127.0.0.1 means this machine (default: the suite's own registry, or the real one).
+    /// URL that the guest uses as Docker Hub; an address of 127.0.0.1 means this machine (default:
+    /// the registry of the suite, or the real Docker Hub).
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
-    /// Runs in the guest, beside a pierhead that serves; without it the suite runs, two boots of it.
+    /// Command to run in the guest while pierhead serves; without a command, the test suite runs,
+    /// with two boots.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
-/// Boots the machine and says with which status the command, or the suite, ended.
+/// Boots the machine, and returns the exit status of the command or of the suite.
 ///
 /// # Errors
-/// When the machine cannot be put together, or does not come to the command's end.
+/// The machine cannot be assembled, or does not finish the command.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let binary = match &options.binary {
         Some(path) => path.clone(),
@@ -88,11 +92,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         status = dpu.shell(&line, |line| println!("{line}"))?;
     }
     dpu.off(suite::OFF)?;
-    // A shell's statuses are bytes.
+    // An exit status of a shell is a byte.
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
 
-/// Runs the suite with a pierhead that was built for the DPU's cores, and with the example `peer`.
+/// Runs the suite with a pierhead for arm64 and the example program `peer`.
 ///
 /// # Errors
 /// As [`run`].
@@ -101,7 +105,7 @@ pub(crate) fn suite_of(binary: PathBuf, peer: &Path) -> Result<Count> {
     suite::run(&machine, peer)
 }
 
-/// The programs that it takes and that are not here.
+/// Required programs that this machine lacks.
 pub(crate) fn missing() -> Vec<&'static str> {
     install::missing_for_machine(machine::QEMU)
 }
@@ -113,7 +117,8 @@ fn built() -> Result<PathBuf> {
     Ok(Dpu::binary())
 }
 
-/// The machine, and the folder that goes with it.
+/// Assembles the machine. Returns its temporary folder with it, which must live as long as the
+/// machine.
 fn machine(
     binary: PathBuf,
     keep: Option<&Path>,

@@ -12,16 +12,16 @@ use crate::{
     guest::{Peer, Up},
 };
 
-/// What doctor says of a Cortex-A72, which is what a BlueField-2 has.
+/// Output of `pierhead doctor` on a Cortex-A72, the core of a BlueField-2.
 const NO_INSTRUCTION: &str = "no dc cvap";
 
-/// Ends pierhead in order, then the machine: with the status of pierhead.
+/// Shell command that stops pierhead, then the machine, with the exit status of pierhead.
 pub(super) const OFF: &str = "finish TERM; tell \"exit $?\"; umount /data; sync; poweroff -f";
 
-/// Runs it: `peer` is the program.
+/// Runs the suite. `peer` is the path of the example program.
 ///
 /// # Errors
-/// When the machine does not boot.
+/// The machine does not boot.
 pub(super) fn run(machine: &Machine, peer: &Path) -> Result<Count> {
     let mut peer = Peer::start(peer)?;
     let mut checks = Count::default();

@@ -13,21 +13,21 @@ use anyhow::{Context, Result, bail};
 
 use crate::{console, exec};
 
-/// Lines of the guest's console that a failure shows.
+/// Number of console lines that an error contains.
 const CONSOLE_LINES: usize = 30;
 
 /// The files of one boot.
 pub(crate) struct Logs {
-    /// What it boots from besides the kernel.
+    /// The initramfs of the boot.
     pub(crate) initramfs: PathBuf,
-    /// What its kernel and its first process print.
+    /// Console: the output of the kernel and of the init process.
     pub(crate) console: PathBuf,
-    /// What its first process tells the host: see `init.sh`.
+    /// Messages of the init process to the host; see `init.sh`.
     pub(crate) told: PathBuf,
 }
 
 impl Logs {
-    /// Those in `folder`; `name` tells this boot from others.
+    /// Paths of these files in `folder`. `name` distinguishes the boots.
     pub(crate) fn of(folder: &Path, name: &str) -> Self {
         Self {
             initramfs: folder.join(format!("{name}.initramfs")),
@@ -37,7 +37,7 @@ impl Logs {
     }
 }
 
-/// A boot in progress. Dropped, it pulls the plug.
+/// A boot in progress. Dropping it kills the machine.
 pub(crate) struct Boot {
     child: Child,
     input: Option<ChildStdin>,
@@ -47,29 +47,30 @@ pub(crate) struct Boot {
     logs: Logs,
 }
 
-/// What came of a boot.
+/// The result of a boot.
 pub(crate) struct Ended {
-    /// The command's exit status.
+    /// Exit status of the guest's command.
     pub(crate) status: i32,
-    /// From the start of the machine to its end.
+    /// Time from the start of the machine until its end.
     pub(crate) took: Duration,
-    /// What the guest's clock showed when the command began.
+    /// The guest's clock when the command began.
     pub(crate) ready: String,
 }
 
-/// What the machine says next.
+/// The next event of the machine.
 pub(crate) enum Said {
-    /// The command printed a line.
+    /// The guest's command printed a line.
     Line(String),
-    /// There will be no more: the machine is off.
+    /// The machine is off, so no more lines follow.
     Off,
 }
 
 impl Boot {
-    /// Starts `qemu`, whose standard output and input are those of the guest's job, for at most `limit`.
+    /// Starts `qemu`, and kills it after `limit`. Its standard input and output are those of the
+    /// guest's command.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// QEMU cannot be started.
     pub(crate) fn start(qemu: &mut Command, logs: Logs, limit: Duration) -> Result<Self> {
         let name = qemu.get_program().display().to_string();
         let mut child = qemu
@@ -84,7 +85,7 @@ impl Boot {
         std::thread::spawn(move || {
             let mut reader = BufReader::new(stdout);
             let mut line = Vec::new();
-            // Only whole lines: the last one of a machine that was killed may be torn.
+            // Forward only complete lines. The last line of a killed machine may be incomplete.
             while reader.read_until(b'\n', &mut line).is_ok() && line.pop() == Some(b'\n') {
                 let text = String::from_utf8_lossy(&line).into_owned();
                 line.clear();
@@ -103,10 +104,10 @@ impl Boot {
         })
     }
 
-    /// Waits for what the command prints next.
+    /// Waits for the next line of the guest's command, or for the end of the machine.
     ///
     /// # Errors
-    /// When the machine is at it for longer than its limit.
+    /// The machine exceeds its time limit.
     pub(crate) fn listen(&mut self) -> Result<Said> {
         let left = self.limit.saturating_sub(self.begun.elapsed());
         match self.lines.recv_timeout(left) {
@@ -122,10 +123,10 @@ impl Boot {
         }
     }
 
-    /// Writes a line to the job's input.
+    /// Writes a line to the standard input of the guest's command.
     ///
     /// # Errors
-    /// When the machine is off.
+    /// The machine is off.
     pub(crate) fn say(&mut self, line: &str) -> Result<()> {
         let input = self.input.as_mut().context("it has no input")?;
         input
@@ -134,20 +135,20 @@ impl Boot {
             .context("the virtual machine does not listen")
     }
 
-    /// Pulls the plug: the process gets no chance to write anything back.
+    /// Kills the machine like a power loss: QEMU writes nothing back.
     ///
     /// # Errors
-    /// When the process cannot be killed.
+    /// The process cannot be killed.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Waits for the end, after [`Said::Off`].
+    /// Waits for the end of the machine, after [`Said::Off`].
     ///
     /// # Errors
-    /// When the machine did not come to the end of its command: with its console.
+    /// The guest's command did not finish. The error has the console output.
     pub(crate) fn end(mut self) -> Result<Ended> {
         let qemu = self.child.wait()?;
         let Some(status) = self.told("exit ").and_then(|it| it.parse().ok()) else {
@@ -167,24 +168,24 @@ impl Boot {
         })
     }
 
-    /// What the guest's clock showed when the command began.
+    /// The guest's clock when the command began.
     pub(crate) fn ready(&self) -> String {
         self.told("ready ").unwrap_or_else(|| "?".to_owned())
     }
 
-    /// Since it was started.
+    /// Time since the start of the machine.
     pub(crate) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// The rest of the line that begins so, of those that the first process told.
+    /// The rest of the init process's message that begins with `key`.
     fn told(&self, key: &str) -> Option<String> {
         let told = fs::read_to_string(&self.logs.told).ok()?;
         let mut lines = told.lines();
         lines.find_map(|line| line.trim().strip_prefix(key).map(str::to_owned))
     }
 
-    /// The last lines that the guest's kernel and first process printed.
+    /// The last lines of the console.
     pub(crate) fn console(&self) -> String {
         let console = &self.logs.console;
         let text = fs::read(console).unwrap_or_default();
@@ -195,7 +196,7 @@ impl Boot {
 
 impl Drop for Boot {
     fn drop(&mut self) {
-        // Whatever became of the command, no machine stays behind.
+        // No machine may outlive this process.
         let _ = self.kill();
     }
 }

@@ -16,39 +16,43 @@ use crate::{
     exec,
 };
 
-/// What a kind of guest boots from.
+/// Kernel and modules of a kind of virtual machine.
 pub(crate) struct Recipe {
-    /// Its architecture, in Debian's words.
+    /// Debian's name of the architecture.
     pub(crate) arch: &'static str,
-    /// Modules that it cannot do without, unless they are built in; what they depend on comes along.
+    /// Required modules. Their dependencies are added. Modules that the kernel has built in are
+    /// ignored.
     pub(crate) modules: &'static [&'static str],
-    /// One of them that Debian's kernel has as a module for certain.
+    /// One of `modules` that Debian's kernel certainly has as a module. If it is missing, the
+    /// modules could not be read.
     pub(crate) telling: &'static str,
 }
 
 impl Recipe {
-    /// What is kept was made by this recipe, or is made anew.
+    /// Text of the recipe. A cached image with another text is built again.
     fn text(&self) -> String {
         format!("1 {}", self.modules.join(" "))
     }
 }
 
-/// A kernel, and the part of its initramfs that is the same for every boot.
+/// A kernel, and the part of the initramfs that all boots share.
 pub(crate) struct Image {
-    /// The kernel.
+    /// Path of the kernel.
     pub(crate) kernel: PathBuf,
-    /// An archive with busybox and the modules.
+    /// cpio archive with busybox and the modules.
     pub(crate) base: Vec<u8>,
 }
 
 impl Image {
-    /// Takes what an earlier call kept in `folder`, or asks Debian for it: 70 MB, once.
+    /// Uses the image that an earlier call cached in `folder`, or downloads 70 MB of Debian
+    /// packages.
     ///
     /// # Errors
-    /// When it is not there and no Debian mirror is reachable.
+    /// The image is not cached, and no Debian mirror is reachable.
     pub(crate) fn prepare(folder: &Path, recipe: &Recipe) -> Result<Self> {
         fs::create_dir_all(folder)?;
-        // Two calls at once would unpack over each other. The lock goes with the file.
+        // The lock prevents two calls from unpacking into the same folder. It is released when the
+        // file is closed.
         let lock = fs::File::create(folder.join("lock"))?;
         lock.lock()?;
         let kernel = folder.join("vmlinuz");
@@ -72,7 +76,7 @@ impl Image {
         };
         let modules =
             Modules::find(&unpacked.path().join("lib/modules"))?.closure(recipe.modules)?;
-        // A newer kernel may compress what this cannot read.
+        // A newer kernel may have modules with a compression that this code does not read.
         if !modules.iter().any(|(name, _)| name == recipe.telling) {
             bail!(
                 "{}: its modules have no {}.ko",
@@ -100,7 +104,7 @@ impl Image {
         let bytes = archive.finish();
         fs::write(&base, &bytes)?;
         fs::remove_dir_all(folder.join("apt"))?;
-        // Last, so that what broke off in the middle is made anew.
+        // Written last, so that an interrupted build is repeated.
         fs::write(&made_by, recipe.text())?;
         Ok(Self {
             kernel,
@@ -109,13 +113,13 @@ impl Image {
     }
 }
 
-/// Fetches the packages and unpacks them, with apt's own state in `folder`: nothing is installed.
+/// Downloads and unpacks the packages. apt keeps its state in `folder` and installs nothing.
 fn unpack(folder: &Path, arch: &str) -> Result<tempfile::TempDir> {
     let apt = Apt::prepare(folder, &[arch])?;
     let latest = format!("linux-image-{arch}");
     let wanted = |package: &Package| {
         let name = package.name.as_str();
-        // The package without a version only depends on the kernel of the day.
+        // The package without a version contains no kernel: it depends on the latest one.
         name == "busybox-static" || (name.starts_with("linux-image-") && name != latest)
     };
     let packages: Vec<_> = apt

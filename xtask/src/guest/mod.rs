@@ -19,7 +19,8 @@ pub(crate) use up::{PORTS, Up};
 const INIT: &[u8] = include_bytes!("init.sh");
 const ROOT: &[u8] = include_bytes!("root.sh");
 
-/// An initramfs that runs `script` with `settings`; `job` may have more files.
+/// Builds an initramfs that runs `script` with the variables `settings`. `job` may contain further
+/// files.
 pub(crate) fn initramfs(
     image: &Image,
     settings: &[(&str, String)],
@@ -37,7 +38,7 @@ pub(crate) fn initramfs(
     [image.base.as_slice(), &job.finish()].concat()
 }
 
-/// A word as the shell takes it literally.
+/// Quotes a word for the shell.
 pub(crate) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 pub(super) struct Modules(HashMap<String, PathBuf>);
 
 impl Modules {
-    /// Finds those below `folder`.
+    /// Finds the modules below `folder`.
     ///
     /// # Errors
     /// When a folder cannot be read.
@@ -33,11 +33,11 @@ impl Modules {
         Ok(Self(found))
     }
 
-    /// `names` and all that they depend on, each after what it needs: names with contents. A name
-    /// that is no module is built into the kernel, and left out.
+    /// The modules `names` and their dependencies, each after its dependencies, with their
+    /// contents. Leaves out names that are not modules, because the kernel has them built in.
     ///
     /// # Errors
-    /// When a module cannot be read, or needs one that is not there.
+    /// A module cannot be read, or a dependency is missing.
     pub(super) fn closure(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
         let mut done = HashSet::new();
         let mut ordered = Vec::new();
@@ -68,7 +68,8 @@ impl Modules {
     }
 }
 
-/// The names after `depends=` in a module's section `.modinfo`, whose entries end with a zero byte.
+/// The names after `depends=` in the section `.modinfo` of a module. Each entry of the section ends
+/// with a zero byte.
 fn depends(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|it| it == KEY) else {

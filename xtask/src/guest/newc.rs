@@ -1,6 +1,6 @@
 //! Writes cpio archives in the `newc` format, which the kernel unpacks as its initramfs.
 
-/// An archive that grows in memory; archives laid end to end are unpacked one after the other.
+/// A cpio archive in memory. The kernel unpacks concatenated archives one after the other.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -11,17 +11,17 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 impl Archive {
-    /// Adds a folder; those above it must be there already.
+    /// Adds a folder. Its parent folders must be in the archive.
     pub(crate) fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, &[]);
     }
 
-    /// Adds a file that may be executed.
+    /// Adds an executable file.
     pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, PROGRAM, content);
     }
 
-    /// The whole archive.
+    /// Returns the complete archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes

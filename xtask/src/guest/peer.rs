@@ -14,24 +14,24 @@ use serde_json::Value;
 
 use crate::{console, exec, place};
 
-/// Running; ended when it is dropped.
+/// The running program. Dropping it ends the program.
 pub(crate) struct Peer {
     child: Child,
     input: ChildStdin,
     answers: BufReader<ChildStdout>,
-    /// Its registry.
+    /// URL of the program's registry.
     pub(crate) url: String,
 }
 
-/// What came of a pull.
+/// The result of a pull.
 pub(crate) struct Pulled {
-    /// Until the manifest was here, and until all was.
+    /// Seconds until the manifest was complete, and until the whole image was complete.
     pub(crate) seconds: [f64; 2],
-    /// Of the whole image.
+    /// Size of the image in bytes.
     pub(crate) bytes: u64,
-    /// Answers, and those from a cache.
+    /// Number of responses, and of responses from a cache.
     pub(crate) answers: [u64; 2],
-    /// Requests that the registry got meanwhile.
+    /// Number of requests that the registry received during the pull.
     pub(crate) asked: u64,
 }
 
@@ -48,12 +48,12 @@ impl fmt::Display for Pulled {
 }
 
 impl Peer {
-    /// Builds the program.
+    /// Builds the program `peer`.
     ///
     /// # Errors
-    /// When it does not compile.
+    /// The program does not compile.
     pub(crate) fn built() -> Result<PathBuf> {
-        // With the features that it has among the tests, so that nothing is compiled twice.
+        // The same features as in the build of the tests, so that cargo compiles nothing twice.
         exec::output(Command::new("cargo").current_dir(place::root()).args([
             "build",
             "--workspace",
@@ -63,10 +63,10 @@ impl Peer {
         Ok(place::target().join("debug/examples/peer"))
     }
 
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// The program does not become ready.
     pub(crate) fn start(program: &Path) -> Result<Self> {
         let mut child = Command::new(program)
             .stdin(Stdio::piped())
@@ -88,10 +88,10 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Pulls the image through `address` and compares every byte.
+    /// Pulls the image through `address`, and compares every byte.
     ///
     /// # Errors
-    /// With what was wrong.
+    /// The pull fails, or a byte differs.
     pub(crate) fn pull(&mut self, address: SocketAddr) -> Result<Pulled> {
         let said = self.ask(&format!("pull {address}"))?;
         let number = |key: &str| said[key].as_u64().with_context(|| format!("{key}: {said}"));
@@ -104,10 +104,11 @@ impl Peer {
         })
     }
 
-    /// Pulls again until all of it was stored: the last client has its bytes before that.
+    /// Repeats the pull until the registry gets no request. A client may have all bytes before
+    /// pierhead has stored them.
     ///
     /// # Errors
-    /// As [`Peer::pull`], or when the registry was asked for what was stored.
+    /// A pull fails, or the registry still gets requests for stored blobs.
     pub(crate) fn cached(&mut self, address: SocketAddr) -> Result<Pulled> {
         loop {
             let pulled = self.pull(address)?;
@@ -119,10 +120,10 @@ impl Peer {
         }
     }
 
-    /// The body of an answer.
+    /// Returns the body of a response.
     ///
     /// # Errors
-    /// When its status is not 200.
+    /// The status is not 200.
     pub(crate) fn get(&mut self, address: SocketAddr, path: &str) -> Result<String> {
         let said = self.ask(&format!("get {address} {path}"))?;
         if said["status"] != 200 {
@@ -131,10 +132,10 @@ impl Peer {
         Ok(said["body"].as_str().context("no body")?.to_owned())
     }
 
-    /// Ends its registry: nobody answers there.
+    /// Stops the program's registry, so that connections to it are refused.
     ///
     /// # Errors
-    /// When it is gone itself.
+    /// The program has ended.
     pub(crate) fn down(&mut self) -> Result<()> {
         self.ask("down").map(drop)
     }
@@ -157,7 +158,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

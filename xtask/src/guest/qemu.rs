@@ -7,14 +7,15 @@ use anyhow::{Context, Result};
 use super::{boot::Logs, image::Image};
 use crate::place;
 
-/// A command line that grows.
+/// A command line under construction.
 pub(crate) struct Qemu(Command);
 
 impl Qemu {
-    /// Of a machine that boots `image`. Its job's output and input are QEMU's.
+    /// Command line of a machine that boots `image`. QEMU's standard input and output are those of
+    /// the guest's command.
     ///
     /// # Errors
-    /// When there is no such program.
+    /// The program is not installed.
     pub(crate) fn new(program: &str, image: &Image, logs: &Logs) -> Result<Self> {
         let program = place::find(program).with_context(|| format!("no {program}"))?;
         let mut command = Command::new(program);
@@ -38,13 +39,14 @@ impl Qemu {
         Ok(qemu)
     }
 
-    /// One more option.
+    /// Adds an option with its value.
     pub(crate) fn add(&mut self, option: &str, value: &str) -> &mut Self {
         self.0.args([option, value]);
         self
     }
 
-    /// A disk. What is written to it is in the host's memory at once, and so outlives the process.
+    /// Adds a disk. A write of the guest reaches the host's page cache at once, so it survives a
+    /// kill of QEMU.
     pub(crate) fn disk(&mut self, file: &Path) -> &mut Self {
         self.add(
             "-drive",
@@ -56,7 +58,7 @@ impl Qemu {
         .add("-device", "virtio-blk-pci,drive=disk")
     }
 
-    /// A folder of this machine, mounted by 9p as `tag`.
+    /// Adds a folder of this machine, which the guest mounts by 9p with the tag `tag`.
     pub(crate) fn folder(&mut self, tag: &str, at: &Path, options: &str) -> &mut Self {
         self.add(
             "-fsdev",
@@ -71,26 +73,26 @@ impl Qemu {
         )
     }
 
-    /// This machine's whole root for `root.sh`.
+    /// Adds the root folder of this machine, which `root.sh` mounts.
     pub(crate) fn host_root(&mut self) -> &mut Self {
         self.folder("host", Path::new("/"), ",readonly=on")
     }
 
-    /// The command.
+    /// The complete command.
     pub(crate) fn command(&mut self) -> &mut Command {
         &mut self.0
     }
 }
 
-/// A path as a value in an option list, where a comma ends it unless it is doubled.
+/// Escapes a path for a list of options: commas are doubled.
 pub(crate) fn value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// Makes the file of a disk, or of an NVDIMM, unless it is there: whether it is new.
+/// Creates the file of a disk or NVDIMM, unless it exists. Returns whether the file is new.
 ///
 /// # Errors
-/// When it cannot be made.
+/// The file cannot be created.
 pub(crate) fn blank(path: &Path, bytes: u64) -> Result<bool> {
     let file = fs::OpenOptions::new()
         .create(true)

@@ -1,6 +1,7 @@
 //! A running virtual machine with forwarded ports and a shell that the host controls.
 //!
-//! Its script prints [`READY`] when pierhead serves, then runs each line that it reads and says [`END`] with the status.
+//! The guest's script prints [`READY`] when pierhead serves. Then it runs each line that it reads,
+//! and prints [`END`] with the exit status.
 
 use std::{
     io::{Read as _, Write as _},
@@ -19,29 +20,30 @@ use super::{
     qemu::{Qemu, value},
 };
 
-/// Where pierhead listens in the guest: for clients, and for those who look after it.
+/// Ports of pierhead in the guest: for clients, and for administration.
 pub(crate) const PORTS: [u16; 2] = [5000, 5001];
 
-/// The guest's words on its shell.
+/// Lines with which the guest's shell reports its state.
 const READY: &str = "guest: ready";
 const END: &str = "guest: end ";
 
-/// A machine that is up.
+/// A running machine.
 pub(crate) struct Up {
     boot: Boot,
-    /// Where clients reach it from this machine.
+    /// Address on this machine that leads to pierhead's port for clients.
     pub(crate) address: SocketAddr,
-    /// Where its metrics are.
+    /// Address on this machine that leads to pierhead's admin port.
     pub(crate) admin: SocketAddr,
 }
 
 impl Up {
-    /// Gives the machine a network, in which this one is 10.0.2.2, boots it and waits until it is ready.
+    /// Gives the machine a network in which this machine is 10.0.2.2, boots it, and waits until it
+    /// is ready.
     ///
     /// # Errors
-    /// When it does not come so far: with its console.
+    /// The machine does not become ready. The error has the console output.
     pub(crate) fn start(mut qemu: Qemu, logs: Logs, limit: Duration) -> Result<Self> {
-        // A socket's path has 107 bytes at most.
+        // The path of a Unix socket has at most 107 bytes, so a short temporary path is needed.
         let folder = tempfile::tempdir()?;
         let monitor = folder.path().join("monitor");
         let forward: String = PORTS
@@ -73,15 +75,16 @@ impl Up {
         })
     }
 
-    /// What the guest's clock showed when it was ready, and how long that took here.
+    /// The guest's clock when it was ready, and the duration of the boot.
     pub(crate) fn ready(&self) -> (String, Duration) {
         (self.boot.ready(), self.boot.elapsed())
     }
 
-    /// Runs a line of shell in the guest, and gives its exit status; `print` gets what it prints.
+    /// Runs a line of shell in the guest, and returns its exit status. Passes each output line to
+    /// `print`.
     ///
     /// # Errors
-    /// When the machine ends, or is at it for too long.
+    /// The machine ends, or exceeds its time limit.
     pub(crate) fn shell(&mut self, line: &str, mut print: impl FnMut(&str)) -> Result<i32> {
         self.boot.say(line)?;
         loop {
@@ -98,7 +101,8 @@ impl Up {
         }
     }
 
-    /// What a line of shell prints, and its status. Through a pipe there is no colour in it.
+    /// Runs a line of shell in the guest, and returns its status and output. The output is a pipe,
+    /// so programs print no colours.
     ///
     /// # Errors
     /// As [`Up::shell`].
@@ -111,18 +115,18 @@ impl Up {
         Ok((status, text))
     }
 
-    /// Pulls the plug.
+    /// Kills the machine, like a power loss.
     ///
     /// # Errors
-    /// When the process cannot be killed.
+    /// The process cannot be killed.
     pub(crate) fn cut(mut self) -> Result<()> {
         self.boot.kill()
     }
 
-    /// Runs the line of shell that ends it, and waits for that.
+    /// Runs the line of shell that ends the machine, and waits for the end.
     ///
     /// # Errors
-    /// When it does not come to that.
+    /// The machine does not end.
     pub(crate) fn off(mut self, line: &str) -> Result<Ended> {
         self.boot.say(line)?;
         while let Said::Line(_) = self.boot.listen()? {}
@@ -130,7 +134,7 @@ impl Up {
     }
 }
 
-/// Which ports of this machine lead to those of the guest: QEMU has chosen them.
+/// Ports of this machine that lead to [`PORTS`] of the guest. QEMU has chosen them.
 fn forwarded(monitor: &Path) -> Result<[SocketAddr; 2]> {
     let mut stream = UnixStream::connect(monitor).context("QEMU's monitor")?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -150,7 +154,8 @@ fn forwarded(monitor: &Path) -> Result<[SocketAddr; 2]> {
     }
 }
 
-/// Reads a line such as `  TCP[HOST_FORWARD]  13       127.0.0.1 40001       10.0.2.15  5000     0     0`.
+/// Parses a line of QEMU's monitor such as `  TCP[HOST_FORWARD]  13       127.0.0.1 40001
+/// 10.0.2.15  5000     0     0`.
 fn port(line: &str, guest: u16) -> Option<u16> {
     let mut words = line.split_whitespace();
     if words.next() != Some("TCP[HOST_FORWARD]") {
@@ -173,7 +178,7 @@ mod tests {
             "  TCP[HOST_FORWARD]  13       127.0.0.1 40001       10.0.2.15  5000     0     0";
         assert_eq!(port(line, 5000), Some(40001));
         assert_eq!(port(line, 40001), None);
-        // The rest of it has not come yet.
+        // The line is incomplete.
         assert_eq!(port(&line[..line.len() - 7], 5000), None);
     }
 }

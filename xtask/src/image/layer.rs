@@ -1,4 +1,4 @@
-//! A tree of files that is written as a reproducible tar archive: the layer of an image.
+//! A tree of files that becomes a layer of an image: a reproducible tar archive.
 
 use std::{
     collections::BTreeMap,
@@ -9,26 +9,26 @@ use std::{
 use anyhow::{Context, Result, bail};
 use tar::{EntryType, Header};
 
-/// Every entry has this time: 2025-01-01T00:00:00Z. Times of building would change every digest.
+/// Time of every entry: 2025-01-01T00:00:00Z. The time of the build would change every digest.
 pub(crate) const EPOCH: u64 = 1_735_689_600;
 
-/// Folders that Debian's `/usr` has taken in; packages may still name them as they were.
+/// Folders that Debian has moved into `/usr`. Packages may still contain the old paths.
 const MERGED: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64"];
 
-/// What is at a path.
+/// An entry of the tree.
 #[derive(Clone)]
 pub(crate) enum Node {
     /// A folder with its mode.
     Folder(u32),
-    /// A folder of this user and group, with its mode.
+    /// A folder with its mode, and with `id` as its user and group.
     Owned { mode: u32, id: u64 },
     /// A file with its mode and content.
     File(u32, Vec<u8>),
-    /// A file of that many bytes that no compression makes smaller, the same for the same seed.
+    /// A file of `size` incompressible bytes, which depend only on the seed.
     Noise { seed: u64, size: u64 },
     /// A symbolic link to a target.
     Symlink(String),
-    /// Another name of a file in this layer.
+    /// A hard link to another file of this layer.
     Hardlink(String),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Puts `node` at `path`, and the folders above it.
+    /// Puts `node` at `path`, and creates the parent folders.
     pub(crate) fn put(&mut self, path: &str, node: Node) {
         let mut above = path;
         while let Some((parent, _)) = above.rsplit_once('/') {
@@ -51,25 +51,25 @@ impl Tree {
         self.nodes.insert(path.to_owned(), node);
     }
 
-    /// A text file that everybody may read.
+    /// Adds a text file that all users may read.
     pub(crate) fn text(&mut self, path: &str, content: &str) {
         self.put(path, Node::File(0o644, content.into()));
     }
 
-    /// What is at a path.
+    /// The entry at a path.
     pub(crate) fn get(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path)
     }
 
-    /// All paths with what is there, sorted.
+    /// All paths with their entries, sorted by path.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))
     }
 
-    /// All entries of a tar stream whose paths `keep` wants, with the merged `/usr` in mind.
+    /// Adds the entries of a tar stream whose paths `keep` accepts. Moves old paths into `/usr`.
     ///
     /// # Errors
-    /// When the stream breaks or holds what an image layer here never holds, such as a device.
+    /// The stream is damaged, or contains an entry that layers here never have, such as a device.
     pub(crate) fn unpack(&mut self, stream: impl Read, keep: impl Fn(&str) -> bool) -> Result<()> {
         let mut archive = tar::Archive::new(stream);
         for entry in archive.entries()? {
@@ -98,10 +98,10 @@ impl Tree {
         Ok(())
     }
 
-    /// All files below `folder` of this machine, put below `under`.
+    /// Copies all files below `folder` of this machine to the path `under`.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// The folder cannot be read.
     pub(crate) fn copy(
         &mut self,
         folder: &Path,
@@ -126,13 +126,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Writes the tree as a tar archive, sorted by path, owned by root.
+    /// Writes the tree as a tar archive, sorted by path. Root owns the entries, except
+    /// [`Node::Owned`].
     ///
     /// # Errors
-    /// When `to` cannot be written.
+    /// `to` cannot be written.
     pub(crate) fn write(&self, to: impl Write) -> Result<()> {
         let mut archive = tar::Builder::new(to);
-        // Hard links come last: their targets have to be there when a client unpacks them.
+        // Hard links come last, because a client can create a link only after its target.
         let (links, rest): (Vec<_>, Vec<_>) = self
             .nodes
             .iter()
@@ -185,7 +186,8 @@ impl Tree {
     }
 }
 
-/// `path` without its leading `./` or `/`, and below `usr/` if it lies in a folder that moved there.
+/// The path without a leading `./` or `/`. Paths in folders that Debian has moved get the prefix
+/// `usr/`.
 pub(crate) fn merged(path: &str) -> String {
     let path = path.trim_start_matches("./").trim_matches('/');
     let first = path.split('/').next().unwrap_or_default();
@@ -196,14 +198,14 @@ pub(crate) fn merged(path: &str) -> String {
     }
 }
 
-/// An endless stream of xorshift64* numbers: quick even unoptimised, and incompressible.
+/// An endless stream of xorshift64* numbers, which is incompressible and fast without optimization.
 struct Noise {
     state: u64,
 }
 
 impl Noise {
     fn new(seed: u64) -> Self {
-        // A state of zero would stay zero.
+        // A state of zero would stay zero, so the seed is changed.
         Self {
             state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
         }

@@ -13,12 +13,12 @@ use sha2::{Digest, Sha256};
 
 use super::layer::Tree;
 
-/// Whose media types an image has.
+/// The specification whose media types an image has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// The OCI image spec's.
+    /// Media types of the OCI image specification.
     Oci,
-    /// Docker's image manifest version 2, schema 2.
+    /// Media types of Docker's image manifest version 2, schema 2.
     Docker,
 }
 
@@ -27,35 +27,35 @@ pub(crate) enum Dialect {
 pub(crate) enum Packing {
     /// gzip with an empty header.
     Gzip,
-    /// gzip that stores: for what would not get smaller anyway.
+    /// gzip without compression, for incompressible data.
     GzipStored,
     /// zstd.
     Zstd,
 }
 
-/// A layer that lies in a layout.
+/// A layer in a layout.
 #[derive(Clone)]
 pub(crate) struct Layer {
-    /// Digest of the blob, as it travels.
+    /// Digest of the compressed blob.
     digest: String,
-    /// Size of the blob, in bytes.
+    /// Size of the compressed blob in bytes.
     pub(crate) size: u64,
-    /// Digest of the archive in it, as the image config wants it.
+    /// Digest of the uncompressed tar archive, for the image config.
     diff_id: String,
     packing: Packing,
 }
 
-/// The layout at a path.
+/// An OCI image layout in a folder.
 pub(crate) struct Layout {
     path: PathBuf,
     manifests: Vec<Value>,
 }
 
 impl Layout {
-    /// Starts an empty layout in a new folder.
+    /// Creates an empty layout in a new folder.
     ///
     /// # Errors
-    /// When the folder cannot be made.
+    /// The folder cannot be created.
     pub(crate) fn create(path: &Path) -> Result<Self> {
         fs::create_dir_all(path.join("blobs/sha256"))?;
         fs::write(path.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
@@ -65,10 +65,10 @@ impl Layout {
         })
     }
 
-    /// Packs `tree` into a layer. The archive is never in memory as a whole.
+    /// Packs `tree` into a layer. The tar archive is streamed and never complete in memory.
     ///
     /// # Errors
-    /// When the layout cannot be written.
+    /// The layout cannot be written.
     #[expect(
         clippy::disallowed_methods,
         reason = "a build artifact, which the next run makes again after a crash"
@@ -108,11 +108,11 @@ impl Layout {
         })
     }
 
-    /// Stores an image of `layers` whose config has `run` as its execution parameters, and gives
-    /// the descriptor of its manifest.
+    /// Stores an image with these layers, and `run` as the execution parameters of its config.
+    /// Returns the descriptor of the manifest.
     ///
     /// # Errors
-    /// When the layout cannot be written.
+    /// The layout cannot be written.
     pub(crate) fn image(
         &self,
         dialect: Dialect,
@@ -158,10 +158,11 @@ impl Layout {
         Ok(descriptor)
     }
 
-    /// Stores an index over the manifests of several platforms, with annotations if there are any, and gives its descriptor.
+    /// Stores an index of the manifests of several platforms, with annotations if there are any.
+    /// Returns the descriptor of the index.
     ///
     /// # Errors
-    /// When the layout cannot be written.
+    /// The layout cannot be written.
     pub(crate) fn index(&self, manifests: &[Value], annotations: &Value) -> Result<Value> {
         let media_type = "application/vnd.oci.image.index.v1+json";
         let mut index =
@@ -172,16 +173,16 @@ impl Layout {
         self.put(&index, media_type)
     }
 
-    /// Names what a descriptor points at, as `name:tag`.
+    /// Gives an image or index the name `name:tag`.
     pub(crate) fn name(&mut self, mut descriptor: Value, reference: &str) {
         descriptor["annotations"] = json!({"org.opencontainers.image.ref.name": reference});
         self.manifests.push(descriptor);
     }
 
-    /// Writes the index: nothing has a name before.
+    /// Writes the layout's index. Before this call, the layout contains no names.
     ///
     /// # Errors
-    /// When the layout cannot be written.
+    /// The layout cannot be written.
     pub(crate) fn finish(self) -> Result<()> {
         let index = json!({
             "schemaVersion": 2,
@@ -233,7 +234,7 @@ fn layer_type(dialect: Dialect, packing: Packing) -> &'static str {
     }
 }
 
-/// A writer that knows the digest and the number of the bytes that went through it.
+/// A writer that counts and hashes the bytes that it passes on.
 struct Hashing<W> {
     inner: W,
     hash: Sha256,

@@ -11,11 +11,12 @@ use serde_json::Value;
 
 use crate::{exec, place};
 
-/// Of Kubernetes: a patch of the minor version whose schemas `cargo xtask test` holds the charts against.
+/// Version of Kubernetes. Its minor version is that of the schemas in `cargo xtask test`.
 pub(super) const VERSION: &str = "1.34.4";
-/// Plays nodes: each has a lease and a condition, and its pods say that they run.
+/// Version of kwok, which simulates nodes: it renews the lease and the conditions of each node, and
+/// reports each pod as running.
 const KWOK: &str = "0.7.0";
-/// All that is built of Kubernetes' module.
+/// Programs that are built from the Go module of Kubernetes.
 const PROGRAMS: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",
@@ -23,23 +24,24 @@ const PROGRAMS: &[&str] = &[
     "kubectl",
 ];
 
-/// Where each program is.
+/// Paths of the programs.
 pub(super) struct Binaries {
     kubernetes: PathBuf,
     kwok: PathBuf,
-    /// Debian's.
+    /// etcd from Debian.
     pub(super) etcd: PathBuf,
-    /// As [`install::cluster`](crate::install::cluster) brings it.
+    /// helm, as [`install::cluster`](crate::install::cluster) installs it.
     pub(super) helm: PathBuf,
-    /// Of util-linux: ties a server's life to ours.
+    /// setpriv from util-linux, which kills a server when this process ends.
     pub(super) setpriv: PathBuf,
 }
 
 impl Binaries {
-    /// Finds what is installed and builds what is not there yet: with two cores, Kubernetes takes eight minutes.
+    /// Finds the installed programs and builds the missing ones. With two cores, the build of
+    /// Kubernetes takes eight minutes.
     ///
     /// # Errors
-    /// When a program is missing that cannot be built here.
+    /// A program is missing and cannot be built here.
     pub(super) fn prepare() -> Result<Self> {
         let installed = |name: &str| {
             let found = place::find(name);
@@ -59,23 +61,24 @@ impl Binaries {
         })
     }
 
-    /// A program of Kubernetes.
+    /// Path of a program of Kubernetes.
     pub(super) fn kubernetes(&self, name: &str) -> PathBuf {
         self.kubernetes.join(name)
     }
 
-    /// The program that plays nodes.
+    /// Path of kwok.
     pub(super) fn kwok(&self) -> PathBuf {
         self.kwok.join("kwok")
     }
 
-    /// The folder of `kubectl`, for a `PATH`.
+    /// Folder of `kubectl`, for `PATH`.
     pub(super) fn folder(&self) -> &Path {
         &self.kubernetes
     }
 }
 
-/// The folder `name` of the tools. It appears whole: an interrupted build leaves nothing that counts.
+/// Returns the tools folder `name`, and builds it if it is missing. The folder is renamed into
+/// place when it is complete, so an interrupted build has no effect.
 #[expect(
     clippy::disallowed_methods,
     reason = "a build artifact, which the next run makes again after a crash"
@@ -83,7 +86,8 @@ impl Binaries {
 fn kept(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = place::tools().join(name);
     fs::create_dir_all(place::tools())?;
-    // Two calls at once would build over each other. The lock goes with the file.
+    // The lock prevents two calls from building into the same folder. It is released when the file
+    // is closed.
     let lock = fs::File::create(place::tools().join(format!("{name}.lock")))?;
     lock.lock()?;
     if !folder.exists() {
@@ -99,9 +103,10 @@ fn kept(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Kubernetes' module names the modules that its repository holds besides as version 0.0.0 in a folder that its
-/// archive lacks. Published they are v0.MINOR.PATCH, which a module of our own can say; what is fetched is
-/// held against Go's checksum database.
+/// Builds the programs of Kubernetes. Its module requires the modules of its own repository as
+/// version 0.0.0 from a folder that the module's archive lacks. These modules are published as
+/// v0.MINOR.PATCH, so a module of our own requires those versions. Go verifies the downloads
+/// against its checksum database.
 fn kubernetes(into: &Path) -> Result<()> {
     let module = tempfile::tempdir()?;
     let file = module.path().join("go.mod");
@@ -123,7 +128,8 @@ fn kubernetes(into: &Path) -> Result<()> {
         ("gitMinor", minor.to_owned()),
         ("gitTreeState", "archive".to_owned()),
     ];
-    // What it says of itself is otherwise a placeholder, which helm takes for a very old version.
+    // Without these flags, the programs report a placeholder version, which helm takes for a very
+    // old one.
     let said = said.map(|(name, value)| format!("-X k8s.io/component-base/version.{name}={value}"));
     exec::output(
         go(module.path())?
@@ -172,7 +178,7 @@ fn kwok(into: &Path) -> Result<()> {
     .map(drop)
 }
 
-/// Go, for static programs and with no toolchain but its own.
+/// A `go` command that builds static programs and downloads no other toolchain.
 fn go(folder: &Path) -> Result<Command> {
     let go = place::find("go").context("no Go, at least 1.24, to build Kubernetes with")?;
     let mut command = Command::new(go);

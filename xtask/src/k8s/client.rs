@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::binaries::Binaries;
 use crate::exec;
 
-/// Kinds that come and go by themselves.
+/// Kinds of objects that Kubernetes creates and deletes by itself.
 const RESTLESS: &[&str] = &[
     "apiservices.apiregistration.k8s.io",
     "componentstatuses",
@@ -22,7 +22,7 @@ const RESTLESS: &[&str] = &[
     "events.events.k8s.io",
 ];
 
-/// Talks to one cluster.
+/// Runs kubectl and helm against one cluster.
 pub(super) struct Client {
     kubectl: PathBuf,
     helm: PathBuf,
@@ -32,7 +32,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// With the rights that the file `access` gives; caches go below `home`.
+    /// A client with the kubeconfig `access`, and with caches below `home`.
     pub(super) fn new(binaries: &Binaries, access: PathBuf, home: PathBuf) -> Self {
         Self {
             kubectl: binaries.kubernetes("kubectl"),
@@ -43,7 +43,7 @@ impl Client {
         }
     }
 
-    /// Whatever should reach this cluster.
+    /// A command whose environment leads to this cluster.
     pub(super) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let mut path = self.path.clone().into_os_string();
@@ -62,10 +62,10 @@ impl Client {
         command
     }
 
-    /// What kubectl prints.
+    /// Runs kubectl and returns its output.
     ///
     /// # Errors
-    /// When it fails: with what it says.
+    /// kubectl fails. The error has its output.
     pub(super) fn kubectl(
         &self,
         words: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -73,10 +73,10 @@ impl Client {
         exec::text(self.command(&self.kubectl).args(words))
     }
 
-    /// What helm prints.
+    /// Runs helm and returns its output.
     ///
     /// # Errors
-    /// When it fails: with what it says.
+    /// helm fails. The error has its output.
     pub(super) fn helm(
         &self,
         words: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -84,7 +84,7 @@ impl Client {
         exec::text(self.command(&self.helm).args(words))
     }
 
-    /// Objects that the words after `get` choose, in a list or one.
+    /// Runs `kubectl get` with these arguments. Returns a list, or one object.
     ///
     /// # Errors
     /// When kubectl fails.
@@ -93,18 +93,18 @@ impl Client {
         Ok(serde_json::from_str(&self.kubectl(words)?)?)
     }
 
-    /// Creates or changes the objects of some manifests.
+    /// Creates or changes the objects of manifests.
     ///
     /// # Errors
-    /// When the server refuses one.
+    /// The API server refuses an object.
     pub(super) fn apply(&self, manifests: &str) -> Result<()> {
         self.hand(&["apply", "--server-side"], manifests)
     }
 
-    /// Creates the objects of some manifests, with the status that they tell of.
+    /// Creates the objects of manifests, including their status.
     ///
     /// # Errors
-    /// When the server refuses one.
+    /// The API server refuses an object.
     pub(super) fn create(&self, manifests: &str) -> Result<()> {
         self.hand(&["create"], manifests)
     }
@@ -118,10 +118,10 @@ impl Client {
         Ok(())
     }
 
-    /// Hands `manifests` to kubectl.
+    /// Runs kubectl with `manifests` as its input.
     ///
     /// # Errors
-    /// When it cannot be started; whether it failed is in the answer.
+    /// kubectl cannot be started. The returned output says whether it failed.
     pub(super) fn send(&self, words: &[&str], manifests: &str) -> Result<Output> {
         let mut child = self
             .command(&self.kubectl)
@@ -131,15 +131,15 @@ impl Client {
             .stderr(Stdio::piped())
             .spawn()
             .context("start kubectl")?;
-        // It reads all before it prints anything.
+        // kubectl reads all its input before it prints, so neither side blocks.
         let mut input = child.stdin.take().context("no standard input")?;
         input.write_all(manifests.as_bytes())?;
         drop(input);
         Ok(child.wait_with_output()?)
     }
 
-    /// Every object that there is, as `KIND/NAMESPACE/NAME`, but for those that come and go by themselves and those
-    /// of the control plane's own namespaces.
+    /// All objects as `KIND/NAMESPACE/NAME`, except [`RESTLESS`] kinds and objects in the
+    /// namespaces of the control plane.
     ///
     /// # Errors
     /// When kubectl fails.

@@ -14,27 +14,29 @@ use crate::place;
 
 const NODES: &str = include_str!("nodes.yaml");
 
-/// What a start or a change may take on a machine that has much else to do.
+/// Time limit of a start or a change, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Between two looks.
+/// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Starts with other ports: somebody else may take one before the server does.
+/// Maximum number of starts. Each start uses other ports, because another process may take a port
+/// before the server does.
 const STARTS: usize = 3;
 
-/// etcd, the servers of Kubernetes and the player of nodes. Dropped, they are killed and what they kept is gone.
+/// etcd, the Kubernetes servers and kwok, which simulates the nodes. Dropping the value kills them
+/// and deletes their data.
 pub(super) struct Cluster {
     servers: RefCell<Vec<Server>>,
-    /// How to talk to it.
+    /// Client of the cluster.
     pub(super) client: Client,
-    // Behind the servers: they write there until they are dead.
+    // Dropped after the servers, because they write into this folder until they end.
     scratch: tempfile::TempDir,
 }
 
 impl Cluster {
-    /// Starts it and waits until every node is ready.
+    /// Starts the cluster and waits until every node is ready.
     ///
     /// # Errors
-    /// When a server ends or is not ready in time: with the end of its log.
+    /// A server ends, or is not ready within the time limit. The error has the end of its log.
     pub(super) fn start(binaries: &Binaries) -> Result<Self> {
         let mut tries = 0;
         loop {
@@ -85,15 +87,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// A folder that goes with the cluster.
+    /// A folder that is deleted with the cluster.
     pub(super) fn folder(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// Asks until there is an answer; what was missing last is the error.
+    /// Calls `ask` until it succeeds. After the time limit, returns its last error.
     ///
     /// # Errors
-    /// When it takes too long, or a server ended.
+    /// The time limit is exceeded, or a server has ended.
     pub(super) fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
         loop {
@@ -112,7 +114,7 @@ impl Cluster {
     }
 }
 
-/// A folder for one run, after those of runs that were killed are gone.
+/// Creates a folder for one run, and deletes the folders of killed runs.
 fn scratch() -> Result<tempfile::TempDir> {
     let folder = place::target().join("k8s");
     fs::create_dir_all(&folder)?;

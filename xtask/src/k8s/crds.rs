@@ -4,10 +4,10 @@
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 
-/// A list of definitions, one for each kind of a file of schemas.
+/// Generates a list of resource definitions, one for each kind in a file of schemas.
 ///
 /// # Errors
-/// When the file is not what validate.py takes, too.
+/// The file does not have the format that validate.py expects.
 pub(super) fn of(file: &Value) -> Result<Value> {
     let api = file["apiVersion"].as_str().context("apiVersion")?;
     let (group, version) = api.split_once('/').context("apiVersion: a group")?;
@@ -34,8 +34,8 @@ pub(super) fn of(file: &Value) -> Result<Value> {
     Ok(json!({"apiVersion": "v1", "kind": "List", "items": items}))
 }
 
-/// The subset of JSON Schema that definitions are written in: no references, no unions, and keys that are not
-/// named are unknown anyway.
+/// Converts a schema to the subset of JSON Schema that resource definitions allow: without
+/// references and unions. The API server rejects unnamed keys in any case.
 fn structural(schema: &Value, definitions: &Value) -> Result<Value> {
     if let Some(reference) = schema["$ref"].as_str() {
         let name = reference.strip_prefix("#/definitions/");

@@ -16,15 +16,16 @@ use super::{
 };
 use crate::place;
 
-/// The label of a pod that is a service of DPF's.
+/// Label that DPF gives to the pods of a service.
 const SERVICE: &str = "svc.dpu.nvidia.com/service";
-/// Where DPF's own objects are.
+/// Namespace of DPF's own objects.
 pub(super) const NAMESPACE: &str = "dpf-operator-system";
 
-/// Defines every kind of `bluefield/schemas`, and waits until they are served.
+/// Creates the resource definitions of every kind in `bluefield/schemas`, and waits until the API
+/// server serves them.
 ///
 /// # Errors
-/// When the server refuses one.
+/// The API server refuses a definition.
 pub(super) fn define(cluster: &Cluster) -> Result<()> {
     for file in place::files(&place::root().join("bluefield/schemas"), "json")? {
         let schemas: Value = serde_json::from_slice(&fs::read(&file)?)?;
@@ -37,10 +38,11 @@ pub(super) fn define(cluster: &Cluster) -> Result<()> {
     cluster.client.apply(&namespace.to_string())
 }
 
-/// Creates each sample, holds wrong ones against the server, and does with the chart what DPF would.
+/// Creates each sample, checks that the API server refuses invalid variants, and installs the chart
+/// as DPF would.
 ///
 /// # Errors
-/// When a step fails that the next ones need; it was counted.
+/// A step fails that later steps need. The step is counted as failed.
 pub(super) fn samples(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     let folder = place::root().join("bluefield/dpf");
     for file in place::files(&folder, "yaml")? {
@@ -63,7 +65,7 @@ pub(super) fn samples(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     cluster.client.kubectl(words).map(drop)
 }
 
-/// Installs the chart with the values of the DPUService and what DPF adds to them.
+/// Installs the chart with the values of the DPUService and the values that DPF adds.
 fn contract(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     let words = ["dpuservice", "pierhead", "--namespace", NAMESPACE];
     let spec = cluster.client.get(words)?["spec"].clone();
@@ -91,7 +93,8 @@ fn contract(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     steps.note("uninstall leaves nothing", it.uninstall())
 }
 
-/// What DPF does with the labels: there is one Service with them, and each port of it has one of the node's.
+/// Checks what DPF relies on: exactly one Service has the labels, and each of its ports has a node
+/// port.
 fn forwarded(cluster: &Cluster, by: &Value, ports: &Value) -> Result<()> {
     let labels = by.as_object().into_iter().flatten();
     let selector: Vec<_> = labels

@@ -16,18 +16,18 @@ use super::{
 };
 use crate::place;
 
-/// The label of a DPU that names its host.
+/// Label of a DPU node with the name of its host.
 const PAIR: &str = "provisioning.dpu.nvidia.com/host";
 
-/// Where the container has it.
+/// Folder of the host's containerd configuration in the container.
 const RUNTIME: &str = "host/etc/containerd";
-/// What a host's runtime is told by whoever runs it.
+/// A containerd configuration that the administrator of a host has written.
 const OWN: &str = "# of this site\nversion = 3\n\n[debug]\n  level = \"info\"\n";
 
-/// Pairs found, changed and taken back.
+/// Checks that the chart finds the pairs of host and DPU, follows changes, and undoes its setup.
 ///
 /// # Errors
-/// When a step fails that the next ones need; it was counted.
+/// A step fails that later steps need. The step is counted as failed.
 pub(super) fn paired(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     let folder = place::root().join("bluefield/chart-host");
     let unpair = format!("{PAIR}-");
@@ -75,8 +75,8 @@ pub(super) fn paired(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     steps.note("uninstall leaves nothing", it.uninstall())
 }
 
-/// The command of the pod on `host-1`, run here: what it writes for the host's runtime, and that nothing of it is there
-/// once the release is not.
+/// Runs the command of the pod on `host-1` on this machine. Checks the files that it writes for the
+/// container runtime, and that the files are gone after the release is uninstalled.
 ///
 /// # Errors
 /// As [`paired`].

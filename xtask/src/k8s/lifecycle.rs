@@ -12,7 +12,7 @@ use super::{
 };
 use crate::place;
 
-/// All DPUs, the tainted one, too: by the label that DPF gives them.
+/// Values that select all DPUs by DPF's label, including the tainted one.
 const ON_DPUS: &str = "\
 serviceDaemonSet:
   nodeSelector:
@@ -27,10 +27,11 @@ fn chart<'a>(cluster: &'a Cluster, name: &'a str, namespace: &'a str) -> Result<
     Release::new(cluster, name, namespace, &folder)
 }
 
-/// From the first install to nothing, in a namespace that enforces the restricted Pod Security Standard.
+/// Installs, upgrades, rolls back and uninstalls a release, in a namespace that enforces the
+/// restricted Pod Security Standard.
 ///
 /// # Errors
-/// When a step fails that the next ones need; it was counted.
+/// A step fails that later steps need. The step is counted as failed.
 pub(super) fn restricted(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     let it = chart(cluster, "pierhead", RESTRICTED)?;
     steps.note("install", it.upgrade(ON_DPUS, &[]))?;
@@ -71,7 +72,8 @@ pub(super) fn restricted(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()>
     steps.note("uninstall leaves nothing", it.uninstall())
 }
 
-/// All kinds of objects at once, and what DPF hands over; then a node becomes a DPU, and stops being one.
+/// Installs a release with all kinds of objects and with the values of DPF. Then a node becomes a
+/// DPU, and stops being one.
 ///
 /// # Errors
 /// As [`restricted`].
@@ -94,7 +96,7 @@ pub(super) fn everything(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()>
     words.push("--set=metrics.rules.enabled=true");
     let it = chart(cluster, "with-all", PRIVILEGED)?;
     steps.note("install", it.upgrade("{}\n", &words))?;
-    // DPF's terms are dpu-enabled=true or the name dpu-1; the values ask for arm64 besides.
+    // DPF selects nodes with dpu-enabled=true, or the node dpu-1. The values also require arm64.
     steps.note("pods where DPF and values agree", it.runs_on(&["dpu-1"]))?;
     for (kind, some) in [
         ("services", 3),
@@ -120,7 +122,7 @@ pub(super) fn everything(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()>
     steps.note("uninstall leaves nothing", it.uninstall())
 }
 
-/// A volume of a local disk for each pod.
+/// Installs a release whose pods each have a volume on a local disk.
 ///
 /// # Errors
 /// As [`restricted`].
@@ -141,7 +143,7 @@ pub(super) fn local_volumes(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<
     steps.note("uninstall leaves nothing", it.uninstall())
 }
 
-/// Without DPF: nodes by their labels alone.
+/// Installs a release without DPF, on nodes with a label.
 ///
 /// # Errors
 /// As [`restricted`].
@@ -150,7 +152,7 @@ pub(super) fn by_label(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     let values = "{nodeSelector: {kubernetes.io/arch: arm64}, network: {hostNetwork: true}, \
         priorityClassName: system-node-critical}\n";
     steps.note("install", it.upgrade(values, &[]))?;
-    // dpu-3 is tainted.
+    // dpu-3 has a taint.
     steps.note(
         "pods by label and taint",
         it.runs_on(&["arm-1", "dpu-1", "dpu-2"]),
@@ -176,7 +178,7 @@ pub(super) fn holds(it: bool, otherwise: &str) -> Result<()> {
     Ok(())
 }
 
-/// The limit of memory that the DaemonSet's container has.
+/// Checks the memory limit of the container in a DaemonSet.
 fn memory(daemon_set: &Value, wanted: &str) -> Result<()> {
     let container = &daemon_set["spec"]["template"]["spec"]["containers"][0];
     let limit = &container["resources"]["limits"]["memory"];
@@ -184,7 +186,7 @@ fn memory(daemon_set: &Value, wanted: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether the Service asks for local traffic, and has an endpoint on each node whose pods it is for.
+/// Checks that the Service keeps traffic on the node, and has an endpoint on each node with a pod.
 fn local(cluster: &Cluster, it: &Release<'_>) -> Result<()> {
     let policy = it.only("services")?["spec"]["internalTrafficPolicy"].clone();
     ensure!(policy == "Local", "internalTrafficPolicy is {policy}");
@@ -202,7 +204,8 @@ fn local(cluster: &Cluster, it: &Release<'_>) -> Result<()> {
     })
 }
 
-/// Whether the pod of the test was bound to one of `nodes`: it is gone, and the event tells.
+/// Checks that the pod of `helm test` was bound to one of `nodes`. The pod is deleted, but its
+/// event remains.
 fn tested(cluster: &Cluster, nodes: &[&str]) -> Result<()> {
     let words = [
         "events",
@@ -221,7 +224,7 @@ fn tested(cluster: &Cluster, nodes: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every pod is of the DaemonSet's template, and there is one on each DPU.
+/// Waits until every pod has the current template of the DaemonSet, and each DPU has a pod.
 fn current(cluster: &Cluster, it: &Release<'_>) -> Result<()> {
     let hash = "checksum/config";
     cluster.until("pods of this revision", || {
@@ -238,7 +241,7 @@ fn current(cluster: &Cluster, it: &Release<'_>) -> Result<()> {
     })
 }
 
-/// Whether it failed, and with what it should say.
+/// Checks that `outcome` is an error that contains `wanted`.
 pub(super) fn refused(outcome: Result<()>, wanted: &str) -> Result<()> {
     match outcome {
         Ok(()) => bail!("it was taken"),

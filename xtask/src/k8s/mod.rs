@@ -1,7 +1,8 @@
 //! `cargo xtask k8s`: installs the charts in a real Kubernetes control plane with simulated nodes.
 //!
-//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler are what clusters run; they admit, schedule, bind and collect
-//! as there. kwok says for each node that it is ready and for each pod that it runs: no container does.
+//! etcd, kube-apiserver, kube-controller-manager and kube-scheduler are the programs of real
+//! clusters. They admit, schedule and bind pods, and delete unused objects. kwok reports each node
+//! as ready and each pod as running, but no container runs.
 
 mod binaries;
 mod client;
@@ -33,22 +34,24 @@ use binaries::Binaries;
 use cluster::Cluster;
 use steps::Steps;
 
-/// The part of the suite that takes every combination of values.
+/// Name of the suite's part that renders every combination of values.
 const VALUES: &str = "values";
 
-/// What to run.
+/// Flags of `cargo xtask k8s`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Install nothing: what is missing is an error.
+    /// Install nothing. A missing program is an error.
     #[arg(long)]
     no_install: bool,
-    /// Only these parts of the suite (repeatable): values, dpf, restricted, everything, disks, labels, hosts, commands.
+    /// Run only these parts of the suite (repeatable): values, dpf, restricted, everything, disks,
+    /// labels, hosts, commands.
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
-    /// The pierhead that does what the host half asks for, instead of building one.
+    /// Use this pierhead for the tests of the host chart, instead of building one.
     #[arg(long, value_name = "FILE")]
     daemon: Option<PathBuf>,
-    /// Runs with KUBECONFIG set, and kubectl on the PATH; without it the suite runs.
+    /// Command to run with KUBECONFIG set and kubectl on the PATH; without a command, the test
+    /// suite runs.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
@@ -122,7 +125,7 @@ fn suite(binaries: &Binaries, cluster: &Cluster, daemon: &Path, only: &[String])
     Ok(count)
 }
 
-/// Namespaces and definitions that the parts need.
+/// Creates the namespaces and resource definitions that the parts need.
 fn ready(cluster: &Cluster) -> Result<()> {
     let said = cluster.client.kubectl(["get", "--raw", "/version"])?;
     let said: serde_json::Value = serde_json::from_str(&said)?;

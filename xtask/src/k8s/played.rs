@@ -13,16 +13,18 @@ use serde_json::Value;
 
 use super::{binaries::Binaries, cluster::Cluster, release::node, server::Server};
 
-/// The process of a pod's only container. Paths in its arguments are below a folder that stands for its root.
+/// The process of a pod's only container. Paths in its arguments are below the folder that stands
+/// for the container's root.
 pub(super) struct Played {
     server: Server,
 }
 
 impl Played {
-    /// Starts `program` as the container of `pod`, whose root is `root`: what is there already is what the node has.
+    /// Starts `program` as the container of `pod`, with the root folder `root`. Existing files in
+    /// `root` stand for files of the node.
     ///
     /// # Errors
-    /// When the pod needs what is not played here.
+    /// The pod needs something that this module does not support.
     pub(super) fn start(
         cluster: &Cluster,
         binaries: &Binaries,
@@ -51,24 +53,24 @@ impl Played {
         Ok(Self { server })
     }
 
-    /// Fails when it is not running any more: with the end of its log.
+    /// Fails if the process has ended. The error has the end of its log.
     pub(super) fn look(&mut self) -> Result<()> {
         self.server.look()
     }
 
-    /// Ends it as the kubelet does, and waits.
+    /// Stops the process as the kubelet does, and waits for its end.
     ///
     /// # Errors
-    /// When it fails.
+    /// The process exits with an error.
     pub(super) fn end(self) -> Result<()> {
         self.server.end()
     }
 }
 
-/// Every file below a folder.
+/// All files below a folder, with their contents.
 ///
 /// # Errors
-/// When one cannot be read.
+/// A file cannot be read.
 pub(super) fn files(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -91,7 +93,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Fills the folder that stands for a mount.
+/// Creates the files of a volume in the folder that stands for its mount.
 fn bring(cluster: &Cluster, pod: &Value, name: &Value, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut volumes = list(&pod["spec"]["volumes"]).iter();
@@ -129,7 +131,7 @@ fn environment(pod: &Value, container: &Value) -> Result<Vec<(String, String)>> 
     Ok(variables)
 }
 
-/// `$(NAME)`, as the kubelet does.
+/// Replaces `$(NAME)` by the value of the variable, as the kubelet does.
 fn expanded(word: &str, variables: &[(String, String)]) -> String {
     let each = variables.iter();
     each.fold(word.to_owned(), |word, (name, value)| {

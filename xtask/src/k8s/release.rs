@@ -1,4 +1,5 @@
-//! One release of a chart in the test cluster: its installed resources and the nodes of its pods.
+//! One Helm release of a chart in the test cluster: installs, upgrades, tests and removes it, and
+//! checks its objects and the nodes of its pods.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use super::cluster::Cluster;
 
-/// A chart under a name in a namespace.
+/// A Helm release: a chart with a name in a namespace.
 pub(super) struct Release<'a> {
     cluster: &'a Cluster,
     name: &'a str,
@@ -20,10 +21,11 @@ pub(super) struct Release<'a> {
 }
 
 impl<'a> Release<'a> {
-    /// Not installed yet: what there is now must be all there is after [`Release::uninstall`].
+    /// Creates a release that is not installed yet. Records the existing objects, which must be all
+    /// that remain after [`Release::uninstall`].
     ///
     /// # Errors
-    /// When the cluster cannot be asked.
+    /// kubectl fails.
     pub(super) fn new(
         cluster: &'a Cluster,
         name: &'a str,
@@ -39,7 +41,8 @@ impl<'a> Release<'a> {
         })
     }
 
-    /// Installs or upgrades it with `values`, YAML, and further words for helm, and waits until it is ready.
+    /// Installs or upgrades the release with `values` (YAML) and further helm arguments, and waits
+    /// until it is ready.
     ///
     /// # Errors
     /// When helm fails.
@@ -53,7 +56,7 @@ impl<'a> Release<'a> {
         self.helm(install.chain(words.iter().copied()).chain([own.as_str()]))
     }
 
-    /// Goes back to a revision.
+    /// Rolls the release back to a revision.
     ///
     /// # Errors
     /// When helm fails.
@@ -64,7 +67,7 @@ impl<'a> Release<'a> {
     /// Runs the chart's tests.
     ///
     /// # Errors
-    /// When one fails, or there is none.
+    /// A test fails, or the chart has none.
     pub(super) fn test(&self) -> Result<()> {
         let words = [
             "test",
@@ -83,10 +86,10 @@ impl<'a> Release<'a> {
         Ok(())
     }
 
-    /// Removes it, and waits until there is what there was before, no more and no less.
+    /// Uninstalls the release, and waits until exactly the earlier objects exist.
     ///
     /// # Errors
-    /// When something is left.
+    /// An object remains or is missing.
     pub(super) fn uninstall(&self) -> Result<()> {
         self.helm(["uninstall", self.name].into_iter().chain(WAIT))?;
         self.cluster.until("nothing is left", || {
@@ -99,10 +102,10 @@ impl<'a> Release<'a> {
         })
     }
 
-    /// Waits until there is a ready pod on each of `nodes` and none elsewhere.
+    /// Waits until each of `nodes` has a ready pod, and no other node has one.
     ///
     /// # Errors
-    /// When it does not come to that.
+    /// The time limit is exceeded.
     pub(super) fn runs_on(&self, nodes: &[&str]) -> Result<()> {
         self.cluster.until(&format!("pods of {}", self.name), || {
             let pods = self.pods()?;
@@ -118,17 +121,17 @@ impl<'a> Release<'a> {
         })
     }
 
-    /// Its pods, but for those that are on their way out and those of tests.
+    /// Pods of the release, except pods that are being deleted and pods of tests.
     ///
     /// # Errors
-    /// When the cluster cannot be asked.
+    /// kubectl fails.
     pub(super) fn pods(&self) -> Result<Vec<Value>> {
         let list = self.list("pods")?;
         let stays = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_null();
         Ok(list.into_iter().filter(stays).collect())
     }
 
-    /// The DaemonSet.
+    /// The DaemonSet of the release.
     ///
     /// # Errors
     /// When there is not exactly one.
@@ -136,10 +139,10 @@ impl<'a> Release<'a> {
         self.only("daemonsets")
     }
 
-    /// The only object of a kind.
+    /// The only object of a kind in the release.
     ///
     /// # Errors
-    /// When there is not exactly one.
+    /// The release has no such object, or several.
     pub(super) fn only(&self, kind: &str) -> Result<Value> {
         let mut list = self.list(kind)?;
         let first = list.pop().with_context(|| format!("no {kind}"))?;
@@ -149,10 +152,10 @@ impl<'a> Release<'a> {
         Ok(first)
     }
 
-    /// Its objects of a kind.
+    /// Objects of a kind in the release.
     ///
     /// # Errors
-    /// When the cluster cannot be asked.
+    /// kubectl fails.
     pub(super) fn list(&self, kind: &str) -> Result<Vec<Value>> {
         let selector = format!("--selector=app.kubernetes.io/instance={}", self.name);
         let words = [kind, &selector, "--namespace", self.namespace];
@@ -171,7 +174,7 @@ impl<'a> Release<'a> {
 
 const WAIT: [&str; 2] = ["--wait", "--timeout=3m"];
 
-/// The node that a pod is bound to.
+/// Name of the node to which a pod is bound.
 pub(super) fn node(pod: &Value) -> &str {
     pod["spec"]["nodeName"].as_str().unwrap_or("")
 }

@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use super::binaries::Binaries;
 use crate::exec;
 
-/// Lines of its log that a failure shows.
+/// Number of log lines that an error contains.
 const LINES: usize = 20;
 
-/// A server. Dropped, it is killed: what it keeps is thrown away, too.
+/// A server process. Dropping the value kills it, because its data is temporary.
 pub(super) struct Server {
     name: &'static str,
     child: Child,
@@ -23,11 +23,11 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts `program` with its output in `log`. The kernel kills it when this process ends, however that comes:
-    /// so call it from the main thread, whose end is the process's.
+    /// Starts `program` with its output in `log`. The kernel kills the server when the calling
+    /// thread ends. So call this function from the main thread, which ends with the process.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The server cannot be started.
     pub(super) fn start(
         binaries: &Binaries,
         name: &'static str,
@@ -47,7 +47,7 @@ impl Server {
         Ok(Self { name, child, log })
     }
 
-    /// Fails when it is not running any more: with the end of its log.
+    /// Fails if the server has ended. The error has the end of its log.
     pub(super) fn look(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("{} ended: {status}\n{}", self.name, self.tail());
@@ -55,10 +55,10 @@ impl Server {
         Ok(())
     }
 
-    /// Tells it to end, and waits until it has.
+    /// Asks the server to end, and waits for its end.
     ///
     /// # Errors
-    /// When it ends badly: with the end of its log.
+    /// The server exits with an error. The error has the end of its log.
     pub(super) fn end(mut self) -> Result<()> {
         let process = self.child.id().to_string();
         exec::output(Command::new("kill").args(["-TERM", &process]))?;
@@ -81,11 +81,12 @@ impl Drop for Server {
     }
 }
 
-/// Ports of the loopback that nobody has. They are all held until all are known, so they differ; whoever takes one
-/// before its server does makes that server's start fail, and says so in its log.
+/// Finds unused ports of the loopback interface. All ports are bound until all are found, so they
+/// differ. If another process takes a port before the server does, the server fails to start and
+/// logs the reason.
 ///
 /// # Errors
-/// When the system has none.
+/// The system has no unused port.
 pub(super) fn ports<const N: usize>() -> Result<[u16; N]> {
     let held: Vec<_> = (0..N)
         .map(|_| TcpListener::bind(("127.0.0.1", 0)))

@@ -14,7 +14,8 @@ use super::{binaries::Binaries, server};
 
 const STAGES: &str = include_str!("stages.yaml");
 
-/// Users, with the group that gives them their rights where their name does not.
+/// Users of the API server, with the group from which they have their rights, unless the user name
+/// itself has rights.
 const USERS: &[(&str, &str)] = &[
     ("admin", "system:masters"),
     ("kwok", "system:masters"),
@@ -22,7 +23,7 @@ const USERS: &[(&str, &str)] = &[
     ("system:kube-scheduler", ""),
 ];
 
-/// Where the servers of one control plane listen and what they read and write.
+/// Ports, files and secrets of the servers of one control plane.
 pub(super) struct Settings<'a> {
     binaries: &'a Binaries,
     folder: PathBuf,
@@ -33,10 +34,10 @@ pub(super) struct Settings<'a> {
 }
 
 impl<'a> Settings<'a> {
-    /// Chooses ports and secrets, and writes below `folder` what the servers read.
+    /// Chooses ports and secrets, and writes the files of the servers below `folder`.
     ///
     /// # Errors
-    /// When there is no port, or the folder cannot be written.
+    /// No port is unused, or the folder cannot be written.
     pub(super) fn write(binaries: &'a Binaries, folder: &Path) -> Result<Self> {
         let [etcd, peers, api, kwok] = server::ports()?;
         let it = Self {
@@ -58,7 +59,7 @@ impl<'a> Settings<'a> {
         Ok(it)
     }
 
-    /// The file with which `user` reaches the API server.
+    /// Path of the kubeconfig of `user`.
     pub(super) fn access(&self, user: &str) -> PathBuf {
         self.folder
             .join(format!("{}.access", user.replace(':', "-")))
@@ -75,7 +76,7 @@ impl<'a> Settings<'a> {
         )
     }
 
-    /// What the API server makes for itself when it starts.
+    /// Path of a file that the API server generates at its start.
     fn own(&self, name: &str) -> PathBuf {
         self.folder.join("certificates").join(name)
     }
@@ -95,7 +96,8 @@ impl<'a> Settings<'a> {
     }
 
     pub(super) fn api_server(&self) -> Command {
-        // Tokens of service accounts are signed with the key of its certificate: nobody here has one.
+        // The key of the API server's certificate also signs the tokens of service accounts. Nobody
+        // uses these tokens here.
         let key = self.own("apiserver.key");
         let mut command = Command::new(self.binaries.kubernetes("kube-apiserver"));
         command
@@ -105,7 +107,8 @@ impl<'a> Settings<'a> {
             ))
             .arg("--bind-address=127.0.0.1")
             .arg("--advertise-address=127.0.0.1")
-            // The loopback may not be the endpoint of a Service.
+            // A loopback address cannot be the endpoint of a Service, so the API server must not
+            // create this endpoint.
             .arg("--endpoint-reconciler-type=none")
             .arg(option("secure-port", self.api))
             .arg(option(
@@ -119,8 +122,9 @@ impl<'a> Settings<'a> {
             .arg("--authorization-mode=Node,RBAC")
             .arg("--anonymous-auth=false")
             .arg("--allow-privileged=true")
-            // kwok watches from version 0 on, which asks for the objects that are there by way of what Debian's etcd (3.4) cannot tell: each watch
-            // ended at once, and was begun again up to a minute later.
+            // kwok watches from resource version 0. With WatchList, the API server needs a feature
+            // for that, which Debian's etcd (3.4) lacks. Each watch ended at once, and began again
+            // up to a minute later.
             .arg("--feature-gates=WatchList=false")
             .arg("--service-cluster-ip-range=10.96.0.0/16")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
@@ -140,9 +144,10 @@ impl<'a> Settings<'a> {
                 self.own("apiserver.key").display(),
             ))
             .args(["--use-service-account-credentials", "--leader-elect=false"])
-            // On a busy machine kwok is late with the signs of life of its nodes; nothing here is about nodes that die.
+            // On a busy machine, kwok renews the leases of its nodes late. No test here needs the
+            // detection of dead nodes.
             .arg("--node-monitor-grace-period=1h")
-            // It need not listen.
+            // The server needs no port.
             .arg("--secure-port=0");
         command
     }
@@ -173,7 +178,7 @@ fn option(name: &str, value: impl std::fmt::Display) -> String {
     format!("--{name}={value}")
 }
 
-/// 128 random bits.
+/// A random secret of 128 bits.
 fn secret() -> Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")
@@ -182,7 +187,7 @@ fn secret() -> Result<String> {
     Ok(bytes.iter().map(|it| format!("{it:02x}")).collect())
 }
 
-/// Writes what only its owner may read.
+/// Writes a file that only its owner may read.
 fn private(path: &Path, text: &str) -> Result<()> {
     let mut file = fs::OpenOptions::new()
         .write(true)

@@ -4,14 +4,14 @@ use anyhow::Result;
 
 use crate::check::count::Count;
 
-/// Counts below one name.
+/// Counts checks below one name.
 pub(super) struct Steps<'a> {
     name: &'static str,
     count: &'a mut Count,
 }
 
 impl<'a> Steps<'a> {
-    /// Runs checks of which a later one may need what an earlier one did: the first failure ends them.
+    /// Runs checks that depend on earlier ones. The first failure ends the sequence.
     pub(super) fn run(
         name: &'static str,
         count: &'a mut Count,
@@ -20,16 +20,16 @@ impl<'a> Steps<'a> {
         let failed = count.failed;
         let mut steps = Steps { name, count };
         let outcome = checks(&mut steps);
-        // What failed between two checks is one by itself.
+        // An error between two checks counts as a failed check.
         if steps.count.failed == failed && outcome.is_err() {
             steps.count.note(name, outcome);
         }
     }
 
-    /// Counts one check, and hands its outcome on.
+    /// Counts one check, and returns its outcome.
     ///
     /// # Errors
-    /// When it failed.
+    /// The check failed.
     pub(super) fn note<T>(&mut self, what: &str, outcome: Result<T>) -> Result<T> {
         let name = format!("{}::{what}", self.name);
         match outcome {

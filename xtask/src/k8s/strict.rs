@@ -7,12 +7,13 @@ use anyhow::{Result, bail};
 use super::client::Client;
 use crate::{check::count::Count, place};
 
-/// Pods that must do without anything of their node, and a warning about one is a failure.
+/// Namespace that enforces the restricted Pod Security Standard: its pods use nothing of their
+/// node. A warning about a pod is a failure.
 pub(super) const RESTRICTED: &str = "restricted";
-/// Pods that may use their node.
+/// Namespace whose pods may use their node.
 pub(super) const PRIVILEGED: &str = "privileged";
 
-/// Both namespaces.
+/// Manifest of both namespaces.
 pub(super) const NAMESPACES: &str = "\
 apiVersion: v1
 kind: Namespace
@@ -27,10 +28,10 @@ metadata:
   labels: {pod-security.kubernetes.io/enforce: privileged}
 ";
 
-/// Asks for each of `manifests`, which are named.
+/// Sends each named manifest to the API server as a dry run.
 ///
 /// # Errors
-/// When a file cannot be read; what the server refuses is a failed test.
+/// A file cannot be read. An object that the API server refuses is a failed test.
 pub(super) fn run(client: &Client, manifests: &Path, count: &mut Count) -> Result<()> {
     let mut restricted = 0;
     for file in place::files(manifests, "yaml")? {
@@ -54,7 +55,7 @@ pub(super) fn run(client: &Client, manifests: &Path, count: &mut Count) -> Resul
     Ok(())
 }
 
-/// Whether the server would take all objects of `text` without a warning.
+/// Checks that the API server would accept all objects of `text` without a warning.
 pub(super) fn taken(client: &Client, namespace: &str, text: &str) -> Result<()> {
     let words = [
         "apply",

@@ -10,11 +10,11 @@ use anyhow::{Context, Result};
 
 use crate::guest::{self, Archive, Boot, Image, Logs, Qemu, Recipe, blank, quote, value};
 
-/// What emulates it.
+/// Name of the emulator.
 pub(super) const QEMU: &str = "qemu-system-x86_64";
 const SCRIPT: &[u8] = include_bytes!("script.sh");
 
-/// What it boots from.
+/// Kernel and modules of the machine.
 pub(super) const RECIPE: Recipe = Recipe {
     arch: "amd64",
     modules: &[
@@ -26,46 +26,48 @@ pub(super) const RECIPE: Recipe = Recipe {
         "overlay",
         "nfit",
         "nd_pmem",
-        // ext4 asks for it by name when it mounts, which no module says that it depends on.
+        // ext4 requests this module by name at a mount. The module's dependencies do not mention
+        // it.
         "crc32c_generic",
         "ext4",
     ],
     telling: "nd_pmem",
 };
 
-/// Size of the disk without DAX.
+/// Size in bytes of the disk without DAX.
 const DISK: u64 = 512 << 20;
 
-/// A machine that can be booted again and again on the same NVDIMM.
+/// A machine that can be booted repeatedly with the same NVDIMM.
 pub(super) struct Machine {
-    /// What it boots from.
+    /// Kernel and base of the initramfs.
     pub(super) image: Image,
-    /// The file behind the NVDIMM: what is in it outlives the machine.
+    /// File with the contents of the NVDIMM, which outlives the machine.
     pub(super) nvdimm: PathBuf,
-    /// The file behind the disk that is no persistent memory.
+    /// File with the contents of the disk, which is not persistent memory.
     pub(super) disk: PathBuf,
-    /// Whether the host's processor runs it, or the emulator.
+    /// Whether KVM runs the guest on the host's CPU. Otherwise QEMU emulates the CPU.
     pub(super) kvm: bool,
-    /// How long one boot may take, with its command.
+    /// Time limit of one boot with its command.
     pub(super) limit: Duration,
-    /// The host's folder that the guest sees at the same path, and may write.
+    /// Folder of the host that the guest mounts at the same path and may write.
     pub(super) share: PathBuf,
-    /// Where each boot leaves its console.
+    /// Folder for the console output of each boot.
     pub(super) logs: PathBuf,
 }
 
 impl Machine {
-    /// Makes the files of NVDIMM and disk, unless they are there.
+    /// Creates the files of the NVDIMM and the disk, unless they exist.
     ///
     /// # Errors
-    /// When one cannot be made.
+    /// A file cannot be created.
     pub(super) fn plug_in(&self, nvdimm: u64) -> Result<()> {
         blank(&self.nvdimm, nvdimm)?;
         blank(&self.disk, DISK)?;
         Ok(())
     }
 
-    /// Boots it, to run the shell command `command` in `folder`. `name` tells this boot from others.
+    /// Boots the machine, which runs the shell command `command` in `folder`. `name` distinguishes
+    /// the boots.
     ///
     /// # Errors
     /// When QEMU cannot be started.
@@ -98,7 +100,8 @@ impl Machine {
         let mut qemu = Qemu::new(QEMU, &self.image, logs)?;
         qemu.add("-machine", "q35,nvdimm=on")
             .add("-accel", if self.kvm { "kvm" } else { "tcg" })
-            // Where the host is a guest itself, its processor often refuses to pass that register on.
+            // On a host that is itself a virtual machine, the CPU often does not support this
+            // register.
             .add("-cpu", "max,arch-capabilities=off")
             .add("-smp", "2")
             .add("-m", "1G,slots=2,maxmem=64G")

@@ -1,9 +1,10 @@
 //! `cargo xtask pmem-vm`: boots a temporary virtual machine with an emulated NVDIMM (persistent
-//! memory).
+//! memory), and runs tests in it.
 //!
-//! The guest has no disk image: it sees the host's root, read only below a memory overlay, so that
-//! every program of the host is there, and the build folder, which it may write. `/mnt/pmem` is on the
-//! NVDIMM with DAX, where `MAP_SYNC` works; `/mnt/disk` is the same kind of file system without.
+//! The guest has no disk image. It mounts the root folder of the host read-only, with a writable
+//! overlay in memory, so that it can run every program of the host. It also mounts the build
+//! folder, which it may write. `/mnt/pmem` is a file system on the NVDIMM with DAX, where
+//! `MAP_SYNC` works. `/mnt/disk` is the same kind of file system without DAX.
 
 mod machine;
 mod suite;
@@ -28,39 +29,42 @@ use crate::{
 };
 use machine::Machine;
 
-/// Whose tests run in the guest, all of them.
+/// Package whose tests all run in the guest.
 const PACKAGE: &str = "pierhead-pmem";
-/// Of other packages: the tier on a region, and the daemon with one.
+/// Tests of other packages that run in the guest: the fast tier on persistent memory, and the
+/// daemon with such a tier.
 const ALSO: [(&str, &str); 2] = [
     ("pierhead-cache", "region"),
     (suite::STAGED.0, suite::STAGED.1),
 ];
 
-/// What it keeps lies there.
+/// Folder of the machine's files, below xtask's folder for virtual machines.
 const FOLDER: &str = "pmem-vm";
 
-/// How to boot, and what to run.
+/// Flags of `cargo xtask pmem-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Run on the processor instead of QEMU's emulator: faster, where /dev/kvm works.
+    /// Run the guest on the host's CPU by KVM instead of emulation, which is faster.
     ///
-    /// It is not tried by itself: where the host is a virtual machine, too, a guest may hang that the
-    /// host's kernel was willing to start.
+    /// KVM is off by default: on a host that is itself a virtual machine, a guest may start and
+    /// then hang.
     #[arg(long)]
     kvm: bool,
-    /// Keep the NVDIMM in FILE, and find there what an earlier call left (default: thrown away).
+    /// Keep the NVDIMM in FILE, and use the contents that an earlier call left (default: a
+    /// temporary NVDIMM).
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
     /// Size of a new NVDIMM.
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     size: u64,
-    /// How long one boot may take, with its command.
+    /// Time limit of one boot with its command.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
-    /// Kill the suite's second boot after so many commits.
+    /// Kill the second boot of the suite after this number of commits.
     #[arg(long, value_name = "COMMITS", default_value_t = 150)]
     cut: u64,
-    /// Runs in the guest, in the current folder; without it the suite runs, three boots of it.
+    /// Command to run in the guest, in the current folder; without a command, the test suite runs,
+    /// with three boots.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
@@ -78,10 +82,10 @@ impl Default for Options {
     }
 }
 
-/// Boots the machine and says with which status the command, or the suite, ended.
+/// Boots the machine, and returns the exit status of the command or of the suite.
 ///
 /// # Errors
-/// When the machine cannot be put together, or does not come to the command's end.
+/// The machine cannot be assembled, or does not finish the command.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if options.command.is_empty() {
         let mut programs = programs::build_of(&[PACKAGE])?;
@@ -108,13 +112,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         ended.ready,
         ended.took.as_secs_f64()
     );
-    // A shell's statuses are bytes.
+    // An exit status of a shell is a byte.
     Ok(ExitCode::from(
         u8::try_from(ended.status).unwrap_or(u8::MAX),
     ))
 }
 
-/// `PIERHEAD_BIN`, as the tests take it, or what cargo builds.
+/// Path of the daemon: `PIERHEAD_BIN` as in the tests, or the program that cargo builds.
 fn daemon() -> Result<PathBuf> {
     if let Some(path) = env::var_os("PIERHEAD_BIN") {
         return Ok(std::path::absolute(path)?);
@@ -128,7 +132,7 @@ fn daemon() -> Result<PathBuf> {
     Ok(place::target().join("debug/pierhead"))
 }
 
-/// The example program that writes and finds changes.
+/// Path of the example program that writes values and verifies them after a kill.
 fn survivor() -> Result<PathBuf> {
     exec::output(Command::new("cargo").current_dir(place::root()).args([
         "build",
@@ -140,7 +144,8 @@ fn survivor() -> Result<PathBuf> {
     Ok(place::target().join("debug/examples/survivor"))
 }
 
-/// Runs the suite with those of `programs` that belong in the guest; `survivor` is the example of that name.
+/// Runs the suite with the test programs of `programs` that belong in the guest. `survivor` is the
+/// path of the example program.
 ///
 /// # Errors
 /// As [`run`].
@@ -166,7 +171,8 @@ fn suite(options: &Options, programs: &[Program], daemon: &Path, survivor: &Path
     suite::run(&machine, &wanted, (survivor, daemon), options.cut)
 }
 
-/// The machine, and the folder that goes with it.
+/// Assembles the machine. Returns its temporary folder with it, which must live as long as the
+/// machine.
 fn machine(options: &Options) -> Result<(Machine, tempfile::TempDir)> {
     let image = prepare()?;
     let scratch = tempfile::Builder::new()
@@ -189,7 +195,7 @@ fn machine(options: &Options) -> Result<(Machine, tempfile::TempDir)> {
     Ok((machine, scratch))
 }
 
-/// The programs that it takes and that are not here.
+/// Required programs that this machine lacks.
 pub(crate) fn missing() -> Vec<&'static str> {
     install::missing_for_machine(machine::QEMU)
 }

@@ -1,4 +1,5 @@
-//! Tests of persistent memory: three boots on the same NVDIMM, of which the second is killed.
+//! Tests of persistent memory: three boots with the same NVDIMM. The machine is killed during the
+//! second boot.
 
 use std::{path::Path, time::Instant};
 
@@ -12,46 +13,50 @@ use crate::{
     place,
 };
 
-/// The values that the first boot writes to its end, and those that the second is killed over.
+/// Names of the values that the example program writes: in the complete first boot, and in the
+/// killed second boot.
 const WHOLE: &str = "1";
 const WHOLE_STEPS: u64 = 200;
 const CUT: &str = "2";
 
-/// Left out: the log's own tests and the properties of its fuzz target have the shadow medium below them, never the
-/// NVDIMM, and take minutes under emulation.
+/// Filters of tests that do not run in the guest. The tests of the log and of its fuzz target use
+/// the simulated medium, never the NVDIMM, and take minutes under emulation.
 const NOT_HERE: &[&str] = &["log::", "fuzzing::"];
 
-/// Left out under the emulator, whose flush instructions touch no memory, so that one of a page that is
-/// gone faults on a processor only.
+/// Filters of tests that do not run without KVM. Emulated flush instructions access no memory, so a
+/// flush of an unmapped page faults only on a real CPU.
 const NOT_EMULATED: &[&str] = &[
     "a_flush_by_instructions_detects_a_truncated_file",
     "a_file_truncated_under_the_map_fails_the_region_permanently",
 ];
 
-/// The test of the daemon, which runs in all three boots: its package, its program, its name.
+/// The daemon's test that runs in all three boots: its package, test program and name.
 pub(super) const STAGED: (&str, &str, &str) = (
     "pierhead-tests",
     "e2e",
     "tier::power_loss::over_three_boots",
 );
 
-/// Its region lies in the first, its daemon's folder in the second.
+/// Folders of the daemon's test: the first has the region file of the tier, the second the daemon's
+/// data.
 const STAGED_AT: [&str; 2] = ["/mnt/pmem/staged", "/mnt/disk/staged"];
 
-/// The guest's words about its jobs, among what they print.
+/// Lines that mark the beginning and end of a job in the output of the guest.
 const BEGIN: &str = "pmem-vm: begin";
 const END: &str = "pmem-vm: end ";
 
-/// Runs in the guest.
+/// A command that runs in the guest.
 struct Job {
     name: String,
     command: String,
-    /// A test program, whose tests are counted; anything else counts as one.
+    /// Whether the command is a test program, whose tests are counted. Another command counts as
+    /// one test.
     tests: bool,
 }
 
 impl Job {
-    /// The daemon's test, in this boot; `last` is what the second said last.
+    /// The daemon's test in boot number `boot`. `last` is the last output of the test in the second
+    /// boot.
     fn staged(program: &Program, daemon: &Path, boot: u8, last: &str) -> Self {
         let word = |path: &Path| quote(&path.display().to_string());
         let (path, daemon) = (word(&program.path), word(daemon));
@@ -62,7 +67,7 @@ impl Job {
         } else {
             String::new()
         };
-        // What it makes for itself lies in memory: the host's folder would keep it after the plug was pulled.
+        // Temporary files are in memory: in a folder of the host, they would remain after the kill.
         Self {
             name: format!("{} {test}, boot {boot}", program.name),
             command: format!(
@@ -91,7 +96,7 @@ impl Job {
             .iter()
             .map(|name| format!(" --skip {name}"))
             .collect();
-        // What tests make in temporary folders lies on persistent memory.
+        // Temporary files of the tests are on persistent memory.
         Self {
             name: program.name.clone(),
             command: format!(
@@ -103,11 +108,11 @@ impl Job {
     }
 }
 
-/// Runs the suite: `programs` within the guest, and `survivor` in all three boots. The machine is
-/// killed after `cut` of its commits.
+/// Runs the suite: the test programs `programs`, and `survivor` in all three boots. Kills the
+/// machine of the second boot after `cut` commits of `survivor`.
 ///
 /// # Errors
-/// When a machine does not boot, or is at it for too long.
+/// A machine does not boot, or exceeds its time limit.
 pub(super) fn run(
     machine: &Machine,
     programs: &[&Program],
@@ -135,7 +140,8 @@ pub(super) fn run(
     sum += &to_the_end(machine, "first", &first)?;
 
     let mut write = survivor(&format!("write /mnt/pmem {CUT}"));
-    // Both are at it when the power goes. Should the daemon's end before it has pulled anything, the third boot tells.
+    // Both jobs are running when the machine is killed. If the daemon's test ends before its first
+    // pull, the third boot reports it.
     let pulling = format!("{}/pulling", STAGED_AT[0]);
     write.command = format!(
         "({} || touch {pulling}) & until [ -e {pulling} ]; do sleep 0.1; done; {}",
@@ -159,7 +165,7 @@ pub(super) fn run(
     Ok(sum)
 }
 
-/// A boot that ends by itself.
+/// Runs a boot that ends by itself.
 fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<Count> {
     let mut boot = machine.boot(name, Path::new("/"), &script(jobs))?;
     let mut tally = Tally::of(jobs);
@@ -174,8 +180,8 @@ fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<Count> {
     tally.close()
 }
 
-/// A boot whose last job says `committed N` again and again, until the plug is pulled: the last of
-/// them is the second result, unless the job failed before.
+/// Runs a boot whose last job prints `committed N` repeatedly, and kills the machine. Returns the
+/// last reported state, or `None` if the job failed before.
 fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<Last>)> {
     let begun = Instant::now();
     let mut boot = machine.boot("second", Path::new("/"), &script(jobs))?;
@@ -184,7 +190,7 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<La
     let mut last = None;
     let mut pulled = None;
     let mut unplugged = false;
-    // After the kill there is still what the guest had printed before it.
+    // Lines that the guest printed before the kill are still in the pipe.
     while let Said::Line(line) = boot.listen()? {
         if let Some(number) = line.strip_prefix("pulled ") {
             pulled = Some(number.trim().parse()?);
@@ -202,7 +208,7 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<La
         }
     }
     if !unplugged {
-        // Its own end says why: the job failed, or the machine did.
+        // The end of the boot has the reason: the job or the machine failed.
         boot.end()?;
         let count = tally.close()?;
         if count.failed == 0 {
@@ -210,7 +216,7 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<La
         }
         return Ok((count, None));
     }
-    // Being killed is what the last job is there for.
+    // The last job is killed on purpose, so it counts as passed.
     tally.end("0");
     say!(
         "  second boot: killed after {:.1} s",
@@ -220,15 +226,15 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<La
     Ok((tally.close()?, last))
 }
 
-/// What was said last before the power went.
+/// The last reported state before the kill.
 struct Last {
-    /// By `survivor`.
+    /// Number of commits that `survivor` reported.
     committed: u64,
-    /// By the test of the daemon.
+    /// Number of pulls that the daemon's test reported.
     pulled: Option<u64>,
 }
 
-/// All jobs, one after the other, whatever becomes of each.
+/// A shell script that runs all jobs one after the other, whether or not they fail.
 fn script(jobs: &[Job]) -> String {
     jobs.iter()
         .map(|job| {
@@ -238,7 +244,7 @@ fn script(jobs: &[Job]) -> String {
         .collect()
 }
 
-/// Adds up what the jobs of one boot print.
+/// Sums up the results of the jobs of one boot.
 struct Tally<'a> {
     jobs: std::slice::Iter<'a, Job>,
     current: Option<(&'a Job, Instant, Count)>,
@@ -277,7 +283,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// The current job is over, with this exit status.
+    /// Records the end of the current job with this exit status.
     fn end(&mut self, status: &str) {
         let Some((job, begun, mut count)) = self.current.take() else {
             return;
@@ -303,7 +309,7 @@ impl<'a> Tally<'a> {
         self.sum += &count;
     }
 
-    /// The sum of all jobs.
+    /// The sum over all jobs.
     fn close(mut self) -> Result<Count> {
         if let Some(job) = self.jobs.next() {
             bail!("the guest never came to {}", job.name);

@@ -14,10 +14,10 @@ use crate::{
     guest::{self, Archive, Image, Logs, Qemu, Recipe, Up, blank},
 };
 
-/// What emulates it.
+/// Name of the emulator.
 pub(super) const QEMU: &str = "qemu-system-x86_64";
 
-/// What it boots from.
+/// Kernel and modules of the machine.
 pub(super) const RECIPE: Recipe = Recipe {
     arch: "amd64",
     modules: &[
@@ -28,33 +28,34 @@ pub(super) const RECIPE: Recipe = Recipe {
         "9pnet_virtio",
         "9p",
         "overlay",
-        // ext4 asks for it by name when it mounts, which no module says that it depends on.
+        // ext4 requests this module by name at a mount. The module's dependencies do not mention
+        // it.
         "crc32c_generic",
         "ext4",
     ],
     telling: "virtio_net",
 };
 
-/// Size of the disk for pierhead's data.
+/// Size in bytes of the disk for pierhead's data.
 const DISK: u64 = 1 << 30;
 
-/// See the head of this module.
+/// The virtual machine with systemd.
 pub(super) struct Machine {
-    /// What it boots from.
+    /// Kernel and base of the initramfs.
     pub(super) image: Image,
-    /// Whether the host's processor runs it, or the emulator.
+    /// Whether KVM runs the guest on the host's CPU. Otherwise QEMU emulates the CPU.
     pub(super) kvm: bool,
-    /// How long a boot may take, with all that is done in it.
+    /// Time limit of a boot with all its commands.
     pub(super) limit: Duration,
-    /// Where it leaves its console, and the disk.
+    /// Folder for the console output and the disk.
     pub(super) folder: PathBuf,
 }
 
 impl Machine {
-    /// Boots it and waits for its shell.
+    /// Boots the machine and waits for its shell.
     ///
     /// # Errors
-    /// When it does not come so far: with its console.
+    /// The shell does not become ready. The error has the console output.
     pub(super) fn boot(&self) -> Result<Up> {
         let disk = self.folder.join("disk");
         if blank(&disk, DISK)? {

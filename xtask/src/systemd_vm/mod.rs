@@ -1,8 +1,9 @@
 //! `cargo xtask systemd-vm`: tests the Debian package and its systemd unit under a real systemd, in
 //! a virtual machine.
 //!
-//! The guest sees the root of this machine, read only below an overlay in memory, and boots its systemd. pierhead's
-//! data lie on a disk that is mounted at `/var/lib/pierhead` before, as on a card whose NVMe is for the cache.
+//! The guest mounts the root folder of this machine read-only, with a writable overlay in memory,
+//! and boots its systemd. A separate disk for pierhead's data is mounted at `/var/lib/pierhead`
+//! before pierhead starts, like the NVMe disk of a DPU.
 
 mod machine;
 mod suite;
@@ -23,30 +24,32 @@ use crate::{
 };
 use machine::Machine;
 
-/// What it keeps lies there.
+/// Folder of the machine's files, below xtask's folder for virtual machines.
 const FOLDER: &str = "systemd-vm";
 
-/// How to boot, and what to run.
+/// Flags of `cargo xtask systemd-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Install this package (default: one of the program as it is built for development).
+    /// Install this package (default: a package with a development build).
     #[arg(long, value_name = "FILE")]
     package: Option<PathBuf>,
-    /// Run on the processor instead of QEMU's emulator; see `cargo xtask pmem-vm --help`.
+    /// Run the guest on the host's CPU by KVM instead of emulation; see `cargo xtask pmem-vm
+    /// --help`.
     #[arg(long)]
     kvm: bool,
-    /// How long the boot may take, with what is done in it.
+    /// Time limit of the boot with all its commands.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     limit: u64,
-    /// Runs in the guest, with the package installed; without it the suite runs.
+    /// Command to run in the guest after the installation of the package; without a command, the
+    /// test suite runs.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
-/// Boots the machine and says with which status the command, or the suite, ended.
+/// Boots the machine, and returns the exit status of the command or of the suite.
 ///
 /// # Errors
-/// When the machine cannot be put together, or does not come to the command's end.
+/// The machine cannot be assembled, or does not finish the command.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let package = match &options.package {
         Some(path) => std::path::absolute(path)?,
@@ -69,11 +72,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let words: Vec<_> = options.command.iter().map(|word| quote(word)).collect();
     let status = guest.shell(&words.join(" "), print)?;
     guest.off(suite::OFF)?;
-    // A shell's statuses are bytes.
+    // An exit status of a shell is a byte.
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
 
-/// The programs that it takes and that are not here.
+/// Required programs that this machine lacks.
 fn missing() -> Vec<&'static str> {
     let mut missing = install::missing_for_machine(machine::QEMU);
     if !Path::new("/usr/lib/systemd/systemd").exists() {
@@ -82,7 +85,7 @@ fn missing() -> Vec<&'static str> {
     missing
 }
 
-/// Of this machine's architecture, as [`dist::trial`] left it.
+/// The Debian package for this machine's architecture, which [`dist::trial`] built.
 fn trial_package() -> Result<PathBuf> {
     let arch = dist::Arch::here().context("no package is made for this machine")?;
     let packages = place::files(&place::dist_trial(), "deb")?;
@@ -92,7 +95,8 @@ fn trial_package() -> Result<PathBuf> {
         .context("the step `dist` left no package")
 }
 
-/// The machine, and the folder that goes with it.
+/// Assembles the machine. Returns its temporary folder with it, which must live as long as the
+/// machine.
 fn machine(kvm: bool, limit: Duration) -> Result<(Machine, tempfile::TempDir)> {
     if !cfg!(target_arch = "x86_64") {
         bail!("the guest is x86-64 and runs the host's programs: so must the host be");

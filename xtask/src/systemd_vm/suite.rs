@@ -1,5 +1,5 @@
-//! Tests of the Debian package and its unit under systemd: installation, service, upgrade, and what
-//! an operator does.
+//! Tests of the Debian package and its unit under systemd: installation, service, upgrade, and the
+//! actions of an operator.
 
 use std::{
     path::Path,
@@ -15,34 +15,35 @@ use crate::{
     guest::{PORTS, Peer, Up, quote},
 };
 
-/// Ends the machine.
+/// Shell command that ends the machine.
 pub(super) const OFF: &str = "finish 0";
 
 const FOLDER: &str = "/var/lib/pierhead";
 const CONFIGURATION: &str = "/etc/pierhead/pierhead.toml";
-/// As `systemctl edit` writes it. Five seconds are long for an emulated machine, and short for whoever waits.
+/// A drop-in file, as `systemctl edit` writes it. The watchdog time of 5 s is long enough for an
+/// emulated machine, and short enough for the test.
 const DROP_IN: (&str, &str) = (
     "/etc/systemd/system/pierhead.service.d/override.conf",
     "[Service]\nMemoryHigh=infinity\nMemoryMax=192M\nWatchdogSec=5\n",
 );
-/// What it makes of `MemoryMax=`: the profile `small` would take more.
-/// What comes within seconds has so long, on a machine that does other things beside.
+/// Time limit for events that usually take seconds, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Memory budget in pierhead's log: the value of `MemoryMax=` in the drop-in file, in bytes.
 const BUDGET: &str = "memory=201326592";
 
 /// Installs the package.
 ///
 /// # Errors
-/// What dpkg says.
+/// dpkg fails. The error has its output.
 pub(super) fn install(guest: &mut Up, package: &Path) -> Result<String> {
     let package = quote(&package.display().to_string());
     well(guest, &format!("dpkg --install {package}"))
 }
 
-/// Runs it: `peer` is the program that is upstream and client.
+/// Runs the suite. `peer` is the path of the example program, which is the upstream and the client.
 ///
 /// # Errors
-/// When the machine does not boot.
+/// The machine does not boot.
 pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Count> {
     let mut peer = Peer::start(peer)?;
     let mut checks = Count::default();
@@ -87,7 +88,7 @@ pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Coun
             "{}",
             state(&mut guest)?
         );
-        // systemd waits for READY=1: with it, this came.
+        // systemd waits for READY=1, which arrives with this status text.
         ensure!(
             property(&mut guest, "StatusText")? == "serving",
             "no word of it"
@@ -137,7 +138,8 @@ pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Coun
         || {
             for resource in ["memory", "cpu"] {
                 let series = format!("pierhead_pressure_some{{resource=\"{resource}\"}}");
-                // Told from the second look on, two seconds after the first.
+                // pierhead reports the pressure from its second measurement on, two seconds after
+                // the first one.
                 let begun = Instant::now();
                 while !peer.get(guest.admin, "/metrics")?.contains(&series) {
                     ensure!(begun.elapsed() < PATIENCE, "no {series}");
@@ -253,10 +255,10 @@ pub(super) fn run(machine: &Machine, package: &Path, peer: &Path) -> Result<Coun
     Ok(checks)
 }
 
-/// With what differs from the package's own.
+/// A configuration file with the settings that differ from the package's file.
 fn configuration(upstream: &str) -> String {
     let [clients, admin] = PORTS;
-    // This machine, as QEMU's network calls it.
+    // 10.0.2.2 is the address of this machine in QEMU's network.
     let url = upstream.replacen("127.0.0.1", "10.0.2.2", 1);
     format!(
         "data = \"{FOLDER}\"\nprofile = \"small\"\nlisten = [\"0.0.0.0:{clients}\"]\nadmin = \"0.0.0.0:{admin}\"\n\
@@ -264,7 +266,7 @@ fn configuration(upstream: &str) -> String {
     )
 }
 
-/// What a line prints, which must not fail.
+/// Runs a line of shell that must succeed, and returns its output.
 fn well(guest: &mut Up, line: &str) -> Result<String> {
     let (status, said) = guest.output(line)?;
     if status != 0 {
@@ -274,7 +276,7 @@ fn well(guest: &mut Up, line: &str) -> Result<String> {
 }
 
 fn write(guest: &mut Up, path: &str, content: &str) -> Result<()> {
-    // A shell's line: printf makes several of it.
+    // The shell command is one line, so printf creates the line breaks.
     let escaped = content
         .replace('\\', "\\\\")
         .replace('\n', "\\n")
