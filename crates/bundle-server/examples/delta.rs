@@ -1,6 +1,8 @@
-//! What an update costs, without a daemon: `delta LAYOUT OLD NEW [LEVEL] [-v]` over an OCI layout.
+//! Measures the size of an update from one image of an OCI layout to another, and its CPU time,
+//! without a daemon: `delta LAYOUT OLD NEW [LEVEL] [-v]`.
 //!
-//! Holds both images in memory; the names are those of the layout's `org.opencontainers.image.ref.name`.
+//! Holds both images in memory. OLD and NEW are names in the annotation
+//! `org.opencontainers.image.ref.name` of the layout.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -90,7 +92,7 @@ fn main() -> Fallible<()> {
     Ok(())
 }
 
-/// Of this thread, which does all the work.
+/// CPU time of this thread, which does all the work, in seconds.
 fn processor_seconds() -> Fallible<f64> {
     let line = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanoseconds: f64 = line.split(' ').next().unwrap_or_default().parse()?;
@@ -110,7 +112,7 @@ fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<ImageToc> {
             })
             .collect();
         layers.push(LayerEntries {
-            // Not those of a real table: neither matters for what is measured here.
+            // Placeholders: the values of these fields do not change the measured sizes and times.
             diff_id: digest,
             skeleton: (FileDigest::of(b""), 0),
             files: files.into_iter().map(Ok),

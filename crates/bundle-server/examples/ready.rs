@@ -1,7 +1,10 @@
-//! How long an image of an OCI layout takes to be ready, and to be packed well: for the figures of `docs/formats/disk.md`.
+//! Measures the time until an image of an OCI layout is ready for bundles, and until it is packed
+//! at the final level, for the measurements in `docs/formats/disk.md`.
 //!
-//! `cargo run --release -p pierhead-bundle-server --example ready -- LAYOUT REF FOLDER [QUICK LEVEL]`: FOLDER is the library's,
-//! and must be empty. A request waits, so that one core is taken whole. QUICK = LEVEL is one stage.
+//! `cargo run --release -p pierhead-bundle-server --example ready -- LAYOUT REF FOLDER [QUICK
+//! LEVEL]`: FOLDER is the data folder of the bundle server and must be empty. QUICK and LEVEL are
+//! the fast and the final zstd level; if they are equal, the image is packed once. A request waits
+//! for the image, so that indexing takes a whole core.
 
 use std::error::Error;
 use std::path::Path;

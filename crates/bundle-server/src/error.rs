@@ -8,31 +8,33 @@ use pierhead_toc::Fault;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A layer, a manifest or a config is not what the image says, or exceeds a limit.
+    /// A layer, a manifest or a config is malformed, contradicts another document of the image, or
+    /// exceeds a limit.
     #[error("this image cannot be bundled: {0}")]
     Image(String),
-    /// Bytes of a file or of a request are not of their format.
+    /// Bytes of a file or of a request violate their format.
     #[error("malformed {what}: {why}")]
     Malformed {
-        /// The name of the format.
+        /// The name of the violated format.
         what: &'static str,
-        /// The violation.
+        /// How the bytes violate the format.
         why: String,
     },
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// The name of the bytes.
+        /// Name of the object whose bytes were hashed, for the message.
         what: String,
         /// The promised digest.
         expected: String,
         /// The computed digest.
         found: String,
     },
-    /// An image, a plan, a record or a content does not exist, or no longer exists. Pull the image first.
+    /// An image, a plan, a record or a content does not exist, or no longer exists. The client has
+    /// to pull the image before it requests the bundle.
     #[error("{0} is not here")]
     Missing(String),
-    /// The server stops, or the work ended early so that its memory is free for others.
+    /// The server stops, or it ended this work early to free memory.
     #[error("stopped")]
     Stopped,
     /// The file system failed.
@@ -46,7 +48,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whose fault it is.
+    /// Whose fault the error is: that of the input (the image or its sender), that of this host, or
+    /// nobody's.
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
@@ -60,7 +63,7 @@ impl Error {
         self.fault() != Fault::Input
     }
 
-    /// Whether a file is damaged: its bytes are not those that were written.
+    /// Whether a file is damaged: its bytes differ from the bytes that pierhead wrote.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Malformed { .. } => true,
@@ -69,7 +72,8 @@ impl Error {
         }
     }
 
-    /// Whether file descriptors or memory are short. The file that could not be read may be intact.
+    /// Whether the process lacks file descriptors or memory. The file that could not be read may be
+    /// intact.
     pub fn is_exhausted(&self) -> bool {
         matches!(self, Self::Io { source, .. } if pierhead_toc::is_exhausted(source))
     }
@@ -117,7 +121,8 @@ impl Error {
     }
 }
 
-/// Keeps the variant, so that a caller of this crate matches one enum.
+/// Converts each variant to the variant of the same meaning, so that callers of this crate match
+/// one enum.
 impl From<pierhead_toc::Error> for Error {
     fn from(error: pierhead_toc::Error) -> Self {
         use pierhead_toc::Error as Toc;
@@ -141,7 +146,8 @@ impl From<pierhead_toc::Error> for Error {
     }
 }
 
-/// Keeps the variant, so that a caller of this crate matches one enum.
+/// Converts each variant to the variant of the same meaning, so that callers of this crate match
+/// one enum.
 impl From<pierhead_bundle::Error> for Error {
     fn from(error: pierhead_bundle::Error) -> Self {
         use pierhead_bundle::Error as Bundle;

@@ -1,10 +1,12 @@
-//! Makes delta bundles of container images: directory of images, packs and plans.
+//! Server side of delta updates of container images: makes bundles, which contain the file contents
+//! and patches that a client lacks.
 //!
 //! The crate knows no cache, no network and no async runtime. It reads layers through
 //! `pierhead_toc::Blobs`.
 //!
-//! Modules, from the bottom up: `pack` (file contents as compressed frames), `plan` (which frames a
-//! bundle has), `directory` (the database of images), `server` (background work and bundles).
+//! Modules, from the bottom up: `pack` (stores file contents as compressed frames), `plan` (decides
+//! which frames a bundle has), `directory` (the database of images), `server` (background work and
+//! bundles).
 
 #![forbid(unsafe_code)]
 

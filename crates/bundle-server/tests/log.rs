@@ -1,5 +1,5 @@
-//! Tests of the log lines about indexed images. Runs in its own process, since background threads
-//! write the log.
+//! Tests of the log lines about indexed images. These tests run in their own process, since
+//! background threads write the log of the whole process.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 use std::collections::HashMap;
@@ -56,7 +56,7 @@ fn a_ready_image_has_one_log_line() {
         bundle_server.state(&refused.root),
         State::Refused(_)
     ));
-    // The line is written after the state changes.
+    // The log line is written after the state changes, so the server is closed first.
     bundle_server.close();
     let found = lines.with("image ready for bundles");
     let [line] = &found[..] else {

@@ -1,5 +1,5 @@
-//! Measures the peak memory of server and worker for images with very many entries, each in a
-//! process of its own.
+//! Tests the peak memory of bundle server and worker for images with very many files. Each measured
+//! step runs in a process of its own.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![expect(clippy::disallowed_methods, reason = "moves a file of the test")]
 
@@ -19,18 +19,20 @@ use pierhead_testkit::source::BlobFolder;
 use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 use serde_json::json;
 
-/// With 100 000 the server takes 34 to 67 MiB and the worker 12 to 33, by shape; an empty process has 7.
+/// Number of entries of a test image. With 100 000 entries, the server takes 34 to 67 MiB and the
+/// worker 12 to 33, by shape; an empty process has 7.
 const ENTRIES: u64 = 30_000;
 
-/// What either side may take. A copy of the attributes in the worker's memory, tables that are held while the next one is
-/// made, or zstd's own search structures for the header are each more than what is left below these.
+/// Maximum peak memory of the server, and of the worker, in bytes. Each of these mistakes exceeds
+/// the limits: a copy of the attributes in the worker's memory, a table that is held while the next
+/// one is made, and zstd's own search structures for the header.
 const SERVER: u64 = 48 << 20;
 const WORKER: u64 = 24 << 20;
 
 /// Environment variable with the step, the shape and the folder of a child process of this test.
 const TOLD: &str = "MEMORY_STEP";
 
-/// The kind of entries of which an image has very many.
+/// The shapes of test images: the kind of entries of which the image has very many.
 const SHAPES: [&str; 2] = ["xattrs", "distinct"];
 
 fn digest_of(path: &Path) -> Digest {
@@ -94,7 +96,7 @@ fn image(shape: &str, blobs: &BlobFolder) -> Digest {
     blobs.put(manifest.to_string().as_bytes())
 }
 
-/// Step of the server: indexes an image of this shape, and writes its bundle to a file.
+/// The server's step: indexes an image of this shape, and writes the bundle of the image to a file.
 fn serve(shape: &str, folder: &Path) {
     let blobs = BlobFolder::new(folder.join("blobs"));
     fs::create_dir(blobs.path()).unwrap();
@@ -127,7 +129,7 @@ fn serve(shape: &str, folder: &Path) {
     bundle_server.close();
 }
 
-/// Step of the worker: applies this bundle to a store.
+/// The worker's step: applies the bundle in that file to a store.
 fn work(folder: &Path) {
     let store = Store::open(&folder.join("store"), &[]).unwrap();
     let mut file = File::open(folder.join("bundle")).unwrap();
@@ -186,8 +188,8 @@ fn peak() -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// Runs one step of the test below in a child process. Does nothing without the environment
-/// variable.
+/// The entry point of a child process: runs one step of the memory test. Does nothing without the
+/// environment variable `MEMORY_STEP`.
 #[test]
 fn a_step() {
     let Ok(told) = std::env::var(TOLD) else {

@@ -1,4 +1,5 @@
-//! Tests of packing: the frames contain all contents of a layer and no others.
+//! Tests of packing: the frames that are made for a layer contain all contents of the layer and no
+//! other contents.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -60,7 +61,7 @@ impl Bench {
         )
     }
 
-    /// Decodes frames into contents. Each must be complete, right, and present once.
+    /// Decodes frames into contents. Each content must be complete, correct and present once.
     fn contents(&self, packed: &PackResult) -> HashSet<FileDigest> {
         let mut found: Vec<(FileDigest, Vec<u8>)> = Vec::new();
         for location in &packed.frames {
@@ -95,7 +96,7 @@ impl Bench {
     }
 }
 
-/// Text of words, which compresses well.
+/// A text of random words, which compresses well.
 fn text(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let words: Vec<u64> = (0..300).map(|_| random.u64(..)).collect();
@@ -128,7 +129,7 @@ fn all_contents_of_a_layer_are_packed_once() {
     assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
     assert_eq!(packed.reused, 0);
     assert!(packed.packed < packed.raw / 2);
-    // A second call packs nothing.
+    // A second call for the same layer packs nothing.
     let again = bench.pack(&items);
     assert_eq!((again.raw, again.packed, again.reused), (0, 0, 303));
     assert_eq!(bench.contents(&again), wanted(&bench.source, &seeds));
@@ -197,7 +198,7 @@ fn stopped_packing_continues_at_the_next_call() {
     assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
 }
 
-/// A source that returns zeros for every content.
+/// A faulty source that returns zeros for every content.
 struct Liar;
 
 impl Source for Liar {
@@ -290,7 +291,7 @@ fn stopped_optimization_continues_at_the_next_call() {
     let before = bench.packs.stat().appended;
     let (mut stops, frames) = (0, &fast.frames);
     let made = loop {
-        // Stops after each frame.
+        // This pause stops the work after each frame.
         let mut pause = |bytes| match bytes {
             0 => Ok(()),
             _ => Err(Error::Stopped),

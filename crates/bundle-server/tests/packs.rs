@@ -42,7 +42,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A record whose payload is `bytes`, of one content.
+/// Appends a record with the payload `bytes`, as the frame of one content.
 fn append(packs: &Packs, bytes: &[u8]) -> Result<RecordLocation, Error> {
     let part = ContentRange {
         content: FileDigest::of(bytes),
@@ -57,7 +57,7 @@ fn read(packs: &Packs, location: &RecordLocation) -> Result<Vec<u8>, Error> {
     packs.read(location, &mut payload).map(|_| payload)
 }
 
-/// Bytes of the folder, as the budget counts them.
+/// Bytes of the folder on disk, as the budget counts them.
 fn on_disk(folder: &Path) -> u64 {
     let lens = fs::read_dir(folder).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -175,7 +175,8 @@ fn the_budget_holds_and_the_least_recently_used_pack_is_evicted() {
     assert!(packs.contains(&first) && !packs.contains(&second));
     assert!(matches!(packs.file(&second), Err(Error::Missing(_))));
     assert!(packs.stat().evicted > 30);
-    // A smaller budget holds from the start on. The order of use survives a restart.
+    // After a restart with a smaller budget, the packs are within it, and the most recently used
+    // ones are left.
     packs.maintain();
     drop(packs);
     let mut half = config(folder.path());
@@ -211,7 +212,7 @@ fn a_pack_in_use_is_not_evicted_and_counts_against_the_budget() {
     for (seed, location) in locations.iter().enumerate() {
         assert!(read(&packs, location).unwrap() == random(seed as u64, 50_000));
     }
-    // A released pack is evicted.
+    // A pack whose handle was dropped is evicted.
     let gone = held.swap_remove(3).number();
     append(&packs, &random(77, 50_000)).unwrap();
     for location in &locations {
@@ -219,7 +220,7 @@ fn a_pack_in_use_is_not_evicted_and_counts_against_the_budget() {
     }
 }
 
-/// Damages each byte of the files of a pack.
+/// Damages each byte of the files of a pack in turn.
 #[test]
 fn no_damaged_record_is_returned() {
     let folder = tempfile::tempdir().unwrap();
@@ -308,7 +309,7 @@ fn packed_contents_are_a_source() {
         })
         .unwrap();
         assert_eq!(done.reused, 0);
-        // The empty content is in no frame.
+        // The empty content is in no frame, so the second source must have it.
         let rest: MemorySource = contents
             .iter()
             .filter(|bytes| bytes.is_empty())
@@ -382,7 +383,7 @@ fn fast_packs_are_separate_and_are_deleted_when_unused() {
     packs.drop_fast(&|_| false).unwrap();
     assert!(locations.iter().all(|location| !packs.contains(location)));
     assert_eq!(packs.stat().bytes, on_disk(folder.path()));
-    // Their numbers are never given again.
+    // The numbers of the deleted packs are never used again.
     drop(packs);
     let packs = Packs::open(config(folder.path())).unwrap();
     assert!(packs.contains(&good));
@@ -395,7 +396,7 @@ fn fast_packs_are_separate_and_are_deleted_when_unused() {
     );
 }
 
-/// Counts its reads.
+/// A frame index that counts how often it is read.
 #[derive(Default)]
 struct Counting(MemoryFrameIndex, AtomicUsize);
 
@@ -441,7 +442,7 @@ fn the_ranges_of_a_large_content_are_read_once() {
     }
     read(0, bytes.len());
     assert_eq!(known.1.load(Ordering::Relaxed), 1);
-    // A frame that has moved is found at its new location.
+    // A frame that was moved is found at its new location.
     let moved = locations[30];
     locations[30] = write(30);
     known.put(&content, &locations).unwrap();
@@ -457,7 +458,8 @@ fn lookups_do_not_wait_for_file_operations() {
     let here: Arc<std::sync::OnceLock<(std::sync::Weak<Packs>, RecordLocation)>> = Arc::default();
     let looked = Arc::new(AtomicUsize::new(0));
     let (of, count) = (here.clone(), looked.clone());
-    // During each disk operation, another thread looks up a record, as a sending thread does.
+    // During each disk operation, another thread looks up a record, as a thread that sends a bundle
+    // does.
     let watch = move |step: pierhead_bundle_server::pack::DiskChange<'_>| {
         let changes_names = !matches!(step, pierhead_bundle_server::pack::DiskChange::Write(..));
         if let Some((packs, location)) = of.get().filter(|_| changes_names)

@@ -1,5 +1,5 @@
-//! Crash tests of packs: a kill or an error at every disk operation loses no packed record and
-//! returns no wrong bytes.
+//! Crash tests of packs: after a kill or an error at any disk operation, no packed record is lost,
+//! and no read returns wrong bytes.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -15,7 +15,7 @@ use pierhead_bundle_server::pack::RecordLocation;
 use pierhead_bundle_server::pack::{ContentRange, DiskChange, PackConfig, Packs};
 use pierhead_toc::FileDigest;
 
-/// Number of appends per run.
+/// Number of records that one run appends.
 const COUNT: u64 = 11;
 const BUDGET: u64 = 24 << 10;
 
@@ -39,9 +39,9 @@ fn content(seed: u64) -> Vec<u8> {
 enum Fault {
     /// This operation and all later ones do not run.
     Kill,
-    /// As `Kill`, but half of a write runs.
+    /// Half of the bytes of this write are written. All later operations do not run.
     KillHalfway,
-    /// Only this operation fails, after half of a write.
+    /// Only this operation fails, as on a full disk: half of the bytes of a write are written.
     Full,
 }
 
@@ -69,7 +69,8 @@ fn watch(
     }
 }
 
-/// Appends until packs were full and evicted. Returns the acknowledged records with their seeds.
+/// Appends records until packs are full and evicted. Returns the seed and the location of each
+/// record whose append succeeded.
 fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
     let mut writer = packs.writer();
     let mut done = Vec::new();
@@ -84,7 +85,7 @@ fn work(packs: &Packs) -> Vec<(u64, RecordLocation)> {
             done.push((seed, location));
         }
     }
-    // A failed sync only loses durability.
+    // An error of the sync is ignored: it affects only a power loss.
     let _ = writer.sync();
     done
 }
@@ -121,7 +122,7 @@ fn is_there(packs: &Packs, (seed, location): &(u64, RecordLocation)) -> bool {
     true
 }
 
-/// Runs `test` for each operation of the work.
+/// Runs `test` once for each disk operation of [`work`], and lets this operation fail.
 fn at_every_step(fault: Fault, test: impl Fn(&Path, &Packs, &[(u64, RecordLocation)])) {
     let mut nth = 0;
     loop {
@@ -151,8 +152,8 @@ fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
             .filter(|record| is_there(packs, record))
             .copied()
             .collect();
-        // A copy of the folder stands for the state after the kill, since this process still holds
-        // the lock.
+        // The test opens a copy of the folder, since this process still holds the lock of the
+        // original.
         let copy = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(folder).unwrap() {
             let entry = entry.unwrap();
@@ -255,7 +256,8 @@ fn readers_and_writers_at_once_stay_within_the_budget() {
                 let mut done = Vec::new();
                 for seed in from..from + 100 {
                     let bytes = content(seed);
-                    // Three threads hold at most three packs, and the budget has room for more.
+                    // The three threads write to at most three packs at once, and the budget has
+                    // room for more.
                     let location = packs.append(&[], Coding::Patch, &bytes).unwrap();
                     done.push((seed, location));
                     let (seed, location) =

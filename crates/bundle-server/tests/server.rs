@@ -27,11 +27,12 @@ use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::{Blob, Blobs, FileDigest, ImageToc, Source as _, image_toc};
 use pierhead_worker::store::{ApplyOutcome, NewFetch, Store};
 
-/// Blobs in memory. A test can remove blobs, delay opens by the gate, and count opens.
+/// Blobs in memory. A test can remove blobs, block their opening with the gate, and count how often
+/// blobs are opened.
 #[derive(Default)]
 struct MemoryBlobs(Mutex<HashMap<Digest, Arc<MemoryBlob>>>, Gate, AtomicUsize);
 
-/// Blocks opens of one blob.
+/// Blocks every attempt to open one blob.
 #[derive(Default)]
 struct Gate(Mutex<Option<Digest>>, Condvar);
 
@@ -78,8 +79,8 @@ fn open(folder: &Path, blobs: &Arc<MemoryBlobs>) -> BundleServer {
     BundleServer::open(config, blobs.clone()).unwrap()
 }
 
-/// Waits until the server has indexed or refused an image. The generous limit only keeps a test
-/// from hanging.
+/// Waits until the server has indexed or refused an image. The time limit is generous and only
+/// prevents an endless test.
 fn wait_until_settled(bundle_server: &BundleServer, manifest: &Digest) -> State {
     let started = Instant::now();
     loop {
@@ -253,7 +254,7 @@ fn a_fresh_bundle_has_all_contents_of_the_image() {
                 "{number} of {max}"
             );
         }
-        // The bundle has no other contents.
+        // The bundle contains no contents of other images.
         for content in contents.keys() {
             assert!(toc.find(content).unwrap() < max);
         }
@@ -299,7 +300,7 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
     wait_for_pauses(&rest);
     assert!(is_working(first));
     assert_eq!(blobs.2.load(Ordering::Relaxed), 0, "nothing is read");
-    // A client waits for one of two images, and then for none.
+    // A client waits for one of the two images. After it is indexed, no client waits.
     offer_image(second);
     bundle_server.awaited(&first.root);
     assert_eq!(
@@ -320,7 +321,7 @@ fn unawaited_work_pauses_and_awaited_images_are_indexed() {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(bundle_server.stat().pairs > 0);
-    // A pause during the indexing of an image.
+    // Background work is paused while the image is being indexed.
     let layer = third.blobs.iter().max_by_key(|blob| blob.bytes.len());
     blobs.1.close(layer.map(|blob| blob.digest));
     let before = blobs.2.load(Ordering::Relaxed);
@@ -441,7 +442,7 @@ fn an_image_with_a_diff_id_mismatch_is_never_bundled() {
     let image = images::Image::random(1, &[1000]);
     blobs.put(&image);
     assert!(matches!(offer(&bundle_server, &image), State::Refused(_)));
-    // The layers of one image under the config of another.
+    // The second image has the layers of the first one, but another config.
     let (one, other) = (tree(1), tree(2));
     let text =
         |image: &images::Image| String::from_utf8(image.root_document().bytes.to_vec()).unwrap();
@@ -466,9 +467,9 @@ fn an_image_with_a_diff_id_mismatch_is_never_bundled() {
     assert!(why.contains("digest"), "{why}");
     assert_eq!(bundle_server.stat().diff_id_mismatches, 1);
     assert!(bundle_server.bundle(&mismatched.root, &[], false).is_err());
-    // The same layers under the right config are accepted.
+    // The server accepts the same layers with the right config.
     assert_eq!(offer(&bundle_server, &other.image), State::Ready);
-    // The mismatch is found, too, when the index exists already.
+    // The server also finds the mismatch when the index of the layer already exists.
     bundle_server.close();
 }
 
@@ -529,7 +530,7 @@ fn deleted_files_are_rebuilt() {
         if bundle_server.state(&image.image.root) != State::Ready {
             assert_eq!(offer(&bundle_server, &image.image), State::Ready, "{lost}");
         }
-        // The first request may find that a file is missing.
+        // The first request may fail, since it finds that a file is missing.
         let mut bundle = bundle_server.bundle(&image.image.root, &[], false);
         if bundle.is_err() {
             assert_eq!(offer(&bundle_server, &image.image), State::Ready, "{lost}");
@@ -545,8 +546,8 @@ fn deleted_files_are_rebuilt() {
     }
 }
 
-/// Changes a byte of every 64 of each file of a folder. Indexes still open: their directory, which the foot knows the
-/// begin of, is left as it is.
+/// Changes one byte of every 64 in each file of a folder. Indexes can still be opened, since their
+/// directory of blocks (at the end of the file) is not changed.
 fn damage(folder: &Path) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -595,7 +596,7 @@ fn damaged_files_are_rebuilt() {
                 "{damaged}"
             );
         }
-        // The first request may find the damage. A retry succeeds.
+        // The first request may fail, since it finds the damage. A retry succeeds.
         let mut bundle = bundle_server.bundle(root, &[], false);
         if let Err(error) = &bundle {
             assert!(matches!(error, Error::Missing(_)), "{damaged}: {error}");
@@ -626,7 +627,8 @@ fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
     let root = &image.image.root;
     let name = root.to_string().replace(':', "-");
     let toc = folder.path().join("index/tables").join(name);
-    // Opening it fails with an error of the file system, which proves no damage.
+    // Opening this TOC fails with an error of the file system, which does not prove that the TOC is
+    // damaged.
     std::fs::remove_file(&toc).unwrap();
     std::os::unix::fs::symlink(&toc, &toc).unwrap();
     let file = |image: &TreeImage| {
@@ -641,7 +643,8 @@ fn an_unreadable_toc_fails_only_its_image_and_is_rebuilt_once() {
     assert_eq!(wait_until_settled(&bundle_server, root), State::Ready);
     assert!(file(&image).unwrap());
     assert!(toc.symlink_metadata().unwrap().is_file());
-    // Only once: a file that stays unreadable is neither rebuilt in a loop nor deleted.
+    // The server rebuilds the TOC only once. It neither rebuilds an unreadable file in a loop nor
+    // deletes the file.
     bundle_server.close();
     std::fs::remove_file(&toc).unwrap();
     std::os::unix::fs::symlink(&toc, &toc).unwrap();
@@ -666,20 +669,21 @@ fn the_lookup_of_one_file_does_not_verify_the_whole_toc() {
     let mut damaged = std::fs::read(&toc).unwrap();
     let blocks = damaged.len() / BLOCK;
     assert!(blocks > 30, "{blocks} blocks are no large TOC");
-    // The second block has names of files. The lookup of a content needs no names.
+    // The second block of the file contains file names, which the lookup of a content does not
+    // read.
     damaged[BLOCK + BLOCK / 2] ^= 1;
     std::fs::write(&toc, damaged).unwrap();
     let content = FileDigest::of(names[7].as_bytes());
     let found = bundle_server.file(&image.root, &content).unwrap();
     assert_eq!(bytes(found.unwrap()), names[7].as_bytes());
     assert_eq!(bundle_server.state(&image.root), State::Ready);
-    // A read of the whole TOC finds the damage.
+    // Reading the whole TOC finds the damage.
     let traced = bundle_server.trace(client(1), &image.root, &names[..1]);
     assert!(matches!(traced, Err(Error::Missing(_))), "{traced:?}");
     bundle_server.close();
 }
 
-/// Several versions of one tree, all ready.
+/// Makes several versions of an image, and waits until the server is ready for all of them.
 fn versions(bundle_server: &BundleServer, blobs: &MemoryBlobs, count: u32) -> Vec<TreeImage> {
     let version = |version| {
         let options = TreeOptions {
@@ -739,7 +743,7 @@ fn a_slow_image_is_interrupted_for_another_client() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
     (config.cpu_percent, config.optimized_level) = (100, 3);
-    // Any CPU time exceeds this slice.
+    // Every job exceeds a time slice of zero.
     config.time_slice = Duration::ZERO;
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
     for image in [&slow, &other] {
@@ -755,7 +759,7 @@ fn a_slow_image_is_interrupted_for_another_client() {
         bundle_server.offer_for(client(nth), of);
     };
     let [config_blob, layer] = [0, 1].map(|at| slow.image.blobs[at].digest);
-    // Indexing blocks at its layer.
+    // The indexing of this image blocks when it opens the layer.
     blobs.1.close(Some(layer));
     offer(1, &slow);
     let until = |is_done: &dyn Fn() -> bool| {
@@ -768,14 +772,14 @@ fn a_slow_image_is_interrupted_for_another_client() {
             std::thread::sleep(Duration::from_millis(2));
         }
     };
-    // Indexing has begun.
+    // Wait until the indexing of the image has begun.
     until(
         &|| matches!(bundle_server.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
     );
     offer(2, &other);
-    // No client waits for the slow image, so it does not interrupt the other one.
+    // No client waits for the slow image, so the slow image does not interrupt the other one.
     bundle_server.awaited_by(client(2), &other.image.root);
-    // On its second attempt it blocks at its config.
+    // The second attempt at this image blocks when it opens the config.
     blobs.1.close(Some(config_blob));
     assert_eq!(
         wait_until_settled(&bundle_server, &other.image.root),
@@ -794,7 +798,7 @@ fn a_slow_image_is_interrupted_for_another_client() {
     bundle_server.close();
 }
 
-/// Blobs in memory. Opening one of them takes CPU time.
+/// Blobs in memory. Opening one blob takes a given CPU time.
 struct SlowBlobs {
     blobs: MemoryBlobs,
     slow: Digest,
@@ -848,7 +852,7 @@ fn index_within(index_time: Duration, cpu_time: Duration, interrupted: bool) -> 
     blobs.blobs.1.close(Some(layer));
     offer(1, &slow);
     if interrupted {
-        // Indexing has begun.
+        // Whether the indexing of the image has begun.
         let has_begun = |state| matches!(state, State::Working(it) if it.stage == Stage::Index);
         while !has_begun(bundle_server.state(&slow.image.root)) {
             std::thread::sleep(Duration::from_millis(2));
@@ -875,7 +879,8 @@ fn all_attempts_at_an_image_share_one_cpu_time_budget() {
         _ => false,
     };
     assert!(is_refused(index_within(short / 2, short, false)));
-    // A whole attempt opens the layer twice, to index it and to pack it. An interrupted attempt opens it once more.
+    // A whole attempt opens the layer twice: to index the layer and to pack it. An interrupted
+    // attempt opens the layer one more time.
     let bound = long * 5 / 2;
     assert_eq!(index_within(bound, long, false), State::Ready);
     assert!(is_refused(index_within(bound, long, true)));
@@ -974,7 +979,7 @@ fn an_unusable_pack_or_trace_folder_affects_no_other_file() {
     bundle_server.close();
 }
 
-/// Blobs in memory, which cannot be opened while file descriptors are used up.
+/// Blobs in memory. A test can make every attempt to open a blob fail with EMFILE.
 #[derive(Default)]
 struct FewDescriptors {
     blobs: MemoryBlobs,
@@ -1018,7 +1023,7 @@ fn a_lack_of_descriptors_is_no_missing_layer() {
         panic!("no layer could be opened");
     };
     assert!(failed.is_exhausted(), "{failed}");
-    // The lack passes, and the same layers are read.
+    // When file descriptors are available again, the same layers can be read.
     blobs.is_exhausted.store(false, Ordering::Relaxed);
     let stream = bundle_server
         .file(&image.image.root, content)
@@ -1101,7 +1106,7 @@ fn an_image_without_its_layer_is_unknown_until_the_layer_is_back() {
     assert_eq!(offer(&bundle_server, &image.image), State::Unknown);
     blobs.put(&image.image);
     assert_eq!(offer(&bundle_server, &image.image), State::Ready);
-    // Packed contents stay available without their layer.
+    // Packed contents stay available after the cache has evicted their layer.
     blobs.take(&layer);
     let bundle = bundle_server.bundle(&image.image.root, &[], false).unwrap();
     let (_, toc, contents) = decode_bundle(&bytes(bundle.stream(None).unwrap()), &[]);
@@ -1187,7 +1192,7 @@ fn a_prune_keeps_superseded_plans_of_cached_images_only() {
     bundle_server.close();
 }
 
-/// Blobs in memory. Counts the prunes that open a blob at the same time.
+/// Blobs in memory. Counts how many prunes open a blob at the same time.
 #[derive(Default)]
 struct CountingBlobs {
     blobs: MemoryBlobs,
@@ -1277,7 +1282,8 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     let [gone, new] = [35, 36].map(tree);
     blobs.put(&gone.image);
     assert_eq!(offer(&bundle_server, &gone.image), State::Ready);
-    // The indexing thread deletes unused packs at the end of a job. It is idle before prune begins.
+    // The indexing thread deletes unused packs at the end of a job. The test waits until that
+    // thread is idle.
     until(|| bundle_server.stat().jobs == 0);
     blobs.put(&new.image);
     // A plan whose read lasts until the writer closes the pipe.
@@ -1307,7 +1313,7 @@ fn images_are_indexed_while_a_prune_reads_plans() {
     std::fs::remove_file(&pipe).unwrap();
     drop(writer);
     pruning.join().unwrap().unwrap();
-    // Packs that were written during the prune stay.
+    // The prune has not deleted packs that were written while it ran.
     let bundle = bundle_server.bundle(&new.image.root, &[], false).unwrap();
     assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
     bundle_server.close();
@@ -1335,7 +1341,7 @@ fn images_are_indexed_while_maintenance_reads_superseded_plans() {
     blobs.put(&new.image);
     let pipe = folder.path().join("plans").join("0".repeat(64) + ".sent");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // The first job of the low-priority thread is the maintenance.
+    // The first job of the low-priority thread is maintenance.
     let bundle_server = open(folder.path(), &blobs);
     let writer = blocked_reader(&pipe);
     bundle_server.offer(Image {
@@ -1369,7 +1375,7 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     let plan = folder.path().join("plans").join(key.hex());
     let aside = folder.path().join("aside");
     std::fs::rename(&plan, &aside).unwrap();
-    // Opening it fails with ELOOP, as it could fail with EMFILE or EIO.
+    // Opening the plan fails with ELOOP. This stands for EMFILE or EIO.
     std::os::unix::fs::symlink(&plan, &plan).unwrap();
     std::thread::spawn({
         let blobs = blobs.clone();
@@ -1379,7 +1385,7 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     drop(bundle_server);
     blobs.take(&blocked.root);
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
-    // The maintenance, and then the optimization, fail.
+    // First maintenance fails, and then the optimization.
     until(|| bundle_server.stat().jobs == 0);
     assert_eq!(fast_packs(folder.path()), packs, "a plan may name them");
     let gone = tree(38);
@@ -1395,7 +1401,7 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     assert_eq!(fast_packs(folder.path()), packs, "a plan may name them");
     bundle_server.close();
     drop(bundle_server);
-    // Once the plan is readable again, the image is optimized.
+    // When the plan is readable again, the image is optimized.
     std::fs::remove_file(&plan).unwrap();
     std::fs::rename(&aside, &plan).unwrap();
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
@@ -1403,7 +1409,8 @@ fn an_unreadable_plan_keeps_the_packs_of_its_image() {
     bundle_server.close();
 }
 
-/// Puts a file that cannot be opened (ELOOP, as it could be EIO) in place of the plan of an image with layers.
+/// Replaces the plan of an image with layers by a file that cannot be opened. The error is ELOOP,
+/// which stands for EIO.
 fn make_plan_unreadable(folder: &Path, root: &Digest) {
     let key = FileDigest::of(format!("bundle 1 {root} true").as_bytes());
     let plan = folder.join("plans").join(key.hex());
@@ -1538,7 +1545,8 @@ fn a_prune_deletes_the_files_of_removed_images() {
     assert!(!toc(&gone) && toc(&kept));
     bundle_server.bundle(&kept.image.root, &[], false).unwrap();
 
-    // Prunes all but the indexes of cached images. A later request rebuilds the rest.
+    // Prunes all files except the indexes of cached images. A later request rebuilds the deleted
+    // files.
     let least = bundle_server.prune(0).unwrap();
     let stat = bundle_server.stat();
     assert_eq!((stat.packs, stat.plans, stat.index), (0, 0, least));
@@ -1614,7 +1622,7 @@ fn a_new_version_is_sent_as_prepared_patches() {
     bundle_server.close();
 }
 
-/// Opens a bundle server with this switch for background work.
+/// Opens a bundle server whose background work the test can pause with `background`.
 fn open_with_background(
     folder: &Path,
     blobs: &Arc<MemoryBlobs>,
@@ -1676,7 +1684,7 @@ fn maintenance_removes_evicted_images_during_a_pause() {
     blobs.take(&image.root);
     rest.set_paused(true);
     let bundle_server = open_with_background(folder.path(), &blobs, &rest);
-    // A waiting, paused image does not delay maintenance.
+    // An image that waits while indexing is paused does not delay maintenance.
     let other = images::Image::of_tars("amd64", &[tar(&[("usr/lib/b.so", &text(2))])]);
     blobs.put(&other);
     bundle_server.offer(Image {
@@ -1741,7 +1749,7 @@ fn a_used_up_write_budget_delays_unawaited_work_and_all_writes_count() {
     );
     assert!(matches!(bundle_server.state(&one.root), State::Working(_)));
     assert_eq!(blobs.2.load(Ordering::Relaxed), 0, "nothing is read");
-    // Awaited images have an additional budget.
+    // Images that a client waits for have an additional budget.
     budget.may_write_awaited.store(true, Ordering::Relaxed);
     assert!(matches!(
         bundle_server.awaited(&one.root),
@@ -1750,7 +1758,7 @@ fn a_used_up_write_budget_delays_unawaited_work_and_all_writes_count() {
     offer_image(&two);
     assert_eq!(wait_until_settled(&bundle_server, &one.root), State::Ready);
     assert!(matches!(bundle_server.state(&two.root), State::Working(_)));
-    // The next day.
+    // On the next day, all writes are allowed again.
     budget.may_write_any.store(true, Ordering::Relaxed);
     offer_image(&three);
     assert_eq!(wait_until_settled(&bundle_server, &two.root), State::Ready);
@@ -1855,7 +1863,7 @@ fn optimized_frames_replace_fast_ones() {
         })
     };
     let fast = all(&bundle_server);
-    // A derived plan names the same packs as the fresh plan.
+    // A plan that is made from the fresh plan names the same packs.
     let unknown_image = RequestBase {
         manifest: FileDigest::of(b"stranger").into(),
         is_known: false,
@@ -1865,7 +1873,7 @@ fn optimized_frames_replace_fast_ones() {
         .bundle(&image.root, &[unknown_image], false)
         .unwrap();
     drop(derived);
-    // Optimization does not need the layers.
+    // The layers are removed from the cache, since optimization does not need them.
     for layer in &bundle_server.blobs(&image.root).unwrap()[1..] {
         blobs.take(layer);
     }
@@ -1920,7 +1928,7 @@ fn optimization_continues_after_a_restart() {
         bytes(bundle.stream(None).unwrap())
     };
     let fast = sent(&bundle_server);
-    // A copy of the folder has the state after a kill.
+    // A copy of the folder stands for the state after a kill.
     let killed = tempfile::tempdir().unwrap();
     copy(folder.path(), killed.path());
     assert_eq!(bundle_server.stat().optimized, 0);
@@ -1929,7 +1937,7 @@ fn optimization_continues_after_a_restart() {
     bundle_server.close();
     let folder = killed;
     let bundle_server = open_with_fast_packs(folder.path(), &blobs);
-    // The copy may lack recent rows of the directory, which the server rebuilds.
+    // The copy may lack recent rows of the image database, which the server rebuilds.
     until(|| bundle_server.state(&image.root) == State::Ready);
     until(|| bundle_server.stat().optimized == 1);
     let better = sent(&bundle_server);
@@ -1943,7 +1951,8 @@ fn optimization_continues_after_a_restart() {
 fn plans(folder: &Path) -> (u64, usize) {
     let plans = std::fs::read_dir(folder.join("plans")).unwrap();
     let plans = plans.map(|plan| plan.unwrap().metadata());
-    // A plan may be deleted meanwhile. A sent plan has two names.
+    // A plan that was deleted meanwhile is skipped. A plan that was sent has two names and counts
+    // once.
     let sizes: BTreeMap<_, _> = plans
         .filter_map(|meta| meta.ok().map(|meta| (meta.ino(), meta.len())))
         .collect();
@@ -1985,11 +1994,11 @@ fn plans_stay_within_their_budget() {
         let base_images = vec![base_image_of(&old); nth];
         match bundle_server.bundle(&new.image.root, &base_images, false) {
             Ok(bundle) => sum += bytes(bundle.stream(None).unwrap()).len() as u64,
-            // The fresh plan was evicted, too.
+            // The fresh plan was evicted, too, so the image is indexed again.
             Err(_) => assert_eq!(offer(&bundle_server, &new.image), State::Ready),
         }
-        // A background thread prepares the pair meanwhile. Its plan may exceed the budget for a
-        // moment.
+        // A background thread prepares the pair meanwhile. The plan of that pair may exceed the
+        // budget for a moment.
         until(|| plans(folder.path()).0 <= MOST);
     }
     assert!(sum > 2 * MOST, "{sum} is no test of it");
@@ -2043,7 +2052,7 @@ fn many_slow_streams_of_one_file_share_memory() {
     const FILES: usize = 100;
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
     let bundle_server = open(folder.path(), &blobs);
-    // Each file decodes a frame of 4 MiB.
+    // Reading any of these files decodes a frame of 4 MiB.
     let large = "is decoded to its frame".repeat(350_000);
     let image = images::Image::of_tars("amd64", &[tar(&[("large", &large)])]);
     blobs.put(&image);
@@ -2057,12 +2066,13 @@ fn many_slow_streams_of_one_file_share_memory() {
         streams.push(stream);
     }
     let after = (blobs.2.load(Ordering::Relaxed), resident());
-    // Maintenance opens each layer once.
+    // The files are packed, so reads open no layer. Only maintenance may run meanwhile and open
+    // each layer once.
     assert!(
         after.0 < before.0 + FILES / 2,
         "what is packed needs no layer"
     );
-    // A wide limit, since other tests run at the same time.
+    // The limit is wide, since other tests run in this process at the same time.
     let grown = after.1.saturating_sub(before.1);
     assert!(grown < 200 << 20, "{grown} bytes for {FILES} files");
     let all = bytes_after(streams.pop().unwrap());
@@ -2130,7 +2140,7 @@ fn an_image_that_fits_only_once_keeps_its_fast_frames() {
     assert_eq!(bundle_server.state(&image.root), State::Ready);
     bundle_server.close();
     drop((bundle, bundle_server));
-    // With more room, the image is optimized.
+    // With a larger pack budget, the image is optimized.
     let bundle_server = open_small(folder.path(), &blobs, 64 << 20);
     until(|| bundle_server.stat().optimized >= 1 && bundle_server.stat().fast_layers == 0);
     bundle_server.close();
@@ -2190,7 +2200,7 @@ fn an_unprepared_large_pair_reuses_chunks() {
         config.fast_patch_bytes,
     ) = (100, 1, 0, 0);
     let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
-    // A large file, a medium one, and small ones of which one changes.
+    // The image has a large file, a medium file, and small files, of which one changes.
     let large = images::random_bytes(1, 64 << 20).to_vec();
     let packed = images::random_bytes(2, 1 << 20).to_vec();
     let small: Vec<Vec<u8>> = (0..40)
@@ -2364,7 +2374,7 @@ fn a_trace_determines_the_hot_ranges() {
         hot_ranges().iter().map(|it| it.blob).collect::<Vec<_>>(),
         layers[..1]
     );
-    // Both layers have the content. A mount reads it from the upper one.
+    // Both layers have the content of this file. A mount reads it from the upper layer.
     assert!(trace(&["b"]).is_new);
     assert_eq!(
         hot_ranges().iter().map(|it| it.blob).collect::<Vec<_>>(),
@@ -2372,7 +2382,7 @@ fn a_trace_determines_the_hot_ranges() {
     );
     assert!(trace(&["c", "a"]).is_new);
     assert_eq!(hot_ranges().len(), 2);
-    // Another client adds its own order.
+    // Another client records its own order for the image.
     let names = ["c", "again"].map(str::to_owned);
     let added = bundle_server.trace(client(2), &image.root, &names).unwrap();
     assert_eq!(added, noted(2, 2, true));
@@ -2380,7 +2390,7 @@ fn a_trace_determines_the_hot_ranges() {
         bundle_server.start_order(&image.root).unwrap().files,
         ["c", "a", "again"]
     );
-    // A layer that is no longer cached is left out.
+    // The result has no ranges of a layer that is no longer cached.
     blobs.take(&layers[0]);
     let left = hot_ranges();
     assert_eq!(left.len(), 1);
@@ -2410,7 +2420,7 @@ fn repeated_traces_take_a_bounded_space() {
         let mut files: Vec<_> = (0..500)
             .map(|line| format!("{nth}/{line}/{}", "x".repeat(1000)))
             .collect();
-        // Two different orders in turn.
+        // The client records two different orders in turn.
         let known = if nth % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
         files.extend(known.map(str::to_owned));
         bundle_server.trace(client(1), &image.root, &files).unwrap();
@@ -2424,7 +2434,7 @@ fn bytes_below(folder: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let bytes = entries.map(|entry| match entry.file_type() {
         Ok(it) if it.is_dir() => bytes_below(&entry.path()),
-        // Another thread may have deleted the file.
+        // A file that another thread has deleted counts 0 bytes.
         _ => entry.metadata().map_or(0, |meta| meta.len()),
     });
     bytes.sum()
@@ -2473,7 +2483,8 @@ fn plans_of_different_requests_do_not_wait_for_each_other() {
     bundle_server.close();
 }
 
-/// Bytes of all files that only the new image has, each compressed at the fast level.
+/// The sum of the compressed sizes of all files that only the new image has, each at the fast
+/// level.
 fn whole_files(old: &[(String, Vec<u8>)], new: &[(String, Vec<u8>)]) -> u64 {
     let is_new = |bytes: &&Vec<u8>| !old.iter().any(|(_, base_tocs)| base_tocs == *bytes);
     let alone = |bytes: &Vec<u8>| {
@@ -2493,7 +2504,7 @@ fn an_update_takes_no_more_bytes_than_its_changed_files() {
         let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<MemoryBlobs>::default());
         let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
         (config.cpu_percent, config.optimized_level, config.max_pairs) = (100, 3, 0);
-        // No budget for patches, and none to split frames.
+        // The server may make no patches and split no frames within its budgets.
         (config.fast_patch_bytes, config.recompress_budget) = (0, 0);
         let bundle_server = BundleServer::open(config, blobs.clone()).unwrap();
         let mut random = fastrand::Rng::with_seed(seed);

@@ -51,9 +51,11 @@ pub(crate) enum Stage {
     Waiting,
     /// The server can make bundles of the image.
     Ready,
-    /// The server cannot make bundles of the image, for this reason. Never stored.
+    /// The server cannot make bundles of the image. The text is the reason. This stage is never
+    /// written to the database.
     Refused(String),
-    /// As `Ready`. These layers have fast frames that wait for optimization.
+    /// The server can make bundles of the image. These layers have fast frames (compressed at a low
+    /// level), which wait for optimized ones.
     Fast(Vec<Digest>),
 }
 
@@ -70,14 +72,14 @@ pub(crate) struct Directory {
     open: RwLock<Arc<Open>>,
     /// Whether the database was created by `open`, and is empty.
     is_new: bool,
-    /// Number of replacements since `open`.
+    /// Number of times that a damaged database was replaced since `open`.
     replacements: AtomicU32,
-    /// Whether a replacement was not reported yet.
+    /// Whether the database was replaced, and the caller was not told yet.
     is_replaced: AtomicBool,
 }
 
-/// Maximum number of replacements of a database that is damaged while it is open. Whatever damages
-/// it more often would damage the next one, too.
+/// Maximum number of replacements of a database that is damaged while it is open. A cause that
+/// damages more databases than that would damage the next one, too.
 const MAX_REPLACEMENTS: u32 = 8;
 
 struct Open {
@@ -125,7 +127,8 @@ impl Directory {
         self.is_replaced.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether the database is empty, so that locations have to be read from the packs again.
+    /// Whether the database is empty. The caller then reads the locations of contents from the
+    /// packs again.
     pub(crate) const fn is_new(&self) -> bool {
         self.is_new
     }
@@ -159,7 +162,7 @@ impl Directory {
         })
     }
 
-    /// Removes the contents whose locations `keep` rejects. Returns their number.
+    /// Removes the contents whose locations `keep` rejects. Returns the number of removed contents.
     pub(crate) fn retain_locations(
         &self,
         keep: impl Fn(&[RecordLocation]) -> bool,
@@ -177,7 +180,7 @@ impl Directory {
         })
     }
 
-    /// Makes all changes durable.
+    /// Makes all changes of the database durable.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         self.guarded("write the directory", |open| {
             open.db.flush()?;
@@ -207,7 +210,7 @@ impl Directory {
         open.clone()
     }
 
-    /// Replaces the database `damaged`, unless another thread has done so.
+    /// Replaces the database `damaged`, unless another thread has already replaced it.
     fn replace(&self, damaged: Arc<Open>, what: &Failure) -> Result<Arc<Open>, Failure> {
         let mut open = self.open.write();
         if !Arc::ptr_eq(&open, &damaged) {
@@ -220,8 +223,8 @@ impl Directory {
             )));
         }
         tracing::warn!(%what, "the image directory is damaged; pierhead rebuilds it");
-        // Other threads may still write to the damaged database by its path. The new one has
-        // another path until the next start.
+        // Other threads may still write to the damaged database by its path. So the new database
+        // has another path until the next start of pierhead.
         let (new, _) = guard(|| replace(&replacement_path(&self.folder, number + 1)))?;
         *open = Arc::new(new);
         self.is_replaced.store(true, Ordering::Relaxed);
@@ -278,11 +281,11 @@ fn decode<T: DeserializeOwned>(value: &[u8]) -> Option<T> {
 
 /// Interval between two attempts to open a database that another handle still closes.
 const CLOSING_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum number of these attempts. sled's threads may hold a database for a moment after it was
-/// closed.
+/// Maximum number of attempts to open a database that another handle still closes. sled's threads
+/// may hold a database for a moment after it was closed.
 const MAX_CLOSING_TRIES: u32 = 500;
 
-/// Opens the files. Waits for a handle that is being closed.
+/// Opens the files of the database. Waits while another handle to them is being closed.
 fn open_files(folder: &Path) -> Result<sled::Db, Failure> {
     let mut tries = 0;
     loop {
@@ -339,8 +342,8 @@ fn replacement_path(folder: &Path, number: u32) -> PathBuf {
     }
 }
 
-/// Renames the last database of an earlier process to `folder`, and deletes the other ones. After a
-/// kill, the next start continues.
+/// Renames the last database of an earlier process to `folder`, and deletes the other ones. When a
+/// kill interrupts this, the next start does the rest.
 #[expect(
     clippy::disallowed_methods,
     reason = "renames a folder, which atomic-file cannot"
@@ -389,7 +392,7 @@ fn failed(doing: &'static str, what: &Failure) -> Error {
 #[error("{what}")]
 struct Failure {
     what: String,
-    /// Whether the files are damaged. A retry with the same files is useless then.
+    /// Whether the files are damaged. If they are, a retry with the same files is useless.
     is_damage: bool,
 }
 

@@ -170,7 +170,7 @@ fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let (directory, _) = Directory::open(&path).unwrap();
-    // More than the page cache holds, so that sled reads the file again.
+    // More contents than sled's page cache holds, so that sled reads the file again.
     let content = |nth: u32| FileDigest::of(&nth.to_le_bytes());
     let locations: Vec<_> = (0..20).map(location).collect();
     let count = 40_000;

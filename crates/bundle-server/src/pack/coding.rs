@@ -1,4 +1,5 @@
-//! Codes frames without bases: as one zstd frame, or stored when compression gains too little.
+//! Encodes and decodes frames that are no patches: as one zstd frame, or uncompressed when
+//! compression gains too little.
 
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::CParameter;
@@ -6,7 +7,7 @@ use zstd::zstd_safe::CParameter;
 use crate::Error;
 use pierhead_bundle::{Coding, MAX_FRAME};
 
-/// The window of a frame is at most the whole frame.
+/// zstd window (base-2 logarithm): as large as the largest frame.
 const WINDOW_LOG: u32 = MAX_FRAME.ilog2();
 
 /// Compresses frames. Holds one zstd context, whose memory `docs/formats/disk.md` lists by level.
@@ -25,7 +26,7 @@ impl Encoder {
             let mut context = Compressor::new(level)?;
             context.set_parameter(CParameter::WindowLog(WINDOW_LOG))?;
             context.set_parameter(CParameter::ContentSizeFlag(true))?;
-            // The head of the record has a SHA-256.
+            // No zstd checksum: the head of the record has a SHA-256 of the payload.
             context.set_parameter(CParameter::ChecksumFlag(false))?;
             std::io::Result::Ok(context)
         };
@@ -48,7 +49,8 @@ impl Encoder {
             .context
             .compress_to_buffer(bytes, &mut self.buffer)
             .map_err(|error| Error::io("compress a frame", error))?;
-        // A gain of less than 1/64 is not worth the cost of decoding.
+        // A frame that zstd shortens by less than 1/64 is stored uncompressed, to save the cost of
+        // decoding.
         if len >= bytes.len() - bytes.len() / 64 {
             return Ok((Coding::Stored, bytes));
         }
@@ -56,7 +58,7 @@ impl Encoder {
     }
 }
 
-/// Decodes a frame without bases into `out`. `len` is the required length.
+/// Decodes a frame that is no patch into `out`. `len` is the required length of the result.
 ///
 /// # Errors
 /// [`Error::Malformed`] when the payload is damaged, has another length, or needs more memory than

@@ -12,8 +12,8 @@ use pierhead_toc::{FileDigest, Source};
 
 use super::{FrameIndex, PackedFrame, Packs, decode};
 
-/// A [`Source`] over packs, with a second source (layers) for contents that no pack has. Threads
-/// share it.
+/// A [`Source`] that reads contents from packs, and contents that no pack has from a second source
+/// (layers). Threads share one `Contents`.
 pub struct Contents {
     packs: Arc<Packs>,
     frame_index: Arc<dyn FrameIndex>,
@@ -29,7 +29,7 @@ const MAX_RANGE_LISTS: usize = 4;
 /// The ranges of a content, in order: the first byte of each, and the location of its frame.
 type Ranges = Vec<(u64, RecordLocation)>;
 
-/// A cache of decoded frames, the last used first. Clients often read neighbours in a frame one
+/// A cache of decoded frames, the last used first. Clients often read contents of one frame one
 /// after the other.
 struct Recent {
     frames: VecDeque<(RecordLocation, Arc<Decoded>)>,
@@ -97,7 +97,7 @@ impl Contents {
         Ok((size > 0).then_some(size))
     }
 
-    /// Fills `buf` from frames. Returns the number of bytes that frames had.
+    /// Fills `buf` from frames. Returns the number of bytes that the frames contained.
     fn read_packed(
         &self,
         content: &FileDigest,
@@ -107,7 +107,8 @@ impl Contents {
         let ranges = self.ranges(content)?;
         match self.read_ranges(&ranges, content, offset, buf) {
             Err(Error::Missing(_) | Error::Malformed { .. }) => {
-                // A frame has moved, or is gone.
+                // A frame was moved or deleted: forget the list of ranges, which names its old
+                // location.
                 self.range_lists().retain(|(of, _)| of != content);
                 self.read_ranges(&*self.ranges(content)?, content, offset, buf)
             }
@@ -151,7 +152,7 @@ impl Contents {
         Ok(filled)
     }
 
-    /// The ranges of a content. For a content in a single frame, the frame is not read.
+    /// The ranges of a content. Does not read the frame of a content that is in a single frame.
     fn ranges(&self, content: &FileDigest) -> Result<Arc<Ranges>, Error> {
         {
             let mut range_lists = self.range_lists();
@@ -203,7 +204,8 @@ impl Source for Contents {
         }
         let at = offset.saturating_add(filled as u64);
         match self.layers.read_at(content, at, &mut buf[filled..]) {
-            // Only packs have the content: the range exceeds it, or a frame of it is lost.
+            // No layer has the content. If the packs have it, the range exceeds the content, or a
+            // frame of the content is lost.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let end = offset.saturating_add(buf.len() as u64);
                 match self.packed_size(content).or_else(none_if_lost)? {

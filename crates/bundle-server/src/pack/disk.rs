@@ -1,4 +1,4 @@
-//! The file system operations of packs. Crash tests watch each operation, and make it fail.
+//! The file system operations of packs. Crash tests observe each operation and can make it fail.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -27,10 +27,11 @@ pub enum DiskChange<'a> {
     Remove(&'a Path),
 }
 
-/// Called before each [`DiskChange`]. Its error replaces the result of the operation.
+/// A test's function that is called before each [`DiskChange`]. When the function returns an error,
+/// the operation does not run and fails with this error.
 pub(super) type Watch = Arc<dyn Fn(DiskChange<'_>) -> io::Result<()> + Send + Sync>;
 
-/// Runs the operations.
+/// Runs the file system operations of packs, and counts the written bytes.
 #[derive(Clone, Default)]
 pub(super) struct Disk {
     pub(super) watch: Option<Watch>,

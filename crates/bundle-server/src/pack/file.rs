@@ -42,14 +42,14 @@ pub struct PackFile {
     total: Arc<AtomicU64>,
 }
 
-/// One record, and whether its checksum was verified since the last maintenance.
+/// One record of the pack, and whether its checksum was verified since the last maintenance.
 struct VerifiedRecord {
     record: Record,
     is_verified: bool,
 }
 
 impl PackFile {
-    /// `bytes` is the size on disk. `total` includes it already.
+    /// `bytes` is the size of both files on disk. The caller has already added `bytes` to `total`.
     pub(super) fn new(
         number: u32,
         (data, index): (File, File),
@@ -101,7 +101,7 @@ impl PackFile {
     }
 
     pub(super) fn push(&self, record: Record) {
-        // The record counts as unverified until it is read from the disk.
+        // A new record counts as unverified until it is read from the disk.
         self.records().push(VerifiedRecord {
             record,
             is_verified: false,
@@ -167,7 +167,7 @@ impl PackFile {
         Ok(head)
     }
 
-    /// Verifies the checksum of a record. Reads it in pieces of 64 KiB.
+    /// Verifies the checksum of a record. Reads the record in pieces of 64 KiB.
     pub(super) fn check(&self, location: &RecordLocation) -> Result<(), Error> {
         let (record, _) = self.find(location).ok_or_else(|| missing(location))?;
         let mut piece = vec![0; 64 << 10];
@@ -208,7 +208,7 @@ impl PackFile {
         }
     }
 
-    /// The frame at `location`, from the index.
+    /// The frame whose record is at `location`, from the index of the pack.
     pub(super) fn frame(&self, location: &RecordLocation) -> Result<PackedFrame, Error> {
         let (record, members) = self.entry(location)?;
         Ok(PackedFrame {
@@ -278,7 +278,7 @@ fn position(records: &[VerifiedRecord], location: &RecordLocation) -> Option<usi
     (records[at].record.len == location.len).then_some(at)
 }
 
-/// Whether the bytes are permanently lost.
+/// Whether a read failed because the bytes of the file are permanently lost.
 fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
     error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(EIO)

@@ -8,14 +8,15 @@ use super::record_location::RecordLocation;
 /// Maximum number of members of one frame in a pack. Bounds the size of an index entry (360 KB).
 pub const MAX_MEMBERS: usize = 8192;
 
-/// Bytes of a large content in one frame.
+/// Maximum bytes of a large content in one frame. A larger content is split into ranges of this
+/// size.
 pub(crate) const RANGE_SIZE: usize = 4 << 20;
 
-/// Bit in the number of a fast pack. Its frames are replaced by optimized ones, and it is deleted
-/// whole.
+/// Bit in the number of a fast pack, whose frames are compressed at a low level. Background work
+/// makes optimized frames from them, and then deletes the fast pack as a whole.
 pub(super) const FAST: u32 = 1 << 31;
 
-/// Whether a pack is fast: whether its frames wait for optimization.
+/// Whether the pack with this number is fast: its frames wait for optimization.
 pub const fn is_fast(pack: u32) -> bool {
     pack & FAST != 0
 }
@@ -43,11 +44,11 @@ pub(crate) fn are_whole(members: &[ContentRange]) -> bool {
 /// A frame in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedFrame {
-    /// The location of its record.
+    /// The location of the frame's record.
     pub location: RecordLocation,
-    /// The coding of its payload.
+    /// The coding of the frame's payload.
     pub coding: Coding,
-    /// The ranges that it decodes to, in order.
+    /// The ranges of contents that the frame decodes to, in order.
     pub members: Vec<ContentRange>,
 }
 

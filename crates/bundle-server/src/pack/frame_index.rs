@@ -1,5 +1,5 @@
-//! Maps contents to the frames that contain them. Packing reads and writes this part of the
-//! directory.
+//! The map from contents to the frames that contain them: the part of the image database that
+//! packing reads and writes.
 
 use std::collections::HashMap;
 

@@ -30,7 +30,7 @@ pub(super) struct Record {
     /// CRC-32C of the record.
     pub(super) sum: u32,
     pub(super) coding: Coding,
-    /// Offset and length of its entry in the index.
+    /// Offset and length of the record's entry in the index.
     pub(super) entry: (u32, u32),
 }
 
@@ -129,7 +129,7 @@ pub(super) fn decode(
     Ok((record, members))
 }
 
-/// Checks the limits of the members, and that none is empty.
+/// Checks the limits of the members of a frame, and that no member is empty.
 fn check(members: &[ContentRange]) -> Result<(), Error> {
     let mut total = 0_u64;
     for part in members {

@@ -1,4 +1,5 @@
-//! Makes optimized frames from fast ones: the same members, compressed at a higher level.
+//! Recompresses frames: makes optimized frames from fast ones, with the same contents at a higher
+//! zstd level.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,8 @@ use crate::pack::RecordLocation;
 
 use super::{Encoder, FrameIndex, Packs, decode, is_fast};
 
-/// Interval between two syncs, in compressed bytes. A crash loses at most half a minute of work.
+/// Number of compressed bytes after which the optimized frames are synced to disk. So a crash loses
+/// at most half a minute of work.
 const SYNC_INTERVAL: u64 = 64 << 20;
 
 /// Compresses each fast frame of `locations` at `level`, in the order of the packs, and records the
@@ -55,14 +57,15 @@ pub fn optimize(
             let mut locations = frame_index.get(&part.content)?;
             match locations.iter_mut().find(|it| *it == location) {
                 Some(found) => *found = optimized,
-                // The content was packed again or removed. A small content needs only this frame.
+                // The content was packed again or removed from the index. A small content is in
+                // this frame only.
                 None if part.offset == 0 && frame.members.len() > 1 => locations = vec![optimized],
                 None => continue,
             }
             frame_index.put(&part.content, &locations)?;
         }
         made.insert(*location, optimized);
-        // The frame is recorded by now, so a stop loses nothing.
+        // The location of the new frame is recorded by now, so a stop at this pause loses no work.
         pause(compressed)?;
         since += compressed;
         if since >= SYNC_INTERVAL {

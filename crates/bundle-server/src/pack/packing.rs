@@ -14,7 +14,8 @@ use super::frame::RANGE_SIZE;
 use super::kind::Kind;
 use super::{ContentRange, Encoder, FrameIndex, MAX_MEMBERS, Packs, Writer};
 
-/// Maximum bytes of all groups in progress together. Beyond it, the largest group is written.
+/// Maximum bytes of all groups in progress together. When the groups exceed this size, the largest
+/// one is written as a frame.
 const MAX_BUFFERED: usize = 12 << 20;
 
 /// Settings of packing. `docs/formats/disk.md` has measurements of each.
@@ -29,7 +30,7 @@ pub struct PackSettings {
     /// Whether to write fast packs, which are deleted after [`super::optimize()`] has made
     /// optimized frames.
     pub fast: bool,
-    /// Maximum bytes of records to append. More is an error.
+    /// Maximum bytes of records that one call may append. A layer that needs more is an error.
     pub most: u64,
 }
 
@@ -50,12 +51,12 @@ impl Default for PackSettings {
 pub struct PackItem {
     content: FileDigest,
     size: u64,
-    /// `None` for a content that never shares a frame.
+    /// The kind of files with which this content may share a frame. `None`: with no other content.
     kind: Option<Kind>,
 }
 
 impl PackItem {
-    /// The content of a file. `path` only determines with which files it shares a frame.
+    /// The content of a file. `path` only determines with which files the content shares a frame.
     pub fn file(content: FileDigest, size: u64, path: &[u8]) -> Self {
         let kind = Some(Kind::of_path(path));
         Self {
@@ -170,7 +171,7 @@ impl Job<'_> {
         let all = || -> HashMap<FileDigest, u64> {
             items.iter().map(|item| (item.content, item.size)).collect()
         };
-        // Computed only on use: no content of most layers is packed yet.
+        // Computed on first use, since for most layers no content is packed yet.
         let wanted = LazyCell::new(all);
         let mut seen: HashSet<RecordLocation> = HashSet::new();
         for item in items {
@@ -253,7 +254,8 @@ impl Job<'_> {
 
     /// Writes a group as one frame.
     fn close(&mut self, at: usize) -> Result<(), Error> {
-        // Frees the memory of the group: few kinds are in use at a time.
+        // Takes the buffer out of the group, which frees its memory. A layer has few kinds of files
+        // at a time.
         let Group { bytes, members } = std::mem::take(&mut self.groups[at]);
         if members.is_empty() {
             return Ok(());

@@ -21,15 +21,16 @@ use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC};
 use super::writer::{Open, Writer};
 use super::{ContentRange, PackedFrame, is_fast, recovery};
 
-/// Folder and limits of packs.
+/// The folder of the packs, and their limits on disk.
 #[derive(Clone, Debug)]
 pub struct PackConfig {
-    /// The folder. It contains no other files.
+    /// The folder of the packs. It contains no other files.
     pub folder: PathBuf,
-    /// Maximum bytes on disk of the folder, in whole blocks of 4 KiB. Includes evicted packs that
-    /// are still being read. Never exceeded.
+    /// Maximum bytes on disk of the folder, in whole blocks of 4 KiB. The size includes evicted
+    /// packs that are still being read. The packs never exceed the budget.
     pub budget: u64,
-    /// Bytes at which a pack is full. Packs are evicted whole. Each takes two file descriptors.
+    /// Size in bytes at which a pack is full. The server evicts whole packs. Each pack takes two
+    /// file descriptors.
     pub pack: u64,
 }
 
@@ -44,8 +45,8 @@ impl PackConfig {
         }
     }
 
-    /// Bytes at which a pack is full. Fast packs are smaller: a fast pack is deleted after all of
-    /// its images were optimized.
+    /// Size in bytes at which a pack is full. The limit is lower for fast packs: a fast pack is
+    /// deleted after all of its images were optimized.
     pub(super) fn most(&self, is_fast: bool) -> u64 {
         if is_fast {
             (self.pack / 4).max(self.pack.min(8 << 20))
@@ -88,7 +89,7 @@ struct State {
     packs: BTreeMap<u32, Entry>,
     /// Packs with free room and without a writer.
     idle: Vec<Open>,
-    /// The next free number. No pack ever had this number or a higher one.
+    /// The number of the next new pack. No pack ever had this number or a higher one.
     next: u32,
     tick: u64,
     evicted: u64,
@@ -98,7 +99,7 @@ struct Entry {
     file: Arc<PackFile>,
     /// Tick of the last use. The pack with the lowest tick is evicted first.
     used: u64,
-    /// Whether the time of last use is stored on disk.
+    /// Whether the time of the last use is already stored on disk.
     is_saved: bool,
 }
 
@@ -116,10 +117,11 @@ impl Packs {
         Self::open_on(config, Disk::default())
     }
 
-    /// As [`Self::open`]. Calls `watch` before each operation on the disk, for crash tests.
+    /// For crash tests: opens all packs of the folder as [`Self::open`] does, and calls `watch`
+    /// before each operation on the disk.
     ///
     /// # Errors
-    /// As [`Self::open`]; errors of `watch`.
+    /// Errors of [`Self::open`], and errors that `watch` returns.
     pub fn open_watched(
         config: PackConfig,
         watch: impl Fn(DiskChange<'_>) -> io::Result<()> + Send + Sync + 'static,
@@ -137,7 +139,8 @@ impl Packs {
         for number in &numbers {
             match recovery::open(&disk, &config.folder, *number).map_err(failed)? {
                 Some(pack) => found.push(pack),
-                // The bytes count, so that all packs together stay within the budget.
+                // The files of a pack that cannot be opened count, so that the whole folder stays
+                // within the budget.
                 None => {
                     let bytes = recovery::unopened_bytes(&config.folder, *number);
                     total.fetch_add(bytes, Ordering::Relaxed);
@@ -178,7 +181,7 @@ impl Packs {
         Writer::new(self, false)
     }
 
-    /// As [`Self::writer`], for fast frames.
+    /// A writer of fast frames, with a fast pack of its own.
     pub fn fast_writer(&self) -> Writer<'_> {
         Writer::new(self, true)
     }
@@ -196,7 +199,8 @@ impl Packs {
         self.writer().append(members, coding, payload)
     }
 
-    /// Whether there is a record at `location`. Does not block, and does not count as a use.
+    /// Whether there is a record at `location`. Does not block, and does not count as a use of the
+    /// pack.
     pub fn contains(&self, location: &RecordLocation) -> bool {
         let state = self.state();
         state
@@ -205,12 +209,14 @@ impl Packs {
             .is_some_and(|entry| entry.file.find(location).is_some())
     }
 
-    /// Whether a pack with this number exists. Does not block, and does not count as a use.
+    /// Whether a pack with this number exists. Does not block, and does not count as a use of the
+    /// pack.
     pub(crate) fn has(&self, number: u32) -> bool {
         self.state().packs.contains_key(&number)
     }
 
-    /// The pack of a record. A pack is not evicted while a handle exists.
+    /// A handle to the pack that contains the record at `location`. The server does not evict a
+    /// pack while a handle to it exists.
     ///
     /// # Errors
     /// [`Error::Missing`] when there is no such record.
@@ -238,8 +244,8 @@ impl Packs {
             .is_some_and(|(_, is_verified)| is_verified)
     }
 
-    /// Reads a record and verifies its checksum. The record is in the page cache afterwards. Runs
-    /// at 1 to 2 GB/s on a busy core, with the read.
+    /// Reads a record and verifies its checksum. Afterwards the record is in the page cache.
+    /// Reading and verifying run at 1 to 2 GB/s on a busy core.
     ///
     /// # Errors
     /// [`Error::Malformed`] when the record is damaged; it is then removed, as if it had never been
@@ -276,7 +282,8 @@ impl Packs {
         self.file(location)?.frame(location)
     }
 
-    /// Visits all frames, to rebuild the directory. Reads only indexes. Does not count as a use.
+    /// Visits all frames of all packs, to rebuild the image database. Reads only the index files.
+    /// Does not count as a use of the packs.
     ///
     /// # Errors
     /// Errors of `visit` and of the disk. Skips damaged entries.
@@ -303,9 +310,9 @@ impl Packs {
         Ok(())
     }
 
-    /// Marks all records as unverified, since their pages may be dropped and read again. Stores the
-    /// times of last use on disk, for the order of eviction after a restart. Callers run it every
-    /// few minutes.
+    /// Marks all records as unverified, since the kernel may drop their pages and read them from
+    /// the disk again. Stores the times of last use on disk, for the order of eviction after a
+    /// restart. Callers run it every few minutes.
     pub fn maintain(&self) {
         let (mut all, mut used) = (Vec::new(), Vec::new());
         for entry in self.state().packs.values_mut() {
@@ -324,12 +331,12 @@ impl Packs {
                 last_access: stamp(UTIME_OMIT),
                 last_modification: stamp(UTIME_NOW),
             };
-            // A failure only changes the order of eviction after a restart.
+            // An error here only changes the order of eviction after a restart.
             let _ = rustix::fs::futimens(&file.index, &now);
         }
     }
 
-    /// The current numbers. Does not read the disk.
+    /// The current sizes and counters. Does not read the disk.
     pub fn stat(&self) -> PackStats {
         let state = self.state();
         let records: usize = state.packs.values().map(|entry| entry.file.count()).sum();
@@ -342,7 +349,7 @@ impl Packs {
         }
     }
 
-    /// Number of bytes written to files since the start, with indexes.
+    /// Number of bytes written to packs and their indexes since the start.
     pub(crate) fn written(&self) -> u64 {
         self.disk.written()
     }
@@ -363,11 +370,12 @@ impl Packs {
         self.make_room(2 * on_disk(HEADER as u64))?;
         let number = next | if fast { FAST } else { 0 };
         let failed = |error| Error::io(format!("make pack {number:08x}"), error);
-        // Plan files use the highest numbers for other purposes.
+        // The highest numbers are reserved: plan files use them to mark records outside packs.
         let next = Some(next + 1)
             .filter(|next| *next < FAST - 2)
             .ok_or_else(|| failed(io::ErrorKind::StorageFull.into()))?;
-        // Stored before the pack is created, so that a number is never given twice.
+        // The next number is stored before the pack is created, so that no two packs ever get one
+        // number.
         self.disk
             .replace(&next_path(&self.config.folder), &next_bytes(next))
             .map_err(failed)?;
@@ -407,12 +415,13 @@ impl Packs {
         }
     }
 
-    /// Reserves bytes for an append to `open`. Evicts the least recently used packs.
+    /// Reserves bytes for an append to `open`. Evicts the least recently used packs if the budget
+    /// requires it.
     pub(super) fn reserve(&self, open: &Open, bytes: u64) -> Result<(), Error> {
         let more = bytes.saturating_sub(open.file.bytes());
         let _changes = self.changes();
         self.make_room(more)?;
-        // Still under the lock, so that no other thread takes this room.
+        // Runs before the lock is released, so that no other thread takes this room.
         open.file.set_bytes(bytes);
         Ok(())
     }
@@ -424,7 +433,7 @@ impl Packs {
     /// Deletes the fast packs that `keep` rejects and that are not in use. Returns their number.
     ///
     /// # Errors
-    /// [`Error::Io`] when one cannot be deleted.
+    /// [`Error::Io`] when a pack cannot be deleted.
     pub fn drop_fast(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
         self.retain(&|number| !is_fast(number) || keep(number))
     }
@@ -432,7 +441,7 @@ impl Packs {
     /// Deletes the packs that `keep` rejects and that are not in use. Returns their number.
     ///
     /// # Errors
-    /// [`Error::Io`] when one cannot be deleted.
+    /// [`Error::Io`] when a pack cannot be deleted.
     pub fn retain(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
         let _changes = self.changes();
         let is_rejected = |state: &State, number: u32| !keep(number) && state.is_free(number);
@@ -454,8 +463,8 @@ impl Packs {
         }
     }
 
-    /// Deletes the files of a pack that was removed from the state. After a failure, the pack is
-    /// back in the state.
+    /// Deletes the files of a pack that was removed from the state. When the deletion fails, the
+    /// pack is put back into the state.
     fn remove(&self, victim: (Entry, Option<Open>)) -> Result<(), Error> {
         let number = victim.0.file.number();
         let removed = recovery::remove(&self.disk, &self.config.folder, number);
@@ -525,7 +534,7 @@ impl State {
             .is_some_and(|entry| Arc::strong_count(&entry.file) == 1 + usize::from(is_idle))
     }
 
-    /// Removes the pack that `pick` chooses from the state.
+    /// Removes from the state the pack that `pick` chooses.
     fn take(&mut self, pick: impl FnOnce(&Self) -> Option<u32>) -> Option<(Entry, Option<Open>)> {
         let number = pick(self)?;
         let idle = self.idle.iter();
@@ -536,8 +545,8 @@ impl State {
         Some((self.packs.remove(&number)?, open))
     }
 
-    /// Adds a pack as the most recently used one. `open` has the lengths of its files when it has
-    /// free room.
+    /// Adds a pack as the most recently used one. `open` has the lengths of the pack's two files if
+    /// the pack has free room.
     fn enter(&mut self, file: Arc<PackFile>, open: Option<(u64, u64)>) {
         self.tick += 1;
         if let Some((data, index)) = open {
@@ -567,7 +576,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Path of the file with the next free number.
+/// Path of the file that stores the number of the next pack.
 fn next_path(folder: &Path) -> PathBuf {
     folder.join("next")
 }
@@ -579,8 +588,8 @@ fn next_bytes(next: u32) -> [u8; 8] {
     bytes
 }
 
-/// The first free number. Plans and the directory may name locations in deleted packs, so no number
-/// may be given twice.
+/// The number of the next pack, larger than any earlier one. Plans and the image database may name
+/// locations in deleted packs, so no two packs may ever have one number.
 fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
     let counts = numbers.iter().map(|number| number & !FAST);
     let above = counts.max().map_or(0, |last| last.saturating_add(1));

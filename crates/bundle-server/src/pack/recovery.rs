@@ -11,7 +11,7 @@ use super::disk::Disk;
 use super::file::{index_path, on_disk, pack_path};
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
 
-/// A recovered pack.
+/// A pack after recovery: its open files and their state.
 pub(super) struct Found {
     pub(super) number: u32,
     pub(super) files: (File, File),
@@ -54,9 +54,9 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     let files = match opened {
         Ok((Some(data), Some(index))) => (data, index),
         Ok(_) => return remove(disk, folder, number).map(|()| None),
-        // A lack of descriptors or memory says nothing about the packs.
+        // A lack of file descriptors or memory is no sign of a damaged pack.
         Err(error) if pierhead_toc::is_exhausted(&error) => return Err(error),
-        // The other packs are used without it. Its number is not given again.
+        // The server uses the other packs, and gives the number of the unopened pack to no new one.
         Err(error) => {
             tracing::warn!(
                 pack = %paths.0.display(),
@@ -78,7 +78,7 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     if records.is_empty() {
         return remove(disk, folder, number).map(|()| None);
     }
-    // The index first: every record that it names must exist.
+    // The index is cut first, since every record that it names must exist.
     if lens.1 != index_len {
         disk.cut(&paths.1, &files.1, lens.1)?;
     }
@@ -99,8 +99,8 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     }))
 }
 
-/// Reads the entries up to the first one that is damaged or unreadable, leaves a gap, or names
-/// missing bytes.
+/// Reads the entries of an index. Stops at the first entry that is damaged or unreadable, leaves a
+/// gap between records, or names bytes that the pack lacks.
 fn walk(
     number: u32,
     file: &File,
@@ -148,7 +148,8 @@ fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
     }
 }
 
-/// Deletes both files of a pack. The index first: recovery deletes a pack without an index.
+/// Deletes both files of a pack, the index first. If a crash interrupts this, recovery deletes the
+/// pack, which then has no index.
 pub(super) fn remove(disk: &Disk, folder: &Path, number: u32) -> io::Result<()> {
     disk.remove(&index_path(folder, number))?;
     disk.remove(&pack_path(folder, number))

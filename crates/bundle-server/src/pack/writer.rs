@@ -1,4 +1,5 @@
-//! Appends records to a pack. A writer has a pack for itself, so that its records are adjacent.
+//! Appends records to a pack. Only one writer at a time uses a pack, so that the records of one
+//! writer are adjacent.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::file::{PackFile, index_path, on_disk, pack_path};
 use super::index::{self, Record};
 use super::packs::Packs;
 
-/// A pack with free room, and the lengths of its files.
+/// A pack that has free room, with the lengths of its two files.
 pub(super) struct Open {
     pub(super) file: Arc<PackFile>,
     pub(super) data: u64,
@@ -34,9 +35,9 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Appends a record. Afterwards, other threads can read it. A kill does not lose it, but a
-    /// power loss may. `members` are the ranges that the frame decodes to, in order. They may be
-    /// empty for patches. Computes SHA-256 and CRC-32C of the payload.
+    /// Appends a record. Afterwards, other threads can read the record. A killed process does not
+    /// lose the record, but a power loss may. `members` are the ranges that the frame decodes to,
+    /// in order. Patches may have no members. Computes SHA-256 and CRC-32C of the payload.
     ///
     /// # Errors
     /// [`Error::Io`], with `StorageFull` when packs in use take the whole budget; existing records
@@ -117,7 +118,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Syncs and leaves a pack that has no room for `len` more bytes.
+    /// If the current pack has no room for `len` more bytes, syncs it and stops writing to it.
     fn leave_full_pack(&mut self, len: u64) -> Result<(), Error> {
         if let Some(open) = self
             .open
@@ -128,7 +129,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes the record, and then its entry, so that every entry has its record.
+    /// Writes the record and then its index entry, so that every entry has a record after a crash.
     fn write(&self, open: &Open, head: &[u8], payload: &[u8], entry: &[u8]) -> std::io::Result<()> {
         let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
         let number = open.file.number();
@@ -144,8 +145,8 @@ impl<'a> Writer<'a> {
         )
     }
 
-    /// Cuts off an incomplete record after a failed append. When that fails, the pack gets no more
-    /// records before the next start.
+    /// Cuts off an incomplete record after a failed append. When the cut fails, the pack gets no
+    /// more records until the next start of the server.
     fn fix_tail(&mut self, open: Open) {
         let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
         let number = open.file.number();

@@ -10,10 +10,10 @@ use pierhead_bundle::{MAX_BASE, MAX_FRAME, Slice};
 use pierhead_toc::Tree;
 use pierhead_toc::{FileDigest, Source};
 
-/// Limits of the frames.
+/// Size limits of the frames that the plan makes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Maximum bytes of a frame.
+    /// Maximum uncompressed bytes of a frame.
     pub(crate) frame: u64,
     /// Maximum bytes of the bases of a frame.
     pub(crate) base: u64,
@@ -34,8 +34,8 @@ impl Default for Shape {
 /// Minimum size of a content that counts as large, in bytes.
 const MIN_LARGE: u64 = 1 << 20;
 
-/// Maximum number of anchors of one content: 16 MiB of memory. [`density`] gives half as many,
-/// except for bytes that are made to have more.
+/// Maximum number of anchors of one content: 16 MiB of memory. [`density`] aims at half as many.
+/// Only contents that somebody crafted have more.
 const MAX_ANCHORS: usize = 1 << 20;
 
 /// Number of parts of a range. Each part has a window of its own in the old content.
@@ -51,7 +51,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Bytes of members and bases. The time to make the frame is proportional to it.
+    /// Bytes of members and bases. The time to make the frame is proportional to this number.
     pub(crate) fn work(&self) -> u64 {
         self.bytes + self.base_bytes
     }
@@ -79,8 +79,8 @@ impl Group {
     }
 }
 
-/// All groups, in order. `missing` is in the order of sending, with extras last. No group mixes
-/// extras with other contents.
+/// Divides the missing contents into groups, in order. `missing` is in the order of sending, with
+/// extras last. No group mixes extras with other contents.
 pub(crate) fn groups(
     want: &Tree<'_>,
     base_image: &Tree<'_>,
@@ -102,8 +102,9 @@ pub(crate) fn groups(
         }
         let whole = base.filter(|(_, size)| *size <= shape.base);
         if one.size > shape.frame || whole.is_none() && base.is_some() {
-            // The open group continues after the ranges: many short groups cost more than a large
-            // file that comes early.
+            // The group in progress stays open while a large file's ranges are added. So the large
+            // file comes before some small ones, but closing the group here would make many short
+            // frames.
             ranges(want, base_image, one, shape, source, pause, &mut groups)?;
             continue;
         }
@@ -147,7 +148,8 @@ fn ranges(
         }
         _ => None,
     };
-    // All ranges have equal length, since a last range of a few bytes would waste a frame.
+    // All ranges have equal length, since otherwise the last range could have a few bytes and waste
+    // a frame.
     let count = one.size.div_ceil(shape.frame).max(1);
     for at in 0..count {
         let range = one.size * at / count..one.size * (at + 1) / count;
@@ -221,8 +223,8 @@ fn anchors(
     Ok(anchors)
 }
 
-/// The average distance of the anchors of a content, as a power of two, so that a content has at
-/// most about half a million: 8 MiB.
+/// The average distance between anchors of a content of `size` bytes, as a power of two. It limits
+/// a content to about half a million anchors (8 MiB of memory).
 fn density(size: u64) -> u32 {
     (size >> 19)
         .max(1 << 8)

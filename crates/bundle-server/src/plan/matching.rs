@@ -1,4 +1,5 @@
-//! Finds for each missing content the old content of which it is most likely a new version.
+//! Lists the contents that a worker lacks, and finds the old version of each: by path, by name, or
+//! by similar bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -8,12 +9,13 @@ use pierhead_bundle::patch::{Sampler, Sketch};
 use pierhead_toc::Tree;
 use pierhead_toc::{FileDigest, Source};
 
-/// A content that the worker lacks.
+/// A content that the worker (the client that rebuilds images) lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
-    /// Number in the wanted TOC.
+    /// Number of the content in the TOC of the wanted image.
     pub(crate) content: u32,
-    /// The position in the tree of the first file with this content; `None` for extras.
+    /// The position in the tree of the first file with this content; `None` for extras, which only
+    /// rebuilding the layers needs.
     pub(crate) file: Option<usize>,
     /// Size in bytes.
     pub(crate) size: u64,
@@ -21,15 +23,16 @@ pub(crate) struct Missing {
     pub(crate) base: Option<u32>,
 }
 
-/// Gets the number of bytes that were read or compressed. An error ends the work.
+/// A function that is called with the number of bytes that were read or compressed. It may sleep.
+/// Its error ends the work.
 pub(crate) type Pause<'a> = dyn FnMut(u64) -> Result<(), Error> + 'a;
 
-/// Minimum size of a content that is read to find similar ones, in bytes. Smaller contents gain as
-/// much from their neighbours in the group.
+/// Minimum size in bytes of a content that is read to find similar contents. Smaller contents
+/// compress as well together with others of their group.
 const MIN_SKETCHED: u64 = 2 << 10;
 
-/// Minimum number of common hashes of two similar contents: 3 of 24 are about one eighth of their
-/// bytes.
+/// Minimum number of hashes that two contents have in common to count as similar. 3 of 24 hashes
+/// stand for about one eighth of the bytes.
 const MIN_SHARED_HASHES: usize = 3;
 
 /// Maximum bytes of a content that are read for its sketch.
@@ -87,8 +90,8 @@ pub(crate) fn missing(want: &Tree<'_>, base_image: &Tree<'_>) -> Vec<Missing> {
     missing
 }
 
-/// Finds old versions by similarity for contents without one. Reads these contents and all removed
-/// contents once, at most [`MAX_SKETCHED_BYTES`] of each.
+/// Finds old versions by similarity, for missing contents whose path and name identify none. Reads
+/// these contents and all removed contents once, at most [`MAX_SKETCHED_BYTES`] of each.
 pub(crate) fn match_similar(
     want: &Tree<'_>,
     base_image: &Tree<'_>,
@@ -147,7 +150,8 @@ pub(crate) fn similar_work(want: &Tree<'_>, base_image: &Tree<'_>, missing: &[Mi
     removed.fold(sketched, u64::saturating_add)
 }
 
-/// Whether names identify no old version, and similarity may.
+/// Whether path and name identify no old version of a content, and its size allows a search by
+/// similarity.
 fn needs_sketch(one: &Missing) -> bool {
     one.base.is_none() && one.size >= MIN_SKETCHED
 }
@@ -229,7 +233,7 @@ impl<'a> RemovedContents<'a> {
     }
 
     /// The removed content with the same path apart from versions, or else with the same name apart
-    /// from versions. Of several, the one of the nearest size.
+    /// from versions. If several match, returns the one with the nearest size.
     fn namesake(&self, path: &[u8], size: u64) -> Option<u32> {
         let path = versionless(path);
         let named = || self.by_name.get(name(&path));

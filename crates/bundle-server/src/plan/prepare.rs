@@ -15,7 +15,7 @@ use pierhead_toc::Tree;
 /// of use, and passes it to `emit`. No frame mixes visible contents with extras, which come last.
 /// The bases of all frames are contents of `base`.
 ///
-/// Returns `false`, and makes no frame, when the work exceeds the effort.
+/// Returns `false`, and makes no frame, when the work exceeds the limit of the effort.
 ///
 /// Memory: the paths of both images, one frame, its bases, and the tables of zstd (80 MiB at level
 /// 19).
@@ -76,8 +76,8 @@ pub fn prepare(
     Ok(true)
 }
 
-/// Bytes of the missing contents and of their old versions. All of them are compressed or read as a
-/// prefix.
+/// Bytes of the missing contents (which are compressed) and of their old versions (which zstd reads
+/// as a prefix).
 fn work(base_image: &Tree<'_>, missing: &[Missing]) -> u64 {
     let base = |one: &Missing| base_image.content(one.base?).map(|(_, size)| size);
     missing.iter().fold(0, |sum: u64, one| {

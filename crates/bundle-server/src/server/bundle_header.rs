@@ -15,14 +15,15 @@ use pierhead_toc::image_toc;
 /// zstd level of headers that background threads make.
 pub(super) const HEADER_LEVEL: i32 = 15;
 
-/// A base image of the request, with its TOC. Without a TOC, the plan uses none of its contents.
+/// A base image of the request, with its TOC (table of contents). Without a TOC, the plan uses no
+/// content of the base image.
 pub(super) struct LoadedBase {
     pub(super) request: RequestBase,
     pub(super) toc: Option<Arc<ImageToc>>,
 }
 
 impl LoadedBase {
-    /// Number of contents of the base image that the worker has. They are the first ones of the
+    /// Number of contents of the base image that the worker has. These contents come first in the
     /// TOC.
     pub(super) fn contents(&self) -> u32 {
         match &self.toc {
@@ -72,11 +73,12 @@ pub(super) fn header(
     })
 }
 
-/// Which contents of the image, by number, the worker lacks. Merges sorted lists of digests.
+/// Computes which contents of the image the worker lacks: one flag per content number. Compares the
+/// sorted lists of digests of all images.
 pub(super) fn needed(want: &ImageToc, base_images: &[LoadedBase], layers: bool) -> Vec<bool> {
     let all = want.contents();
     let most = if layers { all.len() } else { want.visible() };
-    // Empty contents have no bytes to send.
+    // Empty contents are not needed, since they have no bytes to send.
     let is_wanted = |number| number < most && all.size(number) != Some(0);
     let mut needed: Vec<_> = (0..all.len()).map(is_wanted).collect();
     for base in base_images {

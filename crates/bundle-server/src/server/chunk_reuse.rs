@@ -1,8 +1,9 @@
-//! Plans a bundle for an unprepared pair of images: the worker copies chunks that it has, and gets
-//! the other bytes.
+//! Plans a bundle for a pair of images without patches: the worker copies chunks of files from its
+//! base images, and receives only the other bytes.
 //!
-//! The input is the fresh plan: the plan for workers without base images. A frame is split when the
-//! worker has a large part of it. Other frames are sent as they are packed.
+//! The input is the fresh plan: the plan for workers without base images. A frame is split into
+//! copied and sent parts when the worker has a large part of its bytes. All other frames are sent
+//! as they are packed.
 
 use std::collections::HashMap;
 
@@ -28,8 +29,8 @@ const MAX_CHUNKS: usize = 1 << 18;
 /// [`MAX_FRAMES`].
 const MAX_PIECES: usize = MAX_FRAMES / 4;
 
-/// A frame is split when the worker has at least 1/n of it. Below, the lower compression of the
-/// split frame costs more than the split saves.
+/// A frame is split when the worker has at least 1/`MIN_REUSE` of its bytes. For a smaller part,
+/// the lower compression of the split frame costs more than the split saves.
 const MIN_REUSE: u64 = 16;
 
 /// Chunks of the base images, by digest.
@@ -43,18 +44,18 @@ struct Part {
     copy: Option<BaseSlice>,
 }
 
-/// A frame with needed contents.
+/// A frame of the fresh plan that has contents which the worker needs.
 struct Candidate {
     nth: u32,
     frame: Frame,
     location: Option<RecordLocation>,
-    /// The needed parts. Empty when the frame is sent as it is packed.
+    /// The parts of the frame that the worker needs. Empty when the frame is sent as it is packed.
     parts: Vec<Part>,
-    /// Bytes of its record.
+    /// Bytes of the frame's record.
     record: u64,
-    /// Bytes of its record that the needed members take.
+    /// The part of these bytes that the needed members take.
     share: u64,
-    /// Bytes that a split does not send.
+    /// Bytes that the server need not send if it splits the frame.
     saved: u64,
     /// Whether the split saves at least 1/[`MIN_REUSE`] of the frame.
     is_worth_it: bool,
@@ -90,7 +91,8 @@ pub(super) fn reuse_chunks(
     Ok(out.frames)
 }
 
-/// Bytes that the changed files take in packs. A plan is compared with this number.
+/// Bytes that the changed files take in packs. [`max_plan_bytes`] derives the limit of a plan from
+/// this number.
 pub(super) fn changed_bytes(
     fresh: &PlanFile,
     toc: &ImageToc,
@@ -181,7 +183,7 @@ fn candidates(
     Ok(candidates)
 }
 
-/// Chunks of contents that the worker has and the wanted image lacks.
+/// The chunks of contents that the worker has and the wanted image lacks, by digest.
 fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -> BaseChunks {
     let mut old = BaseChunks::new();
     for (image, base) in (0..).zip(base_images) {
@@ -216,8 +218,8 @@ fn base_chunks(context: &Context, want: &ImageToc, base_images: &[LoadedBase]) -
     old
 }
 
-/// The chunks of some contents of an image, by content number. Leaves out contents whose layer
-/// index is unreadable.
+/// The chunks of some contents of an image, by content number. Skips contents whose layer index is
+/// unreadable.
 fn chunks_of(
     context: &Context,
     image: &Digest,
@@ -283,7 +285,8 @@ fn write_parts(
     let parts = || candidate.parts.iter().filter(|part| part.copy.is_none());
     let sum: u64 = parts().map(|part| part.slice.len).sum();
     if sum > bytes.len() as u64 / 2 {
-        // Packing compresses at a higher level: a small part less can make the frame longer.
+        // Packing compresses at a higher level than this function. So a frame without a small part
+        // can become longer than the packed frame.
         let mut all = Vec::new();
         for part in parts() {
             all.extend_from_slice(literal(part)?);
@@ -301,8 +304,9 @@ fn write_parts(
     Ok(())
 }
 
-/// Chooses the frames to split. First those that save the most bytes, within the work budget. Then,
-/// whatever the work, more frames until the plan sends no more bytes than the changed files take.
+/// Chooses the frames to split. First chooses the frames that save the most bytes, within the work
+/// budget. Then chooses more frames, beyond this budget, until the plan sends no more bytes than
+/// the changed files take.
 fn choose(candidates: &mut [Candidate], mut work: u64) {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by_key(|at| std::cmp::Reverse(candidates[*at].saved));
@@ -319,8 +323,8 @@ fn choose(candidates: &mut [Candidate], mut work: u64) {
         }
     }
     let whole: u64 = candidates.iter().map(|candidate| candidate.share).sum();
-    // Fast compression makes a split frame a little longer than its share. The margin of `most`
-    // covers that.
+    // Fast compression makes a split frame a little longer than its share. The 1/200 that `most`
+    // adds covers this difference.
     let most = whole + whole / 200;
     let sent = |(candidate, is_split): (&Candidate, &bool)| match is_split {
         true => candidate.record - candidate.saved,
@@ -349,7 +353,7 @@ pub(super) const fn max_plan_bytes(whole: u64) -> u64 {
 }
 
 impl Candidate {
-    /// Sends all needed bytes literally.
+    /// Changes the frame so that the server sends all needed bytes, and the worker copies none.
     fn without_copies(&mut self) {
         for part in &mut self.parts {
             part.copy = None;

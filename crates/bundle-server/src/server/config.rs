@@ -16,28 +16,36 @@ pub const WORKER_MEMORY: u64 = 60_000_000 + 150_000_000;
 /// Bytes of decoded frames that stay in memory for the next read of a single file.
 pub const RECENT_MEMORY: usize = 32 << 20;
 
-/// CPU time after which the image of one client yields to the image of another. Indexing most images takes less.
+/// CPU time after which indexing one client's image is interrupted for another client's image. Most
+/// images take less time.
 const TIME_SLICE: Duration = Duration::from_secs(3);
-/// Indexing and packing take 0.05 s of an x86 core per MiB (`redis:7.0.15-u10`: 1.5 s for 33 MB), and about 0.2 s of a
-/// DPU's core. With [`INDEX_TIME_PER_MEBIBYTE`], layers that compress well have ten times that. Ordinary images of any size
-/// stay far below.
+/// CPU time that indexing one image may take, before the additional time per MiB. Indexing and
+/// packing take 0.05 s of an x86 core per MiB (`redis:7.0.15-u10`: 1.5 s for 33 MB), and about 0.2
+/// s of a DPU's core. With [`INDEX_TIME_PER_MEBIBYTE`], the limit is ten times the time of a DPU
+/// for layers that compress well. Ordinary images of any size stay far below the limit.
 const INDEX_TIME: Duration = Duration::from_secs(60);
 /// Additional CPU time per MiB of compressed layers: see [`Config::index_time`].
 pub(super) const INDEX_TIME_PER_MEBIBYTE: Duration = Duration::from_secs(2);
-/// Memory for the TOCs of base images: a dozen TOCs of 84 000 files each.
+/// Memory in bytes for the TOCs (tables of contents) of base images: a dozen TOCs of 84 000 files
+/// each.
 const TOC_MEMORY: u64 = 64 << 20;
-/// The fast zstd level packs 100 MB/s per core. Level 18 packs 3 MB/s. `docs/formats/disk.md` has the measurements.
+/// First zstd level of packs. Level 3 packs 100 MB/s per core, while level 18 packs 3 MB/s.
+/// `docs/formats/disk.md` has the measurements.
 const FAST_LEVEL: i32 = 3;
-/// Half of a core leaves the other half to clients on the smallest machines.
+/// Maximum CPU time of a background thread in percent of a core. On the smallest machines (one
+/// core), half of it stays for clients.
 const WORKER_CPU_PERCENT: u32 = 50;
-/// At level 3, against as many bytes of the base image, this takes about a second and a half.
+/// Maximum bytes to read and compress for patches while a client waits. At level 3, against as many
+/// bytes of the base image, this takes about 1.5 s.
 const MAX_FAST_PATCH_BYTES: u64 = 96 << 20;
-/// About a second of one core.
+/// Maximum bytes to decode and compress again for one bundle of reused chunks: about 1 s of one
+/// core.
 const MAX_RECOMPRESSED_BYTES: u64 = 256 << 20;
-/// Enough for a worker to come back after a restart.
+/// How long a client can resume the download of a superseded bundle: long enough for the restart of
+/// its machine.
 const RESUME_WINDOW: Duration = Duration::from_secs(15 * 60);
 
-/// What a bundle server may use of the host.
+/// Settings and limits of a bundle server.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The data folder. The folders `index/`, `packs/`, `plans/` and `directory/` in it belong to the bundle server.
@@ -46,15 +54,17 @@ pub struct Config {
     pub pack_budget: u64,
     /// Maximum bytes of plans on disk, with their patches.
     pub plan_budget: u64,
-    /// Memory for the TOCs of base images in bytes, for all plans in progress together. A base image whose TOC does
-    /// not fit counts as unknown. The TOC of the wanted image is not counted.
+    /// Memory for the TOCs of base images in bytes, for all plans in progress together. A base
+    /// image whose TOC does not fit counts as unknown. The TOC of the wanted image does not count
+    /// against this limit.
     pub toc_memory: u64,
-    /// Number of indexing threads. The same number of low-priority threads optimize. They pause while an image is
-    /// indexed. A pair of threads takes [`WORKER_MEMORY`].
+    /// Number of indexing threads. The same number of low-priority threads make optimized frames
+    /// and patches. The low-priority threads pause while an image is indexed. An indexing thread
+    /// and a low-priority thread together take up to [`WORKER_MEMORY`] bytes.
     pub workers: usize,
-    /// CPU time of indexing one image before another client's image interrupts it. It doubles with the first two
-    /// interruptions, since an interrupted image starts over with the layer in progress. After three interruptions the
-    /// image waits for all others.
+    /// CPU time of indexing one image before another client's image interrupts it. This time
+    /// doubles with the first two interruptions of an image, since an interrupted image starts over
+    /// with the layer in progress. After three interruptions the image waits for all others.
     pub time_slice: Duration,
     /// CPU time that indexing one image may take, all attempts together. Each MiB of its compressed layers adds 2 s. The
     /// server refuses an image that takes longer.
@@ -67,15 +77,16 @@ pub struct Config {
     pub fast_level: i32,
     /// Number of older versions of a repository from which the server makes patches to a new one.
     pub max_pairs: usize,
-    /// Maximum bytes that the server reads and compresses for a patch while a client waits. Beyond it, the server reuses
-    /// chunks.
+    /// Maximum bytes that the server reads and compresses for a patch while a client waits. If a
+    /// patch needs more, the server reuses chunks.
     pub fast_patch_bytes: u64,
     /// Maximum bytes that the server decodes and compresses again for one bundle of reused chunks, unless the bundle
     /// would be longer than the changed files.
     pub recompress_budget: u64,
     /// How long an interrupted download can resume after its bundle was superseded.
     pub resume_window: Duration,
-    /// Limits that each layer has to keep.
+    /// Limits for the size and the structure of each layer. The server refuses an image that
+    /// exceeds them.
     pub limits: Limits,
     /// The switch that pauses low-priority work under pressure.
     pub background: BackgroundWork,

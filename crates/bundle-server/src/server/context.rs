@@ -1,4 +1,4 @@
-//! The state that all work of a bundle server shares: plain data without behaviour.
+//! The state that all jobs and requests of a bundle server share: a struct without methods.
 
 use std::sync::Arc;
 
@@ -35,10 +35,11 @@ pub(crate) struct Context {
     pub(super) traces: TraceStore,
     pub(super) counters: Counters,
     pub(super) meter: WriteMeter,
-    /// Plans in progress, by the key of their request.
+    /// Locks of plans that are being made, by the key of the request.
     pub(super) planning: KeyedLock<FileDigest>,
-    /// Pairs of images for which a request makes patches. Taken after `planning`.
+    /// Locks of pairs of images for which a request makes patches. Lock order: `planning` before
+    /// `pairing`.
     pub(super) pairing: KeyedLock<FileDigest>,
-    /// Held while the operator prunes.
+    /// Held while a prune that the operator requested runs.
     pub(super) pruning: Mutex<()>,
 }

@@ -28,7 +28,8 @@ pub struct Stat {
     pub refused: u64,
     /// Number of background jobs that wait or run: images, optimizations, pairs.
     pub jobs: u64,
-    /// Number of layers with fast frames that wait for optimization. Bundles already contain them.
+    /// Number of layers with fast frames that wait for optimization. Bundles already contain these
+    /// frames.
     pub fast_layers: u64,
     /// Bytes of packs on disk.
     pub packs: u64,
@@ -48,7 +49,8 @@ pub struct Stat {
     pub indexed_bytes: u64,
     /// Number of layers whose uncompressed bytes differ from their diff ID.
     pub diff_id_mismatches: u64,
-    /// Number of jobs that failed by a fault of this host, and are tried again.
+    /// Number of jobs that failed because of this host (such as its disk). The server tries them
+    /// again.
     pub failed: u64,
     /// Number of jobs that ended early to release memory or to yield to another client, and start
     /// again later.
@@ -57,7 +59,7 @@ pub struct Stat {
     pub pairs: u64,
     /// Number of images whose fast frames were replaced by optimized ones.
     pub optimized: u64,
-    /// Number of plans that a request made.
+    /// Number of plans that the server made for a request.
     pub planned: u64,
     /// Number of requests whose plan existed.
     pub plan_hits: u64,

@@ -15,25 +15,25 @@ pub(super) const NAP: Duration = Duration::from_millis(200);
 /// Interval between checks for work of higher priority.
 const PRIORITY_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Number of naps after which a paused job ends, to release its memory, when memory is short: 1 s.
-/// The 60 to 150 MB of the job may be the cause of the pressure.
+/// Number of naps after which a paused job ends when memory is short: 1 s. Its end releases the
+/// job's 60 to 150 MB, which may be the cause of the pressure.
 const MAX_NAPS_WITHOUT_MEMORY: u32 = 5;
-/// Number of naps after which a paused job ends under any other pressure: 5 minutes. Its work would
-/// have to be repeated.
+/// Number of naps after which a paused job ends under any other pressure: 5 minutes. The limit is
+/// long, since the ended job has to repeat its work.
 const MAX_NAPS: u32 = 1500;
 
-/// Maximum wait of one unit of work for CPU time. So background work makes slow progress even on a
-/// host that is always busy.
+/// Maximum wait of one unit of work for CPU time. This limit lets background work make slow
+/// progress even on a host that is always busy.
 const MAX_CPU_WAIT: Duration = Duration::from_secs(1);
 
-/// CPU limits of one background thread. They never change its results.
+/// CPU limits of one background thread. The limits never change the results of the thread's work.
 pub(super) struct CpuShare {
-    /// Maximum CPU time, in percent of a core.
+    /// Maximum CPU time of the thread in percent of a core.
     percent: u32,
     stop: Arc<AtomicBool>,
     /// Whether a client waits for this job. The job then gets a whole core.
     with_awaited: Arc<AtomicBool>,
-    /// Number of jobs of higher priority. This job pauses while it is not 0.
+    /// Number of jobs of higher priority. This job pauses while the number is not 0.
     priority_jobs: Arc<AtomicUsize>,
     background: BackgroundWork,
     /// Whether the job goes on although it should pause, since a client waits for a job behind it.
@@ -48,7 +48,8 @@ pub(super) struct CpuShare {
     used_before: Duration,
     /// Maximum CPU time of the job, all attempts together.
     budget: Option<Duration>,
-    /// CPU time after which the job ends when another client waits.
+    /// CPU time after which the job ends if another client waits, and the function that tells
+    /// whether one waits.
     slice: Option<(Duration, Box<dyn Fn() -> bool>)>,
 }
 
@@ -92,13 +93,13 @@ impl CpuShare {
         self.used_before + thread_cpu_time().saturating_sub(self.cpu_at_begin)
     }
 
-    /// Adds `more` to the CPU time budget of the job. A job without a budget has no bound.
+    /// Adds `more` to the CPU time budget of the job. Does nothing for a job without a budget.
     pub(super) fn allow(&mut self, more: Duration) {
         let budget = self.budget.unwrap_or_default();
         self.budget = Some(budget.saturating_add(more));
     }
 
-    /// Fails when the job exceeds its budget, or when it must yield to another client.
+    /// Fails when the job exceeds its CPU time budget, or when it must yield to another client.
     fn check_time(&self) -> Result<(), Error> {
         if self.budget.is_none() && self.slice.is_none() {
             return Ok(());
@@ -118,7 +119,8 @@ impl CpuShare {
         }
     }
 
-    /// `with_awaited` says whether a client waits for the job.
+    /// Lets the job take a whole core while `with_awaited` is true: a client then waits for the
+    /// job.
     pub(super) fn with_awaited(self, with_awaited: Arc<AtomicBool>) -> Self {
         Self {
             with_awaited,
@@ -146,7 +148,8 @@ impl CpuShare {
 }
 
 impl Pace for CpuShare {
-    /// Returns [`Error::Stopped`] also after a long pause, so that the job releases its memory.
+    /// Sleeps to keep the CPU limits. Returns [`Error::Stopped`] at shutdown, and also after a long
+    /// pause, so that the job releases its memory.
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
         self.check_time()?;
         let mut naps = 0;
@@ -283,7 +286,7 @@ mod tests {
                 .pause(0)
                 .is_err()
         });
-        // A generous limit: the job pauses at once.
+        // The job pauses at once, so the limit of this test is generous.
         let started = Instant::now();
         while background.pauses() == 0 && started.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(1));

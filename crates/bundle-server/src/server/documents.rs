@@ -104,14 +104,14 @@ impl Documents {
         })
     }
 
-    /// Config and layers.
+    /// The digests of the config and of the layers, in this order.
     pub(super) fn blobs(&self) -> Vec<Digest> {
         let layers = self.layers.iter().map(|layer| layer.blob);
         std::iter::once(self.config_digest).chain(layers).collect()
     }
 }
 
-/// Reads a blob of at most `most` bytes.
+/// Reads a whole blob. A blob of more than `most` bytes is an error.
 fn all(blobs: &dyn Blobs, digest: &Digest, most: u64) -> Result<Vec<u8>, Error> {
     let failed = |error: io::Error| match error.kind() {
         // The blob was damaged, and the cache has deleted it.

@@ -12,8 +12,8 @@ use pierhead_toc::{ImageToc, Source, TocView, Tree};
 /// Maximum number of other versions whose traces are read.
 const MAX_VERSIONS: usize = 20;
 
-/// The expected order of the contents of an image, from traces of this image or of other versions,
-/// and from its config.
+/// The expected order of the contents of an image. It follows from a trace (a recorded container
+/// start) of this image or of another version, and from the config of the image.
 pub(super) fn expected_order(
     context: &Context,
     manifest: &Digest,
@@ -39,8 +39,8 @@ pub(super) fn expected_order(
     Expected::of(&tree, &traced, &documents.start, source)
 }
 
-/// The trace to use for an image, and the image that was traced: the image itself, or else the
-/// latest other version with a trace.
+/// Finds the trace to use for an image. Returns the trace and the traced image: the image itself,
+/// or else the latest other version with a trace.
 pub(super) fn trace_for(
     context: &Context,
     manifest: &Digest,

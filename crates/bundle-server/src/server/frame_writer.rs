@@ -1,5 +1,5 @@
-//! Writes frames into a plan in progress: copies, existing records, and literal ranges that it
-//! groups into new frames.
+//! Writes the frames of a plan that reuses chunks: copies from base images, unchanged frames, and
+//! new frames of the bytes that the worker lacks.
 
 use super::plan_file::{Draft, PlanFile};
 use crate::Error;
@@ -14,7 +14,7 @@ pub(super) struct FrameWriter<'a> {
     draft: &'a mut Draft,
     pub(super) frames: Vec<Frame>,
     encoder: Encoder,
-    /// Literal members of the frame in progress.
+    /// Ranges of contents whose bytes are in the frame in progress.
     members: Vec<Slice>,
     /// The bytes of `members`.
     bytes: Vec<u8>,
@@ -31,12 +31,12 @@ impl<'a> FrameWriter<'a> {
         })
     }
 
-    /// The compressed length of these bytes in a frame of their own.
+    /// The length of `bytes` after compression as one frame.
     pub(super) fn coded(&mut self, bytes: &[u8]) -> Result<u64, Error> {
         Ok(self.encoder.encode(bytes)?.1.len() as u64)
     }
 
-    /// Adds literal bytes of a member to the frame in progress.
+    /// Adds a range of a content, with its bytes, to the frame in progress.
     pub(super) fn literal(&mut self, slice: Slice, bytes: &[u8]) -> Result<(), Error> {
         let len = (self.bytes.len() + bytes.len()) as u64;
         if len > MAX_FRAME || self.members.len() >= MAX_MEMBERS {
@@ -47,9 +47,10 @@ impl<'a> FrameWriter<'a> {
         Ok(())
     }
 
-    /// Adds a range that the worker copies from a base image.
+    /// Adds a range of a content that the worker copies from a base image.
     pub(super) fn copy(&mut self, slice: Slice, piece: BaseSlice) -> Result<(), Error> {
-        // The ranges of a content must be in order.
+        // The ranges of a content must be in order, so a pending range of this content is written
+        // first.
         if self
             .members
             .iter()
@@ -89,7 +90,7 @@ impl<'a> FrameWriter<'a> {
         Ok(())
     }
 
-    /// Ends the frame in progress.
+    /// Compresses the frame in progress and adds it to the plan.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         if self.members.is_empty() {
             return Ok(());

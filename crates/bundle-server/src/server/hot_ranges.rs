@@ -24,9 +24,9 @@ pub struct HotRanges {
     pub ranges: Vec<Range<u64>>,
 }
 
-/// The hot ranges of each cached layer of an image. Empty without a trace. A content of several
-/// layers is read from the uppermost one, as in a mount. Reads and decodes these ranges at low
-/// priority.
+/// The hot ranges of each cached layer of an image. Empty if the image has no trace. A content of
+/// several layers counts in the uppermost of these layers only, as in a mount. This function reads
+/// and decodes the ranges at low priority.
 ///
 /// # Errors
 /// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown; errors of the
@@ -35,8 +35,8 @@ pub(super) fn hot_ranges(context: &Context, image: &Digest) -> Result<Vec<HotRan
     let is_ending = || context.queue.is_stopped();
     loop {
         match try_hot_ranges(context, image) {
-            // The work ended early to release its memory. It starts again when the host is no
-            // longer short.
+            // The work ended early to release its memory. The loop starts it again when the host
+            // has enough memory.
             Err(Error::Stopped) if !is_ending() => {
                 let background = &context.config.background;
                 while background.is_paused() && !is_ending() {

@@ -1,4 +1,4 @@
-//! Images as callers name them, and their states.
+//! Types of the server's API: an image, its state, and a base image that a request names.
 
 use pierhead_bundle::api::Progress;
 use pierhead_oci::Digest;
@@ -15,23 +15,25 @@ pub struct Image {
 /// The state of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nobody offered the image.
+    /// No caller offered the image to the server.
     Unknown,
     /// The server indexes the image, or the image waits in the queue.
     Working(Progress),
     /// The server can make bundles of the image.
     Ready,
-    /// The server cannot make bundles of the image. The text gives the reason to people.
+    /// The server cannot make bundles of the image. The text is the reason, for people.
     Refused(String),
 }
 
-/// A base image as a request names it: an image that the worker has.
+/// A base image in a request: an image whose contents the worker already has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestBase {
     /// The digest of its manifest.
     pub manifest: Digest,
-    /// Whether a plan may use it: the server knows the image, and the client may pull it.
+    /// Whether a plan may use the base image: the server knows the image, and the client may pull
+    /// it.
     pub is_known: bool,
-    /// Whether the worker can rebuild its layers, and so has all of its contents.
+    /// Whether the worker can rebuild the layers of the base image, and so has all of their
+    /// contents.
     pub has_layers: bool,
 }

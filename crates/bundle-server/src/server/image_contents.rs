@@ -10,8 +10,8 @@ use super::image_sources::open_layers;
 use super::open_layers::OpenLayers;
 use pierhead_toc::{FileDigest, Source};
 
-/// Holds no layer and no pack open between two reads, so that a slow client keeps no file from
-/// eviction.
+/// A source of the contents of one image. It holds no layer and no pack open between two reads, so
+/// that a slow client does not delay their eviction.
 pub(super) struct ImageContents {
     pub(super) context: Weak<Context>,
     pub(super) image: Digest,
@@ -30,7 +30,8 @@ impl ImageContents {
     ) -> io::Result<T> {
         let open = || open_layers(context, &[self.image]);
         read(&context.layers.layers(&self.image, open)).inspect_err(|_| {
-            // A layer is damaged or was missing. The next read opens the layers again.
+            // A layer is damaged, or was missing when the layers were opened. The next read opens
+            // all layers again.
             context.layers.close(&self.image);
         })
     }

@@ -15,7 +15,8 @@ use super::job_queue::{JobQueue, QueuedImage};
 use crate::Error;
 use crate::directory::{Directory, ImageRow, Stage};
 
-/// Maximum number of images. The oldest image leaves for a new one. Each image takes some hundred bytes.
+/// Maximum number of images. A new image replaces the oldest one. Each image takes some hundred
+/// bytes.
 const MAX_IMAGES: usize = 20_000;
 /// Maximum number of base images in one plan. Planning reads the TOC of each of them.
 const MAX_BASES: usize = 16;
@@ -144,7 +145,8 @@ impl ImageDirectory {
         may_begin: impl FnOnce() -> bool,
         queue: &JobQueue,
     ) -> Option<State> {
-        // One lock covers the check and the mark. Otherwise `requeue` could miss the mark.
+        // One lock covers the check and the mark. Without it, `requeue` could run between the two
+        // and not see the mark.
         let entries = self.entries.lock();
         let Some(entry) = entries.get(manifest) else {
             return Some(State::Unknown);
@@ -184,12 +186,13 @@ impl ImageDirectory {
             return None;
         }
         entry.row.stage = Stage::Waiting;
-        // From here on, a request registers as waiting.
+        // Clears the mark: a request from now on sets it again.
         entry.is_awaited.store(false, Ordering::Relaxed);
         Some(entry.client)
     }
 
-    /// Whether a client waits for the image. The value changes later.
+    /// A shared flag that tells whether a client waits for the image. The flag changes while the
+    /// image is indexed.
     pub(super) fn is_awaited(&self, manifest: &Digest) -> Arc<AtomicBool> {
         let entries = self.entries.lock();
         let entry = entries.get(manifest);
@@ -220,7 +223,7 @@ impl ImageDirectory {
         }
     }
 
-    /// Writes the row of an image to disk, so that the image survives a crash.
+    /// Writes the row of an image to disk, so that the server knows the image after a crash.
     pub(super) fn save(&self, manifest: &Digest) -> Result<(), Error> {
         let row = self
             .entries
@@ -252,7 +255,7 @@ impl ImageDirectory {
         Ok(())
     }
 
-    /// Ends the work on an image with this stage. `None` removes the image.
+    /// Records the stage of an image whose work ended. `None` removes the image.
     pub(super) fn settle(&self, manifest: &Digest, stage: Option<Stage>) -> Result<(), Error> {
         let row = {
             let mut entries = self.entries.lock();
@@ -268,7 +271,8 @@ impl ImageDirectory {
                 }
             }
         };
-        // A restart with another version or another size may accept a refused image.
+        // The refusal is not stored: after a restart with another version or other limits, the
+        // server may accept the image.
         let saved = row
             .as_ref()
             .filter(|row| !matches!(row.stage, Stage::Refused(_)));
@@ -276,7 +280,8 @@ impl ImageDirectory {
         self.directory.flush()
     }
 
-    /// Config and layers of an image. Empty before the server has read its manifest.
+    /// Digests of config and layers of an image. Empty before the server has read the manifest of
+    /// the image.
     pub(super) fn blobs(&self, manifest: &Digest) -> Vec<Digest> {
         let entries = self.entries.lock();
         let entry = entries.get(manifest);
@@ -297,7 +302,8 @@ impl ImageDirectory {
         }
     }
 
-    /// The number of layers of a ready image, and how many of them wait for better compression.
+    /// The number of layers of a ready image, and the number of those that wait for better
+    /// compression.
     pub(super) fn layers_of_ready(&self, manifest: &Digest) -> Option<(usize, usize)> {
         let entries = self.entries.lock();
         let row = &entries.get(manifest)?.row;
@@ -329,7 +335,7 @@ impl ImageDirectory {
         matches!(stage, Some(Stage::Fast(_)))
     }
 
-    /// Images with fast frames.
+    /// All images with fast frames, which wait for optimization.
     pub(super) fn fast_images(&self) -> Vec<Digest> {
         let entries = self.entries.lock();
         let fast = entries
@@ -369,7 +375,8 @@ impl ImageDirectory {
             .collect()
     }
 
-    /// Images that are not refused, each with whether indexing has read its manifest.
+    /// All images that are not refused. The flag of an image says whether indexing has read its
+    /// manifest.
     pub(super) fn accepted(&self) -> Vec<(Digest, bool)> {
         let entries = self.entries.lock();
         let accepted = entries
@@ -390,7 +397,7 @@ impl ImageDirectory {
         self.versions_before(manifest, u64::MAX)
     }
 
-    /// Ready images of the same repository that came before this one, the latest first.
+    /// Ready images of the same repository that arrived before this image, the latest first.
     pub(super) fn older_versions(&self, manifest: &Digest) -> Vec<Digest> {
         let sequence = self
             .entries
@@ -441,7 +448,7 @@ impl ImageDirectory {
                 .map(|base| (Reverse(rank(&base.manifest)), base))
                 .collect()
         };
-        // A stable sort: images of equal rank stay sorted by digest.
+        // This sort is stable: images of equal rank stay sorted by digest.
         ranked.sort_by_key(|(rank, _)| *rank);
         let base_images = ranked.into_iter().map(|(_, base)| base);
         base_images.take(MAX_BASES).collect()

@@ -19,7 +19,7 @@ use pierhead_toc::layer::Pace as _;
 /// Maximum number of attempts at an image after faults of this host.
 const MAX_TRIES: u32 = 5;
 
-/// Indexes an image and records its new stage.
+/// Indexes an image, and records its new stage in the image directory.
 pub(super) fn run_image_job(
     context: &Context,
     image: &QueuedImage,
@@ -53,16 +53,18 @@ pub(super) fn run_image_job(
         }
         Err(error) if error.fault() == Fault::Input => {
             count(&context.counters.refused);
-            // Not a warning: the operator cannot change the image, and the message comes back at
-            // each start.
+            // Logged at level info: the operator cannot change the image, and the message comes
+            // back at each start.
             tracing::info!(%manifest, %error, "cannot make bundles of an image");
             Some(Stage::Refused(error.to_string()))
         }
-        // The cache evicted a blob. The next request pulls the image again.
+        // The cache evicted a blob of the image, so the server forgets the image. The next request
+        // for it pulls it again.
         Err(Error::Missing(_)) => None,
         Err(error) if tries < MAX_TRIES => {
             tracing::warn!(%manifest, %error, "cannot index an image; pierhead tries again");
-            // A lack of descriptors or memory passes before the next attempt.
+            // A lack of file descriptors or memory ends before the next attempt, so clients are not
+            // told of it.
             let failure = (!error.is_exhausted()).then(|| error.client_text());
             context.images.set_failure(manifest, failure);
             retry(tries + 1, Some(Instant::now() + RETRY_INTERVAL));

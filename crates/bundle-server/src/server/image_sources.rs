@@ -47,7 +47,8 @@ pub(super) fn open_layers(context: &Context, images: &[Digest]) -> OpenLayers {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the index of a layer is unusable; pierhead makes it again");
-                    // Indexing opens the index again, and replaces it.
+                    // Queues the image: indexing opens the index of the layer again, and replaces a
+                    // damaged one.
                     let _ = reindex(context, image);
                 }
             }

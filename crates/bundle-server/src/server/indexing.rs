@@ -34,8 +34,8 @@ pub(super) struct Indexed {
     pub(super) path: PathBuf,
 }
 
-/// Makes an image ready, and skips steps that an earlier attempt completed. Returns the layers with
-/// fast frames.
+/// Makes an image ready for bundles, and skips steps that an earlier attempt completed. Returns the
+/// layers with fast frames, which wait for optimization.
 pub(super) fn index_image(
     context: &Context,
     manifest: &Digest,
@@ -60,7 +60,7 @@ pub(super) fn index_image(
     Ok(fast)
 }
 
-/// Opens the index of a layer, or makes it.
+/// Opens the index of a layer, or makes it from the blob.
 fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result<Indexed, Error> {
     let failed = |error| Error::io(format!("open {}", layer.blob), error);
     let blob = context.blobs.open(&layer.blob).map_err(failed)?;
@@ -72,7 +72,8 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
             Ok(index) if index.diff_id() == layer.diff_id => {
                 return Ok(Indexed { index, blob, path });
             }
-            // Another image names the same blob with another diff ID.
+            // The existing index has another diff ID: another image names the same blob with that
+            // diff ID.
             Ok(index) => {
                 count(&context.counters.diff_id_mismatches);
                 return Err(Error::Digest {
@@ -81,7 +82,7 @@ fn index_layer(context: &Context, layer: &Layer, share: &mut CpuShare) -> Result
                     found: index.diff_id().to_string(),
                 });
             }
-            // The index may be intact.
+            // A lack of file descriptors or memory: the index may be intact, so it is not deleted.
             Err(error) if error.is_exhausted() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "the index of a layer is unusable; pierhead makes it again");
@@ -121,7 +122,7 @@ pub(super) fn discard(context: &Context, manifest: &Digest) {
     }
 }
 
-/// Opens the TOC of an image, or makes it.
+/// Opens the TOC of an image, or makes it from the indexes of its layers.
 fn build_toc(
     context: &Context,
     manifest: &Digest,
@@ -147,14 +148,14 @@ fn build_toc(
     }
     toc.save(&path)?;
     context.meter.wrote(toc.bytes().len() as u64);
-    // Reads the TOC from its file. The copy in memory lies above the memory of the merge in the
-    // heap, which the allocator could otherwise not return.
+    // Reads the TOC from its file. The merge left a copy of the TOC above its own memory in the
+    // heap. While that copy exists, the allocator cannot return the memory of the merge.
     drop(toc);
     Ok(ImageToc::open(&path)?)
 }
 
-/// Packs contents that are not packed yet, and makes the fresh plans: those for workers without
-/// base images.
+/// Packs the contents that are not packed yet, and makes the fresh plans: the plans for workers
+/// without base images.
 fn pack_and_plan(
     context: &Context,
     manifest: &Digest,
@@ -224,7 +225,7 @@ fn pack_and_plan(
         let mut sorted = Vec::with_capacity(visible.len() + extras.len());
         for location in visible.iter().chain(extras) {
             let packed = context.packs.frame(location).map_err(|error| match error {
-                // The pack was evicted to make room for other packs of the same image.
+                // A pack of this image was evicted to make room for other packs of the same image.
                 Error::Missing(_) => Error::Image("it does not fit into bundle.size".into()),
                 error => error,
             })?;
@@ -237,8 +238,8 @@ fn pack_and_plan(
             sorted.push((rank, *location, frame));
             share.pause(0)?;
         }
-        // A stable sort: frames of equal rank stay in the order of the packs. Ranges of one content
-        // have the same rank.
+        // This sort is stable: frames of equal rank stay in the order of the packs. Ranges of one
+        // content have the same rank.
         sorted.sort_by_key(|(rank, ..)| rank.unwrap_or(u32::MAX));
         for (_, location, frame) in sorted {
             draft.packed_record(location, &context.packs.head(&location)?);
@@ -258,12 +259,12 @@ fn pack_and_plan(
     Ok(fast)
 }
 
-/// The contents of a layer that no earlier layer has, in the order of the tar: first those of the
-/// merged tree, and then those that only rebuilding the layer needs. `done` has a flag for each
-/// content of the TOC, set when a layer has the content.
+/// The contents of a layer that no earlier layer has, in the order of the tar: first the contents
+/// that the merged tree has, and then the contents that only rebuilding the layer needs. `done` has
+/// a flag for each content of the TOC, set when a layer has the content.
 fn items(toc: &ImageToc, layer: &Indexed, done: &mut [bool]) -> Result<[Vec<PackItem>; 2], Error> {
     let mut items: [Vec<PackItem>; 2] = Default::default();
-    // The TOC has all contents of its layers.
+    // The TOC has all contents of its layers, so the lookup finds each of them.
     let mut first = |content: &FileDigest| {
         let number = toc.find(content)?;
         let done = done.get_mut(widen(number))?;
@@ -292,11 +293,12 @@ fn widen(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// A packed frame as a frame of a bundle, with the content numbers of this TOC.
+/// Converts a packed frame to a frame of a bundle, with the content numbers of this TOC.
 pub(super) fn frame(toc: &ImageToc, packed: &PackedFrame) -> Result<Frame, Error> {
     let member = |part: &crate::pack::ContentRange| {
         let number = toc.find(&part.content);
-        // Packing ensures this: a bundle never contains contents of another image.
+        // A bundle never contains contents of another image. Packing ensures this, so an unknown
+        // content here is an error.
         let content = number.ok_or_else(|| Error::Missing(part.content.to_string()))?;
         Ok::<_, Error>(Slice {
             content,

@@ -11,12 +11,13 @@ use pierhead_oci::Digest;
 
 use super::config::Config;
 
-/// Maximum time that a thread sleeps without a job. A failed image is tried again after this time.
+/// Maximum time that a thread sleeps without a job. The server tries a failed image again after
+/// this time.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval between two runs of maintenance.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(300);
-/// Maximum number of other images that begin before an image that was interrupted often. Then it is
-/// no longer last.
+/// Maximum number of other images that begin before an image that was interrupted often. After
+/// them, this image no longer waits for others.
 const MAX_PASSED: u64 = 16;
 /// Number of interruptions after which an image waits for all others. The time slice doubles only until then, so the
 /// longest is 12 s.
@@ -25,28 +26,28 @@ const MAX_YIELDS: u32 = 3;
 /// it.
 const MAX_PAIRS: usize = 1000;
 
-/// The waiting jobs, without a lock.
+/// The waiting jobs. [`JobQueue`] adds the lock.
 struct Queue {
-    /// Clients take turns: see [`FairShare`].
+    /// The images to index. Clients take turns, as [`FairShare`] defines.
     images: FairShare<ClientKey, QueuedImage>,
     /// The queue position of each image, and whether a client waits for it.
     positions: HashMap<Digest, (ClientKey, WaiterId, bool)>,
     pairs: VecDeque<(Digest, Digest)>,
     optimize: VecDeque<Digest>,
     reorder: VecDeque<Digest>,
-    /// Whether the last low-priority job was a pair.
+    /// Whether the last low-priority job made the patches of a pair of images.
     last_was_pair: bool,
     last_maintenance: Option<Instant>,
     /// Number of jobs that were taken and are not finished.
     running: usize,
-    /// Number of images that were begun.
+    /// Number of images whose indexing began, since the start of the server.
     started_images: u64,
 }
 
 impl Default for Queue {
     fn default() -> Self {
         Self {
-            // The number of threads is the bound.
+            // No limit per client: the number of indexing threads limits the images in progress.
             images: FairShare::new(usize::MAX),
             positions: HashMap::new(),
             pairs: VecDeque::new(),
@@ -66,21 +67,23 @@ pub(super) struct QueuedImage {
     pub(super) manifest: Digest,
     /// The client on whose behalf the image is indexed.
     pub(super) client: ClientKey,
-    /// Number of attempts.
+    /// Number of failed attempts to index the image.
     pub(super) tries: u32,
-    /// Number of interruptions by another client.
+    /// Number of times that indexing was interrupted for another client.
     pub(super) yields: u32,
-    /// Earliest start.
+    /// Earliest time of the next attempt.
     pub(super) at: Option<Instant>,
-    /// Whether a client waits for it.
+    /// Whether a client waits for the image.
     pub(super) is_awaited: bool,
-    /// CPU time of all earlier attempts. It counts against the budget of the image.
+    /// CPU time of all earlier attempts. This time counts against the CPU time budget of the image.
     pub(super) used: Duration,
-    /// Number of long attempts, this one included.
+    /// Number of attempts with a longer time slice, including the current attempt.
     pub(super) long_tries: u32,
-    /// Whether this attempt has a longer slice, since the image was last for long enough.
+    /// Whether the current attempt has a longer time slice, because the image waited for
+    /// [`MAX_PASSED`] other images.
     pub(super) is_long: bool,
-    /// Value of `Queue::started_images` from which it is no longer last.
+    /// The image waits for the images of all other clients until `Queue::started_images` has this
+    /// value.
     pub(super) last_until: u64,
 }
 
@@ -116,12 +119,13 @@ impl QueuedImage {
         self.at.is_none_or(|at| at <= now)
     }
 
-    /// Whether it was interrupted so often that it interrupts no other image.
+    /// Whether the image was interrupted so often that it may interrupt no other image.
     fn was_interrupted_often(&self) -> bool {
         self.yields >= MAX_YIELDS
     }
 
-    /// Whether it waits for the images of all other clients. `started_images` is the number of images begun so far.
+    /// Whether the image waits for the images of all other clients. `started_images` is the number
+    /// of images begun so far.
     fn is_last(&self, started_images: u64) -> bool {
         self.was_interrupted_often() && started_images < self.last_until
     }
@@ -136,7 +140,7 @@ pub(super) enum Job {
     /// Reorders the frames of an image.
     Reorder(Digest),
     Maintain,
-    /// Fills a new directory after the old one was damaged.
+    /// Fills a new image database after the old one was damaged.
     RebuildDirectory,
 }
 
@@ -165,14 +169,14 @@ impl Queue {
         self.push(QueuedImage::new(manifest, client));
     }
 
-    /// Marks an image as awaited by a client. The image goes before all images that no client waits for. It moves into the queue
-    /// of that client when that queue is shorter.
+    /// Marks an image as awaited by a client. The image goes before all images that no client waits
+    /// for. The image moves into the queue of `client` if that queue is shorter than its own.
     fn prioritize(&mut self, manifest: &Digest, client: ClientKey) {
         let Some((of, id, is_awaited)) = self.positions.get(manifest).copied() else {
             return;
         };
         let is_shorter = self.images.waiting_of(&client) < self.images.waiting_of(&of);
-        // Otherwise it keeps its position, however often clients ask.
+        // The image keeps its position, however often clients ask for it.
         if is_awaited && !is_shorter {
             return;
         }
@@ -182,7 +186,7 @@ impl Queue {
         }
     }
 
-    /// Adds an image, unless it waits already.
+    /// Adds an image to the queue, unless the image is already in it.
     fn push(&mut self, image: QueuedImage) {
         if !self.positions.contains_key(&image.manifest) {
             let last_until = self.started_images.saturating_add(MAX_PASSED);
@@ -204,14 +208,15 @@ impl Queue {
         self.positions.insert(manifest, (client, id, is_awaited));
     }
 
-    /// Whether a client waits for an image that could begin now. The job in progress does not pause
-    /// then.
+    /// Whether a client waits for an image that could begin now. If so, the job in progress ahead
+    /// of it does not pause.
     fn is_wanted(&self, now: Instant) -> bool {
         let mut waiters = self.images.waiters();
         waiters.any(|(_, it)| it.is_awaited && it.is_due(now))
     }
 
-    /// Whether a client with fewer threads than `client` waits for an image that is due and may interrupt.
+    /// Whether a client with fewer threads than `client` waits for an image that may start now and
+    /// may interrupt the image of `client`.
     fn is_wanted_by_other(&self, client: &ClientKey, now: Instant) -> bool {
         let held = self.images.held_by(client);
         let mut waiters = self.images.waiters();
@@ -239,7 +244,7 @@ impl Queue {
         }
     }
 
-    /// Returns a cancelled job as the first of its kind.
+    /// Puts a cancelled job back into the queue, before all other jobs of its kind.
     fn give_back(&mut self, job: Job) {
         match job {
             Job::Pair(new, old) => self.pairs.push_front((new, old)),
@@ -250,8 +255,9 @@ impl Queue {
         }
     }
 
-    /// Images that a client waits for come first. Clients take turns. Images that were interrupted often come last, until
-    /// [`MAX_PASSED`] other images were begun. Then they have a longer attempt.
+    /// Images that a client waits for come first. Clients take turns. Images that were interrupted
+    /// often come last, until [`MAX_PASSED`] other images were begun. After that, such an image
+    /// gets an attempt with a longer time slice.
     fn take(&mut self, only_awaited: bool, now: Instant) -> Option<Job> {
         let is_next =
             |image: &QueuedImage| (image.is_awaited || !only_awaited) && image.is_due(now);
@@ -278,7 +284,8 @@ impl Queue {
         })
     }
 
-    /// The next job that does not pause: an awaited image, or maintenance, which frees disk space.
+    /// The next job that runs even when background work is paused: an image that a client waits
+    /// for, or maintenance, which frees disk space.
     fn urgent(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         match lane {
             Lane::Index => self.take(true, now),
@@ -311,20 +318,21 @@ impl Queue {
     }
 }
 
-/// The jobs, and the threads that wait for them.
+/// The queue of jobs behind a lock, and the signal for the threads that wait for a job.
 pub(super) struct JobQueue {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Number of images in indexing. Low-priority work pauses while it is not 0.
+    /// Number of images that are being indexed. Low-priority work pauses while this number is not
+    /// 0.
     indexing: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
 }
 
-/// What a thread may take from the [`JobQueue`] now.
+/// Which jobs a thread may take from the [`JobQueue`] now.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Permission {
     Nothing,
-    /// Awaited images and maintenance.
+    /// Only images that a client waits for, and maintenance.
     Urgent,
     All,
 }
@@ -345,7 +353,7 @@ impl JobQueue {
         self.changed.notify_all();
     }
 
-    /// Returns an image to the queue.
+    /// Puts an image back into the queue, with the state of its earlier attempts.
     pub(super) fn push(&self, image: QueuedImage) {
         self.queue.lock().push(image);
     }
@@ -364,24 +372,24 @@ impl JobQueue {
         self.changed.notify_all();
     }
 
-    /// Queues images for optimized frames.
+    /// Queues images whose fast frames are to be replaced by optimized ones.
     pub(super) fn optimize(&self, images: impl IntoIterator<Item = Digest>) {
         let mut queue = self.queue.lock();
         images.into_iter().for_each(|image| queue.optimize(image));
     }
 
-    /// Queues an image whose frames get a new order.
+    /// Queues an image whose frames are to be put into a new order.
     pub(super) fn reorder(&self, image: Digest) {
         self.queue.lock().reorder(image);
         self.changed.notify_all();
     }
 
-    /// Returns a cancelled job. It is the next of its kind.
+    /// Puts a cancelled job back into the queue, before all other jobs of its kind.
     pub(super) fn give_back(&self, job: Job) {
         self.queue.lock().give_back(job);
     }
 
-    /// Jobs that wait or run.
+    /// Number of jobs that wait or run.
     pub(super) fn len(&self) -> usize {
         self.queue.lock().len()
     }
@@ -397,7 +405,7 @@ impl JobQueue {
         queue.is_wanted_by_other(client, Instant::now())
     }
 
-    /// Number of images in indexing.
+    /// The shared number of images that are being indexed.
     pub(super) fn indexing(&self) -> Arc<AtomicUsize> {
         self.indexing.clone()
     }
@@ -405,7 +413,8 @@ impl JobQueue {
     /// Tells all threads to stop.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        // The lock ensures that a thread that has read the flag already waits, and wakes up.
+        // Takes the lock before the wake-up. A thread that read the flag too early already sleeps
+        // by then, so it wakes up.
         let _queue = self.queue.lock();
         self.changed.notify_all();
     }
@@ -419,8 +428,8 @@ impl JobQueue {
         self.stop.clone()
     }
 
-    /// Takes the next job that `permission` allows. Without one, sleeps until the queue changes, at most
-    /// [`RETRY_INTERVAL`] when `sleeps` is set, and returns `None`.
+    /// Takes the next job that `permission` allows. If there is none, returns `None`, and with
+    /// `sleeps` first sleeps until the queue changes, at most [`RETRY_INTERVAL`].
     pub(super) fn take(
         &self,
         lane: Lane,
@@ -449,13 +458,13 @@ impl JobQueue {
         job
     }
 
-    /// Counts a job that no queue holds as running.
+    /// Counts one more running job, for a job that was never in the queue.
     pub(super) fn begin_unqueued(&self) {
         self.queue.lock().running += 1;
     }
 
-    /// Ends a job. The lock covers the number of images in indexing, so that a thread that waits
-    /// for a change wakes up.
+    /// Counts a job as finished. Changes the number of images in progress under the lock, so that a
+    /// thread that waits for the change wakes up.
     pub(super) fn finish(&self, lane: Lane, client: Option<&ClientKey>) {
         let mut queue = self.queue.lock();
         queue.running -= 1;
@@ -499,7 +508,7 @@ mod tests {
         queue.prioritize(&two, client(1));
         assert!(queue.is_wanted(now));
         assert_eq!(image_of(queue.urgent(Lane::Index, now)), Some(two));
-        // The image failed, and waits for its retry. The job before it may pause until then.
+        // The image failed and waits for its retry. Until the retry, the job in progress may pause.
         let later = now + RETRY_INTERVAL;
         queue.push(QueuedImage {
             at: Some(later),
@@ -525,14 +534,15 @@ mod tests {
         let [wanted, ..] = digests();
         assert!(image_of(queue.next(Lane::Index, now)).is_some());
         assert!(!queue.is_wanted_by_other(&client(1), now));
-        // The first client also asks for the other client's image: it does not move behind the hundred.
+        // The first client also asks for the other client's image. That image does not move behind
+        // the first client's hundred images.
         queue.index(wanted, client(1));
         queue.prioritize(&wanted, client(1));
         queue.prioritize(&wanted, client(2));
         queue.prioritize(&wanted, client(1));
         assert!(queue.is_wanted_by_other(&client(1), now));
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(wanted));
-        // Each client holds one thread, so neither is interrupted.
+        // Each of the two clients has one thread, so neither client's image is interrupted.
         assert!(!queue.is_wanted_by_other(&client(1), now));
     }
 
@@ -548,14 +558,15 @@ mod tests {
         queue.push(awaited(heavy, 1, MAX_YIELDS));
         queue.push(awaited(rival, 2, MAX_YIELDS));
         for nth in 10..20_u8 {
-            // The heavy images have waited for longer.
+            // The two images that take long were queued before this one.
             let manifest = pierhead_toc::FileDigest::of(&[nth]).into();
             queue.push(awaited(manifest, nth, MAX_YIELDS - 1));
             assert_eq!(image_of(queue.next(Lane::Index, now)), Some(manifest));
             queue.images.release(&client(nth));
         }
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(heavy));
-        // The other heavy image does not interrupt it, so both end. A small one does.
+        // An image that was interrupted often does not interrupt another such image, so both
+        // finish. A small image interrupts them.
         assert!(!queue.is_wanted_by_other(&client(1), now));
         queue.push(awaited(small, 3, 0));
         assert!(queue.is_wanted_by_other(&client(1), now));
@@ -577,7 +588,7 @@ mod tests {
         let mut small = 0_u32;
         for seconds in [24, 48] {
             queue.push(taken.clone());
-            // Other clients never stop to ask for small images.
+            // Other clients keep asking for small images.
             let mut passed = 0;
             taken = loop {
                 small += 1;
@@ -624,7 +635,7 @@ mod tests {
         queue.index(three, client(1));
         queue.prioritize(&three, client(1));
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(three));
-        // The other client holds no thread.
+        // The other client has no thread, so its image comes first.
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(one));
         assert_eq!(image_of(queue.next(Lane::Index, now)), Some(two));
     }
@@ -649,7 +660,7 @@ mod tests {
                 Some(Job::Reorder(it) | Job::Optimize(it) | Job::Pair(it, _)) => it,
                 _ => panic!("no job"),
             };
-            // Reordering comes before pairs and optimizations.
+            // A reordering job comes before pairs and optimizations.
             assert_eq!(found, if expected == 1 { one } else { three });
         }
     }

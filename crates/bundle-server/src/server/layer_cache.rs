@@ -1,4 +1,4 @@
-//! Layers of a few images, opened for reads of single contents.
+//! Cache of the open layers of a few images, for reads of single files.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::pack::{Contents, Packs};
 /// MiB.
 const MAX_OPEN: usize = 2;
 
-/// Sources that all readers of single contents share.
+/// The sources that all readers of single files share: packs, and the open layers of a few images.
 pub(super) struct LayerCache {
     /// Contents of packs, with a cache of decoded frames.
     pub(super) packed: Contents,
@@ -55,7 +55,7 @@ impl LayerCache {
         self.open.lock().retain(|(of, _)| of != image);
     }
 
-    /// Closes all layers. An evicted blob takes disk space as long as it is open.
+    /// Closes all layers, since an evicted blob takes disk space as long as it is open.
     pub(super) fn close_all(&self) {
         self.open.lock().clear();
     }

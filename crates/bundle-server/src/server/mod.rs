@@ -1,11 +1,12 @@
 //! The bundle server: indexes, packs and plans images in the background, and serves bundles of them.
 //!
-//! Everything on disk follows from the blobs of the cache, and the server can make it again from them.
+//! The server can make all of its files again from the blobs of the cache.
 //!
-//! State, each with one owner: `image_directory`, `job_queue`, `plan_store`, `toc_store`, `trace_store`, `layer_cache`,
-//! `pack_usage`; `context` holds them all. Work on this state, from the bottom up: `toc_access` and `image_sources`
-//! (inputs), `indexing` (a new image), `planner` (a request), `patches`, `optimize` and `reorder` (low priority),
-//! `maintenance` and `unused_packs` (deletion), `threads` (which thread does what).
+//! State, each with one owner: `image_directory`, `job_queue`, `plan_store`, `toc_store`,
+//! `trace_store`, `layer_cache`, `pack_usage`; `context` holds all of these modules' values. Work
+//! on this state, from the bottom up: `toc_access` and `image_sources` (inputs), `indexing` (a new
+//! image), `planner` (a request), `patches`, `optimize` and `reorder` (low priority), `maintenance`
+//! and `unused_packs` (deletion), `threads` (which thread does what).
 
 mod bundle_header;
 mod chunk_reuse;
@@ -80,10 +81,12 @@ use toc_store::TocStore;
 use trace_store::TraceStore;
 use write_budget::{OUT_OF_BUDGET, WriteMeter};
 
-/// Maximum number of plans in progress. Each holds TOCs, a frame and its bases in memory.
+/// Maximum number of plans in progress. Making a plan holds TOCs, a frame and the bases of the
+/// frame in memory.
 const MAX_PLANNING: usize = 4;
 
-/// The bundle server. Clones share everything. Methods block on the disk unless their documentation says otherwise.
+/// The bundle server. Clones share one state. Methods block on the disk unless their documentation
+/// says otherwise.
 #[derive(Clone)]
 pub struct BundleServer {
     context: Arc<Context>,
@@ -91,7 +94,7 @@ pub struct BundleServer {
 }
 
 impl BundleServer {
-    /// Opens the data folder, rebuilds what is missing, and starts the background threads.
+    /// Opens the data folder, rebuilds missing files, and starts the background threads.
     ///
     /// # Errors
     /// `Io`.
@@ -102,8 +105,8 @@ impl BundleServer {
             config.pack_budget,
         ))?;
         if packs.stat().packs == 0 {
-            // Pack numbers restart after all packs were deleted. An old plan would then name
-            // records of another image.
+            // All packs were deleted, so pack numbers start again. An old plan could name records
+            // of another image, so all plans are deleted.
             paths.shrink_plans(0)?;
         }
         let (directory, damage) = Directory::open(&Paths::directory(&config.data))?;
@@ -145,7 +148,7 @@ impl BundleServer {
         })
     }
 
-    /// As [`Self::offer_for`], on behalf of the operator of this host.
+    /// Queues an image as [`Self::offer_for`] does, on behalf of the operator of this host.
     pub fn offer(&self, image: Image) {
         self.offer_for(ClientKey::OPERATOR, image);
     }
@@ -156,13 +159,14 @@ impl BundleServer {
         context.images.offer(client, image, &context.queue);
     }
 
-    /// As [`Self::awaited_by`], for the operator of this host.
+    /// Returns the state of an image as [`Self::awaited_by`] does, with the operator of this host
+    /// as the waiting client.
     pub fn awaited(&self, manifest: &Digest) -> State {
         self.awaited_by(ClientKey::OPERATOR, manifest)
     }
 
-    /// As [`Self::state`], for a client that waits for the image. Such an image is indexed before
-    /// all images without a waiting client, on a whole core. Clients take turns. Returns `Refused`
+    /// The state of an image for which `client` waits. The server indexes such an image before all
+    /// images without a waiting client, and on a whole core. Clients take turns. Returns `Refused`
     /// when indexing has not started and [`Config::write_budget`] allows no more writes. Does not
     /// block.
     pub fn awaited_by(&self, client: ClientKey, manifest: &Digest) -> State {
@@ -171,7 +175,8 @@ impl BundleServer {
         let state = context
             .images
             .prioritize(manifest, client, may_begin, &context.queue);
-        // The client then pulls layers now, and does not wait for the budget of the next day.
+        // The refusal makes the client pull the layers now, instead of waiting for the write budget
+        // of the next day.
         state.unwrap_or_else(|| State::Refused(OUT_OF_BUDGET.to_owned()))
     }
 
@@ -186,12 +191,13 @@ impl BundleServer {
         self.context.images.failure(manifest)
     }
 
-    /// Config and layers of a ready image. Does not block.
+    /// Digests of the config and the layers of a ready image. Does not block.
     pub fn blobs(&self, manifest: &Digest) -> Option<Vec<Digest>> {
         self.context.images.blobs_of_ready(manifest)
     }
 
-    /// As [`Self::bundle_for`], for the operator of this host.
+    /// Finds or makes the plan of a bundle as [`Self::bundle_for`] does, for the operator of this
+    /// host.
     ///
     /// # Errors
     /// As [`Self::bundle_for`].
@@ -204,8 +210,8 @@ impl BundleServer {
         self.bundle_for(ClientKey::OPERATOR, want, base_images, layers)
     }
 
-    /// Finds the plan of a bundle, or makes it. Only a few plans are made at once, since each of
-    /// them holds TOCs in memory. A new plan counts towards the share of `client` in
+    /// Finds the plan of a bundle, or makes it. The server makes only a few plans at once, since
+    /// making a plan holds TOCs in memory. A new plan counts towards the share of `client` in
     /// [`Config::plan_budget`].
     ///
     /// # Errors
@@ -219,7 +225,7 @@ impl BundleServer {
     ) -> Result<Bundle, Error> {
         let context = &self.context;
         let base_images = context.images.rank_bases(want, base_images);
-        // Most requests that wait here find their plan afterwards.
+        // Most requests that wait for this lock find that another request has made their plan.
         let _planning = context
             .planning
             .lock(request_key(want, &base_images, layers));
@@ -238,7 +244,7 @@ impl BundleServer {
         Ok(self.bundle_of(plan))
     }
 
-    /// The bundle, if its plan exists. Reads at most a few small files.
+    /// The bundle for a request, if its plan exists. Reads at most a few small files.
     ///
     /// # Errors
     /// `Io`.
@@ -252,7 +258,7 @@ impl BundleServer {
         self.find(want, &base_images, layers)
     }
 
-    /// As [`Self::planned`], with ranked base images.
+    /// The bundle for a request, if its plan exists. The caller has ranked the base images.
     fn find(
         &self,
         want: &Digest,
@@ -263,7 +269,7 @@ impl BundleServer {
         let Some(key) = context.plans.key(want, base_images, layers)? else {
             return Ok(None);
         };
-        // A pack of the plan may be gone: optimized, or evicted.
+        // A pack of the plan may no longer exist: it was optimized or evicted.
         let Some(plan) = context.plans.whole(&key)? else {
             return Ok(None);
         };
@@ -272,8 +278,8 @@ impl BundleServer {
         Ok(Some(self.bundle_of(plan)))
     }
 
-    /// The bundle with this `ETag`, if a client received it for this request and all of its records
-    /// still exist. Another bundle may have superseded it.
+    /// The bundle with this `ETag`, if a client received it for this request and all records of its
+    /// plan still exist. A newer bundle for the request may have superseded this one.
     ///
     /// # Errors
     /// `Io`.
@@ -295,7 +301,7 @@ impl BundleServer {
         }
     }
 
-    /// One content of an image; `None` when the image has no such content.
+    /// A reader of one file content of an image. `None` when the image has no such content.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready, or its layers are gone; `Io`.
@@ -310,8 +316,9 @@ impl BundleServer {
         Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
     }
 
-    /// Records the files that a container start opened, in order, as the vote of that client.
-    /// Leaves out files that the image does not have. Records nothing when no file is left.
+    /// Records the files that a container start opened, in order, as the trace of this client.
+    /// Skips files that the image does not have. Records nothing if the image has none of the
+    /// files.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready; `Io`.
@@ -348,8 +355,8 @@ impl BundleServer {
     }
 
     /// The ranges of each cached layer that a container start reads, according to the trace of the
-    /// image. Empty without a trace. A content of several layers is read from the uppermost one, as
-    /// in a mount. Reads and decodes these ranges at low priority.
+    /// image. Empty without a trace. A content of several layers counts in the uppermost of these
+    /// layers only, as in a mount. This method reads and decodes the ranges at low priority.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready, [`Error::Stopped`] at shutdown; errors of
@@ -359,7 +366,7 @@ impl BundleServer {
     }
 
     /// The expected order of file opens at a container start. Reads the programs that a start runs,
-    /// which costs as much as ordering the frames.
+    /// which takes as long as the ordering of the image's frames.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready, or no longer ready; `Io`.
@@ -369,25 +376,25 @@ impl BundleServer {
 
     /// Deletes the files of images whose manifest or config is no longer cached. Then deletes plans
     /// and packs, least recently used first, until packs, plans and indexes take at most `target`
-    /// bytes. Files in use stay. Returns the bytes that are left. A later request rebuilds deleted
-    /// files of cached images.
+    /// bytes. Files in use stay. Returns the number of bytes that the remaining files take. A later
+    /// request rebuilds deleted files of cached images.
     ///
-    /// Takes no planning slot, since the operator calls it, and no client. A second call waits for
-    /// the first one, so that all calls together hold one TOC in memory. No image is indexed while
-    /// packs are deleted. Indexing continues while the plans and TOCs that name packs are read and
-    /// hashed.
+    /// Takes no planning slot, since only the operator calls this method. A second call waits until
+    /// the first one ends, so that all calls together hold one TOC in memory. No image is indexed
+    /// while packs are deleted. Indexing continues while the plans and TOCs that name packs are
+    /// read and hashed.
     ///
     /// # Errors
     /// `Io`. After an error about an unreadable plan or TOC, all other files were pruned.
     pub fn prune(&self, target: u64) -> Result<u64, Error> {
         let context = &self.context;
         let _pruning = context.pruning.lock();
-        // An unreadable plan keeps the unused packs. The least recently used files are deleted
-        // nevertheless.
+        // An unreadable plan stops the deletion of unused packs. The least recently used files are
+        // deleted nevertheless.
         let removed = unused_packs::remove_uncached_images(context);
         let (index, _) = context.paths.bytes();
         let room = target.saturating_sub(index);
-        // Plans first, since many plans use one pack.
+        // Plans are deleted first, since many plans use one pack.
         let packs = context.packs.stat().bytes;
         context.plans.shrink(room.saturating_sub(packs))?;
         let plans = context.plans.bytes();
@@ -398,7 +405,8 @@ impl BundleServer {
         Ok(index + plans + context.packs.stat().bytes)
     }
 
-    /// What exists, and what was done since the start. Looks at every file of the server.
+    /// The current state of the server, and its counters since the start. Looks at every file of
+    /// the server.
     pub fn stat(&self) -> Stat {
         let context = &self.context;
         let images = context.images.counts();
@@ -420,12 +428,12 @@ impl BundleServer {
         }
     }
 
-    /// Stops the background threads. They continue at the next start.
+    /// Stops the background threads. Unfinished jobs continue after the next start.
     pub fn close(&self) {
         self.context.queue.stop();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            // A panic was counted and logged when it happened.
+            // The error is ignored: a panic of the thread was counted and logged when it happened.
             let _ = thread.join();
         }
         if let Err(error) = self.context.directory.flush() {

@@ -1,4 +1,4 @@
-//! The open layers of a few images as a [`Source`] of their contents.
+//! Several open layers as one [`Source`], which finds file contents by digest.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::paths::remove;
 use pierhead_toc::layer::{LayerIndex, LayerReader};
 use pierhead_toc::{Blob, FileDigest, Source};
 
-/// Open layers. A read uses the first layer that has the content.
+/// Open layers. A read takes the content from the first layer that has it.
 #[derive(Default)]
 pub(super) struct OpenLayers {
     readers: Vec<(LayerReader, PathBuf)>,
@@ -26,17 +26,17 @@ impl OpenLayers {
         self.readers.push((index.reader(blob), path));
     }
 
-    /// Notes a layer that could not be opened for a lack of descriptors or memory.
+    /// Records that a layer could not be opened for a lack of file descriptors or memory.
     pub(super) fn note_exhausted(&mut self, layer: &Digest, error: &io::Error) {
         tracing::warn!(%layer, %error, "cannot open a layer");
         self.exhausted = error.raw_os_error();
     }
 
-    /// The result of `read` for the first layer that has the content.
+    /// Calls `read` with the first layer that has the content, and returns its result.
     ///
     /// # Errors
-    /// Errors of `read`. The noted lack of descriptors or memory, when no open layer has the
-    /// content.
+    /// Errors of `read`. If no open layer has the content, and a layer could not be opened for a
+    /// lack of file descriptors or memory: that error.
     fn first<T>(
         &self,
         mut read: impl FnMut(&LayerReader) -> io::Result<Option<T>>,

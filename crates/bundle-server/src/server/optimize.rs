@@ -31,8 +31,8 @@ pub(super) fn optimize(
         return Ok(());
     }
     match optimize_frames(context, manifest, share) {
-        // A frame or a plan is lost, so nothing is left to optimize. The next request has it made
-        // again.
+        // A frame or a plan is lost, so there is nothing to optimize. The next request for the
+        // image makes the server index it again.
         Err(Error::Missing(_) | Error::Malformed { .. }) => {}
         Ok(false) => return Ok(()),
         done => drop(done?),
@@ -53,8 +53,8 @@ fn optimize_frames(
     manifest: &Digest,
     share: &mut CpuShare,
 ) -> Result<bool, Error> {
-    // Verifies the TOC. It is read again later, so that it takes no memory while frames are
-    // compressed.
+    // Verifies the TOC and drops it, so that it takes no memory while frames are compressed. The
+    // TOC is read again afterwards.
     drop(load_toc(context, manifest)?);
     let mut locations = HashSet::new();
     let keys = [false, true].map(|layers| request_key(manifest, &[], layers));
@@ -86,19 +86,20 @@ fn optimize_frames(
     Ok(true)
 }
 
-/// Whether optimized frames have room beside the fast ones. They are hardly ever longer. Without
-/// room, they would evict the fast ones, the next request would pack the image again, and so on.
+/// Whether optimized frames have room beside the fast ones. Optimized frames are hardly ever longer
+/// than the fast ones. Without room, they would evict the fast frames. The next request would pack
+/// the image again, and this would repeat.
 fn has_room(context: &Context, locations: &[RecordLocation]) -> bool {
     let bytes = |location: &RecordLocation| u64::from(location.len);
     let all: u64 = locations.iter().map(bytes).sum();
     let fast = locations.iter().filter(|it| pack::is_fast(it.pack));
     let more: u64 = fast.map(bytes).sum();
-    // The last term covers pack indexes, and the unused room of packs that are being written.
+    // The 1/16 covers pack indexes, and the unused room of packs that are being written.
     all + more + (all + more) / 16 <= context.config.pack_budget
 }
 
-/// Replaces a plan by one with the same frames at other locations. `made` maps old locations to new
-/// ones.
+/// Replaces a plan by one with the same frames at other locations. `made` maps old locations to the
+/// new locations.
 fn replace_plan(
     context: &Context,
     key: &FileDigest,

@@ -1,17 +1,18 @@
-//! Whether unused packs may be deleted now.
+//! Decides when unused packs may be deleted: never while an image is indexed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Keeps the deletion of packs apart from indexing: no plan and no TOC names the packs of an image in progress yet.
+/// Prevents the deletion of packs during indexing. No plan and no TOC names the new packs of an
+/// image in progress yet, so they would look unused.
 #[derive(Default)]
 pub(super) struct PackUsage {
-    /// Indexing holds it shared. Deletion holds it alone.
+    /// Indexing holds a read lock. Deletion of unused packs holds the write lock.
     packing: RwLock<()>,
     /// Number of times that an image was indexed. Changes only while `packing` is held.
     indexing_runs: AtomicU64,
-    /// Whether unused packs still have to be deleted.
+    /// Whether there are unused packs that still have to be deleted.
     has_unused: AtomicBool,
     /// Number of evicted packs at the last cleanup of record locations.
     evicted_at_cleanup: AtomicU64,
@@ -30,17 +31,18 @@ impl PackUsage {
         self.packing.try_write()
     }
 
-    /// Number of times that an image was indexed. The caller has begun a deletion.
+    /// Number of times that an image was indexed. The caller holds the lock of
+    /// [`Self::try_begin_deletion`].
     pub(super) fn indexing_runs(&self) -> u64 {
         self.indexing_runs.load(Ordering::Relaxed)
     }
 
-    /// Notes that unused packs have to be deleted later.
+    /// Records that unused packs have to be deleted later.
     pub(super) fn note_unused(&self) {
         self.has_unused.store(true, Ordering::Relaxed);
     }
 
-    /// Whether unused packs have to be deleted. Clears the note.
+    /// Whether unused packs have to be deleted. Clears this record.
     pub(super) fn take_unused(&self) -> bool {
         self.has_unused.swap(false, Ordering::Relaxed)
     }

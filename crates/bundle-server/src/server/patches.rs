@@ -24,7 +24,8 @@ use pierhead_bundle::patch::Effort;
 use pierhead_toc::layer::Pace as _;
 use pierhead_toc::{FileDigest, ImageToc};
 
-/// Makes the plan of a pair of images with optimized patches. Later requests for this pair use it.
+/// Makes the plan of a pair of images with optimized patches. Later requests for this pair use this
+/// plan.
 pub(super) fn prepare_pair(
     context: &Context,
     new: &Digest,
@@ -56,7 +57,8 @@ pub(super) fn prepare_pair(
         &mut pause,
     );
     match made {
-        // An image was removed meanwhile, or the pair exceeds the effort limit.
+        // An image was removed meanwhile, or the pair exceeds the limit of the work. So no plan is
+        // made.
         Err(Error::Missing(_)) | Ok(None) => return Ok(()),
         made => made?,
     };
@@ -102,7 +104,7 @@ pub(super) fn fast_patches(
     };
     match make_patches(context, &path, new, image, old, base, effort, &mut pause) {
         Err(Error::Missing(_)) => Ok(None),
-        // A layer index is damaged. A plan of whole frames does not need it.
+        // A layer index is damaged. The caller then plans whole frames, which need no layer index.
         Err(error) if error.is_damage() => Ok(None),
         made => {
             if let Ok(Some(plan)) = &made {
@@ -155,7 +157,7 @@ fn make_patches(
     context.plans.finish(path, draft, &prelude, &body).map(Some)
 }
 
-/// A base image of which the worker has all contents.
+/// Makes the entry of a base image of which the worker has all contents.
 fn complete_base(manifest: &Digest, toc: Arc<ImageToc>) -> LoadedBase {
     LoadedBase {
         request: RequestBase {

@@ -77,7 +77,8 @@ impl Paths {
         self.plans.join(format!("{}{SENT}", key.hex()))
     }
 
-    /// Gives a plan its second name. After a failure, a client that resumes gets a new plan.
+    /// Gives a plan its second name (a hard link). If this fails, a client that resumes its
+    /// download gets a new plan.
     pub(super) fn link_plan(&self, key: &FileDigest, sent: &FileDigest) {
         match fs::hard_link(self.plan(key), self.sent(sent)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -91,8 +92,8 @@ impl Paths {
         self.plan(key).exists() || self.sent(key).exists()
     }
 
-    /// Plans that have only their second name: those used within `age`, the last used first, and
-    /// then the older ones.
+    /// Plans that have only their second name. The first list has the plans that were used within
+    /// `age`, the last used first. The second list has the others.
     fn sent_plans(&self, age: Duration) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
         let (mut young, mut old) = (Vec::new(), Vec::new());
         each(&self.plans, &mut |path, meta| {
@@ -100,7 +101,7 @@ impl Paths {
                 return;
             }
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            // A time in the future comes from a clock that was set back, and counts as now.
+            // A time of use in the future, after the clock was set back, counts as now.
             match used.elapsed() {
                 Ok(since) if since >= age => old.push(path.to_owned()),
                 _ => young.push((Reverse(used), path.to_owned())),
@@ -148,23 +149,24 @@ impl Paths {
                 }
             })
         };
-        // The server works without traces; the start has reported why they cannot be used.
+        // The error is ignored: the server works without traces. Opening the folder at the start
+        // has reported the cause.
         let _ = maintain(&self.traces);
         maintain(&self.layers)?;
         maintain(&self.tocs)
     }
 
     /// Deletes plans, least recently used first, until they take at most `most` bytes. Returns the
-    /// bytes that are left.
+    /// number of bytes that the remaining plans take.
     pub(super) fn shrink_plans(&self, most: u64) -> Result<u64, Error> {
         let mut plans = Vec::new();
         each(&self.plans, &mut |path, meta| {
-            // Another thread writes this file.
+            // Skip a partial file, which another thread is writing.
             if is_partial(path) {
                 return;
             }
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            // A file with two names is visited twice, so each visit counts one half.
+            // A file with two names is visited twice, so each visit counts half of its bytes.
             plans.push((used, meta.len() / meta.nlink().max(1), path.to_owned()));
         })?;
         plans.sort();
@@ -182,7 +184,7 @@ impl Paths {
     /// Visits the paths of all plans.
     pub(super) fn each_plan(&self, visit: &mut dyn FnMut(&Path)) -> Result<(), Error> {
         each(&self.plans, &mut |path, _| {
-            // Another thread writes this file.
+            // Skip a partial file, which another thread is writing.
             if !is_partial(path) {
                 visit(path);
             }
@@ -228,7 +230,7 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     let failed = |error| Error::io(format!("read {}", folder.display()), error);
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        // Another thread may have deleted the file.
+        // No error if another thread has deleted the file.
         if let Ok(meta) = entry.metadata() {
             visit(&entry.path(), &meta);
         }
@@ -236,8 +238,8 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     Ok(())
 }
 
-/// Deletes a file. A folder in place of the file is deleted with its contents. After a failure, the
-/// next maintenance tries again.
+/// Deletes a file. A folder in place of the file is deleted with its contents. When the deletion
+/// fails, the next run of maintenance tries again.
 pub(super) fn remove(path: &Path) {
     let removed = match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),

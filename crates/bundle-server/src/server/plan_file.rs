@@ -1,5 +1,5 @@
-//! The file of a plan: the header of the bundle, the location of each record, and the records that
-//! no pack has.
+//! Reads and writes plan files. A plan file has all parts of a bundle: the header, the location of
+//! each record in the packs, and the records that no pack has.
 //!
 //! The same plan file always gives the same bytes of a bundle. `docs/formats/disk.md` specifies the
 //! format.
@@ -25,7 +25,7 @@ const MAGIC: &[u8; 8] = b"PIERPLAN";
 const VERSION: u32 = 2;
 /// Length of magic, version, number of frames, length of the header's body, prelude and checksum.
 const START: usize = 8 + 4 + 4 + 8 + PRELUDE + 4;
-/// Bytes of the entry of one frame.
+/// Bytes that one frame takes in the table of record locations.
 pub(super) const ENTRY: usize = 16;
 /// Value of the pack number for a record in the plan file itself.
 const IN_PLAN: u32 = u32::MAX;
@@ -63,7 +63,7 @@ pub(crate) struct PlanFile {
 }
 
 impl PlanFile {
-    /// Opens a plan. Reads and verifies everything except its records.
+    /// Opens a plan file. Reads and verifies the whole file except its records.
     ///
     /// # Errors
     /// `Missing`, `Malformed` when it is damaged, `Io`.
@@ -111,7 +111,7 @@ impl PlanFile {
         }
         let mut hasher = Sha256::new();
         hasher.update(prelude.digest);
-        // Each head contains the digest of the payload.
+        // The heads of the records are hashed, and each head contains the digest of its payload.
         hasher.update(&heads);
         let etag = FileDigest::from_bytes(hasher.finalize().into()).hex();
         Ok(Self {
@@ -160,8 +160,8 @@ impl PlanFile {
         })
     }
 
-    /// The head of a frame's record, whose location does not matter. Zeros when the frame has no
-    /// record.
+    /// The head of a frame's record, whether the record is in a pack or in the plan file. All zeros
+    /// when the frame has no record.
     pub(super) fn head(&self, nth: u32) -> Result<[u8; RECORD_HEAD], Error> {
         let mut head = [0; RECORD_HEAD];
         let at = (START + self.records.len()) as u64 + u64::from(nth) * RECORD_HEAD as u64;
@@ -195,13 +195,13 @@ pub(super) fn pack_locations(plan: &PlanFile) -> impl Iterator<Item = RecordLoca
     })
 }
 
-/// A plan in progress. Dropping it before `finish` deletes its files.
+/// A plan that is being written. Dropping the draft before `finish` deletes its files.
 pub(crate) struct Draft {
     path: PathBuf,
     records: Vec<u8>,
     heads: Vec<u8>,
-    /// Temporary file with the records that no pack has. Their final offset is known only at the
-    /// end.
+    /// Temporary file with the records that no pack has. They are copied into the plan file at the
+    /// end, when their offset is known.
     own: AtomicFile<'static>,
     own_len: u64,
     all: u64,
@@ -211,7 +211,8 @@ impl Draft {
     /// Begins the plan whose file will be at `path`.
     pub(crate) fn begin(path: &Path) -> Result<Self, Error> {
         let mut aside = path.as_os_str().to_owned();
-        // The suffix of the atomic file follows, so the next start deletes a leftover.
+        // [`AtomicFile`] appends its own suffix to this name, so the next start deletes a file that
+        // a kill left.
         aside.push(".records");
         let failed = |error| Error::io(format!("write {}", path.display()), error);
         let own = Options::new().create(Path::new(&aside)).map_err(failed)?;
@@ -225,12 +226,12 @@ impl Draft {
         })
     }
 
-    /// Adds a frame whose record is in a pack. `head` is the head of that record.
+    /// Adds a frame whose record is in a pack. `head` is the head of the record.
     pub(crate) fn packed_record(&mut self, location: RecordLocation, head: &[u8; RECORD_HEAD]) {
         self.entry(location.pack, location.offset, location.len, head);
     }
 
-    /// Adds a frame with the record of a frame of another plan.
+    /// Adds a frame whose record is that of frame `nth` of another plan.
     pub(crate) fn copy_record(&mut self, plan: &PlanFile, nth: u32) -> Result<(), Error> {
         match plan.record(nth) {
             Some(PlanRecord::InPack(location)) => self.packed_record(location, &plan.head(nth)?),
@@ -245,7 +246,7 @@ impl Draft {
         self.entry(NO_RECORD, 0, 0, &[0; RECORD_HEAD]);
     }
 
-    /// Adds a frame with this record, which starts with its head.
+    /// Adds a frame whose record is `bytes`: the head, then the payload.
     pub(crate) fn record(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let len = u32::try_from(bytes.len()).map_err(|_| wrong("a record that is too long"))?;
         let head = *bytes.first_chunk().ok_or_else(|| wrong("no record"))?;
@@ -256,7 +257,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds a frame with this payload.
+    /// Adds a frame with this coding and payload. Makes the head of its record.
     pub(crate) fn payload(&mut self, coding: Coding, payload: &[u8]) -> Result<(), Error> {
         let mut record = Vec::with_capacity(RECORD_HEAD + payload.len());
         record.extend_from_slice(&RecordHead::of(coding, payload)?.encode());
@@ -264,12 +265,13 @@ impl Draft {
         self.record(&record)
     }
 
-    /// Bytes in the temporary file. `finish` writes them a second time.
+    /// Number of bytes in the temporary file. `finish` copies them, and so writes them a second
+    /// time.
     pub(crate) const fn temporary_bytes(&self) -> u64 {
         self.own_len
     }
 
-    /// Bytes of all records so far.
+    /// Number of bytes of all records that were added so far.
     pub(crate) const fn bytes(&self) -> u64 {
         self.all
     }
@@ -321,7 +323,7 @@ mod tests {
     #[test]
     fn an_etag_covers_the_bytes_of_records() {
         let folder = tempfile::tempdir().unwrap();
-        // The body starts with the number of base images: 0.
+        // The body starts with the number of base images, here 0.
         let body = vec![0; 100];
         let prelude = Prelude {
             continued: false,

@@ -1,4 +1,5 @@
-//! The plans on disk: finds them by request and inputs, keeps some of them open, and evicts them.
+//! The plans on disk. A plan is found by the request and by the files that it is made from. The
+//! store keeps some plans open, and evicts plans beyond the budget.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -20,24 +21,25 @@ use crate::pack::Packs;
 use pierhead_bundle::format::Prelude;
 use pierhead_toc::FileDigest;
 
-/// Number of open plan files.
+/// Maximum number of plan files that stay open for later requests.
 const MAX_OPEN: usize = 32;
-/// Maximum number of superseded plans.
+/// Maximum number of superseded plans that are kept for interrupted downloads.
 const MAX_SUPERSEDED: usize = 256;
 /// Version of the plan format. Plans of another version are made anew.
 const VERSION: &str = "1";
-/// One client's plans take at most this fraction (1/n) of the bytes for plans.
+/// The plans of one client take at most 1/`SHARES` of the budget for plans.
 const SHARES: u64 = 4;
-/// A plan counts at least one disk block.
+/// Minimum bytes that a plan counts for: one disk block.
 const MIN_PLAN: u64 = 4096;
 
-/// All plans. A plan that a client received has a second name (a hard link) by its `ETag`. After another plan took its
-/// place, the superseded plan has only this name, and interrupted downloads resume with it for a while.
+/// All plans. A plan that a client received has a second name (a hard link) by its `ETag`. After a
+/// newer plan took its first name, the superseded plan has only the second name. For a while,
+/// interrupted downloads can resume with the superseded plan.
 pub(super) struct PlanStore {
     paths: Paths,
     packs: Arc<Packs>,
     meter: WriteMeter,
-    /// Maximum bytes on disk.
+    /// Maximum bytes of all plans on disk.
     budget: u64,
     resume_window: Duration,
     open: Mutex<Vec<(FileDigest, Arc<PlanFile>)>>,
@@ -48,17 +50,17 @@ pub(super) struct PlanStore {
     bytes: AtomicU64,
 }
 
-/// Superseded plans as they were read at one time.
+/// The superseded plans at one time, as maintenance reads them.
 #[derive(Default)]
 pub(super) struct SupersededPlans {
     paths: HashSet<PathBuf>,
-    /// Packs of those with which a client can resume.
+    /// Packs of the plans with which a client can resume.
     pub(super) packs: HashSet<u32>,
-    /// Plans of images that are gone.
+    /// Paths of the plans whose images no longer exist.
     pub(super) unusable: Vec<PathBuf>,
 }
 
-/// Plans by the client whose request made them, oldest first.
+/// Plans by the client for whose request they were made. The oldest plan of a client is first.
 #[derive(Default)]
 struct ClientShares(HashMap<ClientKey, VecDeque<ChargedPlan>>);
 
@@ -104,7 +106,8 @@ impl PlanStore {
         }
     }
 
-    /// Counts a plan towards the share of its client, and deletes that client's oldest plans above the share.
+    /// Counts a plan towards the share of its client, and deletes the oldest plans of this client
+    /// until the others fit its share.
     pub(super) fn charge(
         &self,
         client: ClientKey,
@@ -133,12 +136,13 @@ impl PlanStore {
         Draft::begin(&self.paths.plan(key))
     }
 
-    /// A plan that was made before. Deletes a damaged one.
+    /// Opens the plan with this key, if it exists. Deletes a damaged plan.
     pub(super) fn open(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         self.open_at(key, &self.paths.plan(key))
     }
 
-    /// As [`Self::open`], for work that can make the plan again. Deletes a plan that cannot be read (ELOOP, EACCES, EIO).
+    /// Opens the plan with this key, if it exists. Deletes a damaged plan, and also a plan that
+    /// cannot be read (ELOOP, EACCES, EIO). Only for callers that can make the plan again.
     ///
     /// # Errors
     /// `Io` when descriptors or memory are short, or when the file cannot be deleted.
@@ -175,7 +179,8 @@ impl PlanStore {
             })
         };
         if let Some(plan) = found {
-            // The time of last use decides which plan leaves. A plan without it leaves early.
+            // Sets the time of last use, by which plans are evicted. If this fails, the plan is
+            // only evicted earlier.
             let _ = plan.file.set_modified(SystemTime::now());
             return Ok(Some(plan));
         }
@@ -223,13 +228,13 @@ impl PlanStore {
         let plan = self.hold(key, plan);
         let before = self.bytes.fetch_add(len, Ordering::Relaxed);
         if before.saturating_add(len) > self.budget {
-            // Below the budget, so that not every further plan reads the whole folder.
+            // Frees an eighth of the budget, since each call reads the whole folder.
             self.shrink(self.budget / 8 * 7)?;
         }
         Ok(plan)
     }
 
-    /// Deletes plans until they take `most` bytes, open ones too.
+    /// Deletes plans, including open ones, until all plans take at most `most` bytes.
     pub(super) fn shrink(&self, most: u64) -> Result<(), Error> {
         let left = self.paths.shrink_plans(most)?;
         self.bytes.store(left, Ordering::Relaxed);
@@ -252,13 +257,13 @@ impl PlanStore {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Closes all plans. Responses in progress keep theirs.
+    /// Closes all plans that no response uses. Responses in progress keep their plans open.
     pub(super) fn close_all(&self) {
         self.open.lock().clear();
     }
 
-    /// The key of the plan for a request. It contains the plan that this one is made from, so that better patches give
-    /// another key. `None` when there is nothing to make it from yet.
+    /// The key of the plan for a request. The key is a hash that includes the plans from which this
+    /// plan is made, so that better patches give another key. `None` when no such plan exists yet.
     pub(super) fn key(
         &self,
         want: &Digest,
@@ -278,7 +283,8 @@ impl PlanStore {
         Ok(fresh.map(|fresh| derived_key(&request, &fresh)))
     }
 
-    /// The best patches from one image to another that exist.
+    /// The plan with the best existing patches from one image to another: optimized, or else fast
+    /// ones.
     pub(super) fn pair(
         &self,
         want: &Digest,
@@ -291,7 +297,8 @@ impl PlanStore {
         }
     }
 
-    /// A plan whose packs all exist. Deletes a plan without them, and a plan that cannot be read.
+    /// Opens a plan whose records all exist. Deletes a plan of which a record is missing, and a
+    /// plan that cannot be read.
     pub(super) fn whole(&self, key: &FileDigest) -> Result<Option<Arc<PlanFile>>, Error> {
         let plan = self.open_or_delete(key)?;
         if plan.as_ref().is_some_and(|plan| !self.has_packs(plan)) {
@@ -315,7 +322,7 @@ impl PlanStore {
         self.paths.remove_plan(key);
     }
 
-    /// Packs of plans that a request or a response uses now.
+    /// The packs of all plans that a request or a response uses now.
     pub(super) fn packs_in_use(&self) -> HashSet<u32> {
         let open: Vec<_> = {
             let open = self.open.lock();
@@ -327,7 +334,9 @@ impl PlanStore {
         };
         let mut packs = HashSet::new();
         for plan in &in_use {
-            // One reference is in `in_use`. Each open plan has two: in the store, and in `open`.
+            // Each plan has one strong reference in `in_use` (the list of this function). An open
+            // plan has two more: in the store, and in `open`. A further reference means that a
+            // request or a response uses the plan.
             let idle = open.iter().filter(|it| Arc::ptr_eq(it, plan)).count();
             if Arc::strong_count(plan) > 1 + 2 * idle {
                 packs.extend(pack_locations(plan).map(|location| location.pack));
@@ -336,7 +345,8 @@ impl PlanStore {
         packs
     }
 
-    /// The plan with this `ETag`, if a client received it for this request and all of its records exist.
+    /// The plan with this `ETag`, if a client received it for this request and all records of the
+    /// plan exist.
     pub(super) fn sent(
         &self,
         want: &Digest,
@@ -352,7 +362,8 @@ impl PlanStore {
         Ok(plan.filter(fits))
     }
 
-    /// Gives a plan its second name before a client receives it. Does nothing from the second call on.
+    /// Gives a plan its second name (a hard link) before a client receives the plan. Later calls
+    /// for the same plan do nothing.
     pub(super) fn link_sent(&self, want: &Digest, layers: bool, key: &FileDigest, plan: &PlanFile) {
         if plan.is_linked.swap(true, Ordering::Relaxed) {
             return;
@@ -366,10 +377,12 @@ impl PlanStore {
         self.paths.retain_sent(MAX_SUPERSEDED, self.resume_window)
     }
 
-    /// Reads all superseded plans. A plan is unusable when its image is none of `images`. With `None`, all are usable.
+    /// Reads all superseded plans. A plan is unusable when its image is none of `images`. If
+    /// `images` is `None`, all plans are usable.
     ///
     /// # Errors
-    /// `Io` when descriptors or memory are used up: the packs of a plan are unknown then.
+    /// `Io` when file descriptors or memory are used up, because the packs of a plan are unknown
+    /// then.
     pub(super) fn superseded(
         &self,
         images: Option<&HashSet<Digest>>,
@@ -397,14 +410,15 @@ impl PlanStore {
         Ok(found)
     }
 
-    /// Whether no plan was superseded since `read`. Reads no file.
+    /// Whether no plan was superseded since `read` was made. Reads no file.
     pub(super) fn has_all_superseded(&self, read: &SupersededPlans) -> Result<bool, Error> {
         let now = self.paths.only_sent(self.resume_window)?;
         Ok(now.iter().all(|path| read.paths.contains(path)))
     }
 }
 
-/// The key of a request without its inputs. It contains everything that is in the header of the plan.
+/// The key of a request, without the plans from which its plan is made. The hash covers everything
+/// in the request on which the header of the plan depends.
 pub(super) fn request_key(want: &Digest, base_images: &[RequestBase], layers: bool) -> FileDigest {
     let mut text = format!("bundle {VERSION} {want} {layers}");
     for base in base_images {
@@ -418,7 +432,7 @@ pub(super) fn request_key(want: &Digest, base_images: &[RequestBase], layers: bo
     FileDigest::of(text.as_bytes())
 }
 
-/// The key of the plan that is made for a request from the plan `input`.
+/// The key of the plan that the server makes for a request from the plan `input`.
 pub(super) fn derived_key(request: &FileDigest, input: &PlanFile) -> FileDigest {
     FileDigest::of(format!("{request} of {}", input.etag).as_bytes())
 }
@@ -459,12 +473,13 @@ mod tests {
         assert!(add(2, 1000, 100).is_empty());
         assert!(add(1, 0, 40).is_empty());
         assert!(add(1, 1, 40).is_empty());
-        // Only the oldest plan of the same client leaves.
+        // Only the oldest plan of the same client is deleted.
         assert_eq!(add(1, 2, 40), [key(0)]);
         // A plan that is made again counts once, as the newest.
         assert!(add(1, 1, 40).is_empty());
         assert_eq!(add(1, 3, 60), [key(2)]);
-        // A single plan above the share stays for its request.
+        // A single plan that is larger than its client's share is kept until this client's next
+        // plan.
         assert_eq!(add(1, 4, 500), [key(1), key(3)]);
         assert_eq!(add(1, 5, 1), [key(4)]);
     }

@@ -1,4 +1,5 @@
-//! Makes the plan of a request from prepared plans: selects the frames, and writes the header.
+//! Makes the plan of a bundle for a request: selects frames of prepared plans, and writes the
+//! header.
 
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ use pierhead_toc::{FileDigest, ImageToc};
 /// zstd level of headers that a client waits for.
 const FAST_HEADER_LEVEL: i32 = 3;
 
-/// Makes the plan of a request, and returns it with its key. The input is the plan of a pair of
-/// images, or else the fresh plan: the plan for workers without base images.
+/// Makes the plan of a request, and returns it with its key. It is made from the plan of a pair of
+/// images, or else from the fresh plan (the plan for workers without base images).
 pub(super) fn plan(
     context: &Context,
     client: ClientKey,
@@ -69,7 +70,8 @@ pub(super) fn plan(
         )?,
     };
     if !covers(&frames, &needed) {
-        // The prepared plan needs contents of the base image that this worker lacks.
+        // The prepared plan needs contents of the base image that this worker lacks, so the fresh
+        // plan is used.
         let fresh = context
             .plans
             .open_or_delete(&request_key(want, &[], layers))?
@@ -93,7 +95,8 @@ pub(super) fn plan(
         && context.plans.has_packs(&fresh)
         && draft.bytes() > max_plan_bytes(changed_bytes(&fresh, &toc, &needed)?)
     {
-        // Fast patches, or a less similar base image, can give more bytes than reused chunks.
+        // Fast patches, or patches from a less similar base image, can be longer than a plan of
+        // reused chunks. So the server makes that plan, too, and compares.
         let mut other = context.plans.draft(&key)?;
         let fewer = reuse_chunks(
             context,
@@ -135,7 +138,7 @@ fn choose(
     let of = base_images.get(usize::from(at));
     let sizes = TocSizes {
         want: toc,
-        // A prepared plan has at most one base image.
+        // A prepared plan is made for at most one base image.
         base_images: of.map_or(&[][..], std::slice::from_ref),
     };
     let mut frames = Vec::new();
@@ -163,8 +166,8 @@ fn choose(
     Ok(frames)
 }
 
-/// The best prepared plan, and the position of its base image in the request. `None` for the fresh
-/// plan.
+/// The best prepared plan, and the position of its base image in the request. The position is
+/// `None` for the fresh plan, which has no base image.
 fn prepared(
     context: &Context,
     client: ClientKey,
@@ -198,7 +201,7 @@ fn prepared(
     ))
 }
 
-/// Whether the frames contain all needed contents.
+/// Whether the frames contain all contents that the worker needs.
 fn covers(frames: &[Frame], needed: &[bool]) -> bool {
     let mut missing = needed.to_vec();
     for member in frames.iter().flat_map(|frame| &frame.members) {

@@ -1,5 +1,5 @@
-//! The locations of packed contents in the directory: finds them in the packs, and removes those of
-//! deleted packs.
+//! The locations of packed contents in the directory: finds the locations by reading the packs, and
+//! removes the locations in deleted packs.
 
 use super::context::Context;
 use crate::Error;
@@ -14,8 +14,8 @@ pub(super) fn find_locations(
 ) -> Result<(), Error> {
     packs.scan(&mut |frame| {
         pause()?;
-        // Skips ranges of a large content, whose order in packs is not certain. The next packing of
-        // the content records them.
+        // Skips ranges of a large content, since their order in packs is not certain. The next time
+        // that the content is packed, their locations are recorded.
         match &frame.members[..] {
             // An optimized frame takes precedence over a fast one.
             members
@@ -32,7 +32,7 @@ pub(super) fn find_locations(
     })
 }
 
-/// Removes the locations of contents whose pack is gone.
+/// Removes the locations of contents whose pack no longer exists.
 pub(super) fn forget_locations(context: &Context) -> Result<(), Error> {
     let packs = &context.packs;
     context

@@ -1,4 +1,4 @@
-//! Sends a ready image through indexing again.
+//! Makes the server index a ready image again, after a file of the image was lost or damaged.
 
 use pierhead_oci::Digest;
 

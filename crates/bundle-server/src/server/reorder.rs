@@ -1,4 +1,5 @@
-//! Reorders the frames of an image's plans after a trace was recorded.
+//! Reorders the frames of an image's plans after a client sent a trace: the files that a container
+//! start opens first come first.
 
 use pierhead_oci::Digest;
 
@@ -31,7 +32,8 @@ pub(super) fn reorder(
         )
     });
     match ordered {
-        // The image was removed, or is indexed again. A new plan already follows the trace.
+        // The image was removed, or is indexed again. In the second case, the new plan already has
+        // the order of the trace.
         Err(Error::Missing(_) | Error::Malformed { .. }) => Ok(()),
         ordered => ordered,
     }
@@ -65,7 +67,7 @@ fn reorder_plan(
         frames.push((rank, location.pack, location.offset, nth, frame));
         share.pause(0)?;
     }
-    // Frames of equal rank stay in the order of the packs.
+    // Frames of equal rank are in the order of the packs.
     frames.sort_by_key(|(rank, pack, offset, ..)| (*rank, *pack, *offset));
     let mut draft = context.plans.draft(key)?;
     let mut ordered = Vec::with_capacity(frames.len());

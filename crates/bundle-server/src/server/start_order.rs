@@ -1,4 +1,5 @@
-//! Reports the expected order of file opens at a container start, and whether bundles already follow it.
+//! Reports the order in which a container start is expected to open files, and whether bundles
+//! already have this order.
 
 use std::collections::HashMap;
 
@@ -33,7 +34,7 @@ pub(super) fn start_order(context: &Context, manifest: &Digest) -> Result<StartO
     let expected = expected_order(context, manifest, &documents, &toc, &source)?;
     let traced = trace_for(context, manifest)?;
     let tree = Tree::of(pierhead_toc::TocView::mounted(&toc))?;
-    // A content may have several paths, so the paths of the trace take precedence.
+    // A content may have several paths. A path that the trace names takes precedence.
     let mut names = HashMap::new();
     for path in traced.iter().flat_map(|(_, files)| files) {
         if let Some(number) = tree.file(path.as_bytes()) {
@@ -64,8 +65,8 @@ pub(super) fn start_order(context: &Context, manifest: &Digest) -> Result<StartO
     })
 }
 
-/// Whether the plan for workers without base images starts with the expected files. True for a plan
-/// that does not exist, since a new plan has this order.
+/// Whether the plan for workers without base images starts with the expected files. Also true when
+/// the plan does not exist, since a new plan gets this order.
 fn is_applied(
     context: &Context,
     manifest: &Digest,

@@ -1,5 +1,5 @@
-//! The bytes of a bundle in pieces for a response. Adjacent records of one file are one range,
-//! which a caller sends by `sendfile`.
+//! Divides a bundle, or one file of an image, into pieces for a response. Adjacent records of a
+//! pack or a plan file are one piece, which the caller sends by `sendfile`.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,27 +13,27 @@ use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{End, PRELUDE, Prelude, unsent};
 
-/// The next bytes to send.
+/// A piece of a response: the next bytes to send.
 pub enum Piece {
-    /// These bytes.
+    /// Bytes in memory.
     Bytes(Vec<u8>),
     /// A range of an open file. The range stays readable after the file was deleted.
     File {
-        /// The file.
+        /// The file that contains the bytes.
         file: SentFile,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes; at least one.
+        /// Number of bytes; at least one.
         len: u64,
     },
 }
 
-/// An open file of the bundle server.
+/// An open file of the bundle server, from which a caller sends ranges.
 #[derive(Clone)]
 pub enum SentFile {
-    /// A plan.
+    /// A plan file.
     Plan(Arc<File>),
-    /// A pack. It is not evicted as long as this value exists.
+    /// A pack. The server does not evict the pack as long as this value exists.
     Pack(Arc<PackFile>),
 }
 
@@ -55,7 +55,7 @@ impl SentFile {
     }
 }
 
-/// A planned bundle.
+/// A bundle whose plan exists, so that it can be sent.
 #[derive(Clone)]
 pub struct Bundle {
     pub(super) plan: Arc<PlanFile>,
@@ -68,13 +68,13 @@ impl Bundle {
         &self.plan.etag
     }
 
-    /// Number of frames, with those without a record.
+    /// Number of frames, including frames without a record.
     pub fn frames(&self) -> u32 {
         self.plan.frames()
     }
 
-    /// Streams the whole bundle, or only the records of `range`: the first frame, and the one after
-    /// the last.
+    /// Streams the whole bundle, or only the records of the frames in `range`: the number of the
+    /// first frame, and that of the frame after the last.
     ///
     /// # Errors
     /// Errors of the plan file.
@@ -89,10 +89,10 @@ impl Bundle {
         }
     }
 
-    /// Streams one share. All shares together are the bundle. They have about the same number of
-    /// bytes, since they are cut between frames. The first share starts with the header. With
-    /// `pieces`, each share starts with its piece of the header. Looks up the location of each
-    /// frame.
+    /// Streams one share of the bundle. All shares together are the bundle. A share is a range of
+    /// whole frames, and all shares have about the same number of bytes. The first share starts
+    /// with the header. With `pieces`, each share starts with its piece of the header. This call
+    /// looks up the location of each frame.
     ///
     /// # Errors
     /// Errors of the plan file.
@@ -106,7 +106,7 @@ impl Bundle {
             _ => 0,
         };
         let all = (0..frames).fold(self.plan.header, |sum, frame| sum + len(frame));
-        // The first frame whose offset in the bundle is at least the start of the share.
+        // The first frame whose offset in the bundle is at least the start of share `nth`.
         let cut = |nth: u16| {
             let location = all.saturating_mul(u64::from(nth)) / u64::from(of.max(1));
             let mut sum = self.plan.header;
@@ -165,7 +165,7 @@ impl Bundle {
     }
 }
 
-/// The bytes before the records.
+/// The bytes of a response before the records.
 #[derive(Clone, Copy)]
 enum Begin {
     Header,
@@ -173,11 +173,11 @@ enum Begin {
     Continued,
 }
 
-/// A sequence of pieces, each read when the caller takes it.
+/// A sequence of pieces. Each piece is read when the caller takes it.
 pub struct Stream {
     source: Source,
     before: Option<[u8; PRELUDE]>,
-    /// The range of the header's body that is not sent yet.
+    /// The range of the header's body that was not sent yet.
     header: Range<u64>,
     end: End,
     len: Option<u64>,
@@ -190,7 +190,7 @@ enum Source {
         at: u32,
         until: u32,
     },
-    /// One content.
+    /// The stream of one file content.
     File {
         source: Arc<dyn pierhead_toc::Source + Send + Sync>,
         content: pierhead_toc::FileDigest,
@@ -200,10 +200,11 @@ enum Source {
     Done,
 }
 
-/// A number that no pack has.
+/// A number that no pack has, for "no pack is open".
 const NO_PACK: u32 = u32::MAX;
 
-/// Bytes of a content per read. The memory limit of responses counts this number.
+/// Number of bytes of a content that one read returns. The memory limit of responses counts this
+/// number.
 const READ_SIZE: u64 = 128 << 10;
 
 impl Stream {
@@ -259,7 +260,7 @@ impl Stream {
                 PlanRecord::InPack(location) if packs.contains(&location) => {
                     u64::from(location.len)
                 }
-                // The pack is gone, so the record is not sent.
+                // The pack no longer exists, so the record is not sent.
                 PlanRecord::InPack(_) => return None,
             };
         }
@@ -300,11 +301,12 @@ impl Stream {
                     let file = SentFile::Plan(plan.file.clone());
                     (NO_PACK, file, offset, len)
                 }
-                // An unverified record is read first, and reads may block.
+                // An unverified record has to be read first. A read may block, so this function
+                // stops here.
                 PlanRecord::InPack(location) if !packs.is_verified(&location) => break,
                 PlanRecord::InPack(location) => {
                     let open = match &run {
-                        // The pack is open already.
+                        // The stream has this pack open already.
                         Some((pack, file, ..)) if *pack == location.pack => file.clone(),
                         _ => match packs.file(&location) {
                             Ok(file) => SentFile::Pack(file),
@@ -336,8 +338,8 @@ impl Stream {
         None
     }
 
-    /// The next piece; `None` at the end. Blocks on the disk. Takes at most the memory of one
-    /// frame.
+    /// The next piece; `None` at the end of the stream. Blocks on the disk. Takes at most the
+    /// memory of one frame.
     ///
     /// # Errors
     /// Errors of the disk.
@@ -354,13 +356,15 @@ impl Stream {
                 until,
             } => {
                 if verify_next(plan, packs, *at, *until) {
-                    // Only maintenance can clear the mark of verified records meanwhile.
+                    // The records were verified just before, so this finds a piece, unless
+                    // maintenance has marked them as unverified in between.
                     if let Some(piece) = self.next_ready() {
                         return Ok(Some(piece));
                     }
                     return self.next_piece();
                 }
-                // The pack is gone: the worker requests the contents of this frame one by one.
+                // The pack no longer exists. The worker then requests the contents of this frame
+                // one by one.
                 *at += 1;
                 self.end.records += 1;
                 Ok(Some(Piece::Bytes(unsent().to_vec())))
@@ -389,7 +393,7 @@ impl Stream {
 /// Verifies the next records in packs, so that they can be sent by `sendfile`. Returns whether the
 /// first of them is intact.
 fn verify_next(plan: &PlanFile, packs: &Packs, first: u32, until: u32) -> bool {
-    /// Maximum bytes to verify in advance: a socket takes them in a few calls.
+    /// Maximum bytes to verify in advance. A socket takes this amount in a few calls.
     const MAX_VERIFIED_AHEAD: u64 = 4 << 20;
     let mut sum = 0;
     for nth in first..until {

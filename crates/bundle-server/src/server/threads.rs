@@ -21,10 +21,10 @@ use super::unused_packs::drop_late;
 use crate::Error;
 use crate::directory::Stage;
 
-/// Label of this task in the panic counter.
+/// Label of these threads in the counter of panics.
 const TASK: BackgroundTask = BackgroundTask::BundleServer;
 
-/// Starts the threads.
+/// Starts the background threads of the bundle server.
 pub(super) fn start(context: &Arc<Context>) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = Vec::new();
     for nth in 0..context.config.workers.max(1) {
@@ -58,8 +58,8 @@ fn work(context: &Arc<Context>, lane: Lane) {
         let _ = rustix::process::setpriority_process(None, 19);
     }
     while let Some(job) = next_job(context, lane) {
-        // Set when another client interrupts the job. A lack of memory also ends a job, but does
-        // not set this flag.
+        // Set when another client interrupts the job. A job that ends for a lack of memory does not
+        // set this flag.
         let interrupted = Arc::<AtomicBool>::default();
         let used = Cell::new(Duration::ZERO);
         let done = catch_unwind(AssertUnwindSafe(|| run(context, &job, &interrupted, &used)));
@@ -84,7 +84,8 @@ fn work(context: &Arc<Context>, lane: Lane) {
             Job::Index(image) => Some(image.client),
             _ => None,
         };
-        // A cancelled job has released its memory, and runs again later.
+        // A cancelled job has released its memory. The job goes back into the queue and runs again
+        // later.
         if matches!(done, Err(Error::Stopped)) && !context.queue.is_stopped() {
             count(&context.counters.cancelled);
             match job {
@@ -147,8 +148,8 @@ fn run(
         Job::Pair(new, old) => prepare_pair_if_ready(context, new, old, &mut low_priority(share)),
         Job::Optimize(manifest) => optimize(context, manifest, &mut low_priority(share)),
         Job::Reorder(manifest) => reorder(context, manifest, &mut low_priority(share)),
-        // These two never pause. Maintenance frees disk space. Without a directory, indexing would
-        // pack all contents again.
+        // Maintenance and the rebuild of the directory never pause. Maintenance frees disk space.
+        // Without the directory, indexing would pack all contents again.
         Job::Maintain => maintain(context, &mut { share }),
         Job::RebuildDirectory => rebuild_directory(context, &mut { share }),
     }
@@ -157,8 +158,8 @@ fn run(
 /// Waits for the next job. `None` when the server stops.
 fn next_job(context: &Context, lane: Lane) -> Option<Job> {
     while !context.queue.is_stopped() {
-        // Runs before all other jobs of this lane: indexing packs contents again whose location is
-        // unknown.
+        // The rebuild of the directory runs before all other jobs of this lane: until it is done,
+        // indexing packs known contents again.
         if lane == Lane::Optimize && context.directory.take_replaced() {
             context.queue.begin_unqueued();
             return Some(Job::RebuildDirectory);

@@ -1,4 +1,5 @@
-//! Access to TOCs that queues an image for indexing when its TOC is lost or damaged.
+//! Reads the TOC (table of contents) of an image. When the TOC is lost or damaged, queues the image
+//! for indexing.
 
 use std::sync::Arc;
 
@@ -16,10 +17,12 @@ pub(super) fn load_toc(context: &Context, manifest: &Digest) -> Result<Arc<Image
     loaded.or_else(|error| recover(context, manifest, error))
 }
 
-/// The TOC of a base image. `None` when there is none, or when [`super::Config::toc_memory`] is used up.
+/// The TOC of a base image. `None` when the server has no TOC of it, or when
+/// [`super::Config::toc_memory`] is used up.
 ///
 /// # Errors
-/// `Io` when descriptors or memory are used up: a plan without the base image would be stored.
+/// `Io` when file descriptors or memory are used up. `None` would be wrong here: the server would
+/// store a plan that does not use the base image.
 pub(super) fn load_base_toc(
     context: &Context,
     manifest: &Digest,
@@ -46,8 +49,9 @@ pub(super) fn size_in(
     size.or_else(|error| recover(context, manifest, error))
 }
 
-/// Queues a rebuild of an image's TOC. Deletes the old file only when it is proven to be damaged. A second failure
-/// of the same image stays an error, and so does a lack of descriptors or memory.
+/// Queues a rebuild of an image's TOC. Deletes the old file only when it is proven to be damaged. A
+/// second failure of the same image is returned as an error, and so is a lack of file descriptors
+/// or memory.
 fn recover<T>(context: &Context, manifest: &Digest, error: Error) -> Result<T, Error> {
     context.tocs.close(manifest);
     if error.is_exhausted() {

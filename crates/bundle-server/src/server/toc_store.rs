@@ -1,4 +1,5 @@
-//! The TOCs of images: whole in memory while in use, block by block for single lookups.
+//! Reads the TOCs (tables of contents) of images: whole into memory for planning, and block by
+//! block for a lookup of one content.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -25,9 +26,10 @@ pub(super) struct TocStore {
     memory: u64,
     blocks: BlockCache,
     open: Mutex<Vec<(Digest, Arc<TocFile>)>>,
-    /// TOCs in use. Concurrent users share one read.
+    /// The TOCs in use. Concurrent users of one TOC share it.
     loaded: Mutex<HashMap<Digest, Weak<ImageToc>>>,
-    /// Images whose TOC the disk could not read. Each is logged and rebuilt once per process.
+    /// Images whose TOC the disk could not read. The server logs and rebuilds each of them once per
+    /// process.
     unreadable: Mutex<HashSet<Digest>>,
 }
 
@@ -60,7 +62,7 @@ impl TocStore {
         self.loaded.lock().get(image)?.upgrade()
     }
 
-    /// Whether the TOC of a base image fits into the memory that is left.
+    /// Whether the TOC of a base image fits into the memory that the loaded TOCs leave.
     pub(super) fn has_room(&self, image: &Digest) -> bool {
         let used: u64 = {
             let loaded = self.loaded.lock();
@@ -103,12 +105,12 @@ impl TocStore {
         Ok(file)
     }
 
-    /// Closes the file of one image.
+    /// Closes the TOC file of one image.
     pub(super) fn close(&self, image: &Digest) {
         self.open.lock().retain(|(of, _)| of != image);
     }
 
-    /// Closes all files. A deleted file takes disk space as long as it is open.
+    /// Closes all TOC files, since a deleted file takes disk space as long as it is open.
     pub(super) fn close_all(&self) {
         self.open.lock().clear();
         self.loaded.lock().retain(|_, toc| toc.strong_count() > 0);

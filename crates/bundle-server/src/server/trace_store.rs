@@ -1,8 +1,9 @@
-//! Recorded start orders: one small file per image, with the order that each client sent.
+//! Stores traces: the orders in which container starts opened files, as clients sent them. Each
+//! image has one file, with one order per client.
 //!
-//! The orders are not in the directory. An order has up to 1 MiB, and clients may send it often.
-//! sled stores a value of that size in a file of its own, and does not delete that file when the
-//! value is replaced.
+//! The orders are not in the image database (sled). An order has up to 1 MiB, and clients may send
+//! it often. sled stores a value of that size in a file of its own, and does not delete that file
+//! when the value is replaced.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,9 +24,11 @@ use pierhead_toc::FileDigest;
 /// The name of this format in error messages.
 const WHAT: &str = "trace";
 
-/// Maximum number of clients with an order for one image. Each has one vote. The oldest vote leaves first.
+/// Maximum number of clients with an order for one image. Each client has one order (a vote). A new
+/// client's vote replaces the oldest vote.
 const MAX_CLIENTS: usize = 16;
-/// Maximum age of a vote. The next upload removes older votes, unless the image has no other.
+/// Maximum age of a vote (the order of one client). An upload of a trace removes older votes of
+/// other clients for the image.
 const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The result of recording a trace.
@@ -39,21 +42,21 @@ pub struct RecordedTrace {
     pub is_new: bool,
 }
 
-/// The orders of one image.
+/// The orders that clients sent for one image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Votes {
-    /// All paths, without duplicates.
+    /// All paths that the votes name, without duplicates.
     paths: Vec<String>,
     votes: Vec<Vote>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Vote {
-    /// Identifies the client.
+    /// Number that identifies the client.
     client: u64,
-    /// Seconds since 1970.
+    /// Time of the upload in seconds since 1970.
     at: u64,
-    /// Indexes into the paths, in the order of first opens.
+    /// The opened files as indexes into [`Votes::paths`], in the order of their first open.
     files: Vec<u32>,
 }
 
@@ -64,7 +67,7 @@ impl Votes {
     }
 
     /// The merged order: sorted by number of clients that opened the file, then by average
-    /// position. So a single client never delays files on which two others agree.
+    /// position. With this order, a single client never delays files that two other clients opened.
     fn merged(&self) -> Vec<String> {
         let mut seen: HashMap<&String, (usize, usize)> = HashMap::new();
         for vote in &self.votes {
@@ -110,7 +113,8 @@ impl Votes {
                 }
                 files.extend(numbers.get(&path));
             }
-            // Keeps the newest votes that fit. One order is smaller than the limit of a request body.
+            // Keeps the newest votes that fit into the file. One order always fits, since it is
+            // smaller than the limit of a request body.
             if bytes > MAX_BYTES - 64 * MAX_CLIENTS && !self.votes.is_empty() {
                 self.paths.truncate(before);
                 break;
@@ -120,13 +124,14 @@ impl Votes {
     }
 }
 
-/// Maximum size of the file of one image: four orders of maximum length without common files, or 16 usual ones.
+/// Maximum size of the file of one image: four orders of maximum length without common files, or 16
+/// orders of usual length.
 const MAX_BYTES: usize = 4 * MAX_DOCUMENT;
 
 /// The files of traces, one for each image.
 pub(super) struct TraceStore {
     paths: Paths,
-    /// Serializes updates: each reads, changes and writes a file.
+    /// Held during an update, which reads, changes and writes a file.
     update: Mutex<()>,
 }
 
@@ -143,13 +148,15 @@ impl TraceStore {
         self.paths.trace(image).exists()
     }
 
-    /// The merged order of the image; `None` also when the file cannot be read. Deletes a damaged file.
+    /// The merged order of the image. `None` when the image has no trace, and also when its file
+    /// cannot be read. Deletes a damaged file.
     ///
     /// # Errors
-    /// `Io` when descriptors or memory are short: a plan without the order must not be stored.
+    /// `Io` when file descriptors or memory are short. `None` would be wrong here: the server would
+    /// store a plan without this order.
     pub(super) fn merged(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
         match self.votes(image) {
-            // Any other error means that the image has no usable trace.
+            // Any other error of the file system means that the image has no usable trace.
             Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
                 tracing::debug!(%error, %image, "a trace cannot be read");
                 Ok(None)
@@ -184,7 +191,8 @@ impl TraceStore {
         files: Vec<String>,
     ) -> Result<RecordedTrace, Error> {
         let matched = files.len();
-        // One upload at a time, so that concurrent uploads do not overwrite each other's votes.
+        // Only one upload runs at a time, so that concurrent uploads do not overwrite each other's
+        // votes.
         let _update = self.update.lock();
         let mut votes = self.votes(image)?.unwrap_or_default();
         let before = votes.merged();
@@ -196,13 +204,13 @@ impl TraceStore {
         Ok(RecordedTrace {
             matched,
             clients: votes.votes.len(),
-            // Responses in progress keep their order.
+            // The merged order decides: a vote that does not change it needs no new plans.
             is_new: votes.merged() != before,
         })
     }
 }
 
-/// Identifies a client in a file that outlives the process.
+/// The number that identifies a client in the file, which outlives the process.
 fn id(client: ClientKey) -> u64 {
     let hash = FileDigest::of(format!("{client:?}").as_bytes());
     let bytes = hash.as_bytes().first_chunk();
@@ -258,7 +266,7 @@ mod tests {
         votes.put(1, 0, order("abcd"));
         assert_eq!(merged(&votes), "abcd");
         votes.put(2, 1, order("abcd"));
-        // One client that uploads repeatedly never outvotes two that agree.
+        // One client that uploads repeatedly never outvotes two clients that agree.
         for now in 2..20 {
             votes.put(3, now, order("xyda"));
         }

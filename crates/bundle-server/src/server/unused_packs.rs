@@ -15,18 +15,21 @@ use crate::Error;
 use crate::pack::FrameIndex as _;
 use pierhead_toc::ImageToc;
 
-/// Maximum number of attempts to delete unused packs between two indexing runs.
+/// Maximum number of attempts to delete unused packs. An attempt fails when an image was indexed
+/// meanwhile.
 const MAX_TRIES: u32 = 3;
 
-/// A plan that is deleted unless all of its packs stay.
+/// A plan that is deleted unless all packs that it names stay.
 struct DoubtfulPlan {
     path: PathBuf,
     version: Option<FileVersion>,
-    /// The packs that the plan names. `None` when a pack is missing already.
+    /// The packs that the plan names. `None` when the plan is damaged, or a record of it is already
+    /// missing.
     packs: Option<HashSet<u32>>,
 }
 
-/// Inode, and time of the last change in seconds and nanoseconds.
+/// Identifies one version of a file: the inode, and the time of its last change in seconds and
+/// nanoseconds.
 type FileVersion = (u64, i64, i64);
 
 /// The version of a file. `None` when it does not exist.
@@ -35,12 +38,14 @@ fn version(path: &Path) -> Option<FileVersion> {
     Some((meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
 
-/// Whether the cache still has a blob. True after an error, so that an error deletes nothing.
+/// Whether the cache still has a blob. Returns `true` when the lookup fails, so that an error
+/// deletes nothing.
 pub(super) fn is_cached(context: &Context, digest: &Digest) -> bool {
     matches!(context.blobs.open(digest), Ok(Some(_)) | Err(_))
 }
 
-/// Removes an image that the cache no longer has, with its plans for workers without base images.
+/// Removes an image that the cache no longer has, and its fresh plans (for workers without base
+/// images).
 pub(super) fn remove_image(context: &Context, manifest: &Digest) -> Result<(), Error> {
     for layers in [false, true] {
         context.plans.delete(&request_key(manifest, &[], layers));
@@ -48,16 +53,17 @@ pub(super) fn remove_image(context: &Context, manifest: &Digest) -> Result<(), E
     context.images.settle(manifest, None)
 }
 
-/// Removes images that the cache no longer has, with their TOCs, traces, plans and layer indexes. Removes the packs
-/// that no remaining image needs.
+/// Removes the images whose manifest or config the cache no longer has, with their TOCs, traces,
+/// plans and layer indexes. Then removes the packs that no remaining image needs.
 pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
-    // Indexing settles an image in progress by itself.
+    // Skips images that are being indexed: indexing itself removes an image whose blobs are gone.
     for (manifest, config) in context.images.configs_of_settled() {
         let has_config = config.is_none_or(|config| is_cached(context, &config));
         if has_config && is_cached(context, &manifest) {
             continue;
         }
-        // The note stays until the packs are deleted, since a later prune does not find this image.
+        // Records that packs are unused before the image is removed, since a later run does not
+        // find this image.
         context.pack_usage.note_unused();
         remove_image(context, &manifest)?;
     }
@@ -69,8 +75,7 @@ pub(super) fn remove_uncached_images(context: &Context) -> Result<(), Error> {
     drop_late(context)
 }
 
-/// Closes TOCs and layers. Evicted blobs and deleted files take disk space as long as they are
-/// open.
+/// Closes TOCs and layers. While they are open, evicted blobs and deleted files take disk space.
 pub(super) fn close_files(context: &Context) {
     context.tocs.close_all();
     context.layers.close_all();
@@ -114,11 +119,11 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
         .plans
         .superseded(Some(&context.images.manifests()))?;
     let Some(mut used) = used_packs(context)? else {
-        // The packs of an image cannot be determined now.
+        // The packs that an image needs cannot be determined now, so no pack is deleted.
         context.pack_usage.note_unused();
         return Ok(true);
     };
-    // Clients resume downloads with superseded plans.
+    // Packs of superseded plans stay, since clients resume downloads with these plans.
     used.extend(&superseded.packs);
     let doubtful = doubtful_plans(context, &used)?;
 
@@ -129,12 +134,12 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
         return Ok(false);
     }
     superseded.unusable.iter().for_each(|path| remove(path));
-    // Packs of plans in use are held, and stay.
+    // Packs that a response has open stay.
     context.plans.close_all();
     context.packs.retain(&|number| used.contains(&number))?;
     for plan in doubtful {
         let is_whole = |packs: &HashSet<u32>| packs.iter().all(|it| context.packs.has(*it));
-        // A plan that was replaced or used since is checked at its next use.
+        // A plan whose file has changed since it was read stays. It is checked at its next use.
         if !plan.packs.as_ref().is_some_and(is_whole) && version(&plan.path) == plan.version {
             remove(&plan.path);
         }
@@ -143,7 +148,8 @@ fn try_drop_unused_packs(context: &Context) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Plans that cannot be sent, and plans that name packs outside of `used`.
+/// Lists the plans that cannot be sent (damaged, or with missing records), and the plans that name
+/// packs outside of `used`.
 fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<DoubtfulPlan>, Error> {
     let mut doubtful = Vec::new();
     context.paths.each_plan(&mut |path| {
@@ -160,7 +166,8 @@ fn doubtful_plans(context: &Context, used: &HashSet<u32>) -> Result<Vec<Doubtful
                 has_packs.then_some(packs)
             }
             Err(Error::Malformed { .. }) => None,
-            // Only proven damage deletes a file. A file that cannot be opened now may be intact.
+            // A plan that cannot be opened now may be intact, so it stays. Only a plan that is
+            // proven to be damaged is deleted.
             Err(_) => return,
         };
         doubtful.push(DoubtfulPlan {
@@ -184,15 +191,16 @@ pub(super) fn drop_late(context: &Context) -> Result<(), Error> {
     done
 }
 
-/// The packs that known images need: those that their plans name, and those that their next plans will name, since
-/// plans leave before packs. `None` when the packs of an image cannot be determined.
+/// The packs that known images need: the packs that their plans name, and the packs that their next
+/// plans will name. The second kind counts because plans are deleted before packs. `None` when the
+/// packs of an image cannot be determined.
 fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
     let mut used = HashSet::new();
     for (manifest, was_begun) in context.images.accepted() {
         used.extend(packs_of(context, &manifest)?);
         let toc = match ImageToc::open(&context.paths.toc(&manifest)).map_err(Error::from) {
             Ok(toc) => toc,
-            // Indexing has not begun, so the image has no packs.
+            // The indexing of this image has not begun, so the image has no packs.
             Err(Error::Missing(_)) if !was_begun => continue,
             Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
             Err(error) => return Err(error),
@@ -209,7 +217,8 @@ fn used_packs(context: &Context) -> Result<Option<HashSet<u32>>, Error> {
 /// damaged.
 ///
 /// # Errors
-/// `Io` when the plan cannot be read. Its packs are unknown then, so no pack may be deleted.
+/// `Io` when the plan cannot be read. The packs of the plan are unknown then, so no pack may be
+/// deleted.
 pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u32>, Error> {
     // The plan with layers names all packs of the plan without them. `PlanFile::open` does not count as a use.
     match PlanFile::open(&context.paths.plan(&request_key(manifest, &[], true))) {
@@ -221,8 +230,9 @@ pub(super) fn packs_of(context: &Context, manifest: &Digest) -> Result<HashSet<u
     }
 }
 
-/// Deletes the fast packs that no image waits to optimize, and that no plan in use names. Deletes
-/// nothing when an image is indexed meanwhile; the next maintenance tries again.
+/// Deletes the fast packs from which no optimized frames have to be made any more, and that no plan
+/// in use names. Deletes nothing when an image is indexed meanwhile; the next maintenance tries
+/// again.
 ///
 /// 1. Reading and hashing plans holds no lock, so indexing continues.
 /// 2. Deletion holds the packing lock. It starts after a check that no image was indexed and no

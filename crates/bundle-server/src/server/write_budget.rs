@@ -1,4 +1,5 @@
-//! The write budget of the bundle server: it counts written bytes, and postpones work when the budget is used up.
+//! The daily write budget as the bundle server uses it: the server counts the bytes that it writes,
+//! and postpones work when the budget is used up.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use crate::pack::Packs;
 pub(super) const OUT_OF_BUDGET: &str = "the daily write budget (cache.daily_write_budget) is used up: this image is not \
                                         bundled before 00:00 UTC unless it was ready before";
 
-/// Counts written bytes against a budget. The server reports after each write, and asks before it begins a job. A job that
-/// has begun runs to its end.
+/// Counts written bytes against a budget. The server reports the bytes after each write, and asks
+/// before it begins a job. A job that has begun runs to its end, even beyond the budget.
 pub trait WriteBudget: Debug + Send + Sync {
     /// Counts written bytes.
     fn wrote(&self, bytes: u64);

@@ -1,5 +1,5 @@
-//! Fixtures: two versions of a random image, and a receiver that applies frames independently of
-//! the planner.
+//! Fixtures for the tests of planning: two versions of a random image, and a receiver that applies
+//! frames without code of the planner.
 
 use std::collections::HashMap;
 
@@ -80,8 +80,8 @@ pub(crate) fn edited(rng: &mut Rng, bytes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An image and its next version. Files stay, change, move, get another version in their name, are
-/// added and removed.
+/// An image and its next version. Between the two, some files stay, change, move, get another
+/// version number in their name, are added or are removed.
 pub(crate) fn versions(rng: &mut Rng) -> (Files, Files) {
     let (mut old, mut new) = (Files::new(), Files::new());
     for nth in 0..rng.usize(1..40) {
@@ -131,7 +131,7 @@ impl Sizes for TocSizes<'_> {
     }
 }
 
-/// Encodes and applies the frames, and verifies the digest of every wanted content.
+/// Encodes and applies the frames of a plan, and verifies the digest of every wanted content.
 pub(crate) fn apply(
     want: TocView<'_>,
     haves: &[TocView<'_>],

@@ -1,4 +1,5 @@
-//! Tests of planning: the frames of a plan make the wanted image from the base image.
+//! Tests of planning: a worker that applies the frames of a plan to the base image gets the wanted
+//! image.
 
 mod images;
 mod order;

@@ -1,4 +1,5 @@
-//! Tests of the order of frames: traced files first, and then the programs of the start.
+//! Tests of the order of frames in a bundle: first the files that a recorded container start
+//! opened, then the programs that the image config names.
 
 use fastrand::Rng;
 use pierhead_bundle::patch::{Effort, Level};
@@ -119,7 +120,7 @@ fn traced_files_come_first_by_path_and_by_content() {
 fn the_frames_of_a_pair_follow_the_order() {
     let mut rng = Rng::with_seed(11);
     let mut new = files();
-    // Together larger than a frame, so that there are several frames.
+    // The files together are larger than a frame, so that there are several frames.
     for nth in 0..3 {
         new.push((format!("a/{nth}"), text(&mut rng, 3 << 20)));
     }

@@ -1,4 +1,5 @@
-//! Tests of prepared pairs of images.
+//! Tests of the patches from one image to another: similar contents are found, patches decode, and
+//! the work stays within its limit.
 
 use fastrand::Rng;
 use pierhead_bundle::patch::{Coded, Effort, Level};
@@ -56,12 +57,12 @@ fn a_prepared_pair_makes_the_new_image_and_always_has_the_same_frames() {
         let frames = prepared(want, have, &source, effort);
         apply(want, &[have], &frames, &source);
         assert_eq!(frames, prepared(want, have, &source, effort), "seed {seed}");
-        // An image lacks nothing of itself.
+        // From an image to itself, no frame is made.
         assert!(prepared(want, want, &source, effort).is_empty());
     }
 }
 
-/// Two images with these versions of one file.
+/// Prepares the patches between two images, which have the files `old` and the file `new`.
 fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)> {
     let owned = |(path, bytes): &(&str, &[u8])| ((*path).to_owned(), bytes.to_vec());
     let old: Files = old.iter().map(owned).collect();
@@ -119,7 +120,8 @@ fn a_file_without_a_similar_one_is_sent_whole() {
 #[test]
 fn a_large_file_is_patched_against_its_most_similar_parts() {
     let mut rng = Rng::with_seed(9);
-    // Incompressible, so that a wrong window is visible. The parts move by 12 MiB.
+    // Random bytes do not compress, so a wrong window makes the patch visibly larger. The parts of
+    // the file move by 12 MiB.
     let old: Vec<u8> = (0..26 << 20).map(|_| rng.u8(..)).collect();
     let mut new = old[12 << 20..].to_vec();
     new.extend_from_slice(&old[..12 << 20]);
@@ -147,7 +149,7 @@ fn an_error_of_the_pause_callback_stops_preparation() {
         &mut |_, _| Ok(()),
     );
     assert!(matches!(stopped, Err(Error::Stopped)));
-    // The error names a missing content.
+    // Without the old contents, the error names a missing content.
     let nothing = MemorySource::default();
     let missing = prepare(
         TocView::mounted(&want),
@@ -187,10 +189,11 @@ fn a_pair_beyond_the_limit_is_not_prepared_while_a_client_waits() {
         assert_eq!(is_made.expect("all is there"), frames > 0);
         frames > 0
     };
-    // Compressed bytes and their prefixes count.
+    // The bytes that are compressed count as work, and so do those of their prefixes.
     assert!(is_made("bin/a", 110_000));
     assert!(!is_made("bin/a", 90_000));
-    // Both files are read for their sketches, and the new one is compressed.
+    // Both files are read for their sketches, and the new file is compressed. All three count as
+    // work.
     assert!(is_made("lib/b", 160_000));
     assert!(!is_made("lib/b", 140_000));
 }

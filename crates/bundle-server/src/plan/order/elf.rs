@@ -1,5 +1,5 @@
-//! Reads the interpreter, the needed libraries and the search path of an ELF file. Supports
-//! little-endian 64-bit files; all others need nothing.
+//! Reads the interpreter, the needed libraries and the search path of a little-endian 64-bit ELF
+//! file. For any other file, it returns no libraries.
 //!
 //! Existing ELF crates need the file in memory, and a program may have hundreds of megabytes. This
 //! reader reads less than 64 KiB.
@@ -18,12 +18,12 @@ const MAX_NAME: u64 = 1 << 10;
 /// Maximum number of needed libraries, and of folders.
 const MAX_NEEDED: usize = 256;
 
-// Types of program headers.
+// ELF types of program headers.
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const INTERPRETER: u32 = 3;
 
-// Tags of the dynamic section.
+// ELF tags of entries in the dynamic section.
 const NEEDED: u64 = 1;
 const STRINGS: u64 = 5;
 const RPATH: u64 = 15;
@@ -40,7 +40,8 @@ pub(super) struct Links {
     pub(super) folders: Vec<Vec<u8>>,
 }
 
-/// Reads bytes at an offset. Callers stay within the file.
+/// A function that fills the buffer with the file's bytes at an offset. Callers read no bytes
+/// beyond the end of the file.
 pub(super) type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), Error>;
 
 /// Reads the links of a file of `size` bytes. Reads less than 64 KiB. Returns `None` when the file
@@ -115,7 +116,8 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// Reads a range of the file. `None` when the range exceeds the file. Callers limit the length.
+    /// Reads a range of the file. `None` when the range exceeds the file. Callers limit `len`,
+    /// since the buffer has this size.
     fn bytes(&self, offset: u64, len: u64) -> Result<Option<Vec<u8>>, Error> {
         let end = offset.checked_add(len);
         let Some(len) = end
@@ -252,7 +254,7 @@ mod tests {
         for len in 0..sound.len() {
             let _ = links(&sound[..len]);
         }
-        // Sets each byte of the headers to extreme values.
+        // Sets each byte of the headers to extreme values in turn: the reader must not panic.
         for at in 0..0x1d0 {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut hostile = sound.clone();

@@ -1,5 +1,5 @@
 //! Predicts which files a container start opens, from the image config and from the programs that
-//! it runs.
+//! the config names.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -38,7 +38,7 @@ const LIBRARY_FOLDERS: [&[u8]; 10] = [
 /// Default of the environment variable `DEFAULT_PATH`.
 const DEFAULT_PATH: &[u8] = b"usr/local/sbin:usr/local/bin:usr/sbin:usr/bin:sbin:bin";
 
-/// Files that every start reads.
+/// Files that every container start reads.
 const COMMON_FILES: [&[u8]; 4] = [
     b"etc/ld.so.cache",
     b"etc/nsswitch.conf",
@@ -122,7 +122,7 @@ pub(super) fn expect(
     Ok(found)
 }
 
-/// A tree with a limit on the number of lookups.
+/// A file tree with a limit on the number of path lookups.
 struct Lookups<'a> {
     tree: &'a Tree<'a>,
     left: Cell<u32>,
@@ -137,7 +137,7 @@ impl Lookups<'_> {
     }
 }
 
-/// The path of a program, or of a file, that an argument names.
+/// The path of the program or of the file that a command-line argument names.
 fn program(tree: &Lookups<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
     if word.contains(&b'/') {
         return Some(clean(word, &start.folder));
@@ -160,7 +160,7 @@ fn program(tree: &Lookups<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
 /// The path of a shared library. `folders` is the search path of the program, and `origin` the
 /// folder of the program.
 fn library(tree: &Lookups<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) -> Option<Vec<u8>> {
-    // As in the dynamic linker, a name with a slash is a path.
+    // A name with a slash is a path, as for the dynamic linker.
     if name.contains(&b'/') {
         return Some(clean(name, b""));
     }
@@ -184,7 +184,7 @@ fn follow(tree: &Lookups<'_>, path: &[u8]) -> Option<(usize, u32)> {
         if let Some((at, Leaf::File(number))) = tree.find(&path) {
             return Some((at, number));
         }
-        // The shortest prefix of the path that is a link.
+        // Find the shortest prefix of the path that is a symbolic link.
         let ends = (0..=path.len()).filter(|end| path.get(*end).is_none_or(|byte| *byte == b'/'));
         let (end, target) = ends
             .into_iter()
@@ -202,7 +202,7 @@ fn follow(tree: &Lookups<'_>, path: &[u8]) -> Option<(usize, u32)> {
     None
 }
 
-/// A path from the root, without `.`, `..` and slashes at its ends, as in a TOC.
+/// Normalizes a path as in a TOC: from the root, without `.`, `..` and slashes at the ends.
 fn clean(path: &[u8], folder: &[u8]) -> Vec<u8> {
     let mut out: Vec<&[u8]> = Vec::new();
     let folder = if path.starts_with(b"/") { b"" } else { folder };

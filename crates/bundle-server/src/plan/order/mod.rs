@@ -18,16 +18,17 @@ pub(crate) fn elf_needs(size: u64, read: elf::ReadAt<'_>) -> Result<Vec<Vec<u8>>
     Ok(elf::read(size, read)?.unwrap_or_default().needed)
 }
 
-/// Ranks of contents, by content number. A lower rank comes earlier.
+/// The expected order in which a container start uses contents: a rank by content number. The
+/// content with the lowest rank is used first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected(HashMap<u32, u32>);
 
 impl Expected {
-    /// Computes the ranks: first the files of traces, by path and by content, then the programs
-    /// that `start` runs, with their interpreters and libraries.
+    /// Computes the ranks: first the files that recorded container starts opened, by path and by
+    /// content, then the programs that `start` runs, with their interpreters and libraries.
     ///
     /// # Errors
-    /// Errors of the source. A program that is missing or malformed adds nothing.
+    /// Errors of the source. A missing or malformed program is no error and adds no ranks.
     pub fn of(
         tree: &Tree<'_>,
         traced: &[Traced],
@@ -86,7 +87,7 @@ impl Expected {
 pub struct Traced {
     /// Its path in the traced image.
     pub path: Vec<u8>,
-    /// The digest of its contents, if the TOC of the traced image still exists. It finds the file
-    /// under another path.
+    /// The digest of its contents, if the TOC of the traced image still exists. With the digest,
+    /// the planner finds the file also under another path.
     pub content: Option<FileDigest>,
 }

@@ -1,4 +1,5 @@
-//! Regular maintenance: removes what no image needs, and keeps the budgets of packs and plans.
+//! Regular maintenance: deletes files and records that no image needs, and keeps packs and plans
+//! within their budgets.
 
 use super::context::Context;
 use super::cpu_share::CpuShare;
@@ -27,7 +28,8 @@ pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Er
     share.pause(0)?;
     context.plans.expire_superseded()?;
     context.plans.shrink(context.config.plan_budget)?;
-    // Each step runs, whether or not another one fails: one unreadable plan keeps packs, and nothing else.
+    // Each step runs even if another step fails. So an unreadable plan only stops the deletion of
+    // unused packs.
     let steps = [
         drop_unused_fast_packs(context),
         drop_late(context),
@@ -38,7 +40,8 @@ pub(super) fn maintain(context: &Context, share: &mut CpuShare) -> Result<(), Er
 
 /// Queues failed optimizations again, and removes the locations of contents whose pack was evicted.
 fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
-    // These images had no room for optimized frames, or failed for another reason that may have passed.
+    // The optimization of these images found no room, or failed for another reason that may no
+    // longer exist.
     context.queue.optimize(context.images.fast_images());
     // The cleanup walks over all packed contents, so it runs only after an eviction.
     if !context
@@ -47,7 +50,7 @@ fn retry_and_clean_up(context: &Context) -> Result<(), Error> {
     {
         return context.directory.flush();
     }
-    // Without a pause: the directory is locked meanwhile.
+    // The cleanup does not pause, since it holds the lock of the directory.
     let is_stopped = || context.queue.is_stopped();
     let packs = &context.packs;
     context.directory.retain_locations(|locations| {

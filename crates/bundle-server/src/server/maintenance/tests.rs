@@ -17,7 +17,7 @@ use crate::pack::{FrameIndex as _, RecordLocation};
 use crate::server::plan_store::request_key;
 use crate::{BundleServer, Config, Image, State};
 
-/// Blobs in memory.
+/// A cache of blobs in memory, as the server's source of layers.
 #[derive(Default)]
 struct MemoryBlobs(Mutex<HashMap<Digest, Arc<MemoryBlob>>>);
 
@@ -72,7 +72,7 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
     std::fs::remove_file(&plan).unwrap();
     std::os::unix::fs::symlink(&plan, &plan).unwrap();
     context.plans.close_all();
-    // The optimization needs the plan, fails, and leaves the queue.
+    // The optimization needs the plan, so it fails and is no longer queued.
     background.set_paused(false);
     wait_until(|| server.stat().jobs == 0);
     background.set_paused(true);
@@ -85,7 +85,7 @@ fn maintenance_with_an_unreadable_plan_runs_all_other_steps() {
         len: 1,
     };
     context.directory.put(&gone_content, &[location]).unwrap();
-    // Any number other than the current one says that packs were evicted.
+    // A number other than the stored one makes maintenance believe that packs were evicted.
     context.pack_usage.has_evicted_since(u64::MAX);
     context.pack_usage.note_unused();
     let packs = server.stat().packs;
