@@ -1,4 +1,4 @@
-//! JSON requests and responses of the bundle endpoints.
+//! JSON requests and responses of the endpoints for bundles and traces.
 
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,8 @@ use crate::Error;
 /// Maximum size of a request body in bytes.
 pub const MAX_DOCUMENT: usize = 1 << 20;
 
-/// Maximum number of base images in a request. The server may read the TOC of each.
+/// Maximum number of base images in a request. The server may read the TOC (table of contents) of
+/// each base image.
 pub const MAX_BASE_IMAGES: usize = 256;
 
 /// Maximum number of shares of a bundle. Each share takes a connection.
@@ -17,11 +18,11 @@ pub const MAX_SHARES: u16 = 64;
 /// Maximum number of files in one trace. A start of the largest images opens some thousands.
 pub const MAX_TRACE: usize = 16_384;
 
-/// The media type of a bundle.
+/// The media type of the response with a bundle.
 pub const MEDIA_TYPE: &str = "application/vnd.pierhead.bundle.v1";
 
-/// Response header with the base images of the request that the bundle does not use: the server
-/// does not know them, or the client may not pull them.
+/// Response header that lists base images of the request that the bundle does not use, because the
+/// server does not know them or the client may not pull them.
 pub const UNKNOWN_BASE_IMAGES: &str = "pierhead-unknown-have";
 
 /// Body of `POST /v2/<name>/_pierhead/bundle`.
@@ -39,7 +40,8 @@ pub struct BundleQuery {
     /// The base images whose layers the worker can rebuild.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have_layers: Vec<Digest>,
-    /// Whether the worker will rebuild the layers, and not only mount the image.
+    /// Whether the worker will rebuild the layers. If not, the worker only mounts the image and
+    /// needs fewer contents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub layers: bool,
     /// Requests only records of a bundle whose header the worker received before, for the same
@@ -50,31 +52,33 @@ pub struct BundleQuery {
     /// each over its own connection. Excludes `part`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
-    /// With a share: the server may send the header in pieces, one before the records of each
-    /// share.
+    /// If `share` is set: whether the server may divide the header into pieces and send one piece
+    /// before the records of each share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pieces: bool,
-    /// Requests the [`StartOrder`] of the image in place of a bundle. An older server ignores this and sends the bundle.
+    /// Requests the [`StartOrder`] of the image in place of a bundle. An older server ignores this
+    /// field and sends the bundle.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub start_order: bool,
 }
 
-/// The expected order of file opens at a container start. The response to an [`BundleQuery`] with `start_order`.
+/// The expected order of file opens at a container start. The response to a [`BundleQuery`] with
+/// `start_order`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartOrder {
-    /// Where the order comes from.
+    /// The source of the order.
     pub source: OrderSource,
     /// Paths in the image, without a leading slash, at most [`MAX_TRACE`].
     pub files: Vec<String>,
     /// Whether a bundle without base images already carries these files first.
     pub applied: bool,
-    /// Layers of the image.
+    /// Number of layers of the image.
     pub layers: u32,
-    /// Layers that are compressed fast and wait for better compression.
+    /// Number of layers whose packs are compressed at a low level and wait for better compression.
     pub layers_waiting: u32,
 }
 
-/// Where a [`StartOrder`] comes from.
+/// The source of a [`StartOrder`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -83,22 +87,24 @@ pub enum OrderSource {
     Trace {
         /// The manifest of the image that was started.
         image: Digest,
-        /// Number of clients that recorded it, where the server counts them.
+        /// Number of clients that recorded a start of the image. Absent if the server does not
+        /// count them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         clients: Option<u32>,
     },
-    /// The order comes from the entrypoint and command of the config, with interpreters and libraries.
+    /// The order comes from the entrypoint and command of the image config, with their interpreters
+    /// and libraries.
     Config,
 }
 
-/// One share of a bundle: `[nth, of]`. The first share starts with the header. The other ones are
-/// continuations.
+/// One share of a bundle, which a client receives over several connections: share `nth` of `of`, in
+/// JSON `[nth, of]`. The first share starts with the header. The other shares contain only records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share(pub u16, pub u16);
 
 impl Share {
-    /// The range of this share in `bytes` bytes. The ranges of all shares have about equal length,
-    /// and cover all bytes.
+    /// The byte range of this share, if a bundle has `bytes` bytes. The ranges of all shares have
+    /// about equal length, and cover all bytes.
     pub fn of(self, bytes: u64) -> std::ops::Range<u64> {
         let begin = |nth: u16| {
             let place = u128::from(bytes) * u128::from(nth) / u128::from(self.1.max(1));
@@ -147,9 +153,10 @@ pub struct TraceReport {
 pub struct Progress {
     /// The current stage.
     pub stage: Stage,
-    /// Completed part of `total`: bytes of a pull, or layers of indexing.
+    /// How much of `total` is done: bytes while the proxy pulls, or layers while the server
+    /// indexes.
     pub done: u64,
-    /// The total, or 0 when it is not known yet.
+    /// Total number of bytes or layers, or 0 when it is not known yet.
     pub total: u64,
 }
 
@@ -158,11 +165,11 @@ pub struct Progress {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Stage {
-    /// Other images come first.
+    /// The image waits in the queue behind other images.
     Wait,
-    /// The proxy pulls its layers from the upstream.
+    /// The proxy pulls the layers of the image from the upstream registry.
     Pull,
-    /// The server indexes its layers.
+    /// The server indexes the layers of the image.
     Index,
 }
 
@@ -170,7 +177,7 @@ impl BundleQuery {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for a body that exceeds a limit, or is not of this form.
+    /// [`Error::Malformed`] for a body that exceeds a limit, or is no valid document of this type.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let ask: Self = parse(json, "bundle request")?;
         let fits = |Share(nth, of)| nth < of && of <= MAX_SHARES && ask.part.is_none();
@@ -193,7 +200,7 @@ impl Trace {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for a body that exceeds a limit, or is not of this form.
+    /// [`Error::Malformed`] for a body that exceeds a limit, or is no valid document of this type.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let trace: Self = parse(json, "trace")?;
         match trace.files.len() {
@@ -212,7 +219,7 @@ fn parse<T: for<'a> Deserialize<'a>>(json: &[u8], what: &'static str) -> Result<
         return Err(Error::malformed(what, why));
     }
     serde_json::from_slice(json).map_err(|error| {
-        // The text can quote the document, so it is cut.
+        // The text of the error can quote the document, so only its first 200 characters are used.
         let why: String = error.to_string().chars().take(200).collect();
         Error::malformed(what, why)
     })

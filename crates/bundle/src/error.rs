@@ -1,4 +1,4 @@
-//! The error of this crate: what is wrong with bytes of a bundle, and whose fault it is.
+//! The error type of this crate: what is wrong with the bytes of a bundle, and whose fault it is.
 
 use pierhead_toc::Fault;
 
@@ -6,25 +6,25 @@ use pierhead_toc::Fault;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Bytes are not of the format, or exceed a limit. The sender is wrong.
+    /// Bytes violate the format or exceed a limit. The sender of the bytes is at fault.
     #[error("malformed {what}: {why}")]
     Malformed {
-        /// The name of the format.
+        /// The name of the violated format.
         what: &'static str,
-        /// The violation.
+        /// How the bytes violate the format.
         why: String,
     },
     /// The SHA-256 of some bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
-        /// The name of the bytes.
+        /// Name of the object whose bytes were hashed, for the message.
         what: String,
         /// The promised digest.
         expected: String,
         /// The computed digest.
         found: String,
     },
-    /// zstd failed on bytes in memory. It has no known reason but a lack of memory.
+    /// zstd failed on bytes in memory. The only known reason is a lack of memory.
     #[error("zstd cannot compress a frame: {0}")]
     Compression(&'static str),
     /// Another error of the crate `toc`.
@@ -33,7 +33,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whose fault it is. A retry is useless only after [`Fault::Input`].
+    /// Whose fault the error is. A retry is useless only after [`Fault::Input`].
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Malformed { .. } | Self::Digest { .. } => Fault::Input,
@@ -51,7 +51,8 @@ impl Error {
     }
 }
 
-/// Keeps the variant, so that a caller of this crate matches one enum.
+/// Converts each variant to the variant of the same meaning, so that callers of this crate match
+/// one enum.
 impl From<pierhead_toc::Error> for Error {
     fn from(error: pierhead_toc::Error) -> Self {
         use pierhead_toc::Error as Toc;

@@ -1,13 +1,14 @@
-//! Frames: the units of packing, sending and resuming.
+//! Frames: groups of file contents that are compressed together. A frame is the unit of packing,
+//! sending and resuming.
 //!
 //! On the wire and in packs, a frame is one *record*: [`RECORD_HEAD`] bytes and the payload. The
 //! header of the bundle says which contents the payload decodes to, and against which bases. So the
-//! records of packs are sent unchanged.
+//! server sends the records of packs unchanged.
 
 use crate::Error;
 use pierhead_toc::FileDigest;
 
-/// Maximum decoded size of a frame in bytes. Bounds the memory of a worker.
+/// Maximum decoded size of a frame in bytes. This bounds the memory of a worker.
 pub const MAX_FRAME: u64 = 4 << 20;
 
 /// Maximum size of all bases of one frame together, in bytes.
@@ -42,7 +43,7 @@ impl RecordHead {
         head.check()
     }
 
-    /// The bytes of the head.
+    /// Encodes the head.
     pub fn encode(&self) -> [u8; RECORD_HEAD] {
         let mut bytes = [0; RECORD_HEAD];
         bytes[0] = self.coding.number();
@@ -67,7 +68,7 @@ impl RecordHead {
         head.check()
     }
 
-    /// Verifies the payload. Computes its SHA-256.
+    /// Verifies that the payload has the length and the SHA-256 of this head.
     ///
     /// # Errors
     /// [`Error::Digest`] when the digest differs.
@@ -108,7 +109,7 @@ pub struct Slice {
 pub struct BaseSlice {
     /// Position of the base image in the header: see [`crate::format::Header::base_images`].
     pub image: u16,
-    /// The range, with the content number of the base image's TOC.
+    /// The range. Its content number is that of the base image's TOC.
     pub slice: Slice,
 }
 
@@ -158,11 +159,12 @@ impl Coding {
 /// One frame. It decodes to the concatenation of its members, at most [`MAX_FRAME`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The ranges that it decodes to, in order.
+    /// The ranges of contents that the frame decodes to, in order.
     pub members: Vec<Slice>,
-    /// The ranges that decoding needs. Empty for [`Coding::Stored`] and [`Coding::Zstd`].
+    /// The ranges of old contents that decoding needs. Empty for [`Coding::Stored`] and
+    /// [`Coding::Zstd`].
     pub bases: Vec<BaseSlice>,
-    /// The coding of its bytes.
+    /// How the bytes of the frame are coded.
     pub coding: Coding,
 }
 

@@ -1,4 +1,5 @@
-//! The delta bundle on the wire: request, header, frames and patches.
+//! The wire format of delta bundles, which update a container image: request, header, frames and
+//! patches.
 //!
 //! This crate does no I/O and starts no thread. The server writes bundles with it, and the worker
 //! reads them.

@@ -1,5 +1,5 @@
-//! The bundle on the wire, without a server and without a worker: what one side writes, the other
-//! side reads, and nothing else is accepted.
+//! Tests of the wire format of bundles, without a server and a worker: the reader accepts what the
+//! writer writes, and refuses all other bytes.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! zstd frames of known length, from buffer to buffer. Decompression allocates no window, whatever
-//! the frame demands.
+//! Compresses and decompresses zstd frames of known length, from buffer to buffer. Decompression
+//! allocates no window, even if the frame demands one.
 
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, get_error_name, get_frame_content_size};
 
@@ -10,7 +10,7 @@ const WHAT: &str = "zstd frame";
 /// Compresses bytes into one frame, which contains their length.
 ///
 /// # Errors
-/// Errors of zstd. None is known for bytes in memory.
+/// Errors of zstd. No error is known for bytes in memory, except a lack of memory.
 pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
     let mut context = CCtx::create();
     let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
@@ -21,18 +21,19 @@ pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// Decompresses one frame of exactly `len` bytes. `prefix` is the prefix of the frame, or empty.
-/// Allocates `len` bytes and no window: the frame refers only to the output and to the prefix.
+/// Decompresses one frame of exactly `len` bytes. `prefix` has the bytes that the frame was
+/// compressed against, and may be empty. Allocates `len` bytes and no window: the frame refers only
+/// to the output and to the prefix.
 ///
 /// # Errors
-/// The input is not one frame, or has another length.
+/// The input is not one frame, or decompresses to another length.
 pub fn decompress(coded: &[u8], len: usize, prefix: &[u8]) -> Result<Vec<u8>, Error> {
     let mut out = Vec::new();
     decompress_into(coded, len, prefix, &mut out)?;
     Ok(out)
 }
 
-/// As [`decompress`], into an existing buffer.
+/// Does the same as [`decompress`], but writes into an existing buffer.
 pub fn decompress_into(
     coded: &[u8],
     len: usize,

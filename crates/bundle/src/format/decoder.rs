@@ -1,4 +1,5 @@
-//! A push parser of bundles: takes bytes, and returns the header and the records. Does no I/O.
+//! A parser of bundles: the caller passes received bytes, and the parser returns the header and the
+//! records. It does no I/O.
 
 use super::header::{Header, PRELUDE, Prelude};
 use super::record::{End, Head};
@@ -10,7 +11,7 @@ use crate::{Coding, RECORD_HEAD, RecordHead};
 pub enum Event {
     /// The first event of a complete bundle.
     Header {
-        /// The prelude.
+        /// The prelude of the bundle.
         prelude: Prelude,
         /// The bytes of the header's body, to store them.
         body: Vec<u8>,
@@ -19,7 +20,7 @@ pub enum Event {
     },
     /// The first event of a continuation.
     Continued(Prelude),
-    /// The record of a frame. Its payload is verified.
+    /// The record of a frame. The payload matches its digest.
     Record {
         /// Number of the frame.
         frame: u32,
@@ -28,22 +29,22 @@ pub enum Event {
         /// The payload.
         payload: Vec<u8>,
     },
-    /// The server does not send this frame, or its payload is corrupt. The worker then requests its
-    /// contents one by one.
+    /// The server does not send this frame, or its payload is corrupt. The worker then requests the
+    /// contents of the frame one by one.
     Unsent {
         /// Number of the frame.
         frame: u32,
     },
-    /// The last event. The counts of the end mark are right, and no byte may follow.
+    /// The last event. The counts in the end mark match the received records. No byte may follow.
     End(End),
 }
 
-/// The parser. Holds at most one header body or one payload.
+/// The parser of a bundle. It holds at most one header body or one payload in memory.
 pub struct Decoder {
     state: State,
     buffer: Vec<u8>,
-    /// The codings of all frames, from the header. A continuation takes them from the earlier
-    /// header.
+    /// The codings of all frames, from the header. For a continuation, they come from the header
+    /// that was received before.
     codings: Vec<Coding>,
     expected: Option<[u8; 32]>,
     next: u32,
@@ -78,7 +79,8 @@ impl Decoder {
         }
     }
 
-    /// A decoder for a response that may also continue the bundle of this header.
+    /// A decoder for a response that is a complete bundle, or a continuation of the bundle with
+    /// this header.
     pub fn resumed(digest: [u8; 32], header: &Header) -> Self {
         Self {
             codings: header.frames.codings().collect(),
@@ -87,8 +89,8 @@ impl Decoder {
         }
     }
 
-    /// Takes bytes from the front of `bytes` until an event is complete. `None` after all bytes
-    /// were taken and more are needed.
+    /// Takes bytes from the front of `bytes` until an event is complete. Returns `None` if all
+    /// bytes were taken and the event needs more.
     ///
     /// # Errors
     /// The bundle is malformed. The caller must not feed more bytes.
@@ -104,8 +106,8 @@ impl Decoder {
             };
             let missing = needed.saturating_sub(self.buffer.len());
             if self.buffer.is_empty() {
-                // The exact capacity, since the buffer moves into the event. The limit was checked
-                // with the length.
+                // Reserves the exact capacity, since the buffer becomes a part of the event. The
+                // length was checked against the limit before.
                 self.buffer.reserve_exact(needed);
             }
             let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
@@ -121,7 +123,8 @@ impl Decoder {
         }
     }
 
-    /// Length of the next payload, once its head is read. The decoder will hold that many bytes.
+    /// Length of the next payload, if its head was read already. The decoder will hold that many
+    /// bytes.
     pub fn announced(&self) -> Option<u64> {
         match &self.state {
             State::Payload(_, head) => Some(head.len.into()),
@@ -129,8 +132,8 @@ impl Decoder {
         }
     }
 
-    /// Whether the end mark was read. A stream that ends earlier was cut, and the worker resumes
-    /// it.
+    /// Whether the end mark was read. A stream that ends before the end mark was interrupted, and
+    /// the worker resumes it.
     pub const fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }
@@ -167,7 +170,8 @@ impl Decoder {
                 self.counted.payload += u64::from(head.len);
                 self.state = State::Head;
                 if head.verify(&whole).is_err() {
-                    // The record is corrupt on the server, so a retry would return the same bytes.
+                    // The payload does not match its digest. The record is corrupt on the server,
+                    // so a retry would return the same bytes.
                     return Ok(Some(Event::Unsent { frame }));
                 }
                 Ok(Some(Event::Record {
@@ -204,8 +208,8 @@ impl Decoder {
         self.counted.records += 1;
         self.state = State::Head;
         match head {
-            // A server may send whole bytes in place of a patch. A patch in place of whole bytes
-            // has no bases.
+            // A server may send the frame without bases where the header announces a patch. The
+            // reverse is an error, since the frame has no bases.
             Head::Record(head) if head.coding == Coding::Patch && planned != Coding::Patch => {
                 Err(wrong("a patch against nothing"))
             }
@@ -217,7 +221,7 @@ impl Decoder {
         }
     }
 
-    /// The next frame with a record. Frames with the coding `Copy` have none.
+    /// The next frame with a record. Frames with the coding `Copy` have no record.
     fn next_with_record(&self) -> Option<(u32, Coding)> {
         (self.next..self.until)
             .filter_map(|frame| {

@@ -1,5 +1,5 @@
-//! The compact list of a bundle's frames: columns of small numbers, which a cursor decodes one
-//! frame at a time.
+//! Encodes and decodes the list of a bundle's frames: columns of small numbers, which a cursor
+//! decodes one frame at a time.
 
 use std::collections::HashMap;
 
@@ -10,24 +10,26 @@ use pierhead_toc::varint::{self, Reader};
 /// Maximum number of frames of a bundle.
 pub const MAX_FRAMES: usize = 1 << 18;
 
-/// Maximum number of members of a frame, and of its bases.
+/// Maximum number of members (ranges of contents) of a frame, and of its bases.
 pub const MAX_MEMBERS: usize = 1 << 14;
 
 /// Maximum size of a frame list before compression, in bytes. Both sides hold it in memory.
 pub const MAX_FRAME_LIST: usize = 4 << 20;
 
-/// Maximum number of contents that are partly covered at any position of the list. Bounds the
+/// Maximum number of contents that are partly covered at any position of the list. This bounds the
 /// memory of a reader.
 const MAX_OPEN: usize = 1 << 16;
 
 const WHAT: &str = "frame list";
 const COLUMNS: usize = 5;
 
-/// The sizes of contents. `None` for a number that the TOC does not have.
+/// Tells the sizes of contents, by their numbers in a TOC. `None` for a number that the TOC does
+/// not have.
 pub trait Sizes {
-    /// The size of a content of the wanted image.
+    /// The size of content number `content` of the wanted image.
     fn wanted(&self, content: u32) -> Option<u64>;
-    /// The size of a content of a base image. `image` is its position in the header.
+    /// The size of content number `content` of a base image. `image` is the position of the base
+    /// image in the header.
     fn base(&self, image: u16, content: u32) -> Option<u64>;
 }
 
@@ -42,7 +44,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Encodes a list. One pass.
+    /// Encodes a list of frames in one pass.
     ///
     /// # Errors
     /// [`Error::Malformed`] when a limit is exceeded; the ranges of a content are out of order or
@@ -103,8 +105,8 @@ impl Frames {
         Ok(Self { bytes, count })
     }
 
-    /// Parses the result of [`Frames::bytes`]. Checks the codings. The cursor checks all other
-    /// columns.
+    /// Parses a compact frame list, as [`Frames::bytes`] returns it. Checks only the column of
+    /// codings. The cursor checks all other columns.
     ///
     /// # Errors
     /// [`Error::Malformed`] when the columns or the codings are malformed.
@@ -126,7 +128,7 @@ impl Frames {
         Ok(Self { bytes, count })
     }
 
-    /// Checks the whole list against the TOCs. One pass.
+    /// Checks the whole list against the TOCs in one pass.
     ///
     /// # Errors
     /// As [`Frames::encode`].
@@ -273,12 +275,12 @@ impl Iterator for Cursor<'_> {
     }
 }
 
-/// The number of covered bytes of each content that is partly covered.
+/// For each content that earlier frames cover only in part: the number of covered bytes.
 #[derive(Default)]
 struct Open(HashMap<u32, u64>);
 
 impl Open {
-    /// The next slice of a content: `len` bytes, or all bytes that are left when `len` is 0.
+    /// Returns the next slice of a content: `len` bytes, or all remaining bytes when `len` is 0.
     fn take(&mut self, content: u32, len: u64, sizes: &dyn Sizes) -> Result<Slice, Error> {
         let offset = self.0.get(&content).copied().unwrap_or(0);
         let size = sizes.wanted(content).unwrap_or(0);
@@ -297,7 +299,7 @@ impl Open {
         Ok(slice)
     }
 
-    /// Adds a slice. Returns whether it ends its content.
+    /// Adds a slice. Returns whether the slice ends its content.
     fn advance(&mut self, slice: &Slice, sizes: &dyn Sizes) -> Result<bool, Error> {
         let size = sizes
             .wanted(slice.content)
@@ -316,7 +318,7 @@ impl Open {
         };
         if end == size {
             self.0.remove(&slice.content);
-            // Complete contents are not remembered: the receiver ignores one that comes again.
+            // Forgets a complete content. If the content comes again, the receiver ignores it.
             return Ok(true);
         }
         if self.0.insert(slice.content, end).is_none() && self.0.len() > MAX_OPEN {
@@ -391,7 +393,7 @@ fn columns(bytes: &[u8]) -> Result<[&[u8]; COLUMNS], Error> {
     Ok(columns)
 }
 
-/// Encodes a number as its difference to the previous number plus 1.
+/// Encodes `number` as its difference to (the previous number + 1).
 fn put_next(out: &mut Vec<u8>, last: &mut u32, number: u32) {
     varint::put_signed(out, i64::from(number) - i64::from(*last));
     *last = number.wrapping_add(1);

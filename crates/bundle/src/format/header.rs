@@ -1,5 +1,5 @@
-//! The header of a bundle: manifest, config, TOC and frame list. It contains all that a mount
-//! needs, before any file contents.
+//! Encodes and decodes the header of a bundle: manifest, config, TOC (table of contents) and frame
+//! list. The header contains everything that a mount needs except file contents.
 
 use pierhead_oci::{Algorithm, Digest};
 use sha2::{Digest as _, Sha256};
@@ -17,11 +17,11 @@ pub const PRELUDE: usize = 56;
 /// Maximum size of the header's body in bytes.
 pub const MAX_BODY: usize = 10 << 20;
 
-/// Maximum size of manifest and config together, in bytes. Both are held in memory.
+/// Maximum size of manifest and config together, in bytes. A worker holds both in memory.
 pub const MAX_DOCUMENTS: usize = 4 << 20;
 
-/// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. Bounds the memory of
-/// a worker.
+/// Maximum size of a TOC in its canonical form, in bytes: about 220 000 files. This bounds the
+/// memory of a worker.
 pub const MAX_TOC: usize = 16 << 20;
 
 const MAGIC: [u8; 8] = *b"\x89PHB\r\n\x1a\n";
@@ -33,27 +33,29 @@ const PIECE: u16 = 4;
 const MAX_MEDIA_TYPE: usize = 255;
 const WHAT: &str = "bundle header";
 
-/// The first bytes of every response. They identify the bundle, and say which parts follow.
+/// The first bytes of every response. The prelude identifies the bundle and says which parts
+/// follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prelude {
-    /// The body does not follow, since the worker has it from an earlier response.
+    /// The body of the header does not follow, since the worker has it from an earlier response.
     pub continued: bool,
-    /// With `continued`: the piece of the body that belongs to the requested share follows.
+    /// Only with `continued`: the piece of the header's body that belongs to the requested share
+    /// follows.
     pub piece: bool,
     /// The bundle includes extras: contents that only rebuilding the layers needs.
     pub layers: bool,
-    /// Length of the body. With `continued`, of the body that was sent before.
+    /// Length of the header's body in bytes, also when this response does not contain the body.
     pub body: u32,
     /// The first frame whose record may follow.
     pub first: u32,
     /// The first frame after those whose records follow.
     pub until: u32,
-    /// SHA-256 of the body.
+    /// SHA-256 of the header's body.
     pub digest: [u8; 32],
 }
 
 impl Prelude {
-    /// The bytes of the prelude.
+    /// Encodes the prelude.
     pub fn encode(&self) -> [u8; PRELUDE] {
         let mut bytes = [0; PRELUDE];
         let flags = (u16::from(self.continued) * CONTINUED)
@@ -108,13 +110,13 @@ impl Prelude {
         Ok(prelude)
     }
 
-    /// Length of the body in bytes.
+    /// Length of the header's body in bytes.
     pub fn body_len(&self) -> usize {
         usize::try_from(self.body).unwrap_or(usize::MAX)
     }
 
-    /// An `ETag` that identifies the body only. A server whose records may differ for one body uses
-    /// a longer `ETag`. A worker treats it as opaque.
+    /// An `ETag` that identifies only the header's body. A server that may send different records
+    /// with the same body uses a longer `ETag`. A worker treats the `ETag` as opaque.
     pub fn etag(&self) -> String {
         format!("\"{}\"", FileDigest::from_bytes(self.digest).hex())
     }
@@ -123,20 +125,20 @@ impl Prelude {
 /// A base image of a bundle: an image that the worker has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseImage {
-    /// The digest of its manifest.
+    /// The digest of the base image's manifest.
     pub manifest: Digest,
-    /// Which of its contents the bundle uses.
+    /// Which contents of the base image the bundle uses.
     pub usable: UsableContents,
 }
 
 /// Which contents of a base image a bundle uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsableContents {
-    /// None: the server does not know the image, or the client may not pull it.
+    /// No content, since the server does not know the image or the client may not pull it.
     None,
-    /// The contents of the merged tree.
+    /// The contents of the merged tree, which a mount shows.
     Visible,
-    /// All contents, with those that only rebuilding the layers needs.
+    /// All contents, including the contents that only rebuilding the layers needs.
     All,
 }
 
@@ -145,9 +147,9 @@ pub enum UsableContents {
 pub struct WireToc {
     /// Position in [`Header::base_images`] of the image whose TOC is the prefix of the compression.
     pub base: Option<u16>,
-    /// SHA-256 of the canonical bytes.
+    /// SHA-256 of the TOC's canonical (uncompressed) bytes.
     pub digest: [u8; 32],
-    /// Length of the canonical form, at most [`MAX_TOC`].
+    /// Length of the TOC's canonical form in bytes, at most [`MAX_TOC`].
     pub len: u32,
     /// The compressed bytes, from `pierhead_toc::image_toc::encode`.
     pub coded: Vec<u8>,
@@ -164,21 +166,21 @@ pub struct Header {
     pub manifest: Vec<u8>,
     /// The exact bytes of the config.
     pub config: Vec<u8>,
-    /// The base images that the bundle uses, in the order of the server.
+    /// The base images that the bundle uses, in the order that the server chose.
     /// [`crate::BaseSlice::image`] is a position in this list.
     pub base_images: Vec<BaseImage>,
     /// The TOC of the wanted image.
     pub toc: WireToc,
     /// The frames of the bundle, in the order of sending.
     pub frames: Frames,
-    /// Number of bytes of all records, with their heads, or 0 when the server does not know it.
-    /// Used only for progress and for the split among connections.
+    /// Number of bytes of all records with their heads, or 0 when the server does not know the
+    /// number. Used only for progress and for the split among connections.
     pub records: u64,
 }
 
 impl Header {
-    /// Encodes prelude and body, with the range of all frames. `level` is the zstd level for the
-    /// documents and the frame list.
+    /// Encodes prelude and body. The prelude announces the records of all frames. `level` is the
+    /// zstd level for the documents and the frame list.
     ///
     /// # Errors
     /// [`Error::Malformed`] when a limit is exceeded.
@@ -227,8 +229,9 @@ impl Header {
         Ok((prelude, body))
     }
 
-    /// Parses the body that a prelude announces. Encoding the result at the same level gives the
-    /// same bytes. Allocates at most [`MAX_DOCUMENTS`] + [`MAX_FRAME_LIST`] bytes besides the body.
+    /// Parses the body that a prelude announces. Encoding the returned header at the same level
+    /// gives the same bytes. Allocates at most [`MAX_DOCUMENTS`] + [`MAX_FRAME_LIST`] bytes besides
+    /// the body.
     ///
     /// # Errors
     /// [`Error::Digest`] when the digest differs from the prelude; [`Error::Malformed`].
@@ -338,7 +341,7 @@ fn base_image(reader: &mut Reader<'_>) -> Result<BaseImage, Error> {
     Ok(BaseImage { manifest, usable })
 }
 
-/// Reads and decompresses a part of the body.
+/// Reads and decompresses one part of the body, of at most `most` bytes.
 fn plain(reader: &mut Reader<'_>, most: usize) -> Result<Vec<u8>, Error> {
     let len = usize::try_from(reader.u64()?).unwrap_or(usize::MAX);
     if len > most {

@@ -1,4 +1,5 @@
-//! The wire format of a bundle. `docs/formats/bundle.md` specifies its bytes.
+//! The wire format of a bundle, which has the file contents and patches that a client lacks.
+//! `docs/formats/bundle.md` specifies the bytes.
 
 pub mod bounded;
 mod decoder;

@@ -11,23 +11,24 @@ const END: u8 = 0xff;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
     Record(RecordHead),
-    /// The frame is not sent. The worker requests its contents one by one.
+    /// The server does not send the frame. The worker requests the contents of the frame one by
+    /// one.
     Unsent,
     /// The bundle ends.
     End(End),
 }
 
-/// The end mark, with the counts of the response.
+/// The end mark, with the counts of records and bytes in the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Number of records, with the marks of unsent frames.
+    /// Number of records, including the marks of unsent frames.
     pub records: u32,
     /// Number of bytes of all payloads.
     pub payload: u64,
 }
 
 impl End {
-    /// The last bytes of a bundle.
+    /// Encodes the end mark, the last bytes of a bundle.
     pub fn encode(&self) -> [u8; RECORD_HEAD] {
         let mut bytes = [0; RECORD_HEAD];
         bytes[0] = END;

@@ -1,19 +1,19 @@
-//! Anchors: positions in a content that are found again in another version of it, chosen by the 64
-//! bytes before them.
+//! Anchors: positions in a content that are chosen by the 64 bytes before them. So the same
+//! positions are found again in another version of the content.
 //!
 //! A rolling hash (gear) is computed at every byte. A position is an anchor when the top bits of
-//! the hash are zero. An insertion therefore moves later anchors, and changes none. Chunks of 64
-//! KiB are too coarse: after relinking, nearly every chunk of a program differs, but runs of 64
-//! equal bytes are frequent.
+//! the hash are zero. So an insertion only moves the anchors after it. Chunks of 64 KiB are too
+//! coarse: after relinking, nearly every chunk of a program differs, but runs of 64 equal bytes are
+//! frequent.
 
 use std::collections::BTreeSet;
 
 /// A position in a content, with the hash of the bytes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Anchor {
-    /// Hash of the 64 bytes before it.
+    /// Hash of the 64 bytes before the position.
     pub hash: u64,
-    /// Offset in the content.
+    /// Offset of the position in the content.
     pub offset: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Anchors have an average distance of `1 << every_log2` bytes.
+    /// A sampler whose anchors have an average distance of `1 << every_log2` bytes.
     pub fn new(every_log2: u32) -> Self {
         Self {
             hash: 0,
@@ -42,7 +42,7 @@ impl Sampler {
     }
 
     /// Takes the next bytes, and passes their anchors to `each`. A run of one byte value has the
-    /// same hash at every byte, so only the first of equal hashes in a row is an anchor.
+    /// same hash at every byte, so only the first of several equal hashes in a row is an anchor.
     pub fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Anchor)) {
         for byte in bytes {
             self.hash = (self.hash << 1).wrapping_add(GEAR[usize::from(*byte)]);
@@ -66,7 +66,7 @@ impl Sampler {
 pub struct Sketch(BTreeSet<u64>);
 
 impl Sketch {
-    /// Maximum number of hashes.
+    /// Maximum number of hashes of a sketch.
     const MAX_HASHES: usize = 24;
 
     /// Adds an anchor of the content.
@@ -79,7 +79,7 @@ impl Sketch {
         }
     }
 
-    /// The hashes, ascending.
+    /// The hashes of the sketch, ascending.
     pub fn hashes(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().copied()
     }
@@ -97,7 +97,7 @@ const GEAR: [u64; 256] = {
     table
 };
 
-/// The finalizer of splitmix64.
+/// The finalizer of the hash function splitmix64.
 const fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -7,12 +7,13 @@ use super::Level;
 use crate::Coding;
 use crate::Error;
 
-/// A patch must be smaller than the plain zstd frame by 1/n, since the worker has to read its
-/// bases.
+/// A patch must be smaller than the plain zstd frame by 1/`MARGIN`, since the worker has to read
+/// the bases of a patch.
 const MARGIN: usize = 32;
 
-/// A patch of more than 1/n of the data is compared with the plain zstd frame. Smaller patches were
-/// always smaller than the plain frame, in measurements on updates of Debian and Python images.
+/// A patch that is larger than 1/`DOUBTFUL` of the data is compared with the plain zstd frame.
+/// Smaller patches were always smaller than the plain frame, in measurements on updates of Debian
+/// and Python images.
 const DOUBTFUL: usize = 4;
 
 /// Maximum window of zstd, as a power of two: prefix and data of the largest frame take 20 MiB.
@@ -44,7 +45,7 @@ impl Encoder {
     /// Chooses the smallest coding. An empty prefix means that there are no bases.
     ///
     /// # Errors
-    /// [`Error::Compression`]. No reason but a lack of memory is known.
+    /// [`Error::Compression`]. The only known reason is a lack of memory.
     pub fn encode(&self, prefix: &[u8], data: &[u8]) -> Result<Coded, Error> {
         let mut best = Coded {
             coding: Coding::Stored,

@@ -1,5 +1,5 @@
-//! Chooses the zstd level of frames by the number of bytes alone. A clock would make bundles differ
-//! from run to run.
+//! Chooses the zstd level of frames from the number of bytes, so that the CPU time is limited. No
+//! clock is read, since bundles would then differ from run to run.
 
 /// A zstd level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,8 +23,8 @@ impl Level {
         self.0
     }
 
-    /// Whether zstd's long-distance matching is on. At higher levels, the regular tables cover
-    /// prefix and data anyway.
+    /// Whether zstd's long-distance matching is on. Higher levels do not need it, since their
+    /// regular tables cover prefix and data.
     pub(super) const fn long_distance(self) -> bool {
         self.0 < 16
     }
@@ -33,7 +33,7 @@ impl Level {
 /// The compression effort for a pair of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// The same level for all frames.
+    /// This level for all frames.
     Level(Level),
     /// While a worker waits: [`Level::FAST`], and only when at most this number of bytes has to be
     /// read or compressed.
@@ -55,8 +55,8 @@ const COST: [(Level, u64); 8] = [
     (Level(19), 420),
 ];
 
-/// Levels for groups of small contents and for ranges of large contents, best first. Small contents
-/// get the higher levels, since text gains most.
+/// Levels for groups of small contents and for ranges of large contents, best compression first.
+/// Small contents get the higher levels, since text gains most from a higher level.
 const LADDER: [(Level, Level); 9] = [
     (Level(19), Level(19)),
     (Level(19), Level(17)),
@@ -72,12 +72,13 @@ const LADDER: [(Level, Level); 9] = [
 /// Maximum cost of a pair for [`Effort::Idle`], in milliseconds by [`COST`].
 const IDLE: u64 = 40_000;
 
-/// Cost at the lowest level above which a pair gets no patches, in milliseconds: 5 GiB.
+/// Maximum cost of a pair at the lowest level, in milliseconds. It corresponds to 5 GiB. Beyond it,
+/// a pair gets no patches.
 const TOO_MUCH: u64 = 60_000;
 
 impl Effort {
-    /// Whether a pair is within the effort. `compressed` is the number of bytes of data and
-    /// prefixes, `read` the number of other bytes to read.
+    /// Whether the work for a pair of images is within the limit of this effort. `compressed` is
+    /// the number of bytes of data and prefixes. `read` is the number of other bytes to read.
     pub fn affords(self, compressed: u64, read: u64) -> bool {
         match self {
             Self::Level(_) => true,
@@ -87,7 +88,7 @@ impl Effort {
     }
 
     /// The levels for groups of small contents and for ranges of large contents. `small` and
-    /// `large` are their numbers of bytes, with prefixes.
+    /// `large` are the numbers of bytes of the two kinds, with prefixes.
     pub fn levels(self, small: u64, large: u64) -> (Level, Level) {
         match self {
             Self::Level(level) => (level, level),

@@ -1,4 +1,5 @@
-//! Patches: zstd frames whose prefix is an older version of the contents, which the worker has.
+//! Patches: zstd frames that are compressed against (with the prefix of) an older version of the
+//! contents. The worker has the older version.
 
 mod anchors;
 mod codec;

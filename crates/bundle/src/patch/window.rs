@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use super::Anchor;
 
-/// Maximum number of positions of an anchor in the old content. A more frequent anchor identifies
-/// no position.
+/// Maximum number of positions of an anchor in the old content. An anchor with more positions is
+/// ignored, since it identifies no single position.
 const COMMON: usize = 4;
 
-/// The sorted anchors of the old content, at 16 bytes each.
+/// Aligns a new content with its old version: holds the sorted anchors of the old version, at 16
+/// bytes each.
 #[derive(Debug)]
 pub struct Alignment {
     anchors: Vec<Anchor>,
@@ -17,7 +18,7 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// `anchors` are all anchors of the old content.
+    /// `anchors` are all anchors of the old content. The sizes are in bytes.
     pub fn new(mut anchors: Vec<Anchor>, old_size: u64, new_size: u64) -> Self {
         anchors.sort_unstable();
         Self {
@@ -28,8 +29,8 @@ impl Alignment {
     }
 
     /// A window of at most `len` bytes of the old content for a range of the new one with these
-    /// anchors. It is the window with most of the anchors. Without common anchors, it is the
-    /// proportional position.
+    /// anchors. This window contains more of the anchors than any other. If the two contents have
+    /// no anchor in common, the window is at the proportional position.
     pub fn window(&self, range: &Range<u64>, anchors: &[Anchor], len: u64) -> Range<u64> {
         if self.old_size <= len {
             return 0..self.old_size;
@@ -77,7 +78,7 @@ fn densest(offsets: &[u64], len: u64) -> Option<Range<u64>> {
     best.map(|(_, span)| span)
 }
 
-/// The proportional position in the old content.
+/// The position in the old content that is proportional to position `at` in the new one.
 fn scaled(at: u64, old: u64, new: u64) -> u64 {
     let scaled = u128::from(at) * u128::from(old) / u128::from(new.max(1));
     u64::try_from(scaled).unwrap_or(old)

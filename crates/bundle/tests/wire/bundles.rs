@@ -1,4 +1,5 @@
-//! Fixtures: file sizes, frame lists and whole bundles, drawn by proptest.
+//! Fixtures for the tests of the wire format: file sizes, frame lists and whole bundles, which
+//! proptest generates.
 
 use pierhead_bundle::format::{
     BaseImage, End, Frames, Header, Sizes, UsableContents, WireToc, bounded,
@@ -7,10 +8,10 @@ use pierhead_bundle::{BaseSlice, Coding, Frame, RecordHead, Slice};
 use pierhead_oci::{Algorithm, Digest};
 use proptest::prelude::*;
 
-/// Number of contents that the fixture's images have.
+/// Number of contents of each image of the fixture.
 pub(super) const CONTENTS: u32 = 200;
 
-/// Number of base images of the fixture.
+/// Number of base images in the fixture's headers.
 pub(super) const BASES: u16 = 3;
 
 /// Sizes of the contents of made-up images: content `n` has `1 + n * 37 % 1000` bytes.
@@ -58,7 +59,7 @@ pub(super) fn copy_frame(image: u16, contents: &[u32]) -> Frame {
     }
 }
 
-/// Any frame that is valid on its own.
+/// Generates frames that are valid on their own.
 pub(super) fn frame() -> impl Strategy<Value = Frame> {
     let contents = || proptest::collection::vec(0..CONTENTS, 1..6);
     prop_oneof![
@@ -73,7 +74,7 @@ pub(super) fn frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// Any short list of valid frames.
+/// Generates short lists of valid frames.
 pub(super) fn frames() -> impl Strategy<Value = Vec<Frame>> {
     proptest::collection::vec(frame(), 0..12)
 }
@@ -128,7 +129,7 @@ pub(super) fn records(frames: &[Frame]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The end mark behind these records.
+/// The end mark that follows these records.
 pub(super) fn end(records: &[Vec<u8>]) -> Vec<u8> {
     let payload: usize = records
         .iter()

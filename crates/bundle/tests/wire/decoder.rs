@@ -1,4 +1,4 @@
-//! The decoder of a bundle stream: any split of the bytes gives the same events; a stream that is
+//! Tests of the decoder of bundles: any split of the bytes gives the same events. A stream that is
 //! not exactly one bundle is an error or stays incomplete.
 
 use pierhead_bundle::Error;
@@ -25,7 +25,7 @@ fn text(events: &[Event]) -> Vec<String> {
     events.iter().map(|event| format!("{event:?}")).collect()
 }
 
-/// A continuation of the bundle of `frames` that begins with frame `first`.
+/// The start of a continuation of the bundle of `frames`, beginning with frame `first`.
 fn continuation(frames: &[Frame], first: u32) -> (Prelude, Vec<u8>) {
     let (prelude, _) = bundles::header(frames).encode(3).unwrap();
     let prelude = Prelude {
@@ -46,7 +46,7 @@ fn continuation(frames: &[Frame], first: u32) -> (Prelude, Vec<u8>) {
     (prelude, bytes.concat())
 }
 
-/// A decoder that has read the header of `frames` before.
+/// A decoder that knows the header of `frames` from an earlier response.
 fn resumed(frames: &[Frame]) -> Decoder {
     let header = bundles::header(frames);
     let (prelude, _) = header.encode(3).unwrap();
@@ -73,7 +73,7 @@ proptest! {
         let (in_pieces, is_ended) = feed(Decoder::new(), &bytes, piece).unwrap();
         prop_assert!(is_ended);
         prop_assert_eq!(text(&events), text(&in_pieces));
-        // One header, one record for each frame that is no copy, one end.
+        // The events are one header, one record for each frame that is no copy, and one end.
         let copies = frames.iter().filter(|frame| frame.coding == Coding::Copy).count();
         prop_assert_eq!(events.len(), 2 + frames.len() - copies);
     }
@@ -202,7 +202,8 @@ fn a_frame_that_the_server_does_not_send_has_its_number() {
     assert!(matches!(events[3], Event::End(found) if found == end));
 }
 
-/// The bundle of three frames with other bytes behind its header.
+/// Decodes the bundle of three frames with `records` in place of its own records. Returns whether
+/// the stream ended.
 fn with_records(records: &[&[u8]]) -> Result<bool, Error> {
     let (prelude, body) = bundles::header(&three_frames()).encode(3).unwrap();
     let bytes = [&prelude.encode()[..], &body, &records.concat()].concat();
@@ -227,7 +228,8 @@ fn counts_and_order_of_the_records_are_checked() {
         let end = End { records, payload }.encode();
         refused(&[first, second, &end], "wrong counts");
     }
-    // A patch needs bases, and frame 0 has none. A stored payload for a zstd frame is allowed.
+    // A patch needs bases, and frame 0 has no bases. A stored (uncompressed) payload is allowed
+    // where the header announces zstd.
     let patch = bundles::record(Coding::Patch, 0);
     refused(&[&patch, second, &end], "a patch against nothing");
     let stored = bundles::record(Coding::Stored, 1);

@@ -1,5 +1,5 @@
-//! The frame list: each list of valid frames survives encoding; invalid frames and damaged bytes
-//! are errors.
+//! Tests of the frame list in a bundle's header: decoding an encoded list returns the same frames.
+//! Invalid frames and damaged bytes are errors.
 
 use pierhead_bundle::format::{Frames, MAX_FRAMES, MAX_MEMBERS, Sizes};
 use pierhead_bundle::{BaseSlice, Coding, Frame, MAX_BASE, MAX_FRAME, Slice};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::bundles::{self, CONTENTS, FixtureSizes, copy_frame, plain_frame, whole};
 
-/// Encodes frames with the fixture's sizes; the text of the error otherwise.
+/// Encodes frames with the sizes of the fixture. Returns the text of the error, if there is one.
 fn encode(frames: &[Frame]) -> Result<Frames, String> {
     Frames::encode(frames, &FixtureSizes).map_err(|error| error.to_string())
 }
@@ -169,7 +169,7 @@ fn coding_and_bases_must_agree() {
     assert!(encode(&[plain_frame(Coding::Stored, &[])]).is_err());
 }
 
-/// Sizes of images whose every content has the same size.
+/// The sizes of images in which each content has the same size.
 struct EqualSizes(u64);
 
 impl Sizes for EqualSizes {
@@ -182,7 +182,7 @@ impl Sizes for EqualSizes {
     }
 }
 
-/// A frame of `members` whole contents of `len` bytes and as many bases as `bases`.
+/// A frame of `members` whole contents of `len` bytes, with `bases` bases.
 fn equal_frame(coding: Coding, len: u64, members: usize, bases: usize) -> Frame {
     let slice = |content: usize| Slice {
         content: content as u32,
@@ -235,7 +235,8 @@ fn the_number_of_frames_is_bounded() {
 
 #[test]
 fn the_number_of_contents_that_are_incomplete_is_bounded() {
-    // One byte of each content first, the other one of each behind: every content stays incomplete.
+    // First one byte of each content comes, then the other byte of each. So all contents are
+    // incomplete at once.
     let half = |offset| {
         move |content: u32| Slice {
             content,

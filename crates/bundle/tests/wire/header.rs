@@ -1,4 +1,5 @@
-//! The header and its prelude: each valid header survives encoding, and each bound is exact.
+//! Tests of a bundle's header and prelude: decoding an encoded header returns the same header, and
+//! each limit is exact.
 
 use pierhead_bundle::Error;
 use pierhead_bundle::api::MAX_BASE_IMAGES;
@@ -11,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::bundles;
 
-/// Any prelude that the format allows.
+/// Generates preludes that the format allows.
 fn prelude() -> impl Strategy<Value = Prelude> {
     (
         any::<bool>(),
@@ -40,7 +41,8 @@ proptest! {
 
     #[test]
     fn any_bytes_are_one_prelude_or_an_error(bytes in any::<[u8; PRELUDE]>(), prelude in prelude()) {
-        // Random bytes never have the magic number: start from a valid prelude and change the rest.
+        // Random bytes would never have the magic number, so the test changes the other bytes of a
+        // valid prelude.
         let mut mixed = prelude.encode();
         mixed[10..24].copy_from_slice(&bytes[10..24]);
         if let Ok(decoded) = Prelude::decode(&mixed) {
@@ -90,7 +92,7 @@ proptest! {
         body[place] ^= change;
         let error = Header::decode(&prelude, &body).unwrap_err();
         prop_assert!(matches!(error, Error::Digest { .. }), "{}", error);
-        // A hostile server names the digest of its bytes.
+        // A hostile server sends the correct digest of its malformed bytes.
         prelude.digest = Sha256::digest(&body).into();
         if let Ok(decoded) = Header::decode(&prelude, &body) {
             prop_assert_ne!(decoded, header);
@@ -128,7 +130,8 @@ fn each_field_of_a_prelude_is_checked() {
     assert!(refused(|bytes| bytes[0] = b'P').contains("no bundle"));
     assert!(refused(|bytes| bytes[8] = 2).contains("version 2"));
     assert!(refused(|bytes| bytes[9] = 1).contains("version 257"));
-    // Flag 8 is unknown; flag 4 (a piece) needs flag 1 (a continuation).
+    // The flag of value 8 is unknown. The flag of value 4 (a piece) needs the flag of value 1 (a
+    // continuation).
     for flags in [8, 4, 6, 0x80] {
         let mut bytes = valid.encode();
         bytes[10] = flags;

@@ -1,5 +1,6 @@
-//! Frames as bytes: each coding decodes to the bytes that were encoded, and the bounds of the
-//! decompressor hold for hostile frames.
+//! Tests of patches: frames decode to the bytes that were encoded, hostile frames stay within the
+//! bounds of the decompressor, and anchors, sketches and windows find the similar part of an older
+//! version.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.u8(..)).collect()
 }
 
-/// Decodes what the encoder wrote.
+/// Decodes a frame that the encoder wrote.
 fn decode(coded: &Coded, prefix: &[u8], len: usize) -> Vec<u8> {
     match coded.coding {
         Coding::Stored => coded.payload.clone(),
@@ -78,7 +79,8 @@ fn the_encoder_takes_the_smallest_coding() {
     let coding = |prefix: &[u8], data: &[u8]| encoder.encode(prefix, data).unwrap().coding;
     assert_eq!(coding(&[], &random), Coding::Stored);
     assert_eq!(coding(&[], &[7; 8000]), Coding::Zstd);
-    // A copy: zstd drops the part of a prefix that overlaps the data in memory.
+    // The prefix is a copy, since zstd ignores the part of a prefix that overlaps the data in
+    // memory.
     assert_eq!(coding(&random, &random.clone()), Coding::Patch);
     assert_eq!(coding(&random, &noise(2, 8000)), Coding::Stored);
 }
@@ -110,7 +112,7 @@ fn decompression_needs_exactly_one_frame_of_the_expected_length() {
     refused(&[&coded[..], &coded].concat());
     refused(&coded[..coded.len() - 1]);
     refused(&[]);
-    // A buffer of an earlier frame is cleared.
+    // Bytes that an earlier frame left in the buffer are cleared.
     let mut buffer = vec![1; 10];
     bounded::decompress_into(&coded, 3000, &[], &mut buffer).unwrap();
     assert_eq!(buffer, plain);
@@ -227,7 +229,7 @@ fn similar_contents_have_similar_sketches() {
 #[test]
 fn a_window_lies_where_the_anchors_are_found_again() {
     let old = noise(12, 400_000);
-    // The new version has the old bytes from 300 000 on at its beginning.
+    // The new version consists of the old bytes from offset 300 000 on.
     let new = &old[300_000..];
     let alignment = Alignment::new(anchors(&old, 4096), 400_000, 100_000);
     let window = alignment.window(&(0..50_000), &anchors(&new[..50_000], 4096), 60_000);

@@ -1,5 +1,5 @@
-//! The JSON documents of the bundle endpoints: what a newer or an older side sends is understood,
-//! and bounds hold.
+//! Tests of the JSON documents of the bundle endpoints: documents of newer and older versions are
+//! understood, and documents beyond the limits are refused.
 
 use pierhead_bundle::api::{
     BundleQuery, MAX_BASE_IMAGES, MAX_DOCUMENT, MAX_SHARES, MAX_TRACE, OrderSource, Part, Progress,
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::bundles::digest;
 
-/// Any request that the server accepts.
+/// Generates requests that the server accepts.
 fn query() -> impl Strategy<Value = BundleQuery> {
     let images = || proptest::collection::vec((0..=u8::MAX).prop_map(digest), 0..10);
     let part = (".{0,20}", any::<u32>(), any::<Option<u32>>());
@@ -31,7 +31,7 @@ fn query() -> impl Strategy<Value = BundleQuery> {
                     have,
                     have_layers,
                     layers,
-                    // The server refuses a share beside a part.
+                    // The server refuses a request with both a share and a part.
                     share: share
                         .filter(|_| part.is_none())
                         .map(|(nth, of)| Share(nth, of)),
@@ -132,7 +132,7 @@ fn a_trace_is_bounded_by_its_files() {
     assert!(error.contains(&(MAX_TRACE + 1).to_string()), "{error}");
 }
 
-/// The JSON of these documents is a format: scripts and older workers read it.
+/// The JSON form of these documents must not change, since scripts and older workers read it.
 #[test]
 fn the_json_of_each_document_is_fixed() {
     let order = StartOrder {
