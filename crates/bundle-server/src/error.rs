@@ -96,8 +96,13 @@ impl Error {
                 "no space left on the pierhead's disk: free space or lower cache.size; trying again"
                     .into()
             }
-            Self::Io { .. } => {
-                "the bundle server cannot read its data; the log of pierhead has the cause".into()
+            Self::Io { source, .. } => {
+                // The text of an error code has no path; the text of another error may have one.
+                let cause = source.raw_os_error().map(|_| format!(" ({source})"));
+                let cause = cause.unwrap_or_default();
+                format!(
+                    "the bundle server cannot read its data{cause}; the log of pierhead has more"
+                )
             }
             Self::Missing(_) => "a part of this image is missing; try again".into(),
             _ => self.to_string(),

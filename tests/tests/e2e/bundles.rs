@@ -594,7 +594,7 @@ fn the_start_order_is_recorded_and_sent_to_the_server() -> Result<()> {
         "usr/share/doc-7\nusr/bin/app\n",
         "{said}"
     );
-    ensure!(said.contains("sent the order of 2 files"), "{said}");
+    ensure!(said.contains("sent an order of 2 files"), "{said}");
     Ok(())
 }
 
@@ -781,7 +781,7 @@ fn a_trace_has_the_files_of_the_container_and_none_of_the_host() -> Result<()> {
     // A file that the container creates is not part of the image.
     let recorded = "usr/share/doc-7\nmade\nusr/share/doc-3\n";
     assert_eq!(fs::read_to_string(&order)?, recorded, "{rest}");
-    let told = "sent the order of 2 files of docker.io/library/app:shell, of 3 that were opened; the server matched 2";
+    let told = "sent an order of 2 files of docker.io/library/app:shell, out of 3 opened files; the server matched 2";
     ensure!(rest.contains(told), "{rest}");
     let heard = heard.lock().clone();
     let heard = String::from_utf8_lossy(&heard);

@@ -46,7 +46,7 @@ fn a_profile_is_checked_against_the_cgroup() -> Result<()> {
     let (status, output) = show("small")?;
     ensure!(status.success(), "{output}");
     for line in [
-        "memory = \"256MiB\" # profile small: the limit of the cgroup (version ",
+        "memory = \"256MiB\" # profile small: the memory limit of the cgroup (version ",
         "size = \"off\" # profile small: ",
     ] {
         ensure!(output.contains(line), "no {line:?} in\n{output}");
@@ -54,7 +54,7 @@ fn a_profile_is_checked_against_the_cgroup() -> Result<()> {
     let (status, output) = show("server")?;
     ensure!(status.code() == Some(71), "{status}: {output}");
     ensure!(
-        output.contains("the limit of the cgroup is 256.0 MiB; --profile small fits"),
+        output.contains("the memory limit of the cgroup is 256.0 MiB; --profile small fits"),
         "{output}"
     );
     let options = Options::new()

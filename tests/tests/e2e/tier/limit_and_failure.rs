@@ -132,6 +132,10 @@ fn a_truncated_region_file_stops_the_tier_and_not_the_daemon() -> Result<()> {
     );
     // The next start has no tier, and logs the reason.
     pierhead.restart()?;
-    ensure!(pierhead.log().contains("cut short"), "{}", pierhead.log());
+    ensure!(
+        pierhead.log().contains("it was truncated"),
+        "{}",
+        pierhead.log()
+    );
     pull(&pierhead, "library/app", &image)
 }

@@ -26,7 +26,7 @@ fn serves_without(options: Options, why: &str) -> Result<Pierhead> {
     let (hub, pierhead) = start_in_front(FakeRegistry::builder(), options)?;
     let log = pierhead.log();
     ensure!(
-        log.contains("there is no fast tier") && log.contains(why),
+        log.contains("pierhead starts without the fast tier") && log.contains(why),
         "{why:?} is missing in: {log}"
     );
     let image = image(7);

@@ -66,7 +66,7 @@ pub(crate) struct PullArgs {
     #[arg(value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
-    /// Address of pierhead, such as http://pierhead.example:5000
+    /// Address of pierhead, such as `http://pierhead.example:5000`
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Url,
 
@@ -158,7 +158,7 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
-    /// Address of pierhead, such as http://pierhead.example:5000
+    /// Address of pierhead, such as `http://pierhead.example:5000`
     #[arg(long, value_name = "URL", value_parser = Url::parse, required_unless_present = "output")]
     pub(crate) via: Option<Url>,
 
@@ -219,7 +219,7 @@ pub(crate) struct InspectArgs {
 /// The source of images for `inspect` and `diff`.
 #[derive(Args)]
 pub(crate) struct SourceArgs {
-    /// Address of pierhead, such as http://pierhead.example:5000
+    /// Address of pierhead, such as `http://pierhead.example:5000`
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Option<Url>,
 
