@@ -21,10 +21,10 @@ pub(crate) struct Stat {
     pub(crate) uptime_seconds: u64,
     /// Addresses that serve clients.
     pub(crate) listen: Vec<String>,
-    /// The configuration file.
+    /// Path of the configuration file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) config: Option<String>,
-    /// Whether these addresses speak HTTPS.
+    /// Whether the addresses of `listen` use HTTPS.
     #[serde(default)]
     pub(crate) tls: bool,
     /// The data folder.
@@ -79,7 +79,7 @@ pub(crate) struct Disk {
     pub(crate) catalog: u64,
     /// Files of any other kind, such as the request log.
     pub(crate) other: u64,
-    /// The sum.
+    /// Sum of all other fields.
     pub(crate) total: u64,
 }
 
@@ -107,12 +107,12 @@ pub(crate) struct Tier {
     /// Number of blobs with only their hot ranges on the tier.
     #[serde(default)]
     pub(crate) hot: u64,
-    /// Bytes of these hot ranges.
+    /// Bytes of the hot ranges of the blobs in `hot`.
     #[serde(default)]
     pub(crate) hot_used: u64,
     /// Number of blobs that pierhead has not yet written back to the disk.
     pub(crate) queue: u64,
-    /// Dirty bytes: of these blobs, and of downloads in progress.
+    /// Dirty bytes: bytes of the blobs in `queue`, and of downloads in progress.
     pub(crate) dirty: u64,
     /// Bytes of blobs written to the tier since the start.
     pub(crate) staged: u64,
@@ -156,11 +156,11 @@ pub(crate) struct Bundle {
     pub(crate) jobs: u64,
     /// Bytes of packs.
     pub(crate) packs: u64,
-    /// Maximum of `packs`.
+    /// Maximum of `packs`, in bytes.
     pub(crate) packs_capacity: u64,
     /// Bytes of plans, patches included.
     pub(crate) plans: u64,
-    /// Maximum of `plans`.
+    /// Maximum of `plans`, in bytes.
     pub(crate) plans_capacity: u64,
     /// Bytes of layer indexes and tables of contents.
     pub(crate) index: u64,
@@ -169,19 +169,20 @@ pub(crate) struct Bundle {
 /// Part of [`Stat`]: eviction and admission.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Eviction {
-    /// `eviction.policy`.
+    /// Value of the key `eviction.policy`.
     pub(crate) policy: String,
-    /// `eviction.admission`.
+    /// Value of the key `eviction.admission`.
     pub(crate) admission: String,
     /// Bytes of content written since midnight (UTC).
     pub(crate) written_today: u64,
-    /// `cache.daily_write_budget` in bytes; 0 is no limit.
+    /// Value of the key `cache.daily_write_budget` in bytes; 0 is no limit.
     pub(crate) daily_write_budget: u64,
     /// Number of blobs evicted since the start.
     pub(crate) evictions: u64,
     /// Number of downloads since the start that the cache did not admit although they fit.
     pub(crate) refused: u64,
-    /// `refused` by cause: `admission`, `policy`, `written` (the daily write budget).
+    /// Number of downloads of `refused` by cause: `admission`, `policy`, `written` (the daily write
+    /// budget).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) refused_by: BTreeMap<String, u64>,
     /// Number of hits since the start.
@@ -198,9 +199,9 @@ pub(crate) struct Eviction {
 /// One page of blobs, in the order of their digests.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Blobs {
-    /// At most 1000.
+    /// At most 1000 entries.
     pub(crate) blobs: Vec<Blob>,
-    /// `after` of the next page; absent on the last page.
+    /// Value of the query parameter `after` for the next page; absent on the last page.
     pub(crate) next: Option<Digest>,
 }
 
@@ -218,7 +219,7 @@ pub(crate) struct Blob {
     pub(crate) accessed: u64,
     /// Whether the blob is pinned.
     pub(crate) pinned: bool,
-    /// Images that contain it. Only the command line fills this in, from [`Images`].
+    /// Images that contain the blob. Only the command line sets this field, from [`Images`].
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) images: Vec<String>,
 }
@@ -226,7 +227,7 @@ pub(crate) struct Blob {
 /// The cached images that have a tag.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Images {
-    /// At most 1000.
+    /// At most 1000 entries.
     pub(crate) images: Vec<Image>,
     /// Whether more images exist.
     #[serde(default)]
@@ -238,12 +239,12 @@ pub(crate) struct Images {
 pub(crate) struct Image {
     /// The complete reference.
     pub(crate) image: String,
-    /// Digests of its cached parts.
+    /// Digests of the cached parts of the image.
     pub(crate) digests: Vec<Digest>,
-    /// The digest of the tag: an index or a manifest.
+    /// Digest of the index or manifest to which the tag points.
     #[serde(default)]
     pub(crate) digest: Option<Digest>,
-    /// Bytes of `digests`.
+    /// Bytes of all parts in `digests`.
     #[serde(default)]
     pub(crate) size: u64,
     /// Whether the image is pinned.
@@ -257,13 +258,13 @@ pub(crate) struct Image {
 /// Part of [`Image`]: one platform.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ImagePlatform {
-    /// `os/architecture[/variant]`, where known.
+    /// The platform as `os/architecture[/variant]`, if known.
     pub(crate) platform: Option<String>,
-    /// Digest of its manifest.
+    /// Digest of the manifest of this platform.
     pub(crate) digest: Digest,
-    /// Bytes of its cached parts.
+    /// Bytes of the cached parts of this platform.
     pub(crate) size: u64,
-    /// Whether all parts are cached.
+    /// Whether all parts of this platform are cached.
     pub(crate) complete: bool,
     /// Last use of any part by a client, in seconds since 1970.
     pub(crate) accessed: u64,
@@ -319,10 +320,10 @@ pub(crate) struct Pruned {
 pub(crate) struct Warm {
     /// Complete references.
     pub(crate) images: Vec<String>,
-    /// `os/architecture[/variant]`; all platforms when empty.
+    /// Platforms as `os/architecture[/variant]`; all platforms when empty.
     #[serde(default)]
     pub(crate) platforms: Vec<String>,
-    /// Whether to pin them.
+    /// Whether to pin the images.
     #[serde(default)]
     pub(crate) pin: bool,
 }
@@ -333,24 +334,24 @@ pub(crate) struct Warm {
 pub(crate) enum Event {
     /// Progress. The totals grow as pierhead reads manifests.
     Progress {
-        /// The image, or the digest.
+        /// The image of a warm, or the digest of a verification.
         subject: String,
-        /// Blobs done.
+        /// Number of finished blobs.
         done: u64,
-        /// All blobs.
+        /// Number of all known blobs.
         blobs: u64,
-        /// Bytes done.
+        /// Number of finished bytes.
         bytes_done: u64,
-        /// All bytes.
+        /// Number of bytes of all known blobs.
         bytes: u64,
     },
     /// The result for one image of a warm, or one corrupt blob of a verification.
     Item {
-        /// The image, or the digest.
+        /// The image of a warm, or the digest of a verification.
         subject: String,
-        /// Whether it succeeded.
+        /// Whether the image was pulled, or the blob is not corrupt.
         ok: bool,
-        /// The error.
+        /// The error message of a failure.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         message: Option<String>,
     },

@@ -1,4 +1,4 @@
-//! Builds the configuration of each library crate from the one of the daemon.
+//! Builds the configuration of each library crate from the configuration of the daemon.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -22,7 +22,7 @@ const MAX_VALUE_CHARS: usize = 4096;
 pub(crate) struct Level(reload::Handle<Targets, Registry>);
 
 impl Level {
-    /// Takes effect at once.
+    /// Sets the log level. The new level takes effect immediately.
     pub(crate) fn set(&self, log: &Log) {
         // Fails only after the subscriber is dropped, when no log exists any more.
         let _ = self.0.reload(targets(&log.level));

@@ -22,13 +22,13 @@ impl Unit {
 /// Maximum number of characters of a subject, so that bytes and rate fit into 80 columns.
 const MAX_SUBJECT_CHARS: usize = 24;
 
-/// A progress bar. Clones share it.
+/// A progress bar. All clones control the same bar.
 pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// Shows nothing when `hidden`, with `--quiet`, or without a terminal.
+    /// Creates a bar. The bar is invisible when `hidden`, with `--quiet`, or without a terminal.
     pub(crate) fn new(hidden: bool) -> Self {
         Self::on(match hidden || crate::verbosity::is_quiet() {
             true => ProgressDrawTarget::hidden(),
@@ -63,7 +63,7 @@ impl Progress {
         self.bar.set_position(done);
     }
 
-    /// Adds finished units. Any thread may call it.
+    /// Adds finished units. Any thread may call this function.
     pub(crate) fn advance(&self, units: u64) {
         self.bar.inc(units);
     }

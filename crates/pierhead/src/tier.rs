@@ -11,7 +11,8 @@ use pierhead_pmem::{Class, Error, Log, RecoveryReport, Region, Report};
 use crate::config::{Config, Tier, TierKind};
 use pierhead_host::pressure::Resource;
 
-/// Opens the fast tier; `None` if it is off. Blocks: a new file is allocated.
+/// Opens the fast tier; `None` if the tier is off. Blocks, since a new file gets all of its space
+/// at once.
 ///
 /// # Errors
 /// The problem of the file, with its fix.

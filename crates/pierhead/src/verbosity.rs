@@ -1,10 +1,11 @@
-//! The flag `--quiet`, and the macro for messages that it hides. Both are process-wide, like standard error.
+//! The flag `--quiet`, and the macro for messages that this flag hides. The flag is process-wide,
+//! like standard error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Stores the flag. `main` calls it once.
+/// Stores the value of `--quiet`. `main` calls this function once.
 pub(crate) fn set_quiet(is_quiet: bool) {
     IS_QUIET.store(is_quiet, Ordering::Relaxed);
 }

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 /// Number of reserved slots.
 const RESERVED_SLOTS: usize = 8;
 
-/// The limit. Clones share it.
+/// The limit of connections. All clones share one limit.
 #[derive(Clone)]
 pub(super) struct ConnectionLimit(Arc<Shared>);
 

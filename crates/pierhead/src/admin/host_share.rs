@@ -16,7 +16,7 @@ use pierhead_host::cgroup::CpuThrottling;
 use pierhead_host::machine::Machine;
 use pierhead_host::read_kernel_file;
 
-/// The metrics. Clones share them.
+/// The metrics of this process. All clones share the same metrics.
 #[derive(Clone)]
 pub(crate) struct HostShareMetrics {
     profile: &'static str,

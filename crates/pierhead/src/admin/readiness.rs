@@ -25,7 +25,7 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    /// A check of this data folder.
+    /// A readiness check that reads from this data folder.
     pub(super) fn new(data: &Path) -> Self {
         Self {
             file: data.join("version"),

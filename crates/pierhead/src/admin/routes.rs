@@ -1,4 +1,5 @@
-//! Routes requests of the admin listener, and handles those that are quick.
+//! Routes the requests of the admin listener, and handles short requests. Other modules handle long
+//! requests, such as `verify`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<AdminResponse> {
 }
 
 impl Admin {
-    /// Returns the response to a request. `may_serve_all`: not only health probes.
+    /// Returns the response to a request. `may_serve_all` is false for a connection that may send
+    /// only health probes.
     pub(crate) async fn respond(
         self: Arc<Self>,
         local: SocketAddr,
@@ -127,7 +129,7 @@ impl Admin {
         ))
     }
 
-    /// The configuration in effect: as `config show` prints it, without secrets.
+    /// The configuration in effect, in the form of `pierhead config show`, without secrets.
     fn config(&self) -> AdminResponse {
         let text = self.effective.borrow().clone();
         document(StatusCode::OK, "application/toml; charset=utf-8", text)

@@ -15,7 +15,7 @@ pub(crate) struct EventView {
 }
 
 impl EventView {
-    /// Creates the view. The bar is drawn on standard error, if that is a terminal.
+    /// Creates the view. It draws the bar on standard error if standard error is a terminal.
     pub(crate) fn new(output: Output, verb: &str) -> Self {
         let bar = Progress::new(output.json);
         bar.begin(verb, Unit::Bytes, 0);

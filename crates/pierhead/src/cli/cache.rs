@@ -121,7 +121,7 @@ pub(crate) struct CacheArgs {
 /// The `cache` commands.
 #[derive(Subcommand)]
 pub(crate) enum CacheCommand {
-    /// List cached images: platform, size, whether they are complete and pinned, and their last use
+    /// List cached images: platform, size, last use, and whether an image is complete and pinned
     #[command(after_help = LS)]
     Ls {
         /// List blobs instead of images, with the images that use them
@@ -149,10 +149,10 @@ pub(crate) enum CacheCommand {
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
-    /// Remove the pins of images, so that they can be evicted again
+    /// Remove the pins of images, so that pierhead can evict these images again
     #[command(after_help = "Example:\n  pierhead cache unpin docker.io/library/redis:7")]
     Unpin {
-        /// References of images, as they were pinned
+        /// References of pinned images, as given to `pierhead cache pin`
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
@@ -200,7 +200,7 @@ pub(crate) enum TierCommand {
     /// Show the state and the statistics of the fast tier
     #[command(after_help = TIER_STAT)]
     Stat,
-    /// Set the maximum bytes in use on the fast tier, until the next start
+    /// Set the maximum bytes in use on the fast tier, until the next start of pierhead
     #[command(after_help = SET_LIMIT)]
     SetLimit {
         /// Maximum size, such as 4GiB

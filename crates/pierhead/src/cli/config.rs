@@ -1,4 +1,4 @@
-//! `pierhead config`: checks a configuration file, or prints the configuration.
+//! `pierhead config`: checks a configuration file, or prints a configuration.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub(crate) enum ConfigCommand {
         /// Share of the host that pierhead takes: small, bluefield2, bluefield3, server or none [default: none]
         #[arg(long, value_name = "NAME", value_parser = parse_profile)]
         profile: Option<ProfileName>,
-        /// Print the defaults, as a file to start from
+        /// Print the defaults, as a template of a configuration file
         #[arg(long, conflicts_with_all = ["file", "profile"])]
         default: bool,
     },
@@ -49,7 +49,8 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
     };
     let text = match command {
         ConfigCommand::Check { file } => {
-            // The file may be for another host, so problems with this host are warnings only.
+            // The checked file may be for another host, so a value that does not fit this host is a
+            // warning only.
             let unlimited = Machine::default();
             let config = load(Some(file), None, &unlimited)?;
             for warning in config::warnings(&config) {

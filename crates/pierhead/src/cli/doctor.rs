@@ -28,11 +28,11 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Connect to no upstream
+    /// Skip the checks that connect to upstreams (registries)
     #[arg(long)]
     pub(crate) offline: bool,
 
-    /// Registry to check in addition to the configured ones; repeatable
+    /// Registry to check in addition to the configured registries; repeatable
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "offline")]
     pub(crate) registries: Vec<Registry>,
 

@@ -1,4 +1,5 @@
-//! `pierhead completions` and `pierhead man`: both derive from the definition of the command line.
+//! `pierhead completions` and `pierhead man`: print shell completions and manual pages, which
+//! derive from the definition of the command line.
 
 use std::io::{self, Write as _};
 
@@ -18,7 +19,8 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandErro
 
 /// Runs `pierhead man [COMMAND…]`.
 pub(crate) fn man(path: &[String]) -> Result<(), CommandError> {
-    // The section VERSION of a manual page has the version only, without the lines of `--version`.
+    // The section VERSION of a manual page has the version only. `pierhead --version` prints more
+    // lines.
     let mut command = Cli::command().long_version(env!("CARGO_PKG_VERSION"));
     command.build();
     for name in path {

@@ -66,7 +66,7 @@ Exit codes: 0 done, 1 failed, 2 invalid usage or configuration. Specific failure
   75 the clock of the host is years off                76 TLS to an upstream fails
   77 the data folder has another user, or binding the port needs root";
 
-/// The commands.
+/// The commands of `pierhead`.
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Run the proxy in the foreground
@@ -76,7 +76,8 @@ pub(crate) enum Command {
     Config(config::ConfigCommand),
     /// Show and manage the cache of the running pierhead
     Cache(cache::CacheArgs),
-    /// Configure docker, containerd, podman or CRI-O on this host to pull through pierhead, or undo it
+    /// Configure docker, containerd, podman or CRI-O on this host to pull through pierhead, or undo
+    /// this setup
     Setup(setup::SetupArgs),
     /// Check pierhead, its disk, its upstreams and the clients of this host, and print the fix for each problem
     Doctor(doctor::DoctorArgs),
@@ -101,7 +102,7 @@ pub(crate) enum Command {
         after_help = "Examples:\n  pierhead man | man -l -\n  pierhead man cache warm | man -l -"
     )]
     Man {
-        /// Command whose page is printed [default: the page of pierhead]
+        /// Command whose manual page is printed [default: the page of pierhead]
         command: Vec<String>,
     },
 }
@@ -150,7 +151,7 @@ mod tests {
         all
     }
 
-    /// Flags that share a name, although they mean different things in these commands.
+    /// Names of flags that mean different things in different commands.
     const HOMONYMS: &[&str] = &[
         "admin", "config", "output", "platform", "registry", "root", "user",
     ];

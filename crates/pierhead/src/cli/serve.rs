@@ -20,7 +20,8 @@ Examples:
 Flags take precedence over the configuration file. SIGHUP reads the file again and keeps all connections.
 SIGTERM or SIGINT shuts pierhead down after responses in progress; a second one aborts them.";
 
-/// Flags of `serve`. Of a repeated flag the last one counts, so that a script can append flags to a given command line.
+/// Flags of `serve`. If a flag is repeated, its last value counts, so that a script can append
+/// flags to a given command line.
 #[derive(Args, Clone)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ServeArgs {
@@ -32,7 +33,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_profile)]
     profile: Option<ProfileName>,
 
-    /// Address for clients; repeatable [default: 0.0.0.0:5000]
+    /// Address that pierhead listens on for clients; repeatable [default: 0.0.0.0:5000]
     #[arg(long, value_name = "IP:PORT", value_parser = config::parse_address)]
     listen: Vec<SocketAddr>,
 
@@ -65,7 +66,8 @@ pub(crate) struct ServeArgs {
     pub(crate) ready_file: Option<PathBuf>,
 }
 
-/// A type of its own, because clap interprets a nested `Option` as an optional flag.
+/// The value of `--profile`; `None` for `none`. It has its own type, because clap interprets a
+/// nested `Option` as an optional flag.
 #[derive(Clone, Copy)]
 pub(crate) struct ProfileName(pub(super) Option<&'static Profile>);
 
@@ -76,11 +78,13 @@ pub(super) fn parse_profile(text: &str) -> Result<ProfileName, String> {
     }
 }
 
-/// A type of its own, because clap interprets a nested `Option` as an optional flag.
+/// The value of `--admin`; `None` for `off`. It has its own type, because clap interprets a nested
+/// `Option` as an optional flag.
 #[derive(Clone, Copy)]
 struct Admin(Option<SocketAddr>);
 
-/// Also accepts `http://IP:PORT`, the form that `pierhead cache --admin` has.
+/// Parses the value of `--admin`. Also accepts `http://IP:PORT`, the form that `pierhead cache
+/// --admin` has.
 fn parse_admin(text: &str) -> Result<Admin, String> {
     let bare = text.strip_prefix("http://");
     let bare = bare.map_or(text, |text| text.trim_end_matches('/'));
@@ -102,7 +106,8 @@ impl ServeArgs {
             cache_size: self.cache_size,
             upstreams: self.upstreams.clone(),
             log_level: self.log_level.clone().or_else(|| {
-                // `--quiet` is a flag as well, so it takes precedence over the file.
+                // `--quiet` is a flag as well, so its log level takes precedence over the level in
+                // the configuration file.
                 crate::verbosity::is_quiet().then(|| "warn".to_owned())
             }),
             log_format: self.log_format,

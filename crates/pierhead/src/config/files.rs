@@ -243,8 +243,9 @@ fn cannot_read(path: &Path, error: &io::Error) -> FileError {
     FileError::unreadable("cannot read", path, error)
 }
 
-/// The probable cause why a file cannot be read, with the fix. It knows the kubelet's layout of Secrets and ConfigMaps: a
-/// file is a symbolic link to `..data/NAME`, and `..data` is a link to the folder of the current version.
+/// The probable cause why a file cannot be read, with the fix. Recognizes the kubelet's layout of
+/// Secrets and ConfigMaps: a file is a symbolic link to `..data/NAME`, and `..data` is a link to
+/// the folder of the current version.
 pub(super) fn hint(path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => missing(path),

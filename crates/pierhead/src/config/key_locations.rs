@@ -6,7 +6,8 @@ use std::path::PathBuf;
 /// Line of each key that the file sets. The map's key is a path such as `cache.size`.
 pub(crate) type Lines = HashMap<String, usize>;
 
-/// Lines of the keys whose value comes from the file. Keys that the command line overrides are not in it.
+/// Lines of the keys whose value comes from the file. The map has no keys that the command line
+/// overrides.
 #[derive(Clone, Default)]
 pub(crate) struct KeyLocations {
     file: Option<PathBuf>,

@@ -130,9 +130,10 @@ fn load_with(
     validated(&text, (file, base), overrides, old, (default_data, machine))
 }
 
-/// Parses the configuration that a running pierhead prints ([`show()`](super::show())). `text` is untrusted, since any
-/// process may have the port. So an upstream gets the credentials of `file` only if both describe it equally. Also returns
-/// the upstreams that stay without credentials.
+/// Parses the configuration that a running pierhead prints ([`show()`](super::show())). `text` is
+/// untrusted, since any process may have the port. So an upstream gets the credentials of `file`
+/// only if `text` and `file` describe the upstream equally. Also returns the upstreams that stay
+/// without credentials.
 pub(crate) fn load_shown(
     text: &str,
     file: &Config,
@@ -178,7 +179,8 @@ fn validated(
     let parsed = parse_with_profile(text, base, defaults, overrides, old, machine);
     let (mut config, mut lines) = parsed.map_err(refuse)?;
     let flags = apply_overrides(overrides, &mut config, &mut lines);
-    // Log and `cache stat` print the folder, and their reader does not know the daemon's current folder.
+    // Makes the path absolute: the log and `cache stat` print the data folder, and their reader
+    // does not know the current folder of the daemon.
     if let Ok(data) = std::path::absolute(&config.data) {
         config.data = data;
     }
@@ -276,7 +278,8 @@ fn is_descriptor(path: &Path) -> bool {
     path == "/dev/stdin" || path.starts_with("/dev/fd") || path.starts_with("/proc/self/fd")
 }
 
-/// Checks that the file can be read a second time. A pipe is empty then, which would mean all defaults.
+/// Checks that the file can be read a second time. A pipe is empty at the second read, and an empty
+/// configuration file means that all keys have their defaults.
 ///
 /// # Errors
 /// A message for the operator.

@@ -57,7 +57,7 @@ pub(crate) struct Network {
 pub(crate) struct Cache {
     pub(crate) size: Size,
     pub(crate) min_free: Size,
-    /// Bytes per day; 0 is no limit.
+    /// Maximum bytes written per day; 0 is no limit.
     pub(crate) daily_write_budget: u64,
     /// Bytes of small blobs in memory. There is no key: the value follows from `limits.memory` or the profile.
     pub(crate) memory: u64,
@@ -85,10 +85,10 @@ pub(crate) struct Bundle {
 pub(crate) struct Tier {
     pub(crate) kind: TierKind,
     pub(crate) path: Option<PathBuf>,
-    /// Bytes.
+    /// Bytes that pierhead takes for the tier.
     pub(crate) size: u64,
     pub(crate) placement: pierhead_cache::Placement,
-    /// Bytes per second.
+    /// Maximum rate of the write-back in bytes per second.
     pub(crate) write_back_rate: Option<u64>,
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct Tags {
 #[derive(Clone)]
 pub(crate) struct Limits {
     pub(crate) connections: usize,
-    /// Bytes per second.
+    /// Maximum rate of all downloads from upstreams in bytes per second.
     pub(crate) upstream_bandwidth: Option<u64>,
     pub(crate) downloads: usize,
     /// Bytes of responses in progress. There is no key: the value follows from `memory` or the profile.

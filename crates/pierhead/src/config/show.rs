@@ -35,7 +35,8 @@ pub(crate) fn show(config: &Config) -> String {
     text
 }
 
-/// The keys with different values, as `OLD -> NEW`. For upstreams, only the names of those that differ.
+/// The keys with different values, as `OLD -> NEW`. For upstreams, only the names of the upstreams
+/// that differ.
 pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
     let text = |value: Option<String>| {
         let value = value.unwrap_or_else(|| "unset".to_owned());

@@ -70,7 +70,7 @@ pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Pro
         let at_key = format!("upstreams.{registry}");
         let table = format!("[upstreams.\"{registry}\"]");
         let urls = upstream.urls(registry);
-        // A host must not get a password only because the same table lists it.
+        // A host must not get a password only because the table of the registry lists the host.
         if upstream.has_credentials()
             && upstream.credential_hosts.is_empty()
             && urls.iter().filter(|(_, own)| *own).count() > 1
@@ -147,7 +147,8 @@ pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     let is_restricted = match config.auth.mode {
         AuthMode::None => config.tls.client_ca.is_some(),
         AuthMode::Mtls | AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd => true,
-        // Clients use their own credentials. `pierhead cache warm` alone uses the configured ones.
+        // Clients use their own credentials. Only `pierhead cache warm` uses the configured
+        // credentials.
         AuthMode::PassThrough => true,
     };
     if config.allow_open_proxy_with_credentials || is_restricted {
@@ -173,7 +174,8 @@ pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     ))
 }
 
-/// Also recognizes IPv4 addresses in IPv6 form (`::ffff:127.0.0.1`).
+/// Whether an address is a loopback address, also in the IPv6 form of IPv4 addresses
+/// (`::ffff:127.0.0.1`).
 fn is_loopback(ip: std::net::IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }

@@ -1,4 +1,5 @@
-//! Checks the server certificate: its validity period, its private key, and that it is no CA certificate.
+//! Checks the TLS certificate of the daemon (`tls.cert`): its validity period, its private key, and
+//! that it is no CA certificate.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +14,7 @@ use crate::config::{Config, files};
 /// Remaining validity in seconds below which the check warns. Automatic renewal usually happens 30 days before the end.
 const EXPIRY_WARNING: i64 = 21 * 86_400;
 
-/// Checks `tls.cert` and `tls.key`. Returns `None` without them.
+/// Checks the files of `tls.cert` and `tls.key`. Returns `None` if these keys are not set.
 pub(crate) fn check(config: &Config) -> Option<Finding> {
     let (cert, key) = (config.tls.cert.as_deref()?, config.tls.key.as_deref()?);
     let now = SystemTime::now()

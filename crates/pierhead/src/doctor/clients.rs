@@ -1,4 +1,5 @@
-//! Checks the clients of this host: whether their configuration has pierhead as a mirror, and is in effect.
+//! Checks the container clients on this host, such as docker: whether their configuration has
+//! pierhead as a mirror, and is in effect.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,7 @@ pub(crate) async fn check(
     findings
 }
 
-/// The folders of a client's configuration. Rootless podman also reads that of its user.
+/// The folders of a client's configuration. Rootless podman also reads the folder of its user.
 fn config_root_of(client: Client, environment: &Environment, is_root: bool) -> ConfigRoot {
     match (&environment.user_config, &environment.user_state) {
         (Some(config), Some(state)) if client == Client::Podman && !is_root => {
@@ -76,7 +77,7 @@ fn setup_command(client: Client, root: &ConfigRoot) -> String {
 /// The address of this pierhead, to recognize it in the mirrors of a client.
 struct PierheadAddress {
     ports: Vec<u16>,
-    /// Whether its listeners use HTTPS.
+    /// Whether the client listeners of this pierhead use HTTPS.
     tls: bool,
     shown: String,
 }

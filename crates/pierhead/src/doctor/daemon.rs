@@ -25,7 +25,7 @@ const MIN_UPTIME_WITH_REQUESTS: u64 = 600;
 pub(crate) enum RunningDaemon {
     /// The admin listener is off.
     Off,
-    /// No process responds, or another program does.
+    /// No process responds on the admin address, or another program responds.
     Unreachable { admin: SocketAddr, why: String },
     /// The daemon runs.
     Reachable {
@@ -142,7 +142,7 @@ pub(crate) async fn query(admin: Option<SocketAddr>) -> RunningDaemon {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => RunningDaemon::Unreachable {
             admin,
-            // The finding itself says that nothing responds.
+            // The finding itself states that no daemon responds.
             why: if error.to_string().starts_with("nothing responds") {
                 String::new()
             } else {

@@ -197,9 +197,9 @@ impl DataSpace {
 }
 
 struct Speed {
-    /// Bytes per second, the final sync included.
+    /// Write rate in bytes per second, the final sync included.
     write: f64,
-    /// Bytes per second.
+    /// Read rate in bytes per second.
     read: f64,
     /// Time of a sync of 4 KiB.
     sync: Duration,

@@ -1,7 +1,7 @@
 //! `pierhead doctor`: checks configuration, host, upstreams and clients, and prints the fix for each problem.
 //!
-//! The checks run concurrently, each with its own time limit, so that the command ends in seconds even if a check hangs. It
-//! changes nothing.
+//! The checks run concurrently, each with its own time limit, so that the command ends in seconds
+//! even if a check hangs. The checks change no file.
 
 mod certificate;
 mod clients;
@@ -32,7 +32,7 @@ use report::{Finding, Level};
 /// Time limit of a group of checks. The checks inside have shorter limits.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs the command.
+/// Runs `pierhead doctor`.
 pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -114,7 +114,8 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     if config.admin != admin {
         running = daemon::query(config.admin).await;
     }
-    // The file alone lacks the flags of the daemon's command line.
+    // Checks the configuration that the running daemon prints. The file alone lacks the flags of
+    // the daemon's command line.
     if let Some(shown) = running.config().filter(|_| is_file_of_daemon) {
         let (data, machine) = (&environment.default_data, &environment.machine);
         match config::load_shown(shown, &config, &overrides, data, machine) {

@@ -12,7 +12,7 @@ use crate::clock_check;
 pub(crate) enum Level {
     /// No problem.
     Ok,
-    /// It works, but slowly, incompletely, or not for much longer.
+    /// pierhead works, but slowly, incompletely, or not for much longer.
     Warn,
     /// Pulls fail, or bypass pierhead.
     Fail,
@@ -28,7 +28,7 @@ pub(crate) struct Finding {
     /// A command to run or a key to set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
-    /// Whether the cause is a clock that is years off. It decides the exit code.
+    /// Whether the cause is a clock that is years off. Such a failure has an exit code of its own.
     #[serde(skip)]
     pub(crate) is_clock_error: bool,
 }

@@ -80,7 +80,8 @@ async fn check_upstream(client: &Client, name: &Registry) -> Vec<Finding> {
             findings.extend(skew(name, *date, SystemTime::now()));
         }
     }
-    // If another address works, clients are not affected.
+    // A failed address is a warning only if another address of this upstream works: clients then
+    // use the other address.
     if findings.iter().any(|finding| finding.level == Level::Ok) {
         for finding in &mut findings {
             if finding.about == about && finding.level == Level::Fail {

@@ -25,7 +25,8 @@ fn sentence(text: &str) -> String {
 /// Help, default and possible values of a flag, in full sentences.
 fn facts(argument: &clap::Arg) -> String {
     let help = plain(argument.get_long_help().or(argument.get_help()));
-    // A default that depends on the host stands in the help, in the form of clap's own defaults.
+    // The help text of a flag states a default that depends on the host, in the form of clap's own
+    // defaults.
     let (help, mut default) = match help.split_once(" [default: ") {
         Some((help, default)) => (help.to_owned(), default.trim_end_matches(']').to_owned()),
         None => (help, String::new()),

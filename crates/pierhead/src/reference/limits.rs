@@ -71,7 +71,7 @@ const SECTIONS: &[(&str, &str, &[&str])] = &[
         &["atomic-file/", "cache/", "host/", "pmem/"],
     ),
 ];
-/// Parts of a comment that mean a size in bytes.
+/// A limit whose doc comment contains one of these parts is a size in bytes.
 const OF_BYTES: &[&str] = &[
     "bytes of",
     "most bytes",
@@ -79,7 +79,7 @@ const OF_BYTES: &[&str] = &[
     "longest",
     "maximum size",
 ];
-/// Beginnings of a comment that mean a count.
+/// A limit whose doc comment begins with one of these words is a count, not a size in bytes.
 const OF_COUNT: &[&str] = &[
     "blobs",
     "entries",
@@ -94,7 +94,8 @@ const OF_COUNT: &[&str] = &[
 ];
 /// Ends of the names of sizes whose value is a single power of two.
 const SIZES: &[&str] = &["FILE", "LINE", "CONFIG", "SPECIAL"];
-/// Fewer limits than this mean that the test does not find the sources.
+/// Minimum number of limits in the sources. If the test finds fewer limits, it does not read all
+/// sources.
 const MIN_LIMITS: usize = 80;
 
 #[derive(Debug, PartialEq)]
@@ -236,7 +237,8 @@ fn is_limit(name: &str) -> bool {
         || SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// What is wrong with a comment that the page shows alone.
+/// The fault of a doc comment that is unclear on the page, which shows the comment without its
+/// code.
 fn comment_problem(help: &str) -> Option<&'static str> {
     let first = help.split([' ', ',']).next().unwrap_or_default();
     match () {

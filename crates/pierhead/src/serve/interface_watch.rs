@@ -151,7 +151,7 @@ pub(super) struct WatchedAddresses {
     listen: Vec<SocketAddr>,
     /// Each bound address, with the number of consecutive reads in which the interface did not have it.
     missed_reads: BTreeMap<SocketAddr, u32>,
-    /// Addresses that could not be bound. Each is logged once.
+    /// Addresses that could not be bound. pierhead logs each of them once.
     failed: BTreeSet<SocketAddr>,
     /// Whether the warning about [`MAX_ADDRESSES`] is logged.
     is_full: bool,

@@ -61,9 +61,9 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Comm
     Ok(())
 }
 
-/// Limits the allocator's arenas: 2, or a quarter of the cores, at most 4. By default, a burst of
-/// bundle planning on all threads left 2.4 times the memory of its peak with two arenas (755 and
-/// 354 MB resident on two cores).
+/// Limits the number of malloc arenas to 2, or to a quarter of the cores, at most 4. After a burst
+/// of bundle planning on all threads of two cores, 755 MB stayed resident with the default number
+/// of arenas, and 354 MB with two arenas.
 fn limit_arenas(machine: &Machine) {
     let quarter = u8::try_from(machine.cores.len() / 4).unwrap_or(u8::MAX);
     if !pierhead_allocator::limit_arenas(quarter.clamp(2, 4)) {

@@ -77,7 +77,8 @@ fn prepare(
     }
     let (file, overrides) = (args.config.as_deref(), args.overrides());
     let (data, machine) = (&environment.default_data, &environment.machine);
-    // The configuration that a restart would have, and the one that is possible without a restart.
+    // `after_restart` is the configuration that a restart would have. `new` is the configuration
+    // that is possible without a restart.
     let after_restart = config::load(file, &overrides, data, machine)?;
     let mut new = config::load_for_reload(old, file, &overrides, data, machine)?;
     keep_restart_keys(old, &after_restart, &mut new)?;

@@ -73,7 +73,8 @@ impl Service {
     }
 
     async fn shut_down(mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {
-        // First stops the listeners, so that the state that it then reports is true.
+        // Stops the listeners before it reports the state "stopping" to the service manager, so
+        // that the report is true.
         let _ = self.is_stopping.send(true);
         self.service_manager.notify(State::Stopping);
         let cache = self.state.cache;
@@ -82,7 +83,8 @@ impl Service {
             "shutting down: responses in progress have {} to finish; a second signal aborts them",
             humantime::format_duration(shutdown_grace)
         );
-        // The write-back of the tier gets the time that the responses leave.
+        // The write-back of the fast tier gets the rest of `limits.shutdown_grace` after the last
+        // response.
         let deadline = Instant::now() + shutdown_grace.max(CLOSE_TIMEOUT);
         let finished = async {
             self.listeners.wait_until_closed().await;
@@ -96,8 +98,9 @@ impl Service {
                 tracing::warn!("bundle jobs did not end in time; they resume at the next start");
             }
         }
-        // Runs even after a second signal, since little is pending. The time limit is for a disk that hangs: without this
-        // write, only the order of the last accesses is lost.
+        // Writes the catalog of the cache even after a second signal, since few bytes are pending.
+        // The time limit is for a disk that hangs: pierhead then loses only the order of the last
+        // accesses.
         if tokio::time::timeout(CLOSE_TIMEOUT, cache.close())
             .await
             .is_err()

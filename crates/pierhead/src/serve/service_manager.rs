@@ -1,7 +1,7 @@
 //! Reports the state of the daemon to systemd: one datagram per state change, as in sd_notify(3).
 //!
-//! The crate `sd-notify` 0.5 would replace about 40 lines. It reads the socket from the environment at each call, and its
-//! socket blocks when systemd does not read. This module does neither.
+//! The crate `sd-notify` 0.5 would replace about 40 lines of this module. But this crate reads the
+//! environment at each call, and its socket blocks when systemd does not read.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use crate::environment::NotifySettings;
 /// A state that pierhead reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The start takes up to this long from now on.
+    /// The start may take up to this duration from now on.
     Starting(Duration),
     /// pierhead serves clients.
     Ready,
@@ -42,14 +42,15 @@ impl State {
     }
 }
 
-/// The connection to the service manager. Without one, it does nothing.
+/// The connection to the service manager. Without a service manager, its functions do nothing.
 pub(crate) struct ServiceManager {
     socket: Option<UnixDatagram>,
     watchdog: Option<Duration>,
 }
 
 impl ServiceManager {
-    /// Connects to the socket of the settings. Logs a failure and continues: pierhead serves clients without systemd, too.
+    /// Connects to the socket that the service manager named. Logs a failure and continues:
+    /// pierhead serves clients without systemd, too.
     pub(crate) fn connect(settings: &NotifySettings) -> Self {
         let socket = settings.socket.as_deref().and_then(|name| {
             connect(name)

@@ -5,7 +5,8 @@ use std::io;
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// Signal handlers. While this exists, no signal is lost, and none of them kills the process.
+/// The signal handlers of the daemon. While this value exists, no signal is lost, and no handled
+/// signal kills the process.
 pub(super) struct Signals {
     interrupt: unix::Signal,
     terminate: unix::Signal,

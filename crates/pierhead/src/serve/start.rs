@@ -39,7 +39,8 @@ pub(super) async fn start(
     if let Some(warning) = interface_watch::management_link_warning(&config).await {
         tracing::warn!("{warning}");
     }
-    // May wait for the interface, so it runs before this process locks the data folder.
+    // `listen_addresses` may wait for the interface, so it runs before this process locks the data
+    // folder.
     let addresses = interface_watch::listen_addresses(&config, &service_manager).await?;
     let client = registry_client(&environment, &config).await?;
     let request_queue = Arc::<RequestQueue>::default();

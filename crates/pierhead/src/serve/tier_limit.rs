@@ -1,4 +1,5 @@
-//! The limit of the fast tier: as the operator set it, and lower under memory pressure.
+//! The limit of the bytes on the fast tier: the value that the operator set, and a lower value
+//! under memory pressure.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -31,7 +32,7 @@ pub(super) async fn follow_pressure(
     }
 }
 
-/// The limit of the fast tier. Clones share it.
+/// The limit of the fast tier. All clones share one limit.
 #[derive(Clone)]
 pub(crate) struct TierLimit {
     cache: Cache,
@@ -72,7 +73,7 @@ impl TierLimit {
         self.limit.lock().ceiling()
     }
 
-    /// Sets the ceiling, at most to the capacity of the medium.
+    /// Sets the ceiling (the limit without memory pressure), at most to the capacity of the medium.
     pub(crate) async fn set_ceiling(&self, ceiling: u64) {
         let ceiling = ceiling.min(self.max);
         self.change(|limit| limit.set_ceiling(ceiling)).await;

@@ -33,7 +33,7 @@ pub(crate) struct SetupArgs {
     /// Client to configure
     pub(crate) client: ClientArg,
 
-    /// Restore the files as they were before the setup
+    /// Undo the setup: restore the configuration files of the client as they were before
     #[arg(long)]
     pub(crate) undo: bool,
 
@@ -41,16 +41,17 @@ pub(crate) struct SetupArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Address of pierhead for this client [default: that of the pierhead on this host, else
+    /// Address of pierhead for this client [default: the address of the pierhead on this host, else
     /// http://127.0.0.1:5000]
     #[arg(long, value_name = "URL", conflicts_with = "undo")]
     pub(crate) address: Option<Address>,
 
-    /// File whose first line is the address of pierhead, such as one per host [default: none; see --address]
+    /// File whose first line is the address of pierhead, for an address that differs by host
+    /// [default: none; see --address]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["undo", "address"])]
     pub(crate) address_file: Option<PathBuf>,
 
-    /// Keep running, and undo the setup at SIGTERM or SIGINT; for a container that holds the setup
+    /// Keep running, and undo the setup at SIGTERM or SIGINT; for a container that sets up its host
     #[arg(long, requires = "yes", conflicts_with_all = ["undo", "dry_run"])]
     pub(crate) hold: bool,
 
@@ -83,7 +84,7 @@ pub(crate) struct SetupArgs {
     #[arg(long, conflicts_with_all = ["dry_run", "root"])]
     pub(crate) restart: bool,
 
-    /// Write without confirmation; needed without a terminal
+    /// Write without asking for confirmation; needed without a terminal
     #[arg(long, short)]
     pub(crate) yes: bool,
 

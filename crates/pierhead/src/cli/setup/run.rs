@@ -24,7 +24,7 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 const ADDRESS_FILE: &str = "--address-file";
 
-/// Runs the command.
+/// Runs `pierhead setup`.
 pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), CommandError> {
     let root = config_root(args, environment)?;
     let client = args.client.into();
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Com
     done.map_err(|error| with_fix(error).into())
 }
 
-/// Adds the fix for a missing permission.
+/// Adds the fix for a missing permission to an error.
 fn with_fix(error: anyhow::Error) -> anyhow::Error {
     let is_denied = error.chain().any(|cause| {
         let cause = cause.downcast_ref::<Error>();
@@ -77,7 +77,7 @@ fn config_root(args: &SetupArgs, environment: &Environment) -> Result<ConfigRoot
     }
 }
 
-/// Sets up, waits for SIGTERM or SIGINT, and undoes the setup.
+/// Sets up the client, waits for SIGTERM or SIGINT, and undoes the setup.
 fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -104,7 +104,8 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
             }
             Err(error) => Err(error),
         };
-        // Undoes after an error, too: a killed run may have left changes.
+        // Undoes the setup after an error, too: an earlier run that was killed may have left
+        // changes.
         let undone = undo(args, root);
         match (held, undone) {
             (Err(error), Err(of_undo)) => Err(error.context(format!(
@@ -115,7 +116,7 @@ fn hold(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     })
 }
 
-/// Reads the address in the first line of a file.
+/// Reads the address of pierhead in the first line of the file of `--address-file`.
 fn address_in(file: &Path) -> anyhow::Result<Address> {
     let line = files::first_line(file).map_err(|error| error.into_exit_error(ADDRESS_FILE))?;
     let address = line.reveal().trim().parse().map_err(|error| {
@@ -154,7 +155,8 @@ fn set_up(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     for note in setup.notes() {
         note!("note: {note}");
     }
-    // Warns before the confirmation. It is no error: while pierhead does not respond, clients pull from the registries.
+    // Warns before the confirmation if pierhead does not respond. This is no error, since clients
+    // then pull from the registries.
     if root.is_live()
         && let Err(why) = probe(&address)
     {
@@ -206,7 +208,7 @@ fn undo(args: &SetupArgs, root: &ConfigRoot) -> anyhow::Result<()> {
     Ok(undo.check_edited(outcome)?)
 }
 
-/// Locks the setup. A dry run takes no lock, since the lock needs a folder.
+/// Locks the setup. A dry run takes no lock, since taking the lock would create a folder.
 fn lock<'a>(args: &SetupArgs, root: &'a ConfigRoot) -> anyhow::Result<Option<Lock<'a>>> {
     let lock = (!args.dry_run).then(|| Lock::take(root));
     Ok(lock.transpose()?)
@@ -230,7 +232,7 @@ fn is_confirmed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     if args.yes {
         return Ok(true);
     }
-    // Without a terminal, no user can confirm the diff.
+    // Without a terminal, no user can confirm the changes.
     if !io::stdin().is_terminal() {
         return Err(ExitError::new(
             ExitReason::Usage,
@@ -248,7 +250,7 @@ fn is_confirmed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     Ok(yes)
 }
 
-/// Reloads the client with `--restart`, else prints the command for it.
+/// With `--restart`, reloads or restarts the client; otherwise prints the command that does so.
 fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Result<()> {
     let Some(reload) = Reload::after(args.client.into(), root, changes) else {
         return Ok(());
@@ -271,7 +273,7 @@ fn reload(args: &SetupArgs, root: &ConfigRoot, changes: &[Change]) -> anyhow::Re
     Ok(())
 }
 
-/// The address of the pierhead on this host, if it runs.
+/// The address of the pierhead on this host; `None` if no pierhead runs here.
 fn address_of_daemon(args: &SetupArgs) -> Option<Address> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -91,7 +91,7 @@ pub(crate) struct PullArgs {
     #[arg(long, value_name = "HOW", default_value = "reflink", requires = "form")]
     pub(crate) link: Link,
 
-    /// Platform of a multi-platform image, such as linux/arm64 [default: that of this host]
+    /// Platform of a multi-platform image, such as linux/arm64 [default: the platform of this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
@@ -162,11 +162,11 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "URL", value_parser = Url::parse, required_unless_present = "output")]
     pub(crate) via: Option<Url>,
 
-    /// Root folder of the container [default: with --pid, that of the process]
+    /// Root folder of the container [default: with --pid, the root folder of that process]
     #[arg(long, value_name = "DIR", required_unless_present_any = ["pid", "send"])]
     pub(crate) root: Option<PathBuf>,
 
-    /// Record the files that a running process opens
+    /// ID of a running process: record the files that this process opens
     #[arg(long, value_name = "PID", conflicts_with_all = ["command", "send"], required_unless_present_any = ["command", "send"])]
     pub(crate) pid: Option<u32>,
 
@@ -174,15 +174,16 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: Option<u64>,
 
-    /// File to which the order is written (- for standard output) [default: none]
+    /// File for the recorded order of opened files (- for standard output) [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
-    /// File with a recorded order to send, without recording [default: none]
+    /// File with an order that was recorded before: send this order and record nothing [default:
+    /// none]
     #[arg(long, value_name = "FILE", requires = "via", conflicts_with_all = ["root", "output", "command"])]
     pub(crate) send: Option<PathBuf>,
 
-    /// Platform of a multi-platform image, such as linux/arm64 [default: that of this host]
+    /// Platform of a multi-platform image, such as linux/arm64 [default: the platform of this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 
@@ -216,18 +217,18 @@ pub(crate) struct InspectArgs {
     pub(crate) source: SourceArgs,
 }
 
-/// The source of images for `inspect` and `diff`.
+/// Flags of `inspect` and `diff` that name the source of the images.
 #[derive(Args)]
 pub(crate) struct SourceArgs {
     /// Address of pierhead, such as `http://pierhead.example:5000`
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Option<Url>,
 
-    /// Store of `pierhead pull` that has the image
+    /// Folder of the store of `pierhead pull` that has the image
     #[arg(long, value_name = "DIR", required_unless_present = "via")]
     pub(crate) from: Option<PathBuf>,
 
-    /// Platform of a multi-platform image, such as linux/arm64 [default: that of this host]
+    /// Platform of a multi-platform image, such as linux/arm64 [default: the platform of this host]
     #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
     pub(crate) platform: Option<Platform>,
 

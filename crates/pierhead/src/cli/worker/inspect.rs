@@ -1,4 +1,5 @@
-//! `pierhead inspect` and `pierhead diff`: turn flags into options of the worker, and print its report.
+//! `pierhead inspect` and `pierhead diff`: turn flags into options of the crate `pierhead-worker`,
+//! and print its report.
 
 use std::io::{self, Write as _};
 
@@ -104,7 +105,7 @@ fn print_image(report: &InspectReport, json: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The lines above the files of a start order.
+/// The lines that `pierhead inspect` prints above the list of files in start order.
 fn start_order_lines(order: &StartOrder) -> String {
     let source = match &order.source {
         OrderSource::Trace { image, clients } => {

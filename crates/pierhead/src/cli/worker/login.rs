@@ -75,7 +75,7 @@ fn password(file: &Path) -> Result<Zeroizing<String>, String> {
     }
 }
 
-/// Whether a password is safe on this connection: it uses TLS, or stays on this host.
+/// Whether a password is safe on this connection: the connection uses TLS, or stays on this host.
 fn is_safe(url: &Url) -> bool {
     let address = url.host.parse::<IpAddr>();
     let local = address.map_or(url.host == "localhost", |it| {

@@ -1,4 +1,4 @@
-//! `pierhead pull`: turns flags into options of the worker, and prints its report.
+//! `pierhead pull`: turns flags into options of the crate `pierhead-worker`, and prints its report.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -21,7 +21,7 @@ use crate::environment::Environment;
 use crate::exit_code::CommandError;
 use crate::verbosity;
 
-/// Runs the command.
+/// Runs `pierhead pull`.
 pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), CommandError> {
     let output = output(args)?;
     let server = server(&args.via, &args.login, environment)?;
@@ -98,7 +98,8 @@ fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), CommandEr
     Ok((usable, warnings))
 }
 
-/// The target of the export. Checks it before the pull, so that a wrong target fails early.
+/// Returns the target of the export (`--as`, `--output`). Checks the target before the pull, so
+/// that a wrong target fails early.
 fn output(args: &PullArgs) -> Result<Option<PathBuf>, CommandError> {
     let Some(form) = args.form else {
         return Ok(None);

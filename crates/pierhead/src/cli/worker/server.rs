@@ -9,7 +9,7 @@ use crate::crate_configs;
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 
-/// The server of `--via`, with TLS settings and credentials. Does not connect yet.
+/// Returns the server of `--via`, with TLS settings and credentials. Opens no connection.
 pub(super) fn server(
     via: &Url,
     args: &LoginArgs,
@@ -22,7 +22,7 @@ pub(super) fn server(
     Ok(Server::new(via.clone(), tls, login))
 }
 
-/// The platform of `--platform`, or that of this host.
+/// The platform of `--platform`, or the platform of this host.
 pub(super) fn platform(named: Option<&Platform>) -> Platform {
     named.cloned().unwrap_or_else(|| {
         let architecture = match std::env::consts::ARCH {

@@ -1,4 +1,5 @@
-//! `pierhead trace`: turns flags into options of the worker, sends the recorded order, and prints the result.
+//! `pierhead trace`: records the order in which a container start opens files, sends it to the
+//! server, and prints the result. The crate `pierhead-worker` does the work.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -17,7 +18,7 @@ use super::server::{platform, server};
 use crate::environment::Environment;
 use crate::exit_code::CommandError;
 
-/// Runs the command.
+/// Runs `pierhead trace`.
 pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), CommandError> {
     let progress = TerminalProgress::notes_only();
     // A wrong URL, CA or password fails before the command starts.
@@ -82,18 +83,19 @@ fn record(args: &TraceArgs, progress: &TerminalProgress) -> Result<Recording, Co
     Ok(recording)
 }
 
-/// A pipe that becomes readable at Ctrl-C or SIGTERM.
+/// Returns the reading end of a pipe that becomes readable at Ctrl-C or SIGTERM.
 fn interrupt_pipe() -> io::Result<OwnedFd> {
     let (reader, mut writer) = io::pipe()?;
     interrupt::at_interrupt(move || {
         let _ = writer.write_all(b"x");
-        // A closed pipe is readable too. The writer stays open until the process ends.
+        // A pipe whose writing end is closed is readable, too. So the writing end stays open until
+        // the process ends.
         std::mem::forget(writer);
     });
     Ok(reader.into())
 }
 
-/// Writes an order to a file, or to standard output for `-`.
+/// Writes the recorded order to a file, or to standard output for `-`.
 fn write(paths: &[Vec<u8>], to: &Path) -> Result<(), Error> {
     let written = match to == Path::new("-") {
         true => trace::write_paths(paths, &mut io::stdout().lock()),

@@ -9,17 +9,17 @@ use crate::config::value::Value;
 
 /// One key of a `T`, which is the whole configuration or one upstream.
 pub(crate) struct Key<T> {
-    /// Name of its table; empty at the top level.
+    /// Name of the table of the key; empty at the top level.
     pub(crate) section: &'static str,
     pub(crate) name: &'static str,
-    /// Its meaning, and when an operator changes it.
+    /// The meaning of the key, and when an operator changes its value.
     pub(crate) help: &'static str,
     pub(crate) kind: Kind,
     /// A TOML literal, which `config show` prints behind `#` if the key is not set.
     pub(crate) example: &'static str,
     pub(crate) reload: Reload<T>,
     pub(crate) set: fn(&mut T, &Value<'_>) -> Result<(), String>,
-    /// A TOML literal; `None` when unset.
+    /// Returns the value as a TOML literal; `None` if the key is not set.
     pub(crate) show: fn(&T) -> Option<String>,
 }
 

@@ -37,7 +37,7 @@ pub(crate) enum Kind {
         min: Duration,
         max: Duration,
     },
-    /// One of these names. `noun` is their kind, for error messages.
+    /// One of these names. `noun` is the kind of these names, for error messages.
     Choice {
         noun: &'static str,
         names: fn() -> Vec<&'static str>,

@@ -20,15 +20,17 @@ pub(super) struct LogFile {
     locked: Option<LockedFile>,
 }
 
-/// An open file. The lock on it lasts until it is closed.
+/// An open file of the request log. The process holds the lock on the file until it closes the
+/// file.
 struct LockedFile {
     file: File,
-    /// Its length after the last write of this process.
+    /// Length of the file after the last write of this process.
     len: u64,
 }
 
 impl LogFile {
-    /// A log in `path` and `path.1`, of at most `max_bytes` each. Opens nothing yet.
+    /// A request log in the files `path` and `path.1`, of at most `max_bytes` each. Opens no file
+    /// yet.
     pub(super) fn new(path: &Path, max_bytes: u64) -> Self {
         let mut rotated = path.as_os_str().to_owned();
         rotated.push(".1");
@@ -76,7 +78,7 @@ impl LogFile {
         };
         if locked.len.saturating_add(len) > self.max_bytes {
             match fs::rename(&self.path, &self.rotated) {
-                // Another process has just renamed it.
+                // Another process has just renamed the file.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 renamed => renamed?,
             }
